@@ -1,0 +1,66 @@
+"""Distributed PyTorch that feels like a notebook cell: the public names, loaded when they are first used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Where each public name lives. Importing this package imports none of them: torch comes with the first that needs it.
+_HOMES: dict[str, str] = {
+    "notebook_launcher": "accelerate_nb.notebook.functions",
+    "debug_launcher": "accelerate_nb.notebook.functions",
+    "launch": "accelerate_nb.notebook.functions",
+    "Run": "accelerate_nb.launch.run",
+    "load_ipython_extension": "accelerate_nb.notebook.extension",
+    "unload_ipython_extension": "accelerate_nb.notebook.extension",
+    "Accelerator": "accelerate_nb.runtime.accelerator",
+    "PartialState": "accelerate_nb.runtime.process",
+    "skip_first_batches": "accelerate_nb.runtime.data.skipping",
+    "AccelerateNbError": "accelerate_nb.errors",
+    "ConfigurationError": "accelerate_nb.errors",
+    "LaunchError": "accelerate_nb.errors",
+    "PayloadError": "accelerate_nb.errors",
+    "WorkerError": "accelerate_nb.errors",
+    "HangError": "accelerate_nb.errors",
+}
+
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - the names of one table, said once
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
+
+
+if TYPE_CHECKING:
+    from accelerate_nb.errors import (
+        AccelerateNbError as AccelerateNbError,
+        ConfigurationError as ConfigurationError,
+        HangError as HangError,
+        LaunchError as LaunchError,
+        PayloadError as PayloadError,
+        WorkerError as WorkerError,
+    )
+    from accelerate_nb.launch.run import Run as Run
+    from accelerate_nb.notebook.extension import (
+        load_ipython_extension as load_ipython_extension,
+        unload_ipython_extension as unload_ipython_extension,
+    )
+    from accelerate_nb.notebook.functions import (
+        debug_launcher as debug_launcher,
+        launch as launch,
+        notebook_launcher as notebook_launcher,
+    )
+    from accelerate_nb.runtime.accelerator import Accelerator as Accelerator
+    from accelerate_nb.runtime.data.skipping import skip_first_batches as skip_first_batches
+    from accelerate_nb.runtime.process import PartialState as PartialState

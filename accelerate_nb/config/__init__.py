@@ -1,0 +1,1 @@
+"""The wish: what a run should be, said once."""

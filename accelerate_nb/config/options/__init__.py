@@ -1,0 +1,1 @@
+"""Options of single strategies, twins of `runtime/strategies/`."""

@@ -1,0 +1,1 @@
+"""What hardware is here, found without waking a driver."""

@@ -1,0 +1,66 @@
+"""Every exception that this package raises on purpose, as one tree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from accelerate_nb.events.model import Failure
+
+
+class AccelerateNbError(Exception):
+    """The root: `except AccelerateNbError` catches whatever this package raises on purpose."""
+
+
+class ConfigurationError(AccelerateNbError, ValueError):
+    """A setting was given a value that it can't have."""
+
+
+class NotYetError(AccelerateNbError, NotImplementedError):
+    """Something that Accelerate offers was asked for and is not offered here yet."""
+
+
+class MissingExtraError(AccelerateNbError, ImportError):
+    """An optional package is needed and is not installed."""
+
+
+class StateError(AccelerateNbError, RuntimeError):
+    """An object of the runtime was used before, or after, the time at which it can be used."""
+
+
+class OperationError(AccelerateNbError, RuntimeError):
+    """A collective operation was called with values that don't fit together."""
+
+
+class CheckpointError(AccelerateNbError, RuntimeError):
+    """A checkpoint could not be written, found or read."""
+
+
+class LaunchError(AccelerateNbError, RuntimeError):
+    """The workers could not be started as they were asked for."""
+
+
+class PayloadError(LaunchError, TypeError):
+    """The function, or something that it captures, can't travel to another process."""
+
+
+class WorkerError(AccelerateNbError, RuntimeError):
+    """
+    A worker failed.
+
+    `rank` is the rank whose failure came first as a cause, `failures` holds one `Failure` for every rank that failed, in
+    the order of their ranks, and `folder` is the run's folder. Where the worker raised an exception, the error raised in
+    the notebook is an instance of that exception's class as well, so `except KeyError` catches it.
+    """
+
+    rank: int = -1
+    failures: tuple[Failure, ...] = ()
+    folder: str | None = None
+    message: str = ""
+
+    def __str__(self) -> str:
+        return self.message or super().__str__()
+
+
+class HangError(WorkerError, TimeoutError):
+    """The run took longer than its `timeout`; the message holds every rank's stack."""

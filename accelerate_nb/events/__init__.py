@@ -1,0 +1,1 @@
+"""What happened: events, how they travel and what they add up to."""

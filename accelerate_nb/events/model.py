@@ -1,0 +1,122 @@
+"""What can happen in a run: one frozen class for each kind of event, and its line of JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, TypeAlias
+
+from accelerate_nb.errors import ConfigurationError
+
+Stream: TypeAlias = Literal["stdout", "stderr"]
+State: TypeAlias = Literal["starting", "running", "finished", "failed", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A rank wrote a line; `open` says that it has not ended yet (a progress bar) and the next one replaces it."""
+
+    rank: int
+    stream: Stream
+    text: str
+    time: float
+    open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A rank logged a number under a name; `step` is the caller's own count."""
+
+    rank: int
+    name: str
+    value: float
+    step: int | None
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A rank has done `done` of `total` units of something."""
+
+    rank: int
+    label: str
+    done: float
+    total: float | None
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """A rank showed something rich: a MIME bundle, as IPython's `display` makes it."""
+
+    rank: int
+    data: dict[str, Any]
+    metadata: dict[str, Any]
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSample:
+    """How busy a device is: `utilisation` in percent, memory in bytes."""
+
+    rank: int
+    device: str
+    utilisation: float | None
+    memory_used: int | None
+    memory_total: int | None
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """A rank, or with `rank=None` the whole run, came into a state; `detail` is for people."""
+
+    rank: int | None
+    state: State
+    time: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """
+    A rank failed.
+
+    `type` and `message` are those of its exception, `traceback` the text that a person should read; a process that died
+    without one has an `exit_code` (negative: the signal that ended it, as in `subprocess`) and `last_lines`, what it wrote last.
+    `lost_connection` says that the rank only noticed that another one had gone, `ended_by_us` that it was ended because of another.
+    """
+
+    rank: int
+    type: str
+    message: str
+    traceback: str
+    time: float
+    exit_code: int | None = None
+    last_lines: tuple[str, ...] = ()
+    lost_connection: bool = False
+    ended_by_us: bool = False
+
+
+Event: TypeAlias = LogLine | Metric | Progress | Display | DeviceSample | StateChange | Failure
+
+KINDS: dict[str, type[Event]] = {
+    kind.__name__: kind for kind in (LogLine, Metric, Progress, Display, DeviceSample, StateChange, Failure)
+}
+
+
+def to_line(event: Event) -> bytes:
+    """An event as one line of JSON, with its newline."""
+    return json.dumps({"event": type(event).__name__, **asdict(event)}, default=str).encode() + b"\n"
+
+
+def from_line(line: bytes | str) -> Event:
+    """The event that `to_line` wrote; `ConfigurationError` names a kind that is not known here."""
+    said: dict[str, Any] = json.loads(line)
+    name = said.pop("event", None)
+    kind = KINDS.get(name)
+    if kind is None:
+        raise ConfigurationError(f"A line holds an event of the kind {name!r}; known kinds are {', '.join(KINDS)}.")
+    known = {field.name for field in fields(kind)}
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in said.items() if key in known}
+    return kind(**values)

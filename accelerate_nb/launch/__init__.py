@@ -1,0 +1,1 @@
+"""The kernel side: how workers come to be."""

@@ -1,0 +1,1 @@
+"""The ways to place workers."""

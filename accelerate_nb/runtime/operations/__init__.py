@@ -1,0 +1,1 @@
+"""Operations on nested tensors, within and between processes."""

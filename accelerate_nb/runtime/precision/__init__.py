@@ -1,0 +1,1 @@
+"""Which numbers a step computes with."""

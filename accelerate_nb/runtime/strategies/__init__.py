@@ -1,0 +1,1 @@
+"""How a step is spread over processes."""
