@@ -118,5 +118,7 @@ def from_line(line: bytes | str) -> Event:
     if kind is None:
         raise ConfigurationError(f"A line holds an event of the kind {name!r}; known kinds are {', '.join(KINDS)}.")
     known = {field.name for field in fields(kind)}
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in said.items() if key in known}
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in said.items() if key in known
+    }
     return kind(**values)
