@@ -1,0 +1,104 @@
+"""The world that this process has joined."""
+
+from __future__ import annotations
+
+import os
+from contextvars import ContextVar
+from typing import Any
+
+import torch.distributed as dist
+
+from accelerate_nb.runtime.world import CONTRACT, Meeting, World
+
+
+class _Held:
+    """What one process holds; one object shared by all threads, since a ContextVar's value is not inherited by them."""
+
+    world: World | None = None
+    made_group: bool = False
+    store: dist.Store | None = None
+    joins: int = 0
+    pid: int = 0
+    contract: tuple[str | None, ...] = ()
+
+    def __init__(self) -> None:
+        self.shared: dict[str, dict[str, Any]] = {}
+
+
+_held: ContextVar[_Held] = ContextVar("accelerate_nb_world", default=_Held())  # noqa: B039 - shared on purpose
+
+
+def current_world(meeting: Meeting | None = None) -> World:
+    """This process's world; it is joined, in the way that `meeting` says, when nobody has done so yet."""
+    held = _held.get()
+    if held.world is None or _outlived(held):
+        _leave_behind(held)
+        held.world = _join(held, meeting or Meeting())
+    return held.world
+
+
+def is_joined() -> bool:
+    """Whether this process has a world already; asking does not join one."""
+    held = _held.get()
+    return held.world is not None and not _outlived(held)
+
+
+def forget() -> None:
+    """Leave the world, so that the next one who asks joins anew; a process group that was made here ends here."""
+    held = _held.get()
+    if held.made_group and held.pid == os.getpid() and dist.is_initialized():
+        dist.destroy_process_group()
+    _leave_behind(held)
+
+
+def shared(name: str) -> dict[str, Any]:
+    """The attributes that all instances of Hugging Face's state class `name` share; empty until the first is made."""
+    held = _held.get()
+    if held.world is not None and _outlived(held):
+        _leave_behind(held)
+    return held.shared.setdefault(name, {})
+
+
+def _outlived(held: _Held) -> bool:
+    """Whether the held world is another life's: inherited by a launched worker, or its process group is gone."""
+    assert held.world is not None
+    if held.pid != os.getpid():
+        # A forked worker was given a place of its own; a data loader's child was not, and shares its parent's world.
+        return held.contract != _contract()
+    return held.world.backend is not None and not dist.is_initialized()
+
+
+def _leave_behind(held: _Held) -> None:
+    held.world = None
+    held.made_group = False
+    for attributes in held.shared.values():
+        attributes.clear()  # instances share the dictionary itself, so it is emptied, not replaced
+
+
+def _join(held: _Held, meeting: Meeting) -> World:
+    if held.pid != os.getpid():
+        held.store, held.joins = None, 0
+    existed = dist.is_available() and dist.is_initialized()
+    world = meeting.join(os.environ, None if existed else _next_store(held, meeting))
+    held.made_group = world.backend is not None and not existed
+    held.pid, held.contract = os.getpid(), _contract()
+    return world
+
+
+def _next_store(held: _Held, meeting: Meeting) -> dist.Store | None:
+    """
+    A store for the next group of this process.
+
+    Every group of a process meets under a name of its own in one store that stays open: a second group that met under the
+    first one's name would read the addresses of connections that are closed.
+    """
+    if int(os.environ.get("WORLD_SIZE") or 1) == 1:
+        return None
+    if held.store is None:
+        held.store = meeting.rendezvous()
+    held.joins += 1
+    return dist.PrefixStore(f"accelerate_nb/{held.joins}", held.store)
+
+
+def _contract() -> tuple[str | None, ...]:
+    return tuple(os.environ.get(name) for name in CONTRACT)
