@@ -1,0 +1,78 @@
+# The commands of this project. `make` alone lists them.
+#
+# They need Python 3.10 or newer with its venv module, and make. Everything else goes into the virtual environment $(VENV),
+# which is made once, and again whenever pyproject.toml changes.
+
+PYTHON ?= python3
+VENV ?= .venv
+
+# torch is installed first, by itself, and from PyTorch's index of CPU builds beside the usual one: the tests need no GPU, and a
+# CUDA build would bring gigabytes along. `make TORCH=` leaves torch to pip (take that on a machine with GPUs); another version
+# is asked for with TORCH="torch==2.9.1".
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+BUILD := build/notebooks
+BIN := $(VENV)/bin
+# progress bars off, what is being collected and installed on
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint bench clean
+
+help: ## list the commands
+	@echo "make demo    execute notebooks/01_first_run.ipynb on two processes, and say where the result is"
+	@echo "make test    check the code (ruff, mypy) and run every test, slow ones too"
+	@echo "make lint    check the code only"
+	@echo "make bench   measure the speeds that README.md gives"
+	@echo "make clean   remove the virtual environment and what was built"
+	@echo
+	@echo "Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  TORCH=$(TORCH)  TORCH_INDEX=$(TORCH_INDEX)"
+
+demo: $(VENV)/.demo
+	@mkdir -p $(BUILD)
+	@echo "== executing notebooks/01_first_run.ipynb on two processes"
+	$(BIN)/python -m nbconvert --to notebook --execute notebooks/01_first_run.ipynb --output-dir $(BUILD) --log-level WARN
+	$(BIN)/python -m nbconvert --to html $(BUILD)/01_first_run.ipynb --output-dir $(BUILD) --log-level WARN
+	@echo
+	@echo "The executed notebook:  $(CURDIR)/$(BUILD)/01_first_run.ipynb"
+	@echo "The same as a page:     $(CURDIR)/$(BUILD)/01_first_run.html"
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.test
+	$(BIN)/python -m pytest tests/bench -m bench
+
+clean: ## only what the commands above made
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache
+
+# One stamp for each extra: newer than pyproject.toml means installed.
+$(VENV)/.demo $(VENV)/.test: $(VENV)/.%: $(VENV)/.torch pyproject.toml
+	@echo "== installing this package with its extra '$*'"
+	$(PIP) --editable '.[$*]'
+	@touch $@
+
+# pip prefers 2.13.0+cpu to 2.13.0, so the index of CPU builds wins where it can be reached; where it can not, a GPU build is refused
+# before any of it is fetched.
+$(VENV)/.torch: $(VENV)/.made
+ifneq ($(strip $(TORCH)),)
+	@echo "== installing $(TORCH), a build for the CPU"
+	@$(BIN)/python .ci/install_cpu_torch.py '$(TORCH)' '$(TORCH_INDEX)'
+endif
+	@touch $@
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "Python 3.10 or newer is needed, and $(PYTHON) is not: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) has no venv module. On Debian and Ubuntu: sudo apt install python3-venv" >&2; exit 1; }
+	@echo "== making the virtual environment $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
