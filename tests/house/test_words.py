@@ -1,0 +1,70 @@
+"""What the project's texts say: links lead somewhere, and the project speaks of itself alone."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.house.reading import ROOT
+
+PAGES = [
+    page for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/*.ipynb")] if page.exists()
+]
+LINK = re.compile(r"!?\[[^\]\[]*\]\(([^()\s]+)\)")
+# Spelled in two halves, so that this file does not find itself.
+OUTSIDE = re.compile(
+    "|".join([r"(?<![\w.])/wo" + r"rk/", r"\biss" + r"ue \d", r"\biss" + r"ues? #\d", r"/tmp/com" + r"mon"])
+)
+
+
+def links(page: Path) -> list[str]:
+    """The targets of a page's links, without those of code blocks."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return [target for target in LINK.findall(text) if not re.match(r"[a-z]+:", target)]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that a page's headings make, spelled as GitHub does."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    titles = re.findall(r"^#+ +(.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def dead(page: Path, target: str) -> bool:
+    """Whether a link of a page leads nowhere."""
+    path, _, anchor = target.partition("#")
+    aim = page if not path else page.parent / path
+    return not aim.exists() or bool(anchor and aim.suffix == ".md" and anchor not in anchors(aim))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_link_is_dead(page: Path) -> None:
+    assert [target for target in links(page) if dead(page, target)] == []
+
+
+def test_the_check_sees_dead_links(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A *title*, here\n[a](page.md#a-title-here) [b](#nowhere) [c](missing.md) [d](https://example.org)"
+    )
+    assert [target for target in links(page) if dead(page, target)] == ["#nowhere", "missing.md"]
+
+
+def tracked() -> list[Path]:
+    """Every file of the repository that is text."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout: an unpacked archive has no list of its files")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_the_project_speaks_of_itself_alone() -> None:
+    found = []
+    for path in tracked():
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            if match := OUTSIDE.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {match.group()!r}")
+    assert found == []
