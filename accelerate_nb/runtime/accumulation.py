@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from accelerate_nb.runtime.current import shared
+from accelerate_nb.runtime.current import Shared
 
 if TYPE_CHECKING:
-    from accelerate_nb.runtime.settings import GradientAccumulationPlugin
-
-
-class _Shared:
-    """The dictionary that all instances of a class share, as Hugging Face's `_shared_state` offers it."""
-
-    def __get__(self, instance: object, owner: type) -> dict[str, Any]:
-        return shared(owner.__name__)
+    from accelerate_nb.runtime.handlers import GradientAccumulationPlugin
 
 
 class GradientState:
@@ -25,7 +18,7 @@ class GradientState:
     ends in whatever way; the innermost one is `active_dataloader`.
     """
 
-    _shared_state = _Shared()
+    _shared_state = Shared()
 
     sync_gradients: bool
     plugin_kwargs: dict[str, Any]

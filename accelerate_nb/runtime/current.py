@@ -25,6 +25,16 @@ class _Held:
         self.shared: dict[str, dict[str, Any]] = {}
 
 
+class Shared:
+    """A class attribute that is the dictionary which all instances of its class share (Hugging Face's `_shared_state`)."""
+
+    def __get__(self, instance: object, owner: type) -> dict[str, Any]:
+        held = _held.get()
+        if held.world is not None and _outlived(held):
+            _leave_behind(held)
+        return held.shared.setdefault(owner.__name__, {})
+
+
 _held: ContextVar[_Held] = ContextVar("accelerate_nb_world", default=_Held())  # noqa: B039 - shared on purpose
 
 
@@ -48,15 +58,13 @@ def forget() -> None:
     held = _held.get()
     if held.made_group and held.pid == os.getpid() and dist.is_initialized():
         dist.destroy_process_group()
+    held.made_group = False
     _leave_behind(held)
 
 
-def shared(name: str) -> dict[str, Any]:
-    """The attributes that all instances of Hugging Face's state class `name` share; empty until the first is made."""
-    held = _held.get()
-    if held.world is not None and _outlived(held):
-        _leave_behind(held)
-    return held.shared.setdefault(name, {})
+def look_again() -> None:
+    """Forget what was found out, but keep the process group: the next one who asks finds its place in it."""
+    _held.get().world = None
 
 
 def _outlived(held: _Held) -> bool:
@@ -70,17 +78,15 @@ def _outlived(held: _Held) -> bool:
 
 def _leave_behind(held: _Held) -> None:
     held.world = None
-    held.made_group = False
-    for attributes in held.shared.values():
-        attributes.clear()  # instances share the dictionary itself, so it is emptied, not replaced
+    held.shared = {}  # who made an object in the former world keeps what it knew
 
 
 def _join(held: _Held, meeting: Meeting) -> World:
     if held.pid != os.getpid():
-        held.store, held.joins = None, 0
+        held.store, held.joins, held.made_group = None, 0, False
     existed = dist.is_available() and dist.is_initialized()
     world = meeting.join(os.environ, None if existed else _next_store(held, meeting))
-    held.made_group = world.backend is not None and not existed
+    held.made_group = world.backend is not None and (held.made_group or not existed)
     held.pid, held.contract = os.getpid(), _contract()
     return world
 

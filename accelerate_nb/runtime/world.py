@@ -62,7 +62,7 @@ class Place:
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Place:
-        """This process's place: that of an existing process group, else of torchrun's variables, else the only process."""
+        """The process's place: that of an existing process group, else of torchrun's variables, else the only process."""
         if dist.is_available() and dist.is_initialized():
             rank, size = dist.get_rank(), dist.get_world_size()
         else:
@@ -110,7 +110,7 @@ class Meeting:
 
     def rendezvous(self) -> dist.Store:
         """The store over which the processes meet, from the environment or from `init_method`."""
-        timeout = {} if self.timeout is None else {"timeout": self.timeout}
+        timeout: dict[str, Any] = {} if self.timeout is None else {"timeout": self.timeout}
         store, _, _ = next(iter(dist.rendezvous(self.init_method or "env://", **timeout)))
         assert isinstance(store, dist.Store)
         return store

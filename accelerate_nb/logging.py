@@ -1,0 +1,3 @@
+"""The door `accelerate.logging`: loggers that know their process under Hugging Face's module name."""
+
+from accelerate_nb.runtime.logging import MultiProcessAdapter as MultiProcessAdapter, get_logger as get_logger

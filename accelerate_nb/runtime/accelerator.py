@@ -1,0 +1,708 @@
+"""The `Accelerator`: it keeps what was prepared, and passes each verb on to the room that answers it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
+
+from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
+from accelerate_nb.events.emit import emit
+from accelerate_nb.events.model import Metric
+from accelerate_nb.runtime import current
+from accelerate_nb.runtime.accumulation import GradientState
+from accelerate_nb.runtime.bundle import Bundle, add, is_prepared
+from accelerate_nb.runtime.checkpoints.folders import folder_to_read, folder_to_write, prune
+from accelerate_nb.runtime.checkpoints.state import Checkpoint
+from accelerate_nb.runtime.checkpoints.weights import save_model_files
+from accelerate_nb.runtime.data.loading import prepare_data_loader
+from accelerate_nb.runtime.data.skipping import skip_first_batches
+from accelerate_nb.runtime.environment import Asked
+from accelerate_nb.runtime.handlers import (
+    AutocastKwargs,
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    KwargsHandler,
+    ProjectConfiguration,
+)
+from accelerate_nb.runtime.kinds import DistributedType, PrecisionType, RNGType, named
+from accelerate_nb.runtime.memory import release_memory
+from accelerate_nb.runtime.metrics import gather_for_metrics
+from accelerate_nb.runtime.operations import collective, padding
+from accelerate_nb.runtime.optimizer import AcceleratedOptimizer
+from accelerate_nb.runtime.precision.choosing import choose_precision, precision_name
+from accelerate_nb.runtime.process import AcceleratorState, Process, join
+from accelerate_nb.runtime.saving import save
+from accelerate_nb.runtime.scheduler import AcceleratedScheduler
+from accelerate_nb.runtime.strategies.choosing import choose_strategy
+from accelerate_nb.runtime.world import World
+
+T = TypeVar("T")
+H = TypeVar("H", bound=KwargsHandler)
+
+_HANDLERS = (AutocastKwargs, DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs)
+
+
+class Accelerator(Process):
+    """
+    What turns a training loop for one process into one for many: same calls, same numbers.
+
+    >>> accelerator = Accelerator()
+    >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)  # doctest: +SKIP
+    >>> accelerator.backward(loss)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        device_placement: bool = True,
+        split_batches: bool | None = None,
+        mixed_precision: PrecisionType | str | None = None,
+        gradient_accumulation_steps: int = 1,
+        cpu: bool = False,
+        dataloader_config: DataLoaderConfiguration | None = None,
+        deepspeed_plugin: Any = None,
+        fsdp_plugin: Any = None,
+        torch_tp_plugin: Any = None,
+        megatron_lm_plugin: Any = None,
+        rng_types: list[str | RNGType] | None = None,
+        log_with: Any = None,
+        project_dir: str | os.PathLike[str] | None = None,
+        project_config: ProjectConfiguration | None = None,
+        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        step_scheduler_with_optimizer: bool = True,
+        kwargs_handlers: list[KwargsHandler] | None = None,
+        dynamo_backend: Any = None,
+        dynamo_plugin: Any = None,
+        deepspeed_plugins: Any = None,
+        parallelism_config: Any = None,
+    ) -> None:
+        _refuse_what_is_not_here_yet(
+            deepspeed_plugin=deepspeed_plugin,
+            deepspeed_plugins=deepspeed_plugins,
+            fsdp_plugin=fsdp_plugin,
+            torch_tp_plugin=torch_tp_plugin,
+            megatron_lm_plugin=megatron_lm_plugin,
+            log_with=log_with,
+            dynamo_backend=None if named(dynamo_backend).lower() == "no" else dynamo_backend,
+            dynamo_plugin=dynamo_plugin,
+            parallelism_config=parallelism_config,
+        )
+        asked = Asked.read(os.environ)
+        handlers = _by_class(kwargs_handlers or [])
+        self.autocast_handler = _pick(handlers, AutocastKwargs)
+        self.ddp_handler = _pick(handlers, DistributedDataParallelKwargs)
+        self.scaler_handler = _pick(handlers, GradScalerKwargs)
+        self.init_handler = _pick(handlers, InitProcessGroupKwargs)
+        name = precision_name(mixed_precision if mixed_precision is not None else asked.mixed_precision)
+        accumulation = _accumulation(gradient_accumulation_plugin, gradient_accumulation_steps, asked)
+
+        self._world = join(cpu=cpu or asked.cpu, **({} if self.init_handler is None else self.init_handler.to_dict()))
+        self.state = AcceleratorState(name, cpu or asked.cpu, _from_accelerator=True)
+        self.gradient_state = GradientState(accumulation)
+        self.strategy = choose_strategy(self._world, self.ddp_handler)
+        self.precision = choose_precision(name, self.device, self.autocast_handler, self.scaler_handler)
+        self.bundle = Bundle()
+
+        self.device_placement = device_placement
+        self.dataloader_config = dataloader_config or DataLoaderConfiguration()
+        self.project_configuration = project_config or ProjectConfiguration()
+        if project_dir is not None and self.project_configuration.project_dir is None:
+            self.project_configuration.set_directories(os.fspath(project_dir))
+        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        self.rng_types = ["generator"] if rng_types is None else rng_types
+        self.step = 0
+        self.flag_tensor: Tensor | None = None
+        self.trackers: list[Any] = []
+        self._save_model_state_pre_hook: OrderedDict[int, Callable[..., None]] = OrderedDict()
+        self._load_model_state_pre_hook: OrderedDict[int, Callable[..., None]] = OrderedDict()
+
+    # What it is
+
+    @property
+    def world(self) -> World:
+        """The process's place."""
+        return self._world
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """How the processes are connected."""
+        return self.strategy.distributed_type
+
+    @property
+    def mixed_precision(self) -> str:
+        """The name of the numbers that a step is computed in."""
+        return self.precision.name
+
+    @property
+    def native_amp(self) -> bool:
+        """Whether `torch.autocast` is at work."""
+        return self.precision.name != "no"
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """What scales the loss in fp16."""
+        return self.precision.scaler
+
+    @property
+    def multi_device(self) -> bool:
+        """Whether there are several processes, each on an accelerator."""
+        return self.world.size > 1 and self.device.type != "cpu"
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether weights are sharded."""
+        return False
+
+    @property
+    def should_save_model(self) -> bool:
+        """Whether this process writes a model's weights."""
+        return self.world.is_local_main if self.project_configuration.save_on_each_node else self.world.is_main
+
+    @property
+    def parallelism_config(self) -> None:
+        """No mesh here yet."""
+        return
+
+    @property
+    def deepspeed_plugin(self) -> None:
+        """No DeepSpeed here yet."""
+        return
+
+    @property
+    def project_dir(self) -> str | None:
+        """Where the project keeps its files."""
+        return self.project_configuration.project_dir
+
+    @property
+    def logging_dir(self) -> str | None:
+        """Where the project keeps its logs."""
+        return self.project_configuration.logging_dir
+
+    @property
+    def save_iteration(self) -> int:
+        """The number of the next checkpoint."""
+        return self.project_configuration.iteration
+
+    @property
+    def split_batches(self) -> bool:
+        """Whether a batch of the loader is cut into one part for each process."""
+        return self.dataloader_config.split_batches
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        """Whether the main process reads for all."""
+        return self.dataloader_config.dispatch_batches
+
+    @property
+    def even_batches(self) -> bool:
+        """Whether samples are repeated so that all processes have equally many."""
+        return self.dataloader_config.even_batches
+
+    @even_batches.setter
+    def even_batches(self, even_batches: bool) -> None:
+        self.dataloader_config.even_batches = even_batches
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        """Whether the order of samples depends on nothing but seed and epoch."""
+        return self.dataloader_config.use_seedable_sampler
+
+    @property
+    def non_blocking(self) -> bool:
+        """Whether batches go to the device while the process goes on."""
+        return self.dataloader_config.non_blocking
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """Whether loaders are torchdata's stateful ones."""
+        return self.dataloader_config.use_stateful_dataloader
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether some optimizer left its last step out because a gradient overflowed."""
+        return any(optimizer.step_was_skipped for optimizer in self.bundle.optimizers)
+
+    @property
+    def _models(self) -> list[Any]:
+        return self.bundle.models
+
+    @property
+    def _optimizers(self) -> list[Any]:
+        return self.bundle.optimizers
+
+    @property
+    def _schedulers(self) -> list[Any]:
+        return self.bundle.schedulers
+
+    @property
+    def _dataloaders(self) -> list[Any]:
+        return self.bundle.loaders
+
+    @property
+    def _custom_objects(self) -> list[Any]:
+        return self.bundle.custom
+
+    # Preparing
+
+    def prepare(self, *args: Any, device_placement: list[bool | None] | None = None) -> Any:
+        """
+        The objects, ready for this run, in the order in which they were given.
+
+        Models, optimizers, loaders and learning-rate schedules in any order and number; anything else comes back as it is,
+        and so does what was prepared before.
+
+        >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)  # doctest: +SKIP
+        """
+        placements = [None] * len(args) if device_placement is None else device_placement
+        if len(placements) != len(args):
+            raise ConfigurationError(
+                f"device_placement holds {len(placements)} values for {len(args)} objects. Give one for each."
+            )
+        objects = self.strategy.prepare(args)
+        prepared = [self._prepare_one(each, placed) for each, placed in zip(objects, placements, strict=True)]
+        # schedules look for their optimizer among those that are prepared by now
+        prepared = [self.prepare_scheduler(each) if _is_scheduler(each) else each for each in prepared]
+        return tuple(prepared) if len(prepared) != 1 else prepared[0]
+
+    def _prepare_one(self, one: Any, placed: bool | None) -> Any:
+        if isinstance(one, DataLoader):
+            return self.prepare_data_loader(one, placed)
+        if isinstance(one, Module):
+            return self.prepare_model(one, placed)
+        if isinstance(one, Optimizer):
+            return self.prepare_optimizer(one, placed)
+        return one
+
+    def prepare_model(self, model: Module, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
+        """The model on its device, computing in the chosen numbers, and, unless it is only evaluated, spread as the run is."""
+        if is_prepared(model):
+            return add(self.bundle.models, model)
+        model = self.precision.wrap_forward(model)
+        if self._places(device_placement):
+            model = self.strategy.place(model)
+        if not evaluation_mode:
+            model = self.strategy.wrap_model(model)
+        return add(self.bundle.models, model)
+
+    def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Any:
+        """The optimizer, stepping when gradients are synchronised."""
+        if is_prepared(optimizer):
+            return add(self.bundle.optimizers, optimizer)
+        prepared = AcceleratedOptimizer(
+            optimizer, self._places(device_placement), self.scaler, precision=self.precision, device=self.device
+        )
+        return add(self.bundle.optimizers, prepared)
+
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        """The schedule, moving when its optimizer steps."""
+        if is_prepared(scheduler):
+            return add(self.bundle.schedulers, scheduler)
+        steered = getattr(scheduler, "optimizer", None)
+        own = [each for each in self.bundle.optimizers if steered is each or steered is each.optimizer]
+        prepared = AcceleratedScheduler(
+            scheduler,
+            own or self.bundle.optimizers,
+            step_with_optimizer=self.step_scheduler_with_optimizer,
+            split_batches=self.split_batches,
+            replicas=self.strategy.data_replicas[1],
+        )
+        return add(self.bundle.schedulers, prepared)
+
+    def prepare_data_loader(
+        self, data_loader: Any, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
+    ) -> Any:
+        """The loader, giving this process its part of each epoch."""
+        if is_prepared(data_loader):
+            return add(self.bundle.loaders, data_loader)
+        rank, replicas = self.strategy.data_replicas
+        prepared = prepare_data_loader(
+            data_loader,
+            self.device,
+            num_processes=replicas,
+            process_index=rank,
+            split_batches=self.split_batches,
+            put_on_device=self._places(device_placement),
+            rng_types=list(self.rng_types),
+            dispatch_batches=self.dispatch_batches,
+            even_batches=self.even_batches,
+            slice_fn_for_dispatch=slice_fn_for_dispatch,
+            use_seedable_sampler=self.use_seedable_sampler,
+            data_seed=self.dataloader_config.data_seed,
+            non_blocking=self.non_blocking,
+            use_stateful_dataloader=self.use_stateful_dataloader,
+        )
+        return add(self.bundle.loaders, prepared)
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """The prepared loader without its first batches."""
+        return skip_first_batches(dataloader, num_batches=num_batches)
+
+    def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
+        """The model as it was before `prepare`."""
+        return self.strategy.unwrap(model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile)
+
+    def _places(self, asked: bool | None) -> bool:
+        return self.device_placement if asked is None else asked
+
+    # A step
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether this micro-step ends its window: gradients are exchanged, and optimizers step."""
+        return self.gradient_state.sync_gradients
+
+    @sync_gradients.setter
+    def sync_gradients(self, sync_gradients: bool) -> None:
+        self.gradient_state.sync_gradients = sync_gradients
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """How many micro-steps make a step."""
+        return self.gradient_state.num_steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, gradient_accumulation_steps: int) -> None:
+        self.gradient_state.plugin_kwargs["num_steps"] = gradient_accumulation_steps
+
+    def accumulate(self, *models: Any) -> AbstractContextManager[None]:
+        """
+        A block for one micro-step.
+
+        Gradients are exchanged, and optimizers step, in every `gradient_accumulation_steps`-th block and at a loader's end.
+
+        >>> with accelerator.accumulate(model):  # doctest: +SKIP
+        ...     accelerator.backward(model(batch).mean())
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        """
+        return _MicroStep(self, models)
+
+    def no_sync(self, model: Any) -> AbstractContextManager[Any]:
+        """A block whose backwards keep the model's gradients to this process."""
+        return self.strategy.hold_gradients(model)
+
+    def trigger_sync_in_backward(self, model: Any) -> AbstractContextManager[Any]:
+        """A block whose backward exchanges gradients although the forward was run in `no_sync`."""
+        return self.strategy.send_gradients(model)
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """Compute gradients of the loss, divided by the number of micro-steps in a step."""
+        steps = self.gradient_state.num_steps
+        if steps != 1:
+            loss = loss / steps
+        self.strategy.backward(self.precision.scale(loss), **kwargs)
+
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """Bring fp16's gradients back to their true size, of the given optimizers or of all; otherwise nothing to do."""
+        chosen = self.bundle.optimizers if optimizer is None else optimizer
+        self.precision.unscale(map(_innermost, chosen if isinstance(chosen, (list, tuple)) else [chosen]))
+
+    def clip_grad_norm_(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2) -> Tensor:
+        """Scale the gradients down so that their norm is at most `max_norm`; returns the norm that they had."""
+        self.precision.unscale(map(_innermost, self.bundle.optimizers))
+        return self.strategy.clip_norm(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
+        """Cut each gradient at plus and minus `clip_value`."""
+        self.precision.unscale(map(_innermost, self.bundle.optimizers))
+        self.strategy.clip_value(parameters, clip_value)
+
+    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
+        """A block in which operations choose the run's numbers; for what is not in a prepared model's forward."""
+        return self.precision.autocast(autocast_handler)
+
+    @contextmanager
+    def join_uneven_inputs(self, joinables: Sequence[Any], even_batches: bool | None = None) -> Any:
+        """
+        A block in which processes may have different numbers of batches: who has none left answers the others.
+
+        `even_batches` holds for the prepared loaders inside the block.
+        """
+        even = self.even_batches if even_batches is None else even_batches
+        samplers = [] if even_batches is None else [*filter(_can_be_even, map(_batch_sampler, self.bundle.loaders))]
+        before = [sampler.even_batches for sampler in samplers]
+        for sampler in samplers:
+            sampler.even_batches = even
+        try:
+            if even:
+                yield
+            else:
+                with self.strategy.join_uneven(joinables):
+                    yield
+        finally:
+            for sampler, value in zip(samplers, before, strict=True):
+                sampler.even_batches = value
+
+    # Between processes
+
+    def gather(self, tensor: T) -> T:
+        """Every process's tensors, joined along dimension 0; nested in lists, tuples or mappings, on any device."""
+        return collective.gather(tensor)  # type: ignore[no-any-return]  # as nested as it came
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """
+        Every process's data, joined along dimension 0, without the samples that were repeated to even out the last batch.
+
+        Tensors of shape `(batch, ...)` on any device, nested in lists, tuples or mappings, or lists of any objects; all
+        processes must call it.
+
+        >>> predictions, labels = accelerator.gather_for_metrics((predictions, labels))  # doctest: +SKIP
+        """
+        return gather_for_metrics(input_data, self.gradient_state, as_objects=use_gather_object)
+
+    def reduce(self, tensor: T, reduction: str = "sum", scale: float = 1.0) -> T:
+        """The sum or mean of every process's tensors, on all of them."""
+        return collective.reduce(tensor, reduction, scale)  # type: ignore[no-any-return]  # as nested as it came
+
+    def pad_across_processes(self, tensor: T, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> T:
+        """The tensors, padded along `dim` to the longest of all processes."""
+        return padding.pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)  # type: ignore[no-any-return]  # as nested as it came
+
+    def set_trigger(self) -> None:
+        """Raise a flag that `check_trigger` sees on every process."""
+        self.flag_tensor = torch.tensor(1, device=self.device)
+
+    def check_trigger(self) -> bool:
+        """Whether some process raised the flag, which is then taken down; all processes must call it."""
+        flag = torch.tensor(0, device=self.device) if self.flag_tensor is None else self.flag_tensor
+        raised = bool(collective.reduce(flag).item() >= 1)
+        if raised:
+            self.flag_tensor = None
+        return raised
+
+    # Saving
+
+    def get_state_dict(self, model: Any, unwrap: bool = True) -> dict[str, Any]:
+        """The model's complete weights."""
+        return self.strategy.model_state(model, unwrap=unwrap)
+
+    def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
+        """Write an object once: on the main process, or on the first of each machine with `save_on_each_node`."""
+        save(obj, f, self.project_configuration.save_on_each_node, safe_serialization)
+
+    def save_model(
+        self,
+        model: Any,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Write the model's weights to a folder, in place of those that lie there, in files of at most `max_shard_size`."""
+        folder = Path(save_directory)
+        if folder.is_file():
+            raise ConfigurationError(f"Provided path ({folder}) should be a directory, not a file. Pass a folder.")
+        state = self.get_state_dict(model)
+        if any(isinstance(value, Tensor) and value.is_meta for value in state.values()):
+            raise StateError("You can't save the model since some parameters are on the meta device. Load them first.")
+        if self.should_save_model:
+            save_model_files(state, folder, max_shard_size, safe=safe_serialization)
+
+    def save_state(
+        self,
+        output_dir: str | os.PathLike[str] | None = None,
+        safe_serialization: bool = True,
+        **save_model_func_kwargs: Any,
+    ) -> str:
+        """
+        Write the whole training to a folder: models, optimizers, schedules, loaders' positions, random states, registered objects.
+
+        All processes must call it; when it returns, the folder is complete on the disk. A failure leaves what was there before.
+        """
+        folder = folder_to_write(output_dir, self.project_configuration)
+        hooks = tuple(self._save_model_state_pre_hook.values())
+        self._checkpoint.save(folder, self.step, safe=safe_serialization, hooks=hooks)
+        self.project_configuration.iteration += 1
+        if self.should_save_model:
+            prune(self.project_configuration)
+        self.wait_for_everyone()
+        return str(folder)
+
+    def load_state(
+        self,
+        input_dir: str | os.PathLike[str] | None = None,
+        load_kwargs: Mapping[str, Any] | None = None,
+        map_location: str | None = None,
+        **load_model_func_kwargs: Any,
+    ) -> None:
+        """Read the whole training back from a folder that `save_state` wrote, here or with Accelerate; all processes call it."""
+        step = self._checkpoint.load(
+            folder_to_read(input_dir, self.project_configuration),
+            hooks=tuple(self._load_model_state_pre_hook.values()),
+            map_location=map_location,
+            load_options=load_kwargs,
+            **load_model_func_kwargs,
+        )
+        if step is not None:
+            self.step = step
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Keep these objects in checkpoints too; each has a `state_dict` and a `load_state_dict`."""
+        missing = [
+            f"{type(each).__name__} at index {index}"
+            for index, each in enumerate(objects)
+            if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict"))
+        ]
+        if missing:
+            raise ConfigurationError(
+                "All `objects` must include a `state_dict` and `load_state_dict` function to be stored. "
+                f"The following inputs are invalid: {', '.join(missing)}."
+            )
+        self.bundle.custom.extend(objects)
+
+    def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Call `hook(models, weights, folder)` before `save_state` writes weights; it may take some out of the list."""
+        return _register(self._save_model_state_pre_hook, hook)
+
+    def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Call `hook(models, folder)` before `load_state` reads weights; it may take models out of the list."""
+        return _register(self._load_model_state_pre_hook, hook)
+
+    @property
+    def _checkpoint(self) -> Checkpoint:
+        on_each_node = self.project_configuration.save_on_each_node
+        return Checkpoint(self.world, self.bundle, self.strategy, self.precision, on_each_node)
+
+    # Ending
+
+    def log(
+        self, values: Mapping[str, Any], step: int | None = None, log_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Show numbers to whoever watches the run."""
+        now = time.time()
+        for name, value in values.items():
+            number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+            if isinstance(number, (int, float)):
+                emit(Metric(self.world.rank, name, float(number), step, now))
+
+    def free_memory(self, *objects: Any) -> list[None]:
+        """Let go of everything that was prepared; returns a `None` for each of `objects`, to be put in its place."""
+        count = len(objects)
+        del objects
+        self.strategy.release()
+        self.bundle.clear()
+        self.step = 0
+        return release_memory(*[None] * count)
+
+    def clear(self, *objects: Any) -> list[None]:
+        """The same as `free_memory`."""
+        return self.free_memory(*objects)
+
+    def end_training(self) -> None:
+        """The training is over: the next `Accelerator` of this process begins anew."""
+        self.strategy.close()
+        if self.world.backend is not None or current.is_joined():
+            current.forget()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Accelerator:
+        return self  # the copies of an object that refers to it (a Trainer) belong to the same process
+
+    def __reduce__(self) -> NoReturn:
+        raise StateError(
+            "An Accelerator can't travel to another process: it belongs to the one in which it was made. "
+            "Make it inside the function that is launched."
+        )
+
+
+class _MicroStep:
+    """A block for one micro-step; a class of its own because it is entered in every one."""
+
+    __slots__ = ("_accelerator", "_held", "_models")
+
+    def __init__(self, accelerator: Accelerator, models: tuple[Any, ...]) -> None:
+        self._accelerator = accelerator
+        self._models = models
+        self._held: ExitStack | None = None
+
+    def __enter__(self) -> None:
+        accelerator = self._accelerator
+        gradients = accelerator.gradient_state
+        if gradients.sync_with_dataloader and gradients.end_of_dataloader:
+            accelerator.step = 0
+            gradients.sync_gradients = True
+        else:
+            accelerator.step += 1
+            gradients.sync_gradients = accelerator.step % gradients.num_steps == 0
+        if not gradients.sync_gradients and not gradients.sync_each_batch:
+            self._held = ExitStack()
+            for model in self._models:
+                self._held.enter_context(accelerator.strategy.hold_gradients(model))
+
+    def __exit__(self, *error: Any) -> None:
+        if self._held is not None:
+            self._held.__exit__(*error)
+
+
+def _refuse_what_is_not_here_yet(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise NotYetError(f"Accelerator({name}=...) is not offered here yet. Leave it out.")
+
+
+def _by_class(handlers: Sequence[Any]) -> dict[type, Any]:
+    found: dict[type, Any] = {}
+    for handler in handlers:
+        if not isinstance(handler, KwargsHandler):
+            known = ", ".join(each.__name__ for each in _HANDLERS)
+            raise ConfigurationError(f"Unsupported kwargs handler passed: {handler!r}. Known ones are {known}.")
+        if type(handler) in found:
+            raise ConfigurationError(f"You can only pass one {type(handler).__name__} in `kwargs_handlers`.")
+        if not isinstance(handler, _HANDLERS):
+            raise NotYetError(f"A {type(handler).__name__} in kwargs_handlers is not offered here yet. Leave it out.")
+        found[type(handler)] = handler
+    return found
+
+
+def _pick(handlers: Mapping[type, Any], kind: type[H]) -> H | None:
+    return next((handler for handler in handlers.values() if isinstance(handler, kind)), None)
+
+
+def _accumulation(plugin: GradientAccumulationPlugin | None, steps: int, asked: Asked) -> GradientAccumulationPlugin:
+    if plugin is None:
+        return GradientAccumulationPlugin(
+            num_steps=steps if asked.accumulation_steps is None else asked.accumulation_steps
+        )
+    if steps != 1:
+        raise ConfigurationError(
+            "You can only pass one of `gradient_accumulation_steps` and `gradient_accumulation_plugin`. "
+            f"Both were given: {steps} and {plugin}."
+        )
+    return plugin
+
+
+def _is_scheduler(one: Any) -> bool:
+    return isinstance(one, (LRScheduler, AcceleratedScheduler))
+
+
+def _innermost(optimizer: Any) -> Any:
+    while isinstance(optimizer, AcceleratedOptimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _batch_sampler(loader: Any) -> Any:
+    return getattr(loader, "batch_sampler", None)
+
+
+def _can_be_even(sampler: Any) -> bool:
+    return hasattr(sampler, "even_batches")
+
+
+def _register(hooks: OrderedDict[int, Callable[..., None]], hook: Callable[..., None]) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle

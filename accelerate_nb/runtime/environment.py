@@ -1,0 +1,54 @@
+"""What the environment asks of the `Accelerator`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from accelerate_nb.errors import ConfigurationError, NotYetError
+
+_YES = frozenset({"1", "true", "yes", "y", "on", "t"})
+_LATER = {
+    "ACCELERATE_USE_FSDP": "FSDP",
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "a ParallelismConfig",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The variables that a launcher sets for the `Accelerator`, read once; `None` where nothing was said."""
+
+    cpu: bool
+    mixed_precision: str | None
+    accumulation_steps: int | None
+    debug: bool
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Asked:
+        """What these variables say; what is not offered yet is an error, since it can't be left out unnoticed."""
+        for name, what in _LATER.items():
+            if _is_yes(environment, name):
+                raise NotYetError(f"{name} asks for {what}, which is not offered here yet. Unset it to train with DDP.")
+        return cls(
+            cpu=_is_yes(environment, "ACCELERATE_USE_CPU"),
+            mixed_precision=environment.get("ACCELERATE_MIXED_PRECISION") or None,
+            accumulation_steps=_steps(environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")),
+            debug=_is_yes(environment, "ACCELERATE_DEBUG_MODE"),
+        )
+
+
+def _is_yes(environment: Mapping[str, str], name: str) -> bool:
+    return environment.get(name, "").lower() in _YES
+
+
+def _steps(text: str | None) -> int | None:
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigurationError(
+            f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS should be a whole number, but is {text!r}. Correct or unset it."
+        ) from None

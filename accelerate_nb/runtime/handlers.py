@@ -1,0 +1,121 @@
+"""What a person may hand to the `Accelerator` to shape its parts, under Hugging Face Accelerate's names."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import Any
+
+from accelerate_nb.runtime.kinds import DDPCommunicationHookType
+
+
+@dataclass
+class KwargsHandler:
+    """Arguments for something that the `Accelerator` makes."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields with their values."""
+        return {each.name: copy.deepcopy(getattr(self, each.name)) for each in fields(self)}
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """The fields whose values differ from the default."""
+        default = type(self)().to_dict()
+        return {name: value for name, value in self.to_dict().items() if default[name] != value}
+
+
+@dataclass
+class AutocastKwargs(KwargsHandler):
+    """Arguments for `torch.autocast`."""
+
+    enabled: bool = True
+    cache_enabled: bool | None = None
+
+
+@dataclass
+class GradScalerKwargs(KwargsHandler):
+    """Arguments for `torch.amp.GradScaler`, which fp16 uses."""
+
+    init_scale: float = 65536.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    enabled: bool = True
+
+
+@dataclass
+class InitProcessGroupKwargs(KwargsHandler):
+    """Arguments for `torch.distributed.init_process_group`; a backend that the device can't use is replaced by its own."""
+
+    backend: str | None = "nccl"
+    init_method: str | None = None
+    timeout: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        if self.timeout is None:
+            # the times that torch itself takes for nccl and for everything else
+            self.timeout = timedelta(minutes=10 if self.backend == "nccl" else 30)
+
+
+@dataclass
+class DistributedDataParallelKwargs(KwargsHandler):
+    """Arguments for `torch.nn.parallel.DistributedDataParallel`, and how gradients are packed while they travel."""
+
+    dim: int = 0
+    broadcast_buffers: bool = True
+    bucket_cap_mb: int = 25
+    find_unused_parameters: bool = False
+    check_reduction: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    comm_hook: DDPCommunicationHookType = DDPCommunicationHookType.NO
+    comm_wrapper: DDPCommunicationHookType = DDPCommunicationHookType.NO
+    comm_state_option: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that `DistributedDataParallel` itself takes."""
+        return {name: value for name, value in super().to_dict().items() if not name.startswith("comm_")}
+
+
+@dataclass
+class GradientAccumulationPlugin(KwargsHandler):
+    """How gradients are accumulated: `num_steps` micro-steps to a step, and what ends such a window early."""
+
+    num_steps: int | None = None
+    adjust_scheduler: bool = True
+    sync_with_dataloader: bool = True
+    sync_each_batch: bool = False
+
+
+@dataclass
+class DataLoaderConfiguration:
+    """How loaders are shared out among processes."""
+
+    split_batches: bool = False
+    dispatch_batches: bool | None = None
+    even_batches: bool = True
+    use_seedable_sampler: bool = False
+    data_seed: int | None = None
+    non_blocking: bool = False
+    use_stateful_dataloader: bool = False
+
+
+@dataclass
+class ProjectConfiguration:
+    """Where a project keeps its files, and how its checkpoints are named and counted."""
+
+    project_dir: str | None = None
+    logging_dir: str | None = None
+    automatic_checkpoint_naming: bool = False
+    total_limit: int | None = None
+    iteration: int = 0
+    save_on_each_node: bool = False
+
+    def __post_init__(self) -> None:
+        self.set_directories(self.project_dir)
+
+    def set_directories(self, project_dir: str | None = None) -> None:
+        """Keep the project in `project_dir`, and its logs too where no other place was named for them."""
+        self.project_dir = project_dir
+        if self.logging_dir is None:
+            self.logging_dir = project_dir

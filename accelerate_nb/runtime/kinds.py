@@ -1,0 +1,92 @@
+"""The closed sets of names that the runtime's settings choose from, as Hugging Face Accelerate spells them."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+
+class _KnowsItsValues(enum.EnumMeta):
+    """Makes `"fp16" in PrecisionType` a question that can be asked on every supported Python."""
+
+    def __contains__(cls, item: object) -> bool:
+        members: list[Any] = list(cls.__members__.values())
+        return isinstance(item, cls) or item in [member.value for member in members]
+
+
+class Kind(str, enum.Enum, metaclass=_KnowsItsValues):
+    """A name out of a closed set; it is its own string."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    @classmethod
+    def list(cls) -> list[str]:
+        """All names of the set."""
+        return [str(member) for member in cls]
+
+
+class DistributedType(str, enum.Enum):
+    """How the processes of a run are connected; its value is its name."""
+
+    NO = "NO"
+    MULTI_CPU = "MULTI_CPU"
+    MULTI_GPU = "MULTI_GPU"
+    MULTI_NPU = "MULTI_NPU"
+    MULTI_MLU = "MULTI_MLU"
+    MULTI_SDAA = "MULTI_SDAA"
+    MULTI_MUSA = "MULTI_MUSA"
+    MULTI_XPU = "MULTI_XPU"
+    MULTI_HPU = "MULTI_HPU"
+    MULTI_NEURON = "MULTI_NEURON"
+    DEEPSPEED = "DEEPSPEED"
+    FSDP = "FSDP"
+    XLA = "XLA"
+    MEGATRON_LM = "MEGATRON_LM"
+
+    @classmethod
+    def of(cls, size: int, device: str) -> DistributedType:
+        """The kind of a run of `size` processes on devices of a type."""
+        if size == 1:
+            return cls.NO
+        return cls.MULTI_GPU if device == "cuda" else cls(f"MULTI_{device.upper()}")
+
+
+class PrecisionType(Kind):
+    """What numbers a step is computed in."""
+
+    NO = "no"
+    FP8 = "fp8"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+
+class RNGType(Kind):
+    """A random number generator that processes can keep equal."""
+
+    TORCH = "torch"
+    CUDA = "cuda"
+    MLU = "mlu"
+    SDAA = "sdaa"
+    MUSA = "musa"
+    NPU = "npu"
+    XLA = "xla"
+    XPU = "xpu"
+    HPU = "hpu"
+    NEURON = "neuron"
+    GENERATOR = "generator"
+
+
+class DDPCommunicationHookType(Kind):
+    """How gradients are packed while they travel."""
+
+    NO = "no"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    POWER_SGD = "power_sgd"
+    BATCHED_POWER_SGD = "batched_power_sgd"
+
+
+def named(value: Any) -> str:
+    """A kind's or a plain string's name."""
+    return str(value.value if isinstance(value, enum.Enum) else value)

@@ -1,0 +1,75 @@
+"""Log lines that know which process writes them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import MutableMapping
+from typing import Any
+
+from accelerate_nb.errors import StateError
+from accelerate_nb.runtime.current import current_world, is_joined
+
+
+class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
+    """
+    A logger whose lines begin with the rank, and come from the main process unless something else is asked.
+
+    `main_process_only=False` lets every process write, `in_order=True` one after the other.
+    """
+
+    def __init__(self, logger: logging.Logger, extra: dict[str, Any] | None = None) -> None:
+        super().__init__(logger, extra or {})
+        self._said: set[tuple[Any, ...]] = set()
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """The line with its rank; the caller's own place in the file is kept."""
+        msg, kwargs = super().process(msg, kwargs)
+        kwargs.setdefault("stacklevel", 2)
+        return f"[RANK {current_world().rank}] {msg}", kwargs
+
+    def log(self, level: int, msg: Any, *args: Any, **kwargs: Any) -> None:
+        """Write a line, if it is this process's to write."""
+        if not is_joined():
+            raise StateError(
+                "You must initialize the accelerate state by calling either `PartialState()` or `Accelerator()` before "
+                "using the logging utility: a line can't tell its rank before that."
+            )
+        main_process_only = kwargs.pop("main_process_only", True)
+        in_order = kwargs.pop("in_order", False)
+        if not self.isEnabledFor(level):
+            return
+        msg, kwargs = self.process(msg, kwargs)  # type: ignore[assignment]  # a dictionary comes back as one
+        if in_order:
+            self._log_in_turn(level, msg, args, kwargs)
+        elif current_world().is_main or not main_process_only:
+            self.logger.log(level, msg, *args, **kwargs)
+
+    def warning_once(self, *args: Any, **kwargs: Any) -> None:
+        """A warning that is written the first time only."""
+        key = (args, tuple(sorted(kwargs.items())))
+        if key not in self._said:
+            self._said.add(key)
+            self.warning(*args, **kwargs)
+
+    def _log_in_turn(self, level: int, msg: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        world = current_world()
+        kwargs["stacklevel"] += 1
+        for rank in range(world.size):
+            if rank == world.rank:
+                self.logger.log(level, msg, *args, **kwargs)
+            world.barrier()
+
+
+def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
+    """
+    A logger for `name` that knows its process; the level comes from `log_level` or from `ACCELERATE_LOG_LEVEL`.
+
+    >>> logger = get_logger(__name__)
+    >>> logger.info("one line from the main process")  # doctest: +SKIP
+    """
+    level = log_level or os.environ.get("ACCELERATE_LOG_LEVEL")
+    logger = logging.getLogger(name)
+    if level is not None:
+        logger.setLevel(level.upper())
+    return MultiProcessAdapter(logger)

@@ -1,0 +1,113 @@
+"""How memory is given back."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from accelerate_nb.errors import StateError
+from accelerate_nb.runtime.current import current_world, is_joined
+
+_OUT_OF_MEMORY = (
+    " out of memory.",
+    "MPS backend out of memory",
+    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",
+    "DefaultCPUAllocator: can't allocate memory",
+)
+
+
+def clear_device_cache(garbage_collection: bool = False) -> None:
+    """Give the device's unused memory back to it."""
+    if garbage_collection:
+        gc.collect()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        torch.get_device_module(accelerator).empty_cache()
+
+
+def release_memory(*objects: Any) -> list[None]:
+    """As many `None` as there are objects, to be put in their place, after the unused memory was given back."""
+    count = len(objects)
+    del objects
+    clear_device_cache(garbage_collection=True)
+    return [None] * count
+
+
+def should_reduce_batch_size(exception: BaseException) -> bool:
+    """Whether an error says that memory was too small."""
+    if isinstance(exception, torch.OutOfMemoryError):
+        return True
+    return (
+        isinstance(exception, RuntimeError)
+        and len(exception.args) == 1
+        and any(text in str(exception.args[0]) for text in _OUT_OF_MEMORY)
+    )
+
+
+def find_executable_batch_size(
+    function: Callable[..., Any] | None = None,
+    starting_batch_size: int = 128,
+    reduce_batch_size_fn: Callable[[], int] | None = None,
+) -> Any:
+    """
+    A decorator: the function is called with a batch size as its first argument, with a smaller one if memory was too small.
+
+    All processes take the smaller size when one of them must. Each call begins anew with `starting_batch_size`.
+
+    >>> @find_executable_batch_size(starting_batch_size=64)
+    ... def train(batch_size): return batch_size
+    >>> train()
+    64
+    """
+    if function is None:
+        return functools.partial(
+            find_executable_batch_size,
+            starting_batch_size=starting_batch_size,
+            reduce_batch_size_fn=reduce_batch_size_fn,
+        )
+    wanted = len(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def with_a_size_that_fits(*args: Any, **kwargs: Any) -> Any:
+        if wanted < len(args) + 1:
+            raise TypeError(
+                f"{function.__name__} was called with {args!r}, but its first argument, the batch size, is filled in by "
+                "find_executable_batch_size. Leave it out."
+            )
+        size = starting_batch_size
+        while size > 0:
+            fitted, result = _attempt(function, size, args, kwargs)
+            if fitted:
+                return result
+            size = int(size * 0.9) if reduce_batch_size_fn is None else reduce_batch_size_fn()
+        raise StateError("No executable batch size found, reached zero.")
+
+    return with_a_size_that_fits
+
+
+def _attempt(function: Callable[..., Any], size: int, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """Whether the function ran in memory on every process, and what it returned."""
+    clear_device_cache(garbage_collection=True)
+    try:
+        result = function(size, *args, **kwargs)
+    except RuntimeError as error:
+        if not should_reduce_batch_size(error):
+            raise
+        fitted, result = False, None
+    else:
+        fitted = True
+    return _everywhere(fitted), result
+
+
+def _everywhere(fitted: bool) -> bool:
+    if not is_joined() or current_world().size == 1:
+        return fitted
+    all_fitted = torch.tensor(int(fitted), device=current_world().device)
+    dist.all_reduce(all_fitted, op=dist.ReduceOp.MIN)
+    return bool(all_fitted.item())

@@ -1,0 +1,137 @@
+"""An optimizer that steps when gradients are synchronised."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from accelerate_nb.runtime.accumulation import GradientState
+from accelerate_nb.runtime.precision.base import Precision
+
+
+class AcceleratedOptimizer(Optimizer):
+    """
+    An optimizer whose `step` and `zero_grad` do nothing while gradients are being accumulated.
+
+    Everything else is the wrapped optimizer's own; `precision` decides how a step is made.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        device_placement: bool = True,
+        scaler: torch.amp.GradScaler | None = None,
+        *,
+        precision: Precision | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.optimizer = optimizer
+        self.scaler = scaler
+        self.device_placement = device_placement
+        self.gradient_state = GradientState()
+        self.precision = precision or Precision()
+        self._is_overflow = False
+        self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
+        self._is_plain = type(self.precision) is Precision
+        if device_placement and device is not None and optimizer.state:
+            move_state(optimizer, device)
+
+    @property
+    def state(self) -> Any:
+        """The wrapped optimizer's state."""
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    @property
+    def param_groups(self) -> Any:
+        """The wrapped optimizer's groups of parameters."""
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, param_groups: Any) -> None:
+        self.optimizer.param_groups = param_groups
+
+    @property
+    def defaults(self) -> Any:
+        """The wrapped optimizer's default options."""
+        return self.optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: Any) -> None:
+        self.optimizer.defaults = defaults
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step was left out because a gradient overflowed."""
+        return self._is_overflow
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]  # as Accelerate's
+        """Step, if gradients are synchronised."""
+        if not self.gradient_state.sync_gradients:
+            return
+        if self._is_plain:
+            self.optimizer.step(closure)
+        else:
+            self._is_overflow = not self.precision.step(self.optimizer, closure)
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:  # type: ignore[override]  # as Accelerate's
+        """Throw the gradients away, if they are synchronised."""
+        if not self.gradient_state.sync_gradients:
+            return
+        self.precision.renew(self.optimizer)
+        if self._takes_set_to_none:
+            self.optimizer.zero_grad(set_to_none=set_to_none is None or set_to_none)
+        elif set_to_none is None:
+            self.optimizer.zero_grad()
+        else:
+            raise ValueError(f"{type(self.optimizer).__name__}.zero_grad takes no set_to_none. Call it without.")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Give the wrapped optimizer more parameters."""
+        self.optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's state."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Give the wrapped optimizer its state back."""
+        self.optimizer.load_state_dict(state_dict)
+
+    def train(self) -> None:
+        """Switch a schedule-free optimizer to training."""
+        self._switch("train")
+
+    def eval(self) -> None:
+        """Switch a schedule-free optimizer to evaluation."""
+        self._switch("eval")
+
+    def _switch(self, mode: str) -> None:
+        switch = getattr(self.optimizer, mode, None)
+        if callable(switch):
+            switch()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __repr__(self) -> str:
+        return f"AcceleratedOptimizer({self.optimizer!r})"
+
+
+def move_state(optimizer: Optimizer, device: torch.device) -> None:
+    """Bring what an optimizer remembers of its parameters to a device."""
+    for remembered in optimizer.state.values():
+        for name, value in remembered.items():
+            # the count of steps stays where it is: torch keeps it on the CPU unless the optimizer is fused
+            if isinstance(value, torch.Tensor) and name != "step":
+                remembered[name] = value.to(device)

@@ -1,0 +1,146 @@
+"""Mixed precision by `torch.autocast`: some operations compute in 16 bits, the weights keep 32."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.handlers import AutocastKwargs, GradScalerKwargs
+from accelerate_nb.runtime.operations.nested import convert_to_fp32
+from accelerate_nb.runtime.precision.base import Precision, restore_forward
+
+
+class BF16(Precision):
+    """Operations compute in bfloat16, whose range is that of float32: nothing needs to be scaled."""
+
+    name = "bf16"
+    dtype: torch.dtype = torch.bfloat16
+
+    def __init__(self, device: torch.device, options: AutocastKwargs | None = None) -> None:
+        self.device = device
+        self.options = options or AutocastKwargs()
+        self._check()
+
+    def _check(self) -> None:
+        if self.device.type == "cuda" and not torch.cuda.is_bf16_supported():
+            raise ConfigurationError(
+                f"mixed_precision='bf16' was asked for, but {torch.cuda.get_device_name(self.device)} can't compute in it. "
+                "Use mixed_precision='fp16' there."
+            )
+
+    def autocast(self, options: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
+        """A block in which operations choose this type; `options` stand before those of the `Accelerator`."""
+        chosen = options or self.options
+        return torch.autocast(
+            self.device.type, dtype=self.dtype, enabled=chosen.enabled, cache_enabled=chosen.cache_enabled
+        )
+
+    def wrap_forward(self, model: Module) -> Module:
+        """The model with a forward that computes in this type and returns float32."""
+        restore_forward(model)
+        own = model.forward
+        model._original_forward = own  # type: ignore[assignment]  # a method, which Module's types don't foresee
+        if isinstance(own, MethodType):
+            # bound anew, not closed over, so that a deep copy of the model calls the copy
+            model.forward = MethodType(self._mixed(own.__func__), model)
+        else:
+            model.forward = self._mixed(own)
+        return model
+
+    def _mixed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def mixed(*args: Any, **kwargs: Any) -> Any:
+            with self.autocast():
+                outputs = forward(*args, **kwargs)
+            return convert_to_fp32(outputs)
+
+        return mixed
+
+
+class FP16(BF16):
+    """Operations compute in float16, whose range is small: the loss is scaled up, and a step that overflows is left out."""
+
+    name = "fp16"
+    dtype = torch.float16
+
+    def __init__(
+        self, device: torch.device, options: AutocastKwargs | None = None, scaling: GradScalerKwargs | None = None
+    ) -> None:
+        super().__init__(device, options)
+        self.scaler = torch.amp.GradScaler(device.type, **(scaling or GradScalerKwargs()).to_kwargs())
+        self._unscaled: set[int] = set()
+
+    def _check(self) -> None:
+        """Every device that autocast knows computes in float16."""
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss times the scaler's factor."""
+        return self._scaler.scale(loss)
+
+    def unscale(self, optimizers: Iterable[Optimizer]) -> None:
+        """Divide the gradients of these optimizers by the factor, once between two steps."""
+        for optimizer in optimizers:
+            if id(optimizer) not in self._unscaled:
+                self._scaler.unscale_(optimizer)
+                self._unscaled.add(id(optimizer))
+
+    def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
+        """Step unless a gradient overflowed, then adapt the factor; says whether the optimizer stepped."""
+        called = _Called(optimizer)
+        with called:
+            self._scaler.step(optimizer, closure)
+        self._update(optimizer)
+        return called.was
+
+    def renew(self, optimizer: Optimizer) -> None:
+        """New gradients will be scaled ones."""
+        self._unscaled.discard(id(optimizer))
+        self._states.pop(id(optimizer), None)
+
+    def _update(self, stepped: Optimizer) -> None:
+        self._unscaled.discard(id(stepped))
+        # The scaler's update forgets what was unscaled, also for an optimizer that has its step still before it.
+        waiting = {key: state for key, state in self._states.items() if key in self._unscaled}
+        self._scaler.update()
+        self._states.update(waiting)
+
+    @property
+    def _scaler(self) -> torch.amp.GradScaler:
+        assert self.scaler is not None
+        return self.scaler
+
+    @property
+    def _states(self) -> dict[int, dict[str, Any]]:
+        return self._scaler._per_optimizer_states
+
+
+class _Called:
+    """A block in which an optimizer's `step` notes whether it was called: the scaler decides that inside and doesn't say."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.was = False
+        self._optimizer = optimizer
+        self._step = optimizer.step
+        self._replaced = optimizer.__dict__.get("step")  # a learning-rate scheduler puts its own there
+
+    def __enter__(self) -> None:
+        self._optimizer.step = self._noted  # type: ignore[method-assign]  # for the length of the block
+
+    def __exit__(self, *error: object) -> None:
+        if self._replaced is None:
+            del self._optimizer.__dict__["step"]
+        else:
+            self._optimizer.step = self._replaced  # type: ignore[method-assign]  # as it was
+
+    def _noted(self, *args: Any, **kwargs: Any) -> Any:
+        self.was = True
+        return self._step(*args, **kwargs)

@@ -1,0 +1,55 @@
+"""What numbers a step is computed in; the default is the model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from accelerate_nb.runtime.handlers import AutocastKwargs
+
+
+class Precision:
+    """The model computes in the numbers that it is made of."""
+
+    name: str = "no"
+    scaler: torch.amp.GradScaler | None = None
+
+    def wrap_forward(self, model: Module) -> Module:
+        """The model, computing in these numbers from now on."""
+        return model
+
+    def autocast(self, options: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
+        """A block in which operations choose these numbers."""
+        return nullcontext()
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss as it goes into the backward."""
+        return loss
+
+    def unscale(self, optimizers: Iterable[Optimizer]) -> None:
+        """Bring gradients back to their true size, before something reads them."""
+
+    def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
+        """Let the optimizer step; says whether it did."""
+        optimizer.step(closure)
+        return True
+
+    def renew(self, optimizer: Optimizer) -> None:
+        """The gradients of an optimizer were thrown away."""
+
+
+def restore_forward(model: Module) -> None:
+    """Give a model its own forward back, if `wrap_forward` replaced it."""
+    original = model.__dict__.pop("_original_forward", None)
+    if original is None:
+        return
+    if getattr(original, "__func__", None) is type(model).forward:
+        model.__dict__.pop("forward", None)
+    else:
+        model.forward = original

@@ -1,0 +1,295 @@
+"""This process among the others, under Hugging Face's names."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+
+from accelerate_nb.errors import ConfigurationError, StateError
+from accelerate_nb.runtime import current
+from accelerate_nb.runtime.current import Shared, current_world
+from accelerate_nb.runtime.environment import Asked
+from accelerate_nb.runtime.handlers import InitProcessGroupKwargs
+from accelerate_nb.runtime.kinds import DistributedType
+from accelerate_nb.runtime.precision.choosing import precision_name
+from accelerate_nb.runtime.splitting import share_of
+from accelerate_nb.runtime.world import Meeting, World
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class Process:
+    """What can be asked of a process that knows its `world`, and what it can do in step with the others."""
+
+    @property
+    def world(self) -> World:
+        """The process's place."""
+        raise NotImplementedError
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes there are."""
+        return self.world.size
+
+    @property
+    def process_index(self) -> int:
+        """The process's rank among all."""
+        return self.world.rank
+
+    @property
+    def local_process_index(self) -> int:
+        """The process's rank on its machine."""
+        return self.world.local_rank
+
+    @property
+    def device(self) -> torch.device:
+        """What this process computes on."""
+        return self.world.device
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """How the processes are connected."""
+        return DistributedType.of(self.world.size, self.world.device.type)
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there are several processes."""
+        return self.world.size > 1
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is the first process of all."""
+        return self.world.is_main
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first process of its machine."""
+        return self.world.is_local_main
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the last process of all."""
+        return self.world.is_last
+
+    def wait_for_everyone(self) -> None:
+        """Wait until every process has come here."""
+        self.world.barrier()
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """`print` once on each machine."""
+        if self.world.is_local_main:
+            print(*args, **kwargs)
+
+    @contextmanager
+    def main_process_first(self) -> Iterator[None]:
+        """A block that the main process runs before all others."""
+        yield from self._goes_first(self.world.is_main)
+
+    @contextmanager
+    def local_main_process_first(self) -> Iterator[None]:
+        """A block that the first process of each machine runs before the others."""
+        yield from self._goes_first(self.world.is_local_main)
+
+    def _goes_first(self, first: bool) -> Iterator[None]:
+        if not first:
+            self.world.barrier()
+        try:
+            yield
+        finally:
+            # also when the block fails: the others would wait for ever for one that will not come
+            if first:
+                self.world.barrier()
+
+    def on_main_process(self, function: _F | None = None) -> Any:
+        """A decorator: the function runs on the main process and does nothing elsewhere."""
+        return self._only(lambda world: world.is_main, function)
+
+    def on_local_main_process(self, function: _F | None = None) -> Any:
+        """A decorator: the function runs on the first process of each machine and does nothing elsewhere."""
+        return self._only(lambda world: world.is_local_main, function)
+
+    def on_last_process(self, function: _F | None = None) -> Any:
+        """A decorator: the function runs on the last process and does nothing elsewhere."""
+        return self._only(lambda world: world.is_last, function)
+
+    def on_process(self, function: _F | None = None, process_index: int | None = None) -> Any:
+        """A decorator: the function runs on the process of this rank and does nothing elsewhere."""
+        return self._only(lambda world: world.rank == process_index or world.size == 1, function)
+
+    def on_local_process(self, function: _F | None = None, local_process_index: int | None = None) -> Any:
+        """A decorator: the function runs on the process of this rank on each machine and does nothing elsewhere."""
+        return self._only(lambda world: world.local_rank == local_process_index or world.size == 1, function)
+
+    def _only(self, chosen: Callable[[World], bool], function: _F | None) -> Any:
+        if function is None:
+            return functools.partial(self._only, chosen)
+
+        @functools.wraps(function)
+        def perhaps(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs) if chosen(self.world) else None
+
+        return perhaps
+
+    @contextmanager
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
+        """
+        The process's part of `inputs`: a list, tuple, tensor, data set, or a dictionary of equally long ones.
+
+        The first processes get one more where it doesn't divide; with `apply_padding` the last element is repeated so that
+        all parts are equally long.
+
+        >>> with accelerator.split_between_processes(["a", "b", "c"]) as mine:  # doctest: +SKIP
+        ...     print(mine)
+        """
+        yield share_of(inputs, self.world, padded=apply_padding)
+
+
+class PartialState(Process):
+    """The process without an `Accelerator`: every instance shows the same attributes; the first one joins the world."""
+
+    _shared_state = Shared()
+
+    _cpu: bool
+    debug: bool
+    fork_launched: bool
+
+    def __init__(self, cpu: bool = False, **options: Any) -> None:
+        self.__dict__ = self._shared_state
+        if self.initialized:
+            return
+        asked = Asked.read(os.environ)
+        world = join(cpu=cpu or asked.cpu, **options)
+        self.__dict__.update(_cpu=cpu or asked.cpu, debug=asked.debug, fork_launched=False, _world=world)
+
+    @property
+    def initialized(self) -> bool:
+        """Whether some instance was made since the last reset."""
+        return "_world" in self.__dict__
+
+    @property
+    def world(self) -> World:
+        """The process's place."""
+        return _known(self, "_world")  # type: ignore[no-any-return]  # kept in a dictionary
+
+    @property
+    def backend(self) -> str | None:
+        """What connects the processes; `None` for one alone."""
+        return self.world.backend
+
+    @property
+    def default_device(self) -> torch.device:
+        """The kind of device that would be taken if nothing else were asked."""
+        found = torch.accelerator.current_accelerator(check_available=True)
+        return torch.device("cpu" if found is None else found.type)
+
+    def set_device(self) -> None:
+        """Make the process's device torch's current one."""
+        if self.device.type not in ("cpu", "mps"):
+            torch.accelerator.set_device_index(self.device)
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        """End a process group; without one named, leave the world."""
+        if group is None:
+            current.forget()
+        elif torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group(group)
+
+    @staticmethod
+    def _reset_state() -> None:
+        PartialState._shared_state.clear()
+        current.look_again()
+
+    def __repr__(self) -> str:
+        backend = f"  Backend: {self.backend}" if self.backend else ""
+        return (
+            f"Distributed environment: {self.distributed_type}{backend}\n"
+            f"Num processes: {self.num_processes}\n"
+            f"Process index: {self.process_index}\n"
+            f"Local process index: {self.local_process_index}\n"
+            f"Device: {self.device}\n"
+        )
+
+
+class AcceleratorState(PartialState):
+    """The process with what its `Accelerator` chose: every instance shows the same attributes."""
+
+    _shared_state = Shared()
+
+    _mixed_precision: str
+
+    def __init__(
+        self, mixed_precision: str | None = None, cpu: bool = False, _from_accelerator: bool = False, **options: Any
+    ) -> None:
+        partial = PartialState(cpu, **options)
+        self.__dict__ = self._shared_state
+        first = "_mixed_precision" not in self.__dict__
+        if first and not _from_accelerator:
+            raise StateError(
+                "AcceleratorState() was asked for before there was an Accelerator. "
+                "Make one first: `accelerator = Accelerator()`; for the process alone use `PartialState()`."
+            )
+        self.__dict__.update(partial.__dict__)
+        if first:
+            self.__dict__.update(deepspeed_plugins=None, parallelism_config=None, device_mesh=None, dynamo_plugin=None)
+        if first or mixed_precision is not None:
+            self._mixed_precision = precision_name(mixed_precision or Asked.read(os.environ).mixed_precision)
+
+    @property
+    def initialized(self) -> bool:
+        """Whether some instance was made since the last reset."""
+        return "_mixed_precision" in self.__dict__
+
+    @property
+    def mixed_precision(self) -> str:
+        """The name of the numbers that a step is computed in."""
+        return _known(self, "_mixed_precision")  # type: ignore[no-any-return]  # kept in a dictionary
+
+    @property
+    def deepspeed_plugin(self) -> None:
+        """No DeepSpeed here yet."""
+        return
+
+    @staticmethod
+    def _reset_state(reset_partial_state: bool = False) -> None:
+        AcceleratorState._shared_state.clear()
+        if reset_partial_state:
+            PartialState._reset_state()
+
+    def __repr__(self) -> str:
+        return PartialState.__repr__(self) + f"\nMixed precision type: {self.mixed_precision}\n"
+
+
+def is_initialized() -> bool:
+    """Whether an `Accelerator` was made in this process."""
+    return bool(AcceleratorState._shared_state)
+
+
+def join(
+    cpu: bool = False, backend: str | None = None, init_method: str | None = None, timeout: Any = None, **unknown: Any
+) -> World:
+    """The world, joined as these arguments say where it isn't joined yet."""
+    if unknown:
+        known = ", ".join(InitProcessGroupKwargs().to_dict())
+        raise ConfigurationError(f"{', '.join(unknown)} can't be given to the process group. Known names are {known}.")
+    world = current_world(Meeting(cpu=cpu, backend=backend, init_method=init_method, timeout=timeout))
+    if cpu and world.device.type != "cpu":
+        raise StateError(
+            f"cpu=True was asked for, but this process works on {world.device} already. "
+            "Say cpu=True where the first Accelerator or PartialState is made, or call `end_training()` before."
+        )
+    return world
+
+
+def _known(state: PartialState, name: str) -> Any:
+    value = state.__dict__.get(name)
+    if value is None:
+        raise AttributeError(
+            f"`{type(state).__name__}` object has no attribute `{name.lstrip('_')}`. This happens if "
+            f"`{type(state).__name__}._reset_state()` was called and an `Accelerator` or `PartialState` was not reinitialized."
+        )
+    return value

@@ -1,0 +1,85 @@
+"""A learning-rate schedule that moves when its optimizer steps."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from accelerate_nb.runtime.accumulation import GradientState
+from accelerate_nb.runtime.current import current_world
+
+
+class AcceleratedScheduler:
+    """
+    A schedule that moves when its optimizer has stepped, once for every process.
+
+    A loop written for one process then sees the same learning rate at the same sample, whatever the number of processes,
+    because each step reads one batch per process; with `split_batches` it moves once. This is Accelerate's rule.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        optimizers: Any,
+        step_with_optimizer: bool = True,
+        split_batches: bool = False,
+        *,
+        replicas: int | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.optimizers: Sequence[Any] = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
+        self.step_with_optimizer = step_with_optimizer
+        self.split_batches = split_batches
+        self.gradient_state = GradientState()
+        self._moves = 1 if split_batches else (replicas or current_world().size)
+        self._total_steps: int | None = getattr(scheduler, "total_steps", None)
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Move on, if the optimizer stepped."""
+        if not self.step_with_optimizer:
+            self.scheduler.step(*args, **kwargs)
+        elif not self.gradient_state.sync_gradients:
+            if self.gradient_state.adjust_scheduler:
+                self.scheduler._step_count += 1
+        elif not any(optimizer.step_was_skipped for optimizer in self.optimizers):
+            self._move(*args, **kwargs)
+
+    def _move(self, *args: Any, **kwargs: Any) -> None:
+        for _ in range(self._moves):
+            # OneCycleLR refuses to go beyond its end, which an uneven last batch would ask of it
+            if self._moves > 1 and self._total_steps is not None and self.scheduler._step_count > self._total_steps:
+                return
+            self.scheduler.step(*args, **kwargs)
+
+    def get_last_lr(self) -> Any:
+        """The learning rates in force."""
+        return self.scheduler.get_last_lr()
+
+    def get_lr(self) -> Any:
+        """The learning rates that the schedule computes."""
+        return self.scheduler.get_lr()
+
+    def print_lr(self, *args: Any, **kwargs: Any) -> Any:
+        """The schedule's own `print_lr`, which newer versions of torch don't have."""
+        return self.scheduler.print_lr(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The schedule's state."""
+        state: dict[str, Any] = self.scheduler.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Give the schedule its state back."""
+        self.scheduler.load_state_dict(state_dict)
+
+
+def say_once_how_schedules_move(moves: int) -> None:
+    """Tell the person what surprises most who come from one process."""
+    if moves > 1:
+        warnings.warn(
+            f"The schedule moves {moves} times at each step, once for every process, so that it ends at the same epoch as "
+            "with one process. If its length was computed for several processes already, pass "
+            "step_scheduler_with_optimizer=False.",
+            stacklevel=3,
+        )

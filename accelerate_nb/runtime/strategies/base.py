@@ -1,0 +1,87 @@
+"""How a step is spread over processes; the default is one process that has everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from accelerate_nb.runtime.kinds import DistributedType
+from accelerate_nb.runtime.unwrapping import extract_model_from_parallel
+from accelerate_nb.runtime.world import World
+
+
+class Strategy:
+    """One process has the whole model and sees all data."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """What Hugging Face calls this way of distributing on these devices."""
+        return DistributedType.of(self.world.size, self.world.device.type)
+
+    @property
+    def data_replicas(self) -> tuple[int, int]:
+        """Which of how many different streams of batches this process reads."""
+        return self.world.rank, self.world.size
+
+    def prepare(self, objects: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The objects of one call of `prepare`, before each is prepared for itself."""
+        return objects
+
+    def place(self, model: Module) -> Module:
+        """The model on this process's device."""
+        return model.to(self.world.device)
+
+    def wrap_model(self, model: Module) -> Module:
+        """The model as it is trained."""
+        return model
+
+    def unwrap(self, model: Module, *, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
+        """The model as the person wrote it."""
+        return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Compute gradients."""
+        loss.backward(**options)
+
+    def hold_gradients(self, model: Module) -> AbstractContextManager[Any]:
+        """A block whose backwards keep their gradients to this process."""
+        return nullcontext()
+
+    def send_gradients(self, model: Module) -> AbstractContextManager[Any]:
+        """A block whose backward exchanges gradients although the forward was run in `hold_gradients`."""
+        return nullcontext()
+
+    def clip_norm(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float) -> Tensor:
+        """Scale gradients down to a norm; returns the norm that they had."""
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+
+    def clip_value(self, parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
+        """Cut each gradient at a value."""
+        torch.nn.utils.clip_grad_value_(parameters, clip_value)
+
+    def model_state(self, model: Module, *, unwrap: bool = True) -> dict[str, Any]:
+        """The model's complete weights, on the process that saves them."""
+        state: dict[str, Any] = (self.unwrap(model) if unwrap else model).state_dict()
+        return state
+
+    def load_model_state(self, model: Module, state: dict[str, Any], **options: Any) -> Any:
+        """Give a prepared model the weights that `model_state` returned."""
+        return self.unwrap(model).load_state_dict(state, **options)
+
+    def join_uneven(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
+        """A block in which processes may have different numbers of batches."""
+        return nullcontext()
+
+    def release(self) -> None:
+        """Let go of what was prepared."""
+
+    def close(self) -> None:
+        """The training is over."""

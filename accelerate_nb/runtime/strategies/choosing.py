@@ -1,0 +1,13 @@
+"""Which strategy a world calls for."""
+
+from __future__ import annotations
+
+from accelerate_nb.runtime.handlers import DistributedDataParallelKwargs
+from accelerate_nb.runtime.strategies.base import Strategy
+from accelerate_nb.runtime.strategies.ddp import DDP
+from accelerate_nb.runtime.world import World
+
+
+def choose_strategy(world: World, ddp: DistributedDataParallelKwargs | None = None) -> Strategy:
+    """Data parallel where there are several processes, else the process alone."""
+    return DDP(world, ddp) if world.size > 1 else Strategy(world)

@@ -1,0 +1,78 @@
+"""A full copy of the model on every process; gradients are averaged after each backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.join import Join
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+
+from accelerate_nb.runtime.handlers import DistributedDataParallelKwargs
+from accelerate_nb.runtime.kinds import named
+from accelerate_nb.runtime.strategies.base import Strategy
+from accelerate_nb.runtime.world import World
+
+_HOOKS = {
+    "fp16": default_hooks.fp16_compress_hook,
+    "bf16": default_hooks.bf16_compress_hook,
+    "power_sgd": powerSGD_hook.powerSGD_hook,
+    "batched_power_sgd": powerSGD_hook.batched_powerSGD_hook,
+}
+_WRAPPERS = {"fp16": default_hooks.fp16_compress_wrapper, "bf16": default_hooks.bf16_compress_wrapper}
+
+
+class DDP(Strategy):
+    """A full copy of the model on every process; gradients are averaged after each backward."""
+
+    def __init__(self, world: World, options: DistributedDataParallelKwargs | None = None) -> None:
+        super().__init__(world)
+        self.options = options or DistributedDataParallelKwargs()
+
+    def wrap_model(self, model: Module) -> Module:
+        """The model in `DistributedDataParallel`, unless none of its weights learns."""
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            return model
+        on_cpu = self.world.device.type == "cpu"
+        wrapped = DistributedDataParallel(
+            model, device_ids=None if on_cpu else [self.world.device], **self.options.to_kwargs()
+        )
+        self._pack_gradients(wrapped)
+        return wrapped
+
+    def hold_gradients(self, model: Module) -> AbstractContextManager[Any]:
+        """`DistributedDataParallel.no_sync`."""
+        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+
+    def send_gradients(self, model: Module) -> AbstractContextManager[Any]:
+        """Make the coming backward exchange gradients although its forward did not prepare for it."""
+        return _sending(model) if isinstance(model, DistributedDataParallel) else nullcontext()
+
+    def join_uneven(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
+        """`torch.distributed.algorithms.Join`: a process without batches answers the others' collectives."""
+        return Join(list(joinables), throw_on_early_termination=False)
+
+    def _pack_gradients(self, model: DistributedDataParallel) -> None:
+        kind = named(self.options.comm_hook)
+        hook: Any = _HOOKS.get(kind)
+        if hook is None:
+            return
+        if wrapper := _WRAPPERS.get(named(self.options.comm_wrapper)):
+            hook = wrapper(hook)
+        state = powerSGD_hook.PowerSGDState(None, **self.options.comm_state_option) if kind.endswith("sgd") else None
+        model.register_comm_hook(state=state, hook=hook)
+
+
+@contextmanager
+def _sending(model: DistributedDataParallel) -> Iterator[None]:
+    before = model.require_backward_grad_sync, model.require_forward_param_sync
+    model.require_backward_grad_sync = model.require_forward_param_sync = True
+    # with no outputs to look at, the reducer expects a gradient for every parameter
+    model.reducer.prepare_for_backward([])
+    try:
+        yield
+    finally:
+        model.require_backward_grad_sync, model.require_forward_param_sync = before
