@@ -1,0 +1,93 @@
+"""The notebooks keep what they promise: each runs from top to bottom in a kernel of its own."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell
+
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+SECONDS = 60  # a notebook takes no longer than that on a laptop
+
+
+def executed(name: str, folder: Path, asking: str = "None") -> tuple[NotebookNode, Any, float]:
+    """A notebook after its run in `folder`, the value that the expression `asking` has there then, and the seconds it took."""
+    notebook = nbformat.read(FOLDER / name, as_version=4)
+    notebook.cells.append(new_code_cell(f"import json\nprint(json.dumps({asking}))"))
+    began = time.monotonic()
+    NotebookClient(
+        notebook, timeout=3 * SECONDS, kernel_name="python3", resources={"metadata": {"path": folder}}
+    ).execute()
+    took = time.monotonic() - began
+    return notebook, json.loads(printed(notebook.cells[-1])), took
+
+
+def printed(cell: NotebookNode) -> str:
+    """What a cell wrote."""
+    return "".join(output.text for output in cell.outputs if output.output_type == "stream")
+
+
+def pictures(notebook: NotebookNode) -> int:
+    """How many plots a notebook shows."""
+    return sum("image/png" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", []))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * SECONDS)
+def test_the_first_run_recognises_97_percent_of_the_digits_on_two_processes(tmp_path: Path) -> None:
+    notebook, result, took = executed(
+        "01_first_run.ipynb",
+        tmp_path,
+        "{key: result[key] for key in ('losses', 'accuracies', 'processes', 'precision')}",
+    )
+    assert result["accuracies"][-1] >= 0.97
+    assert (result["processes"], result["precision"]) == (2, "bf16")
+    assert len(result["losses"]) == len(result["accuracies"]) == 20
+    assert result["losses"][-1] < 0.1 * result["losses"][0]
+    assert pictures(notebook) == 2
+    assert took < SECONDS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * SECONDS)
+def test_the_first_run_tests_on_each_digit_exactly_once(tmp_path: Path) -> None:
+    notebook, kept_aside, _ = executed("01_first_run.ipynb", tmp_path, "len(test_images)")
+    launch = next(cell for cell in notebook.cells if cell.id == "launch")
+    assert f" of {kept_aside} test digits right" in printed(launch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * SECONDS)
+def test_one_two_and_four_processes_give_the_same_losses(tmp_path: Path) -> None:
+    notebook, runs, took = executed("02_same_numbers.ipynb", tmp_path, "runs")
+    alone = runs["1"]
+    assert len(alone) == 3 * 28
+    assert alone[-1] < 0.5 * alone[0]
+    for count in ("2", "4"):
+        assert runs[count] == pytest.approx(alone, rel=1e-4)
+    assert runs["2"] != runs["4"]  # that many processes did run: their sums are rounded differently
+    assert pictures(notebook) == 1
+    assert took < SECONDS
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_is_saved_clean(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
+    nbformat.validate(notebook)
+    assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
+    assert notebook.cells[0].source.startswith("# ")
+
+
+def test_each_notebook_is_executed_by_a_test() -> None:
+    text = Path(__file__).read_text(encoding="utf-8")
+    assert [path.name for path in NOTEBOOKS if path.name not in text] == []
