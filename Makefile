@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar o
 
 help: ## list the commands
 	@echo "make demo    execute notebooks/01_first_run.ipynb on two processes, and say where the result is"
-	@echo "make test    check the code (ruff, mypy) and run every test, slow ones too"
+	@echo "make test    check the code (ruff, mypy), then run every test but the benchmarks"
 	@echo "make lint    check the code only"
 	@echo "make bench   measure the speeds that README.md gives"
 	@echo "make clean   remove the virtual environment and what was built"
@@ -40,7 +40,7 @@ demo: $(VENV)/.demo
 	@echo "The same as a page:     $(CURDIR)/$(BUILD)/01_first_run.html"
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not bench"
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
