@@ -45,7 +45,8 @@ from accelerate_nb.runtime.memory import release_memory
 from accelerate_nb.runtime.metrics import gather_for_metrics
 from accelerate_nb.runtime.operations import collective, padding
 from accelerate_nb.runtime.optimizer import AcceleratedOptimizer
-from accelerate_nb.runtime.precision.choosing import choose_precision, precision_name
+from accelerate_nb.runtime.precision.base import precision_name
+from accelerate_nb.runtime.precision.choosing import choose_precision
 from accelerate_nb.runtime.process import AcceleratorState, Process, join
 from accelerate_nb.runtime.saving import save
 from accelerate_nb.runtime.scheduler import AcceleratedScheduler

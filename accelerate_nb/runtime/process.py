@@ -16,7 +16,7 @@ from accelerate_nb.runtime.current import Shared, current_world
 from accelerate_nb.runtime.environment import Asked
 from accelerate_nb.runtime.handlers import InitProcessGroupKwargs
 from accelerate_nb.runtime.kinds import DistributedType
-from accelerate_nb.runtime.precision.choosing import precision_name
+from accelerate_nb.runtime.precision.base import precision_name
 from accelerate_nb.runtime.splitting import share_of
 from accelerate_nb.runtime.world import Meeting, World
 

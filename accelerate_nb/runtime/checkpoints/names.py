@@ -19,6 +19,16 @@ POSITIONS_NAME = "positions"
 CUSTOM_NAME = "custom_checkpoint"
 
 
-def numbered_name(stem: str, index: int, ending: str) -> str:
+def numbered(stem: str, index: int, ending: str = "bin") -> str:
     """The name of the file for object number `index`; the first one carries no number."""
     return f"{stem}_{index}.{ending}" if index else f"{stem}.{ending}"
+
+
+def weights(index: int, *, safe: bool) -> str:
+    """The name of the file for the weights of model number `index`."""
+    return numbered(SAFE_MODEL_NAME, index, "safetensors") if safe else numbered(MODEL_NAME, index)
+
+
+def of_rank(stem: str, rank: int) -> str:
+    """The name of a process's own file."""
+    return f"{stem}_{rank}.pkl"

@@ -14,6 +14,7 @@ import torch
 
 from accelerate_nb.errors import CheckpointError
 from accelerate_nb.runtime.bundle import Bundle
+from accelerate_nb.runtime.checkpoints import names
 from accelerate_nb.runtime.checkpoints.folders import write_file, written_whole
 from accelerate_nb.runtime.checkpoints.randomness import random_states, restore_random_states
 from accelerate_nb.runtime.checkpoints.weights import load_weights, save_weights, with_aliases
@@ -37,7 +38,7 @@ class Checkpoint:
     def save(self, folder: Path, step: int, *, safe: bool, hooks: tuple[Hook, ...] = ()) -> None:
         """Write everything; all processes call it, and it is done on all when it returns."""
         with written_whole(folder, self.world) as draft:
-            weights = [self.strategy.model_state(model, unwrap=False) for model in self.bundle.models]
+            weights = [self.strategy.model_state(model) for model in self.bundle.models]
             for hook in hooks:
                 hook(self.bundle.models, weights, str(draft))
             if self._writes:
@@ -65,11 +66,13 @@ class Checkpoint:
             )
         options = dict(load_options or {})
         for index, optimizer in enumerate(self.bundle.optimizers):
-            optimizer.load_state_dict(_read(folder / _named("optimizer", index), map_location=device, **options))
+            optimizer.load_state_dict(
+                _read(folder / names.numbered(names.OPTIMIZER_NAME, index), map_location=device, **options)
+            )
         for index, scheduler in enumerate(self.bundle.schedulers):
-            scheduler.load_state_dict(_read(folder / _named("scheduler", index), **options))
+            scheduler.load_state_dict(_read(folder / names.numbered(names.SCHEDULER_NAME, index), **options))
         if self.precision.scaler is not None:
-            self.precision.scaler.load_state_dict(_read(folder / "scaler.pt"))
+            self.precision.scaler.load_state_dict(_read(folder / names.SCALER_NAME))
         self._load_custom(folder)
         self._load_positions(folder)
         return self._load_random(folder)
@@ -81,25 +84,25 @@ class Checkpoint:
 
     def _save_shared(self, folder: Path, weights: list[dict[str, Any]], *, safe: bool) -> None:
         for index, state in enumerate(weights):
-            suffix = f"_{index}" if index else ""
-            name = f"model{suffix}.safetensors" if safe else f"pytorch_model{suffix}.bin"
-            save_weights(state, folder / name, safe=safe)
+            save_weights(state, folder / names.weights(index, safe=safe), safe=safe)
         for index, optimizer in enumerate(self.bundle.optimizers):
-            _write(optimizer.state_dict(), folder / _named("optimizer", index))
+            _write(optimizer.state_dict(), folder / names.numbered(names.OPTIMIZER_NAME, index))
         for index, scheduler in enumerate(self.bundle.schedulers):
-            _write(scheduler.state_dict(), folder / _named("scheduler", index))
+            _write(scheduler.state_dict(), folder / names.numbered(names.SCHEDULER_NAME, index))
         if self.precision.scaler is not None:
-            _write(self.precision.scaler.state_dict(), folder / "scaler.pt")
+            _write(self.precision.scaler.state_dict(), folder / names.SCALER_NAME)
         for index, custom in enumerate(self.bundle.custom):
-            _write(custom.state_dict(), folder / f"custom_checkpoint_{index}.pkl")
+            _write(custom.state_dict(), folder / f"{names.CUSTOM_NAME}_{index}.pkl")
 
     def _save_own(self, folder: Path, step: int) -> None:
         rank = self.world.rank
-        _write({"step": step, **random_states()}, folder / f"random_states_{rank}.pkl")
-        _write([loader.position() for loader in self.bundle.loaders], folder / f"positions_{rank}.pkl")
+        _write({"step": step, **random_states()}, folder / names.of_rank(names.RNG_STATE_NAME, rank))
+        _write(
+            [loader.position() for loader in self.bundle.loaders], folder / names.of_rank(names.POSITIONS_NAME, rank)
+        )
 
     def _load_custom(self, folder: Path) -> None:
-        found = [each for each in folder.iterdir() if re.fullmatch(r"custom_checkpoint_\d+\.pkl", each.name)]
+        found = [each for each in folder.iterdir() if re.fullmatch(rf"{names.CUSTOM_NAME}_\d+\.pkl", each.name)]
         if len(found) != len(self.bundle.custom):
             raise CheckpointError(
                 f"Number of custom checkpoints in folder {folder} does not match the number of registered objects:\n"
@@ -108,11 +111,11 @@ class Checkpoint:
             )
         for index, custom in enumerate(self.bundle.custom):
             # a person's own object may hold anything, so this one file is trusted
-            path = folder / f"custom_checkpoint_{index}.pkl"
+            path = folder / f"{names.CUSTOM_NAME}_{index}.pkl"
             custom.load_state_dict(torch.load(path, map_location="cpu", weights_only=False))
 
     def _load_positions(self, folder: Path) -> None:
-        path = folder / f"positions_{self.world.rank}.pkl"
+        path = folder / names.of_rank(names.POSITIONS_NAME, self.world.rank)
         if not path.exists():
             return  # Accelerate writes none: the next epoch begins at its beginning
         positions = _read(path)
@@ -127,7 +130,7 @@ class Checkpoint:
             loader.resume(position)
 
     def _load_random(self, folder: Path) -> int | None:
-        path = folder / f"random_states_{self.world.rank}.pkl"
+        path = folder / names.of_rank(names.RNG_STATE_NAME, self.world.rank)
         if not path.exists():
             warnings.warn(
                 f"{path} does not exist: the checkpoint was written by fewer processes than there are now ({self.world.size})."
@@ -139,10 +142,6 @@ class Checkpoint:
         restore_random_states(states)
         step: int | None = states.get("step")
         return step
-
-
-def _named(kind: str, index: int) -> str:
-    return f"{kind}_{index}.bin" if index else f"{kind}.bin"
 
 
 def _write(value: Any, path: Path) -> None:

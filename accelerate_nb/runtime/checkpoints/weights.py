@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save as to_bytes
 from torch import Tensor
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
+from accelerate_nb.runtime.checkpoints import names
 from accelerate_nb.runtime.checkpoints.folders import write_file
 
 _UNITS = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3, "TIB": 2**40, "GIB": 2**30, "MIB": 2**20, "KIB": 2**10}
@@ -33,11 +34,10 @@ def save_weights(state: Mapping[str, Any], path: Path, *, safe: bool) -> None:
 
 def load_weights(folder: Path, index: int, device: str = "cpu") -> dict[str, Any]:
     """The weights of a checkpoint's model number `index`, whichever of the two kinds of file it has."""
-    suffix = f"_{index}" if index else ""
-    safe = folder / f"model{suffix}.safetensors"
+    safe = folder / names.weights(index, safe=True)
     if safe.exists():
         return load_file(safe, device=device)
-    pickled = folder / f"pytorch_model{suffix}.bin"
+    pickled = folder / names.weights(index, safe=False)
     if not pickled.exists():
         raise CheckpointError(
             f"{folder} holds no weights for model {index}: neither {safe.name} nor {pickled.name}. "
@@ -53,13 +53,13 @@ def save_model_files(state: Mapping[str, Any], folder: Path, max_shard_size: int
     tensors = without_aliases(state) if safe else dict(state)
     base, ending = ("model", "safetensors") if safe else ("pytorch_model", "bin")
     shards = split(tensors, parse_size(max_shard_size))
-    names = _names(base, ending, len(shards))
-    for name, shard in zip(names, shards, strict=True):
+    files = _names(base, ending, len(shards))
+    for name, shard in zip(files, shards, strict=True):
         save_weights(shard, folder / name, safe=safe)
-    written = set(names)
+    written = set(files)
     if len(shards) > 1:
         index = f"{base}.{ending}.index.json"
-        _write_index(folder / index, names, shards)
+        _write_index(folder / index, files, shards)
         written.add(index)
     # a loader prefers one kind of file over the other, so weights of a former save would come back as the newer ones
     for each in folder.iterdir():
@@ -95,14 +95,17 @@ def parse_size(size: int | str) -> int:
 
 
 def without_aliases(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors, each memory under its first name only: safetensors keeps no two names for one memory."""
+    """The tensors, each under its first name only; parts of one memory become memories of their own, as safetensors asks."""
     seen: set[tuple[Any, ...]] = set()
+    storages: set[int] = set()
     kept: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        place = _memory(tensor)
-        if place not in seen or tensor.numel() == 0:
-            seen.add(place)
-            kept[name] = tensor.contiguous()
+        if _memory(tensor) in seen and tensor.numel():
+            continue
+        seen.add(_memory(tensor))
+        storage = tensor.untyped_storage().data_ptr()
+        kept[name] = tensor.clone().contiguous() if storage in storages else tensor.contiguous()
+        storages.add(storage)
     return kept
 
 
@@ -125,8 +128,7 @@ def _fit_names(loaded: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, A
 
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:
-    storage = tensor.untyped_storage()
-    return tensor.device, storage.data_ptr(), storage.nbytes()
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 def _bytes(value: Any) -> int:
@@ -139,10 +141,10 @@ def _names(base: str, ending: str, count: int) -> list[str]:
     return [f"{base}-{number:05d}-of-{count:05d}.{ending}" for number in range(1, count + 1)]
 
 
-def _write_index(path: Path, names: list[str], shards: list[dict[str, Any]]) -> None:
+def _write_index(path: Path, files: list[str], shards: list[dict[str, Any]]) -> None:
     index = {
         "metadata": {"total_size": sum(_bytes(tensor) for shard in shards for tensor in shard.values())},
-        "weight_map": {key: name for name, shard in zip(names, shards, strict=True) for key in shard},
+        "weight_map": {key: name for name, shard in zip(files, shards, strict=True) for key in shard},
     }
     text = json.dumps(index, indent=2, sort_keys=True) + "\n"
     write_file(path, lambda file: file.write(text.encode()))

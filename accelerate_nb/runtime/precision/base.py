@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from accelerate_nb.errors import ConfigurationError, NotYetError
 from accelerate_nb.runtime.handlers import AutocastKwargs
+from accelerate_nb.runtime.kinds import PrecisionType
 
 
 class Precision:
@@ -42,6 +44,18 @@ class Precision:
 
     def renew(self, optimizer: Optimizer) -> None:
         """The gradients of an optimizer were thrown away."""
+
+
+def precision_name(asked: str | PrecisionType | None) -> str:
+    """The name of a precision that exists; an unknown one is an error that lists the known ones."""
+    name = "no" if asked is None else str(asked).lower()
+    if name not in PrecisionType.list():
+        raise ConfigurationError(
+            f"mixed_precision={name!r} is not known. Choose one of {', '.join(map(repr, PrecisionType.list()))}."
+        )
+    if name == "fp8":
+        raise NotYetError("mixed_precision='fp8' is not offered here yet. Use 'bf16'.")
+    return name
 
 
 def restore_forward(model: Module) -> None:

@@ -4,23 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from accelerate_nb.errors import ConfigurationError, NotYetError
 from accelerate_nb.runtime.handlers import AutocastKwargs, GradScalerKwargs
-from accelerate_nb.runtime.kinds import PrecisionType
 from accelerate_nb.runtime.precision.amp import BF16, FP16
 from accelerate_nb.runtime.precision.base import Precision
-
-
-def precision_name(asked: str | PrecisionType | None) -> str:
-    """The name of a precision that exists; an unknown one is an error that lists the known ones."""
-    name = "no" if asked is None else str(asked).lower()
-    if name not in PrecisionType.list():
-        raise ConfigurationError(
-            f"mixed_precision={name!r} is not known. Choose one of {', '.join(map(repr, PrecisionType.list()))}."
-        )
-    if name == "fp8":
-        raise NotYetError("mixed_precision='fp8' is not offered here yet. Use 'bf16'.")
-    return name
 
 
 def choose_precision(

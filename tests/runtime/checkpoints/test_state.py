@@ -1,0 +1,310 @@
+"""A training is saved whole and goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.ranks import run_on_ranks
+from torch import nn
+from torch.utils.data import DataLoader
+
+from accelerate_nb import Accelerator
+from accelerate_nb.errors import CheckpointError, ConfigurationError
+from accelerate_nb.utils.dataclasses import ProjectConfiguration
+from tests.runtime.loops import flat, net, samples
+
+
+class Counter:
+    """Something of one's own that has a state."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+class Training:
+    """A training that can be stopped after any batch."""
+
+    def __init__(self, make: Any = Accelerator, precision: str = "no", custom: bool = True) -> None:
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        self.accelerator = make(cpu=True, mixed_precision=precision, gradient_accumulation_steps=2)
+        model = net(dropout=0.3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        loader = DataLoader(samples(48), batch_size=4, shuffle=True)
+        self.model, self.optimizer, self.schedule, self.loader = self.accelerator.prepare(
+            model, optimizer, schedule, loader
+        )
+        self.counter = Counter()
+        if custom:
+            self.accelerator.register_for_checkpointing(self.counter)
+        self.losses: list[Any] = []
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        with self.accelerator.accumulate(self.model):
+            loss = nn.functional.mse_loss(self.model(inputs), targets)
+            self.accelerator.backward(loss)
+            self.optimizer.step()
+            self.schedule.step()
+            self.optimizer.zero_grad()
+        self.counter.count += 1
+        self.losses.append((loss.item(), random.random(), float(np.random.rand()), inputs.sum().item()))
+
+    def epochs(self, count: int, save_at: int | None = None, folder: str = "") -> None:
+        for _ in range(count):
+            for inputs, targets in self.loader:
+                self.step(inputs, targets)
+                if self.counter.count == save_at:
+                    self.accelerator.save_state(folder)
+
+
+def straight_on(folder: str, save_at: int, precision: str) -> tuple[Any, Any]:
+    training = Training(precision=precision)
+    training.epochs(3, save_at, folder)
+    return training.losses[save_at:], flat(training.model)
+
+
+def resumed(folder: str, epochs: int, precision: str) -> tuple[Any, Any]:
+    training = Training(precision=precision)
+    torch.manual_seed(5)  # nothing of the beginning may matter
+    training.accelerator.load_state(folder)
+    training.epochs(epochs)
+    return training.losses, flat(training.model)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("when", ["in an epoch", "at an epoch's end"])
+@pytest.mark.parametrize("precision", ["no", "fp16"])
+def test_a_resumed_training_goes_on_bit_for_bit(tmp_path: Path, size: int, when: str, precision: str) -> None:
+    folder, in_epoch = str(tmp_path / "saved"), 12 // size
+    save_at = in_epoch + 3 if when == "in an epoch" else in_epoch
+    straight = run_on_ranks(straight_on, size, folder, save_at, precision)
+    after = run_on_ranks(resumed, size, folder, 2, precision)
+    for (losses, weights), (losses_after, weights_after) in zip(straight, after, strict=True):
+        assert losses_after == losses
+        assert weights_after == weights
+
+
+def skips(folder: str, batches: int) -> tuple[Any, Any]:
+    training = Training()
+    training.accelerator.load_state(folder)
+    for inputs, targets in training.accelerator.skip_first_batches(training.loader, batches):
+        training.step(inputs, targets)
+    training.epochs(1)
+    return training.losses, flat(training.model)
+
+
+def test_skipping_by_hand_after_loading_counts_from_the_epochs_beginning(tmp_path: Path) -> None:
+    folder = str(tmp_path / "saved")
+    ((losses, weights),) = run_on_ranks(straight_on, 1, folder, 15, "no")
+    ((losses_after, weights_after),) = run_on_ranks(skips, 1, folder, 3)
+    assert losses_after == losses
+    assert weights_after == weights
+
+
+def one_epoch(make: Any, folder: str, save: bool) -> tuple[Any, Any, Any]:
+    training = Training(make, custom=False)
+    if save:
+        training.epochs(1)
+        training.accelerator.save_state(folder)
+    else:
+        training.accelerator.load_state(folder)
+    weights = flat(training.model)
+    for inputs, targets in DataLoader(samples(12), batch_size=4):
+        training.step(inputs, targets)
+    return weights, training.losses[-3:], flat(training.model)
+
+
+def ours(folder: str, save: bool) -> Any:
+    return one_epoch(Accelerator, folder, save)
+
+
+def theirs(folder: str, save: bool) -> Any:
+    import accelerate
+
+    return one_epoch(accelerate.Accelerator, folder, save)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("writer", "reader"), [(ours, theirs), (theirs, ours)], ids=["from ours", "from Accelerate"])
+def test_a_checkpoint_goes_on_in_the_other_package(tmp_path: Path, size: int, writer: Any, reader: Any) -> None:
+    folder = str(tmp_path / "saved")
+    written = run_on_ranks(writer, size, folder, True)
+    read = run_on_ranks(reader, size, folder, False)
+    assert read == written
+
+
+def test_a_checkpoint_has_the_files_that_accelerate_writes(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    run_on_ranks(saves, 2, str(folder), "fp16", True)
+    assert {each.name for each in folder.iterdir()} == {
+        "model.safetensors",
+        "optimizer.bin",
+        "scheduler.bin",
+        "scaler.pt",
+        "custom_checkpoint_0.pkl",
+        "random_states_0.pkl",
+        "random_states_1.pkl",
+        "positions_0.pkl",
+        "positions_1.pkl",
+    }
+    assert [each.name for each in tmp_path.iterdir()] == ["saved"]
+
+
+def saves(folder: str, precision: str = "no", safe: bool = True) -> list[str]:
+    training = Training(precision=precision)
+    training.accelerator.save_state(folder, safe_serialization=safe)
+    return sorted(each.name for each in Path(folder).iterdir())
+
+
+def test_a_checkpoint_is_complete_on_every_process_when_saving_returns(tmp_path: Path) -> None:
+    first, second = run_on_ranks(saves, 2, str(tmp_path / "saved"), "no", False)
+    assert first == second
+    assert "pytorch_model.bin" in first
+
+
+def loads_weights(folder: str) -> Any:
+    training = Training()
+    training.accelerator.load_state(folder)
+    return flat(training.model)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_weights_load_on_another_number_of_processes(tmp_path: Path, before: int, after: int) -> None:
+    folder = str(tmp_path / "saved")
+    run_on_ranks(saves, before, folder)
+    expected = run_on_ranks(initial, 1)[0]
+    for weights in run_on_ranks(loads_weights, after, folder):
+        assert weights == expected
+
+
+def initial() -> Any:
+    return flat(Training().model)
+
+
+class FailsOnSecondSave(Counter):
+    """Something whose second save finds the disk full."""
+
+    saves = 0
+
+    def state_dict(self) -> dict[str, int]:
+        self.saves += 1
+        if self.saves == 2:
+            raise OSError(28, "No space left on device")
+        return super().state_dict()
+
+
+def save_fails(folder: str) -> str:
+    training = Training(custom=False)
+    training.accelerator.register_for_checkpointing(FailsOnSecondSave())
+    training.accelerator.save_state(folder)
+    with pytest.raises(CheckpointError) as failure:
+        training.accelerator.save_state(folder)
+    return str(failure.value)
+
+
+def test_a_failed_save_is_an_error_on_every_process_and_leaves_the_former_one(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    first, second = run_on_ranks(save_fails, 2, str(folder))
+    assert "No space left on device" in first
+    assert "another process failed" in second
+    assert (folder / "random_states_1.pkl").exists()
+    assert len(list(folder.iterdir())) == 8
+
+
+def test_what_a_person_keeps_beside_a_checkpoint_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    run_on_ranks(saves, 1, str(folder), "fp16")
+    (folder / "notes.txt").write_text("mine")
+    run_on_ranks(saves, 1, str(folder))
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert not (folder / "scaler.pt").exists()  # the second training had none
+
+
+def numbered(folder: str) -> tuple[list[str], int]:
+    project = ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=True, total_limit=2)
+    accelerator = Accelerator(project_config=project)
+    model = accelerator.prepare(net())
+    for value in (1.0, 2.0, 3.0):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(value)
+        (Path(folder) / "checkpoints" / ".ipynb_checkpoints").mkdir(parents=True, exist_ok=True)
+        accelerator.save_state()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    accelerator.load_state()
+    kept = sorted(each.name for each in (Path(folder) / "checkpoints").iterdir())
+    return kept, next(model.parameters()).flatten()[0].item()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_numbered_checkpoints_are_kept_up_to_a_limit(tmp_path: Path, size: int) -> None:
+    expected = [".ipynb_checkpoints", "checkpoint_1", "checkpoint_2"], 3.0
+    assert run_on_ranks(numbered, size, str(tmp_path)) == [expected] * size
+
+
+def test_a_place_that_is_missing_is_named(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(ConfigurationError, match="without a folder"):
+        accelerator.save_state()
+    with pytest.raises(ConfigurationError, match="automatic checkpoint naming is disabled"):
+        accelerator.load_state()
+    with pytest.raises(ConfigurationError, match="folder does not exist"):
+        accelerator.load_state(tmp_path / "nowhere")
+    accelerator.end_training()
+
+
+def test_hooks_may_save_a_model_in_their_own_way(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(net())
+    loaded: list[str] = []
+
+    def save(models: list[Any], weights: list[Any], folder: str) -> None:
+        torch.save(weights.pop(), Path(folder) / "mine.pt")
+
+    def load(models: list[Any], folder: str) -> None:
+        models.pop().load_state_dict(torch.load(Path(folder) / "mine.pt"))
+        loaded.append(folder)
+
+    handle = accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
+    accelerator.save_state(tmp_path / "saved")
+    assert {"mine.pt"} == {each.name for each in (tmp_path / "saved").iterdir()} - {
+        "random_states_0.pkl",
+        "positions_0.pkl",
+    }
+    before = flat(model)
+    with torch.no_grad():
+        next(model.parameters()).zero_()
+    accelerator.load_state(tmp_path / "saved")
+    assert flat(model) == before
+    assert loaded == [str(tmp_path / "saved")]
+    handle.remove()
+    accelerator.save_state(tmp_path / "again")
+    assert (tmp_path / "again" / "model.safetensors").exists()
+    accelerator.end_training()
+
+
+def test_registered_objects_must_match(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(ConfigurationError, match="object at index 1"):
+        accelerator.register_for_checkpointing(Counter(), object())
+    accelerator.save_state(tmp_path / "saved")
+    accelerator.register_for_checkpointing(Counter())
+    with pytest.raises(CheckpointError, match="Found checkpoints: 0"):
+        accelerator.load_state(tmp_path / "saved")
+    accelerator.end_training()

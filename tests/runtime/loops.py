@@ -1,0 +1,156 @@
+"""The training loops that are run with ours, with Hugging Face Accelerate and by hand, to compare their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training, small enough to run in a moment."""
+
+    precision: str = "no"
+    accumulation: int = 1
+    samples: int = 43
+    batch: int = 4
+    epochs: int = 2
+    schedule: str = "one_cycle"
+    shuffle: bool = True
+    dropout: float = 0.0
+    clip: bool = True
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """All that a training shows from outside."""
+
+    losses: list[float]
+    norms: list[float]
+    rates: list[float]
+    synced: list[bool]
+    weights: list[list[float]]
+    gathered: list[list[float]]
+
+
+def net(dropout: float = 0.0) -> nn.Module:
+    """A small network, the same at every call after the same seed."""
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 1))
+
+
+def samples(count: int) -> TensorDataset:
+    """Regression samples: what is to be found is a fixed function with noise."""
+    generator = torch.Generator().manual_seed(7)
+    inputs = torch.randn(count, 8, generator=generator)
+    return TensorDataset(inputs, inputs.sum(1, keepdim=True) + torch.randn(count, 1, generator=generator))
+
+
+def schedule_of(recipe: Recipe, optimizer: torch.optim.Optimizer) -> Any:
+    """A schedule by its name."""
+    if recipe.schedule == "one_cycle":
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=recipe.epochs * 11)
+    if recipe.schedule == "step":
+        return torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.1)
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+
+
+def train(make: Callable[..., Any], recipe: Recipe) -> Numbers:
+    """A training with an `Accelerator`, whoever's it is."""
+    torch.manual_seed(0)
+    accelerator = make(cpu=True, mixed_precision=recipe.precision, gradient_accumulation_steps=recipe.accumulation)
+    model = net(recipe.dropout)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    schedule = schedule_of(recipe, optimizer)
+    loader = DataLoader(samples(recipe.samples), batch_size=recipe.batch, shuffle=recipe.shuffle)
+    model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+    seen = Numbers([], [], [], [], [], [])
+    for _ in range(recipe.epochs):
+        for inputs, targets in loader:
+            with accelerator.accumulate(model):
+                outputs = model(inputs)
+                loss = nn.functional.mse_loss(outputs, targets)
+                accelerator.backward(loss)
+                if recipe.clip and accelerator.sync_gradients:
+                    seen.norms.append(accelerator.clip_grad_norm_(model.parameters(), 1.0).item())
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+            seen.losses.append(loss.item())
+            seen.rates.append(schedule.get_last_lr()[0])
+            seen.synced.append(accelerator.sync_gradients)
+            seen.gathered.append(accelerator.gather_for_metrics(outputs.detach())[:, 0].tolist())
+    seen.weights.extend(flat(accelerator.unwrap_model(model)))
+    return seen
+
+
+def train_by_hand(recipe: Recipe) -> Numbers:
+    """The same training, written with nothing but PyTorch; its loader doesn't shuffle, and its length is even."""
+    torch.manual_seed(0)
+    size = dist.get_world_size() if dist.is_initialized() else 1
+    model = net(recipe.dropout)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    schedule = schedule_of(recipe, optimizer)
+    data = samples(recipe.samples)
+    batches = None if size == 1 else BatchesOf(dist.get_rank(), size, recipe)
+    loader = DataLoader(data, batch_size=recipe.batch) if batches is None else DataLoader(data, batch_sampler=batches)
+    wrapped = model if size == 1 else DistributedDataParallel(model)
+    scaler = torch.amp.GradScaler("cpu", enabled=recipe.precision == "fp16")
+    dtype = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[recipe.precision]
+    seen = Numbers([], [], [], [], [], [])
+    for _ in range(recipe.epochs):
+        for number, (inputs, targets) in enumerate(loader, start=1):
+            synced = number % recipe.accumulation == 0 or number == len(loader)
+            with nullcontext() if synced or size == 1 else wrapped.no_sync():
+                with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+                    outputs = wrapped(inputs)
+                loss = nn.functional.mse_loss(outputs.float(), targets)
+                scaler.scale(loss / recipe.accumulation).backward()
+            if synced:
+                scaler.unscale_(optimizer)
+                if recipe.clip:
+                    seen.norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
+                scaler.step(optimizer)
+                before = scaler.get_scale()
+                scaler.update()
+                overflowed = scaler.get_scale() < before
+                for _ in range(0 if overflowed else size):
+                    schedule.step()
+                optimizer.zero_grad()
+            seen.losses.append(loss.item())
+            seen.rates.append(schedule.get_last_lr()[0])
+            seen.synced.append(synced)
+    seen.weights.extend(flat(model))
+    return seen
+
+
+class BatchesOf:
+    """Every `size`-th batch, beginning with the `rank`-th: how batches are dealt out."""
+
+    def __init__(self, rank: int, size: int, recipe: Recipe) -> None:
+        self.batches = [list(range(start, start + recipe.batch)) for start in range(0, recipe.samples, recipe.batch)][
+            rank::size
+        ]
+
+    def __iter__(self) -> Any:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def flat(model: nn.Module) -> list[list[float]]:
+    """All weights as plain numbers, which travel between processes and can be compared exactly."""
+    return [parameter.detach().flatten().tolist() for parameter in model.parameters()]
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same bits."""
+    return one.shape == other.shape and bool(torch.equal(one, other))

@@ -1,0 +1,323 @@
+"""Objects are prepared in any order and number, once."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tests.ranks import run_on_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from accelerate_nb import Accelerator
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.optimizer import AcceleratedOptimizer
+from accelerate_nb.scheduler import AcceleratedScheduler
+from accelerate_nb.utils.dataclasses import (
+    AutocastKwargs,
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+)
+from tests.runtime.loops import net, samples
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Accelerator]:
+    made = Accelerator(cpu=True)
+    yield made
+    made.end_training()
+
+
+def parts() -> tuple[nn.Module, torch.optim.Optimizer, Any, Any]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1), DataLoader(samples(8), batch_size=4)
+
+
+def test_things_come_back_in_the_order_in_which_they_were_given(accelerator: Accelerator) -> None:
+    model, optimizer, schedule, loader = parts()
+    prepared = accelerator.prepare("as it is", schedule, loader, model, None, optimizer)
+    assert prepared[0] == "as it is"
+    assert prepared[4] is None
+    assert isinstance(prepared[1], AcceleratedScheduler)
+    assert isinstance(prepared[2], DataLoader)
+    assert prepared[3] is model
+    assert isinstance(prepared[5], AcceleratedOptimizer)
+    assert [optimizer.optimizer for optimizer in prepared[1].optimizers] == [optimizer]
+
+
+def test_one_object_comes_back_alone(accelerator: Accelerator) -> None:
+    model = net()
+    assert accelerator.prepare(model) is model
+    assert accelerator.prepare() == ()
+
+
+def test_preparing_twice_is_preparing_once(accelerator: Accelerator) -> None:
+    once = accelerator.prepare(*parts())
+    again = accelerator.prepare(*once)
+    assert all(one is other for one, other in zip(once, again, strict=True))
+    assert all(len(kind) == 1 for kind in (accelerator._models, accelerator._optimizers, accelerator._schedulers))
+    assert len(accelerator._dataloaders) == 1
+    assert all(each._is_accelerate_prepared for each in once)
+
+
+def test_freed_memory_is_forgotten(accelerator: Accelerator) -> None:
+    model, optimizer, schedule, loader = accelerator.prepare(*parts())
+    accelerator.step = 3
+    model, optimizer, schedule, loader = accelerator.free_memory(model, optimizer, schedule, loader)
+    assert model is None
+    assert loader is None
+    assert accelerator.step == 0
+    kinds = (accelerator._models, accelerator._optimizers, accelerator._schedulers, accelerator._dataloaders)
+    assert all(kind == [] for kind in kinds)
+
+
+def test_placements_are_one_for_each(accelerator: Accelerator) -> None:
+    with pytest.raises(ConfigurationError, match="1 values for 2 objects"):
+        accelerator.prepare(net(), net(), device_placement=[True])
+
+
+class Autocast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.computed_in: torch.dtype | None = None
+
+    def forward(self, inputs: torch.Tensor) -> dict[str, Any]:
+        """What goes in, doubled by nobody."""
+        outputs = self.inner(inputs)
+        self.computed_in = outputs.dtype
+        return {"outputs": outputs, "more": [outputs, "text"]}
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_a_mixed_forward_computes_in_few_bits_and_returns_many(name: str, dtype: torch.dtype) -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision=name)
+    model = accelerator.prepare(Autocast())
+    outputs = model(torch.ones(1, 2))
+    assert model.computed_in == dtype
+    assert (outputs["outputs"].dtype, outputs["more"][0].dtype, outputs["more"][1]) == (*[torch.float32] * 2, "text")
+    assert model.forward.__doc__ == Autocast.forward.__doc__
+    accelerator.end_training()
+
+
+def test_a_copy_of_a_mixed_model_computes_with_its_own_weights() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    model = accelerator.prepare(Autocast())
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.inner.weight.zero_()
+        twin.inner.bias.zero_()
+    assert twin(torch.ones(1, 2))["outputs"].abs().sum() == 0
+    assert model(torch.ones(1, 2))["outputs"].abs().sum() > 0
+    accelerator.end_training()
+
+
+def test_an_unwrapped_model_can_lose_its_mixed_forward() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    model = accelerator.prepare(Autocast())
+    assert hasattr(accelerator.unwrap_model(model), "_original_forward")
+    bare = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+    assert bare is model
+    assert "forward" not in vars(bare)
+    bare(torch.ones(1, 2))
+    assert bare.computed_in == torch.float32
+    pickle.dumps(bare)
+    accelerator.end_training()
+
+
+def test_autocast_blocks_obey_their_handler() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    layer, one = nn.Linear(2, 2), torch.ones(1, 2)
+    with accelerator.autocast():
+        assert layer(one).dtype == torch.bfloat16
+        with accelerator.autocast(AutocastKwargs(enabled=False)):
+            assert layer(one).dtype == torch.float32
+    accelerator.end_training()
+
+
+def wrapped() -> list[Any]:
+    options = DistributedDataParallelKwargs(find_unused_parameters=True, comm_hook="fp16")
+    accelerator = Accelerator(kwargs_handlers=[options])
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    model, frozen, evaluated = (
+        net(),
+        accelerator.prepare(frozen),
+        accelerator.prepare_model(net(), evaluation_mode=True),
+    )
+    prepared = accelerator.prepare(model)
+    prepared(torch.ones(1, 8)).sum().backward()
+    return [
+        isinstance(prepared, DistributedDataParallel) and prepared.find_unused_parameters,
+        accelerator.unwrap_model(prepared) is model,
+        isinstance(frozen, DistributedDataParallel),
+        isinstance(evaluated, DistributedDataParallel),
+        len(prepared._comm_hooks),
+    ]
+
+
+def test_only_what_learns_is_wrapped_for_many_processes() -> None:
+    assert run_on_ranks(wrapped, 2) == [[True, True, False, False, 1]] * 2
+
+
+def test_an_optimizer_can_be_pickled(accelerator: Accelerator) -> None:
+    model = net()
+    optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    twin = pickle.loads(pickle.dumps(optimizer))
+    assert twin.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+
+
+def test_an_optimizer_waits_for_the_end_of_its_window() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model, optimizer = accelerator.prepare(*parts()[:1], torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1))
+    (parameter,) = optimizer.param_groups[0]["params"]
+    seen = []
+    for _ in range(4):
+        with accelerator.accumulate(model):
+            accelerator.backward(parameter.sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        seen.append((round(parameter.item(), 4), parameter.grad is None))
+    assert seen == [(1.0, False), (0.9, True), (0.9, False), (0.8, True)]
+    accelerator.end_training()
+
+
+def test_a_schedule_made_around_a_prepared_optimizer_follows_it(accelerator: Accelerator) -> None:
+    model = net()
+    optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=1.0))
+    schedule = accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
+    optimizer.step()
+    schedule.step()
+    assert schedule.get_last_lr() == [0.5]
+    accelerator.sync_gradients = False
+    schedule.step()
+    assert schedule.get_last_lr() == [0.5]
+
+
+def test_a_schedule_may_go_its_own_way() -> None:
+    accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
+    _, optimizer, schedule, _ = accelerator.prepare(*parts())
+    optimizer.step()
+    accelerator.sync_gradients = False
+    schedule.step()
+    assert schedule.get_last_lr() == pytest.approx([0.01])
+    accelerator.end_training()
+
+
+def moves(split: bool) -> float:
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=split))
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer, schedule = accelerator.prepare(optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
+    optimizer.step()
+    schedule.step()
+    return schedule.get_last_lr()[0]
+
+
+def test_a_schedule_moves_once_for_every_process_unless_batches_are_split() -> None:
+    assert run_on_ranks(moves, 2, False) == [0.25, 0.25]
+    assert run_on_ranks(moves, 2, True) == [0.5, 0.5]
+
+
+def fp16(**scaling: Any) -> tuple[Accelerator, nn.Parameter, Any]:
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(**scaling)])
+    parameter = nn.Parameter(torch.ones(1))
+    return accelerator, parameter, accelerator.prepare(torch.optim.SGD([parameter], lr=0.1))
+
+
+def test_an_overflow_leaves_the_step_and_the_schedule_out() -> None:
+    accelerator, parameter, optimizer = fp16(init_scale=1024.0)
+    schedule = accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
+    accelerator.backward(parameter.sum() * float("inf"))
+    optimizer.step()
+    schedule.step()
+    assert accelerator.optimizer_step_was_skipped
+    assert optimizer._is_overflow
+    assert (parameter.item(), schedule.get_last_lr(), accelerator.scaler.get_scale()) == (1.0, [0.1], 512.0)
+    optimizer.zero_grad()
+    accelerator.backward(parameter.sum())
+    assert accelerator.clip_grad_norm_([parameter], 10.0).item() == 1.0
+    optimizer.step()
+    schedule.step()
+    assert not accelerator.optimizer_step_was_skipped
+    assert (round(parameter.item(), 4), schedule.get_last_lr()) == (0.9, [0.05])
+    assert "step" not in vars(optimizer.optimizer) or optimizer.optimizer.step is not None
+    accelerator.end_training()
+
+
+def test_two_optimizers_clipped_together_step_by_their_true_gradients() -> None:
+    accelerator, first, one = fp16(init_scale=1024.0)
+    second = nn.Parameter(torch.ones(1))
+    other = accelerator.prepare(torch.optim.SGD([second], lr=0.1))
+    for _ in range(2):
+        accelerator.backward(first.sum() + second.sum())
+        accelerator.clip_grad_norm_([first], 10.0)
+        accelerator.clip_grad_norm_([second], 10.0)
+        one.step()
+        other.step()
+        one.zero_grad()
+        other.zero_grad()
+    assert (round(first.item(), 4), round(second.item(), 4)) == (0.8, 0.8)
+    accelerator.end_training()
+
+
+def test_gradients_left_from_another_loss_are_not_taken_for_true_ones() -> None:
+    accelerator, first, one = fp16(init_scale=1024.0)
+    second = nn.Parameter(torch.ones(1))
+    other = accelerator.prepare(torch.optim.SGD([second], lr=0.1))
+    accelerator.backward(first.sum() + second.sum())  # the discriminator's loss reaches the generator, too
+    accelerator.clip_grad_norm_([first], 10.0)
+    one.step()
+    other.zero_grad()
+    accelerator.backward(second.sum())
+    accelerator.clip_grad_norm_([second], 10.0)
+    other.step()
+    assert round(second.item(), 4) == 0.9
+    accelerator.end_training()
+
+
+def uneven() -> tuple[int, bool]:
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=True))
+    model, loader = accelerator.prepare(net(), DataLoader(samples(12), batch_size=4))
+    seen = 0
+    with accelerator.join_uneven_inputs([model], even_batches=False):
+        for inputs, _ in loader:
+            model(inputs).sum().backward()
+            seen += 1
+    return seen, loader.batch_sampler.even_batches
+
+
+def test_processes_with_different_numbers_of_batches_end_together() -> None:
+    assert run_on_ranks(uneven, 2) == [(2, True), (1, True)]
+
+
+def held() -> tuple[bool, bool, bool]:
+    accelerator = Accelerator()
+    torch.manual_seed(accelerator.process_index)
+    model = accelerator.prepare(nn.Linear(2, 1, bias=False))
+    inputs = torch.full((1, 2), float(accelerator.process_index))
+
+    def equal() -> bool:
+        gathered = accelerator.gather(model.module.weight.grad)
+        return bool(torch.equal(gathered[0], gathered[1]))
+
+    with accelerator.no_sync(model):
+        model(inputs).sum().backward()
+    first = equal()
+    with accelerator.no_sync(model):
+        loss = model(inputs).sum()
+    with accelerator.trigger_sync_in_backward(model):
+        loss.backward()
+    return first, equal(), model.require_backward_grad_sync
+
+
+def test_gradients_stay_here_until_they_are_sent() -> None:
+    assert run_on_ranks(held, 2) == [(False, True, True)] * 2

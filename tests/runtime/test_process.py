@@ -1,0 +1,205 @@
+"""What a process does in step with the others, or alone in their place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.ranks import run_on_ranks
+
+from accelerate_nb import Accelerator, PartialState
+from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
+from accelerate_nb.logging import get_logger
+from accelerate_nb.state import AcceleratorState, GradientState
+
+
+def who_runs() -> list[str]:
+    accelerator = Accelerator()
+    ran = []
+    accelerator.on_main_process(lambda: ran.append("main"))()
+    accelerator.on_local_main_process(lambda: ran.append("local main"))()
+    accelerator.on_last_process(lambda: ran.append("last"))()
+    accelerator.on_process(lambda: ran.append("second"), process_index=1)()
+    accelerator.on_process(process_index=0)(lambda: ran.append("first"))()
+    accelerator.on_local_process(lambda: ran.append("second here"), local_process_index=1)()
+    return ran
+
+
+def test_a_decorated_function_runs_where_it_should() -> None:
+    assert run_on_ranks(who_runs, 2) == [["main", "local main", "first"], ["last", "second", "second here"]]
+
+
+def split(inputs: Any, padded: bool) -> Any:
+    with PartialState().split_between_processes(inputs, apply_padding=padded) as mine:
+        return mine.tolist() if isinstance(mine, torch.Tensor) else mine
+
+
+@pytest.mark.parametrize(
+    ("inputs", "padded", "parts"),
+    [
+        (["a", "b", "c"], False, [["a", "b"], ["c"]]),
+        (["a", "b", "c"], True, [["a", "b"], ["c", "c"]]),
+        (("a", "b", "c"), True, [("a", "b"), ("c", "c")]),
+        ({"x": [1, 2, 3], "y": "abc"}, False, [{"x": [1, 2], "y": "abc"}, {"x": [3], "y": "abc"}]),
+        (["a"], False, [["a"], []]),
+        (["a"], True, [["a"], ["a"]]),
+    ],
+)
+def test_a_collection_is_split_as_evenly_as_it_goes(inputs: Any, padded: bool, parts: list[Any]) -> None:
+    assert run_on_ranks(split, 2, inputs, padded) == parts
+
+
+def split_tensor() -> tuple[list[list[int]], list[int]]:
+    inputs = {"x": torch.arange(3)}
+    with PartialState().split_between_processes(inputs, apply_padding=True) as mine:
+        return [mine["x"].tolist()], inputs["x"].tolist()
+
+
+def test_splitting_leaves_what_was_given_as_it_was() -> None:
+    assert run_on_ranks(split_tensor, 2) == [([[0, 1]], [0, 1, 2]), ([[2, 2]], [0, 1, 2])]
+
+
+def order_of_blocks(folder: str) -> str:
+    from pathlib import Path
+
+    accelerator = Accelerator()
+    record = Path(folder) / "record"
+    with accelerator.main_process_first():
+        with record.open("a") as file:
+            file.write(str(accelerator.process_index))
+    accelerator.wait_for_everyone()
+    return record.read_text()
+
+
+def test_the_main_process_goes_first(tmp_path: Any) -> None:
+    assert run_on_ranks(order_of_blocks, 2, str(tmp_path)) == ["01", "01"]
+
+
+def triggers() -> list[bool]:
+    accelerator = Accelerator()
+    answers = [accelerator.check_trigger()]
+    if accelerator.is_last_process:
+        accelerator.set_trigger()
+    answers += [accelerator.check_trigger(), accelerator.check_trigger()]
+    return answers
+
+
+def test_a_trigger_is_seen_by_all_and_once() -> None:
+    assert run_on_ranks(triggers, 2) == [[False, True, False]] * 2
+
+
+def states_after_the_end() -> list[Any]:
+    first = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=4)
+    before = [AcceleratorState().mixed_precision, GradientState().num_steps]
+    first.end_training()
+    assert first.is_main_process in (True, False)  # what it knew it still knows
+    assert (PartialState._shared_state, AcceleratorState._shared_state, GradientState._shared_state) == ({}, {}, {})
+    second = Accelerator()
+    total = second.reduce(torch.ones(1)).item()
+    after = [AcceleratorState().mixed_precision, second.gradient_accumulation_steps, second.num_processes]
+    second.end_training()
+    return [*before, *after, total]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_after_the_end_a_new_accelerator_begins_anew(size: int) -> None:
+    assert run_on_ranks(states_after_the_end, size) == [["bf16", 4, "no", 1, size, float(size)]] * size
+
+
+def state_resets() -> list[str]:
+    said = []
+    try:
+        AcceleratorState()
+    except StateError as error:
+        said.append(str(error))
+    accelerator = Accelerator()
+    state = accelerator.state
+    AcceleratorState._reset_state(True)
+    try:
+        state.mixed_precision  # noqa: B018 - what is tested
+    except AttributeError as error:
+        said.append(str(error))
+    return said
+
+
+def test_a_state_without_an_accelerator_says_what_to_do() -> None:
+    ((early, late),) = run_on_ranks(state_resets, 1)
+    assert "before there was an Accelerator" in early
+    assert "`AcceleratorState._reset_state()` was called" in late
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "says"),
+    [
+        ({"mixed_precision": "bf15"}, ConfigurationError, "'no', 'fp8', 'fp16', 'bf16'"),
+        ({"mixed_precision": "fp8"}, NotYetError, "fp8"),
+        ({"fsdp_plugin": object()}, NotYetError, "fsdp_plugin"),
+        ({"log_with": "all"}, NotYetError, "log_with"),
+        ({"dynamo_backend": "inductor"}, NotYetError, "dynamo_backend"),
+        ({"kwargs_handlers": [object()]}, ConfigurationError, "Unsupported kwargs handler passed"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_at_once(options: dict[str, Any], kind: type[Exception], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        Accelerator(**options)
+
+
+def test_the_environment_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "3")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "yes")
+    accelerator = Accelerator()
+    assert (accelerator.mixed_precision, accelerator.gradient_accumulation_steps) == ("bf16", 3)
+    assert accelerator.device == torch.device("cpu")
+    accelerator.end_training()
+
+
+def test_a_way_of_training_that_is_not_here_is_not_left_out_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(NotYetError, match="ACCELERATE_USE_FSDP asks for FSDP"):
+        Accelerator()
+
+
+def test_an_accelerator_does_not_travel() -> None:
+    import copy
+    import pickle
+
+    accelerator = Accelerator()
+    with pytest.raises(StateError, match="Make it inside the function that is launched"):
+        pickle.dumps(accelerator)
+    assert copy.deepcopy(accelerator) is accelerator
+    accelerator.end_training()
+
+
+def logs(folder: str) -> str:
+    import logging
+    from pathlib import Path
+
+    path = Path(folder) / "log"
+    logger = get_logger("a test's own", log_level="INFO")
+    with pytest.raises(StateError, match="before using the logging utility"):
+        logger.info("too early")
+    accelerator = Accelerator()
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(message)s (%(filename)s)"))
+    logger.logger.addHandler(handler)
+    logger.info("main only")
+    accelerator.wait_for_everyone()
+    logger.info("in turn", in_order=True)
+    logger.warning_once("once")
+    logger.warning_once("once")
+    accelerator.wait_for_everyone()
+    return path.read_text()
+
+
+def test_log_lines_know_their_rank(tmp_path: Any) -> None:
+    lines = run_on_ranks(logs, 2, str(tmp_path))[0].splitlines()
+    here = "(test_process.py)"
+    assert lines == [
+        f"[RANK 0] main only {here}",
+        f"[RANK 0] in turn {here}",
+        f"[RANK 1] in turn {here}",
+        f"[RANK 0] once {here}",
+    ]

@@ -1,0 +1,97 @@
+"""A training gives the numbers that Hugging Face Accelerate and hand-written PyTorch give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.ranks import run_on_ranks
+
+from tests.runtime.loops import Numbers, Recipe, train, train_by_hand
+
+RECIPES = [
+    Recipe(),
+    Recipe(accumulation=3),
+    Recipe(accumulation=4, schedule="step", clip=False),
+    Recipe(precision="bf16", accumulation=2, schedule="lambda"),
+    Recipe(samples=11, dropout=0.3),
+]
+
+
+def with_ours(recipe: Recipe) -> Numbers:
+    from accelerate_nb import Accelerator
+
+    accelerator: list[Any] = []
+
+    def make(**options: Any) -> Any:
+        accelerator.append(Accelerator(**options))
+        return accelerator[0]
+
+    numbers = train(make, recipe)
+    accelerator[0].end_training()
+    return numbers
+
+
+def with_accelerate(recipe: Recipe) -> Numbers:
+    from accelerate import Accelerator
+
+    return train(Accelerator, recipe)
+
+
+def by_hand(recipe: Recipe) -> Numbers:
+    from accelerate_nb import PartialState
+
+    PartialState(cpu=True)  # connects the processes; the rest is PyTorch's
+    return train_by_hand(recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+@pytest.mark.parametrize("size", [1, 2])
+def test_accelerate_gives_the_same_numbers(recipe: Recipe, size: int) -> None:
+    for ours, theirs in zip(
+        run_on_ranks(with_ours, size, recipe), run_on_ranks(with_accelerate, size, recipe), strict=True
+    ):
+        assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(samples=48, shuffle=False, accumulation=5, schedule="step"),
+        Recipe(samples=48, shuffle=False, precision="bf16", schedule="lambda"),
+        Recipe(samples=48, shuffle=False, precision="fp16", accumulation=2, schedule="lambda"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("size", [1, 2])
+def test_plain_pytorch_gives_the_same_numbers(recipe: Recipe, size: int) -> None:
+    for ours, plain in zip(run_on_ranks(with_ours, size, recipe), run_on_ranks(by_hand, size, recipe), strict=True):
+        assert (ours.losses, ours.weights) == (plain.losses, plain.weights)
+        assert (ours.rates, ours.synced) == (plain.rates, plain.synced)
+        assert str(ours.norms) == str(plain.norms)  # an overflow's norm is nan, which equals nothing
+
+
+def test_two_processes_gather_what_one_computes() -> None:
+    recipe = Recipe(samples=43, batch=8, shuffle=False, epochs=1, schedule="lambda")
+    one = run_on_ranks(evaluate, 1, recipe)[0]
+    two = run_on_ranks(evaluate, 2, Recipe(samples=43, batch=4, shuffle=False, epochs=1))
+    assert two[0] == two[1]
+    assert two[0] == pytest.approx(one)
+
+
+def evaluate(recipe: Recipe) -> list[float]:
+    import torch
+    from torch.utils.data import DataLoader
+
+    from accelerate_nb import Accelerator
+    from tests.runtime.loops import net, samples
+
+    torch.manual_seed(0)
+    accelerator = Accelerator()
+    loader = DataLoader(samples(recipe.samples), batch_size=recipe.batch)
+    model, loader = accelerator.prepare(net().eval(), loader)
+    found: list[float] = []
+    with torch.no_grad():
+        for inputs, _ in loader:
+            found += accelerator.gather_for_metrics(model(inputs))[:, 0].tolist()
+    return found

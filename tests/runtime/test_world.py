@@ -1,0 +1,130 @@
+"""A process finds its place among the others, leaves it, and finds a new one."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.ranks import run_on_ranks
+
+from accelerate_nb.errors import ConfigurationError, LaunchError
+from accelerate_nb.runtime.current import current_world, forget, is_joined
+from accelerate_nb.runtime.world import Meeting, Place, World, choose_device
+
+
+def seen() -> tuple[int, int, int, int, str, str | None]:
+    world = current_world()
+    return world.rank, world.size, world.local_rank, world.local_size, str(world.device.type), world.backend
+
+
+def total() -> float:
+    one = torch.ones(1, device=current_world().device)
+    if current_world().size > 1:
+        dist.all_reduce(one)
+    return one.item()
+
+
+def test_a_process_alone_has_no_group() -> None:
+    (place,) = run_on_ranks(seen, 1)
+    assert place[:4] == (0, 1, 0, 1)
+    assert place[5] is None
+
+
+def test_ranks_are_connected_with_nothing_set() -> None:
+    first, second = run_on_ranks(seen, 2)
+    assert (first[:2], second[:2]) == ((0, 2), (1, 2))
+    assert first[5] is not None
+
+
+def joins_again() -> list[float]:
+    totals = []
+    for _ in range(3):
+        totals.append(total())
+        forget()
+        assert not dist.is_initialized()
+        assert not is_joined()
+    totals.append(total())
+    dist.destroy_process_group()  # by somebody who knows nothing of us
+    totals.append(total())
+    forget()
+    return totals
+
+
+def test_a_world_that_was_left_can_be_joined_again() -> None:
+    assert run_on_ranks(joins_again, 2) == [[2.0] * 5] * 2
+
+
+def adopts() -> tuple[bool, float]:
+    dist.init_process_group("gloo")
+    world = current_world()
+    found = world.size == 2, total()
+    forget()
+    assert dist.is_initialized()  # who made it ends it
+    dist.destroy_process_group()
+    return found
+
+
+def test_an_existing_group_is_adopted_and_left_alone() -> None:
+    assert run_on_ranks(adopts, 2) == [(True, 2.0)] * 2
+
+
+def forked_worker_and_loader_child() -> tuple[int, int]:
+    current_world()
+    answers = []
+    for changed in ({}, {"RANK": "3", "WORLD_SIZE": "1"}):
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.environ.update(changed)
+            os.write(writer, b"1" if is_joined() else b"0")
+            os._exit(0)
+        os.waitpid(pid, 0)
+        answers.append(int(os.read(reader, 1)))
+    return answers[0], answers[1]
+
+
+def test_a_child_shares_the_world_unless_it_was_launched_as_a_worker() -> None:
+    assert run_on_ranks(forked_worker_and_loader_child, 1) == [(1, 0)]
+
+
+def test_a_place_is_read_from_torchruns_variables() -> None:
+    environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    assert Place.read(environment) == Place(5, 8, 1, 4)
+    assert Place.read({}) == Place(0, 1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "kind", "says"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "2"}, LaunchError, "ranks count from 0 to 1"),
+        ({"RANK": "first", "WORLD_SIZE": "2"}, ConfigurationError, "RANK should be a whole number, but is 'first'"),
+    ],
+)
+def test_a_place_that_cannot_be_is_an_error(environment: dict[str, str], kind: type, says: str) -> None:
+    with pytest.raises(kind, match=says):
+        Place.read(environment)
+
+
+def test_a_device_can_be_named() -> None:
+    assert choose_device(Place(0, 1, 0, 1), {"ACCELERATE_TORCH_DEVICE": "meta"}, cpu=False) == torch.device("meta")
+    assert choose_device(Place(0, 1, 0, 1), {"ACCELERATE_TORCH_DEVICE": "meta"}, cpu=True) == torch.device("cpu")
+
+
+def test_a_backend_for_other_devices_is_replaced() -> None:
+    assert Meeting(backend="nccl")._backend_for(torch.device("cpu")) == "gloo"
+    assert Meeting(backend="gloo")._backend_for(torch.device("cuda", 0)) == "gloo"
+    assert Meeting()._backend_for(torch.device("cuda", 0)) == "nccl"
+
+
+def test_a_world_knows_its_ends() -> None:
+    def world(rank: int) -> Any:
+        return World(rank, 3, rank, 3, torch.device("cpu"), "gloo")
+
+    assert [(world(rank).is_main, world(rank).is_last) for rank in range(3)] == [
+        (True, False),
+        (False, False),
+        (False, True),
+    ]
