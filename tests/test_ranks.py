@@ -1,0 +1,66 @@
+"""The ranks that tests run on tell what happened to them."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.ranks import RanksFailed, run_on_ranks
+
+
+def place(extra: str) -> tuple[str, str, str]:
+    return os.environ["RANK"], os.environ["WORLD_SIZE"], extra
+
+
+def total() -> float:
+    dist.init_process_group("gloo")
+    one = torch.tensor(1.0 + dist.get_rank())
+    dist.all_reduce(one)
+    return one.item()
+
+
+def one_raises() -> None:
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 1:
+        raise KeyError("lost")
+    dist.all_reduce(torch.ones(1))
+
+
+def one_dies() -> None:
+    if os.environ["RANK"] == "1":
+        os._exit(7)
+
+
+def one_hangs() -> None:
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(1))
+    else:
+        time.sleep(600)
+
+
+def test_results_come_back_in_the_order_of_ranks() -> None:
+    assert run_on_ranks(place, 3, "x") == [(str(rank), "3", "x") for rank in range(3)]
+
+
+def test_ranks_meet() -> None:
+    assert run_on_ranks(total, 2) == [3.0, 3.0]
+
+
+def test_a_rank_that_raises_is_quoted() -> None:
+    with pytest.raises(RanksFailed, match=r"(?s)one_raises on 2 ranks.*rank 1: Traceback.*KeyError: 'lost'"):
+        run_on_ranks(one_raises, 2)
+
+
+def test_a_rank_that_dies_is_reported() -> None:
+    with pytest.raises(RanksFailed, match="rank 1: died without a word, exit code 7"):
+        run_on_ranks(one_dies, 2)
+
+
+def test_a_rank_that_hangs_shows_where() -> None:
+    with pytest.raises(RanksFailed, match=r"(?s)rank 0: did not answer.*all_reduce.*rank 1: did not.*one_hangs"):
+        run_on_ranks(one_hangs, 2, limit=4)
