@@ -51,6 +51,7 @@ from accelerate_nb.runtime.process import AcceleratorState, Process, join
 from accelerate_nb.runtime.saving import save
 from accelerate_nb.runtime.scheduler import AcceleratedScheduler
 from accelerate_nb.runtime.strategies.choosing import choose_strategy
+from accelerate_nb.runtime.unwrapping import extract_model_from_parallel
 from accelerate_nb.runtime.world import World
 
 T = TypeVar("T")
@@ -118,6 +119,7 @@ class Accelerator(Process):
         self.strategy = choose_strategy(self._world, self.ddp_handler)
         self.precision = choose_precision(name, self.device, self.autocast_handler, self.scaler_handler)
         self.bundle = Bundle()
+        self._life = current.life()
 
         self.device_placement = device_placement
         self.dataloader_config = dataloader_config or DataLoaderConfiguration()
@@ -291,30 +293,35 @@ class Accelerator(Process):
 
     def prepare_model(self, model: Module, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
         """The model on its device, computing in the chosen numbers, and, unless it is only evaluated, spread as the run is."""
-        if is_prepared(model):
-            return add(self.bundle.models, model)
-        model = self.precision.wrap_forward(model)
+        if is_prepared(model, self._kind_of_life):
+            return add(self.bundle.models, model, self._kind_of_life)
+        model = self.precision.wrap_forward(extract_model_from_parallel(model) if is_prepared(model) else model)
         if self._places(device_placement):
             model = self.strategy.place(model)
         if not evaluation_mode:
             model = self.strategy.wrap_model(model)
-        return add(self.bundle.models, model)
+        return add(self.bundle.models, model, self._kind_of_life)
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Any:
         """The optimizer, stepping when gradients are synchronised."""
-        if is_prepared(optimizer):
-            return add(self.bundle.optimizers, optimizer)
+        if is_prepared(optimizer, self._kind_of_life):
+            return add(self.bundle.optimizers, optimizer, self._kind_of_life)
         prepared = AcceleratedOptimizer(
-            optimizer, self._places(device_placement), self.scaler, precision=self.precision, device=self.device
+            _innermost(optimizer),
+            self._places(device_placement),
+            self.scaler,
+            precision=self.precision,
+            device=self.device,
         )
-        return add(self.bundle.optimizers, prepared)
+        return add(self.bundle.optimizers, prepared, self._kind_of_life)
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
         """The schedule, moving when its optimizer steps."""
-        if is_prepared(scheduler):
-            return add(self.bundle.schedulers, scheduler)
+        if is_prepared(scheduler, self._kind_of_life):
+            return add(self.bundle.schedulers, scheduler, self._kind_of_life)
+        scheduler = scheduler.scheduler if isinstance(scheduler, AcceleratedScheduler) else scheduler
         steered = getattr(scheduler, "optimizer", None)
-        own = [each for each in self.bundle.optimizers if steered is each or steered is each.optimizer]
+        own = [each for each in self.bundle.optimizers if _innermost(steered) is each.optimizer]
         prepared = AcceleratedScheduler(
             scheduler,
             own or self.bundle.optimizers,
@@ -322,7 +329,7 @@ class Accelerator(Process):
             split_batches=self.split_batches,
             replicas=self.strategy.data_replicas[1],
         )
-        return add(self.bundle.schedulers, prepared)
+        return add(self.bundle.schedulers, prepared, self._kind_of_life)
 
     def prepare_data_loader(
         self, data_loader: Any, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
@@ -357,6 +364,11 @@ class Accelerator(Process):
         """The model as it was before `prepare`."""
         return self.strategy.unwrap(model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile)
 
+    @property
+    def _kind_of_life(self) -> str:
+        """What a model is prepared for; in another world, or for other numbers, it is prepared anew."""
+        return f"{self._life} {self.precision.name}"
+
     def _places(self, asked: bool | None) -> bool:
         return self.device_placement if asked is None else asked
 
@@ -378,7 +390,8 @@ class Accelerator(Process):
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, gradient_accumulation_steps: int) -> None:
-        self.gradient_state.plugin_kwargs["num_steps"] = gradient_accumulation_steps
+        settings = {**self.gradient_state.plugin_kwargs, "num_steps": gradient_accumulation_steps}
+        self.gradient_state.plugin_kwargs = settings
 
     def accumulate(self, *models: Any) -> AbstractContextManager[None]:
         """

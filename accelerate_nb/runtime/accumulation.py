@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from accelerate_nb.runtime.current import Shared
@@ -18,29 +20,29 @@ class GradientState:
     ends in whatever way; the innermost one is `active_dataloader`.
     """
 
-    _shared_state = Shared()
+    # A loader or an optimizer that was prepared in a world that has ended goes on in the next one.
+    _shared_state = Shared(lasting=True)
 
-    sync_gradients: bool
-    plugin_kwargs: dict[str, Any]
-    active_dataloader: Any
-    dataloader_references: list[Any]
-    is_xla_gradients_synced: bool
+    sync_gradients: bool = True
+    active_dataloader: Any = None
+    is_xla_gradients_synced: bool = False
+    plugin_kwargs: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None) -> None:
         self.__dict__ = self._shared_state
-        if not self.initialized:
-            self.sync_gradients = True
-            self.plugin_kwargs = {}
-            self.dataloader_references = [None]
-            self.active_dataloader = None
-            self.is_xla_gradients_synced = False
         if gradient_accumulation_plugin is not None:
             self.plugin_kwargs = gradient_accumulation_plugin.to_kwargs()
 
     @property
     def initialized(self) -> bool:
-        """Whether some instance was made since the last reset."""
+        """Whether an `Accelerator` has said how to accumulate."""
         return "plugin_kwargs" in self.__dict__
+
+    @property
+    def dataloader_references(self) -> list[Any]:
+        """The loaders that are being read, the innermost last, after a `None` for when there is none."""
+        references: list[Any] = self.__dict__.setdefault("_references", [None])
+        return references
 
     @property
     def num_steps(self) -> int:

@@ -23,11 +23,12 @@ class Bundle:
             kind.clear()
 
 
-def add(kind: list[Any], prepared: Any) -> Any:
+def add(kind: list[Any], prepared: Any, prepared_for: str = "") -> Any:
     """Keep an object once, and mark it as prepared."""
     if not holds(kind, prepared):
         kind.append(prepared)
     prepared._is_accelerate_prepared = True
+    prepared._is_prepared_for = prepared_for
     return prepared
 
 
@@ -36,6 +37,7 @@ def holds(kind: Iterable[Any], one: Any) -> bool:
     return any(each is one for each in kind)
 
 
-def is_prepared(one: Any) -> bool:
-    """Whether an object carries the mark."""
-    return bool(getattr(one, "_is_accelerate_prepared", False))
+def is_prepared(one: Any, prepared_for: str | None = None) -> bool:
+    """Whether an object carries the mark; with `prepared_for`, whether it carries this one."""
+    marked = bool(getattr(one, "_is_accelerate_prepared", False))
+    return marked and prepared_for in (None, getattr(one, "_is_prepared_for", prepared_for))

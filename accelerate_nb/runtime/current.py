@@ -18,21 +18,31 @@ class _Held:
     made_group: bool = False
     store: dist.Store | None = None
     joins: int = 0
+    lives: int = 0
     pid: int = 0
     contract: tuple[str | None, ...] = ()
 
     def __init__(self) -> None:
         self.shared: dict[str, dict[str, Any]] = {}
+        self.lasting: dict[str, dict[str, Any]] = {}
 
 
 class Shared:
-    """A class attribute that is the dictionary which all instances of its class share (Hugging Face's `_shared_state`)."""
+    """
+    A class attribute that is the dictionary which all instances of its class share (Hugging Face's `_shared_state`).
+
+    When the world is left, old instances keep what they knew, unless the dictionary is `lasting`: then they are emptied, and
+    go on together with the new ones.
+    """
+
+    def __init__(self, *, lasting: bool = False) -> None:
+        self.lasting = lasting
 
     def __get__(self, instance: object, owner: type) -> dict[str, Any]:
         held = _held.get()
         if held.world is not None and _outlived(held):
             _leave_behind(held)
-        return held.shared.setdefault(owner.__name__, {})
+        return (held.lasting if self.lasting else held.shared).setdefault(owner.__name__, {})
 
 
 _held: ContextVar[_Held] = ContextVar("accelerate_nb_world", default=_Held())  # noqa: B039 - shared on purpose
@@ -51,6 +61,11 @@ def is_joined() -> bool:
     """Whether this process has a world already; asking does not join one."""
     held = _held.get()
     return held.world is not None and not _outlived(held)
+
+
+def life() -> int:
+    """How many worlds this process has joined so far: what was made in a former one belongs to it."""
+    return _held.get().lives
 
 
 def forget() -> None:
@@ -78,16 +93,19 @@ def _outlived(held: _Held) -> bool:
 
 def _leave_behind(held: _Held) -> None:
     held.world = None
-    held.shared = {}  # who made an object in the former world keeps what it knew
+    held.shared = {}
+    for attributes in held.lasting.values():
+        attributes.clear()
 
 
 def _join(held: _Held, meeting: Meeting) -> World:
     if held.pid != os.getpid():
-        held.store, held.joins, held.made_group = None, 0, False
+        held.store, held.joins, held.made_group = None, 0, False  # these are the parent's
     existed = dist.is_available() and dist.is_initialized()
     world = meeting.join(os.environ, None if existed else _next_store(held, meeting))
     held.made_group = world.backend is not None and (held.made_group or not existed)
     held.pid, held.contract = os.getpid(), _contract()
+    held.lives += 1
     return world
 
 

@@ -11,7 +11,7 @@ class _KnowsItsValues(enum.EnumMeta):
 
     def __contains__(cls, item: object) -> bool:
         members: list[Any] = list(cls.__members__.values())
-        return isinstance(item, cls) or item in [member.value for member in members]
+        return any(item is member or item == member.value for member in members)
 
 
 class Kind(str, enum.Enum, metaclass=_KnowsItsValues):

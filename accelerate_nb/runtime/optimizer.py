@@ -81,7 +81,7 @@ class AcceleratedOptimizer(Optimizer):
         else:
             self._is_overflow = not self.precision.step(self.optimizer, closure)
 
-    def zero_grad(self, set_to_none: bool | None = None) -> None:  # type: ignore[override]  # as Accelerate's
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Throw the gradients away, if they are synchronised."""
         if not self.gradient_state.sync_gradients:
             return

@@ -321,3 +321,41 @@ def held() -> tuple[bool, bool, bool]:
 
 def test_gradients_stay_here_until_they_are_sent() -> None:
     assert run_on_ranks(held, 2) == [(False, True, True)] * 2
+
+
+def second_life(first: str, second: str) -> list[Any]:
+    seen: list[Any] = []
+    model = Autocast()
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.0)
+    loader: Any = DataLoader(torch.ones(4, 2), batch_size=2)
+    prepared: Any = model
+    for precision in (first, second):
+        accelerator = Accelerator(mixed_precision=precision, gradient_accumulation_steps=2)
+        prepared, optimizer, loader = accelerator.prepare(prepared, optimizer, loader)
+        synced = []
+        for inputs in loader:
+            with accelerator.accumulate(prepared):
+                accelerator.backward(prepared(inputs)["outputs"].sum())
+                optimizer.step()
+                optimizer.zero_grad()
+                synced.append(accelerator.sync_gradients)
+        seen.append((model.computed_in, isinstance(optimizer.optimizer, torch.optim.SGD), synced))
+        accelerator.end_training()
+    return [*seen, accelerator.unwrap_model(prepared) is model]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_was_prepared_before_the_end_is_prepared_anew(size: int) -> None:
+    steps = [False, True] if size == 1 else [True]
+    expected = [(torch.bfloat16, True, steps), (torch.float32, True, steps), True]
+    assert run_on_ranks(second_life, size, "bf16", "no") == [expected] * size
+
+
+def test_a_second_accelerator_may_compute_in_other_numbers() -> None:
+    model = Autocast()
+    for name, dtype in (("bf16", torch.bfloat16), ("no", torch.float32), ("bf16", torch.bfloat16)):
+        accelerator = Accelerator(cpu=True, mixed_precision=name)
+        assert accelerator.prepare(model) is model
+        model(torch.ones(1, 2))
+        assert model.computed_in == dtype
+    accelerator.end_training()

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.handlers import AutocastKwargs, GradScalerKwargs
 from accelerate_nb.runtime.operations.nested import convert_to_fp32
-from accelerate_nb.runtime.precision.base import Precision, restore_forward
+from accelerate_nb.runtime.precision.base import Precision
 
 
 class BF16(Precision):
@@ -46,8 +46,7 @@ class BF16(Precision):
 
     def wrap_forward(self, model: Module) -> Module:
         """The model with a forward that computes in this type and returns float32."""
-        restore_forward(model)
-        own = model.forward
+        own = super().wrap_forward(model).forward
         model._original_forward = own  # type: ignore[assignment]  # a method, which Module's types don't foresee
         if isinstance(own, MethodType):
             # bound anew, not closed over, so that a deep copy of the model calls the copy

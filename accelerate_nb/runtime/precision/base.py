@@ -23,7 +23,8 @@ class Precision:
     scaler: torch.amp.GradScaler | None = None
 
     def wrap_forward(self, model: Module) -> Module:
-        """The model, computing in these numbers from now on."""
+        """The model, computing in these numbers from now on, whatever it computed in before."""
+        restore_forward(model)
         return model
 
     def autocast(self, options: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
