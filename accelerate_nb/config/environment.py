@@ -1,0 +1,69 @@
+"""What the environment says of a launch, at the one border where it is read."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def already_launched(environment: Mapping[str, str]) -> bool:
+    """
+    Whether this process is one of a launcher's workers already: torchrun's, ours, or any that speaks their language.
+
+    A world of one process counts only if an elastic agent, or we, made it: notebooks often set `RANK=0` and
+    `WORLD_SIZE=1` by hand, to use a library that wants them, and mean to launch all the same.
+    """
+    rank, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
+    if not (rank.isdecimal() and size.isdecimal()):
+        return False
+    return int(size) > 1 or "TORCHELASTIC_RUN_ID" in environment
+
+
+def runs_folder(environment: Mapping[str, str]) -> Path:
+    """The folder in which each run has its own: in the user's cache, or where there is none to write to, a temporary one."""
+    cache = _cache(environment)
+    if cache is not None and _can_hold_folders(cache):
+        return cache / "accelerate_nb_runs"
+    return Path(tempfile.gettempdir()) / f"accelerate_nb_runs-{_user(environment)}"
+
+
+def _cache(environment: Mapping[str, str]) -> Path | None:
+    """The platform's folder for what a user can do without."""
+    said = environment.get("XDG_CACHE_HOME") or (environment.get("LOCALAPPDATA") if sys.platform == "win32" else None)
+    if said:
+        return Path(said)
+    home = environment.get("HOME") or environment.get("USERPROFILE")
+    if not home:
+        return None
+    return Path(home, *(("Library", "Caches") if sys.platform == "darwin" else (".cache",)))
+
+
+def _can_hold_folders(folder: Path) -> bool:
+    """Whether the folder, or the first of its parents that is there, can be written to."""
+    for place in (folder, *folder.parents):
+        if place.exists():
+            return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+    return False
+
+
+def _user(environment: Mapping[str, str]) -> str:
+    return str(os.getuid()) if hasattr(os, "getuid") else environment.get("USERNAME", "user")
+
+
+@contextmanager
+def saying(values: Mapping[str, str], environment: MutableMapping[str, str]) -> Iterator[None]:
+    """Inside the block, the environment says these values too."""
+    before = {name: environment.get(name) for name in values}
+    environment.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                environment.pop(name, None)
+            else:
+                environment[name] = value

@@ -1,0 +1,189 @@
+"""What values a setting can have: one small object for each kind, which checks a value and reads a text."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from accelerate_nb.errors import NotYetError
+
+_YES = frozenset({"1", "true", "yes", "y", "on", "t"})
+_NO = frozenset({"0", "false", "no", "n", "off", "f"})
+
+Real = TypeVar("Real", int, float)
+
+
+class Unfit(Exception):  # noqa: N818 - never leaves this room: `Setting` turns it into a ConfigurationError
+    """A value is not of the kind; the setting says which and where it was found."""
+
+
+class Kind(Protocol):
+    """The values that a setting can have."""
+
+    @property
+    def expected(self) -> str:
+        """What a value has to be, to go after "should be"."""
+
+    def check(self, value: Any) -> Any:
+        """The value as the setting keeps it; `Unfit` if it can't be one."""
+
+    def parse(self, text: str) -> Any:
+        """The value that a text of the environment, or of a file, stands for; `Unfit` if it stands for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Whole numbers, numpy's included; `True` is none of them."""
+
+    minimum: float | None = None
+    maximum: float | None = None
+    also_as_text: bool = False
+
+    @property
+    def expected(self) -> str:
+        return "a whole number" + _bounds(self.minimum, self.maximum)
+
+    def check(self, value: Any) -> int:
+        if self.also_as_text and isinstance(value, str):
+            return self.parse(value)
+        if isinstance(value, bool):
+            raise Unfit
+        try:
+            number = operator.index(value)
+        except TypeError:
+            raise Unfit from None
+        return _within(number, self.minimum, self.maximum)
+
+    def parse(self, text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise Unfit from None
+        return _within(number, self.minimum, self.maximum)
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """Real numbers, neither infinite nor NaN."""
+
+    minimum: float | None = None
+    maximum: float | None = None
+
+    @property
+    def expected(self) -> str:
+        return "a number" + _bounds(self.minimum, self.maximum)
+
+    def check(self, value: Any) -> float:
+        if isinstance(value, (bool, str)):
+            raise Unfit
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise Unfit from None
+        if not math.isfinite(number):
+            raise Unfit
+        return _within(number, self.minimum, self.maximum)
+
+    def parse(self, text: str) -> float:
+        try:
+            return self.check(float(text))
+        except ValueError:
+            raise Unfit from None
+
+
+@dataclass(frozen=True, slots=True)
+class YesNo:
+    """True or False."""
+
+    @property
+    def expected(self) -> str:
+        return "True or False"
+
+    def check(self, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise Unfit
+        return value
+
+    def parse(self, text: str) -> bool:
+        word = text.strip().lower()
+        if word not in _YES | _NO:
+            raise Unfit
+        return word in _YES
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Any text, or a path."""
+
+    @property
+    def expected(self) -> str:
+        return "a text"
+
+    def check(self, value: Any) -> str:
+        if not isinstance(value, (str, os.PathLike)):
+            raise Unfit
+        return str(value)
+
+    def parse(self, text: str) -> str:
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of several words, in any case; `later` are those that have a meaning and are not offered yet."""
+
+    choices: tuple[str, ...]
+    later: tuple[str, ...] = ()
+
+    @property
+    def expected(self) -> str:
+        return f"one of {', '.join(map(repr, self.choices))}"
+
+    def check(self, value: Any) -> str:
+        if not isinstance(value, str):
+            raise Unfit
+        return self.parse(value)
+
+    def parse(self, text: str) -> str:
+        word = text.strip().lower()
+        if word in self.later:
+            raise NotYetError(f"which is not offered here yet. Use {self.expected}.")
+        if word not in self.choices:
+            raise Unfit
+        return word
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A mapping from texts to anything."""
+
+    @property
+    def expected(self) -> str:
+        return "a mapping"
+
+    def check(self, value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise Unfit
+        return dict(value)
+
+    def parse(self, text: str) -> dict[str, Any]:
+        pairs = (part.partition("=") for part in text.split(",") if part)
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _bounds(minimum: float | None, maximum: float | None) -> str:
+    if minimum is not None and maximum is not None:
+        return f" from {minimum} to {maximum}"
+    if minimum is not None:
+        return f", at least {minimum}"
+    return "" if maximum is None else f", at most {maximum}"
+
+
+def _within(number: Real, minimum: float | None, maximum: float | None) -> Real:
+    if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
+        raise Unfit
+    return number

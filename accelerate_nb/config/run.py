@@ -1,0 +1,94 @@
+"""The whole wish, resolved from what was said in a call, in the environment and in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from accelerate_nb.config.fields import Setting, said, settings, unknown_setting
+from accelerate_nb.config.launching import Launching
+from accelerate_nb.config.training import Training
+
+Section = TypeVar("Section", Launching, Training)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that a run should be."""
+
+    launching: Launching = field(default_factory=Launching)
+    training: Training = field(default_factory=Training)
+
+    def environ(self) -> dict[str, str]:
+        """What every worker's environment says of it."""
+        return {**self.launching.environ(), **self.training.environ()}
+
+
+def all_settings() -> tuple[Setting, ...]:
+    """Every setting there is."""
+    return (*settings(Launching), *settings(Training))
+
+
+def resolve(
+    arguments: Mapping[str, Any], environment: Mapping[str, str], file: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """
+    What a run should be: an argument wins over a variable of the environment, that over the file, that over the default.
+
+    An argument that is `None`, or a default marked by `unsaid`, was not said. `ConfigurationError` tells which value can't
+    be one, or which argument is unknown; `NotYetError` what is known and not offered yet.
+
+    >>> resolve({"num_processes": 2}, {"ACCELERATE_MIXED_PRECISION": "bf16"}).training.mixed_precision
+    'bf16'
+    """
+    known = {one.name for one in all_settings()}
+    for name in arguments:
+        if name not in known:
+            raise unknown_setting(name, known)
+    places: tuple[_Place, ...] = (_Arguments(said(arguments)), _Environment(environment), _File(file or {}))
+    return RunConfig(launching=_made(Launching, places), training=_made(Training, places))
+
+
+class _Place(Protocol):
+    """Where a setting can be said."""
+
+    def values(self, one: Setting) -> Iterator[Any]:
+        """What this place says of a setting, checked; the first counts."""
+
+
+class _Arguments(NamedTuple):
+    said: Mapping[str, Any]
+
+    def values(self, one: Setting) -> Iterator[Any]:
+        if one.name in self.said:
+            yield one.check(self.said[one.name], f"{one.name} was given as")
+
+
+class _Environment(NamedTuple):
+    variables: Mapping[str, str]
+
+    def values(self, one: Setting) -> Iterator[Any]:
+        for name in one.variables:
+            if text := self.variables.get(name):
+                yield one.parse(text, f"The variable {name} says")
+
+
+class _File(NamedTuple):
+    content: Mapping[str, Any]
+
+    def values(self, one: Setting) -> Iterator[Any]:
+        for key in one.keys:
+            value = self.content.get(key)
+            if value is not None:
+                read = one.parse if isinstance(value, str) else one.check
+                yield read(value, f"{key} in the configuration file says")
+
+
+def _made(section: type[Section], places: tuple[_Place, ...]) -> Section:
+    found: dict[str, Any] = {}
+    for one in settings(section):
+        for value in (value for place in places for value in place.values(one)):
+            found[one.name] = value
+            break
+    return section(**found)
