@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -113,7 +114,7 @@ class Accelerator(Process):
         name = precision_name(mixed_precision if mixed_precision is not None else asked.mixed_precision)
         accumulation = _accumulation(gradient_accumulation_plugin, gradient_accumulation_steps, asked)
 
-        self._world = join(cpu=cpu or asked.cpu, **({} if self.init_handler is None else self.init_handler.to_dict()))
+        self._world = join(cpu=cpu or asked.cpu, **({} if self.init_handler is None else self.init_handler.to_kwargs()))
         self.state = AcceleratorState(name, cpu or asked.cpu, _from_accelerator=True)
         self.gradient_state = GradientState(accumulation)
         self.strategy = choose_strategy(self._world, self.ddp_handler)
@@ -122,7 +123,7 @@ class Accelerator(Process):
         self._life = current.life()
 
         self.device_placement = device_placement
-        self.dataloader_config = dataloader_config or DataLoaderConfiguration()
+        self.dataloader_config = _loading(dataloader_config, split_batches)
         self.project_configuration = project_config or ProjectConfiguration()
         if project_dir is not None and self.project_configuration.project_dir is None:
             self.project_configuration.set_directories(os.fspath(project_dir))
@@ -531,7 +532,7 @@ class Accelerator(Process):
         output_dir: str | os.PathLike[str] | None = None,
         safe_serialization: bool = True,
         **save_model_func_kwargs: Any,
-    ) -> str:
+    ) -> Path:
         """
         Write the whole training to a folder: models, optimizers, schedules, loaders' positions, random states, registered objects.
 
@@ -544,7 +545,7 @@ class Accelerator(Process):
         if self.should_save_model:
             prune(self.project_configuration)
         self.wait_for_everyone()
-        return str(folder)
+        return folder
 
     def load_state(
         self,
@@ -591,7 +592,10 @@ class Accelerator(Process):
         on_each_node = self.project_configuration.save_on_each_node
         return Checkpoint(self.world, self.bundle, self.strategy, self.precision, on_each_node)
 
-    # Ending
+    # Watching
+
+    def init_trackers(self, project_name: str, config: Any = None, init_kwargs: Any = None) -> None:
+        """Begin to track; there are no trackers here yet, and what `log` shows needs no beginning."""
 
     def log(
         self, values: Mapping[str, Any], step: int | None = None, log_kwargs: Mapping[str, Any] | None = None
@@ -602,6 +606,8 @@ class Accelerator(Process):
             number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
             if isinstance(number, (int, float)):
                 emit(Metric(self.world.rank, name, float(number), step, now))
+
+    # Ending
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Let go of everything that was prepared; returns a `None` for each of `objects`, to be put in its place."""
@@ -696,6 +702,11 @@ def _accumulation(plugin: GradientAccumulationPlugin | None, steps: int, asked: 
             f"Both were given: {steps} and {plugin}."
         )
     return plugin
+
+
+def _loading(config: DataLoaderConfiguration | None, split_batches: bool | None) -> DataLoaderConfiguration:
+    config = config or DataLoaderConfiguration()
+    return config if split_batches is None else replace(config, split_batches=split_batches)
 
 
 def _is_scheduler(one: Any) -> bool:

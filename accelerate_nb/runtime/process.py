@@ -20,6 +20,9 @@ from accelerate_nb.runtime.precision.base import precision_name
 from accelerate_nb.runtime.splitting import share_of
 from accelerate_nb.runtime.world import Meeting, World
 
+# What Accelerate's state says of ways to train that are not here yet.
+_LATER = ("deepspeed_plugins", "fsdp_plugin", "parallelism_config", "device_mesh", "dynamo_plugin")
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -235,7 +238,7 @@ class AcceleratorState(PartialState):
             )
         self.__dict__.update(partial.__dict__)
         if first:
-            self.__dict__.update(deepspeed_plugins=None, parallelism_config=None, device_mesh=None, dynamo_plugin=None)
+            self.__dict__.update(dict.fromkeys(_LATER))
         if first or mixed_precision is not None:
             self._mixed_precision = precision_name(mixed_precision or Asked.read(os.environ).mixed_precision)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,14 +71,3 @@ class AcceleratedScheduler:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Give the schedule its state back."""
         self.scheduler.load_state_dict(state_dict)
-
-
-def say_once_how_schedules_move(moves: int) -> None:
-    """Tell the person what surprises most who come from one process."""
-    if moves > 1:
-        warnings.warn(
-            f"The schedule moves {moves} times at each step, once for every process, so that it ends at the same epoch as "
-            "with one process. If its length was computed for several processes already, pass "
-            "step_scheduler_with_optimizer=False.",
-            stacklevel=3,
-        )

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.ranks import run_on_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from accelerate_nb.runtime.current import current_world
+from tests.ranks import run_on_ranks
 
 STEPS = 200
 Epoch = Callable[[], None]
@@ -59,6 +61,7 @@ def read_arguments() -> argparse.Namespace:
 def measure(rounds: int) -> list[Row]:
     """The median time of a step of each loop; the loops take turns, so that all meet the same noise."""
     torch.set_num_threads(1)
+    current_world()  # connects the processes, which all three loops then find connected
     loops: dict[str, Epoch] = {"hand-written": hand_written(), "accelerate_nb": ours(), "Accelerate": hugging_face()}
     names = list(loops)
     taken: dict[str, list[float]] = {name: [] for name in names}

@@ -36,8 +36,8 @@ class Strategy:
         return objects
 
     def place(self, model: Module) -> Module:
-        """The model on this process's device."""
-        return model.to(self.world.device)
+        """The model on this process's device, unless its weights were given places of their own."""
+        return model if has_places(model) else model.to(self.world.device)
 
     def wrap_model(self, model: Module) -> Module:
         """The model as it is trained."""
@@ -85,3 +85,14 @@ class Strategy:
 
     def close(self) -> None:
         """The training is over."""
+
+
+def has_places(model: Module) -> bool:
+    """Whether a model was loaded with its weights on several devices, or quantised onto one, and can't be moved."""
+    quantised = getattr(model, "is_loaded_in_8bit", False) or getattr(model, "is_loaded_in_4bit", False)
+    return bool(quantised) or len(devices_of(model)) > 1
+
+
+def devices_of(model: Module) -> set[Any]:
+    """The devices that transformers' `device_map` gave a model's weights; empty for one without a map."""
+    return set(getattr(model, "hf_device_map", {}).values())

@@ -11,9 +11,10 @@ from torch.distributed.algorithms.join import Join
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
+from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.handlers import DistributedDataParallelKwargs
 from accelerate_nb.runtime.kinds import named
-from accelerate_nb.runtime.strategies.base import Strategy
+from accelerate_nb.runtime.strategies.base import Strategy, devices_of
 from accelerate_nb.runtime.world import World
 
 _HOOKS = {
@@ -34,6 +35,12 @@ class DDP(Strategy):
 
     def wrap_model(self, model: Module) -> Module:
         """The model in `DistributedDataParallel`, unless none of its weights learns."""
+        places = devices_of(model)
+        if len(places) > 1:
+            raise ConfigurationError(
+                "You can't train a model that has been loaded with `device_map='auto'` in any distributed mode: its weights "
+                f"lie on {', '.join(sorted(map(str, places)))}. Load it without a device map, or start one process."
+            )
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
         on_cpu = self.world.device.type == "cpu"
