@@ -1,0 +1,97 @@
+"""Memory is given back, and a batch that is too large is made smaller everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from accelerate_nb import PartialState
+from accelerate_nb.errors import StateError
+from accelerate_nb.utils.memory import find_executable_batch_size, release_memory, should_reduce_batch_size
+from tests.ranks import run_on_ranks
+
+
+def too_large() -> Any:
+    raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")
+
+
+def test_a_batch_shrinks_until_it_fits() -> None:
+    tried: list[int] = []
+
+    @find_executable_batch_size(starting_batch_size=16)
+    def train(batch_size: int, word: str) -> str:
+        tried.append(batch_size)
+        return f"{word} {batch_size}" if batch_size <= 10 else too_large()
+
+    assert train("fits at") == "fits at 10"
+    assert tried == [16, 14, 12, 10]
+    assert train("again") == "again 10"
+    assert tried[4] == 16  # a call begins anew: what was too large for one model may fit another
+
+
+def test_an_own_way_to_shrink_is_taken() -> None:
+    sizes = iter([5, 3])
+
+    @find_executable_batch_size(starting_batch_size=8, reduce_batch_size_fn=lambda: next(sizes))
+    def train(batch_size: int) -> int:
+        return batch_size if batch_size == 3 else too_large()
+
+    assert train() == 3
+
+
+def test_nothing_that_fits_is_an_error() -> None:
+    @find_executable_batch_size(starting_batch_size=2)
+    def train(batch_size: int) -> Any:
+        too_large()
+
+    with pytest.raises(StateError, match="No executable batch size found, reached zero"):
+        train()
+
+
+def test_another_error_stays_what_it_is() -> None:
+    @find_executable_batch_size
+    def train(batch_size: int) -> Any:
+        raise KeyError(batch_size)
+
+    with pytest.raises(KeyError, match="128"):
+        train()
+    with pytest.raises(TypeError, match="Leave it out"):
+        train(128)
+
+
+def fits_elsewhere() -> list[int]:
+    state = PartialState()
+    tried: list[int] = []
+
+    @find_executable_batch_size(starting_batch_size=10)
+    def train(batch_size: int) -> int:
+        tried.append(batch_size)
+        return batch_size if state.process_index == 0 or batch_size < 9 else too_large()
+
+    train()
+    return tried
+
+
+def test_all_processes_take_the_size_that_fits_on_each() -> None:
+    assert run_on_ranks(fits_elsewhere, 2) == [[10, 9, 8]] * 2
+
+
+def test_released_objects_become_nothing() -> None:
+    first, second = release_memory(torch.ones(2), [])
+    assert first is None
+    assert second is None
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (torch.OutOfMemoryError("anything"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("shapes cannot be multiplied"), False),
+        (ValueError(" out of memory."), False),
+    ],
+)
+def test_errors_of_memory_are_told_from_others(error: Exception, answer: bool) -> None:
+    assert should_reduce_batch_size(error) is answer
