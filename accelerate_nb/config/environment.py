@@ -67,3 +67,8 @@ def saying(values: Mapping[str, str], environment: MutableMapping[str, str]) -> 
                 environment.pop(name, None)
             else:
                 environment[name] = value
+
+
+def asks_for_tpu(environment: Mapping[str, str]) -> bool:
+    """Whether the environment is one that a TPU's notebook service prepared."""
+    return environment.get("PJRT_DEVICE") == "TPU" or "TPU_NAME" in environment

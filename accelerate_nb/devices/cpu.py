@@ -1,0 +1,57 @@
+"""The CPU's cores that this process may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+def cores() -> int:
+    """How many cores this process may keep busy: those it is bound to, or fewer where a container's quota says so."""
+    quota = cgroup_quota(_CGROUPS, _MEMBERSHIP)
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return bound if quota is None else max(1, min(bound, int(quota)))
+
+
+def cgroup_quota(cgroups: Path, membership: Path) -> float | None:
+    """How many cores' time the control groups of this process allow, in either version of them; `None` is no limit."""
+    groups = _groups(membership)
+    quotas = [_quota_v2(cgroups / parent) for parent in _with_parents(groups.get("", "/"))]
+    quotas += [_quota_v1(cgroups / "cpu" / parent) for parent in _with_parents(groups.get("cpu", "/"))]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _groups(membership: Path) -> dict[str, str]:
+    """The process's group for each controller; version 2 has one group for all, under the empty name."""
+    try:
+        lines = membership.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    entries = [line.split(":", 2) for line in lines if line.count(":") >= 2]
+    return {name: path for _, names, path in entries for name in names.split(",")}
+
+
+def _with_parents(group: str) -> list[str]:
+    """A group and all above it, relative to the root; a container may see its own group as the root."""
+    path = PurePosixPath(group.lstrip("/"))
+    return [str(path), *map(str, path.parents)] if path.parts else ["."]
+
+
+def _quota_v2(folder: Path) -> float | None:
+    try:
+        allowed, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return None
+    return None if allowed == "max" else int(allowed) / int(period)
+
+
+def _quota_v1(folder: Path) -> float | None:
+    try:
+        allowed = int((folder / "cpu.cfs_quota_us").read_text(encoding="ascii"))
+        period = int((folder / "cpu.cfs_period_us").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return None if allowed < 0 else allowed / period

@@ -1,0 +1,77 @@
+"""NVIDIA's GPUs, counted through its management library: no process becomes a user of a GPU by asking it."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+_LIBRARIES = {"win32": ("nvml.dll",), "linux": ("libnvidia-ml.so.1", "libnvidia-ml.so")}
+
+
+class Cuda:
+    """NVIDIA's GPUs, as `CUDA_VISIBLE_DEVICES` lets a process see them."""
+
+    name = "cuda"
+    label = "GPU"
+    build = "cuda"
+
+    def count(self, environment: Mapping[str, str]) -> int:
+        physical = _managed()
+        if physical is None:
+            physical = _device_files(Path("/dev"))
+        return visible(environment.get("CUDA_VISIBLE_DEVICES"), physical)
+
+
+def visible(said: str | None, physical: int) -> int:
+    """
+    How many of `physical` GPUs a process sees to which `CUDA_VISIBLE_DEVICES` says this.
+
+    CUDA reads entries up to the first that is no GPU, takes a GPU named twice for a mistake that leaves none, and of the
+    slices of a GPU (MIG) gives a process only one
+    (https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#cuda-environment-variables).
+    """
+    if said is None or physical == 0:
+        return physical
+    seen: list[str] = []
+    for entry in (part.strip() for part in said.split(",")):
+        if not _is_gpu(entry, physical):
+            break
+        seen.append(entry)
+    if len(set(seen)) < len(seen):
+        return 0
+    return 1 if any(entry.startswith("MIG-") for entry in seen) else len(seen)
+
+
+def _is_gpu(entry: str, physical: int) -> bool:
+    if entry.isdecimal():
+        return int(entry) < physical
+    return entry.startswith(("GPU-", "MIG-"))
+
+
+def _managed() -> int | None:
+    """How many GPUs the management library (NVML) counts; `None` where there is none to ask."""
+    library = _library()
+    if library is None or library.nvmlInit_v2() != 0:
+        return None
+    try:
+        number = ctypes.c_uint(0)
+        return number.value if library.nvmlDeviceGetCount_v2(ctypes.byref(number)) == 0 else None
+    finally:
+        library.nvmlShutdown()
+
+
+def _library() -> ctypes.CDLL | None:
+    for name in _LIBRARIES.get(sys.platform, ()):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None
+
+
+def _device_files(folder: Path) -> int:
+    """How many GPUs have a device file; a container has those that it was given."""
+    return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in folder.glob("nvidia*"))

@@ -1,0 +1,35 @@
+"""What this machine has to compute with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from accelerate_nb.devices.base import Devices, Kind
+from accelerate_nb.devices.build import torch_is_built_for
+from accelerate_nb.devices.cpu import cores
+from accelerate_nb.devices.cuda import Cuda
+from accelerate_nb.devices.mps import Mps
+from accelerate_nb.devices.rocm import Rocm
+from accelerate_nb.devices.xpu import Xpu
+
+# The order is torch's own, where a machine has several kinds.
+KINDS: tuple[Kind, ...] = (Cuda(), Rocm(), Xpu(), Mps())
+
+
+def probe(environment: Mapping[str, str] | None = None) -> Devices:
+    """
+    What a worker with this environment, by default this process's, would find; no driver is woken, no torch imported.
+
+    Accelerators that the installed torch was not built for don't count.
+
+    >>> probe()
+    Devices(kind='cuda', label='GPU', count=8, cores=96)
+    """
+    variables = os.environ if environment is None else environment
+    for kind in KINDS:
+        if kind.build and not torch_is_built_for(kind.build):
+            continue
+        if (count := kind.count(variables)) > 0:
+            return Devices(kind.name, kind.label, count, cores())
+    return Devices("cpu", "CPU", 0, cores())

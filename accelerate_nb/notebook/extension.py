@@ -1,0 +1,82 @@
+"""What `%load_ext accelerate_nb` does: the first launch finds its supervisor warm."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+from accelerate_nb.launch.engines import local
+
+_EVENT = "post_run_cell"
+# Already loaded by the supervisor, or of use to the notebook alone.
+_LEFT_OUT = frozenset(
+    {"torch", "accelerate_nb", "IPython", "ipykernel", "ipywidgets", "matplotlib_inline", "traitlets"}
+)
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """
+    Start the supervisor in the background, and tell it after each cell which installed modules the notebook uses.
+
+    >>> %load_ext accelerate_nb
+    """
+    local.warm()
+    watcher = Watcher(ipython)
+    watcher()
+    ipython.events.register(_EVENT, watcher)
+
+
+def unload_ipython_extension(ipython: Any) -> None:
+    """Stop the supervisor, and watch the notebook no longer."""
+    if Watcher(ipython) in ipython.events.callbacks[_EVENT]:
+        ipython.events.unregister(_EVENT, Watcher(ipython))
+    local.cool()
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """
+    Tells the supervisor which installed modules the notebook's names refer to, each once.
+
+    Two watchers of one shell are equal, so that an extension which is loaded twice, or unloaded, finds the former one.
+    """
+
+    shell: Any
+    told: set[str] = field(default_factory=set, compare=False)
+
+    def __call__(self, _result: Any = None) -> None:
+        """A cell has run."""
+        hidden = self.shell.user_ns_hidden
+        values = [value for name, value in list(self.shell.user_ns.items()) if name not in hidden]
+        new = sorted(name for name in set(modules_of(values)) - self.told if is_installed(name))
+        if new:
+            self.told.update(new)
+            local.hint(new)
+
+
+def modules_of(values: Iterable[Any]) -> Iterator[str]:
+    """The modules that these values are, or that define them or their classes."""
+    for value in values:
+        # by `type`, since a lazy object may do anything when it is asked for its `__class__`
+        kind = type(value)
+        if issubclass(kind, ModuleType):
+            name = value.__dict__.get("__name__")
+        elif issubclass(kind, (type, FunctionType, BuiltinFunctionType)):
+            name = value.__module__
+        else:
+            name = kind.__module__
+        if isinstance(name, str):
+            yield name
+
+
+def is_installed(name: str) -> bool:
+    """Whether a module came with a package: those of the user change while the notebook runs, and are not loaded early."""
+    if name.partition(".")[0] in _LEFT_OUT:
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return isinstance(file, str) and not _INSTALLED.isdisjoint(PurePath(file).parts)

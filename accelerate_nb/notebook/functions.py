@@ -1,0 +1,191 @@
+"""The functions that a person calls to run another on every process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from accelerate_nb.config import files
+from accelerate_nb.config.environment import already_launched, asks_for_tpu, saying
+from accelerate_nb.config.fields import settings as settings_of, unsaid
+from accelerate_nb.config.run import RunConfig, resolve
+from accelerate_nb.config.training import Training
+from accelerate_nb.errors import ConfigurationError, LaunchError, NotYetError
+from accelerate_nb.launch import functions as launching
+from accelerate_nb.launch.run import Run
+from accelerate_nb.notebook.host import host
+from accelerate_nb.notebook.plain import PlainText
+
+
+def notebook_launcher(
+    function: Callable[..., Any],
+    args: Iterable[Any] = (),
+    num_processes: int | None = None,
+    mixed_precision: str = unsaid("no"),
+    use_port: str | int = unsaid("29500"),
+    master_addr: str = unsaid("127.0.0.1"),
+    node_rank: int = unsaid(0),
+    num_nodes: int = unsaid(1),
+    rdzv_backend: str = unsaid("static"),
+    rdzv_endpoint: str = unsaid(""),
+    rdzv_conf: Mapping[str, Any] | None = None,
+    rdzv_id: str = unsaid("none"),
+    max_restarts: int = unsaid(0),
+    monitor_interval: float = unsaid(0.1),
+    log_line_prefix_template: str | None = None,
+    *,
+    cpu: bool | None = None,
+    start_method: str = unsaid("auto"),
+    timeout: float | None = None,
+    results: str = unsaid("main"),
+    config_file: str | Path | None = None,
+    **settings: Any,
+) -> Any:
+    """
+    Run `function(*args)` on every process, wait for all of them, and return what rank 0's call returned.
+
+    The function may be written in the cell above: whatever it uses travels with it. What the processes print appears under
+    their ranks, and all of it is kept in the run's folder.
+
+    What is not said here is taken from the environment (`ACCELERATE_*`, `ACCELERATE_NB_*`), then from Accelerate's
+    `default_config.yaml`, then has the default that the signature shows. In a process that a launcher started already
+    (`torchrun`, or this one) the function is simply called, so a script and a notebook can share the call.
+
+    - `num_processes`: how many; without it one for each accelerator of this machine.
+    - `mixed_precision`: "no", "fp16" or "bf16", for an `Accelerator()` that is not told otherwise.
+    - `use_port`: the port at which processes meet; where none was said, any free one of the loopback address.
+    - `max_restarts`: how often all processes are started again after one failed.
+    - `log_line_prefix_template`: what stands before a line, with `${rank}`, `${local_rank}`, `${role_name}`.
+    - `cpu`: compute on the CPU, also where there are accelerators.
+    - `start_method`: "supervisor" (forked by a process that has touched no device), "fork", "spawn", or "auto".
+    - `timeout`: seconds for the whole run; then every rank's stack is shown.
+    - `results`: "main" for rank 0's return value, "all" for a list of every rank's.
+    - `config_file`: another configuration file; `""` for none.
+    - `settings`: any other setting, such as `gradient_accumulation_steps`, `engine`, `folder` or `grace` (seconds in which
+      processes may end by themselves after an interrupt).
+
+    `node_rank`, `num_nodes`, `master_addr` and the `rdzv_*` are for several machines, which are not offered yet.
+
+    Raises `WorkerError`, which is also an instance of the worker's own exception, if a process failed; `HangError` if the
+    time was over; `ConfigurationError`, `NotYetError`, `PayloadError` or `LaunchError` before any process starts.
+
+    >>> def train(epochs):
+    ...     accelerator = Accelerator()
+    ...     return accelerator.num_processes
+    >>> notebook_launcher(train, args=(3,), num_processes=2, mixed_precision="bf16")
+    2
+    """
+    said = {
+        "num_processes": num_processes,
+        "mixed_precision": mixed_precision,
+        "use_port": use_port,
+        "master_addr": master_addr,
+        "node_rank": node_rank,
+        "num_nodes": num_nodes,
+        "rdzv_backend": rdzv_backend,
+        "rdzv_endpoint": rdzv_endpoint,
+        "rdzv_conf": rdzv_conf,
+        "rdzv_id": rdzv_id,
+        "max_restarts": max_restarts,
+        "monitor_interval": monitor_interval,
+        "log_line_prefix_template": log_line_prefix_template,
+        "cpu": cpu,
+        "start_method": start_method,
+        "timeout": timeout,
+        "results": results,
+        **settings,
+    }
+    if already_launched(os.environ):
+        return _called(function, args, _resolved(_of_training(said), config_file))
+    config = _resolved(said, config_file)
+    return _started(function, args, config).wait()
+
+
+def debug_launcher(function: Callable[..., Any], args: Iterable[Any] = (), num_processes: int = 2) -> Any:
+    """
+    Run `function(*args)` on a few CPU processes, to find mistakes without a GPU; return what rank 0's call returned.
+
+    It raises what `notebook_launcher` raises. No configuration file is read.
+
+    >>> debug_launcher(train, args=(3,))
+    """
+    config = resolve({"num_processes": num_processes, "cpu": True, "mixed_precision": "no"}, {})
+    _refuse_in_a_worker()
+    return _started(function, args, config).wait()
+
+
+def launch(
+    function: Callable[..., Any],
+    args: Iterable[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    config_file: str | Path | None = None,
+    **settings: Any,
+) -> Run:
+    """
+    Run `function(*args, **kwargs)` on every process, and return at once with the `Run`, which is waited for or stopped.
+
+    `settings` are those of `notebook_launcher`, by name. Raises `ConfigurationError`, `NotYetError`, `PayloadError` or
+    `LaunchError` before any process starts, a `LaunchError` also in a process that a launcher started.
+
+    >>> run = launch(train, args=(3,), num_processes=2, results="all")
+    >>> run.wait()
+    [2, 2]
+    """
+    config = _resolved(settings, config_file)
+    _refuse_in_a_worker()
+    return _started(partial(function, **kwargs) if kwargs else function, args, config)
+
+
+def _resolved(said: Mapping[str, Any], config_file: str | Path | None) -> RunConfig:
+    """What was said here, in the environment and in a file, as one wish."""
+    path = files.find(os.environ, config_file)
+    config = resolve(said, os.environ, files.read(path) if path is not None else None)
+    if asks_for_tpu(os.environ) and not config.launching.cpu:
+        raise NotYetError(
+            "The environment asks for a TPU (PJRT_DEVICE or TPU_NAME), and TPUs are not offered here yet. "
+            "Pass cpu=True to run on this machine's CPU."
+        )
+    return config
+
+
+def _of_training(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What is left to say in a process that was launched: how many there are and where, its launcher decided."""
+    names = {one.name for one in settings_of(Training)}
+    return {name: value for name, value in said.items() if name in names}
+
+
+def _called(function: Callable[..., Any], args: Iterable[Any], config: RunConfig) -> Any:
+    """The function's own return value, in this process."""
+    with saying(config.training.environ(), os.environ):
+        return function(*args)
+
+
+def _refuse_in_a_worker() -> None:
+    if already_launched(os.environ):
+        raise LaunchError(
+            f"A launch was asked for inside rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, which a launcher started "
+            "already. Launch from the notebook or the script itself, or call the function; notebook_launcher does that."
+        )
+
+
+def _started(function: Callable[..., Any], args: Iterable[Any], config: RunConfig) -> Run:
+    if not callable(function):
+        raise ConfigurationError(
+            f"A function is what a launcher runs, but {function!r} can't be called. "
+            "Pass the function itself, without parentheses, and its arguments as args=(...)."
+        )
+    front_end = PlainText(host(os.environ).screen(), config.launching.log_line_prefix_template)
+    return launching.launch(function, _as_arguments(args), config, front_end)
+
+
+def _as_arguments(args: Iterable[Any]) -> tuple[Any, ...]:
+    """The function's arguments; one that was given bare, as in `args=(3)`, is told from several."""
+    if isinstance(args, (str, bytes)) or not isinstance(args, Iterable):
+        raise ConfigurationError(
+            f"args should hold the function's arguments, but is {args!r}. Pass a tuple; one argument needs a comma: args=(x,)."
+        )
+    return tuple(args)

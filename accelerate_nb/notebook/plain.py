@@ -1,0 +1,209 @@
+"""The plain-text front end: every rank's lines under its label, as they come."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from string import Template
+
+from accelerate_nb.events.model import Display, LogLine, Stream
+from accelerate_nb.events.view import News, RunView
+from accelerate_nb.notebook.screens import WIDGET_VIEW, Line, Screen
+
+# Colours pass; what moves a cursor or rings a bell would disturb the lines of other ranks.
+_DISTURBING = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-ln-~]|\x1b[@-Z\\^_]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]"
+)
+_RESET = "\x1b[0m"
+_PER_LINE = 14  # bytes with which a saved notebook surrounds a line of output
+_PER_SWITCH = 150  # and an output of another stream
+_OPEN_LINES = 32
+
+
+class PlainText:
+    """
+    Writes what ranks write on a screen, bounded as the screen asks, a few times a second.
+
+    A rank's line stands behind `[rank] `, or behind what `prefix_template` makes of `role_name`, `local_rank` and `rank`
+    (`string.Template`, as in torchelastic). It writes only when it is called, so its text is in the cell that waits for the run.
+
+    >>> front_end = PlainText(Pipe())
+    >>> front_end.opened(view, folder, why="")
+    >>> front_end.refresh()
+    >>> front_end.closed()
+    """
+
+    def __init__(
+        self,
+        screen: Screen,
+        prefix_template: str | None = None,
+        *,
+        interval: float = 0.2,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._screen = screen
+        self._template = Template("[$rank] " if prefix_template is None else prefix_template)
+        self._interval = interval
+        self._clock = clock
+        self._due = clock()
+        self._view: RunView | None = None
+        self._folder = Path()
+        self._cursor = 0
+        self._written: Counter[int] = Counter()  # lines of each rank
+        self._lines_left = screen.bound.lines
+        self._size_left = screen.bound.size
+        self._displays_left = screen.bound.displays
+        self._is_full = False
+        self._last_stream: Stream = "stdout"
+        self._seen_open: set[tuple[int, Stream]] = set()
+
+    def opened(self, view: RunView, run_folder: Path, why: str) -> None:
+        """A run begins; `why` says how it is run."""
+        self._view = view
+        self._folder = run_folder
+
+    def refresh(self) -> None:
+        """Write what is new; called often, it does so a few times a second."""
+        if self._view is None or self._clock() < self._due:
+            return
+        self._write(self._view)
+        self._draw_open(self._view)
+        self._due = self._clock() + self._interval
+
+    def closed(self) -> None:
+        """Write what is left of the run: its last lines too, where there was no room for all."""
+        if self._view is None:
+            return
+        self._write(self._view)
+        self._screen.show_open(())
+        self._screen.write(self._labelled(self._view.open_lines()))
+        if self._is_full:
+            self._write_tails(self._view)
+
+    # --------------------------------------------------------------------------------------------------------- lines
+
+    def _write(self, view: RunView) -> None:
+        news = view.since(self._cursor)
+        self._cursor = news.cursor
+        self._note_skipped(news)
+        lines: list[Line] = []
+        for item in news.shown:
+            if isinstance(item, LogLine):
+                self._written[item.rank] += self._add([item], lines)
+            elif _is_text(item):
+                self._add(_lines_of(item), lines)
+            else:
+                self._screen.write(lines)
+                lines = []
+                self._show(item)
+        self._screen.write(lines)
+
+    def _note_skipped(self, news: News) -> None:
+        if news.skipped and not self._is_full:
+            self._note(f"{news.skipped:,} lines came faster than they could be shown; they are in {self._folder}")
+
+    def _note(self, text: str) -> None:
+        self._screen.write([Line("stdout", f"... {text} ...")])
+
+    def _add(self, lines: Iterable[LogLine], batch: list[Line]) -> bool:
+        """Add lines to those to be written, if there is room; otherwise say so, once."""
+        if self._is_full:
+            return False
+        labelled = self._labelled(lines)
+        cost = sum(map(self._cost, labelled))
+        if self._lines_left < len(labelled) or self._size_left < cost:
+            self._is_full = True
+            batch.append(Line("stdout", f"... a cell holds no more; all lines of each rank are in {self._folder} ..."))
+            return False
+        self._lines_left -= len(labelled)
+        self._size_left -= cost
+        batch.extend(labelled)
+        return True
+
+    def _cost(self, line: Line) -> int:
+        """The bytes that a line takes in a saved notebook."""
+        switch = 0 if line.stream == self._last_stream else _PER_SWITCH
+        self._last_stream = line.stream
+        return _saved_size(line.text) + _PER_LINE + switch
+
+    def _labelled(self, lines: Iterable[LogLine]) -> list[Line]:
+        """Lines as they are written: labelled, cut to the screen's width, without what would disturb others."""
+        clean = ((line, self._clean(line.text)) for line in lines)
+        # a line of nothing but cursor movements (a nested progress bar's) is no line
+        return [Line(line.stream, self._label(line.rank) + text) for line, text in clean if text or not line.text]
+
+    def _clean(self, text: str) -> str:
+        width = self._screen.bound.width
+        if width is not None and len(text) > width:
+            text = f"{text[:width]} ... ({len(text) - width:,} more characters are in the run's folder)"
+        text = _DISTURBING.sub("", text)
+        return text + _RESET if "\x1b[" in text and not text.endswith(_RESET) else text
+
+    def _label(self, rank: int) -> str:
+        return self._template.safe_substitute(role_name="default", local_rank=rank, rank=rank)
+
+    def _write_tails(self, view: RunView) -> None:
+        """The last lines of each rank of which not all were written."""
+        room = self._screen.bound.tail_size // max(len(view.ranks), 1)
+        for rank in view.ranks:
+            missing = view.line_count_of(rank) - self._written[rank]
+            tail = self._fitting(view.tail(rank, min(missing, self._screen.bound.tail_lines)), room)
+            left_out = missing - len(tail)
+            if left_out:
+                tail.insert(
+                    0, Line("stdout", f"{self._label(rank)}... {left_out:,} lines are only in {self._folder} ...")
+                )
+            self._screen.write(tail)
+
+    def _fitting(self, lines: tuple[LogLine, ...], room: int) -> list[Line]:
+        """The newest of these lines that fit into the room, in bytes of a saved notebook."""
+        fitting: list[Line] = []
+        for line in reversed(self._labelled(lines)):
+            room -= _saved_size(line.text) + _PER_LINE + _PER_SWITCH
+            if room < 0:
+                break
+            fitting.insert(0, line)
+        return fitting
+
+    # ---------------------------------------------------------------------------------------- lines that have not ended
+
+    def _draw_open(self, view: RunView) -> None:
+        """Show the lines that were open a moment ago already: what only waits for its newline is no progress bar."""
+        now = view.open_lines()
+        lasting = [line for line in now if (line.rank, line.stream) in self._seen_open]
+        self._seen_open = {(line.rank, line.stream) for line in now}
+        texts = [line.text for line in self._labelled(lasting)]
+        if len(texts) > _OPEN_LINES:
+            texts[_OPEN_LINES:] = [f"... and {len(texts) - _OPEN_LINES} more"]
+        self._screen.show_open(texts)
+
+    # ------------------------------------------------------------------------------------------------------- displays
+
+    def _show(self, display: Display) -> None:
+        """Show something rich under its rank's label."""
+        if self._displays_left < 1:
+            return
+        self._displays_left -= 1
+        self._screen.write([Line("stdout", self._label(display.rank).rstrip())])
+        self._screen.show(display.data, display.metadata)
+        if self._displays_left < 1:
+            self._note(f"a cell shows no more; the other displays are in {self._folder}")
+
+
+def _is_text(display: Display) -> bool:
+    """Whether the notebook can show nothing of it but its text."""
+    return set(display.data) <= {"text/plain", WIDGET_VIEW}
+
+
+def _lines_of(display: Display) -> list[LogLine]:
+    text = str(display.data.get("text/plain", ""))
+    return [LogLine(display.rank, "stdout", part, display.time) for part in text.splitlines()]
+
+
+def _saved_size(text: str) -> int:
+    """The bytes of a text in a notebook's file: JSON writes a colour's escape with six."""
+    return len(json.dumps(text, ensure_ascii=False).encode(errors="replace"))
