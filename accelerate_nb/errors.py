@@ -32,6 +32,10 @@ class OperationError(AccelerateNbError, RuntimeError):
     """A collective operation was called with values that don't fit together."""
 
 
+class DataError(OperationError, TypeError, ValueError):
+    """An operation on nested tensors met something that it can't work on."""
+
+
 class CheckpointError(AccelerateNbError, RuntimeError):
     """A checkpoint could not be written, found or read."""
 
@@ -42,6 +46,10 @@ class LaunchError(AccelerateNbError, RuntimeError):
 
 class PayloadError(LaunchError, TypeError):
     """The function, or something that it captures, can't travel to another process."""
+
+
+class NeedsForkError(PayloadError):
+    """Something among the arguments can only be inherited by a process that is forked from this one."""
 
 
 class WorkerError(AccelerateNbError, RuntimeError):

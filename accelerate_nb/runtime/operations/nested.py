@@ -1,0 +1,281 @@
+"""Tensors nested in lists, tuples and mappings, handled as one."""
+
+from __future__ import annotations
+
+import pickle
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import update_wrapper
+from typing import Any, TypeGuard, TypeVar
+
+import torch
+from torch import Tensor
+
+from accelerate_nb.errors import DataError
+
+T = TypeVar("T")
+
+_SAYS_ITSELF = (str, int, float, bool, bytes, Enum, type(None))
+
+
+@dataclass
+class TensorInformation:
+    """A tensor's shape and type, without its numbers."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def is_torch_tensor(tensor: Any) -> TypeGuard[Tensor]:
+    """Whether it is a tensor."""
+    return isinstance(tensor, Tensor)
+
+
+def is_torch_xpu_tensor(tensor: Any) -> bool:
+    """Whether it is a tensor on an Intel GPU."""
+    return isinstance(tensor, Tensor) and tensor.device.type == "xpu"
+
+
+def is_tensor_information(tensor_info: Any) -> TypeGuard[TensorInformation]:
+    """Whether it describes a tensor."""
+    return isinstance(tensor_info, TensorInformation)
+
+
+def is_namedtuple(data: Any) -> bool:
+    """Whether it is a named tuple, or looks exactly like one."""
+    return isinstance(data, tuple) and hasattr(data, "_asdict") and hasattr(data, "_fields")
+
+
+def honor_type(obj: T, generator: Iterable[Any]) -> T:
+    """The elements as a container of `obj`'s own type: a list, a tuple or a named tuple."""
+    if is_namedtuple(obj):
+        return type(obj)(*generator)
+    return type(obj)(generator)  # type: ignore[call-arg]  # what holds elements is made of elements
+
+
+def recursively_apply(
+    func: Callable[..., Any],
+    data: Any,
+    *args: Any,
+    test_type: Callable[[Any], bool] = is_torch_tensor,
+    error_on_other_type: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """
+    The same nest, with `func(leaf, *args, **kwargs)` in place of every leaf that passes `test_type`.
+
+    Other leaves stay as they are; with `error_on_other_type` they raise a `DataError`, which is a `TypeError`.
+
+    >>> recursively_apply(lambda tensor: tensor.sum().item(), {"a": [torch.ones(2), "text"]})
+    {'a': [2.0, 'text']}
+    """
+
+    def apply(leaf: Any) -> Any:
+        if test_type(leaf):
+            return func(leaf, *args, **kwargs)
+        if error_on_other_type:
+            name = getattr(func, "__name__", str(func))
+            wanted = getattr(test_type, "__name__", str(test_type))
+            raise DataError(
+                f"{name} was given a {type(leaf).__name__}, and works on lists, tuples and mappings of what passes "
+                f"{wanted}. Take it out, or convert it first."
+            )
+        return leaf
+
+    return _mapped(apply, data)
+
+
+def _mapped(apply: Callable[[Any], Any], data: Any) -> Any:
+    if isinstance(data, (list, tuple)):
+        return honor_type(data, (_mapped(apply, each) for each in data))
+    if isinstance(data, Mapping):
+        return _like(data, {key: _mapped(apply, each) for key, each in data.items()})
+    return apply(data)
+
+
+def _like(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """The items as a mapping of the given one's own type."""
+    if type(mapping) is dict:
+        return items
+    if isinstance(mapping, defaultdict):
+        return type(mapping)(mapping.default_factory, items)
+    return type(mapping)(items)  # type: ignore[call-arg]  # a mapping that can be made of another
+
+
+def leaves_of(data: Any) -> list[Any]:
+    """All leaves of a nest, whatever they are, in the order in which they stand."""
+    found: list[Any] = []
+    _mapped(found.append, data)
+    return found
+
+
+def with_leaves(data: Any, leaves: Iterator[Any]) -> Any:
+    """The same nest with other leaves, in the order of `leaves_of`."""
+    return _mapped(lambda _: next(leaves), data)
+
+
+def description(data: Any, of_tensor: Callable[[Tensor], str] | None = None) -> str:
+    """A nest in words that are equal on two processes if both can take part in the same operation."""
+    if isinstance(data, Tensor):
+        return f"{str(data.dtype)[6:]}{list(data.shape)}" if of_tensor is None else of_tensor(data)
+    if isinstance(data, (list, tuple)):
+        inner = ", ".join([description(each, of_tensor) for each in data])
+        return f"[{inner}]" if isinstance(data, list) else f"({inner})"
+    if isinstance(data, Mapping):
+        return f"{{{', '.join([f'{_key(key)}: {description(each, of_tensor)}' for key, each in data.items()])}}}"
+    return type(data).__name__
+
+
+def _key(key: Any) -> str:
+    # the text of an object without a text of its own holds its address, which differs on every process
+    return repr(key) if isinstance(key, _SAYS_ITSELF) else type(key).__name__
+
+
+def send_to_device(
+    tensor: Any, device: Any, non_blocking: bool = False, skip_keys: str | list[str] | None = None
+) -> Any:
+    """
+    The nest with everything that has a `to` on the device; mappings leave the values of `skip_keys` where they are.
+
+    With `non_blocking` a copy from pinned memory runs while the process goes on.
+    """
+    kind = type(tensor)
+    if kind is Tensor:
+        return tensor.to(device, non_blocking=non_blocking)
+    if kind is list:
+        return [send_to_device(each, device, non_blocking, skip_keys) for each in tensor]
+    if hasattr(tensor, "to"):
+        return _send_one(tensor, device, non_blocking)
+    if isinstance(tensor, (list, tuple)):
+        return honor_type(tensor, (send_to_device(each, device, non_blocking, skip_keys) for each in tensor))
+    if isinstance(tensor, Mapping):
+        skipped = [skip_keys] if isinstance(skip_keys, str) else skip_keys or ()
+        return _like(
+            tensor,
+            {
+                key: each if key in skipped else send_to_device(each, device, non_blocking, skip_keys)
+                for key, each in tensor.items()
+            },
+        )
+    return tensor
+
+
+def _send_one(one: Any, device: Any, non_blocking: bool) -> Any:
+    try:
+        return one.to(device, non_blocking=non_blocking)
+    except TypeError:  # a `to` of one's own may know nothing of non_blocking
+        return one.to(device)
+
+
+def get_data_structure(data: Any) -> Any:
+    """The nest with a `TensorInformation` in place of every tensor."""
+    return recursively_apply(lambda tensor: TensorInformation(tensor.shape, tensor.dtype), data)
+
+
+def get_shape(data: Any) -> Any:
+    """The nest with a list of its dimensions in place of every tensor."""
+    return recursively_apply(lambda tensor: list(tensor.shape), data)
+
+
+def initialize_tensors(data_structure: Any) -> Any:
+    """The nest with an uninitialised tensor in place of every `TensorInformation`."""
+    return recursively_apply(
+        lambda told: torch.empty(told.shape, dtype=told.dtype), data_structure, test_type=is_tensor_information
+    )
+
+
+def find_batch_size(data: Any) -> int:
+    """How long the first tensor of the nest is in dimension 0; `DataError` where there is none."""
+    first = data
+    while isinstance(first, (list, tuple, Mapping)):
+        if not len(first):
+            raise DataError(
+                f"A batch size was looked for in an empty {type(first).__name__}. Pass a nest with tensors."
+            )
+        first = next(iter(first.values() if isinstance(first, Mapping) else first))
+    if not isinstance(first, Tensor):
+        raise DataError(f"A batch size was looked for in a {type(first).__name__}. Only tensors have one.")
+    if first.ndim == 0:
+        raise DataError("A batch size was looked for in a tensor without dimensions. Give it one: `tensor[None]`.")
+    return int(first.shape[0])
+
+
+def ignorant_find_batch_size(data: Any) -> int | None:
+    """The same as `find_batch_size`, but `None` where there is none."""
+    try:
+        return find_batch_size(data)
+    except DataError:
+        return None
+
+
+def find_device(data: Any) -> torch.device | None:
+    """The device of the first tensor in the nest."""
+    return next((leaf.device for leaf in leaves_of(data) if isinstance(leaf, Tensor)), None)
+
+
+def listify(data: Any) -> Any:
+    """The nest with lists of plain numbers in place of tensors."""
+    return recursively_apply(lambda tensor: tensor.detach().cpu().tolist(), data)
+
+
+def slice_tensors(
+    data: Any,
+    tensor_slice: Any,
+    process_index: int | None = None,  # noqa: ARG001 - a function put in this one's place may want to know
+    num_processes: int | None = None,  # noqa: ARG001 - the same
+) -> Any:
+    """The nest with `tensor[tensor_slice]` in place of every tensor."""
+    return recursively_apply(lambda tensor: tensor[tensor_slice], data)
+
+
+def concatenate(data: Any, dim: int = 0) -> Any:
+    """One nest of the tensors of several equal nests, joined along `dim`; one nest of anything else comes back as it is."""
+    first = data[0]
+    if isinstance(first, Tensor):
+        return torch.cat(tuple(data), dim=dim)
+    if isinstance(first, (list, tuple)):
+        return honor_type(first, (concatenate([each[index] for each in data], dim) for index in range(len(first))))
+    if isinstance(first, Mapping):
+        return _like(first, {key: concatenate([each[key] for each in data], dim) for key in first})
+    if len(data) == 1:
+        return first
+    raise DataError(f"Only tensors can be joined, and there is a {type(first).__name__}. Leave it out of the batches.")
+
+
+def convert_to_fp32(tensor: Any) -> Any:
+    """The nest with float32 in place of everything in float16 and bfloat16."""
+    return recursively_apply(lambda short: short.float(), tensor, test_type=_is_short)
+
+
+def _is_short(leaf: Any) -> bool:
+    return getattr(leaf, "dtype", None) in (torch.float16, torch.bfloat16)
+
+
+class ConvertOutputsToFp32:
+    """A function that returns float32 where the one inside returns float16 or bfloat16."""
+
+    def __init__(self, model_forward: Callable[..., Any]) -> None:
+        self.model_forward = model_forward
+        update_wrapper(self, model_forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return convert_to_fp32(self.model_forward(*args, **kwargs))
+
+    def __getstate__(self) -> Any:
+        raise pickle.PicklingError(
+            "A model prepared for mixed precision can't be pickled. "
+            "Take it out first: `accelerator.unwrap_model(model, keep_fp32_wrapper=False)`."
+        )
+
+
+def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator: the function's outputs are float32; the function itself stays reachable as `__wrapped__`."""
+    converting = ConvertOutputsToFp32(model_forward)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return converting(*args, **kwargs)
+
+    forward.__wrapped__ = converting  # type: ignore[attr-defined]  # where `inspect` and unwrapping look for it
+    return forward

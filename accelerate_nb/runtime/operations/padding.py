@@ -1,0 +1,88 @@
+"""How tensors of different lengths become equally long."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accelerate_nb.runtime.current import current_world
+from accelerate_nb.runtime.operations.exchange import Call, as_bytes, exchange_rows
+from accelerate_nb.runtime.operations.nested import description, leaves_of, recursively_apply, with_leaves
+from accelerate_nb.runtime.world import World
+
+
+class CannotPadNestedTensorWarning(UserWarning):
+    """A nested tensor has many lengths in one dimension, and was left as it is."""
+
+
+def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
+    """
+    The nest of tensors, each padded along `dim` with `pad_index` to the longest of all processes, at its end or beginning.
+
+    The same nest on all processes, with any shapes of equally many dimensions; tensors with too few of them stay as they are.
+    """
+    leaves = leaves_of(recursively_apply(_warned, tensor, error_on_other_type=True))
+    lengths = [_length(leaf, dim) for leaf in leaves]
+    world = current_world()
+    if world.size == 1:
+        return tensor
+    longest = _longest(world, Call("pad_across_processes", f"dim={dim}, {description(tensor, _dimensions)}"), lengths)
+    padded = [
+        leaf if length in (None, wanted) else _padded(leaf, dim % leaf.ndim, wanted, pad_index, at_front=pad_first)
+        for leaf, length, wanted in zip(leaves, lengths, longest, strict=True)
+    ]
+    return with_leaves(tensor, iter(padded))
+
+
+def _warned(leaf: Tensor) -> Tensor:
+    if leaf.is_nested:
+        warnings.warn(
+            "A nested tensor can't be padded: it has many lengths. It is left as it is; use `to_padded_tensor` first.",
+            CannotPadNestedTensorWarning,
+            stacklevel=6,
+        )
+    return leaf
+
+
+def _length(leaf: Tensor, dim: int) -> int | None:
+    fits = not leaf.is_nested and -leaf.ndim <= dim < leaf.ndim
+    return leaf.shape[dim] if fits else None
+
+
+def _dimensions(leaf: Tensor) -> str:
+    return "nested tensor" if leaf.is_nested else f"tensor of {leaf.ndim} dimensions"
+
+
+def _longest(world: World, call: Call, lengths: list[int | None]) -> list[int]:
+    mine = torch.tensor([length or 0 for length in lengths], dtype=torch.int64)
+    rows = exchange_rows(world, call, as_bytes(mine))
+    everyones = torch.stack([row.cpu()[: mine.numel() * 8].contiguous().view(torch.int64) for row in rows])
+    longest: list[int] = everyones.amax(0).tolist()
+    return longest
+
+
+def _padded(leaf: Tensor, dim: int, wanted: int, value: float, *, at_front: bool) -> Tensor:
+    shape = list(leaf.shape)
+    shape[dim] = wanted
+    padded = leaf.new_full(shape, value)
+    start = wanted - leaf.shape[dim] if at_front else 0
+    padded.narrow(dim, start, leaf.shape[dim]).copy_(leaf)
+    return padded
+
+
+def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:  # noqa: ARG001 - it is 0
+    """The nest of tensors with as many zeros after dimension 0's end as Accelerate puts there for `num_processes` to share."""
+    return recursively_apply(
+        lambda leaf: _padded(leaf, 0, batch_size + _extra(batch_size, num_processes), 0, at_front=False),
+        tensor,
+        error_on_other_type=True,
+    )
+
+
+def _extra(batch_size: int, num_processes: int) -> int:
+    whole, left = divmod(batch_size, num_processes)
+    missing = num_processes - (whole or batch_size)
+    return left - missing if left > missing and missing < 1 else missing

@@ -1,0 +1,7 @@
+"""The door `accelerate.utils.random`: seeds under Hugging Face's module name."""
+
+from accelerate_nb.runtime.seeds import (
+    set_seed as set_seed,
+    synchronize_rng_state as synchronize_rng_state,
+    synchronize_rng_states as synchronize_rng_states,
+)
