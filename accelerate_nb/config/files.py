@@ -62,7 +62,8 @@ def _there(said: str | Path) -> Path:
 def _hugging_face_home(environment: Mapping[str, str]) -> Path:
     if home := environment.get("HF_HOME"):
         return Path(home).expanduser()
-    return Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"
+    cache = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or "~", ".cache")
+    return Path(cache).expanduser() / "huggingface"
 
 
 def _parsed(path: Path) -> Any:

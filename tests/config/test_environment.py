@@ -1,0 +1,67 @@
+"""What the environment says of a launch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from accelerate_nb.config.environment import already_launched, asks_for_tpu, runs_folder, saying
+
+
+def test_a_worker_of_torchrun_was_launched(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\nfrom accelerate_nb.config.environment import already_launched\nprint(already_launched(os.environ))\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1", str(script)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=True, env={**os.environ, "PYTHONPATH": os.getcwd()}
+    )
+    assert done.stdout.split() == ["True"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "launched"),
+    [
+        ({}, False),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, True),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, True),
+        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, False),
+        ({"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x"}, True),
+        ({"WORLD_SIZE": "2"}, False),
+        ({"RANK": "", "WORLD_SIZE": ""}, False),
+    ],
+)
+def test_a_world_that_a_notebook_wrote_for_itself_is_no_launch(environment, launched):
+    assert already_launched(environment) is launched
+
+
+def test_runs_are_kept_in_the_users_cache(tmp_path):
+    assert runs_folder({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "accelerate_nb_runs"
+    assert runs_folder({"XDG_CACHE_HOME": str(tmp_path / "new")}) == tmp_path / "new" / "accelerate_nb_runs"
+    if sys.platform == "linux":
+        assert runs_folder({"HOME": str(tmp_path)}) == tmp_path / ".cache" / "accelerate_nb_runs"
+
+
+@pytest.mark.parametrize("environment", [{}, {"HOME": "/dev/null"}])
+def test_without_a_cache_to_write_to_runs_are_kept_in_a_temporary_folder_of_the_users_own(environment):
+    folder = runs_folder(environment)
+    assert folder.name.startswith("accelerate_nb_runs-")
+    assert os.access(folder.parent, os.W_OK)
+
+
+def test_what_the_environment_says_for_a_while_is_taken_back():
+    environment = {"A": "1", "B": "2"}
+    with pytest.raises(KeyError), saying({"A": "3", "C": "4"}, environment):
+        assert environment == {"A": "3", "B": "2", "C": "4"}
+        raise KeyError
+    assert environment == {"A": "1", "B": "2"}
+
+
+def test_a_tpu_is_seen_in_the_environment():
+    assert asks_for_tpu({"PJRT_DEVICE": "TPU"})
+    assert asks_for_tpu({"TPU_NAME": ""})
+    assert not asks_for_tpu({"PJRT_DEVICE": "CPU"})

@@ -1,0 +1,147 @@
+"""Accelerate's configuration files are found where its tools put them, and mean here what they mean there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from accelerate.commands.config.config_args import ClusterConfig
+from accelerate.commands.config.default import write_basic_config
+
+from accelerate_nb.config import files
+from accelerate_nb.config.run import resolve
+from accelerate_nb.errors import ConfigurationError, NotYetError
+
+
+@pytest.mark.parametrize("precision", ["no", "fp16", "bf16"])
+def test_the_basic_file_that_accelerate_writes_is_read(tmp_path, precision):
+    path = tmp_path / "default_config.yaml"
+    assert write_basic_config(mixed_precision=precision, save_location=str(path))
+    theirs = ClusterConfig.from_json_file(str(path))
+    ours = resolve({}, {}, files.read(path))
+    assert ours.training.mixed_precision == theirs.mixed_precision == precision
+    assert ours.launching.cpu == theirs.use_cpu
+    assert (ours.launching.num_processes or -1) == theirs.num_processes
+
+
+def test_a_questionnaires_file_is_read(tmp_path):
+    path = tmp_path / "config.yaml"
+    theirs = ClusterConfig(
+        compute_environment="LOCAL_MACHINE",
+        distributed_type="MULTI_CPU",
+        mixed_precision="bf16",
+        use_cpu=True,
+        debug=True,
+        num_processes=3,
+        main_process_port=29511,
+    )
+    theirs.to_yaml_file(str(path))
+    ours = resolve({}, {}, files.read(path))
+    assert ours.launching.num_processes == 3
+    assert ours.launching.cpu is True
+    assert ours.launching.port == 29511
+    assert ours.training.mixed_precision == "bf16"
+    assert ours.training.debug is True
+
+
+def test_the_default_file_is_found_where_accelerate_has_it(tmp_path):
+    places = [("HF_HOME",), ("HF_HOME", "XDG_CACHE_HOME"), ("XDG_CACHE_HOME",), ()]
+    environments = [
+        {"HOME": f"{tmp_path}/{i}", **{name: f"{tmp_path}/{i}/{name}" for name in place}}
+        for i, place in enumerate(places)
+    ]
+    code = """
+import importlib, json, os, sys
+from accelerate.commands.config import config_args
+for said in json.loads(sys.argv[1]):
+    for name in ("HF_HOME", "XDG_CACHE_HOME"): os.environ.pop(name, None)
+    os.environ.update(said)
+    print(importlib.reload(config_args).default_yaml_config_file)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(environments)], capture_output=True, text=True, check=True, timeout=60
+    )
+    for environment, theirs in zip(environments, done.stdout.split(), strict=True):
+        assert files.find(environment) is None
+        os.makedirs(os.path.dirname(theirs))
+        open(theirs, "w").close()
+        assert str(files.find(environment)) == theirs
+
+
+def test_a_file_that_was_said_wins(tmp_path):
+    default, said = tmp_path / "accelerate" / "default_config.yaml", tmp_path / "mine.yaml"
+    default.parent.mkdir()
+    default.touch()
+    said.touch()
+    environment = {"HF_HOME": str(tmp_path)}
+    assert files.find(environment) == default
+    assert files.find(environment, said) == said
+    assert files.find({**environment, "ACCELERATE_NB_CONFIG_FILE": str(said)}) == said
+    assert files.find({**environment, "ACCELERATE_NB_CONFIG_FILE": str(said)}, default) == default
+
+
+@pytest.mark.parametrize("how", ["argument", "variable"])
+def test_no_file_is_read_where_none_is_wanted(tmp_path, how):
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "default_config.yaml").touch()
+    environment = {"HF_HOME": str(tmp_path)}
+    if how == "argument":
+        assert files.find(environment, "") is None
+    else:
+        assert files.find({**environment, "ACCELERATE_NB_CONFIG_FILE": ""}) is None
+
+
+def test_a_file_that_was_said_and_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"gone\.yaml was asked for, and is not there"):
+        files.find({}, tmp_path / "gone.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [("num_processes: 2\n  mixed_precision: [no\n", "line 2, column 18"), ('{"a": 1,\n "b" 2}', "line 2, column 6")],
+)
+def test_a_broken_file_is_named_with_line_and_column(tmp_path, text, place):
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=rf"broken\.yaml, {place} can't be read"):
+        files.read(path)
+
+
+def test_bytes_that_are_no_text_are_an_error(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_bytes(b"\xff\xfe\x00bad")
+    with pytest.raises(ConfigurationError, match="can't be read"):
+        files.read(path)
+
+
+def test_a_list_is_no_configuration(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("- a\n- b\n")
+    with pytest.raises(ConfigurationError, match="holds list"):
+        files.read(path)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "num_processes: -1\nmain_process_port: null\n"])
+def test_what_says_nothing_leaves_the_defaults(tmp_path, text):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    assert resolve({}, {}, files.read(path)) == resolve({}, {})
+
+
+def test_a_bare_no_is_the_precision_no(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("mixed_precision: no\n")
+    assert resolve({}, {}, files.read(path)).training.mixed_precision == "no"
+
+
+@pytest.mark.parametrize(
+    "text", ["distributed_type: FSDP\n", "distributed_type: DEEPSPEED\n", "compute_environment: AMAZON_SAGEMAKER\n"]
+)
+def test_what_a_file_asks_for_and_comes_later_is_not_left_out_unnoticed(tmp_path, text):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(NotYetError, match=r"config\.yaml asks for .*config_file=''"):
+        files.read(path)

@@ -1,0 +1,217 @@
+"""What was said in a call, in the environment and in a file becomes one wish."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from accelerate_nb.config.fields import said, unsaid
+from accelerate_nb.config.run import RunConfig, all_settings, resolve
+from accelerate_nb.errors import ConfigurationError, NotYetError
+
+PRECISION = "ACCELERATE_MIXED_PRECISION"
+
+
+def test_what_nobody_said_has_its_default():
+    assert resolve({}, {}) == RunConfig()
+
+
+def test_an_argument_wins_over_the_environment_and_that_over_the_file():
+    file = {"num_processes": 4, "mixed_precision": "fp16", "max_restarts": 3}
+    environment = {"ACCELERATE_NB_NUM_PROCESSES": "3", PRECISION: "bf16"}
+    config = resolve({"num_processes": 2}, environment, file)
+    assert config.launching.num_processes == 2
+    assert config.training.mixed_precision == "bf16"
+    assert config.launching.max_restarts == 3
+
+
+def test_a_default_of_a_signature_leaves_the_word_to_the_environment():
+    assert resolve({"mixed_precision": unsaid("no")}, {PRECISION: "bf16"}).training.mixed_precision == "bf16"
+
+
+def test_the_same_value_said_wins():
+    assert resolve({"mixed_precision": "no"}, {PRECISION: "bf16"}).training.mixed_precision == "no"
+
+
+@pytest.mark.parametrize("value", ["no", "", 0, 3, 0.1])
+def test_a_marked_default_is_like_its_value_and_was_not_said(value):
+    marked = unsaid(value)
+    assert marked == value
+    assert repr(marked) == repr(value)
+    assert isinstance(marked, type(value))
+    assert said({"name": marked}) == {}
+    assert said({"name": value}) == {"name": value}
+
+
+def test_an_empty_variable_says_nothing():
+    assert resolve({}, {PRECISION: ""}, {"mixed_precision": "fp16"}).training.mixed_precision == "fp16"
+
+
+def test_our_own_variable_wins_over_accelerates():
+    config = resolve({}, {"ACCELERATE_NB_CPU": "0", "ACCELERATE_USE_CPU": "1"})
+    assert config.launching.cpu is False
+
+
+@pytest.mark.parametrize("value", [0, -1, True, False, 1.5, "two", "2", [2], float("nan")])
+def test_a_number_of_processes_is_a_whole_number_from_one(value):
+    with pytest.raises(ConfigurationError, match=r"num_processes was given as .* whole number, at least 1.*Pass such"):
+        resolve({"num_processes": value}, {})
+
+
+def test_numpys_whole_numbers_are_numbers():
+    config = resolve({"num_processes": np.int64(2), "timeout": np.float32(1.5)}, {})
+    assert config.launching.num_processes == 2
+    assert type(config.launching.num_processes) is int
+    assert config.launching.timeout == 1.5
+
+
+@pytest.mark.parametrize("value", [-1, float("inf"), float("nan"), "ten", True])
+def test_seconds_are_a_number(value):
+    with pytest.raises(ConfigurationError, match="timeout was given as"):
+        resolve({"timeout": value}, {})
+
+
+def test_an_unknown_mixed_precision_lists_the_known_ones():
+    with pytest.raises(ConfigurationError, match=r"'fp17'.*'no', 'fp16', 'bf16'"):
+        resolve({"mixed_precision": "fp17"}, {})
+
+
+def test_words_may_be_written_in_any_case():
+    assert resolve({"mixed_precision": "BF16"}, {}).training.mixed_precision == "bf16"
+
+
+@pytest.mark.parametrize("arguments", [{"mixed_precision": "fp8"}, {"engine": "ray"}, {"engine": "xla"}])
+def test_a_choice_that_comes_later_is_said_to_come_later(arguments):
+    with pytest.raises(NotYetError, match=r"was given as .* not offered here yet"):
+        resolve(arguments, {})
+
+
+def test_an_unknown_setting_names_the_nearest_and_the_known_ones():
+    with pytest.raises(ConfigurationError, match=r"'num_proceses'. Did you mean num_processes\?.*timeout"):
+        resolve({"num_proceses": 2}, {})
+
+
+def test_a_broken_variable_is_named():
+    with pytest.raises(ConfigurationError, match=r"variable ACCELERATE_NB_NUM_PROCESSES says 'two'"):
+        resolve({}, {"ACCELERATE_NB_NUM_PROCESSES": "two"})
+
+
+def test_a_broken_value_of_the_file_is_named():
+    with pytest.raises(ConfigurationError, match=r"num_processes in the configuration file says 'many'"):
+        resolve({}, {}, {"num_processes": "many"})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_nodes": 2},
+        {"node_rank": 1},
+        {"master_addr": "10.0.0.7"},
+        {"master_addr": "head.example.org"},
+        {"rdzv_endpoint": "10.0.0.7:29400"},
+        {"rdzv_endpoint": "[2001:db8::1]:29400"},
+        {"rdzv_backend": "etcd-v2"},
+    ],
+)
+def test_several_machines_come_later(arguments):
+    (name,) = arguments
+    with pytest.raises(NotYetError, match=rf"{name}=.*several machines.*Leave {name} out"):
+        resolve(arguments, {})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_nodes": 1, "node_rank": 0, "rdzv_id": "mine", "rdzv_conf": {"timeout": 3}},
+        {"master_addr": "localhost"},
+        {"master_addr": "::1"},
+        {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:29400"},
+        {"rdzv_endpoint": "127.0.0.1:0"},
+        {"rdzv_endpoint": "[::1]:29400"},
+    ],
+)
+def test_what_one_machine_can_do_is_accepted(arguments):
+    resolve(arguments, {})
+
+
+@pytest.mark.parametrize(
+    ("said_as", "port"), [(None, 0), (unsaid("29500"), 0), (0, 0), ("0", 0), ("29501", 29501), (80, 80)]
+)
+def test_a_port_is_any_free_one_unless_it_was_said(said_as, port):
+    assert resolve({"use_port": said_as}, {}).launching.port == port
+
+
+@pytest.mark.parametrize("value", ["http", -1, 65536, True])
+def test_a_port_is_a_port(value):
+    with pytest.raises(ConfigurationError, match="use_port was given as"):
+        resolve({"use_port": value}, {})
+
+
+def test_workers_are_told_only_what_was_said_of_training():
+    assert resolve({}, {}).training.environ() == {}
+    config = resolve({"mixed_precision": "no", "gradient_accumulation_steps": 4, "debug": True}, {})
+    assert config.training.environ() == {
+        PRECISION: "no",
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
+        "ACCELERATE_DEBUG_MODE": "true",
+    }
+
+
+def test_workers_are_told_whether_to_stay_on_the_cpu():
+    assert resolve({"cpu": True}, {}).environ()["ACCELERATE_USE_CPU"] == "true"
+    assert resolve({"cpu": False}, {"ACCELERATE_USE_CPU": "1"}).environ()["ACCELERATE_USE_CPU"] == "false"
+
+
+def test_what_workers_are_told_is_resolved_to_the_same_again():
+    config = resolve({"cpu": True, "mixed_precision": "bf16", "gradient_accumulation_steps": 2, "debug": False}, {})
+    assert resolve({}, config.environ()) == config
+
+
+def test_a_setting_has_one_spelling_on_each_way_in():
+    settings = {one.name: one for one in all_settings()}
+    assert len(settings) == len(all_settings())
+    one = settings["mixed_precision"]
+    assert one.flag == "--mixed-precision"
+    assert one.choices == ("no", "fp16", "bf16")
+    assert one.variables == ("ACCELERATE_NB_MIXED_PRECISION", PRECISION)
+    assert settings["cpu"].keys == ("cpu", "use_cpu")
+
+
+def test_every_setting_says_what_it_is():
+    assert all(one.help.endswith(".") for one in all_settings())
+
+
+EXAMPLES = {
+    "num_processes": "3",
+    "engine": "local",
+    "start_method": "spawn",
+    "cpu": "yes",
+    "timeout": "2.5",
+    "results": "all",
+    "max_restarts": "1",
+    "monitor_interval": "0.5",
+    "use_port": "29600",
+    "master_addr": "localhost",
+    "node_rank": "0",
+    "num_nodes": "1",
+    "rdzv_backend": "c10d",
+    "rdzv_endpoint": "localhost:1",
+    "rdzv_conf": "timeout=3",
+    "rdzv_id": "mine",
+    "log_line_prefix_template": "${rank}>",
+    "folder": "runs",
+    "grace": "1",
+    "mixed_precision": "fp16",
+    "gradient_accumulation_steps": "2",
+    "debug": "true",
+}
+
+
+@pytest.mark.parametrize("one", all_settings(), ids=lambda one: one.name)
+def test_every_setting_can_be_said_in_the_environment_and_in_a_file(one):
+    text = EXAMPLES[one.name]
+    by_variable = resolve({}, {one.variables[0]: text})
+    by_file = resolve({}, {}, {one.keys[0]: text})
+    value = getattr(getattr(by_variable, one.section), one.name)
+    assert value == one.parse(text, "")
+    assert by_variable == by_file

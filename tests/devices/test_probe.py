@@ -1,0 +1,151 @@
+"""Devices are counted without waking a driver."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from accelerate_nb.devices import build, cpu, cuda, rocm, xpu
+from accelerate_nb.devices.mps import Mps
+from accelerate_nb.devices.probe import probe
+
+
+def test_the_probe_agrees_with_torch():
+    found = probe()
+    assert found.count == torch.accelerator.device_count()
+    accelerator = torch.accelerator.current_accelerator()
+    assert found.kind == ("cpu" if accelerator is None else accelerator.type)
+
+
+def test_the_probe_imports_no_torch():
+    code = "import sys; from accelerate_nb.devices.probe import probe; probe(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch was not built for CUDA")
+def test_the_probe_leaves_cuda_asleep():
+    code = """
+import os
+from accelerate_nb.devices.probe import probe
+probe()
+for number in os.listdir("/proc/self/fd"):
+    if os.path.exists(f"/proc/self/fd/{number}"):
+        print(os.readlink(f"/proc/self/fd/{number}"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "/dev/nvidia" not in done.stdout
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch was not built for CUDA")
+@pytest.mark.parametrize("said", ["", "0", "-1", "0,0", "99", "0,99"])
+def test_visible_gpus_are_those_that_torch_sees(said):
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": said}
+    code = "import torch; print(torch.cuda.device_count())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=environment
+    )
+    assert cuda.Cuda().count(environment) == int(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("said", "count"),
+    [
+        (None, 4),
+        ("", 0),
+        ("-1", 0),
+        ("0", 1),
+        ("3,1", 2),
+        (" 0 , 2 ", 2),
+        ("0,9,1", 1),
+        ("1,-1,2", 1),
+        ("1,1", 0),
+        ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", 1),
+        ("GPU-a,GPU-b", 2),
+        ("MIG-a,MIG-b", 1),
+        ("none", 0),
+    ],
+)
+def test_a_process_sees_the_gpus_that_cuda_would_show_it(said, count):
+    assert cuda.visible(said, 4) == count
+
+
+def test_no_gpu_is_visible_where_there_is_none():
+    assert cuda.visible("0,1", 0) == 0
+
+
+def test_a_container_has_the_gpus_whose_device_files_it_has(tmp_path):
+    for name in ("nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm", "nvidia-modeset"):
+        (tmp_path / name).touch()
+    assert cuda._device_files(tmp_path) == 2
+
+
+def test_amds_cpus_are_no_gpus(tmp_path):
+    for number, units in enumerate([0, 304, 304]):
+        node = tmp_path / str(number)
+        node.mkdir()
+        (node / "properties").write_text(f"cpu_cores_count 8\nsimd_count {units}\nmem_banks_count 1\n")
+    assert rocm.gpus(tmp_path) == 2
+
+
+def test_only_intels_render_nodes_are_xpus(tmp_path):
+    for name, vendor in [("renderD128", "0x8086"), ("renderD129", "0x10de"), ("card0", "0x8086")]:
+        device = tmp_path / name / "device"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text(f"{vendor}\n")
+    assert xpu.gpus(tmp_path) == 1
+
+
+def test_a_mac_has_one_gpu_or_none():
+    assert Mps().count({}) == int(torch.backends.mps.is_available())
+
+
+@pytest.mark.parametrize("name", ["cuda", "hip", "xpu"])
+def test_what_torch_was_built_for_is_read_right(name):
+    assert build.torch_is_built_for(name) == (getattr(torch.version, name, None) is not None)
+
+
+def test_no_more_cores_are_counted_than_the_process_may_use():
+    assert 1 <= cpu.cores() <= len(os.sched_getaffinity(0))
+
+
+def test_a_process_bound_to_one_core_has_one():
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+    code += "from accelerate_nb.devices.cpu import cores; print(cores())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "1"
+
+
+def control_groups(folder, membership, **files):
+    (folder / "membership").write_text(membership)
+    for name, text in files.items():
+        path = folder / name.replace("__", "/").replace("_DOT_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return cpu.cgroup_quota(folder, folder / "membership")
+
+
+def test_a_quota_of_version_2_counts(tmp_path):
+    assert control_groups(tmp_path, "0::/\n", cpu_DOT_max="150000 100000\n") == 1.5
+
+
+def test_a_quota_of_a_parent_counts(tmp_path):
+    quota = control_groups(
+        tmp_path, "0::/pod/box\n", pod__cpu_DOT_max="200000 100000\n", pod__box__cpu_DOT_max="max 100000\n"
+    )
+    assert quota == 2.0
+
+
+def test_a_quota_of_version_1_counts(tmp_path):
+    files = {"cpu__box__cpu_DOT_cfs_quota_us": "300000\n", "cpu__box__cpu_DOT_cfs_period_us": "100000\n"}
+    assert control_groups(tmp_path, "3:cpu,cpuacct:/box\n2:memory:/\n", **files) == 3.0
+
+
+def test_no_quota_is_no_limit(tmp_path):
+    files = {"cpu__cpu_DOT_cfs_quota_us": "-1\n", "cpu__cpu_DOT_cfs_period_us": "100000\n"}
+    assert control_groups(tmp_path, "0::/\n", cpu_DOT_max="max 100000\n", **files) is None
+    assert cpu.cgroup_quota(tmp_path / "none", tmp_path / "none") is None

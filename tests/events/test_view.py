@@ -1,0 +1,201 @@
+"""RunView adds up what happened: bounded, in order, and readable while it grows."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+
+import pytest
+
+from accelerate_nb.events.model import (
+    DeviceSample,
+    Display,
+    Failure,
+    LogLine,
+    Metric,
+    Progress,
+    StateChange,
+)
+from accelerate_nb.events.view import RunView
+
+
+def line(text, rank=0, stream="stdout", open=False):
+    return LogLine(rank, stream, text, 0.0, open)
+
+
+def texts(lines):
+    return [one.text for one in lines]
+
+
+def fed(*events, **bounds):
+    view = RunView(**bounds)
+    for event in events:
+        view.apply(event)
+    return view
+
+
+def test_lines_of_all_ranks_come_in_the_order_in_which_they_were_written():
+    view = fed(line("a", 1), line("b", 0), line("c", 1))
+    assert texts(view.since(0).shown) == ["a", "b", "c"]
+    assert texts(view.tail(1, 10)) == ["a", "c"]
+
+
+def test_a_cursor_gives_only_what_is_new():
+    view = fed(line("a"))
+    cursor = view.since(0).cursor
+    assert view.since(cursor).shown == ()
+    view.apply(line("b"))
+    assert texts(view.since(cursor).shown) == ["b"]
+    assert texts(view.since(0).shown) == ["a", "b"]
+
+
+def test_what_is_kept_no_longer_is_counted():
+    view = fed(*(line(str(i), i % 2) for i in range(100)), backlog=10, tail=3)
+    news = view.since(20)
+    assert news.skipped == 70
+    assert texts(news.shown) == [str(i) for i in range(90, 100)]
+    assert texts(view.tail(1, 5)) == ["95", "97", "99"]
+    assert view.line_count == 100
+    assert view.line_count_of(0) == 50
+
+
+def test_very_long_lines_are_not_all_kept():
+    view = fed(*(line("x" * 1_000_000) for _ in range(100)))
+    assert len(view.since(0).shown) <= 32
+    assert view.since(0).skipped >= 68
+    assert len(view.rank(0).lines) <= 4
+
+
+def test_the_newest_line_is_kept_however_long():
+    view = fed(line("before"), line("x" * 50_000_000))
+    assert [len(text) for text in texts(view.since(0).shown)] == [50_000_000]
+    assert view.since(0).skipped == 1
+
+
+def test_an_open_line_is_replaced_by_the_next_and_ends_with_a_whole_one():
+    view = fed(line("10%", open=True), line("20%", open=True))
+    assert texts(view.open_lines()) == ["20%"]
+    assert view.since(0).shown == ()
+    view.apply(line("100%"))
+    assert view.open_lines() == ()
+    assert texts(view.since(0).shown) == ["100%"]
+
+
+def test_each_stream_of_each_rank_has_its_own_open_line():
+    view = fed(
+        line("b", 1, open=True), line("a", 0, open=True), line("c", 1, "stderr", open=True), line("d", 1, "stdout")
+    )
+    assert texts(view.open_lines()) == ["a", "c"]
+
+
+def test_displays_stand_between_the_lines():
+    shown = Display(0, {"text/html": "<b>x</b>"}, {}, 0.0)
+    view = fed(line("a"), shown, line("b"))
+    assert view.since(0).shown[1] is shown
+    assert view.line_count == 2
+
+
+def test_large_displays_are_bounded_too():
+    view = fed(*(Display(0, {"image/png": "x" * 1_000_000}, {}, 0.0) for _ in range(100)))
+    assert len(view.since(0).shown) <= 32
+
+
+def test_a_run_and_its_ranks_have_states():
+    view = fed(StateChange(None, "running", 0.0, "2 workers"), StateChange(1, "running", 0.0), size=3)
+    assert (view.state, view.detail) == ("running", "2 workers")
+    assert [view.rank(rank).state for rank in view.ranks] == ["starting", "running", "starting"]
+
+
+def test_the_newest_metric_and_its_course_are_kept():
+    view = fed(*(Metric(0, "loss", float(i), i, 0.0) for i in range(10)))
+    assert view.rank(0).metrics["loss"].value == 9.0
+    assert [metric.value for metric in view.rank(0).series["loss"]] == [float(i) for i in range(10)]
+
+
+@pytest.mark.parametrize("count", [1, 99, 100, 101, 1234, 10_000])
+def test_a_long_course_is_thinned_evenly_from_its_beginning_to_its_end(count):
+    view = fed(*(Metric(0, "loss", float(i), i, 0.0) for i in range(count)), points=100)
+    steps = [metric.step for metric in view.rank(0).series["loss"]]
+    assert steps[0] == 0
+    assert steps[-1] == count - 1
+    assert min(count, 50) <= len(steps) <= 101
+    gaps = {after - before for before, after in itertools.pairwise(steps[:-1])}
+    assert len(gaps) <= 1
+
+
+def test_progress_and_devices_show_their_newest():
+    view = fed(
+        Progress(0, "epoch", 1, 3, 0.0),
+        Progress(0, "epoch", 2, 3, 0.0),
+        DeviceSample(0, "cuda:0", 10.0, 1, 2, 0.0),
+        DeviceSample(0, "cuda:0", 90.0, 1, 2, 0.0),
+    )
+    assert view.rank(0).progress["epoch"].done == 2
+    assert view.rank(0).devices["cuda:0"].utilisation == 90.0
+
+
+def test_failures_come_in_the_order_of_ranks():
+    view = fed(Failure(2, "KeyError", "x", "", 0.0), Failure(0, "ValueError", "y", "", 1.0), size=4)
+    assert [failure.rank for failure in view.failures] == [0, 2]
+    assert view.rank(2).failure.type == "KeyError"
+
+
+def test_a_rank_that_starts_anew_has_not_failed():
+    view = fed(line("57%", open=True), Failure(0, "KeyError", "x", "", 0.0), StateChange(0, "starting", 1.0))
+    assert view.failures == ()
+    assert view.open_lines() == ()
+
+
+def test_a_rank_that_has_not_written_yet_can_be_read():
+    view = RunView()
+    assert view.rank(5).lines == ()
+    assert view.tail(5, 3) == ()
+    assert view.line_count_of(5) == 0
+    assert view.ranks == ()
+
+
+def test_nothing_is_to_be_drawn_until_something_changes():
+    view = fed(line("a"))
+    before = view.changes
+    assert view.changes == before
+    view.apply(line("b", open=True))
+    assert view.changes > before
+
+
+def test_readers_lose_and_repeat_nothing_while_writers_write():
+    view = RunView(backlog=100_000)
+
+    def write(rank):
+        for i in range(5000):
+            view.apply(line(str(i), rank))
+
+    writers = [threading.Thread(target=write, args=(rank,), name=f"writer {rank}") for rank in range(4)]
+    for writer in writers:
+        writer.start()
+    seen, cursor = [], 0
+    while len(seen) < 20_000:
+        news = view.since(cursor)
+        assert news.skipped == 0
+        seen.extend(news.shown)
+        cursor = news.cursor
+        view.rank(0)
+        view.open_lines()
+    for writer in writers:
+        writer.join(10)
+    for rank in range(4):
+        assert [one.text for one in seen if one.rank == rank] == [str(i) for i in range(5000)]
+
+
+def test_a_hundred_thousand_lines_are_taken_in_at_once():
+    lines = [line(f"step {i} loss 0.1234", i % 4) for i in range(100_000)]
+    view = RunView(size=4)
+    best = min(taken(view, lines) for _ in range(3))
+    assert best < 0.5, f"{best:.2f} s for 100,000 lines"
+
+
+def taken(view, lines):
+    begin = time.thread_time()
+    for one in lines:
+        view.apply(one)
+    return time.thread_time() - begin
