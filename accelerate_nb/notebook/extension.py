@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-from accelerate_nb.launch.engines import local
+from accelerate_nb.launch.engines import supervised
+from accelerate_nb.launch.installed import is_installed
 
 _EVENT = "post_run_cell"
 # Already loaded by the supervisor, or of use to the notebook alone.
 _LEFT_OUT = frozenset(
     {"torch", "accelerate_nb", "IPython", "ipykernel", "ipywidgets", "matplotlib_inline", "traitlets"}
 )
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 def load_ipython_extension(ipython: Any) -> None:
@@ -25,7 +23,7 @@ def load_ipython_extension(ipython: Any) -> None:
 
     >>> %load_ext accelerate_nb
     """
-    local.warm()
+    supervised.warm()
     watcher = Watcher(ipython)
     watcher()
     ipython.events.register(_EVENT, watcher)
@@ -35,7 +33,7 @@ def unload_ipython_extension(ipython: Any) -> None:
     """Stop the supervisor, and watch the notebook no longer."""
     if Watcher(ipython) in ipython.events.callbacks[_EVENT]:
         ipython.events.unregister(_EVENT, Watcher(ipython))
-    local.cool()
+    supervised.cool()
 
 
 @dataclass(frozen=True)
@@ -53,10 +51,10 @@ class Watcher:
         """A cell has run."""
         hidden = self.shell.user_ns_hidden
         values = [value for name, value in list(self.shell.user_ns.items()) if name not in hidden]
-        new = sorted(name for name in set(modules_of(values)) - self.told if is_installed(name))
+        new = sorted(name for name in set(modules_of(values)) - self.told if is_useful(name))
         if new:
             self.told.update(new)
-            local.hint(new)
+            supervised.hint(new)
 
 
 def modules_of(values: Iterable[Any]) -> Iterator[str]:
@@ -74,9 +72,6 @@ def modules_of(values: Iterable[Any]) -> Iterator[str]:
             yield name
 
 
-def is_installed(name: str) -> bool:
-    """Whether a module came with a package: those of the user change while the notebook runs, and are not loaded early."""
-    if name.partition(".")[0] in _LEFT_OUT:
-        return False
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return isinstance(file, str) and not _INSTALLED.isdisjoint(PurePath(file).parts)
+def is_useful(name: str) -> bool:
+    """Whether a module is worth loading early: it came with a package, and the supervisor has not loaded it anyway."""
+    return name.partition(".")[0] not in _LEFT_OUT and is_installed(name)

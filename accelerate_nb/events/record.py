@@ -1,0 +1,97 @@
+"""What a run leaves on disk: every rank's output, every event, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from accelerate_nb.events.model import Event, LogLine, Metric, to_line
+
+# Run folders beyond this number are removed, oldest first, when a new one is made.
+KEPT_RUNS = 50
+
+
+class Record:
+    """
+    A run's folder: `rank_N.log` (each rank's bytes), `metrics.jsonl`, `events.jsonl` (all but log lines), `status.json`.
+
+    >>> with Record(folder) as record:
+    ...     record.output(0, b"a line\\n")
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._files: dict[str, IO[bytes]] = {}
+
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def output(self, rank: int, data: bytes) -> None:
+        """Add whole lines to a rank's log."""
+        self._file(f"rank_{rank}.log").write(data)
+
+    def event(self, event: Event) -> None:
+        """Keep an event; log lines are in the ranks' logs already."""
+        if isinstance(event, LogLine):
+            return
+        line = to_line(event)
+        self._file("events.jsonl").write(line)
+        if isinstance(event, Metric):
+            self._file("metrics.jsonl").write(line)
+
+    def status(self, **facts: Any) -> None:
+        """Write `status.json` anew; a reader never sees half of it."""
+        beside = self.folder / "status.json.new"
+        beside.write_text(json.dumps({**facts, "time": time.time()}, indent=1, default=str))
+        os.replace(beside, self.folder / "status.json")
+
+    def flush(self) -> None:
+        """Make what was kept so far readable to others."""
+        for file in self._files.values():
+            file.flush()
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _file(self, name: str) -> IO[bytes]:
+        if name not in self._files:
+            self._files[name] = (self.folder / name).open("ab", buffering=1 << 16)
+        return self._files[name]
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """A fresh folder for a run under `parent`, named after the time and the function; the oldest beyond 50 are removed."""
+    parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _prune(parent)
+    stamp = time.strftime("%Y-%m-%d_%H%M%S")
+    label = "".join(letter if letter.isalnum() else "_" for letter in name).strip("_")[:40] or "run"
+    for attempt in range(10_000):
+        folder = parent / (f"{stamp}_{label}" if attempt == 0 else f"{stamp}_{label}_{attempt}")
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        return folder
+    raise FileExistsError(f"{parent} holds 10,000 runs of {label} that started at {stamp}.")
+
+
+def _prune(parent: Path) -> None:
+    """Remove the oldest finished runs; only folders that a run made (they hold a `status.json`) are touched."""
+    import shutil
+
+    runs = sorted(path for path in parent.iterdir() if (path / "status.json").is_file())
+    for old in runs[: max(0, len(runs) - KEPT_RUNS + 1)]:
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,314 @@
+"""One group of workers, followed from its start until every process has ended."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from accelerate_nb.events.capture import Line, LineAssembler
+from accelerate_nb.events.channel import EventReader
+from accelerate_nb.events.model import Event, Failure, LogLine, StateChange, Stream
+from accelerate_nb.events.record import Record
+from accelerate_nb.events.view import RunView
+from accelerate_nb.launch.ending import Ending, died
+from accelerate_nb.launch.engines.base import Placing, Workers
+from accelerate_nb.launch.outcome import Raised, Returned, read_outcome
+from accelerate_nb.launch.plan import Plan, meeting_place
+from accelerate_nb.launch.stacks import answers, lengths
+from accelerate_nb.launch.wires import Wires
+from accelerate_nb.launch.worker import STACKS_SIGNAL
+
+Stop: TypeAlias = Literal["interrupt", "kill"]
+
+# Pipes are emptied at most this often: a reader that wakes for every line costs the workers more than the lines do.
+_BETWEEN_READS = 0.02
+_READ_AT_ONCE = 1 << 20
+# After the first failure: how long others may still report their own, and then end by themselves.
+_SETTLE = 0.15
+_GRACE_AFTER_FAILURE = 0.6
+# How long workers may take to end once all have returned.
+_PARTING = 2.5
+# How many lines a process that died without an exception is quoted with.
+_LAST_LINES = 8
+
+
+@dataclass(slots=True)
+class Scene:
+    """What a run's attempts share: where events go, and what others ask of them."""
+
+    view: RunView
+    record: Record
+    deadline: float | None
+    grace: float
+    wake: Callable[[], None] = lambda: None
+
+    def take(self, event: Event) -> None:
+        """Keep an event."""
+        self.view.apply(event)
+        self.record.event(event)
+
+
+class Attempt:
+    """
+    Starts a plan's workers, reads what they say, and ends them.
+
+    `follow` is called once, in the run's thread; `stop` and `stacks` may be called from any other.
+    """
+
+    def __init__(self, plan: Plan, placing: Placing, scene: Scene, number: int) -> None:
+        self._plan, self._placing, self._scene, self._number = plan, placing, scene, number
+        self._wires: list[Wires] = []
+        self._reported: dict[int, float] = {}
+        self._assemblers: dict[tuple[int, Stream], LineAssembler] = {}
+        self._readers: dict[int, EventReader] = {}
+        self._asked: Stop | None = None
+        self._killed = False
+        self._failed_at: float | None = None
+        self._stacks_lock = threading.Lock()
+        self.timed_out_stacks: dict[int, str] | None = None
+        self.lost: str | None = None
+
+    def follow(self) -> tuple[Ending, ...]:
+        """Run the workers to their end; gives every rank's ending, in the order of ranks."""
+        waker_far, waker = socket.socketpair()
+        for end in (waker_far, waker):
+            end.setblocking(False)
+        self._scene.wake = lambda: _poke(waker)
+        self._urgent, self._logs = selectors.DefaultSelector(), selectors.DefaultSelector()
+        with waker_far, waker, self._urgent, self._logs:
+            self._urgent.register(waker_far, selectors.EVENT_READ, lambda: waker_far.recv(4096))
+            try:
+                self._start()
+                self._until_over()
+                self._until_gone()
+                self._drain()
+                return self._endings()
+            finally:
+                self._scene.wake = lambda: None
+                self._close()
+
+    def stop(self, how: Stop) -> None:
+        """Ask for the end: an interrupt gives the workers their grace, a kill does not."""
+        if self._asked != "kill":
+            self._asked = how
+        self._scene.wake()
+
+    def stacks(self) -> dict[int, str]:
+        """What every rank that runs answers when it is asked where it is."""
+        with self._stacks_lock:
+            ranks = [rank for rank in range(len(self._wires)) if rank not in self._workers.exit_codes()]
+            files = [self._wires[rank].stacks for rank in ranks]
+            before = lengths(files)
+            self._workers.signal(STACKS_SIGNAL)
+            return dict(zip(ranks, answers(files, before), strict=True))
+
+    # ------------------------------------------------------------------------------------------------------- steps
+
+    def _start(self) -> None:
+        self._workers: Workers
+        with meeting_place(self._plan.port) as meeting:
+            self._wires = [Wires.lay() for _ in range(self._plan.size)]
+            for rank, wires in enumerate(self._wires):
+                self._listen(rank, wires)
+                self._scene.take(StateChange(rank, "starting", time.time()))
+            self._workers = self._placing.start(self._plan.orders(self._wires, meeting, self._number))
+        for wires in self._wires:
+            wires.let_go()
+        for descriptor in self._workers.watched():
+            self._urgent.register(descriptor, selectors.EVENT_READ, self._hear_workers)
+
+    def _listen(self, rank: int, wires: Wires) -> None:
+        self._readers[rank] = EventReader()
+        self._urgent.register(wires.events, selectors.EVENT_READ, lambda: self._hear_events(rank))
+        outputs: tuple[tuple[Stream, int], ...] = (("stdout", wires.stdout), ("stderr", wires.stderr))
+        for stream, descriptor in outputs:
+            self._assemblers[rank, stream] = LineAssembler()
+            self._logs.register(descriptor, selectors.EVENT_READ, (rank, stream, descriptor))
+
+    def _until_over(self) -> None:
+        """Until every rank has returned, or there is a reason to end them; then they are ended."""
+        read_next = 0.0
+        while not self._all_reported():
+            now = time.monotonic()
+            if now >= read_next:
+                self._read_logs()
+                read_next = now + _BETWEEN_READS
+            self._step(min(_BETWEEN_READS, 0.1))
+            if self._asked is not None:
+                return self._end_with_grace(self._scene.grace)
+            if self._is_late():
+                self.timed_out_stacks = self.stacks()
+                return self._kill()
+            if self.lost is not None:
+                return self._kill()
+            if self._failed_at is not None and time.monotonic() - self._failed_at > _SETTLE:
+                return self._end_with_grace(_GRACE_AFTER_FAILURE)
+        return None
+
+    def _end_with_grace(self, grace: float) -> None:
+        """Interrupt those that run, and kill those that are still there when the grace is over."""
+        self._workers.signal(signal.SIGINT)
+        deadline = time.monotonic() + grace
+        while not self._all_reported() and time.monotonic() < deadline and self._asked != "kill":
+            self._read_logs()
+            self._step(_BETWEEN_READS)
+        if not self._all_reported():
+            self._kill()
+
+    def _until_gone(self) -> None:
+        """Let the workers leave, and wait until each process has ended."""
+        for wires in self._wires:
+            _poke(wires.events)
+        deadline = time.monotonic() + _PARTING
+        while len(self._workers.exit_codes()) < self._plan.size and self._workers.lost() is None:
+            if time.monotonic() > deadline:
+                self._kill()
+            self._read_logs()
+            self._step(_BETWEEN_READS)
+        if self._workers.lost() is not None:
+            self._kill()
+
+    def _step(self, timeout: float) -> None:
+        for key, _ in self._urgent.select(timeout):
+            key.data()
+        if not self._workers.watched():
+            self._hear_workers()
+
+    def _kill(self) -> None:
+        self._killed = True
+        self._workers.kill()
+
+    def _close(self) -> None:
+        self._scene.record.flush()
+        if hasattr(self, "_workers"):
+            self._workers.kill()
+            self._workers.close()
+        for wires in self._wires:
+            wires.cut()
+
+    # ----------------------------------------------------------------------------------------------------- hearing
+
+    def _hear_workers(self) -> None:
+        self._workers.news()
+        for rank, code in self._workers.exit_codes().items():
+            if rank not in self._reported:
+                # what it said last may still be on its way
+                self._hear_events(rank)
+            if rank not in self._reported:
+                self._reported[rank] = time.time()
+                self._fail()
+                self._scene.take(StateChange(rank, "failed", time.time(), f"exit code {code}"))
+        self.lost = self._workers.lost()
+        if self.lost is not None:
+            for descriptor in [key.fd for key in self._urgent.get_map().values() if key.data == self._hear_workers]:
+                self._urgent.unregister(descriptor)
+
+    def _hear_events(self, rank: int) -> None:
+        sock = self._wires[rank].events
+        try:
+            data = sock.recv(_READ_AT_ONCE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            if sock.fileno() in self._urgent.get_map():
+                self._urgent.unregister(sock)
+            return
+        for event in self._readers[rank].feed(data):
+            if isinstance(event, StateChange) and event.state in {"finished", "failed", "stopped"}:
+                self._reported[rank] = event.time
+                if event.state != "finished":
+                    self._fail()
+            self._scene.take(event)
+
+    def _fail(self) -> None:
+        if self._failed_at is None:
+            self._failed_at = time.monotonic()
+
+    def _read_logs(self) -> None:
+        for key, _ in self._logs.select(0):
+            self._read_log(*key.data)
+
+    def _read_log(self, rank: int, stream: Stream, descriptor: int) -> bool:
+        try:
+            data = os.read(descriptor, _READ_AT_ONCE)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._logs.unregister(descriptor)
+            return False
+        self._take_output(rank, stream, *self._assemblers[rank, stream].feed(data))
+        return True
+
+    def _take_output(self, rank: int, stream: Stream, raw: bytes, lines: Sequence[Line]) -> None:
+        if raw:
+            self._scene.record.output(rank, raw)
+        now, apply = time.time(), self._scene.view.apply
+        for line in lines:
+            apply(LogLine(rank, stream, line.text, now, line.open))
+
+    def _drain(self) -> None:
+        """Read what is left; the processes have ended, and one that was not theirs may hold a pipe open."""
+        for key in list(self._logs.get_map().values()):
+            while self._read_log(*key.data):
+                pass
+        for (rank, stream), assembler in self._assemblers.items():
+            self._take_output(rank, stream, *assembler.close())
+        for rank in range(self._plan.size):
+            self._hear_events(rank)
+
+    # ----------------------------------------------------------------------------------------------------- judging
+
+    def _all_reported(self) -> bool:
+        return len(self._reported) == self._plan.size
+
+    def _is_late(self) -> bool:
+        return self._scene.deadline is not None and time.monotonic() > self._scene.deadline
+
+    def _endings(self) -> tuple[Ending, ...]:
+        return tuple(self._ending(rank) for rank in range(self._plan.size))
+
+    def _ending(self, rank: int) -> Ending:
+        outcome = self._outcome(rank)
+        if isinstance(outcome, Returned):
+            return Ending(rank, value=outcome.value, modules=outcome.modules)
+        if isinstance(outcome, Raised):
+            return Ending(rank, failure=outcome.failure, error=outcome.error, modules=outcome.modules)
+        failure = outcome if outcome is not None else self._death(rank)
+        self._scene.take(failure)
+        return Ending(rank, failure=failure)
+
+    def _outcome(self, rank: int) -> Returned | Raised | Failure | None:
+        try:
+            return read_outcome(self._wires[rank].outcome)
+        except Exception as error:  # noqa: BLE001 - unpickling runs anybody's code
+            return Failure(
+                rank=rank,
+                type=type(error).__qualname__,
+                message=f"what it brought back can't be unpacked here: {error}",
+                traceback="",
+                time=time.time(),
+            )
+
+    def _death(self, rank: int) -> Failure:
+        code = self._workers.exit_codes().get(rank, -int(signal.SIGKILL))
+        last = [line.text for line in self._scene.view.tail(rank, _LAST_LINES)]
+        by_us = self._killed and code == -signal.SIGKILL
+        when = self._reported.get(rank, time.time())
+        return died(rank, code, last_lines=last, time=when, ended_by_us=by_us)
+
+
+def _poke(sock: socket.socket) -> None:
+    try:
+        sock.send(b"\n")
+    except OSError:
+        # full, or its reader has gone: either way nobody needs to be woken
+        return

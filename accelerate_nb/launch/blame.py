@@ -1,0 +1,126 @@
+"""The error that the notebook raises when workers fail: the cause first, under its own type."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from accelerate_nb.errors import HangError, WorkerError
+from accelerate_nb.events.model import Failure
+from accelerate_nb.launch.ending import Ending, cause
+
+
+def worker_error(endings: Sequence[Ending], folder: Path) -> WorkerError:
+    """
+    The error for a run of which at least one rank failed.
+
+    It is an instance of the class that the causing rank raised (so `except KeyError` holds), of `WorkerError`, and of
+    torch's `ChildFailedError` where torch is loaded, which code written for Accelerate's launcher catches.
+    """
+    failures = tuple(ending.failure for ending in endings if ending.failure is not None)
+    first = cause(failures)
+    original = next((ending.error for ending in endings if ending.rank == first.rank), None)
+    error = _as_type_of(original)
+    error.message = _message(first, failures, folder)
+    error.rank, error.failures, error.folder = first.rank, failures, str(folder)
+    return error
+
+
+def hang_error(timeout: float, stacks: str, endings: Sequence[Ending], folder: Path) -> HangError:
+    """The error for a run that took longer than it may."""
+    failures = tuple(ending.failure for ending in endings if ending.failure is not None)
+    returned = [str(ending.rank) for ending in endings if ending.failure is None]
+    done = f" (returned already: {_ranks(returned)})" if returned else ""
+    error = HangError()
+    error.message = (
+        f"timeout={timeout:g} was asked for, and after {timeout:g} s the run had not ended{done}. It was stopped; "
+        f"the ranks were here:\n\n{stacks}\n\nAll output: {folder}"
+    )
+    error.rank = failures[0].rank if failures else -1
+    error.failures, error.folder = failures, str(folder)
+    return error
+
+
+def _message(first: Failure, failures: Sequence[Failure], folder: Path) -> str:
+    parts = [_headline(first)]
+    if first.traceback:
+        parts.append(first.traceback)
+    if first.last_lines:
+        parts.append("The last that it wrote:\n" + "\n".join(f"  {line}" for line in first.last_lines))
+    others = [_one_line(one) for one in failures if one is not first]
+    if others:
+        parts.append("\n".join(others[:8]) + (f"\nand {len(others) - 8} ranks more" if len(others) > 8 else ""))
+    parts.append(f"All output: {folder}")
+    return "\n\n".join(parts)
+
+
+def _headline(failure: Failure) -> str:
+    if failure.exit_code is not None:
+        return f"rank {failure.rank} ended with {failure.type}: {failure.message}"
+    return f"rank {failure.rank} stopped with {failure.type}: {_first_line(failure.message)}"
+
+
+def _one_line(failure: Failure) -> str:
+    if failure.ended_by_us:
+        return f"rank {failure.rank} was ended because of it"
+    if failure.lost_connection:
+        return f"rank {failure.rank} lost its connection"
+    return _headline(failure)
+
+
+def _first_line(text: str) -> str:
+    line = text.partition("\n")[0]
+    return line if len(line) <= 300 else line[:300] + " …"
+
+
+def _ranks(names: Sequence[str]) -> str:
+    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
+
+
+def _as_type_of(original: BaseException | None) -> WorkerError:
+    """A `WorkerError` that is also what the worker raised, with that exception's arguments and attributes."""
+    if original is None:
+        return _bare()
+    kind = type(original)
+    try:
+        error = _combined(kind).__new__(_combined(kind), *original.args)
+        error.args = original.args
+        error.__dict__.update(vars(original))
+    except TypeError:
+        # a class that allows no subclass, or whose memory can't be laid out together with another's
+        error = _bare()
+        error.args = (str(original),)
+    error.__cause__ = None
+    error.__suppress_context__ = True
+    return error
+
+
+def _bare() -> WorkerError:
+    kind = _combined(WorkerError)
+    return kind.__new__(kind)
+
+
+def _combined(kind: type[BaseException]) -> type[WorkerError]:
+    bases: tuple[type, ...] = (WorkerError,)
+    if not issubclass(kind, WorkerError):
+        bases += (kind,)
+    if (child_failed := _child_failed_error()) is not None and not issubclass(kind, child_failed):
+        bases += (child_failed,)
+    combined: type[WorkerError] = type(kind.__name__, bases, {"__module__": kind.__module__, "__init__": _no_init})
+    return combined
+
+
+def _no_init(*_: Any, **__: Any) -> None:
+    """The error is filled in by hand: constructors of other classes want arguments of their own."""
+
+
+def _child_failed_error() -> type[BaseException] | None:
+    # code that catches it has imported torch
+    if "torch" not in sys.modules:
+        return None
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    found: type[BaseException] = ChildFailedError
+    return found

@@ -1,0 +1,124 @@
+"""What of a function can't travel: the variable's name, its type, and where it is captured."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from accelerate_nb.errors import AccelerateNbError, PayloadError
+from accelerate_nb.launch.pickling import dump
+from accelerate_nb.launch.sources import Sources
+
+# How far the search looks into what captures what.
+_DEEPEST = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """A value that can't be pickled, reached over `path` (outermost name first), captured by the function in `owner`."""
+
+    value: Any
+    path: tuple[str, ...]
+    owner: types.CodeType | None
+
+
+def explain(values: Mapping[str, Any], error: BaseException, sources: Sources) -> AccelerateNbError:
+    """The error to raise for named values of which one, at least, could not be pickled with `error`."""
+    if isinstance(error, AccelerateNbError):
+        return error
+    seen: set[int] = set()
+    searches = (_search(value, (name,), None, seen, 0) for name, value in values.items())
+    culprit = next((found for found in searches if found is not None), None)
+    if culprit is None:
+        return PayloadError(
+            f"The function or its arguments can't be sent to the workers: {type(error).__name__}: {error}. "
+            "Make what can't travel inside the function."
+        )
+    kind = f"{type(culprit.value).__module__}.{type(culprit.value).__qualname__}".removeprefix("builtins.")
+    name = culprit.path[-1]
+    return PayloadError(
+        f"{name!r}, a {kind}, can't be sent to the workers. It is captured as {' → '.join(culprit.path)}"
+        f"{_where(culprit, sources)} ({type(error).__name__}: {error}). "
+        f"Make {name!r} inside the function, or pass what it is made from."
+    )
+
+
+def _where(culprit: Culprit, sources: Sources) -> str:
+    if culprit.owner is None:
+        return ""
+    return f" by {culprit.owner.co_name!r} in {sources.place(culprit.owner.co_filename, culprit.owner.co_firstlineno)}"
+
+
+def _search(
+    value: Any, path: tuple[str, ...], owner: types.CodeType | None, seen: set[int], depth: int
+) -> Culprit | None:
+    """The innermost thing that fails, depth first; `None` where all parts can travel."""
+    if id(value) in seen or depth > _DEEPEST or _travels(value):
+        return None
+    seen.add(id(value))
+    for name, part, holder in _parts(value):
+        found = _search(part, (*path, name), holder or owner, seen, depth + 1)
+        if found is not None:
+            return found
+    return Culprit(value, path, owner)
+
+
+def _travels(value: Any) -> bool:
+    try:
+        dump(value)
+    except Exception:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
+        return False
+    return True
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any, types.CodeType | None]]:
+    """What a value holds: the name of each part, the part, and the code that captures it."""
+    if isinstance(value, types.FunctionType):
+        for name, part in _captured(value):
+            yield name, part, value.__code__
+    elif isinstance(value, types.MethodType):
+        yield "self", value.__self__, value.__func__.__code__
+    elif isinstance(value, partial):
+        yield "func", value.func, None
+        for index, part in enumerate(value.args):
+            yield f"args[{index}]", part, None
+        for name, part in value.keywords.items():
+            yield name, part, None
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield str(key), part, None
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for index, part in enumerate(value):
+            yield f"[{index}]", part, None
+    elif isinstance(value, type):
+        for name, part in vars(value).items():
+            if isinstance(part, (types.FunctionType, staticmethod, classmethod)) or not name.startswith("__"):
+                yield f"{value.__name__}.{name}", getattr(part, "__func__", part), None
+    else:
+        yield type(value).__name__, type(value), None
+        names = [*getattr(value, "__dict__", {}), *getattr(type(value), "__slots__", ())]
+        for name in names:
+            yield f".{name}", getattr(value, name, None), None
+
+
+def _captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            # a variable that is not set yet
+            continue
+    for name in sorted(_global_names(function.__code__)):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    for index, default in enumerate(function.__defaults__ or ()):
+        yield f"default {index}", default
+    yield from (function.__kwdefaults__ or {}).items()
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
+    return {*code.co_names}.union(*(_global_names(const) for const in inner))

@@ -1,0 +1,76 @@
+"""How a worker ended."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate_nb.events.model import Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A rank's end: its function's `value`, or a `failure` with the exception itself where it came along."""
+
+    rank: int
+    value: Any = None
+    failure: Failure | None = None
+    error: BaseException | None = None
+    modules: tuple[str, ...] = ()
+
+
+def died(rank: int, code: int, *, last_lines: Sequence[str], time: float, ended_by_us: bool) -> Failure:
+    """A failure for a process that ended without saying why."""
+    name = _signal_name(code)
+    return Failure(
+        rank=rank,
+        type=name or f"exit code {code}",
+        message=_advice(code, name),
+        traceback="",
+        time=time,
+        exit_code=code,
+        last_lines=tuple(last_lines),
+        ended_by_us=ended_by_us,
+    )
+
+
+def cause(failures: Sequence[Failure]) -> Failure:
+    """
+    The failure that led to the others.
+
+    One that only lost its connection to another rank, or was ended because of one, is a consequence; of the rest, the
+    first in time.
+    """
+    return min(failures, key=lambda one: (one.ended_by_us, one.lost_connection, _was_aborted(one), one.time))
+
+
+def _was_aborted(failure: Failure) -> bool:
+    """C++ code calls abort when it meets an exception that nobody catches, a lost connection for one."""
+    return failure.exit_code == -signal.SIGABRT and any(_LOST_LINE.search(line) for line in failure.last_lines)
+
+
+_LOST_LINE = re.compile(r"connection (closed|reset)|broken pipe|socket closed", re.IGNORECASE)
+
+
+def _signal_name(code: int) -> str | None:
+    if code >= 0:
+        return None
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _advice(code: int, name: str | None) -> str:
+    if name == "SIGKILL":
+        return "it was killed from outside; Linux does that to a process when memory runs out"
+    if name in {"SIGSEGV", "SIGBUS"}:
+        return "it touched memory that is not its own: a fault in compiled code"
+    if name is not None:
+        return "a signal ended it"
+    if code == 0:
+        return "it ended before its function returned"
+    return "it ended itself"

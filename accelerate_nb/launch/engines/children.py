@@ -1,0 +1,76 @@
+"""Workers that are this process's own children."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+
+from accelerate_nb.launch.sessions import kill_session
+
+
+class Children:
+    """Watches and ends children by their process numbers."""
+
+    def __init__(self, pids: Mapping[int, int]) -> None:
+        self._pids = dict(pids)
+        self._codes: dict[int, int] = {}
+        self._watches = {rank: _watch(pid) for rank, pid in pids.items()}
+
+    def watched(self) -> Sequence[int]:
+        """A descriptor for each process, where the system has them (`pidfd_open`)."""
+        return [watch for rank, watch in self._watches.items() if watch is not None and rank not in self._codes]
+
+    def news(self) -> None:
+        """Collect those that have ended, and end what they left behind."""
+        for rank, pid in self._pids.items():
+            if rank not in self._codes and (code := _ended(pid)) is not None:
+                kill_session(pid)
+                self._codes[rank] = code
+
+    def exit_codes(self) -> Mapping[int, int]:
+        """Rank to exit code."""
+        return self._codes
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all that run."""
+        for rank, pid in self._pids.items():
+            if rank not in self._codes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def kill(self) -> None:
+        """Kill the session of all that run, and the process itself where it has not made its session yet."""
+        for rank, pid in self._pids.items():
+            if rank not in self._codes:
+                kill_session(pid)
+        self.signal(signal.SIGKILL)
+
+    def lost(self) -> str | None:
+        """Children are always heard of."""
+        return None
+
+    def close(self) -> None:
+        """Close the watches."""
+        for watch in self._watches.values():
+            if watch is not None:
+                os.close(watch)
+        self._watches.clear()
+
+
+def _watch(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        # not Linux, or an old one: it is looked at every tenth of a second instead
+        return None
+
+
+def _ended(pid: int) -> int | None:
+    try:
+        found, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        # somebody else in this process waits for all children; how it ended is not known
+        return 0
+    return os.waitstatus_to_exitcode(status) if found else None

@@ -1,0 +1,37 @@
+"""Workers forked from this very process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+from accelerate_nb.launch.engines.children import Children
+from accelerate_nb.launch.order import Order
+from accelerate_nb.launch.payload import Payload
+from accelerate_nb.launch.worker import work
+
+
+class FromThisProcess:
+    """Places workers by forking: they inherit everything, so nothing has to travel."""
+
+    def __init__(self, payload: Payload) -> None:
+        self._payload = payload
+
+    def start(self, orders: Sequence[Order]) -> Children:
+        """Fork one worker an order."""
+        # what is buffered here would be written by every child as well
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        return Children({order.seat.rank: self._fork(order) for order in orders})
+
+    def _fork(self, order: Order) -> int:
+        parent = os.getpid()
+        with warnings.catch_warnings():
+            # Python 3.12 warns of forking a process with threads; it was asked for, and the child takes none of their locks
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            work(order, parent, self._payload)
+        return pid

@@ -1,0 +1,49 @@
+"""The function in this very process: one rank, its own breakpoints and debugger."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from accelerate_nb.config.environment import saying
+from accelerate_nb.events.model import StateChange
+from accelerate_nb.launch.attempt import Scene, Stop
+from accelerate_nb.launch.ending import Ending
+from accelerate_nb.launch.outcome import failure_of
+from accelerate_nb.launch.sources import sources_here
+
+
+class Here:
+    """An attempt that is a plain call; what it prints goes where this process prints."""
+
+    timed_out_stacks: dict[int, str] | None = None
+    lost: str | None = None
+
+    def __init__(self, call: Callable[[], Any], environ: dict[str, str], scene: Scene) -> None:
+        self._call, self._environ, self._scene = call, environ, scene
+
+    def follow(self) -> tuple[Ending, ...]:
+        """Call the function."""
+        self._scene.take(StateChange(0, "running", time.time()))
+        try:
+            with saying(self._environ, os.environ):
+                value = self._call()
+        except KeyboardInterrupt:
+            self._scene.take(StateChange(0, "stopped", time.time()))
+            raise
+        except BaseException as error:  # noqa: BLE001 - reported, then raised again as what every engine raises
+            failure = failure_of(error, 0, sources_here())
+            self._scene.take(failure)
+            self._scene.take(StateChange(0, "failed", time.time()))
+            return (Ending(0, failure=failure, error=error),)
+        self._scene.take(StateChange(0, "finished", time.time()))
+        return (Ending(0, value=value),)
+
+    def stop(self, how: Stop) -> None:
+        """A call can't be stopped from outside; an interrupt of this process does it."""
+
+    def stacks(self) -> dict[int, str]:
+        """Where the call is, this process's own tools tell."""
+        return {}

@@ -1,0 +1,132 @@
+"""From a function and a wish to a run."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from accelerate_nb.config.environment import runs_folder
+from accelerate_nb.config.run import RunConfig
+from accelerate_nb.devices.cpu import cores
+from accelerate_nb.devices.probe import probe
+from accelerate_nb.errors import NeedsForkError
+from accelerate_nb.events.record import Record, new_folder
+from accelerate_nb.events.view import RunView
+from accelerate_nb.launch.attempt import Attempt, Scene
+from accelerate_nb.launch.choosing import Choice, choose
+from accelerate_nb.launch.ending import Ending
+from accelerate_nb.launch.engines import supervised
+from accelerate_nb.launch.engines.base import Placing
+from accelerate_nb.launch.engines.forked import FromThisProcess
+from accelerate_nb.launch.engines.inline import Here
+from accelerate_nb.launch.engines.spawned import FreshPython
+from accelerate_nb.launch.order import surroundings_here
+from accelerate_nb.launch.payload import Call, Inherited, Payload, pack
+from accelerate_nb.launch.plan import Plan
+from accelerate_nb.launch.run import FrontEnd, Run
+from accelerate_nb.launch.seat import on_loopback
+from accelerate_nb.launch.sources import sources_here
+
+
+def launch(function: Callable[..., Any], args: Sequence[Any], config: RunConfig, front_end: FrontEnd) -> Run:
+    """
+    Start `function(*args)` on as many workers as the wish says, and return at once.
+
+    Raises `LaunchError` or `PayloadError` before anything has started.
+    """
+    wish = config.launching
+    choice = choose(wish, probe(), can_fork=hasattr(os, "fork"))
+    call = Call(function, tuple(args))
+    if choice.start == "inline":
+        return _run(config, choice, call.name, front_end, _inline(call, config)).start_here()
+    payload, choice = _payload(call, choice, asked=wish.start_method != "auto")
+    placing = _placing(choice, payload)
+    plan = Plan(
+        payload=payload,
+        size=choice.size,
+        surroundings=surroundings_here(_environ(config, choice), _threads(choice)),
+        run=uuid.uuid4().hex[:12],
+        port=wish.use_port or 0,
+        max_restarts=wish.max_restarts,
+    )
+    run = _run(
+        config, choice, call.name, front_end, lambda scene, number: Attempt(plan, placing, scene, number), payload
+    )
+    return run.start()
+
+
+def _payload(call: Call, choice: Choice, *, asked: bool) -> tuple[Payload, Choice]:
+    """What the workers run; where it can only be inherited and nothing else was asked for, they are forked from here."""
+    if choice.start == "fork":
+        return Inherited(call, sources_here()), choice
+    try:
+        return pack(call), choice
+    except NeedsForkError:
+        if asked:
+            raise
+    why = "forked from here: among the arguments is something of multiprocessing's 'fork' context"
+    return Inherited(call, sources_here()), Choice("fork", choice.size, choice.cpu, why)
+
+
+def _placing(choice: Choice, payload: Payload) -> Placing:
+    if choice.start == "fork":
+        return FromThisProcess(payload)
+    return FreshPython() if choice.start == "spawn" else supervised.FromSupervisor()
+
+
+def _inline(call: Call, config: RunConfig) -> Callable[[Scene, int], Here]:
+    return lambda scene, number: Here(call, config.environ(), scene)
+
+
+def _run(
+    config: RunConfig,
+    choice: Choice,
+    name: str,
+    front_end: FrontEnd,
+    attempt: Callable[[Scene, int], Any],
+    payload: Payload | None = None,
+) -> Run:
+    wish = config.launching
+    parent = Path(wish.folder) if wish.folder else runs_folder(os.environ)
+    scene = Scene(
+        view=RunView(choice.size),
+        record=Record(new_folder(parent.expanduser().absolute(), name)),
+        deadline=None if wish.timeout is None else time.monotonic() + wish.timeout,
+        grace=wish.grace,
+    )
+
+    def at_end(endings: tuple[Ending, ...]) -> None:
+        if payload is not None:
+            payload.close()
+        supervised.hint(module for ending in endings for module in ending.modules)
+
+    return Run(
+        scene=scene,
+        attempt=lambda number: attempt(scene, number),
+        max_restarts=wish.max_restarts,
+        timeout=wish.timeout,
+        results=wish.results,
+        front_end=front_end,
+        sources=sources_here(),
+        why=choice.why,
+        at_end=at_end,
+    )
+
+
+def _environ(config: RunConfig, choice: Choice) -> dict[str, str]:
+    """What workers find in their environment beyond what is here; what the person set of the rest stays."""
+    defaults = {**on_loopback(), "OMP_NUM_THREADS": str(_threads(choice))}
+    said = {name: value for name, value in defaults.items() if name not in os.environ}
+    # Accelerate's own Accelerator connects ranks on the CPU only where this says so
+    on_cpu = {"ACCELERATE_USE_CPU": "true"} if choice.cpu else {}
+    return {**said, **on_cpu, **config.environ()}
+
+
+def _threads(choice: Choice) -> int:
+    """How many threads each worker computes with: what the person said, else its share of the cores."""
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(said) if said.isdecimal() and int(said) else max(1, cores() // choice.size)

@@ -1,0 +1,58 @@
+"""Multiprocessing's own objects among the arguments: queues, pipes and shared memory keep meaning the same thing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.context import get_spawning_popen, set_spawning_popen
+
+
+class TravellingFd:
+    """A descriptor that goes along with a payload; in the worker, `detach()` gives the worker's own."""
+
+    # the worker's descriptors, in the order of their numbers here
+    arrived: tuple[int, ...] = ()
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def detach(self) -> int:
+        """A descriptor of one's own; the caller closes it."""
+        return os.dup(type(self).arrived[self._index])
+
+
+class Collector:
+    """What multiprocessing takes for a process being spawned: it collects the descriptors that the process will need."""
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        """Take a descriptor along; gives its place among those that are."""
+        self.descriptors.append(os.dup(descriptor))
+        return len(self.descriptors) - 1
+
+    def DupFd(self, place: int) -> TravellingFd:  # noqa: N802 - the name that multiprocessing calls
+        """What is pickled in place of a descriptor."""
+        return TravellingFd(place)
+
+    def close(self) -> None:
+        """Close the copies that were taken along."""
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+
+@contextmanager
+def collecting() -> Iterator[Collector]:
+    """While something is pickled for workers, multiprocessing's objects see a process being spawned."""
+    before = get_spawning_popen()
+    collector = Collector()
+    set_spawning_popen(collector)
+    try:
+        yield collector
+    except BaseException:
+        collector.close()
+        raise
+    finally:
+        set_spawning_popen(before)

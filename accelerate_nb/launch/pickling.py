@@ -1,0 +1,130 @@
+"""How functions, values and tensors become bytes: cloudpickle, with large buffers kept out of the pickle."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Sequence
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import cloudpickle
+
+from accelerate_nb.errors import NeedsForkError
+from accelerate_nb.launch.packing import Bytes
+
+_PROTOCOL = 5
+
+
+def dump(value: Any) -> list[Bytes]:
+    """
+    A value as a pickle, followed by the buffers that it refers to.
+
+    Arrays and the storages of tensors are given as views of their own memory. Tensors that share a storage share it
+    afterwards too; views and strides are kept.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    file = io.BytesIO()
+    _Pickler(file, buffers).dump(value)
+    return [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
+
+
+def load(entries: Sequence[Bytes]) -> Any:
+    """The value that `dump` was given; its arrays and tensors use the entries' own memory."""
+    return pickle.loads(entries[0], buffers=entries[1:])  # noqa: S301 - from our own process, over descriptors it inherited
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(file, protocol=_PROTOCOL, buffer_callback=buffers.append)
+
+    def reducer_override(self, obj: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(obj, torch.storage.TypedStorage):
+            return _typed_storage, (obj._untyped_storage, obj.dtype)
+        if torch is not None and isinstance(obj, torch.UntypedStorage):
+            return _reduce_storage(obj)
+        if "IPython" in sys.modules and isinstance(obj, _shell_class()):
+            # a function that mentions get_ipython would drag the whole shell along, its history's database first
+            return _no_shell, ()
+        if (reduced := _reduce_handle(obj)) is not None:
+            return reduced
+        return super().reducer_override(obj)
+
+
+def _reduce_handle(obj: Any) -> Any:
+    """Multiprocessing's queues, pipes and locks, in multiprocessing's own ways."""
+    if get_spawning_popen() is None:
+        return None
+    if getattr(obj, "_is_fork_ctx", False):
+        raise NeedsForkError(
+            f"A {type(obj).__name__} made by multiprocessing's 'fork' context can only be inherited by a forked process. "
+            "Make it with multiprocessing.get_context('spawn'), or pass start_method='fork'."
+        )
+    reduce = ForkingPickler._extra_reducers.get(type(obj))  # type: ignore[attr-defined]  # where `register` keeps them
+    # torch registers its tensors there too, for sharing; a payload copies
+    return None if reduce is None or reduce.__module__.startswith("torch") else reduce(obj)
+
+
+def _shell_class() -> type:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    return InteractiveShell
+
+
+def _no_shell() -> None:
+    return None
+
+
+def _reduce_storage(storage: Any) -> Any:
+    import numpy
+    import torch
+
+    if storage.device.type == "meta":
+        return _meta_storage, (storage.nbytes(),)
+    if storage.is_shared() and storage.device.type == "cpu":
+        shared = _reduce_shared(storage)
+        if shared is not None:
+            return shared
+    held = storage.cpu()
+    memory: numpy.ndarray[Any, Any] = torch.empty(0, dtype=torch.uint8).set_(held).numpy()  # type: ignore[call-overload]  # set_ takes an untyped storage
+    return _storage, (pickle.PickleBuffer(memory), storage.device.type)
+
+
+def _reduce_shared(storage: Any) -> Any:
+    """A storage in shared memory stays the same memory on the other side, where descriptors can travel along."""
+    from torch.multiprocessing.reductions import reduce_storage
+
+    return reduce_storage(storage) if get_spawning_popen() is not None else None
+
+
+def _storage(memory: Any, device: str) -> Any:
+    import torch
+
+    held = torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
+    return held.untyped_storage() if device == "cpu" else held.to(_own(device)).untyped_storage()
+
+
+def _own(device: str) -> Any:
+    """The worker's own device of a kind; where there is none, the value stays on the CPU."""
+    import os
+
+    import torch
+
+    kind = getattr(torch, device, None)
+    count = kind.device_count() if kind is not None and kind.is_available() else 0
+    return torch.device(device, int(os.environ.get("LOCAL_RANK", "0")) % count) if count else torch.device("cpu")
+
+
+def _meta_storage(size: int) -> Any:
+    import torch
+
+    return torch.UntypedStorage(size, device="meta")
+
+
+def _typed_storage(untyped: Any, dtype: Any) -> Any:
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)

@@ -1,0 +1,54 @@
+"""Everything that an engine needs to start a group of workers, and nothing more."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from accelerate_nb.errors import LaunchError
+from accelerate_nb.launch.order import Order, Surroundings
+from accelerate_nb.launch.payload import Payload
+from accelerate_nb.launch.seat import LOOPBACK, Seat
+from accelerate_nb.launch.wires import Wires
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A group of `size` workers that run one payload; `port` is 0 where any free one will do."""
+
+    payload: Payload
+    size: int
+    surroundings: Surroundings
+    run: str
+    port: int = 0
+    max_restarts: int = 0
+
+    def orders(self, wires: Sequence[Wires], meeting: socket.socket, attempt: int) -> list[Order]:
+        """What each worker is told, in the order of ranks; `meeting` is the bound socket of the store."""
+        port = meeting.getsockname()[1]
+        shared = {"payload": self.payload.descriptor, "more": self.payload.more}
+        return [
+            Order(
+                seat=Seat(rank, self.size, port, self.run, attempt, self.max_restarts),
+                surroundings=self.surroundings,
+                descriptors=replace(ends.far, store=meeting.fileno() if rank == 0 else -1, **shared),
+            )
+            for rank, ends in enumerate(wires)
+        ]
+
+
+def meeting_place(port: int) -> socket.socket:
+    """A socket that listens on loopback before any worker starts, so that no port can be lost to somebody else."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((LOOPBACK, port))
+        sock.listen(4096)
+    except OSError as error:
+        sock.close()
+        raise LaunchError(
+            f"use_port={port} was asked for, but that port can't be had on this machine: {error.strerror}. "
+            "Leave use_port out: any free port is found."
+        ) from None
+    return sock

@@ -1,0 +1,222 @@
+"""A run: what a launch gives back, to wait for, to read and to stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from accelerate_nb.errors import LaunchError
+from accelerate_nb.events.model import StateChange
+from accelerate_nb.events.record import Record
+from accelerate_nb.events.view import RunView
+from accelerate_nb.launch.attempt import Scene, Stop
+from accelerate_nb.launch.blame import hang_error, worker_error
+from accelerate_nb.launch.ending import Ending
+from accelerate_nb.launch.sources import Sources
+from accelerate_nb.launch.stacks import stacks_text
+
+# How often the front end may draw while somebody waits.
+_BETWEEN_REFRESHES = 0.2
+
+
+class FrontEnd(Protocol):
+    """What shows a run to a person; it reads the view and holds nothing of the run."""
+
+    def opened(self, view: RunView, run_folder: Path, why: str) -> None:
+        """Somebody waits for the run from now on."""
+
+    def refresh(self) -> None:
+        """Draw what is new; called a few times a second from the waiting thread."""
+
+    def closed(self) -> None:
+        """Nobody waits any more: draw the last."""
+
+
+class Attempting(Protocol):
+    """One try at running a group of workers."""
+
+    timed_out_stacks: dict[int, str] | None
+    lost: str | None
+
+    def follow(self) -> tuple[Ending, ...]:
+        """Run to the end."""
+
+    def stop(self, how: Stop) -> None:
+        """Ask for the end, from any thread."""
+
+    def stacks(self) -> dict[int, str]:
+        """What every rank answers when asked where it is."""
+
+
+class Run:
+    """
+    Workers that run a function; `launch(...)` gives one.
+
+    >>> run = launch(train, num_processes=2)
+    >>> run.wait()
+    """
+
+    def __init__(
+        self,
+        *,
+        scene: Scene,
+        attempt: Callable[[int], Attempting],
+        max_restarts: int,
+        timeout: float | None,
+        results: Literal["main", "all"],
+        front_end: FrontEnd,
+        sources: Sources,
+        why: str,
+        at_end: Callable[[tuple[Ending, ...]], None],
+    ) -> None:
+        self.why = why
+        self._scene, self._make_attempt, self._max_restarts = scene, attempt, max_restarts
+        self._timeout, self._wanted, self._front_end, self._sources = timeout, results, front_end, sources
+        self._at_end = at_end
+        self._attempt: Attempting | None = None
+        self._stopped: Stop | None = None
+        self._endings: tuple[Ending, ...] = ()
+        self._error: BaseException | None = None
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # ------------------------------------------------------------------------------------------------------ reading
+
+    @property
+    def view(self) -> RunView:
+        """Everything that has happened so far."""
+        return self._scene.view
+
+    @property
+    def folder(self) -> Path:
+        """Where every rank's output, the metrics and the events are kept."""
+        return self._scene.record.folder
+
+    @property
+    def done(self) -> bool:
+        """Whether every worker has ended."""
+        return self._over.is_set()
+
+    @property
+    def results(self) -> list[Any]:
+        """What each rank's function returned, in the order of ranks; `None` for one that failed or still runs."""
+        return [ending.value for ending in self._endings]
+
+    def logs(self, rank: int) -> str:
+        """All that a rank wrote; undecodable bytes are shown as escapes."""
+        self._scene.record.flush()
+        path = self.folder / f"rank_{rank}.log"
+        return path.read_bytes().decode(errors="backslashreplace") if path.exists() else ""
+
+    def stacks(self) -> str:
+        """Where every rank that still runs is now, with the notebook's own lines."""
+        attempt = self._attempt
+        return "" if attempt is None or self.done else stacks_text(attempt.stacks(), self._sources)
+
+    # ------------------------------------------------------------------------------------------------------- acting
+
+    def start(self) -> Run:
+        """Begin, in a thread of the run's own."""
+        self._thread = threading.Thread(target=self._conduct, name="accelerate_nb run", daemon=True)
+        self._thread.start()
+        return self
+
+    def start_here(self) -> Run:
+        """Begin in this thread, and come back when the run is over."""
+        self._conduct()
+        return self
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """
+        Wait for the run, show it meanwhile, and return what it returned: rank 0's value, or with `results="all"` a list.
+
+        Raises `WorkerError` (also of the class that the worker raised), `HangError` where the run's own time was over,
+        `TimeoutError` where only this wait's `timeout` (seconds) was, and `KeyboardInterrupt` after the workers have
+        been ended because of one.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        interrupted = self._show_until(deadline)
+        if interrupted:
+            raise KeyboardInterrupt
+        if not self.done:
+            raise TimeoutError(
+                f"The run was waited for for {timeout:g} s and has not ended. It goes on; wait again, or stop it."
+            )
+        if self._error is not None:
+            raise self._error
+        return self.results if self._wanted == "all" else self.results[0]
+
+    def stop(self) -> None:
+        """End the workers: they are interrupted, and killed where they don't end within the grace."""
+        self._ask("interrupt")
+        self._over.wait(self._scene.grace + 5)
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    def _show_until(self, deadline: float | None) -> bool:
+        """Show the run until it is over or the time is; whether it was interrupted."""
+        __tracebackhide__ = True
+        interrupts = 0
+        self._front_end.opened(self.view, self.folder, self.why)
+        try:
+            while not self._over.is_set() and (deadline is None or time.monotonic() < deadline):
+                try:
+                    self._over.wait(_BETWEEN_REFRESHES)
+                    self._front_end.refresh()
+                except KeyboardInterrupt:
+                    interrupts += 1
+                    self._ask("interrupt" if interrupts == 1 else "kill")
+        finally:
+            self._front_end.closed()
+        return interrupts > 0
+
+    def _ask(self, how: Stop) -> None:
+        self._stopped = how
+        if self._attempt is not None:
+            self._attempt.stop(how)
+
+    def _conduct(self) -> None:
+        try:
+            self._scene.take(StateChange(None, "running", time.time(), self.why))
+            self._endings = self._attempts()
+        except Exception as error:  # noqa: BLE001 - raised where the run is waited for
+            self._error = error
+        finally:
+            self._finish()
+
+    def _attempts(self) -> tuple[Ending, ...]:
+        endings: tuple[Ending, ...] = ()
+        for number in range(self._max_restarts + 1):
+            self._attempt = attempt = self._make_attempt(number)
+            if self._stopped is not None:
+                attempt.stop(self._stopped)
+            endings = attempt.follow()
+            if all(ending.failure is None for ending in endings):
+                break
+            self._error = self._error_of(attempt, endings)
+            if self._stopped is not None or attempt.timed_out_stacks is not None:
+                break
+        else:
+            return endings
+        if all(ending.failure is None for ending in endings):
+            self._error = None
+        return endings
+
+    def _error_of(self, attempt: Attempting, endings: tuple[Ending, ...]) -> BaseException:
+        if attempt.timed_out_stacks is not None and self._timeout is not None:
+            return hang_error(self._timeout, stacks_text(attempt.timed_out_stacks, self._sources), endings, self.folder)
+        if attempt.lost is not None:
+            return LaunchError(f"The workers were lost: {attempt.lost}. They were ended; launch again.")
+        return worker_error(endings, self.folder)
+
+    def _finish(self) -> None:
+        state = "stopped" if self._stopped else "failed" if self._error is not None else "finished"
+        self._scene.take(StateChange(None, state, time.time()))
+        self._scene.record.status(state=state, why=self.why, error=str(self._error) if self._error else None)
+        self._scene.record.close()
+        self._at_end(self._endings)
+        self._attempt = None
+        self._over.set()

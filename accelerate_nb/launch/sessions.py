@@ -1,0 +1,51 @@
+"""Sessions of processes: a worker and all that it started are one, and end as one."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+_SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+_PROC = Path("/proc")
+
+
+def die_with_parent(parent: int) -> None:
+    """
+    Ask Linux to kill this process when the thread that made it ends (see prctl(2)); elsewhere nothing happens.
+
+    `parent` is the process that should be there: where it has gone already, this one ends at once.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def kill_session(leader: int) -> None:
+    """SIGKILL for every process of the session that `leader` leads or led, its data-loader workers included."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+    for pid in members(leader):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def members(leader: int) -> list[int]:
+    """The processes of a session, where /proc tells; else the leader alone."""
+    if not _PROC.is_dir():
+        return [leader]
+    return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit() and _session(entry) == leader]
+
+
+def _session(entry: Path) -> int | None:
+    try:
+        # proc(5): after the name in brackets come state, ppid, pgrp, session
+        return int((entry / "stat").read_text().rpartition(")")[2].split()[3])
+    except (OSError, IndexError, ValueError):
+        # it ended while we looked
+        return None

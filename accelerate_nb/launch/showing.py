@@ -1,0 +1,74 @@
+"""What a worker shows: `display`, prompts and breakpoints where there is no screen and no keyboard."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import time
+from typing import Any, NoReturn
+
+from accelerate_nb.errors import StateError
+from accelerate_nb.events.emit import emit, outlet
+from accelerate_nb.events.model import Display
+
+
+def install() -> None:
+    """Make `display` send to the notebook, and `input` and `breakpoint` say why they can't work."""
+    builtins.display = display  # type: ignore[attr-defined]  # IPython puts it there too
+    builtins.input = _no_input
+    sys.breakpointhook = _no_breakpoint
+    shown = sys.modules.get("IPython.core.display_functions")
+    if shown is None:
+        return
+    shown.display = display  # type: ignore[attr-defined]  # what `from IPython.display import display` gives from now on
+    sys.modules["IPython.display"].display = display  # type: ignore[attr-defined]
+
+
+def display(*objects: Any, raw: bool = False, metadata: dict[str, Any] | None = None, **_: Any) -> None:
+    """
+    Show objects in the notebook, under this rank.
+
+    Like `IPython.display.display`, whose other options (`display_id`, `transient`, ...) have no meaning across processes
+    and are passed over.
+    """
+    rank = getattr(outlet(), "rank", 0)
+    for shown in objects:
+        data, about = (shown, {}) if raw else _formatted(shown)
+        emit(Display(rank=rank, data=_plain(data), metadata={**about, **(metadata or {})}, time=time.time()))
+
+
+def _formatted(shown: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    from IPython.core.formatters import DisplayFormatter
+
+    formatter = DisplayFormatter()
+    formatter.formatters["image/png"].for_type_by_name("matplotlib.figure", "Figure", _figure)
+    data, about = formatter.format(shown)
+    return data, about
+
+
+def _figure(figure: Any) -> Any:
+    from IPython.core.pylabtools import print_figure
+
+    return print_figure(figure, "png", base64=True)
+
+
+def _plain(data: dict[str, Any]) -> dict[str, Any]:
+    import base64
+
+    return {
+        kind: base64.b64encode(value).decode() if isinstance(value, bytes) else value for kind, value in data.items()
+    }
+
+
+def _no_input(prompt: object = "", /) -> NoReturn:
+    raise StateError(
+        f"input({prompt!r}) was called in a worker, which has no keyboard. "
+        "Ask in the notebook, and pass the answer as an argument."
+    )
+
+
+def _no_breakpoint(*_: Any, **__: Any) -> NoReturn:
+    raise StateError(
+        "breakpoint() was reached in a worker, which has no keyboard. "
+        "Run with num_processes=1 to debug in the notebook itself, or print what you want to see."
+    )

@@ -1,0 +1,70 @@
+"""Where every rank is: the stacks that workers write when they are asked, in the notebook's own lines."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from traceback import FrameSummary
+
+from accelerate_nb.launch.sources import Sources
+from accelerate_nb.launch.tracebacks import frames_text
+
+# What faulthandler writes, innermost frame first (see `faulthandler.dump_traceback`).
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
+# How long the ranks get to write.
+_PATIENCE = 1.0
+
+
+def lengths(files: Sequence[int]) -> list[int]:
+    """How much each rank has written so far: what comes after it is the answer to the next question."""
+    return [os.fstat(file).st_size for file in files]
+
+
+def answers(files: Sequence[int], before: Sequence[int]) -> list[str]:
+    """What each rank wrote since `before`; waits until all have, or a second."""
+    deadline = time.monotonic() + _PATIENCE
+    seen: list[int] = []
+    while time.monotonic() < deadline:
+        now = lengths(files)
+        if now == seen and all(size > start for size, start in zip(now, before, strict=True)):
+            break
+        seen = now
+        time.sleep(0.05)
+    return [os.pread(file, 1 << 20, start).decode(errors="replace") for file, start in zip(files, before, strict=True)]
+
+
+def stacks_text(answers: Mapping[int, str], sources: Sources) -> str:
+    """Every rank's stack, outermost call first; the ranks that are elsewhere than most are marked."""
+    stacks = {rank: main_thread(text) for rank, text in answers.items()}
+    odd = odd_ranks(stacks)
+    parts = []
+    for rank, frames in stacks.items():
+        head = f"rank {rank}:" + ("   ◀ elsewhere than the others" if rank in odd else "")
+        lines = frames_text(frames, sources) or ["  (it did not answer)"]
+        parts.append("\n".join([head, *lines]))
+    return "\n".join(parts)
+
+
+def main_thread(text: str) -> list[FrameSummary]:
+    """The main thread's frames, outermost first: faulthandler writes that thread last."""
+    block = re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)[-1]
+    found = [match for line in block.split("\n") if (match := _FRAME.match(line))]
+    return [_frame(match) for match in reversed(found)]
+
+
+def odd_ranks(stacks: Mapping[int, Sequence[FrameSummary]]) -> set[int]:
+    """The ranks whose stack differs from the most common one, where there is one that more than one rank has."""
+    places = {rank: tuple((one.filename, one.lineno) for one in frames) for rank, frames in stacks.items()}
+    every = list(places.values())
+    common = max(every, key=every.count, default=())
+    if every.count(common) < 2:
+        return set()
+    return {rank for rank, place in places.items() if place != common}
+
+
+def _frame(match: re.Match[str]) -> FrameSummary:
+    line = int(match["line"]) if match["line"].isdigit() else 0
+    return FrameSummary(match["file"], line, match["name"], line=linecache.getline(match["file"], line).strip())

@@ -1,0 +1,49 @@
+"""A worker's standard streams: pipes of its own, for Python and for C."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import logging
+import os
+import sys
+from typing import TextIO
+
+_LINE_BUFFERED = 1  # _IOLBF of stdio.h
+
+
+def take_over(stdout: int, stderr: int) -> None:
+    """From now on descriptors 1 and 2, and Python's streams, are these pipes; descriptor 0 is empty."""
+    before = {sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__}
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - lives as long as the process
+    sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]  # final for others; this process has just begun
+    sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
+    _repoint_logging(before)
+    _line_buffer_c()
+
+
+def _stream(descriptor: int) -> io.TextIOWrapper:
+    # surrogateescape: what came in as undecodable bytes (a file name) goes out as the same bytes
+    return open(descriptor, "w", buffering=1, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+
+
+def _repoint_logging(before: set[TextIO | None]) -> None:
+    """Handlers made before the streams changed write to the new ones."""
+    for reference in list(logging._handlerList):
+        handler = reference()
+        if isinstance(handler, logging.StreamHandler) and handler.stream in before:
+            handler.stream = sys.stderr
+
+
+def _line_buffer_c() -> None:
+    """Lines that C code prints come at once, as they would in a terminal; without this they wait for 4 kB or the end."""
+    try:
+        libc = ctypes.CDLL(None)
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINE_BUFFERED, 0)
+    except (OSError, ValueError, AttributeError):
+        # another C library, with other names: its lines come late, and still come
+        return

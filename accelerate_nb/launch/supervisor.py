@@ -1,0 +1,236 @@
+"""The process that forks workers, watches them, and ends them with everything that they started."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from accelerate_nb.launch.messages import receive_message
+from accelerate_nb.launch.order import Descriptors, Order
+from accelerate_nb.launch.sessions import die_with_parent, kill_session
+from accelerate_nb.launch.worker import work
+
+# The exit code that says: a module made this process unfit for forking (its name is the last line of the log).
+UNFIT = 71
+
+
+@dataclass(slots=True)
+class Group:
+    """The workers of one run, and the socket on which their kernel hears of them; closing it ends them."""
+
+    sock: socket.socket
+    workers: dict[int, int] = field(default_factory=dict)  # process number to rank
+    rest: bytes = b""
+
+    def say(self, **news: object) -> None:
+        """Tell the kernel; where it has gone, the end of the socket is handled in its turn."""
+        try:
+            self.sock.sendall(json.dumps(news).encode() + b"\n")
+        except OSError:
+            return
+
+    def end(self) -> None:
+        """Kill every worker that is left, and what it started."""
+        for pid in self.workers:
+            kill_session(pid)
+            # where it has not made its session yet
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def signal(self, number: int, rank: int | None) -> None:
+        """Send a signal to a worker, or to all."""
+        for pid, own in self.workers.items():
+            if rank in {None, own}:
+                os.kill(pid, number)
+
+
+class Supervisor:
+    """One kernel's supervisor: single-threaded from its first line to its last, so that it can fork at any time."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._groups: dict[str, Group] = {}
+        self._wanted: deque[str] = deque()
+        self._selector = selectors.DefaultSelector()
+        self._children, waker = socket.socketpair()
+        for end in (self._children, waker):
+            end.setblocking(False)
+        self._waker = waker
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._selector.register(control, selectors.EVENT_READ, self._hear)
+        self._selector.register(self._children, selectors.EVENT_READ, self._reap)
+
+    def serve(self) -> NoReturn:
+        """Do what the kernel says until it goes."""
+        while True:
+            idle = bool(self._wanted) and not any(group.workers for group in self._groups.values())
+            ready = self._selector.select(0 if idle else None)
+            for key, _ in ready:
+                key.data()
+            if idle and not ready:
+                warm_up([self._wanted.popleft()])
+
+    def _hear(self) -> None:
+        try:
+            message = receive_message(self._control)
+        except ConnectionError:
+            message = None
+        if message is None:
+            self._close()
+        said, descriptors = message
+        if said["do"] == "group":
+            self._open_group(said["run"], socket.socket(fileno=descriptors[0]))
+        elif said["do"] == "fork":
+            self._fork(said["run"], Order.from_json(said["order"]), descriptors)
+        else:
+            self._wanted.extend(said["names"])
+
+    def _open_group(self, run: str, sock: socket.socket) -> None:
+        self._groups[run] = Group(sock)
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear_group(run))
+
+    def _hear_group(self, run: str) -> None:
+        group = self._groups[run]
+        try:
+            data = group.sock.recv(1 << 16)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._selector.unregister(group.sock)
+            group.sock.close()
+            group.end()
+            if not group.workers:
+                del self._groups[run]
+            return
+        *lines, group.rest = (group.rest + data).split(b"\n")
+        for line in lines:
+            said = json.loads(line)
+            if "signal" in said:
+                group.signal(said["signal"], said["rank"])
+            else:
+                group.end()
+
+    def _fork(self, run: str, order: Order, arrived: list[int]) -> None:
+        order = order.at(numbered(order.descriptors, arrived))
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._forget()
+            work(order, parent)
+        for descriptor in arrived:
+            os.close(descriptor)
+        group = self._groups[run]
+        group.workers[pid] = order.seat.rank
+        group.say(pid=[order.seat.rank, pid])
+
+    def _forget(self) -> None:
+        """In a forked worker: close what belongs to the supervisor."""
+        signal.set_wakeup_fd(-1)
+        self._selector.close()
+        for sock in (self._control, self._children, self._waker, *(group.sock for group in self._groups.values())):
+            sock.close()
+
+    def _reap(self) -> None:
+        self._children.recv(1 << 12)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._gone(pid, os.waitstatus_to_exitcode(status))
+
+    def _gone(self, pid: int, code: int) -> None:
+        for run, group in list(self._groups.items()):
+            if pid in group.workers:
+                rank = group.workers.pop(pid)
+                kill_session(pid)
+                group.say(exit=[rank, code])
+                if group.sock.fileno() < 0 and not group.workers:
+                    del self._groups[run]
+
+    def _close(self) -> NoReturn:
+        """The kernel has gone: nothing of it stays."""
+        for group in self._groups.values():
+            group.end()
+        os._exit(0)
+
+
+def numbered(told: Descriptors, arrived: list[int]) -> Descriptors:
+    """The descriptors as they are numbered here; they arrive in the order of `Descriptors.all()`."""
+    rest = list(arrived)
+    fixed = {
+        name: rest.pop(0) if getattr(told, name) >= 0 else -1
+        for name in ("stdout", "stderr", "events", "outcome", "stacks", "payload", "store")
+    }
+    return Descriptors(**fixed, more=tuple(rest))
+
+
+def warm_up(names: Iterable[str]) -> None:
+    """Import modules so that every worker has them; one that starts a thread or wakes a driver ends this process."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # noqa: BLE001 - anybody's module; workers that need it will say what is wrong
+            print(f"{name} was not loaded: {error!r}", file=sys.stderr)
+        if not is_fit():
+            print(name, file=sys.stderr, flush=True)
+            os._exit(UNFIT)
+    gc.collect()
+    # what is there now stays: no collection in a worker touches (and so copies) its pages
+    gc.freeze()
+
+
+def is_fit() -> bool:
+    """Whether this process may fork: it has one thread, and no GPU driver is awake in it."""
+    if sys.platform != "linux":
+        return True
+    return _one_thread() and not any(_opened("/dev/nvidia"))
+
+
+def _one_thread() -> bool:
+    # a thread that is just ending is given a moment
+    for _ in range(20):
+        if len(list(Path("/proc/self/task").iterdir())) == 1:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def _opened(prefix: str) -> Iterable[str]:
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except OSError:
+            continue
+        if target.startswith(prefix):
+            yield target
+
+
+def main() -> NoReturn:
+    """Begin: `python -m accelerate_nb.launch.supervisor CONTROL PARENT NAMES`, PARENT 0 where its thread may end before it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if parent := int(sys.argv[2]):
+        die_with_parent(parent)
+    supervisor = Supervisor(socket.socket(fileno=int(sys.argv[1])))
+    warm_up(sys.argv[3].split(","))
+    supervisor.serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""A worker's exception as text: the person's own lines shown, the rest folded."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from traceback import FrameSummary, TracebackException
+
+from accelerate_nb.launch.sources import Sources
+
+# The whole text has to leave room for what the notebook puts around it.
+_MOST_LINES = 26
+_OUR_OWN = str(Path(__file__).parent)
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+
+def traceback_text(error: BaseException, sources: Sources) -> str:
+    """An exception and its causes, outermost cause first, as the person would want to read them."""
+    parts = [_one(link, sources) for link in _chain(TracebackException.from_exception(error))]
+    return _shortened("\n\nwhich led to:\n\n".join(parts))
+
+
+def frames_text(frames: Sequence[FrameSummary], sources: Sources) -> list[str]:
+    """Frames as lines of text: the person's with their source, others folded, but the last one is always named."""
+    lines: list[str] = []
+    shown = [frame for frame in frames if not frame.filename.startswith(_OUR_OWN)]
+    for foreign, group in groupby(shown, key=_is_installed):
+        run = list(group)
+        if foreign and len(run) > 1:
+            lines.append(f"  … {len(run) - 1} frames in {_packages(run)}")
+            run = run[-1:]
+        for frame in run:
+            lines += _frame(frame, sources)
+    return lines
+
+
+def _chain(error: TracebackException) -> Iterator[TracebackException]:
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if before is not None:
+        yield from _chain(before)
+    yield error
+
+
+def _one(error: TracebackException, sources: Sources) -> str:
+    last = "".join(error.format_exception_only()).rstrip()
+    return "\n".join([*frames_text(error.stack, sources), last])
+
+
+def _frame(frame: FrameSummary, sources: Sources) -> list[str]:
+    place = sources.place(frame.filename, frame.lineno or 0)
+    lines = [f"  {place}, in {frame.name}"]
+    if frame.line:
+        lines.append(f"    {frame.line}")
+    return lines
+
+
+def _is_installed(frame: FrameSummary) -> bool:
+    return frame.filename.startswith((*_INSTALLED, "<frozen"))
+
+
+def _packages(frames: Sequence[FrameSummary]) -> str:
+    names = {_package(frame.filename): None for frame in frames}
+    return ", ".join(names)
+
+
+def _package(filename: str) -> str:
+    for root in sorted(_INSTALLED, key=len, reverse=True):
+        if filename.startswith(root):
+            return Path(filename).relative_to(root).parts[0].removesuffix(".py")
+    return "python"
+
+
+def _shortened(text: str) -> str:
+    lines = text.split("\n")
+    if len(lines) <= _MOST_LINES:
+        return text
+    kept = _MOST_LINES // 2
+    return "\n".join([*lines[:kept], f"  … {len(lines) - 2 * kept} lines more …", *lines[-kept:]])

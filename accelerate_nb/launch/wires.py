@@ -1,0 +1,48 @@
+"""What connects the kernel with one worker: two pipes, a socket for events, and files for its outcome and its stacks."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+from accelerate_nb.launch.order import Descriptors
+from accelerate_nb.launch.packing import memory_file
+
+
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """The kernel's ends; the worker's ends are in `far`, and closed here once the worker has them."""
+
+    stdout: int
+    stderr: int
+    events: socket.socket
+    outcome: int
+    stacks: int
+    far: Descriptors
+
+    @staticmethod
+    def lay() -> Wires:
+        """Make all of them; nobody but this process and those it hands them to can open them."""
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        near, far = socket.socketpair()
+        outcome, stacks = memory_file("accelerate_nb_outcome"), memory_file("accelerate_nb_stacks")
+        for descriptor in (out_read, err_read):
+            os.set_blocking(descriptor, False)
+        near.setblocking(False)
+        ends = Descriptors(
+            stdout=out_write, stderr=err_write, events=far.detach(), outcome=os.dup(outcome), stacks=os.dup(stacks)
+        )
+        return Wires(out_read, err_read, near, outcome, stacks, ends)
+
+    def let_go(self) -> None:
+        """Close the worker's ends here: its death must be seen as the end of the stream."""
+        for descriptor in self.far.all():
+            os.close(descriptor)
+
+    def cut(self) -> None:
+        """Close the kernel's ends."""
+        self.events.close()
+        for descriptor in (self.stdout, self.stderr, self.outcome, self.stacks):
+            os.close(descriptor)
