@@ -16,11 +16,11 @@ KEPT_RUNS = 50
 
 
 class Record:
-    """
+    r"""
     A run's folder: `rank_N.log` (each rank's bytes), `metrics.jsonl`, `events.jsonl` (all but log lines), `status.json`.
 
     >>> with Record(folder) as record:
-    ...     record.output(0, b"a line\\n")
+    ...     record.output(0, b"a line\n")
     """
 
     def __init__(self, folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -76,32 +76,42 @@ def _travels(value: Any) -> bool:
 
 def _parts(value: Any) -> Iterator[tuple[str, Any, types.CodeType | None]]:
     """What a value holds: the name of each part, the part, and the code that captures it."""
-    if isinstance(value, types.FunctionType):
-        for name, part in _captured(value):
-            yield name, part, value.__code__
-    elif isinstance(value, types.MethodType):
-        yield "self", value.__self__, value.__func__.__code__
-    elif isinstance(value, partial):
-        yield "func", value.func, None
-        for index, part in enumerate(value.args):
-            yield f"args[{index}]", part, None
-        for name, part in value.keywords.items():
-            yield name, part, None
-    elif isinstance(value, Mapping):
-        for key, part in value.items():
-            yield str(key), part, None
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for index, part in enumerate(value):
-            yield f"[{index}]", part, None
-    elif isinstance(value, type):
-        for name, part in vars(value).items():
-            if isinstance(part, (types.FunctionType, staticmethod, classmethod)) or not name.startswith("__"):
-                yield f"{value.__name__}.{name}", getattr(part, "__func__", part), None
-    else:
-        yield type(value).__name__, type(value), None
-        names = [*getattr(value, "__dict__", {}), *getattr(type(value), "__slots__", ())]
-        for name in names:
-            yield f".{name}", getattr(value, name, None), None
+    match value:
+        case types.FunctionType():
+            return ((name, part, value.__code__) for name, part in _captured(value))
+        case types.MethodType():
+            return iter([("self", value.__self__, getattr(value.__func__, "__code__", None))])
+        case partial():
+            held = {"func": value.func, **dict(_numbered(value.args, "args")), **value.keywords}
+            return _named(held.items())
+        case Mapping():
+            return _named((str(key), part) for key, part in value.items())
+        case list() | tuple() | set() | frozenset():
+            return _named(_numbered(value, ""))
+        case type():
+            return _named(_members(value))
+        case _:
+            return _named(_attributes(value))
+
+
+def _named(parts: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any, types.CodeType | None]]:
+    return ((name, part, None) for name, part in parts)
+
+
+def _numbered(parts: Iterable[Any], name: str) -> Iterator[tuple[str, Any]]:
+    return ((f"{name}[{index}]", part) for index, part in enumerate(parts))
+
+
+def _members(kind: type) -> Iterator[tuple[str, Any]]:
+    for name, part in vars(kind).items():
+        if not name.startswith("__") or isinstance(part, (types.FunctionType, staticmethod, classmethod)):
+            yield f"{kind.__name__}.{name}", getattr(part, "__func__", part)
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    yield type(value).__name__, type(value)
+    for name in (*getattr(value, "__dict__", {}), *getattr(type(value), "__slots__", ())):
+        yield f".{name}", getattr(value, name, None)
 
 
 def _captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

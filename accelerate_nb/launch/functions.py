@@ -79,7 +79,7 @@ def _placing(choice: Choice, payload: Payload) -> Placing:
 
 
 def _inline(call: Call, config: RunConfig) -> Callable[[Scene, int], Here]:
-    return lambda scene, number: Here(call, config.environ(), scene)
+    return lambda scene, _: Here(call, config.environ(), scene)
 
 
 def _run(

@@ -48,7 +48,7 @@ def collecting() -> Iterator[Collector]:
     """While something is pickled for workers, multiprocessing's objects see a process being spawned."""
     before = get_spawning_popen()
     collector = Collector()
-    set_spawning_popen(collector)
+    set_spawning_popen(collector)  # type: ignore[arg-type]  # what it is asked for is what it offers
     try:
         yield collector
     except BaseException:

@@ -65,7 +65,7 @@ def read_entries(descriptor: int) -> list[bytearray]:
 
 def _table(whole: memoryview, count: int) -> list[tuple[int, int]]:
     start, size = _COUNT.size, _ENTRY.size
-    return [_ENTRY.unpack_from(whole, start + size * index) for index in range(count)]  # type: ignore[misc]  # struct can't say that it gives two
+    return [_ENTRY.unpack_from(whole, start + size * index) for index in range(count)]
 
 
 def _aligned(offset: int) -> int:

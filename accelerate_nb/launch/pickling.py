@@ -33,7 +33,7 @@ def dump(value: Any) -> list[Bytes]:
 
 def load(entries: Sequence[Bytes]) -> Any:
     """The value that `dump` was given; its arrays and tensors use the entries' own memory."""
-    return pickle.loads(entries[0], buffers=entries[1:])  # noqa: S301 - from our own process, over descriptors it inherited
+    return pickle.loads(entries[0], buffers=entries[1:])
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -79,7 +79,6 @@ def _no_shell() -> None:
 
 
 def _reduce_storage(storage: Any) -> Any:
-    import numpy
     import torch
 
     if storage.device.type == "meta":
@@ -89,7 +88,7 @@ def _reduce_storage(storage: Any) -> Any:
         if shared is not None:
             return shared
     held = storage.cpu()
-    memory: numpy.ndarray[Any, Any] = torch.empty(0, dtype=torch.uint8).set_(held).numpy()  # type: ignore[call-overload]  # set_ takes an untyped storage
+    memory: Any = torch.empty(0, dtype=torch.uint8).set_(held).numpy()
     return _storage, (pickle.PickleBuffer(memory), storage.device.type)
 
 

@@ -27,12 +27,16 @@ class Plan:
     def orders(self, wires: Sequence[Wires], meeting: socket.socket, attempt: int) -> list[Order]:
         """What each worker is told, in the order of ranks; `meeting` is the bound socket of the store."""
         port = meeting.getsockname()[1]
-        shared = {"payload": self.payload.descriptor, "more": self.payload.more}
         return [
             Order(
                 seat=Seat(rank, self.size, port, self.run, attempt, self.max_restarts),
                 surroundings=self.surroundings,
-                descriptors=replace(ends.far, store=meeting.fileno() if rank == 0 else -1, **shared),
+                descriptors=replace(
+                    ends.far,
+                    payload=self.payload.descriptor,
+                    store=meeting.fileno() if rank == 0 else -1,
+                    more=self.payload.more,
+                ),
             )
             for rank, ends in enumerate(wires)
         ]

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.events.model import StateChange
-from accelerate_nb.events.record import Record
+from accelerate_nb.events.model import State, StateChange
 from accelerate_nb.events.view import RunView
 from accelerate_nb.launch.attempt import Scene, Stop
 from accelerate_nb.launch.blame import hang_error, worker_error
@@ -213,7 +212,7 @@ class Run:
         return worker_error(endings, self.folder)
 
     def _finish(self) -> None:
-        state = "stopped" if self._stopped else "failed" if self._error is not None else "finished"
+        state: State = "stopped" if self._stopped else "failed" if self._error is not None else "finished"
         self._scene.take(StateChange(None, state, time.time()))
         self._scene.record.status(state=state, why=self.why, error=str(self._error) if self._error else None)
         self._scene.record.close()

@@ -42,14 +42,14 @@ def _formatted(shown: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
     formatter = DisplayFormatter()
     formatter.formatters["image/png"].for_type_by_name("matplotlib.figure", "Figure", _figure)
-    data, about = formatter.format(shown)
+    data, about = formatter.format(shown)  # type: ignore[no-untyped-call]
     return data, about
 
 
 def _figure(figure: Any) -> Any:
     from IPython.core.pylabtools import print_figure
 
-    return print_figure(figure, "png", base64=True)
+    return print_figure(figure, "png", base64=True)  # type: ignore[no-untyped-call]
 
 
 def _plain(data: dict[str, Any]) -> dict[str, Any]:

@@ -28,12 +28,12 @@ def take_over(stdout: int, stderr: int) -> None:
 
 def _stream(descriptor: int) -> io.TextIOWrapper:
     # surrogateescape: what came in as undecodable bytes (a file name) goes out as the same bytes
-    return open(descriptor, "w", buffering=1, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    return open(descriptor, "w", buffering=1, encoding="utf-8", errors="surrogateescape", closefd=False)
 
 
 def _repoint_logging(before: set[TextIO | None]) -> None:
     """Handlers made before the streams changed write to the new ones."""
-    for reference in list(logging._handlerList):
+    for reference in list(logging._handlerList):  # type: ignore[attr-defined]  # the only list of all handlers
         handler = reference()
         if isinstance(handler, logging.StreamHandler) and handler.stream in before:
             handler.stream = sys.stderr

@@ -187,9 +187,10 @@ def warm_up(names: Iterable[str]) -> None:
         try:
             importlib.import_module(name)
         except BaseException as error:  # noqa: BLE001 - anybody's module; workers that need it will say what is wrong
-            print(f"{name} was not loaded: {error!r}", file=sys.stderr)
+            sys.stderr.write(f"{name} was not loaded: {error!r}\n")
         if not is_fit():
-            print(name, file=sys.stderr, flush=True)
+            sys.stderr.write(f"{name}\n")
+            sys.stderr.flush()
             os._exit(UNFIT)
     gc.collect()
     # what is there now stays: no collection in a worker touches (and so copies) its pages

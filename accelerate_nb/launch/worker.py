@@ -18,8 +18,8 @@ from accelerate_nb.events.channel import Sender
 from accelerate_nb.events.emit import connect
 from accelerate_nb.events.model import State, StateChange
 from accelerate_nb.launch import showing, streams
-from accelerate_nb.launch.order import Order
 from accelerate_nb.launch.installed import loaded_since
+from accelerate_nb.launch.order import Order
 from accelerate_nb.launch.outcome import Raised, failure_of, write_raised, write_returned
 from accelerate_nb.launch.payload import Payload, arrived
 from accelerate_nb.launch.seat import LOOPBACK
@@ -79,7 +79,7 @@ def _run(order: Order, sender: Sender, payload: Payload) -> int:
         call = payload.unpack()
         _tell(sender, "running")
         write_returned(outcome, _value(call), loaded_since(before))
-    except BaseException as error:  # noqa: BLE001 - this is the border that promises to report everything
+    except BaseException as error:
         failure = failure_of(error, rank, payload.sources)
         write_raised(outcome, Raised(failure, error, loaded_since(before)))
         _flush()
@@ -153,7 +153,7 @@ def _part() -> None:
     watch.start()
     try:
         atexit._run_exitfuncs()
-    except BaseException:  # noqa: BLE001 - somebody's handler; the outcome is safe already
+    except BaseException:
         sys.excepthook(*sys.exc_info())
     _flush()
 

@@ -16,7 +16,7 @@ from accelerate_nb.notebook.screens import WIDGET_VIEW, Line, Screen
 
 # Colours pass; what moves a cursor or rings a bell would disturb the lines of other ranks.
 _DISTURBING = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-ln-~]|\x1b[@-Z\\^_]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]"
+    r"\x1b\[[0-?]*[ -/]*[@-ln-~]|\x1b[ -/]*[0-Z\\^-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]"
 )
 _RESET = "\x1b[0m"
 _PER_LINE = 14  # bytes with which a saved notebook surrounds a line of output

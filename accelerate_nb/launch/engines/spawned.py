@@ -24,7 +24,7 @@ def _spawn(order: Order) -> int:
     environ = {**order.surroundings.environ, **order.seat.environ()}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     with os.fdopen(tell, "w", encoding="utf-8") as file:
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+        process = subprocess.Popen(
             [sys.executable, "-m", "accelerate_nb.launch.worker", str(told)],
             stdin=subprocess.DEVNULL,
             pass_fds=[told, *order.descriptors.all()],

@@ -39,7 +39,7 @@ class SupervisorHandle:
         self._lock = threading.Lock()
         # its death signal fires when the thread that made it ends: only the main thread lasts as long as the process
         parent = self.owner if threading.current_thread() is threading.main_thread() else 0
-        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+        self._process = subprocess.Popen(
             [
                 sys.executable,
                 "-m",
@@ -65,6 +65,12 @@ class SupervisorHandle:
     def usable(self) -> bool:
         """Whether it still runs, and is this process's own."""
         return self.owner == os.getpid() and self._process.poll() is None
+
+    def wait(self) -> int | None:
+        """Its exit code, where it ends within a second or two."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(2)
+        return self._process.returncode
 
     def unfit_module(self) -> str | None:
         """The module that made it end itself, where that is why it ended."""
@@ -97,9 +103,7 @@ class SupervisorHandle:
         self._control.close()
         if self.owner != os.getpid():
             return
-        try:
-            self._process.wait(2)
-        except subprocess.TimeoutExpired:
+        if self.wait() is None:
             self._process.kill()
             self._process.wait()
         os.close(self._log)
@@ -208,9 +212,7 @@ class Supervised:
         """The supervisor's end, where it has ended."""
         if not self._lost:
             return None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._handle._process.wait(1)
-        code, last = self._handle._process.returncode, self._handle.log()[-2000:].strip()
+        code, last = self._handle.wait(), self._handle.log()[-2000:].strip()
         return f"the supervisor (process {self._handle.pid}) ended with code {code}" + (f":\n{last}" if last else "")
 
     def close(self) -> None:
@@ -236,13 +238,21 @@ class FromSupervisor:
     def start(self, orders: Sequence[Order]) -> Supervised:
         """Fork; a supervisor that turns out to have died is replaced once."""
         run = f"{orders[0].seat.run}/{orders[0].seat.attempt}"
-        for _ in range(2):
-            handle = warm()
-            try:
-                return Supervised(handle, handle.fork(run, orders))
-            except OSError:
-                handle._process.wait(2)
-        raise LaunchError(
-            f"{len(orders)} workers were asked for, but the process that forks them does not start. It said:\n"
-            f"{handle.log()[-2000:]}\nTry start_method='spawn'."
-        )
+        handle = warm()
+        try:
+            return Supervised(handle, handle.fork(run, orders))
+        except OSError:
+            # it died between the look at it and the message
+            handle = _replaced(handle)
+        try:
+            return Supervised(handle, handle.fork(run, orders))
+        except OSError:
+            raise LaunchError(
+                f"{len(orders)} workers were asked for, but the process that forks them does not start. It said:\n"
+                f"{handle.log()[-2000:]}\nTry start_method='spawn'."
+            ) from None
+
+
+def _replaced(handle: SupervisorHandle) -> SupervisorHandle:
+    handle.wait()
+    return warm()

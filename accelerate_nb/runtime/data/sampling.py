@@ -1,0 +1,49 @@
+"""In which order samples are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, RandomSampler
+
+
+class SeedableRandomSampler(RandomSampler):
+    """A random order that depends on nothing but a seed and the epoch: `data_seed`, or the seed that torch began with."""
+
+    def __init__(self, *args: Any, data_seed: int | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.initial_seed = torch.random.initial_seed() if data_seed is None else data_seed
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        if self.generator is None:
+            self.generator = new_generator()
+        self.generator.manual_seed(self.epoch + self.initial_seed)
+        yield from super().__iter__()
+        self.set_epoch(self.epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next order is that of this epoch."""
+        self.epoch = epoch
+
+
+def new_generator() -> torch.Generator:
+    """A generator where tensors are made by default, since torch's samplers make tensors there."""
+    return torch.Generator(device=torch.get_default_device())
+
+
+def drawn_seed() -> int:
+    """A seed from torch's global generator: the draw that `RandomSampler` makes, so that equal programs stay in step."""
+    return int(torch.empty((), dtype=torch.int64).random_().item())
+
+
+def index_source(dataloader: Any) -> Any:
+    """What a loader takes its batches of indices from; `sampler` itself may be a batch sampler, with `batch_size=None`."""
+    return dataloader.sampler if isinstance(dataloader.sampler, BatchSampler) else dataloader.batch_sampler
+
+
+def get_sampler(dataloader: Any) -> Any:
+    """The sampler of single indices in a loader; `None` where a batch sampler has none."""
+    return getattr(index_source(dataloader), "sampler", None)

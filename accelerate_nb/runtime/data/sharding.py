@@ -1,0 +1,216 @@
+"""How one process's share is dealt out of what all processes read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from itertools import chain, cycle, islice
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, IterableDataset
+
+from accelerate_nb.errors import ConfigurationError
+
+
+class BatchSamplerShard(BatchSampler):
+    """
+    One process's share of a batch sampler.
+
+    Batches are dealt out in turn, or each is cut into `num_processes` parts with `split_batches`. What is left at the end is
+    filled up with samples from the beginning, so that all processes have equally many of equal size; with
+    `even_batches=False` it is dealt out as it is, and a batch sampler with `drop_last` leaves it out.
+
+    On two processes, `[[0, 1], [2, 3], [4]]` is dealt out as `[[0, 1], [4, 0]]` and `[[2, 3], [1, 2]]`.
+    """
+
+    def __init__(
+        self,
+        batch_sampler: Any,
+        num_processes: int = 1,
+        process_index: int = 0,
+        split_batches: bool = False,
+        even_batches: bool = True,
+    ) -> None:
+        self.batch_sampler = batch_sampler
+        self.num_processes = num_processes
+        self.process_index = process_index
+        self.split_batches = split_batches
+        self.even_batches = even_batches
+        self.batch_size: Any = getattr(batch_sampler, "batch_size", None)
+        self.drop_last = getattr(batch_sampler, "drop_last", False)
+        if split_batches:
+            check_divides(self.batch_size, num_processes)
+
+    @property
+    def sampler(self) -> Any:
+        """The sampler of single indices inside."""
+        return self.batch_sampler.sampler
+
+    @sampler.setter
+    def sampler(self, sampler: Any) -> None:
+        self.batch_sampler.sampler = sampler
+
+    @property
+    def total_length(self) -> int:
+        """How many batches there are for all processes together."""
+        return len(self.batch_sampler)
+
+    def __len__(self) -> int:
+        if self.split_batches:
+            return self.total_length
+        whole, left = divmod(self.total_length, self.num_processes)
+        if left == 0 or self.drop_last:
+            return whole
+        return whole + (self.even_batches or self.process_index < left)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._parts() if self.split_batches else self._turns()
+
+    def _parts(self) -> Iterator[list[int]]:
+        """This process's part of every batch."""
+        size = self.batch_size // self.num_processes
+        mine = slice(self.process_index * size, (self.process_index + 1) * size)
+        first: list[int] | None = None
+        for batch in self.batch_sampler:
+            first = batch if first is None else first
+            if len(batch) == self.batch_size:
+                yield batch[mine]
+            elif not self.drop_last and len(batch) > 0:
+                if self.even_batches:
+                    yield filled_up(batch, first, self.batch_size)[mine]
+                elif part := batch[mine]:
+                    yield part
+
+    def _turns(self) -> Iterator[Any]:
+        """Every `num_processes`-th batch; a round that isn't full waits until it is known whether another one follows."""
+        first: list[Any] = []
+        waiting: list[Any] = []
+        for round_ in in_rounds(self.batch_sampler, self.num_processes):
+            first = first or round_
+            if waiting:
+                yield waiting[self.process_index]
+            waiting = [] if self._is_full(round_) else round_
+            if not waiting:
+                yield round_[self.process_index]
+        if waiting and not self.drop_last:
+            yield from self._from_last_round(waiting, first)
+
+    def _is_full(self, round_: list[Any]) -> bool:
+        if len(round_) < self.num_processes:
+            return False
+        return self.batch_size is None or len(round_[-1]) == self.batch_size
+
+    def _from_last_round(self, round_: list[Any], first: list[Any]) -> Iterator[Any]:
+        if not self.even_batches:
+            yield from round_[self.process_index : self.process_index + 1]
+        elif self.batch_size is None:
+            # batches of any size, or single indices: whole ones are repeated
+            yield filled_up(round_, first, self.num_processes)[self.process_index]
+        else:
+            samples = filled_up(chain(*round_), chain(*first), self.num_processes * self.batch_size)
+            yield samples[self.process_index * self.batch_size : (self.process_index + 1) * self.batch_size]
+
+
+class IterableDatasetShard(IterableDataset[Any]):
+    """
+    One process's share of an iterable data set, which every process reads.
+
+    Samples are dealt out in batches of `batch_size` in turn, or in parts of such a batch with `split_batches`. What is left at
+    the end is filled up with samples from the beginning, or left out with `drop_last`. A `batch_size` of `None` deals out
+    single elements, for a data set that makes batches itself.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        drop_last: bool = False,
+        num_processes: int = 1,
+        process_index: int = 0,
+        split_batches: bool = False,
+    ) -> None:
+        if split_batches:
+            check_divides(batch_size, num_processes)
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.num_processes = num_processes
+        self.process_index = process_index
+        self.split_batches = split_batches
+        self.epoch = 0
+
+    @property
+    def total_length(self) -> int:
+        """How many samples there are for all processes together."""
+        return len(self.dataset)
+
+    @property
+    def round_size(self) -> int:
+        """How many samples all processes together take at a time."""
+        return self._share_size * self.num_processes
+
+    @property
+    def _share_size(self) -> int:
+        size = self.batch_size or 1
+        return size // self.num_processes if self.split_batches else size
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next reading is that of this epoch."""
+        self.epoch = epoch
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        rounds = self.total_length / self.round_size
+        return (math.floor(rounds) if self.drop_last else math.ceil(rounds)) * self._share_size
+
+    def __iter__(self) -> Iterator[Any]:
+        generator = getattr(self.dataset, "generator", None)
+        if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
+            generator.manual_seed(self.epoch)
+        mine = slice(self.process_index * self._share_size, (self.process_index + 1) * self._share_size)
+        first: list[Any] | None = None
+        for round_ in in_rounds(self.dataset, self.round_size):
+            first = round_ if first is None else first
+            if len(round_) == self.round_size:
+                yield from round_[mine]
+            elif not self.drop_last:
+                yield from filled_up(round_, first, self.round_size)[mine]
+
+
+def check_divides(batch_size: int | None, num_processes: int) -> None:
+    """`ConfigurationError` where a batch can't be cut into equal parts for the processes."""
+    if batch_size is None:
+        raise ConfigurationError(
+            "split_batches=True was asked for, but the batch sampler doesn't say how large its batches are. "
+            "Give it an attribute `batch_size`, or leave split_batches out."
+        )
+    if batch_size % num_processes != 0:
+        raise ConfigurationError(
+            f"split_batches=True was asked for, but the batch size ({batch_size}) needs to be a round multiple of the number "
+            f"of processes ({num_processes}). Change one of them, or leave split_batches out."
+        )
+
+
+def in_rounds(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """The items in lists of `size`; the last one may be shorter."""
+    iterator = iter(items)
+    while round_ := list(islice(iterator, size)):
+        yield round_
+
+
+def with_last(items: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+    """Each item with whether it is the last."""
+    iterator = iter(items)
+    for held in iterator:
+        item = held
+        for following in iterator:
+            yield item, False
+            item = following
+        yield item, True
+
+
+def filled_up(items: Iterable[Any], beginning: Iterable[Any], length: int) -> list[Any]:
+    """The items, followed by those of the beginning, again and again, up to a length."""
+    return list(islice(chain(items, cycle(beginning)), length))
