@@ -31,6 +31,7 @@ _LOADED = [
     "torch",
     "torch.distributed",
     "torch.utils.data",
+    "torch._dynamo",  # the first optimizer imports it, which takes a second
     "pytest",
     "accelerate",
     "accelerate_nb.runtime.accelerator",
