@@ -495,7 +495,7 @@ class Accelerator(Process):
     def check_trigger(self) -> bool:
         """Whether some process raised the flag, which is then taken down; all processes must call it."""
         flag = torch.tensor(0, device=self.device) if self.flag_tensor is None else self.flag_tensor
-        raised = bool(collective.reduce(flag).item() >= 1)
+        raised = bool(collective.reduce(flag, "max").item() >= 1)
         if raised:
             self.flag_tensor = None
         return raised

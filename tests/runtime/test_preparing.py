@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.ranks import run_on_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -24,6 +23,7 @@ from accelerate_nb.utils.dataclasses import (
     DistributedDataParallelKwargs,
     GradScalerKwargs,
 )
+from tests.ranks import run_on_ranks
 from tests.runtime.loops import net, samples
 
 
