@@ -12,7 +12,7 @@ _HOMES: dict[str, str] = {
     "notebook_launcher": "accelerate_nb.notebook.functions",
     "debug_launcher": "accelerate_nb.notebook.functions",
     "launch": "accelerate_nb.notebook.functions",
-    "Run": "accelerate_nb.launch.run",
+    "Run": "accelerate_nb.launching.run",
     "load_ipython_extension": "accelerate_nb.notebook.extension",
     "unload_ipython_extension": "accelerate_nb.notebook.extension",
     "Accelerator": "accelerate_nb.runtime.accelerator",
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         PayloadError as PayloadError,
         WorkerError as WorkerError,
     )
-    from accelerate_nb.launch.run import Run as Run
+    from accelerate_nb.launching.run import Run as Run
     from accelerate_nb.notebook.extension import (
         load_ipython_extension as load_ipython_extension,
         unload_ipython_extension as unload_ipython_extension,

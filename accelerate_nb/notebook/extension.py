@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-from accelerate_nb.launch.engines import supervised
-from accelerate_nb.launch.installed import is_installed
+from accelerate_nb.launching.engines import supervised
+from accelerate_nb.launching.installed import is_installed
 
 _EVENT = "post_run_cell"
 # Already loaded by the supervisor, or of use to the notebook alone.

@@ -14,8 +14,8 @@ from accelerate_nb.config.fields import settings as settings_of, unsaid
 from accelerate_nb.config.run import RunConfig, resolve
 from accelerate_nb.config.training import Training
 from accelerate_nb.errors import ConfigurationError, LaunchError, NotYetError
-from accelerate_nb.launch import functions as launching
-from accelerate_nb.launch.run import Run
+from accelerate_nb.launching import functions as launching
+from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.host import host
 from accelerate_nb.notebook.plain import PlainText
 

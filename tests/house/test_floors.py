@@ -16,12 +16,12 @@ FLOOR = {
     "events": 1,
     "export": 1,
     "devices": 2,
-    "launch": 3,
+    "launching": 3,
     "runtime": 3,
     "notebook": 4,
     "cli": 4,
 }
-STRANGERS = [("launch", "runtime"), ("runtime", "launch"), ("notebook", "cli"), ("cli", "notebook")]
+STRANGERS = [("launching", "runtime"), ("runtime", "launching"), ("notebook", "cli"), ("cli", "notebook")]
 STRANGERS += [("notebook", "runtime"), ("cli", "runtime")]
 
 # Each optional package is imported by the files of its name, and by nobody else.
@@ -45,7 +45,7 @@ OPTIONAL = {
     "swanlab": "swanlab",
 }
 # In these rooms torch is imported by functions that need it; in `runtime` with the file; elsewhere not at all.
-TORCH_IN_FUNCTIONS = ("accelerate_nb.devices.", "accelerate_nb.launch.")
+TORCH_IN_FUNCTIONS = ("accelerate_nb.devices.", "accelerate_nb.launching.")
 
 ALL = modules()
 NAMES = {module.name for module in ALL}
@@ -150,23 +150,23 @@ def test_the_house_keeps_its_rules(rule: Callable[[list[Module]], Iterator[str]]
 
 
 BROKEN = [
-    (wrong_floors, {"launch/a.py": "from accelerate_nb.runtime import b", "runtime/b.py": ""}),
-    (wrong_floors, {"runtime/a.py": "def f():\n    import accelerate_nb.launch.b", "launch/b.py": ""}),
+    (wrong_floors, {"launching/a.py": "from accelerate_nb.runtime import b", "runtime/b.py": ""}),
+    (wrong_floors, {"runtime/a.py": "def f():\n    import accelerate_nb.launching.b", "launching/b.py": ""}),
     (wrong_floors, {"notebook/a.py": "from accelerate_nb.runtime.b import c", "runtime/b.py": ""}),
     (wrong_floors, {"errors.py": "from accelerate_nb.events import model", "events/model.py": ""}),
-    (wrong_floors, {"launch/a.py": "from accelerate_nb.state import X", "state.py": ""}),
-    (wrong_torch, {"launch/a.py": "import torch"}),
+    (wrong_floors, {"launching/a.py": "from accelerate_nb.state import X", "state.py": ""}),
+    (wrong_torch, {"launching/a.py": "import torch"}),
     (wrong_torch, {"events/a.py": "def f():\n    import torch.distributed"}),
     (wrong_torch, {"devices/a.py": "class A:\n    from torch import cuda"}),
-    (wrong_optional, {"launch/engines/local.py": "def f():\n    import ray"}),
+    (wrong_optional, {"launching/engines/local.py": "def f():\n    import ray"}),
     (wrong_doors, {"state.py": "'''Hi.'''\nfrom accelerate_nb.runtime.a import b\nc = b()", "runtime/a.py": ""}),
     (wrong_doors, {"utils/a.py": "def f(): ..."}),
     (cycles, {"config/a.py": "import accelerate_nb.config.b", "config/b.py": "from accelerate_nb.config.a import x"}),
 ]
 SOUND = {
     "errors.py": "'''Errors.'''\nfrom typing import TYPE_CHECKING\n",
-    "launch/a.py": "def f():\n    import torch\nfrom accelerate_nb.errors import E",
-    "launch/engines/ray.py": "def f():\n    import ray",
+    "launching/a.py": "def f():\n    import torch\nfrom accelerate_nb.errors import E",
+    "launching/engines/ray.py": "def f():\n    import ray",
     "runtime/b.py": "import torch\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import wandb",
     "state.py": "'''Hi.'''\nfrom accelerate_nb.runtime.b import torch\n__all__ = ['torch']",
 }

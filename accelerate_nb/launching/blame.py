@@ -9,7 +9,7 @@ from typing import Any
 
 from accelerate_nb.errors import HangError, WorkerError
 from accelerate_nb.events.model import Failure
-from accelerate_nb.launch.ending import Ending, cause
+from accelerate_nb.launching.ending import Ending, cause
 
 
 def worker_error(endings: Sequence[Ending], folder: Path) -> WorkerError:

@@ -1,4 +1,4 @@
-"""From a function and a wish to a run."""
+"""A launch, step by step: the wish and the call become a plan, the plan a run."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import NeedsForkError
 from accelerate_nb.events.record import Record, new_folder
 from accelerate_nb.events.view import RunView
-from accelerate_nb.launch.attempt import Attempt, Scene
-from accelerate_nb.launch.choosing import Choice, choose
-from accelerate_nb.launch.ending import Ending
-from accelerate_nb.launch.engines import supervised
-from accelerate_nb.launch.engines.base import Placing
-from accelerate_nb.launch.engines.forked import FromThisProcess
-from accelerate_nb.launch.engines.inline import Here
-from accelerate_nb.launch.engines.spawned import FreshPython
-from accelerate_nb.launch.order import surroundings_here
-from accelerate_nb.launch.payload import Call, Inherited, Payload, pack
-from accelerate_nb.launch.plan import Plan
-from accelerate_nb.launch.run import FrontEnd, Run
-from accelerate_nb.launch.seat import on_loopback
-from accelerate_nb.launch.sources import sources_here
+from accelerate_nb.launching.attempt import Attempt, Scene
+from accelerate_nb.launching.choosing import Choice, choose
+from accelerate_nb.launching.ending import Ending
+from accelerate_nb.launching.engines import supervised
+from accelerate_nb.launching.engines.base import Placing
+from accelerate_nb.launching.engines.forked import FromThisProcess
+from accelerate_nb.launching.engines.inline import Here
+from accelerate_nb.launching.engines.spawned import FreshPython
+from accelerate_nb.launching.order import surroundings_here
+from accelerate_nb.launching.payload import Call, Inherited, Payload, pack
+from accelerate_nb.launching.plan import Plan
+from accelerate_nb.launching.run import FrontEnd, Run
+from accelerate_nb.launching.seat import on_loopback
+from accelerate_nb.launching.sources import sources_here
 
 
 def launch(function: Callable[..., Any], args: Sequence[Any], config: RunConfig, front_end: FrontEnd) -> Run:

@@ -11,11 +11,11 @@ from typing import Any, Literal, Protocol
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.model import State, StateChange
 from accelerate_nb.events.view import RunView
-from accelerate_nb.launch.attempt import Scene, Stop
-from accelerate_nb.launch.blame import hang_error, worker_error
-from accelerate_nb.launch.ending import Ending
-from accelerate_nb.launch.sources import Sources
-from accelerate_nb.launch.stacks import stacks_text
+from accelerate_nb.launching.attempt import Scene, Stop
+from accelerate_nb.launching.blame import hang_error, worker_error
+from accelerate_nb.launching.ending import Ending
+from accelerate_nb.launching.sources import Sources
+from accelerate_nb.launching.stacks import stacks_text
 
 # How often the front end may draw while somebody waits.
 _BETWEEN_REFRESHES = 0.2

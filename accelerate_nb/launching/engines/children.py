@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
-from accelerate_nb.launch.sessions import kill_session
+from accelerate_nb.launching.sessions import kill_session
 
 
 class Children:

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from accelerate_nb.launch.messages import receive_message
-from accelerate_nb.launch.order import Descriptors, Order
-from accelerate_nb.launch.sessions import die_with_parent, kill_session
-from accelerate_nb.launch.worker import work
+from accelerate_nb.launching.messages import receive_message
+from accelerate_nb.launching.order import Descriptors, Order
+from accelerate_nb.launching.sessions import die_with_parent, kill_session
+from accelerate_nb.launching.worker import work
 
 # The exit code that says: a module made this process unfit for forking (its name is the last line of the log).
 UNFIT = 71
@@ -224,7 +224,7 @@ def _opened(prefix: str) -> Iterable[str]:
 
 
 def main() -> NoReturn:
-    """Begin: `python -m accelerate_nb.launch.supervisor CONTROL PARENT NAMES`, PARENT 0 where its thread may end before it."""
+    """Begin: `python -m accelerate_nb.launching.supervisor CONTROL PARENT NAMES`, PARENT 0 where its thread may end before it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if parent := int(sys.argv[2]):
         die_with_parent(parent)

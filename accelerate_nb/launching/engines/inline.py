@@ -9,10 +9,10 @@ from typing import Any
 
 from accelerate_nb.config.environment import saying
 from accelerate_nb.events.model import StateChange
-from accelerate_nb.launch.attempt import Scene, Stop
-from accelerate_nb.launch.ending import Ending
-from accelerate_nb.launch.outcome import failure_of
-from accelerate_nb.launch.sources import sources_here
+from accelerate_nb.launching.attempt import Scene, Stop
+from accelerate_nb.launching.ending import Ending
+from accelerate_nb.launching.outcome import failure_of
+from accelerate_nb.launching.sources import sources_here
 
 
 class Here:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launch.order import Order, Surroundings
-from accelerate_nb.launch.payload import Payload
-from accelerate_nb.launch.seat import LOOPBACK, Seat
-from accelerate_nb.launch.wires import Wires
+from accelerate_nb.launching.order import Order, Surroundings
+from accelerate_nb.launching.payload import Payload
+from accelerate_nb.launching.seat import LOOPBACK, Seat
+from accelerate_nb.launching.wires import Wires
 
 
 @dataclass(frozen=True, slots=True)

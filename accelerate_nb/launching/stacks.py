@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from traceback import FrameSummary
 
-from accelerate_nb.launch.sources import Sources
-from accelerate_nb.launch.tracebacks import frames_text
+from accelerate_nb.launching.sources import Sources
+from accelerate_nb.launching.tracebacks import frames_text
 
 # What faulthandler writes, innermost frame first (see `faulthandler.dump_traceback`).
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')

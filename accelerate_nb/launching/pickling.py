@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 
 from accelerate_nb.errors import NeedsForkError
-from accelerate_nb.launch.packing import Bytes
+from accelerate_nb.launching.packing import Bytes
 
 _PROTOCOL = 5
 

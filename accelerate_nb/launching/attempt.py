@@ -17,13 +17,13 @@ from accelerate_nb.events.channel import EventReader
 from accelerate_nb.events.model import Event, Failure, LogLine, StateChange, Stream
 from accelerate_nb.events.record import Record
 from accelerate_nb.events.view import RunView
-from accelerate_nb.launch.ending import Ending, died
-from accelerate_nb.launch.engines.base import Placing, Workers
-from accelerate_nb.launch.outcome import Raised, Returned, read_outcome
-from accelerate_nb.launch.plan import Plan, meeting_place
-from accelerate_nb.launch.stacks import answers, lengths
-from accelerate_nb.launch.wires import Wires
-from accelerate_nb.launch.worker import STACKS_SIGNAL
+from accelerate_nb.launching.ending import Ending, died
+from accelerate_nb.launching.engines.base import Placing, Workers
+from accelerate_nb.launching.outcome import Raised, Returned, read_outcome
+from accelerate_nb.launching.plan import Plan, meeting_place
+from accelerate_nb.launching.stacks import answers, lengths
+from accelerate_nb.launching.wires import Wires
+from accelerate_nb.launching.worker import STACKS_SIGNAL
 
 Stop: TypeAlias = Literal["interrupt", "kill"]
 

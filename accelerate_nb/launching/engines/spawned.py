@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from accelerate_nb.launch.engines.children import Children
-from accelerate_nb.launch.order import Order
+from accelerate_nb.launching.engines.children import Children
+from accelerate_nb.launching.order import Order
 
 
 class FreshPython:
@@ -25,7 +25,7 @@ def _spawn(order: Order) -> int:
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     with os.fdopen(tell, "w", encoding="utf-8") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "accelerate_nb.launch.worker", str(told)],
+            [sys.executable, "-m", "accelerate_nb.launching.worker", str(told)],
             stdin=subprocess.DEVNULL,
             pass_fds=[told, *order.descriptors.all()],
             start_new_session=True,

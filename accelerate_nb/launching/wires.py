@@ -6,8 +6,8 @@ import os
 import socket
 from dataclasses import dataclass
 
-from accelerate_nb.launch.order import Descriptors
-from accelerate_nb.launch.packing import memory_file
+from accelerate_nb.launching.order import Descriptors
+from accelerate_nb.launching.packing import memory_file
 
 
 @dataclass(frozen=True, slots=True)

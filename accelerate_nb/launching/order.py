@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from multiprocessing import process
 from typing import Any
 
-from accelerate_nb.launch.seat import Seat
+from accelerate_nb.launching.seat import Seat
 
 
 @dataclass(frozen=True, slots=True)

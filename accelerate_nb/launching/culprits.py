@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from accelerate_nb.errors import AccelerateNbError, PayloadError
-from accelerate_nb.launch.pickling import dump
-from accelerate_nb.launch.sources import Sources
+from accelerate_nb.launching.pickling import dump
+from accelerate_nb.launching.sources import Sources
 
 # How far the search looks into what captures what.
 _DEEPEST = 6

@@ -1,4 +1,4 @@
-"""The first and the last code of this package in a worker."""
+"""A process from its first line to its last: what a worker does around the function."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from typing import Any, NoReturn
 from accelerate_nb.events.channel import Sender
 from accelerate_nb.events.emit import connect
 from accelerate_nb.events.model import State, StateChange
-from accelerate_nb.launch import showing, streams
-from accelerate_nb.launch.installed import loaded_since
-from accelerate_nb.launch.order import Order
-from accelerate_nb.launch.outcome import Raised, failure_of, write_raised, write_returned
-from accelerate_nb.launch.payload import Payload, arrived
-from accelerate_nb.launch.seat import LOOPBACK
-from accelerate_nb.launch.sessions import die_with_parent
+from accelerate_nb.launching import showing, streams
+from accelerate_nb.launching.installed import loaded_since
+from accelerate_nb.launching.order import Order
+from accelerate_nb.launching.outcome import Raised, failure_of, write_raised, write_returned
+from accelerate_nb.launching.payload import Payload, arrived
+from accelerate_nb.launching.seat import LOOPBACK
+from accelerate_nb.launching.sessions import die_with_parent
 
 # The signal at which a worker writes every thread's stack, also while it waits in C++.
 STACKS_SIGNAL = signal.SIGUSR1
@@ -159,7 +159,7 @@ def _part() -> None:
 
 
 def main() -> NoReturn:
-    """Begin as a fresh Python: `python -m accelerate_nb.launch.worker DESCRIPTOR`, where the order can be read."""
+    """Begin as a fresh Python: `python -m accelerate_nb.launching.worker DESCRIPTOR`, where the order can be read."""
     with open(int(sys.argv[1]), encoding="utf-8") as file:
         order = Order.from_json(file.read())
     work(order, os.getppid())

@@ -15,11 +15,11 @@ from contextvars import ContextVar
 from typing import Any
 
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launch.messages import send_message
-from accelerate_nb.launch.order import Order
-from accelerate_nb.launch.packing import memory_file
-from accelerate_nb.launch.sessions import kill_session
-from accelerate_nb.launch.supervisor import UNFIT
+from accelerate_nb.launching.messages import send_message
+from accelerate_nb.launching.order import Order
+from accelerate_nb.launching.packing import memory_file
+from accelerate_nb.launching.sessions import kill_session
+from accelerate_nb.launching.supervisor import UNFIT
 
 # What every supervisor has loaded: torch, what a worker shows things with, and the worker side of this package (by name:
 # the kernel side never imports it).
@@ -43,7 +43,7 @@ class SupervisorHandle:
             [
                 sys.executable,
                 "-m",
-                "accelerate_nb.launch.supervisor",
+                "accelerate_nb.launching.supervisor",
                 str(far.fileno()),
                 str(parent),
                 ",".join(self.loaded),

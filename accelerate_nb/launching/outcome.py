@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from accelerate_nb.events.model import Failure
-from accelerate_nb.launch.packing import read_entries, write_entries
-from accelerate_nb.launch.pickling import dump, load
-from accelerate_nb.launch.sources import Sources
-from accelerate_nb.launch.tracebacks import traceback_text
+from accelerate_nb.launching.packing import read_entries, write_entries
+from accelerate_nb.launching.pickling import dump, load
+from accelerate_nb.launching.sources import Sources
+from accelerate_nb.launching.tracebacks import traceback_text
 
 # What torch.distributed says on a rank whose peer has gone (gloo, NCCL, the store).
 _LOST = re.compile(

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from traceback import FrameSummary, TracebackException
 
-from accelerate_nb.launch.sources import Sources
+from accelerate_nb.launching.sources import Sources
 
 # The whole text has to leave room for what the notebook puts around it.
 _MOST_LINES = 26

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from accelerate_nb.launch.order import Order
+from accelerate_nb.launching.order import Order
 
 
 class Workers(Protocol):

@@ -7,10 +7,10 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from accelerate_nb.launch.engines.children import Children
-from accelerate_nb.launch.order import Order
-from accelerate_nb.launch.payload import Payload
-from accelerate_nb.launch.worker import work
+from accelerate_nb.launching.engines.children import Children
+from accelerate_nb.launching.order import Order
+from accelerate_nb.launching.payload import Payload
+from accelerate_nb.launching.worker import work
 
 
 class FromThisProcess:
