@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.ranks import run_on_ranks
 from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator
+from tests.ranks import run_on_ranks
 
 
 def gathered(length: int, batch: int, kind: str) -> list[Any]:

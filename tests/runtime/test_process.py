@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.ranks import run_on_ranks
 
 from accelerate_nb import Accelerator, PartialState
 from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
 from accelerate_nb.logging import get_logger
 from accelerate_nb.state import AcceleratorState, GradientState
+from tests.ranks import run_on_ranks
 
 
 def who_runs() -> list[str]:

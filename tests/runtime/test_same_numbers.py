@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.ranks import run_on_ranks
 
+from tests.ranks import run_on_ranks
 from tests.runtime.loops import Numbers, Recipe, train, train_by_hand
 
 RECIPES = [

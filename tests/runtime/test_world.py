@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.ranks import run_on_ranks
 
 from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.runtime.current import current_world, forget, is_joined
 from accelerate_nb.runtime.world import Meeting, Place, World, choose_device
+from tests.ranks import run_on_ranks
 
 
 def seen() -> tuple[int, int, int, int, str, str | None]:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.ranks import run_on_ranks
 from torch import nn
 from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.utils.dataclasses import ProjectConfiguration
+from tests.ranks import run_on_ranks
 from tests.runtime.loops import flat, net, samples
 
 
