@@ -178,7 +178,7 @@ def _started(function: Callable[..., Any], args: Iterable[Any], config: RunConfi
             f"A function is what a launcher runs, but {function!r} can't be called. "
             "Pass the function itself, without parentheses, and its arguments as args=(...)."
         )
-    front_end = PlainText(host(os.environ).screen(), config.launching.log_line_prefix_template)
+    front_end = PlainText(host(os.environ).screen, config.launching.log_line_prefix_template)
     return launching.launch(function, _as_arguments(args), config, front_end)
 
 

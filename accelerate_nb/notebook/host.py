@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ class Host:
 
     kind: Literal["jupyter", "ipython", "script"]
     service: Literal["colab", "kaggle"] | None
-    screen: type[Screen]
+    screen: Callable[[], Screen]
 
 
 def host(environment: Mapping[str, str]) -> Host:

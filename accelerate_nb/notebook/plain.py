@@ -31,7 +31,9 @@ class PlainText:
     A rank's line stands behind `[rank] `, or behind what `prefix_template` makes of `role_name`, `local_rank` and `rank`
     (`string.Template`, as in torchelastic). It writes only when it is called, so its text is in the cell that waits for the run.
 
-    >>> front_end = PlainText(Pipe())
+    Waiting for the same run again, in another cell perhaps, goes on where the last wait ended.
+
+    >>> front_end = PlainText(Pipe)
     >>> front_end.opened(view, folder, why="")
     >>> front_end.refresh()
     >>> front_end.closed()
@@ -39,13 +41,13 @@ class PlainText:
 
     def __init__(
         self,
-        screen: Screen,
+        new_screen: Callable[[], Screen],
         prefix_template: str | None = None,
         *,
-        interval: float = 0.2,
+        interval: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._screen = screen
+        self._new_screen = new_screen
         self._template = Template("[$rank] " if prefix_template is None else prefix_template)
         self._interval = interval
         self._clock = clock
@@ -53,18 +55,23 @@ class PlainText:
         self._view: RunView | None = None
         self._folder = Path()
         self._cursor = 0
-        self._written: Counter[int] = Counter()  # lines of each rank
-        self._lines_left = screen.bound.lines
-        self._size_left = screen.bound.size
-        self._displays_left = screen.bound.displays
+        self._accounted: Counter[int] = Counter()  # lines of each rank that were written, or said to be left out
+        self._seen_open: set[tuple[int, Stream]] = set()
+        self._begin_screen()
+
+    def _begin_screen(self) -> None:
+        self._screen = self._new_screen()
+        self._lines_left = self._screen.bound.lines
+        self._size_left = self._screen.bound.size
+        self._displays_left = self._screen.bound.displays
         self._is_full = False
         self._last_stream: Stream = "stdout"
-        self._seen_open: set[tuple[int, Stream]] = set()
 
     def opened(self, view: RunView, run_folder: Path, why: str) -> None:
-        """A run begins; `why` says how it is run."""
+        """Somebody waits for a run from now on; `why` says how it is run."""
         self._view = view
         self._folder = run_folder
+        self._begin_screen()
 
     def refresh(self) -> None:
         """Write what is new; called often, it does so a few times a second."""
@@ -93,7 +100,7 @@ class PlainText:
         lines: list[Line] = []
         for item in news.shown:
             if isinstance(item, LogLine):
-                self._written[item.rank] += self._add([item], lines)
+                self._accounted[item.rank] += self._add([item], lines)
             elif _is_text(item):
                 self._add(_lines_of(item), lines)
             else:
@@ -150,7 +157,7 @@ class PlainText:
         """The last lines of each rank of which not all were written."""
         room = self._screen.bound.tail_size // max(len(view.ranks), 1)
         for rank in view.ranks:
-            missing = view.line_count_of(rank) - self._written[rank]
+            missing = view.line_count_of(rank) - self._accounted[rank]
             tail = self._fitting(view.tail(rank, min(missing, self._screen.bound.tail_lines)), room)
             left_out = missing - len(tail)
             if left_out:
@@ -158,6 +165,7 @@ class PlainText:
                     0, Line("stdout", f"{self._label(rank)}... {left_out:,} lines are only in {self._folder} ...")
                 )
             self._screen.write(tail)
+            self._accounted[rank] += missing
 
     def _fitting(self, lines: tuple[LogLine, ...], room: int) -> list[Line]:
         """The newest of these lines that fit into the room, in bytes of a saved notebook."""

@@ -1,0 +1,151 @@
+"""The extension warms the supervisor, and tells it what the notebook uses."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import ModuleType
+
+import numpy as np
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from accelerate_nb.launching.engines import supervised
+from accelerate_nb.notebook.extension import (
+    is_useful,
+    load_ipython_extension,
+    modules_of,
+    unload_ipython_extension,
+)
+
+
+class Supervisor:
+    """What the supervisor was asked for."""
+
+    def __init__(self):
+        self.warmed = 0
+        self.cooled = 0
+        self.hinted = []
+
+    def warm(self):
+        self.warmed += 1
+
+    def cool(self):
+        self.cooled += 1
+
+    def hint(self, names):
+        self.hinted.append(list(names))
+
+
+@pytest.fixture
+def supervisor(monkeypatch):
+    asked = Supervisor()
+    for name in ("warm", "cool", "hint"):
+        monkeypatch.setattr(supervised, name, getattr(asked, name))
+    return asked
+
+
+@pytest.fixture
+def shell():
+    made = InteractiveShell()
+    yield made
+    made.atexit_operations()
+
+
+def test_loading_warms_the_supervisor_once_for_each_load(shell, supervisor):
+    load_ipython_extension(shell)
+    assert supervisor.warmed == 1
+
+
+def test_each_module_is_told_once_after_the_cell_that_names_it(shell, supervisor):
+    load_ipython_extension(shell)
+    supervisor.hinted.clear()
+    shell.run_cell("import yaml")
+    shell.run_cell("from packaging.version import Version, parse")
+    shell.run_cell("x = 1")
+    assert supervisor.hinted == [["yaml"], ["packaging.version"]]
+
+
+def test_what_was_imported_before_is_told_at_once(shell, supervisor):
+    shell.run_cell("import yaml")
+    load_ipython_extension(shell)
+    assert supervisor.hinted == [["yaml"]]
+
+
+def test_loaded_twice_it_watches_once(shell, supervisor):
+    load_ipython_extension(shell)
+    load_ipython_extension(shell)
+    supervisor.hinted.clear()
+    shell.run_cell("import yaml")
+    assert supervisor.hinted == [["yaml"]]
+
+
+def test_unloaded_it_watches_no_longer(shell, supervisor):
+    load_ipython_extension(shell)
+    unload_ipython_extension(shell)
+    supervisor.hinted.clear()
+    shell.run_cell("import yaml")
+    assert supervisor.hinted == []
+    assert supervisor.cooled == 1
+
+
+def test_unloading_what_was_not_loaded_is_quiet(shell, supervisor):
+    unload_ipython_extension(shell)
+    assert supervisor.cooled == 1
+
+
+def test_a_cell_that_failed_is_looked_at_too(shell, supervisor, capsys):
+    load_ipython_extension(shell)
+    supervisor.hinted.clear()
+    shell.run_cell("import yaml\nraise KeyError")
+    assert supervisor.hinted == [["yaml"]]
+
+
+def test_values_name_the_modules_that_they_come_from():
+    values = [np, np.array([1]), np.linalg.norm, ModuleType("mine"), 3, len, pytest.raises]
+    assert {"numpy", "mine", "builtins"} <= set(modules_of(values))
+
+
+class Lazy:
+    """An object that does something when it is looked at."""
+
+    @property
+    def __class__(self):
+        raise RuntimeError
+
+    def __getattr__(self, name):
+        raise RuntimeError
+
+
+def test_lazy_objects_are_left_alone():
+    assert list(modules_of([Lazy()])) == [__name__]
+
+
+def test_only_installed_modules_that_are_not_loaded_anyway_are_told(tmp_path, monkeypatch):
+    (tmp_path / "mine_own.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import mine_own  # noqa: F401
+
+    assert is_useful("yaml")
+    assert is_useful("numpy.linalg")
+    for name in (
+        "mine_own",
+        "json",
+        "sys",
+        "__main__",
+        "builtins",
+        "torch.nn",
+        "accelerate_nb.errors",
+        "no_such_module",
+    ):
+        assert not is_useful(name)
+    del sys.modules["mine_own"]
+
+
+def test_watching_costs_a_cell_nearly_nothing(shell, supervisor):
+    load_ipython_extension(shell)
+    shell.user_ns.update({f"name_{i}": i for i in range(5000)})
+    (watcher,) = [one for one in shell.events.callbacks["post_run_cell"] if "Watcher" in repr(type(one))]
+    begin = time.thread_time()
+    watcher()
+    assert time.thread_time() - begin < 0.05

@@ -1,0 +1,92 @@
+"""Where we are is found out without guessing."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from accelerate_nb.notebook import host as hosting
+from accelerate_nb.notebook.host import host
+from accelerate_nb.notebook.screens import Pipe
+
+REPORT = """
+import json, os
+from accelerate_nb.notebook.host import host
+here = host(os.environ)
+print(json.dumps([here.kind, here.service, here.screen.__name__]))
+"""
+
+
+def test_a_kernel_is_a_kernel():
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(REPORT)])
+    NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    assert json.loads(notebook.cells[0].outputs[0].text) == ["jupyter", None, "Cell"]
+
+
+def test_a_script_in_a_pipe_is_a_script():
+    done = subprocess.run([sys.executable, "-c", REPORT], capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout) == ["script", None, "Pipe"]
+
+
+def test_a_script_that_imported_ipython_is_still_a_script():
+    code = "import IPython\n" + REPORT
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout)[0] == "script"
+
+
+def test_ipython_in_a_terminal_is_ipython(tmp_path):
+    script = tmp_path / "script.ipy"
+    script.write_text(REPORT)
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "IPYTHONDIR": str(tmp_path), "TERM": "dumb"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "IPython", "--quick", str(script)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+    )
+    os.close(theirs)
+    received = b""
+    try:
+        while part := os.read(ours, 65536):
+            received += part
+    except OSError:  # Linux says so when the other side has closed
+        pass
+    os.close(ours)
+    assert process.wait(30) == 0
+    assert '["ipython", null, "Terminal"]' in received.decode()
+
+
+class Shell:
+    """The part of a notebook's shell that is looked at."""
+
+    kernel = object()
+
+
+def test_colab_is_known_by_its_shell(monkeypatch):
+    colab = type("Shell", (Shell,), {"__module__": "google.colab._shell"})
+    monkeypatch.setattr(hosting, "_shell", colab)
+    # credentials of Kaggle in the environment do not make a Kaggle of it
+    assert host({"KAGGLE_USERNAME": "me", "KAGGLE_KEY": "secret"}).service == "colab"
+
+
+@pytest.mark.parametrize(
+    ("environment", "service"),
+    [({"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}, "kaggle"), ({"KAGGLE_USERNAME": "me"}, None), ({}, None)],
+)
+def test_kaggle_is_known_by_its_run_type(monkeypatch, environment, service):
+    monkeypatch.setattr(hosting, "_shell", Shell)
+    assert host(environment).service == service
+
+
+def test_a_process_without_standard_output_is_no_terminal(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert host({}).screen is Pipe

@@ -1,0 +1,204 @@
+"""Plain text in a real kernel's cell, in a terminal, and in a pipe."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import textwrap
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+FEED = """
+from pathlib import Path
+from accelerate_nb.events.model import Display, LogLine
+from accelerate_nb.events.view import RunView
+from accelerate_nb.notebook.host import host
+from accelerate_nb.notebook.plain import PlainText
+import os
+
+def line(text, rank=0, stream="stdout", open=False):
+    return LogLine(rank, stream, text, 0.0, open)
+
+def start():
+    view = RunView(size=2)
+    front_end = PlainText(host(os.environ).screen, interval=0.0)
+    front_end.opened(view, Path("/runs/1"), "")
+    return view, front_end
+"""
+
+LINES = """
+view, front_end = start()
+view.apply(line("hello", 1)); view.apply(line("trouble", 0, "stderr")); view.apply(line("bye"))
+front_end.closed()
+"""
+
+BARS = """
+view, front_end = start()
+for percent in range(0, 100, 10):
+    view.apply(line(f"{percent}%", 0, "stderr", open=True)); view.apply(line(f"{percent}%", 1, "stderr", open=True))
+    front_end.refresh()
+#middle
+view.apply(line("100%", 0, "stderr")); view.apply(line("100%", 1, "stderr"))
+front_end.refresh()
+front_end.closed()
+"""
+
+RICH = """
+view, front_end = start()
+view.apply(Display(1, {"text/html": "<b>bold</b>", "text/plain": "bold",
+                       "application/vnd.jupyter.widget-view+json": {"model_id": "x"}}, {"isolated": True}, 0.0))
+front_end.closed()
+"""
+
+FLOOD = """
+view, front_end = start()
+for number in range(25_000):
+    for rank in range(4):
+        view.apply(line(f"step {number} loss 0.123456 " + "x" * 60, rank))
+    if number % 1000 == 0:
+        front_end.refresh()
+front_end.closed()
+"""
+
+CELLS = {
+    "lines": LINES,
+    "bars": BARS,
+    "unfinished": BARS.replace("#middle", "front_end.closed(); raise SystemExit"),
+    "rich": RICH,
+    "flood": FLOOD,
+}
+
+
+@pytest.fixture(scope="module")
+def outputs():
+    """The outputs of each cell, as a real kernel gives them."""
+    cells = [nbformat.v4.new_code_cell(source) for source in (FEED, *CELLS.values())]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(notebook, timeout=60, kernel_name="python3", allow_errors=True).execute()
+    return {name: cell.outputs for name, cell in zip(CELLS, notebook.cells[1:], strict=True)}
+
+
+def test_a_cell_shows_labelled_lines_on_their_streams_in_order(outputs):
+    assert [(one.name, one.text) for one in outputs["lines"]] == [
+        ("stdout", "[1] hello\n"),
+        ("stderr", "[0] trouble\n"),
+        ("stdout", "[0] bye\n"),
+    ]
+
+
+def test_a_cell_shows_progress_in_one_block_that_is_gone_in_the_end(outputs):
+    blocks = [one for one in outputs["bars"] if one.output_type == "display_data"]
+    streams = [one for one in outputs["bars"] if one.output_type == "stream"]
+    assert [block.data["text/plain"] for block in blocks] == [""]
+    assert [(one.name, one.text) for one in streams] == [("stderr", "[0] 100%\n[1] 100%\n")]
+
+
+def test_a_cell_keeps_the_last_progress_of_a_run_that_broke_off(outputs):
+    streams = [one.text for one in outputs["unfinished"] if one.output_type == "stream"]
+    assert streams[0] == "[0] 90%\n[1] 90%\n"
+
+
+def test_a_cell_shows_something_rich_without_its_widget(outputs):
+    label, rich = outputs["rich"]
+    assert label.text == "[1]\n"
+    assert rich.data == {"text/html": "<b>bold</b>", "text/plain": "bold"}
+    assert rich.metadata == {"isolated": True}
+
+
+def test_a_flood_stays_under_a_megabyte_with_its_beginning_and_its_end(outputs):
+    cell = nbformat.v4.new_code_cell(outputs=outputs["flood"])
+    saved = nbformat.writes(nbformat.v4.new_notebook(cells=[cell]))
+    assert len(saved.encode()) < 1_000_000
+    text = "".join(one.text for one in outputs["flood"])
+    assert text.startswith("[0] step 0 loss")
+    for rank in range(4):
+        assert f"[{rank}] step 24999 loss" in text
+    assert "/runs/1" in text
+
+
+def run_in_pipe(source):
+    return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=60)
+
+
+def test_a_pipe_gets_lines_on_their_streams():
+    done = run_in_pipe(FEED + LINES)
+    assert done.stdout == "[1] hello\n[0] bye\n"
+    assert done.stderr == "[0] trouble\n"
+
+
+def test_a_pipe_gets_progress_only_when_it_is_over():
+    done = run_in_pipe(FEED + BARS)
+    assert done.stdout == ""
+    assert done.stderr == "[0] 100%\n[1] 100%\n"
+
+
+def test_a_pipe_gets_every_line():
+    flood = FLOOD.replace("25_000", "6_000")
+    assert run_in_pipe(FEED + flood).stdout.count("\n") == 24_000
+
+
+def test_a_pipe_gets_the_text_of_something_rich():
+    assert run_in_pipe(FEED + RICH).stdout == "[1]\nbold\n"
+
+
+def run_in_terminal(source):
+    """What a terminal receives."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(source)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "COLUMNS": "20"},
+    )
+    os.close(theirs)
+    received = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # Linux says so when the other side has closed
+            break
+        if not part:
+            break
+        received += part
+    os.close(ours)
+    assert process.wait(30) == 0
+    return received.decode().replace("\r\n", "\n")
+
+
+def on_glass(received):
+    """The lines that stand on the terminal after all this, cursor movements done."""
+    lines = [""]
+    for part in received.replace("\x1b", "\n\x1b").split("\n"):
+        if part.startswith("\x1b[J"):
+            lines.append(part.removeprefix("\x1b[J"))
+        elif part.startswith("\x1b["):
+            up, _, rest = part.removeprefix("\x1b[").partition("A")
+            del lines[len(lines) - 1 - int(up) :]
+            assert rest == ""
+        else:
+            lines.append(part)
+    return [line for line in lines if line]
+
+
+def test_a_terminal_draws_progress_over():
+    received = run_in_terminal(FEED + BARS)
+    assert received.count("[0] 50%") == 1
+    assert on_glass(received) == ["[0] 100%", "[1] 100%"]
+
+
+def test_a_terminal_keeps_progress_below_the_lines():
+    middle = 'view.apply(line("news")); front_end.refresh(); print("<end>"); raise SystemExit'
+    received = run_in_terminal(FEED + BARS.replace("#middle", middle))
+    assert on_glass(received) == ["[0] news", "[0] 90%", "[1] 90%", "<end>"]
+
+
+def test_a_terminal_is_not_wrapped_by_long_progress():
+    source = (
+        'view, front_end = start()\nfor _ in range(2):\n    view.apply(line("x" * 100, open=True)); front_end.refresh()'
+    )
+    assert on_glass(run_in_terminal(FEED + source)) == ["[0] " + "x" * 15]
