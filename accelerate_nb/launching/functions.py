@@ -123,7 +123,7 @@ def _environ(config: RunConfig, choice: Choice) -> dict[str, str]:
     said = {name: value for name, value in defaults.items() if name not in os.environ}
     # Accelerate's own Accelerator connects ranks on the CPU only where this says so
     on_cpu = {"ACCELERATE_USE_CPU": "true"} if choice.cpu else {}
-    return {**said, **on_cpu, **config.environ()}
+    return {**said, **config.environ(), **on_cpu}
 
 
 def _threads(choice: Choice) -> int:
