@@ -14,6 +14,7 @@ from accelerate_nb.errors import NotYetError, StateError
 from accelerate_nb.runtime.accumulation import GradientState
 from accelerate_nb.runtime.data.sampling import SeedableRandomSampler, get_sampler, index_source
 from accelerate_nb.runtime.data.sharding import IterableDatasetShard, with_last
+from accelerate_nb.runtime.kinds import named
 from accelerate_nb.runtime.operations.nested import send_to_device
 from accelerate_nb.runtime.seeds import synchronize_rng_states
 
@@ -54,8 +55,7 @@ class Indices:
         return self
 
     def __next__(self) -> Any:
-        if not self._begun:
-            self.take_first()
+        self.begin()
         if self.exhausted:
             raise StopIteration
         index = self._held.pop()
@@ -63,10 +63,11 @@ class Indices:
         self.given += 1
         return index
 
-    def take_first(self) -> None:
-        """Ask the sampler for its first index, which is when samplers draw their order."""
-        self._begun = True
-        self._take()
+    def begin(self) -> None:
+        """Ask the sampler for its first index, unless that has happened: it is when samplers draw their order."""
+        if not self._begun:
+            self._begun = True
+            self._take()
 
     def _take(self) -> None:
         for index in self._source:
@@ -98,12 +99,13 @@ class Course:
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.batches = 0
+        self.at_end = False
         self.start: dict[str, Any] | None = None
         self.pending: dict[str, Any] | None = None
 
     def begin(self, batches: int, start: dict[str, Any]) -> None:
         """An epoch begins, after its first `batches`; `start` holds the random states that it began with."""
-        self.batches, self.start = batches, start
+        self.batches, self.at_end, self.start = batches, False, start
 
     def end(self) -> None:
         """The epoch is over, in whatever way; the next one is a new one."""
@@ -167,7 +169,7 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own class of iterators
         pending = self._take_pending()
-        self._synchronize()
+        self._synchronize(resumed=bool(pending))
         start = self._states()
         skip = self.skip_batches or pending.get("batches", 0)
         self.begin()
@@ -183,8 +185,12 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):
         """This process's batches after the first `skip`, with the order drawn from `random` where it is given."""
         raise NotImplementedError
 
-    def _synchronize(self) -> None:
-        """Make the random states equal on all processes where an order depends on them."""
+    def _synchronize(self, *, resumed: bool) -> None:
+        """Make random states equal on all processes at an epoch's beginning, or what its order depends on if it is resumed."""
+
+    def _ends(self) -> None:
+        """The batch that follows is the last."""
+        self.end_of_dataloader = self._course.at_end = True
 
     def begin(self) -> None:
         super().begin()
@@ -208,8 +214,9 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):
         self.iteration = epoch
         source = index_source(self)
         inner = getattr(source, "batch_sampler", None)
-        for told in (source, getattr(source, "sampler", None), inner, self.dataset):
-            if hasattr(told, "set_epoch"):
+        found = (source, getattr(source, "sampler", None), inner, self.sampler, self.dataset)
+        for told in {id(each): each for each in found}.values():
+            if told is not None and hasattr(told, "set_epoch"):
                 told.set_epoch(epoch)
 
     def position(self) -> dict[str, Any]:
@@ -221,10 +228,10 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):
         course = self._course
         if course.pending is not None:
             return course.pending
-        if course.start is None or self.end_of_dataloader:
-            ended = course.start is not None
-            here = {"epoch": course.epoch + ended, "batches": 0, "stride": self.stride}
-            return here | {"generators": self._states()["generators"]}
+        if course.start is None or course.at_end:
+            following = course.epoch + (course.start is not None)
+            generators = self._states()["generators"]
+            return {"epoch": following, "batches": 0, "stride": self.stride, "generators": generators}
         return {"epoch": course.epoch, "batches": course.batches, "stride": self.stride, **course.start}
 
     def resume(self, position: dict[str, Any]) -> None:
@@ -274,7 +281,7 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):
 
     def _generators(self) -> dict[str, torch.Generator]:
         """The generators on which the order of samples depends, besides torch's own."""
-        sampler = get_sampler(self)
+        sampler = self.sampler if get_sampler(self) is None else get_sampler(self)
         # the order of a seedable sampler depends on the epoch alone
         own = None if isinstance(sampler, SeedableRandomSampler) else getattr(sampler, "generator", None)
         found = {
@@ -339,9 +346,9 @@ class DataLoaderShard(PreparedLoader):
         self.rng_types = rng_types
         self.synchronized_generator = synchronized_generator
 
-    def _synchronize(self) -> None:
-        if self.rng_types:
-            synchronize_rng_states(self.rng_types, self.synchronized_generator)
+    def _synchronize(self, *, resumed: bool) -> None:
+        wanted = [each for each in self.rng_types or () if not resumed or named(each) == "generator"]
+        synchronize_rng_states(wanted, self.synchronized_generator)
 
     def _batches(self, skip: int, random: torch.Tensor | None) -> Iterator[Any]:
         with drawn_from(random):
@@ -360,28 +367,27 @@ class DataLoaderShard(PreparedLoader):
             return batches
         self._source.skip = skip
         batches = super(PreparedLoader, self).__iter__()
-        if self._source.current.given == 0:
-            self._source.current.take_first()
+        self._source.current.begin()
         return batches
 
     def _counted(self, batches: Iterator[Any], indices: Indices) -> Iterator[Any]:
         course, device, non_blocking = self._course, self.device, self._non_blocking
-        count = 0
-        for batch in batches:
-            count += 1
+        for count, batch in enumerate(batches, 1):
             course.batches += 1
             if indices.exhausted and count == indices.given:
-                self.end_of_dataloader = True
+                self._ends()
             yield batch if device is None else send_to_device(batch, device, non_blocking)
 
     def _one_ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
         """An iterable data set does not say that it is at its end before it is asked for more."""
         moved = (
-            batch if self.device is None else send_to_device(batch, self.device, self._non_blocking) for batch in batches
+            batch if self.device is None else send_to_device(batch, self.device, self._non_blocking)
+            for batch in batches
         )
         for batch, is_last in with_last(moved):
             self._course.batches += 1
-            self.end_of_dataloader = is_last
+            if is_last:
+                self._ends()
             yield batch
 
     @property
@@ -411,10 +417,18 @@ class DataLoaderShard(PreparedLoader):
         size = self._step_size()
         if self._drop_last or size is None:
             return -1
-        counted = get_sampler(self)
-        if not hasattr(counted, "__len__"):
-            counted = self.dataset.dataset if isinstance(self.dataset, IterableDatasetShard) else self.dataset
-        return len(counted) % size if hasattr(counted, "__len__") else -1
+        whole = self.dataset.dataset if isinstance(self.dataset, IterableDatasetShard) else self.dataset
+        length = length_of(get_sampler(self))
+        length = length_of(whole) if length is None else length
+        return -1 if length is None else length % size
+
+
+def length_of(sized: Any) -> int | None:
+    """How many there are; `None` where that is not known."""
+    try:
+        return len(sized)
+    except (TypeError, NotImplementedError):  # what torch says of data sets and samplers without a length
+        return None
 
 
 @contextmanager

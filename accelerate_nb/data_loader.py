@@ -1,0 +1,21 @@
+"""The door `accelerate.data_loader`: prepared loaders under Hugging Face's module name."""
+
+from accelerate_nb.runtime.data.dispatching import DataLoaderDispatcher as DataLoaderDispatcher
+from accelerate_nb.runtime.data.loading import prepare_data_loader as prepare_data_loader
+from accelerate_nb.runtime.data.reading import (
+    DataLoaderShard as DataLoaderShard,
+    DataLoaderStateMixin as DataLoaderStateMixin,
+)
+from accelerate_nb.runtime.data.sampling import (
+    SeedableRandomSampler as SeedableRandomSampler,
+    get_sampler as get_sampler,
+)
+from accelerate_nb.runtime.data.sharding import (
+    BatchSamplerShard as BatchSamplerShard,
+    IterableDatasetShard as IterableDatasetShard,
+)
+from accelerate_nb.runtime.data.skipping import (
+    SkipBatchSampler as SkipBatchSampler,
+    SkipDataLoader as SkipDataLoader,
+    skip_first_batches as skip_first_batches,
+)

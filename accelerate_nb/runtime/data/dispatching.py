@@ -1,0 +1,181 @@
+"""A loader that only the main process reads: each batch is sent to all processes, which take their parts of it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe
+
+from accelerate_nb.errors import OperationError
+from accelerate_nb.runtime.current import current_world
+from accelerate_nb.runtime.data.parcel import Parcel, Post
+from accelerate_nb.runtime.data.reading import PreparedLoader, drawn_from
+from accelerate_nb.runtime.data.sampling import drawn_seed
+from accelerate_nb.runtime.data.sharding import in_rounds, with_last
+from accelerate_nb.runtime.operations.nested import concatenate, find_batch_size, send_to_device, slice_tensors
+from accelerate_nb.runtime.world import World
+
+
+class DataLoaderDispatcher(PreparedLoader):
+    """
+    A loader that only the main process reads.
+
+    One batch, with `split_batches`, or as many as there are processes are joined, sent to all, and cut into equal parts by
+    `slice_fn`. Where the last doesn't divide, samples of the first fill it up, unless `_drop_last`.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        split_batches: bool = False,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        _drop_last: bool = False,
+        _non_blocking: bool = False,
+        slice_fn: Callable[..., Any] | None = None,
+        torch_device_mesh: Any = None,
+        iteration: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            dataset,
+            skip_batches=skip_batches,
+            use_stateful_dataloader=use_stateful_dataloader,
+            _drop_last=_drop_last,
+            _non_blocking=_non_blocking,
+            torch_device_mesh=torch_device_mesh,
+            iteration=iteration,
+            **kwargs,
+        )
+        self.split_batches = split_batches
+        self.slice_fn = slice_tensors if slice_fn is None else slice_fn
+
+    @property
+    def stride(self) -> int:
+        return 1 if self.split_batches else current_world().size
+
+    def __len__(self) -> int:
+        whole = super(PreparedLoader, self).__len__() / self.stride
+        return max(0, (math.floor(whole) if self._drop_last else math.ceil(whole)) - self.skip_batches)
+
+    @property
+    def total_batch_size(self) -> int:
+        """How many samples all processes together take in a step."""
+        size = self.batch_size if self.batch_sampler is None else self.batch_sampler.batch_size  # type: ignore[attr-defined]
+        return int(size or 1) * self.stride
+
+    def _batches(self, skip: int, random: torch.Tensor | None) -> Iterator[Any]:
+        world = current_world()
+        with drawn_from(random):
+            parcels = self._parcels(world)
+            first = next(parcels, None)
+            filling = None if first is None else self._slice(first.batch, 0, world.size, world)
+            # what is skipped is read, since the last batch may need samples of the first
+            waiting = _after(first, parcels, skip)
+        for parcel in waiting:
+            self._course.batches += 1
+            yield self._share(parcel, filling, world)
+
+    def _share(self, parcel: Parcel, filling: Any, world: World) -> Any:
+        """This process's part of a batch."""
+        batch = parcel.batch
+        observed = find_batch_size(batch)
+        size, left = divmod(observed, world.size)
+        if parcel.is_last:
+            self._ends()
+            self.remainder = observed
+        if left and parcel.is_last and not self._drop_last:
+            size += 1
+            rounds = -(-(size * world.size - observed) // find_batch_size(filling))
+            batch = concatenate([batch, *[filling] * rounds])
+        elif left:
+            _warn_of_samples_left_out(left, observed, world)
+        return self._slice(batch, world.rank * size, (world.rank + 1) * size, world)
+
+    def _slice(self, batch: Any, start: int, stop: int, world: World) -> Any:
+        return self.slice_fn(batch, slice(start, stop), process_index=world.rank, num_processes=world.size)
+
+    def _parcels(self, world: World) -> Iterator[Parcel]:
+        """Every batch for all processes, on every process."""
+        if world.size == 1:
+            yield from self._read(world)
+            return
+        post = Post(world)
+        yield from self._sent(post, world) if world.is_main else self._received(post)
+
+    def _sent(self, post: Post, world: World) -> Iterator[Parcel]:
+        parcels = self._read(world)
+        while True:
+            try:
+                parcel = next(parcels, None)
+                post.send(parcel)
+            except Exception as error:
+                post.fail(f"{type(error).__name__}: {error}")
+                raise
+            if parcel is None:
+                return
+            yield parcel
+            if parcel.is_last:
+                return
+
+    def _received(self, post: Post) -> Iterator[Parcel]:
+        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
+            super(PreparedLoader, self).__iter__()  # data pipes agree on a seed when iteration begins
+        else:
+            drawn_seed()  # torch's loader draws one for its workers on the main process: generators stay in step
+        while (parcel := post.receive()) is not None:
+            yield parcel
+            if parcel.is_last:
+                return
+
+    def _read(self, world: World) -> Iterator[Parcel]:
+        """The main process's batches on its device, each with whether it is the last."""
+        for batch, is_last in with_last(self._joined(super(PreparedLoader, self).__iter__(), world)):
+            yield Parcel(send_to_device(batch, world.device, self._non_blocking), is_last)
+
+    def _joined(self, batches: Iterator[Any], world: World) -> Iterator[Any]:
+        if self.split_batches:
+            yield from batches
+            return
+        for round_ in in_rounds(batches, world.size):
+            if len(round_) == world.size or not self._drop_last:
+                yield _as_one(round_)
+
+
+def _after(first: Parcel | None, others: Iterator[Parcel], skip: int) -> Iterator[Parcel]:
+    if first is None:
+        return iter(())
+    if skip == 0:
+        return _chained(first, others)
+    for _ in islice(others, skip - 1):
+        pass
+    return others
+
+
+def _chained(first: Parcel, others: Iterator[Parcel]) -> Iterator[Parcel]:
+    yield first
+    yield from others
+
+
+def _as_one(batches: list[Any]) -> Any:
+    try:
+        return concatenate(batches, dim=0)
+    except RuntimeError as error:
+        raise OperationError(
+            "A loader whose batches the main process dispatches needs batches of one shape, but could not join "
+            f"{len(batches)} of them: {error}. Pass dispatch_batches=False, so that each process fetches its own, or "
+            "split_batches=True, so that each batch is cut into parts."
+        ) from error
+
+
+def _warn_of_samples_left_out(left: int, observed: int, world: World) -> None:
+    warnings.warn(
+        f"{left} of {observed} samples in a dispatched batch were left out, since they don't divide among {world.size} "
+        "processes. Use batches whose size is a multiple of that.",
+        stacklevel=2,
+    )

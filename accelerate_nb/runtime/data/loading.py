@@ -1,0 +1,192 @@
+"""How a torch loader becomes one of a process among others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+
+from accelerate_nb.errors import ConfigurationError, NotYetError
+from accelerate_nb.runtime.current import current_world
+from accelerate_nb.runtime.data.copying import loader_arguments
+from accelerate_nb.runtime.data.dispatching import DataLoaderDispatcher
+from accelerate_nb.runtime.data.reading import DataLoaderShard
+from accelerate_nb.runtime.data.sampling import (
+    SeedableRandomSampler,
+    drawn_seed,
+    get_sampler,
+    index_source,
+    new_generator,
+)
+from accelerate_nb.runtime.data.sharding import BatchSamplerShard, IterableDatasetShard, check_divides
+from accelerate_nb.runtime.kinds import RNGType, named
+
+
+def prepare_data_loader(
+    dataloader: DataLoader[Any],
+    device: torch.device | None = None,
+    num_processes: int | None = None,
+    process_index: int | None = None,
+    split_batches: bool = False,
+    put_on_device: bool = False,
+    rng_types: Iterable[str | RNGType] | None = None,
+    dispatch_batches: bool | None = None,
+    even_batches: bool = True,
+    slice_fn_for_dispatch: Callable[..., Any] | None = None,
+    use_seedable_sampler: bool = False,
+    data_seed: int | None = None,
+    non_blocking: bool = False,
+    use_stateful_dataloader: bool = False,
+    torch_device_mesh: Any = None,
+) -> DataLoader[Any]:
+    """
+    A loader of the same data that gives this process its part of every epoch, on `device` with `put_on_device`.
+
+    Each process reads its own batches: every `num_processes`-th, or its part of each with `split_batches`. With
+    `dispatch_batches`, which iterable data sets default to, the main process reads for all. What does not divide is filled up
+    with samples from the beginning (`even_batches`), unless the loader has `drop_last`. `rng_types` are the generators that
+    are made equal when an epoch begins.
+
+    >>> loader = prepare_data_loader(DataLoader(range(5), batch_size=2), num_processes=2, process_index=1)
+    >>> list(loader)
+    [tensor([2, 3]), tensor([0, 1])]
+    """
+    if torch_device_mesh is not None:
+        raise NotYetError("prepare_data_loader(torch_device_mesh=...) is not offered here yet. Leave it out.")
+    iterable = isinstance(dataloader.dataset, IterableDataset)
+    dispatch = put_on_device and iterable if dispatch_batches is None else dispatch_batches
+    if dispatch and not put_on_device:
+        raise ConfigurationError("Using `dispatch_batches=True` requires `put_on_device=True`. Pass both, or neither.")
+    world = current_world() if num_processes is None or process_index is None or dispatch else None
+    processes = world.size if num_processes is None and world is not None else num_processes or 1
+    index = world.rank if process_index is None and world is not None else process_index or 0
+    if split_batches:
+        check_divides(_batch_size(dataloader), processes)
+
+    sampler = get_sampler(dataloader)
+    seedable = _seedable(sampler, data_seed) if use_seedable_sampler and isinstance(sampler, RandomSampler) else None
+    options: dict[str, Any] = {
+        **loader_arguments(dataloader),
+        "use_stateful_dataloader": use_stateful_dataloader,
+        "_drop_last": dataloader.drop_last,
+        "_non_blocking": non_blocking,
+    }
+    prepared: DataLoaderDispatcher | DataLoaderShard
+    if dispatch:
+        del options["generator"]
+        prepared = DataLoaderDispatcher(
+            dataloader.dataset,
+            split_batches=split_batches,
+            slice_fn=slice_fn_for_dispatch,
+            **_order(dataloader),
+            **options,
+        )
+    else:
+        share = _Share(processes, index, split_batches=split_batches, even_batches=even_batches)
+        dataset, order = share.of_data(dataloader) if iterable else (dataloader.dataset, share.of_order(dataloader))
+        generator = share.synchronized_generator(dataloader, sampler, seedable=seedable is not None)
+        prepared = DataLoaderShard(
+            dataset,
+            device=device if put_on_device else None,
+            rng_types=_with_reason(rng_types, generator),
+            synchronized_generator=generator,
+            **order,
+            **options,
+        )
+    if seedable is not None:
+        prepared.set_sampler(seedable)
+    return prepared
+
+
+class _Share:
+    """What one process reads of a loader that every process reads."""
+
+    def __init__(self, processes: int, index: int, *, split_batches: bool, even_batches: bool) -> None:
+        self.processes = processes
+        self.index = index
+        self.split_batches = split_batches
+        self.even_batches = even_batches
+
+    def of_order(self, dataloader: DataLoader[Any]) -> dict[str, Any]:
+        """The arguments that say in which order a share of a data set with indices is read."""
+        order = _order(dataloader)
+        if self.processes == 1:
+            return order
+        name = "batch_sampler" if "batch_sampler" in order else "sampler"
+        return {
+            **order,
+            name: BatchSamplerShard(order[name], self.processes, self.index, self.split_batches, self.even_batches),
+        }
+
+    def of_data(self, dataloader: DataLoader[Any]) -> tuple[Any, dict[str, Any]]:
+        """A share of an iterable data set, with the arguments that say how it is cut into batches."""
+        dataset: Any = dataloader.dataset
+        size = dataloader.batch_size
+        order = _order(dataloader)
+        if self.processes == 1:
+            return dataset, order
+        if not self.split_batches and _parts(dataset) >= self.processes:
+            return dataset.shard(num_shards=self.processes, index=self.index), order
+        shard = IterableDatasetShard(
+            dataset, size, dataloader.drop_last, self.processes, self.index, self.split_batches
+        )
+        if self.split_batches and size is not None:
+            order["batch_size"] = size // self.processes
+        return shard, order
+
+    def synchronized_generator(self, dataloader: DataLoader[Any], sampler: Any, *, seedable: bool) -> Any:
+        """The generator that has to be equal on all processes, if there is one."""
+        if self.processes == 1:
+            return None
+        dataset: Any = dataloader.dataset
+        if isinstance(dataset, IterableDataset):
+            sharded_by_itself = not self.split_batches and _parts(dataset) >= self.processes
+            return None if sharded_by_itself else getattr(dataset, "generator", None)
+        sampler = dataloader.sampler if sampler is None else sampler
+        if seedable or not hasattr(sampler, "generator"):
+            return None
+        if sampler.generator is None:
+            # drawn here, from torch's global generator, whatever is drawn later depends on the same seed on every process
+            sampler.generator = new_generator()
+            sampler.generator.manual_seed(drawn_seed())
+        return sampler.generator
+
+
+def _order(dataloader: DataLoader[Any]) -> dict[str, Any]:
+    """The arguments that say in which order a loader reads, and how large its batches are."""
+    if isinstance(dataloader.dataset, IterableDataset):
+        return {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}
+    if dataloader.batch_sampler is None:
+        return {"sampler": dataloader.sampler, "batch_size": None}
+    return {"batch_sampler": dataloader.batch_sampler}
+
+
+def _batch_size(dataloader: DataLoader[Any]) -> int | None:
+    if dataloader.batch_size is not None:
+        return dataloader.batch_size
+    size: int | None = getattr(index_source(dataloader), "batch_size", None)
+    return size
+
+
+def _seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRandomSampler:
+    return SeedableRandomSampler(
+        data_source=sampler.data_source,
+        replacement=sampler.replacement,
+        num_samples=sampler._num_samples,
+        generator=sampler.generator,
+        data_seed=data_seed,
+    )
+
+
+def _parts(dataset: Any) -> int:
+    """In how many parts a data set can be read; 0 where it can't be told to read one of them."""
+    return int(getattr(dataset, "n_shards", 0)) if hasattr(dataset, "shard") else 0
+
+
+def _with_reason(rng_types: Iterable[str | RNGType] | None, generator: Any) -> list[str | RNGType] | None:
+    """The generators to synchronise, without one that isn't there."""
+    if rng_types is None:
+        return None
+    return [each for each in rng_types if generator is not None or named(each) != "generator"]

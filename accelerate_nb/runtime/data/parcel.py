@@ -1,0 +1,129 @@
+"""How batches travel from the main process to the others: one row of bytes each, which the others know how to read."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from accelerate_nb.errors import DataError, OperationError
+from accelerate_nb.runtime.operations.exchange import as_bytes, places
+from accelerate_nb.runtime.operations.nested import get_data_structure, is_tensor_information, leaves_of, with_leaves
+from accelerate_nb.runtime.world import World
+
+_HEAD = 32
+
+
+class Kind(IntEnum):
+    """What a parcel holds."""
+
+    SAME = 0  # a batch of the structure that the last one had, inside the frame
+    NEW = 1  # a batch of another structure: a second row follows
+    END = 2  # nothing: the data are at their end
+    FAILED = 3  # why the main process could not read on: a second row follows
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A batch for all processes, and whether it is the last."""
+
+    batch: Any
+    is_last: bool
+
+
+class Post:
+    """
+    The way of one epoch's batches from the main process to all.
+
+    Each parcel is one broadcast, of a frame that is as large as the last batch was: most batches look like the one before.
+    Only a batch of another structure needs a second one.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._structure = b""
+        self._room = 0
+
+    def send(self, parcel: Parcel | None) -> None:
+        """Send a batch, or with `None` say that there is none; called by the main process."""
+        if parcel is None:
+            self._send_frame(Kind.END)
+            return
+        leaves = [_as_tensor(leaf) for leaf in leaves_of(parcel.batch)]
+        structure = pickle.dumps(get_data_structure(parcel.batch))
+        parts = [as_bytes(leaf) for leaf in leaves]
+        if structure == self._structure:
+            self._send_frame(Kind.SAME, parcel.is_last, parts)
+            return
+        told = torch.frombuffer(bytearray(structure), dtype=torch.uint8)
+        self._send_frame(Kind.NEW, parcel.is_last, second=(told.numel(), places([told, *parts])[1]))
+        self._broadcast(self._row([told, *parts]))
+        self._structure, self._room = structure, places(parts)[1]
+
+    def fail(self, reason: str) -> None:
+        """Tell the others why nothing will come; called by the main process."""
+        text = torch.frombuffer(bytearray(reason.encode()), dtype=torch.uint8)
+        self._send_frame(Kind.FAILED, second=(text.numel(), text.numel()))
+        self._broadcast(text.to(self.world.device))
+
+    def receive(self) -> Parcel | None:
+        """What the main process sent; `OperationError` if it failed; called by the others."""
+        frame = torch.empty(_HEAD + self._room, dtype=torch.uint8, device=self.world.device)
+        self._broadcast(frame)
+        kind, is_last, told, length = frame[:_HEAD].cpu().view(torch.int64).tolist()
+        if kind == Kind.SAME:
+            return Parcel(self._opened(frame[_HEAD:]), bool(is_last))
+        if kind == Kind.END:
+            return None
+        second = torch.empty(length, dtype=torch.uint8, device=self.world.device)
+        self._broadcast(second)
+        told_bytes = bytes(second[:told].cpu().numpy().tobytes())
+        if kind == Kind.FAILED:
+            raise OperationError(f"The main process could not read the next batch: {told_bytes.decode()}")
+        row = second[places([second[:told]])[1] :]
+        self._structure, self._room = told_bytes, row.numel()
+        return Parcel(self._opened(row), bool(is_last))
+
+    def _send_frame(
+        self, kind: Kind, is_last: bool = False, parts: list[Tensor] | None = None, second: tuple[int, int] = (0, 0)
+    ) -> None:
+        head = torch.tensor([kind, is_last, *second], dtype=torch.int64).view(torch.uint8)
+        frame = self._row([head, *(parts or [])])
+        if frame.numel() < _HEAD + self._room:
+            frame = torch.cat([frame, frame.new_zeros(_HEAD + self._room - frame.numel())])
+        self._broadcast(frame)
+
+    def _row(self, parts: list[Tensor]) -> Tensor:
+        spots, length = places(parts)
+        row = torch.empty(length, dtype=torch.uint8, device=self.world.device)
+        for spot, part in zip(spots, parts, strict=True):
+            row[spot : spot + part.numel()] = part
+        return row
+
+    def _opened(self, row: Tensor) -> Any:
+        structure = pickle.loads(self._structure)
+        leaves = []
+        start = 0
+        for told in leaves_of(structure):
+            assert is_tensor_information(told)
+            part = row[start : start + told.shape.numel() * told.dtype.itemsize]
+            leaves.append(part.view(told.dtype).view(told.shape))
+            start += places([part])[1]
+        return with_leaves(structure, iter(leaves))
+
+    def _broadcast(self, row: Tensor) -> None:
+        dist.broadcast(row, src=0)
+
+
+def _as_tensor(leaf: Any) -> Tensor:
+    if not isinstance(leaf, Tensor):
+        raise DataError(
+            f"A batch with a {type(leaf).__name__} in it can't be dispatched: only tensors travel to the other processes. "
+            "Leave it out of the batch, or pass dispatch_batches=False."
+        )
+    return leaf
