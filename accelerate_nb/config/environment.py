@@ -72,3 +72,8 @@ def saying(values: Mapping[str, str], environment: MutableMapping[str, str]) -> 
 def asks_for_tpu(environment: Mapping[str, str]) -> bool:
     """Whether the environment is one that a TPU's notebook service prepared."""
     return environment.get("PJRT_DEVICE") == "TPU" or "TPU_NAME" in environment
+
+
+def warms_early(environment: Mapping[str, str]) -> bool:
+    """Whether a notebook that names a launcher may start its supervisor at once; `ACCELERATE_NB_WARM=0` says no."""
+    return environment.get("ACCELERATE_NB_WARM", "1").lower() not in {"0", "false", "no", "off"}

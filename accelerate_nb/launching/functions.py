@@ -38,6 +38,7 @@ def launch(function: Callable[..., Any], args: Sequence[Any], config: RunConfig,
 
     Raises `LaunchError` or `PayloadError` before anything has started.
     """
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
     wish = config.launching
     choice = choose(wish, probe(), can_fork=hasattr(os, "fork"))
     call = Call(function, tuple(args))
@@ -61,6 +62,7 @@ def launch(function: Callable[..., Any], args: Sequence[Any], config: RunConfig,
 
 def _payload(call: Call, choice: Choice, *, asked: bool) -> tuple[Payload, Choice]:
     """What the workers run; where it can only be inherited and nothing else was asked for, they are forked from here."""
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
     if choice.start == "fork":
         return Inherited(call, sources_here()), choice
     try:

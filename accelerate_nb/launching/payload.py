@@ -118,6 +118,7 @@ def pack(call: Call) -> Packed:
 
     Raises `PayloadError`, which names the variable that can't travel, its type and what captures it.
     """
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
     sources = sources_here()
     with collecting() as collector:
         try:

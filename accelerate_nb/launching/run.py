@@ -136,6 +136,7 @@ class Run:
         `TimeoutError` where only this wait's `timeout` (seconds) was, and `KeyboardInterrupt` after the workers have
         been ended because of one.
         """
+        __tracebackhide__ = True  # IPython shows the person's own frames alone
         deadline = None if timeout is None else time.monotonic() + timeout
         interrupted = self._show_until(deadline)
         if interrupted:

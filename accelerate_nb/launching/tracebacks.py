@@ -25,15 +25,21 @@ def traceback_text(error: BaseException, sources: Sources) -> str:
 def frames_text(frames: Sequence[FrameSummary], sources: Sources) -> list[str]:
     """Frames as lines of text: the person's with their source, others folded, but the last one is always named."""
     lines: list[str] = []
-    shown = [frame for frame in frames if not frame.filename.startswith(_OUR_OWN)]
-    for foreign, group in groupby(shown, key=_is_installed):
+    for foreign, group in groupby(_below_ours(frames), key=_is_installed):
         run = list(group)
         if foreign and len(run) > 1:
-            lines.append(f"  … {len(run) - 1} frames in {_packages(run)}")
-            run = run[-1:]
+            *folded, last = run
+            lines.append(f"  … {len(folded)} frame{'s' if len(folded) > 1 else ''} in {_packages(folded)}")
+            run = [last]
         for frame in run:
             lines += _frame(frame, sources)
     return lines
+
+
+def _below_ours(frames: Sequence[FrameSummary]) -> Sequence[FrameSummary]:
+    """What the worker called: how the worker came to run is nothing that a person asked for."""
+    ours = [index for index, frame in enumerate(frames) if frame.filename.startswith(_OUR_OWN)]
+    return frames[ours[-1] + 1 :] if ours else frames
 
 
 def _chain(error: TracebackException) -> Iterator[TracebackException]:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from accelerate_nb.config import files
-from accelerate_nb.config.environment import already_launched, asks_for_tpu, saying
+from accelerate_nb.config.environment import already_launched, asks_for_tpu, saying, warms_early
 from accelerate_nb.config.fields import settings as settings_of, unsaid
 from accelerate_nb.config.run import RunConfig, resolve
 from accelerate_nb.config.training import Training
 from accelerate_nb.errors import ConfigurationError, LaunchError, NotYetError
 from accelerate_nb.launching import functions as launching
+from accelerate_nb.launching.engines.supervised import warm
 from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.host import host
 from accelerate_nb.notebook.plain import PlainText
@@ -78,6 +79,7 @@ def notebook_launcher(
     >>> notebook_launcher(train, args=(3,), num_processes=2, mixed_precision="bf16")
     2
     """
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
     said = {
         "num_processes": num_processes,
         "mixed_precision": mixed_precision,
@@ -112,6 +114,7 @@ def debug_launcher(function: Callable[..., Any], args: Iterable[Any] = (), num_p
 
     >>> debug_launcher(train, args=(3,))
     """
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
     config = resolve({"num_processes": num_processes, "cpu": True, "mixed_precision": "no"}, {})
     _refuse_in_a_worker()
     return _started(function, args, config).wait()
@@ -135,6 +138,7 @@ def launch(
     >>> run.wait()
     [2, 2]
     """
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
     config = _resolved(settings, config_file)
     _refuse_in_a_worker()
     return _started(partial(function, **kwargs) if kwargs else function, args, config)
@@ -142,6 +146,7 @@ def launch(
 
 def _resolved(said: Mapping[str, Any], config_file: str | Path | None) -> RunConfig:
     """What was said here, in the environment and in a file, as one wish."""
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
     path = files.find(os.environ, config_file)
     config = resolve(said, os.environ, files.read(path) if path is not None else None)
     if asks_for_tpu(os.environ) and not config.launching.cpu:
@@ -165,6 +170,7 @@ def _called(function: Callable[..., Any], args: Iterable[Any], config: RunConfig
 
 
 def _refuse_in_a_worker() -> None:
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
     if already_launched(os.environ):
         raise LaunchError(
             f"A launch was asked for inside rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, which a launcher started "
@@ -173,6 +179,7 @@ def _refuse_in_a_worker() -> None:
 
 
 def _started(function: Callable[..., Any], args: Iterable[Any], config: RunConfig) -> Run:
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
     if not callable(function):
         raise ConfigurationError(
             f"A function is what a launcher runs, but {function!r} can't be called. "
@@ -184,8 +191,18 @@ def _started(function: Callable[..., Any], args: Iterable[Any], config: RunConfi
 
 def _as_arguments(args: Iterable[Any]) -> tuple[Any, ...]:
     """The function's arguments; one that was given bare, as in `args=(3)`, is told from several."""
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
     if isinstance(args, (str, bytes)) or not isinstance(args, Iterable):
         raise ConfigurationError(
             f"args should hold the function's arguments, but is {args!r}. Pass a tuple; one argument needs a comma: args=(x,)."
         )
     return tuple(args)
+
+
+def _warm_in_a_notebook() -> None:
+    """Start the supervisor where a notebook names a launcher: it is ready when the cell that launches is written."""
+    if host(os.environ).kind == "jupyter" and warms_early(os.environ) and not already_launched(os.environ):
+        warm()
+
+
+_warm_in_a_notebook()
