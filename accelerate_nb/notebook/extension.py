@@ -13,7 +13,7 @@ from accelerate_nb.launching.installed import is_installed
 _EVENT = "post_run_cell"
 # Already loaded by the supervisor, or of use to the notebook alone.
 _LEFT_OUT = frozenset(
-    {"torch", "accelerate_nb", "IPython", "ipykernel", "ipywidgets", "matplotlib_inline", "traitlets"}
+    {"__main__", "torch", "accelerate_nb", "IPython", "ipykernel", "ipywidgets", "matplotlib_inline", "traitlets"}
 )
 
 

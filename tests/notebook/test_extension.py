@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 import time
 from types import ModuleType
@@ -9,6 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 from accelerate_nb.launching.engines import supervised
 from accelerate_nb.notebook.extension import (
@@ -46,10 +48,12 @@ def supervisor(monkeypatch):
 
 
 @pytest.fixture
-def shell():
-    made = InteractiveShell()
+def shell(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # a shell puts its own there
+    made = InteractiveShell(ipython_dir=str(tmp_path), config=Config({"HistoryManager": {"enabled": False}}))
     yield made
     made.atexit_operations()
+    atexit.unregister(made.atexit_operations)
 
 
 def test_loading_warms_the_supervisor_once_for_each_load(shell, supervisor):

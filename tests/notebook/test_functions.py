@@ -1,0 +1,190 @@
+"""The launchers keep Hugging Face's signatures, and run a function where and how the person said."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import accelerate
+import pytest
+
+import accelerate_nb.launchers
+from accelerate_nb import (
+    ConfigurationError,
+    LaunchError,
+    WorkerError,
+    debug_launcher,
+    launch,
+    notebook_launcher,
+)
+from accelerate_nb.errors import NotYetError
+
+ASKED = ("RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+
+
+def told():
+    """What a worker's environment says."""
+    return {name: os.environ[name] for name in ASKED if name in os.environ}
+
+
+@pytest.mark.parametrize("name", ["notebook_launcher", "debug_launcher"])
+def test_a_call_written_for_accelerate_means_the_same_here(name):
+    theirs = inspect.signature(getattr(accelerate, name)).parameters.values()
+    ours = list(inspect.signature(getattr(accelerate_nb, name)).parameters.values())
+    for number, one in enumerate(theirs):
+        assert (ours[number].name, ours[number].kind, ours[number].default) == (one.name, one.kind, one.default)
+    assert all(one.kind in {one.KEYWORD_ONLY, one.VAR_KEYWORD} for one in ours[number + 1 :])
+
+
+def test_the_launchers_stand_under_accelerates_module_name_too():
+    assert accelerate_nb.launchers.notebook_launcher is notebook_launcher
+    assert accelerate_nb.launchers.debug_launcher is debug_launcher
+
+
+def test_rank_0s_value_comes_back():
+    assert notebook_launcher(lambda x, y: (x + y, told()["RANK"]), (1, 2), 2, cpu=True) == (3, "0")
+
+
+def test_every_ranks_value_comes_back_where_that_was_asked():
+    found = notebook_launcher(told, num_processes=2, cpu=True, results="all", mixed_precision="bf16")
+    assert [one["RANK"] for one in found] == ["0", "1"]
+    assert {one["ACCELERATE_MIXED_PRECISION"] for one in found} == {"bf16"}
+
+
+def test_what_was_not_said_is_left_to_the_accelerator():
+    assert "ACCELERATE_MIXED_PRECISION" not in notebook_launcher(told, num_processes=1, cpu=True)
+
+
+def test_further_settings_are_said_by_name():
+    found = notebook_launcher(told, num_processes=1, cpu=True, gradient_accumulation_steps=4)
+    assert found["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
+
+
+def test_the_configuration_file_says_what_the_call_does_not(tmp_path):
+    file = tmp_path / "hf" / "accelerate" / "default_config.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("num_processes: 2\nmixed_precision: bf16\nuse_cpu: true\n")
+    found = notebook_launcher(told, results="all")
+    assert [one["ACCELERATE_MIXED_PRECISION"] for one in found] == ["bf16", "bf16"]
+    assert notebook_launcher(told, config_file="", num_processes=1)["WORLD_SIZE"] == "1"
+
+
+def test_a_debug_launch_is_on_two_cpu_processes_whatever_the_file_says(tmp_path):
+    file = tmp_path / "hf" / "accelerate" / "default_config.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("mixed_precision: bf16\nnum_processes: 3\n")
+    assert debug_launcher(told) == {"RANK": "0", "WORLD_SIZE": "2", "ACCELERATE_MIXED_PRECISION": "no"}
+
+
+def test_a_launch_does_not_wait(tmp_path):
+    run = launch(wait_for, (str(tmp_path / "go"),), {"answer": 7}, num_processes=2, cpu=True, results="all")
+    assert not run.done
+    (tmp_path / "go").touch()
+    assert run.wait() == [7, 7]
+
+
+def wait_for(path, *, answer):
+    """Wait until a file is there."""
+    import time
+
+    until = time.monotonic() + 30
+    while not os.path.exists(path) and time.monotonic() < until:
+        time.sleep(0.01)
+    return answer
+
+
+def test_an_exception_of_a_worker_is_raised_here():
+    with pytest.raises(KeyError) as caught:
+        notebook_launcher(fail, num_processes=2, cpu=True)
+    assert isinstance(caught.value, WorkerError)
+
+
+def fail():
+    """Fail."""
+    raise KeyError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({"num_processes": 0}, ConfigurationError, "num_processes was given as 0"),
+        ({"num_processes": -2}, ConfigurationError, "whole number, at least 1"),
+        ({"mixed_precision": "fp42"}, ConfigurationError, "'no', 'fp16', 'bf16'"),
+        ({"mixed_precision": "fp8"}, NotYetError, "not offered here yet"),
+        ({"num_nodes": 2}, NotYetError, "several machines"),
+        ({"num_proceses": 2}, ConfigurationError, "Did you mean num_processes"),
+        ({"args": 3}, ConfigurationError, r"one argument needs a comma: args=\(x,\)"),
+        ({"args": "abc"}, ConfigurationError, "args should hold the function's arguments"),
+        ({"config_file": "/no/such/file.yaml"}, ConfigurationError, "is not there"),
+    ],
+)
+@pytest.mark.parametrize("launcher", [notebook_launcher, launch])
+def test_a_wrong_call_is_told_before_anything_starts(launcher, settings, error, says):
+    with pytest.raises(error, match=says):
+        launcher(told, **settings)
+
+
+@pytest.mark.parametrize("launcher", [notebook_launcher, launch, debug_launcher])
+def test_what_is_no_function_is_told(launcher):
+    with pytest.raises(ConfigurationError, match="without parentheses"):
+        launcher(told())
+
+
+def test_a_tpu_is_not_left_out_unnoticed(monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "TPU")
+    with pytest.raises(NotYetError, match="Pass cpu=True"):
+        notebook_launcher(told, num_processes=1)
+    assert notebook_launcher(told, num_processes=1, cpu=True)["WORLD_SIZE"] == "1"
+
+
+# --------------------------------------------------------------------------------------- in a process that was launched
+
+SCRIPT = """
+import os, sys
+from accelerate_nb import launch, notebook_launcher
+from accelerate_nb.errors import LaunchError
+
+def train(x):
+    return (os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ.get("ACCELERATE_MIXED_PRECISION"), x, os.getpid())
+
+*said, pid = notebook_launcher(train, args=(5,), num_processes=4, num_nodes=2, mixed_precision="bf16")
+assert pid == os.getpid()
+assert "ACCELERATE_MIXED_PRECISION" not in os.environ
+try:
+    launch(train, args=(5,), num_processes=2)
+except LaunchError as error:
+    said.append("inside rank" in str(error))
+sys.stdout.write(f"{said}\\n")
+"""
+
+
+def test_under_torchrun_the_function_is_simply_called(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(accelerate_nb.__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["['0', '2', 'bf16', 5, True]", "['1', '2', 'bf16', 5, True]"]
+
+
+def test_a_launcher_inside_a_worker_calls_its_function_there():
+    def outer():
+        return notebook_launcher(told, num_processes=2, cpu=True)["RANK"]
+
+    assert notebook_launcher(outer, num_processes=2, cpu=True, results="all") == ["0", "1"]
+
+
+@pytest.mark.parametrize("launcher", [launch, debug_launcher])
+def test_a_second_launch_inside_a_worker_is_told(launcher):
+    with pytest.raises(LaunchError, match=r"asked for inside rank \d of 2.*call the function"):
+        notebook_launcher(lambda: launcher(told), num_processes=2, cpu=True)
