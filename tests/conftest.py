@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +26,6 @@ OF_A_LAUNCHER = (
 def _an_environment_of_our_own() -> None:
     for name in [*OF_A_LAUNCHER, *(name for name in os.environ if name.startswith("ACCELERATE_"))]:
         os.environ.pop(name, None)
+    # kernels and scripts that tests start import this checkout, wherever they run, installed or not
+    root = str(Path(__file__).resolve().parents[1])
+    os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import ast
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import accelerate_nb
-from tests.house.reading import modules
+from tests.house.reading import Module, modules
 from tests.house.test_floors import is_door
 
 FROZEN = Path(__file__).with_name("public_names.txt")
-DOORS = ["accelerate_nb", *(module.name for module in modules() if is_door(module))]
+DOORS = [module for module in modules() if is_door(module)]
 
 
 def public_names() -> list[str]:
     """Each public name with its module, as the package has them now."""
-    return sorted({f"{door}.{name}" for door in DOORS for name in import_module(door).__all__})
+    own = {f"accelerate_nb.{name}" for name in accelerate_nb.__all__}
+    return sorted(own.union(*(passed_on(door) for door in DOORS)))
+
+
+def passed_on(door: Module) -> set[str]:
+    """What a door re-exports: the names that it imports `as` something."""
+    imports = [node for node in door.tree.body if isinstance(node, ast.ImportFrom)]
+    return {f"{door.name}.{alias.asname}" for node in imports for alias in node.names if alias.asname}
 
 
 def test_the_public_names_are_those_of_the_list() -> None:
@@ -33,6 +41,13 @@ def test_the_public_names_are_those_of_the_list() -> None:
 def test_a_public_name_can_be_imported(name: str) -> None:
     module, _, attribute = name.rpartition(".")
     assert getattr(import_module(module), attribute) is not None
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
+def test_a_door_passes_on_all_that_it_imports(door: Module) -> None:
+    imports = [node for node in door.tree.body if isinstance(node, ast.ImportFrom) and node.module != "__future__"]
+    hidden = [alias.name for node in imports for alias in node.names if alias.asname is None]
+    assert hidden == []  # `from x import a as a` says that `a` is meant for others
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
