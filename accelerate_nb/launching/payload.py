@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from accelerate_nb.launching.culprits import explain
 from accelerate_nb.launching.handles import TravellingFd, collecting
+from accelerate_nb.launching.main_module import install_main
 from accelerate_nb.launching.packing import map_entries, memory_file, write_entries
 from accelerate_nb.launching.pickling import dump, load
 from accelerate_nb.launching.randomness import random_states_here
@@ -95,7 +96,8 @@ class Packed:
         _, *pickled = map_entries(self.descriptor)
         self.sources.install()
         TravellingFd.arrived = self.more
-        states, call = load(pickled)
+        states, call, names = load(pickled)
+        install_main(names)
         states.install()
         unpacked: Callable[[], Any] = call
         return unpacked
@@ -122,7 +124,8 @@ def pack(call: Call) -> Packed:
     sources = sources_here()
     with collecting() as collector:
         try:
-            entries = dump((random_states_here(), call))
+            names: dict[str, Any] = {}
+            entries = dump((random_states_here(), call, names), names)
         except Exception as error:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
             raise explain(call.parts(), error, sources) from None
         descriptor = memory_file("accelerate_nb_payload")

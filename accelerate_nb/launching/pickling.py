@@ -13,21 +13,23 @@ from typing import Any
 import cloudpickle
 
 from accelerate_nb.errors import NeedsForkError
+from accelerate_nb.launching.main_module import is_of_main
 from accelerate_nb.launching.packing import Bytes
 
 _PROTOCOL = 5
 
 
-def dump(value: Any) -> list[Bytes]:
+def dump(value: Any, names: dict[str, Any] | None = None) -> list[Bytes]:
     """
     A value as a pickle, followed by the buffers that it refers to.
 
     Arrays and the storages of tensors are given as views of their own memory. Tensors that share a storage share it
-    afterwards too; views and strides are kept.
+    afterwards too; views and strides are kept. `names` is filled, as they come by, with the functions and classes of
+    `__main__`, which travel by value; it may itself be the last part of the value.
     """
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
-    _Pickler(file, buffers).dump(value)
+    _Pickler(file, buffers, {} if names is None else names).dump(value)
     return [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
 
@@ -37,10 +39,13 @@ def load(entries: Sequence[Bytes]) -> Any:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
+    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], names: dict[str, Any]) -> None:
         super().__init__(file, protocol=_PROTOCOL, buffer_callback=buffers.append)
+        self._names = names
 
     def reducer_override(self, obj: Any) -> Any:
+        if is_of_main(obj):
+            self._names[obj.__qualname__] = obj
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, torch.storage.TypedStorage):
             return _typed_storage, (obj._untyped_storage, obj.dtype)
