@@ -1,0 +1,290 @@
+"""Real notebook kernels for tests: cells run in one as they would in a notebook."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty
+from textwrap import dedent
+from typing import Any
+
+import nbformat
+import psutil
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_notebook, output_from_msg
+
+ROOT = Path(__file__).resolve().parents[2]
+# How long a cell may take where a test says nothing else.
+PATIENCE = 60.0
+# Every process that a kernel starts inherits this variable, however its parents end.
+_MARK = "TESTED_KERNEL"
+_OUTPUTS = {"stream", "display_data", "execute_result", "error"}
+
+
+@dataclass(frozen=True)
+class Error:
+    """What a cell raised: its class's name, its text, and what the notebook shows of it (without colours)."""
+
+    name: str
+    text: str
+    traceback: str
+
+
+@dataclass
+class Cell:
+    """A cell that runs in a kernel, and what it has put out so far; `seconds` are those that it took."""
+
+    kernel: Kernel
+    message: str
+    began: float
+    number: int = 0
+    done: bool = False
+    seconds: float = 0.0
+    outputs: list[NotebookNode] = field(default_factory=list)
+    _shown: dict[str, list[NotebookNode]] = field(default_factory=dict)
+
+    def wait(self, timeout: float = PATIENCE) -> Cell:
+        """Wait until the cell has run, whatever came of it."""
+        self.until(lambda: self.done, timeout)
+        return self
+
+    def until(self, happened: Callable[[], bool], timeout: float = PATIENCE) -> None:
+        """Wait until something has happened in the cell; the cell says what it put out if that takes too long."""
+        deadline = time.monotonic() + timeout
+        while not happened():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"nothing of it after {timeout:g} s; the cell has put out:\n{self.text}")
+            if self.done:
+                raise AssertionError(f"the cell has run, and it did not happen; it put out:\n{self.text}")
+            self.kernel.hear(0.2)
+
+    def until_said(self, text: str, timeout: float = PATIENCE) -> None:
+        """Wait until a text is among what the cell wrote."""
+        self.until(lambda: text in self.stdout + self.stderr, timeout)
+
+    def result(self) -> Cell:
+        """The same cell, which must not have raised."""
+        assert self.error is None, f"{self.error.traceback}\n{self.text}"
+        return self
+
+    @property
+    def stdout(self) -> str:
+        """What it wrote on standard output."""
+        return self._stream("stdout")
+
+    @property
+    def stderr(self) -> str:
+        """What it wrote on standard error."""
+        return self._stream("stderr")
+
+    @property
+    def displays(self) -> list[dict[str, Any]]:
+        """The MIME bundles that it shows, as they are after all updates."""
+        return [dict(one.data) for one in self.outputs if one.output_type in {"display_data", "execute_result"}]
+
+    @property
+    def error(self) -> Error | None:
+        """What it raised."""
+        raised = next((one for one in self.outputs if one.output_type == "error"), None)
+        if raised is None:
+            return None
+        return Error(raised.ename, raised.evalue, without_colours("\n".join(raised.traceback)))
+
+    @property
+    def text(self) -> str:
+        """All that a person reads in it."""
+        shown = [one.get("text/plain", "") for one in self.displays]
+        return "\n".join([self.stdout, self.stderr, *shown, self.error.traceback if self.error else ""])
+
+    def saved_size(self) -> int:
+        """How many bytes the cell takes in a saved notebook."""
+        return len(nbformat.writes(new_notebook(cells=[new_code_cell(outputs=self.outputs)])).encode())
+
+    def take(self, message: dict[str, Any]) -> None:
+        """One message of the kernel about this cell, as a front end keeps it."""
+        kind, content = message["msg_type"], message["content"]
+        if kind == "status" and content["execution_state"] == "idle":
+            self.done, self.seconds = True, time.monotonic() - self.began
+        elif kind == "execute_input":
+            self.number = content["execution_count"]
+        elif kind == "update_display_data":
+            for shown in self._shown.get(content["transient"]["display_id"], []):
+                shown.data = content["data"]
+        elif kind in _OUTPUTS:
+            self._keep(output_from_msg(message), content.get("transient", {}).get("display_id"))
+
+    def _keep(self, output: NotebookNode, display_id: str | None) -> None:
+        last = self.outputs[-1] if self.outputs else None
+        if last is not None and output.output_type == last.output_type == "stream" and output.name == last.name:
+            last.text += output.text
+            return
+        self.outputs.append(output)
+        if display_id is not None:
+            self._shown.setdefault(display_id, []).append(output)
+
+    def _stream(self, name: str) -> str:
+        return "".join(one.text for one in self.outputs if one.output_type == "stream" and one.name == name)
+
+
+class Kernel:
+    """A kernel with a client. Ends with all its processes when its block does."""
+
+    def __init__(self, manager: KernelManager, client: BlockingKernelClient, mark: str) -> None:
+        self._manager, self._client, self._mark = manager, client, mark
+        self._cells: dict[str, Cell] = {}
+
+    # ---------------------------------------------------------------------------------------------------------- cells
+
+    def start(self, code: str) -> Cell:
+        """Begin to run a cell."""
+        began = time.monotonic()
+        message = self._client.execute(dedent(code).strip("\n"))
+        self._cells[message] = cell = Cell(self, message, began)
+        return cell
+
+    def run(self, code: str, timeout: float = PATIENCE) -> Cell:
+        """Run a cell to its end, whatever comes of it."""
+        return self.start(code).wait(timeout)
+
+    def ok(self, code: str, timeout: float = PATIENCE) -> Cell:
+        """Run a cell that must not raise."""
+        return self.run(code, timeout).result()
+
+    def value(self, expression: str, timeout: float = PATIENCE) -> Any:
+        """What an expression of plain values is in the kernel."""
+        said = {"said": f"__import__('json').dumps({expression})"}
+        message = self._client.execute("", silent=True, user_expressions=said)
+        deadline = time.monotonic() + timeout
+        while (reply := self._client.get_shell_msg(timeout=deadline - time.monotonic()))["parent_header"].get(
+            "msg_id"
+        ) != message:
+            continue
+        answer = reply["content"]["user_expressions"]["said"]
+        assert answer["status"] == "ok", f"{expression}: {answer}"
+        # the text is the repr of a str of JSON
+        return json.loads(_unquoted(answer["data"]["text/plain"]))
+
+    def hear(self, timeout: float) -> None:
+        """Take the next message that the kernel sends, if one comes in time."""
+        try:
+            message = self._client.get_iopub_msg(timeout=timeout)
+        except Empty:
+            assert self._manager.is_alive(), "the kernel has died"
+            return
+        cell = self._cells.get(message["parent_header"].get("msg_id", ""))
+        if cell is not None:
+            cell.take(message)
+
+    # -------------------------------------------------------------------------------------------------------- control
+
+    def interrupt(self) -> None:
+        """What the notebook's stop button does."""
+        self._manager.interrupt_kernel()
+
+    def answers(self, timeout: float) -> float:
+        """The seconds until the kernel answers a request beside the running cell; `Empty` is raised after `timeout`."""
+        began = time.monotonic()
+        message = self._client.session.msg("kernel_info_request")
+        self._client.control_channel.send(message)
+        while True:
+            reply = self._client.get_control_msg(timeout=max(0.01, began + timeout - time.monotonic()))
+            if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
+                return time.monotonic() - began
+
+    @property
+    def beats(self) -> bool:
+        """Whether the kernel's heart beats."""
+        return bool(self._client.hb_channel.is_beating())
+
+    # ------------------------------------------------------------------------------------------------------ processes
+
+    @property
+    def pid(self) -> int:
+        """The kernel's process number."""
+        return int(self._manager.provisioner.pid)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the kernel's process is there."""
+        return bool(self._manager.is_alive())
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process that the kernel or one of its children started and that is still there, the kernel left out."""
+        return [one for one in _marked(self._mark) if one.pid != self.pid]
+
+    def supervisor(self) -> psutil.Process:
+        """The one child that forks workers."""
+        (found,) = [one for one in psutil.Process(self.pid).children() if "supervisor" in " ".join(one.cmdline())]
+        return found
+
+    def kill(self) -> None:
+        """SIGKILL for the kernel's own process; gives when it has gone."""
+        process = psutil.Process(self.pid)
+        os.kill(self.pid, signal.SIGKILL)
+        process.wait(5)
+
+    def end(self) -> None:
+        """End the kernel and everything that it started."""
+        self._client.stop_channels()
+        with suppress(RuntimeError):
+            self._manager.shutdown_kernel(now=True)
+        for process in _marked(self._mark):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+@contextmanager
+def kernel(folder: Path, **environment: str) -> Iterator[Kernel]:
+    """A new kernel that works in `folder` and keeps its runs there; `environment` is added to this process's own."""
+    mark = uuid.uuid4().hex
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder), _MARK: mark, **environment}
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel(env=environ, cwd=str(folder))
+    client = manager.blocking_client()
+    client.start_channels()
+    running = Kernel(manager, client, mark)
+    try:
+        client.wait_for_ready(timeout=PATIENCE)
+        running.ok("from accelerate_nb import launch, notebook_launcher")
+        yield running
+    finally:
+        running.end()
+
+
+def gone(processes: list[psutil.Process], within: float) -> list[psutil.Process]:
+    """Those of the processes that are still there after so many seconds."""
+    return psutil.wait_procs(processes, timeout=within)[1]
+
+
+def without_colours(text: str) -> str:
+    """A text as a person reads it."""
+    import re
+
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def _unquoted(text: str) -> str:
+    import ast
+
+    return str(ast.literal_eval(text))
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    return [one for one in psutil.process_iter() if _environment(one).get(_MARK) == mark]
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except (psutil.Error, OSError):
+        # it has ended, or is somebody else's
+        return {}
