@@ -66,10 +66,10 @@ class SupervisorHandle:
         """Whether it still runs, and is this process's own."""
         return self.owner == os.getpid() and self._process.poll() is None
 
-    def wait(self) -> int | None:
-        """Its exit code, where it ends within a second or two."""
+    def ended(self, patience: float = 2.0) -> int | None:
+        """Its exit code, where it ends within `patience` seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(2)
+            self._process.wait(patience)
         return self._process.returncode
 
     def unfit_module(self) -> str | None:
@@ -103,7 +103,7 @@ class SupervisorHandle:
         self._control.close()
         if self.owner != os.getpid():
             return
-        if self.wait() is None:
+        if self.ended() is None:
             self._process.kill()
             self._process.wait()
         os.close(self._log)
@@ -212,7 +212,7 @@ class Supervised:
         """The supervisor's end, where it has ended."""
         if not self._lost:
             return None
-        code, last = self._handle.wait(), self._handle.log()[-2000:].strip()
+        code, last = self._handle.ended(), self._handle.log()[-2000:].strip()
         return f"the supervisor (process {self._handle.pid}) ended with code {code}" + (f":\n{last}" if last else "")
 
     def close(self) -> None:
@@ -254,5 +254,5 @@ class FromSupervisor:
 
 
 def _replaced(handle: SupervisorHandle) -> SupervisorHandle:
-    handle.wait()
+    handle.ended()
     return warm()
