@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 
@@ -163,6 +164,16 @@ def test_nothing_is_to_be_drawn_until_something_changes():
     assert view.changes > before
 
 
+@pytest.fixture
+def _threads_alternate():
+    """Threads take turns at nearly every instruction, so that what is not locked shows."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_threads_alternate")
 def test_readers_lose_and_repeat_nothing_while_writers_write():
     view = RunView(backlog=100_000)
 

@@ -78,17 +78,19 @@ def test_what_was_imported_before_is_told_at_once(shell, supervisor):
 
 def test_loaded_twice_it_watches_once(shell, supervisor):
     load_ipython_extension(shell)
+    shell.run_cell("import yaml")
     load_ipython_extension(shell)
     supervisor.hinted.clear()
-    shell.run_cell("import yaml")
-    assert supervisor.hinted == [["yaml"]]
+    shell.run_cell("import numpy")
+    assert supervisor.hinted == [["numpy"]]
 
 
 def test_unloaded_it_watches_no_longer(shell, supervisor):
     load_ipython_extension(shell)
+    shell.run_cell("import yaml")
     unload_ipython_extension(shell)
     supervisor.hinted.clear()
-    shell.run_cell("import yaml")
+    shell.run_cell("import numpy")
     assert supervisor.hinted == []
     assert supervisor.cooled == 1
 

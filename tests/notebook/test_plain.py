@@ -204,7 +204,11 @@ def test_a_second_wait_goes_on_where_the_first_ended_with_room_of_its_own():
     assert first[-2:] == ["[0] ... 2 lines are only in /runs/1 ...", "[0] 5"]
     desk.front_end.opened(desk.view, FOLDER, "again")
     desk.feed(line("6"), line("7"))
-    assert desk.close()[len(first) :] == ["[0] 6", "[0] 7"]
+    second = list(desk.close())
+    assert second[len(first) :] == ["[0] 6", "[0] 7"]
+    desk.front_end.opened(desk.view, FOLDER, "again")
+    desk.feed(*(line(str(i)) for i in range(8, 14)))
+    assert desk.close()[len(second) :][-2:] == ["[0] ... 2 lines are only in /runs/1 ...", "[0] 13"]
 
 
 def test_a_rank_whose_lines_were_all_written_is_not_repeated():
