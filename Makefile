@@ -33,8 +33,9 @@ help: ## list the commands
 demo: $(VENV)/.demo
 	@mkdir -p $(BUILD)
 	@echo "== executing notebooks/01_first_run.ipynb on two processes"
-	$(BIN)/python -m nbconvert --to notebook --execute notebooks/01_first_run.ipynb --output-dir $(BUILD) --log-level WARN
-	$(BIN)/python -m nbconvert --to html $(BUILD)/01_first_run.ipynb --output-dir $(BUILD) --log-level WARN
+	$(BIN)/python -m nbconvert --to notebook --execute notebooks/01_first_run.ipynb --output-dir $(BUILD) --log-level ERROR
+	$(BIN)/python -m nbconvert --to html $(BUILD)/01_first_run.ipynb --output-dir $(BUILD) --log-level ERROR \
+	  --CoalesceStreamsPreprocessor.enabled=True
 	@echo
 	@echo "The executed notebook:  $(CURDIR)/$(BUILD)/01_first_run.ipynb"
 	@echo "The same as a page:     $(CURDIR)/$(BUILD)/01_first_run.html"
