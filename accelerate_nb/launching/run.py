@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.model import State, StateChange
@@ -139,14 +139,8 @@ class Run:
         __tracebackhide__ = True  # IPython shows the person's own frames alone
         deadline = None if timeout is None else time.monotonic() + timeout
         interrupted = self._show_until(deadline)
-        if interrupted:
-            raise KeyboardInterrupt
-        if not self.done:
-            raise TimeoutError(
-                f"The run was waited for for {timeout:g} s and has not ended. It goes on; wait again, or stop it."
-            )
-        if self._error is not None:
-            raise self._error
+        if (error := self._what_happened(interrupted, timeout)) is not None:
+            _raise(error)
         return self.results if self._wanted == "all" else self.results[0]
 
     def stop(self) -> None:
@@ -155,6 +149,15 @@ class Run:
         self._over.wait(self._scene.grace + 5)
 
     # ------------------------------------------------------------------------------------------------------ inside
+
+    def _what_happened(self, interrupted: bool, timeout: float | None) -> BaseException | None:
+        if interrupted:
+            return KeyboardInterrupt(f"the run was interrupted, and its workers have ended. All output: {self.folder}")
+        if not self.done:
+            return TimeoutError(
+                f"The run has not ended after {timeout:g} s of waiting. It goes on; wait again, or stop it."
+            )
+        return self._error
 
     def _show_until(self, deadline: float | None) -> bool:
         """Show the run until it is over or the time is; whether it was interrupted."""
@@ -220,3 +223,8 @@ class Run:
         self._at_end(self._endings)
         self._attempt = None
         self._over.set()
+
+
+def _raise(error: BaseException) -> NoReturn:
+    """Raise what became of the workers, in the process that waits for them."""
+    raise error
