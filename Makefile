@@ -14,8 +14,8 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 BUILD := build/notebooks
 BIN := $(VENV)/bin
-# progress bars off, what is being collected and installed on
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off
+# Each step says what it installs; pip itself speaks only of what goes wrong.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -56,7 +56,7 @@ clean: ## only what the commands above made
 
 # One stamp for each extra: newer than pyproject.toml means installed.
 $(VENV)/.demo $(VENV)/.test: $(VENV)/.%: $(VENV)/.torch pyproject.toml
-	@echo "== installing this package with its extra '$*'"
+	@echo "== installing this package, what it needs, and what its extra '$*' names in pyproject.toml: a minute or two at first"
 	$(PIP) --editable '.[$*]'
 	@touch $@
 

@@ -24,7 +24,7 @@ def main(requirement: str, index: str = "") -> None:
             f"A build for the CPU was asked for as {requirement}, and pip found only one for NVIDIA's GPUs. "
             f"Make an index of CPU builds reachable (TORCH_INDEX={index}), or take the GPU build: make TORCH="
         )
-    subprocess.run([*PIP, *asked], check=True)
+    subprocess.run([*PIP, *asked], check=True)  # not quiet: it says which file it took
 
 
 def answers(index: str) -> bool:
