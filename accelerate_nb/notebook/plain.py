@@ -139,8 +139,8 @@ class PlainText:
 
     def _labelled(self, lines: Iterable[LogLine]) -> list[Line]:
         """Lines as they are written: labelled, cut to the screen's width, without what would disturb others."""
-        clean = ((line, self._clean(line.text)) for line in lines)
-        # a line of nothing but cursor movements (a nested progress bar's) is no line
+        clean = ((line, self._clean(line.text)) for line in lines if not _is_drawn_over(line))
+        # a line of nothing but cursor movements is no line
         return [Line(line.stream, self._label(line.rank) + text) for line, text in clean if text or not line.text]
 
     def _clean(self, text: str) -> str:
@@ -200,6 +200,11 @@ class PlainText:
         self._screen.show(display.data, display.metadata)
         if self._displays_left < 1:
             self._note(f"a cell shows no more; the other displays are in {self._folder}")
+
+
+def _is_drawn_over(line: LogLine) -> bool:
+    """Whether a terminal would lose the line: a nested progress bar ends with the cursor going up, its newline comes back."""
+    return not line.open and line.text.endswith("\x1b[A")
 
 
 def _is_text(display: Display) -> bool:

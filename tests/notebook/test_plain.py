@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -136,6 +138,26 @@ def test_progress_is_one_line_a_rank_that_updates():
     desk.refresh()
     assert desk.paper.open == ["[1] 31%"]
     assert desk.paper.texts == ["[0] 100%"]
+
+
+def test_nested_progress_is_folded_too():
+    desk = Desk()
+    bars = subprocess.run(
+        [sys.executable, "-c", NESTED], stderr=subprocess.PIPE, check=True, timeout=60
+    ).stderr.decode()
+    for text in bars.replace("\r\n", "\n").split("\n")[:-1]:
+        desk.feed(line(text.rpartition("\r")[2], stream="stderr"))
+    shown = [text for text in desk.close() if text != "[0] "]
+    assert 4 <= len(shown) <= 6, shown  # the outer bar at each of its steps, and at most what ends the inner ones
+    assert all("outer" in text or "100%" in text for text in shown)
+
+
+NESTED = """
+from tqdm import tqdm
+for _ in tqdm(range(3), desc="outer", mininterval=0):
+    for _ in tqdm(range(10), desc="inner", position=1, leave=False, mininterval=0):
+        pass
+"""
 
 
 def test_a_line_that_only_waits_for_its_end_is_no_progress():
