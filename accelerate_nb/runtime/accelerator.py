@@ -540,7 +540,8 @@ class Accelerator(Process):
         """
         folder = folder_to_write(output_dir, self.project_configuration)
         hooks = tuple(self._save_model_state_pre_hook.values())
-        self._checkpoint.save(folder, self.step, safe=safe_serialization, hooks=hooks)
+        in_window = not self.gradient_state.sync_gradients
+        self._checkpoint.save(folder, self.step, safe=safe_serialization, in_window=in_window, hooks=hooks)
         self.project_configuration.iteration += 1
         if self.should_save_model:
             prune(self.project_configuration)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -25,6 +26,7 @@ class _Held:
     def __init__(self) -> None:
         self.shared: dict[str, dict[str, Any]] = {}
         self.lasting: dict[str, dict[str, Any]] = {}
+        self.farewells: list[Callable[[], None]] = []
 
 
 class Shared:
@@ -68,10 +70,17 @@ def life() -> int:
     return _held.get().lives
 
 
+def before_leaving(farewell: Callable[[], None]) -> None:
+    """Have something done while the process group is still there, when the world is left."""
+    _held.get().farewells.append(farewell)
+
+
 def forget() -> None:
     """Leave the world, so that the next one who asks joins anew; a process group that was made here ends here."""
     held = _held.get()
     if held.made_group and held.pid == os.getpid() and dist.is_initialized():
+        for farewell in held.farewells:
+            farewell()
         dist.destroy_process_group()
     held.made_group = False
     _leave_behind(held)
@@ -93,6 +102,7 @@ def _outlived(held: _Held) -> bool:
 
 def _leave_behind(held: _Held) -> None:
     held.world = None
+    held.farewells = []
     held.shared = {}
     for attributes in held.lasting.values():
         attributes.clear()

@@ -138,7 +138,7 @@ def _carry_over(former: Path, folder: Path) -> None:
 
 _OURS = re.compile(
     r"(model|pytorch_model)(_\d+)?\.(safetensors|bin)|(optimizer|scheduler|sampler|dl_state_dict)(_\d+)?\.bin|scaler\.pt"
-    r"|random_states_\d+\.pkl|positions_\d+\.pkl|custom_checkpoint_\d+\.pkl"
+    r"|random_states_\d+\.pkl|(positions|gradients)_\d+\.pkl|custom_checkpoint_\d+\.pkl"
 )
 
 

@@ -14,8 +14,9 @@ SAMPLER_NAME = "sampler"
 SCALER_NAME = "scaler.pt"
 RNG_STATE_NAME = "random_states"
 
-# Ours alone: where each loader stood. Accelerate passes it over.
+# Ours alone: where each loader stood, and what a window of accumulation had gathered. Accelerate passes them over.
 POSITIONS_NAME = "positions"
+GRADIENTS_NAME = "gradients"
 CUSTOM_NAME = "custom_checkpoint"
 
 

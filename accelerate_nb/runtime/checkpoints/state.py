@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
 
 from accelerate_nb.errors import CheckpointError
 from accelerate_nb.runtime.bundle import Bundle
@@ -35,8 +37,14 @@ class Checkpoint:
     precision: Precision
     on_each_node: bool = False
 
-    def save(self, folder: Path, step: int, *, safe: bool, hooks: tuple[Hook, ...] = ()) -> None:
-        """Write everything; all processes call it, and it is done on all when it returns."""
+    def save(
+        self, folder: Path, step: int, *, safe: bool, in_window: bool = False, hooks: tuple[Hook, ...] = ()
+    ) -> None:
+        """
+        Write everything; all processes call it, and it is done on all when it returns.
+
+        `in_window` says that gradients are being accumulated: they belong to the state of each process.
+        """
         with written_whole(folder, self.world) as draft:
             weights = [self.strategy.model_state(model) for model in self.bundle.models]
             for hook in hooks:
@@ -44,6 +52,8 @@ class Checkpoint:
             if self._writes:
                 self._save_shared(draft, weights, safe=safe)
             self._save_own(draft, step)
+            if in_window:
+                _write(self._gradients(), draft / names.of_rank(names.GRADIENTS_NAME, self.world.rank))
 
     def load(
         self,
@@ -75,6 +85,7 @@ class Checkpoint:
             self.precision.scaler.load_state_dict(_read(folder / names.SCALER_NAME))
         self._load_custom(folder)
         self._load_positions(folder)
+        self._load_gradients(folder)
         return self._load_random(folder)
 
     @property
@@ -128,6 +139,24 @@ class Checkpoint:
             return
         for loader, position in zip(self.bundle.loaders, positions, strict=True):
             loader.resume(position)
+
+    def _gradients(self) -> list[dict[str, Tensor]]:
+        return [
+            {name: each.grad for name, each in self._parameters(model) if each.grad is not None}
+            for model in self.bundle.models
+        ]
+
+    def _load_gradients(self, folder: Path) -> None:
+        path = folder / names.of_rank(names.GRADIENTS_NAME, self.world.rank)
+        saved: list[dict[str, Tensor]] = _read(path) if path.exists() else [{}] * len(self.bundle.models)
+        for model, gradients in zip(self.bundle.models, saved, strict=False):
+            for name, parameter in self._parameters(model):
+                gradient = gradients.get(name)
+                parameter.grad = None if gradient is None else gradient.to(parameter.device)
+
+    def _parameters(self, model: Module) -> Iterator[tuple[str, Parameter]]:
+        named: Iterator[tuple[str, Parameter]] = self.strategy.unwrap(model).named_parameters()
+        return named
 
     def _load_random(self, folder: Path) -> int | None:
         path = folder / names.of_rank(names.RNG_STATE_NAME, self.world.rank)

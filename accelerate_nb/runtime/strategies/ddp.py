@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+from weakref import WeakSet
 
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
@@ -12,6 +13,7 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.current import before_leaving
 from accelerate_nb.runtime.handlers import DistributedDataParallelKwargs
 from accelerate_nb.runtime.kinds import named
 from accelerate_nb.runtime.strategies.base import Strategy, devices_of
@@ -32,6 +34,8 @@ class DDP(Strategy):
     def __init__(self, world: World, options: DistributedDataParallelKwargs | None = None) -> None:
         super().__init__(world)
         self.options = options or DistributedDataParallelKwargs()
+        self._wrapped: WeakSet[DistributedDataParallel] = WeakSet()
+        before_leaving(self._let_go)
 
     def wrap_model(self, model: Module) -> Module:
         """The model in `DistributedDataParallel`, unless none of its weights learns."""
@@ -47,7 +51,11 @@ class DDP(Strategy):
         wrapped = DistributedDataParallel(
             model, device_ids=None if on_cpu else [self.world.device], **self.options.to_kwargs()
         )
+        # Attributes are let go in the order in which they were set. Whoever lets go of a group that has been destroyed waits
+        # for its threads; if that is the C++ reducer, it holds the interpreter's lock, which one of them may be waiting for.
+        wrapped.__dict__["_outlives_the_reducer"] = wrapped.process_group
         self._pack_gradients(wrapped)
+        self._wrapped.add(wrapped)
         return wrapped
 
     def hold_gradients(self, model: Module) -> AbstractContextManager[Any]:
@@ -61,6 +69,16 @@ class DDP(Strategy):
     def join_uneven(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
         """`torch.distributed.algorithms.Join`: a process without batches answers the others' collectives."""
         return Join(list(joinables), throw_on_early_termination=False)
+
+    def _let_go(self) -> None:
+        """
+        Part the models from the process group before it ends.
+
+        A reducer that is the last to hold a gloo group joins that group's threads while Python waits for it, and such a
+        thread may itself be waiting for Python: the process would hang when the model is freed (seen with torch 2.13).
+        """
+        for model in self._wrapped:
+            model.__dict__.update(reducer=None, logger=None)
 
     def _pack_gradients(self, model: DistributedDataParallel) -> None:
         kind = named(self.options.comm_hook)
