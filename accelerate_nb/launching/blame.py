@@ -10,6 +10,10 @@ from typing import Any
 from accelerate_nb.errors import HangError, WorkerError
 from accelerate_nb.events.model import Failure
 from accelerate_nb.launching.ending import Ending, cause
+from accelerate_nb.launching.exceptions import held, remade
+
+# How many failures are told beside the one that leads.
+_MOST_OTHERS = 3
 
 
 def worker_error(endings: Sequence[Ending], folder: Path) -> WorkerError:
@@ -23,8 +27,16 @@ def worker_error(endings: Sequence[Ending], folder: Path) -> WorkerError:
     first = cause(failures)
     original = next((ending.error for ending in endings if ending.rank == first.rank), None)
     error = _as_type_of(original)
-    error.message = _message(first, failures, folder)
-    error.rank, error.failures, error.folder = first.rank, failures, str(folder)
+    facts = {
+        "message": _message(first, failures, folder),
+        "rank": first.rank,
+        "failures": failures,
+        "folder": str(folder),
+    }
+    facts["__suppress_context__"] = True
+    for name, value in facts.items():
+        # the worker's class may be a frozen dataclass, which refuses plain assignment
+        object.__setattr__(error, name, value)
     return error
 
 
@@ -49,9 +61,9 @@ def _message(first: Failure, failures: Sequence[Failure], folder: Path) -> str:
         parts.append(first.traceback)
     if first.last_lines:
         parts.append("The last that it wrote:\n" + "\n".join(f"  {line}" for line in first.last_lines))
-    others = [_one_line(one) for one in failures if one is not first]
+    others = _others([one for one in failures if one is not first])
     if others:
-        parts.append("\n".join(others[:8]) + (f"\nand {len(others) - 8} ranks more" if len(others) > 8 else ""))
+        parts.append("\n".join(others))
     parts.append(f"All output: {folder}")
     return "\n\n".join(parts)
 
@@ -62,12 +74,19 @@ def _headline(failure: Failure) -> str:
     return f"rank {failure.rank} stopped with {failure.type}: {_first_line(failure.message)}"
 
 
-def _one_line(failure: Failure) -> str:
-    if failure.ended_by_us:
-        return f"rank {failure.rank} was ended because of it"
-    if failure.lost_connection:
-        return f"rank {failure.rank} lost its connection"
-    return _headline(failure)
+def _others(failures: Sequence[Failure]) -> list[str]:
+    """What is to be said of ranks that did not lead: a line for one of its own making, and one for all that only followed."""
+    ended = [str(one.rank) for one in failures if one.ended_by_us]
+    lost = [str(one.rank) for one in failures if one.lost_connection and not one.ended_by_us]
+    own = [_headline(one) for one in failures if not (one.lost_connection or one.ended_by_us)]
+    lines = own[:_MOST_OTHERS]
+    if more := own[_MOST_OTHERS:]:
+        lines.append(f"and {len(more)} more failed by themselves")
+    if lost:
+        lines.append(f"{_ranks(lost)} lost {'its connection' if len(lost) == 1 else 'their connections'}")
+    if ended:
+        lines.append(f"{_ranks(ended)} {'was' if len(ended) == 1 else 'were'} ended because of it")
+    return lines
 
 
 def _first_line(text: str) -> str:
@@ -81,19 +100,17 @@ def _ranks(names: Sequence[str]) -> str:
 
 def _as_type_of(original: BaseException | None) -> WorkerError:
     """A `WorkerError` that is also what the worker raised, with that exception's arguments and attributes."""
-    if original is None:
+    # an exit or an interrupt of a worker ends nothing here: it is reported like any other failure
+    if not isinstance(original, Exception):
         return _bare()
     kind = type(original)
     try:
-        error = _combined(kind).__new__(_combined(kind), *original.args)
-        error.args = original.args
-        error.__dict__.update(vars(original))
+        error = remade(_combined(kind), kind, original.args, held(original))
     except TypeError:
         # a class that allows no subclass, or whose memory can't be laid out together with another's
         error = _bare()
         error.args = (str(original),)
-    error.__cause__ = None
-    error.__suppress_context__ = True
+    assert isinstance(error, WorkerError)
     return error
 
 

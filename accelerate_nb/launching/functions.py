@@ -25,7 +25,7 @@ from accelerate_nb.launching.engines.forked import FromThisProcess
 from accelerate_nb.launching.engines.inline import Here
 from accelerate_nb.launching.engines.spawned import FreshPython
 from accelerate_nb.launching.order import surroundings_here
-from accelerate_nb.launching.payload import Call, Inherited, Payload, pack
+from accelerate_nb.launching.payload import Call, Payload, inherit, pack
 from accelerate_nb.launching.plan import Plan
 from accelerate_nb.launching.run import FrontEnd, Run
 from accelerate_nb.launching.seat import on_loopback
@@ -64,14 +64,14 @@ def _payload(call: Call, choice: Choice, *, asked: bool) -> tuple[Payload, Choic
     """What the workers run; where it can only be inherited and nothing else was asked for, they are forked from here."""
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     if choice.start == "fork":
-        return Inherited(call, sources_here()), choice
+        return inherit(call), choice
     try:
         return pack(call), choice
     except NeedsForkError:
         if asked:
             raise
     why = "forked from here: among the arguments is something of multiprocessing's 'fork' context"
-    return Inherited(call, sources_here()), Choice("fork", choice.size, choice.cpu, why)
+    return inherit(call), Choice("fork", choice.size, choice.cpu, why)
 
 
 def _placing(choice: Choice, payload: Payload) -> Placing:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from accelerate_nb.events.model import Failure
+from accelerate_nb.launching.exceptions import remade
 from accelerate_nb.launching.packing import read_entries, write_entries
-from accelerate_nb.launching.pickling import dump, load
+from accelerate_nb.launching.pickling import dump_homeward, load
 from accelerate_nb.launching.sources import Sources
 from accelerate_nb.launching.tracebacks import traceback_text
 
@@ -41,14 +42,13 @@ class Raised:
 
 def write_returned(descriptor: int, value: Any, modules: tuple[str, ...]) -> None:
     """Leave a value for the kernel; raises what the pickler raises."""
-    write_entries(descriptor, dump(Returned(value, modules)))
+    write_entries(descriptor, dump_homeward(Returned(value, modules)))
 
 
 def write_raised(descriptor: int, raised: Raised) -> None:
-    """Leave an exception for the kernel, without the object where that can't be pickled."""
+    """Leave an exception for the kernel, with as much of it as can be pickled."""
     os.ftruncate(descriptor, 0)
-    error = raised.error if _round_trips(raised.error) else None
-    write_entries(descriptor, dump(replace(raised, error=error)))
+    write_entries(descriptor, dump_homeward(replace(raised, error=_portable(raised.error))))
 
 
 def failure_of(error: BaseException, rank: int, sources: Sources) -> Failure:
@@ -80,9 +80,24 @@ def _message(error: BaseException) -> str:
         return f"(its message can't be shown: {type(error).__qualname__}.__str__ fails)"
 
 
+def _portable(error: BaseException | None) -> BaseException | None:
+    """The exception; without its attributes, or with its message alone, where the rest can't travel; `None` if nothing can."""
+    if error is None or _round_trips(error):
+        return error
+    for args in (error.args, (_message(error),)):
+        try:
+            bare = remade(type(error), type(error), args, {})
+        except TypeError:
+            # an exception group wants its exceptions
+            continue
+        if _round_trips(bare):
+            return bare
+    return None
+
+
 def _round_trips(error: BaseException | None) -> bool:
     try:
-        load(dump(error))
+        load(dump_homeward(error))
     except Exception:  # noqa: BLE001 - an exception's constructor may want other arguments than it keeps
         return False
     return True

@@ -13,7 +13,7 @@ from accelerate_nb.launching.handles import TravellingFd, collecting
 from accelerate_nb.launching.main_module import install_main
 from accelerate_nb.launching.packing import map_entries, memory_file, write_entries
 from accelerate_nb.launching.pickling import dump, load
-from accelerate_nb.launching.randomness import random_states_here
+from accelerate_nb.launching.randomness import RandomStates, random_states_here
 from accelerate_nb.launching.sources import Sources, sources_here
 
 
@@ -26,7 +26,13 @@ class Call:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> Any:
-        return self.function(*self.args, **self.kwargs)
+        try:
+            return self.function(*self.args, **self.kwargs)
+        except SystemExit as error:
+            # sys.exit() and sys.exit(0) are a script's way to say that it is done
+            if error.code in {None, 0}:
+                return None
+            raise
 
     @property
     def name(self) -> str:
@@ -68,11 +74,14 @@ class Inherited:
 
     call: Callable[[], Any]
     sources: Sources
+    states: RandomStates
     descriptor: int = -1
     more: tuple[int, ...] = ()
 
     def unpack(self) -> Callable[[], Any]:
         """The call itself."""
+        # Python gives its `random` a new seed in every forked process
+        self.states.install()
         return self.call
 
     def close(self) -> None:
@@ -112,6 +121,11 @@ def arrived(descriptor: int, more: Sequence[int]) -> Packed:
     """The payload behind a worker's descriptors."""
     head = map_entries(descriptor)[0]
     return Packed(descriptor, tuple(more), Sources(**json.loads(bytes(head))))
+
+
+def inherit(call: Call) -> Inherited:
+    """A call for workers that are forked from this process."""
+    return Inherited(call, sources_here(), random_states_here())
 
 
 def pack(call: Call) -> Packed:

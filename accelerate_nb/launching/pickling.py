@@ -13,6 +13,7 @@ from typing import Any
 import cloudpickle
 
 from accelerate_nb.errors import NeedsForkError
+from accelerate_nb.launching.exceptions import reduced
 from accelerate_nb.launching.main_module import is_of_main
 from accelerate_nb.launching.packing import Bytes
 
@@ -30,6 +31,19 @@ def dump(value: Any, names: dict[str, Any] | None = None) -> list[Bytes]:
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
     _Pickler(file, buffers, {} if names is None else names).dump(value)
+    return [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
+
+
+def dump_homeward(value: Any) -> list[Bytes]:
+    """
+    The same for a value on its way to the notebook.
+
+    Functions and classes of the notebook's `__main__`, which workers have from there, go by their names: a forked worker's
+    would else be another class than the notebook's.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    file = io.BytesIO()
+    _Homeward(file, buffers, {}).dump(value)
     return [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
 
@@ -54,9 +68,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if "IPython" in sys.modules and isinstance(obj, _shell_class()):
             # a function that mentions get_ipython would drag the whole shell along, its history's database first
             return _no_shell, ()
-        if (reduced := _reduce_handle(obj)) is not None:
-            return reduced
+        if isinstance(obj, BaseException) and (apart := reduced(obj)) is not None:
+            return apart
+        if (handle := _reduce_handle(obj)) is not None:
+            return handle
         return super().reducer_override(obj)
+
+
+class _Homeward(_Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        return obj.__qualname__ if is_of_main(obj) else super().reducer_override(obj)
 
 
 def _reduce_handle(obj: Any) -> Any:

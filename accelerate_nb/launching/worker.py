@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from multiprocessing import process, util
 from typing import Any, NoReturn
 
@@ -78,7 +77,7 @@ def _run(order: Order, sender: Sender, payload: Payload) -> int:
         _set_threads(order.surroundings.threads)
         call = payload.unpack()
         _tell(sender, "running")
-        write_returned(outcome, _value(call), loaded_since(before))
+        write_returned(outcome, call(), loaded_since(before))
     except BaseException as error:
         failure = failure_of(error, rank, payload.sources)
         write_raised(outcome, Raised(failure, error, loaded_since(before)))
@@ -90,16 +89,6 @@ def _run(order: Order, sender: Sender, payload: Payload) -> int:
     _tell(sender, "finished")
     del store
     return 0
-
-
-def _value(call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except SystemExit as error:
-        # sys.exit() and sys.exit(0) are a script's way to say that it is done
-        if error.code in {None, 0}:
-            return None
-        raise
 
 
 def _host_store(order: Order) -> Any:
