@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+import os
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from accelerate_nb.events.model import Failure
 
+_OUR_OWN = os.path.dirname(__file__)
+
+
+def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
+    if trace is None:
+        return None
+    inner = _without_our_frames(trace.tb_next)
+    if trace.tb_frame.f_code.co_filename.startswith(_OUR_OWN):
+        return inner
+    return TracebackType(inner, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+
 
 class AccelerateNbError(Exception):
-    """The root: `except AccelerateNbError` catches whatever this package raises on purpose."""
+    """
+    The root: `except AccelerateNbError` catches whatever this package raises on purpose.
+
+    A notebook shows the frames of the person's own code, and none of this package's.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        # IPython asks an exception for the lines to show (`InteractiveShell.showtraceback`)
+        from IPython.core.interactiveshell import InteractiveShell
+
+        trace = _without_our_frames(self.__traceback__)
+        shown: list[str] = InteractiveShell.instance().InteractiveTB.structured_traceback(type(self), self, trace)
+        return shown
 
 
 class ConfigurationError(AccelerateNbError, ValueError):

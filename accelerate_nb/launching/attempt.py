@@ -30,8 +30,10 @@ Stop: TypeAlias = Literal["interrupt", "kill"]
 # Pipes are emptied at most this often: a reader that wakes for every line costs the workers more than the lines do.
 _BETWEEN_READS = 0.02
 _READ_AT_ONCE = 1 << 20
-# After the first failure: how long others may still report their own, and then end by themselves.
+# After the first failure: how long others may still report their own, and then end by themselves. A rank that only lost
+# its connection waits longer for the one that caused it, which may still be cleaning up.
 _SETTLE = 0.15
+_SETTLE_WITHOUT_CAUSE = 1.0
 _GRACE_AFTER_FAILURE = 0.6
 # How long workers may take to end once all have returned.
 _PARTING = 2.5
@@ -71,6 +73,7 @@ class Attempt:
         self._asked: Stop | None = None
         self._killed = False
         self._failed_at: float | None = None
+        self._cause_is_known = False
         self._stacks_lock = threading.Lock()
         self.timed_out_stacks: dict[int, str] | None = None
         self.lost: str | None = None
@@ -148,7 +151,7 @@ class Attempt:
                 return self._kill()
             if self.lost is not None:
                 return self._kill()
-            if self._failed_at is not None and time.monotonic() - self._failed_at > _SETTLE:
+            if self._has_settled():
                 return self._end_with_grace(_GRACE_AFTER_FAILURE)
         return None
 
@@ -203,6 +206,7 @@ class Attempt:
                 self._hear_events(rank)
             if rank not in self._reported:
                 self._reported[rank] = time.time()
+                self._cause_is_known = True
                 self._fail()
                 self._scene.take(StateChange(rank, "failed", time.time(), f"exit code {code}"))
         self.lost = self._workers.lost()
@@ -227,6 +231,8 @@ class Attempt:
                 self._reported[rank] = event.time
                 if event.state != "finished":
                     self._fail()
+            if isinstance(event, Failure) and not event.lost_connection:
+                self._cause_is_known = True
             self._scene.take(event)
 
     def _fail(self) -> None:
@@ -269,6 +275,11 @@ class Attempt:
 
     def _all_reported(self) -> bool:
         return len(self._reported) == self._plan.size
+
+    def _has_settled(self) -> bool:
+        """Whether a rank has failed, and others have had their time to say why."""
+        patience = _SETTLE if self._cause_is_known else _SETTLE_WITHOUT_CAUSE
+        return self._failed_at is not None and time.monotonic() - self._failed_at > patience
 
     def _is_late(self) -> bool:
         return self._scene.deadline is not None and time.monotonic() > self._scene.deadline

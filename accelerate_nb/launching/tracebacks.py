@@ -10,8 +10,12 @@ from traceback import FrameSummary, TracebackException
 
 from accelerate_nb.launching.sources import Sources
 
-# The whole text has to leave room for what the notebook puts around it.
-_MOST_LINES = 26
+# With what the notebook puts around it, an error stays under 40 lines.
+_MOST_LINES = 18
+# The widest line that is shown whole: a message may hold somebody's whole data set.
+_WIDEST = 1000
+# A recursion repeats a frame; more than this many of them say nothing new.
+_REPEATS = 3
 _OUR_OWN = str(Path(__file__).parent)
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
@@ -31,8 +35,19 @@ def frames_text(frames: Sequence[FrameSummary], sources: Sources) -> list[str]:
             *folded, last = run
             lines.append(f"  … {len(folded)} frame{'s' if len(folded) > 1 else ''} in {_packages(folded)}")
             run = [last]
-        for frame in run:
+        lines += _run(run, sources)
+    return lines
+
+
+def _run(frames: Sequence[FrameSummary], sources: Sources) -> list[str]:
+    """Frames that follow each other, where a recursion is folded as Python itself does it."""
+    lines: list[str] = []
+    for _, group in groupby(frames, key=lambda frame: (frame.filename, frame.lineno, frame.name)):
+        repeated = list(group)
+        for frame in repeated[:_REPEATS]:
             lines += _frame(frame, sources)
+        if more := len(repeated[_REPEATS:]):
+            lines.append(f"  … the same call {more:,} times more")
     return lines
 
 
@@ -79,8 +94,10 @@ def _package(filename: str) -> str:
 
 
 def _shortened(text: str) -> str:
-    lines = text.split("\n")
+    lines = [line if len(line) <= _WIDEST else f"{line[:_WIDEST]} …" for line in text.split("\n")]
     if len(lines) <= _MOST_LINES:
-        return text
-    kept = _MOST_LINES // 2
-    return "\n".join([*lines[:kept], f"  … {len(lines) - 2 * kept} lines more …", *lines[-kept:]])
+        return "\n".join(lines)
+    # the end says more than the beginning, and one line tells what is left out
+    first = _MOST_LINES // 3
+    last = _MOST_LINES - first - 1
+    return "\n".join([*lines[:first], f"  … {len(lines) - first - last} lines more …", *lines[-last:]])
