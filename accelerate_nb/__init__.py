@@ -18,6 +18,15 @@ _HOMES: dict[str, str] = {
     "Accelerator": "accelerate_nb.runtime.accelerator",
     "PartialState": "accelerate_nb.runtime.process",
     "skip_first_batches": "accelerate_nb.runtime.data.skipping",
+    "AutocastKwargs": "accelerate_nb.runtime.handlers",
+    "DataLoaderConfiguration": "accelerate_nb.runtime.handlers",
+    "DistributedDataParallelKwargs": "accelerate_nb.runtime.handlers",
+    "GradScalerKwargs": "accelerate_nb.runtime.handlers",
+    "InitProcessGroupKwargs": "accelerate_nb.runtime.handlers",
+    "DDPCommunicationHookType": "accelerate_nb.runtime.kinds",
+    "DistributedType": "accelerate_nb.runtime.kinds",
+    "find_executable_batch_size": "accelerate_nb.runtime.memory",
+    "synchronize_rng_states": "accelerate_nb.runtime.seeds",
     "AccelerateNbError": "accelerate_nb.errors",
     "ConfigurationError": "accelerate_nb.errors",
     "LaunchError": "accelerate_nb.errors",
@@ -63,4 +72,17 @@ if TYPE_CHECKING:
     )
     from accelerate_nb.runtime.accelerator import Accelerator as Accelerator
     from accelerate_nb.runtime.data.skipping import skip_first_batches as skip_first_batches
+    from accelerate_nb.runtime.handlers import (
+        AutocastKwargs as AutocastKwargs,
+        DataLoaderConfiguration as DataLoaderConfiguration,
+        DistributedDataParallelKwargs as DistributedDataParallelKwargs,
+        GradScalerKwargs as GradScalerKwargs,
+        InitProcessGroupKwargs as InitProcessGroupKwargs,
+    )
+    from accelerate_nb.runtime.kinds import (
+        DDPCommunicationHookType as DDPCommunicationHookType,
+        DistributedType as DistributedType,
+    )
+    from accelerate_nb.runtime.memory import find_executable_batch_size as find_executable_batch_size
     from accelerate_nb.runtime.process import PartialState as PartialState
+    from accelerate_nb.runtime.seeds import synchronize_rng_states as synchronize_rng_states

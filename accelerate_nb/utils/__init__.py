@@ -37,4 +37,40 @@ from accelerate_nb.runtime.memory import (
 )
 from accelerate_nb.runtime.saving import save as save, wait_for_everyone as wait_for_everyone
 from accelerate_nb.runtime.unwrapping import extract_model_from_parallel as extract_model_from_parallel
+from accelerate_nb.utils.operations import (
+    CannotPadNestedTensorWarning as CannotPadNestedTensorWarning,
+    ConvertOutputsToFp32 as ConvertOutputsToFp32,
+    TensorInformation as TensorInformation,
+    broadcast as broadcast,
+    broadcast_object_list as broadcast_object_list,
+    concatenate as concatenate,
+    convert_outputs_to_fp32 as convert_outputs_to_fp32,
+    convert_to_fp32 as convert_to_fp32,
+    copy_tensor_to_devices as copy_tensor_to_devices,
+    find_batch_size as find_batch_size,
+    find_device as find_device,
+    gather as gather,
+    gather_object as gather_object,
+    get_data_structure as get_data_structure,
+    get_shape as get_shape,
+    honor_type as honor_type,
+    ignorant_find_batch_size as ignorant_find_batch_size,
+    initialize_tensors as initialize_tensors,
+    is_namedtuple as is_namedtuple,
+    is_tensor_information as is_tensor_information,
+    is_torch_tensor as is_torch_tensor,
+    is_torch_xpu_tensor as is_torch_xpu_tensor,
+    listify as listify,
+    pad_across_processes as pad_across_processes,
+    pad_input_tensors as pad_input_tensors,
+    recursively_apply as recursively_apply,
+    reduce as reduce,
+    send_to_device as send_to_device,
+    slice_tensors as slice_tensors,
+)
+from accelerate_nb.utils.random import (
+    set_seed as set_seed,
+    synchronize_rng_state as synchronize_rng_state,
+    synchronize_rng_states as synchronize_rng_states,
+)
 from accelerate_nb.utils.tqdm import tqdm as tqdm
