@@ -105,7 +105,7 @@ def _as_type_of(original: BaseException | None) -> WorkerError:
         return _bare()
     kind = type(original)
     try:
-        error = remade(_combined(kind), kind, original.args, held(original))
+        error = remade(_combined(kind), original.args, held(original))
     except TypeError:
         # a class that allows no subclass, or whose memory can't be laid out together with another's
         error = _bare()

@@ -16,14 +16,8 @@ def held(error: BaseException) -> dict[str, Any]:
     return {**_fields(error), **vars(error)}
 
 
-def remade(
-    kind: type[BaseException], like: type[BaseException], args: tuple[Any, ...], values: Mapping[str, Any]
-) -> BaseException:
-    """
-    A `kind` with the arguments and values that a `like` had, of which `kind` is a subclass or the same.
-
-    No constructor written in Python is called.
-    """
+def remade(kind: type[BaseException], args: tuple[Any, ...], values: Mapping[str, Any]) -> BaseException:
+    """A `kind` with these arguments and values; no constructor written in Python is called."""
     error: BaseException = _builtin(kind).__new__(kind, *args)
     for name, value in {"args": args, **values}.items():
         # an exception may be a frozen dataclass, which refuses plain assignment
@@ -38,7 +32,7 @@ def reduced(error: BaseException) -> tuple[Any, ...] | None:
     in_python = (isinstance(way, FunctionType) for way in (kind.__reduce__, kind.__reduce_ex__))
     if not isinstance(kind.__init__, FunctionType) or any(in_python):
         return None
-    return remade, (kind, kind, error.args, held(error))
+    return remade, (kind, error.args, held(error))
 
 
 def _fields(error: BaseException) -> dict[str, Any]:
@@ -52,8 +46,9 @@ def _fields(error: BaseException) -> dict[str, Any]:
 
 
 def _builtin(kind: type[BaseException]) -> type[BaseException]:
-    """The class of Python's own that decides how an instance lies in memory: no other one's `__new__` is let near it."""
-    base: type = kind
+    """The class of Python's own that decides how an instance lies in memory: only its `__new__` may make one."""
+    base: Any = kind
     while vars(builtins).get(base.__name__) is not base:
-        base = base.__base__  # type: ignore[assignment]  # every exception's chain ends at BaseException
-    return base
+        base = base.__base__
+    found: type[BaseException] = base
+    return found

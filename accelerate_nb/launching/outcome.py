@@ -86,7 +86,7 @@ def _portable(error: BaseException | None) -> BaseException | None:
         return error
     for args in (error.args, (_message(error),)):
         try:
-            bare = remade(type(error), type(error), args, {})
+            bare = remade(type(error), args, {})
         except TypeError:
             # an exception group wants its exceptions
             continue
