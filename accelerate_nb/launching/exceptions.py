@@ -47,8 +47,7 @@ def _fields(error: BaseException) -> dict[str, Any]:
 
 def _builtin(kind: type[BaseException]) -> type[BaseException]:
     """The class of Python's own that decides how an instance lies in memory: only its `__new__` may make one."""
-    base: Any = kind
-    while vars(builtins).get(base.__name__) is not base:
+    base: type[BaseException] | None = kind
+    while base is not None and vars(builtins).get(base.__name__) is not base:
         base = base.__base__
-    found: type[BaseException] = base
-    return found
+    return base or BaseException

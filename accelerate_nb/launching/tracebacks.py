@@ -52,9 +52,9 @@ def _run(frames: Sequence[FrameSummary], sources: Sources) -> list[str]:
 
 
 def _below_ours(frames: Sequence[FrameSummary]) -> Sequence[FrameSummary]:
-    """What the worker called: how the worker came to run is nothing that a person asked for."""
+    """What the worker called: how the worker came to run, and what of ours raises an error in it, is nothing to be read."""
     ours = [index for index, frame in enumerate(frames) if frame.filename.startswith(_OUR_OWN)]
-    return frames[ours[-1] + 1 :] if ours else frames
+    return [frame for index, frame in enumerate(frames) if not ours or (index > ours[0] and index not in ours)]
 
 
 def _chain(error: TracebackException) -> Iterator[TracebackException]:

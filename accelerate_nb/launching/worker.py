@@ -36,7 +36,9 @@ def work(order: Order, parent: int, payload: Payload | None = None) -> NoReturn:
         _settle(order, parent)
         sender = Sender(socket.socket(fileno=order.descriptors.events), order.seat.rank)
         connect(sender)
-        code = _run(order, sender, payload or arrived(order.descriptors.payload, order.descriptors.more))
+        # other ranks need the store also after this one's function has returned: it lasts until all have
+        store: list[Any] = []
+        code = _run(order, sender, payload or arrived(order.descriptors.payload, order.descriptors.more), store)
         _wait_for_leave(sender)
         _part()
         os._exit(code)
@@ -87,7 +89,6 @@ def _run(order: Order, sender: Sender, payload: Payload) -> int:
         return 1
     _flush()
     _tell(sender, "finished")
-    del store
     return 0
 
 

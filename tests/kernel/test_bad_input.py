@@ -1,0 +1,114 @@
+"""What can't be run is refused with an error that says what to do, and the notebook goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernel.kernels import Cell, Kernel
+
+
+def refused(cell: Cell, kind: str) -> str:
+    """The text of the error with which a cell was refused, which shows no frame but the person's own."""
+    assert cell.error is not None, cell.text
+    assert cell.error.name == kind
+    assert "accelerate_nb/" not in cell.error.traceback
+    return cell.error.text
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "'two'", 1.5])
+def test_a_number_of_processes_that_cannot_be_is_refused(kernel: Kernel, wrong: object) -> None:
+    text = refused(kernel.run(f"notebook_launcher(print, num_processes={wrong})"), "ConfigurationError")
+    assert "num_processes" in text
+    assert str(wrong).strip("'") in text
+
+
+def test_an_unknown_precision_is_refused_with_the_known_ones(kernel: Kernel) -> None:
+    cell = kernel.run("notebook_launcher(print, num_processes=2, mixed_precision='bf61')")
+    text = refused(cell, "ConfigurationError")
+    for part in ("mixed_precision", "'bf61'", "bf16", "fp16"):
+        assert part in text
+
+
+def test_an_unknown_start_method_and_an_unknown_setting_are_refused(kernel: Kernel) -> None:
+    text = refused(kernel.run("notebook_launcher(print, num_processes=2, start_method='forc')"), "ConfigurationError")
+    assert all(part in text for part in ("'forc'", "fork", "spawn"))
+    text = refused(kernel.run("notebook_launcher(print, num_procesess=2)"), "ConfigurationError")
+    assert all(part in text for part in ("num_procesess", "num_processes"))
+
+
+def test_something_that_is_no_function_is_refused(kernel: Kernel) -> None:
+    text = refused(kernel.run("notebook_launcher(print('called'), num_processes=2)"), "ConfigurationError")
+    assert "without parentheses" in text
+    text = refused(kernel.run("notebook_launcher(print, args=(3), num_processes=2)"), "ConfigurationError")
+    assert "args=(x,)" in text
+
+
+def test_wrong_arguments_of_the_function_are_told_as_python_tells_them(kernel: Kernel) -> None:
+    cell = kernel.run("""
+    def takes_one(value):
+        pass
+    notebook_launcher(takes_one, num_processes=2)
+    """)
+    assert cell.error is not None
+    assert cell.error.name == "TypeError"
+    assert "missing 1 required positional argument: 'value'" in cell.error.text
+
+
+def test_several_machines_are_said_to_be_not_there_yet(kernel: Kernel) -> None:
+    text = refused(kernel.run("notebook_launcher(print, num_processes=2, num_nodes=2)"), "NotYetError")
+    assert "num_nodes" in text
+
+
+def test_a_launch_inside_a_worker_is_refused_and_a_launcher_there_calls_the_function(kernel: Kernel) -> None:
+    cell = kernel.run("""
+    def launches():
+        from accelerate_nb import launch
+        return launch(print, num_processes=2).wait()
+    notebook_launcher(launches, num_processes=2)
+    """)
+    assert cell.error is not None
+    assert cell.error.name == "LaunchError"
+    assert "inside rank" in cell.error.text
+    assert "Launch from the notebook" in cell.error.text
+    kernel.ok("""
+    import os
+    def inner():
+        return int(os.environ["RANK"]), os.getpid()
+    def shares_code_with_a_script():
+        from accelerate_nb import notebook_launcher
+        return notebook_launcher(inner, num_processes=4) == inner(), inner()[0]
+    shared = notebook_launcher(shares_code_with_a_script, num_processes=2, results="all")
+    """)
+    assert kernel.value("shared") == [[True, 0], [True, 1]]
+
+
+@pytest.mark.parametrize("call", ["input('how many? ')", "breakpoint()"])
+def test_asking_the_keyboard_in_a_worker_is_an_error_and_no_hang(kernel: Kernel, call: str) -> None:
+    cell = kernel.run(f"""
+    def asks():
+        {call}
+    notebook_launcher(asks, num_processes=2)
+    """)
+    assert cell.error is not None
+    assert cell.error.name == "StateError"
+    assert "has no keyboard" in cell.error.text
+    assert f"Cell In[{cell.number}], line 2, in asks" in cell.error.text
+
+
+def test_a_debugger_in_a_worker_is_an_error_and_no_hang(kernel: Kernel) -> None:
+    cell = kernel.run("""
+    def debugs():
+        import pdb
+        pdb.set_trace()
+        print("went on")
+    notebook_launcher(debugs, num_processes=2)
+    """)
+    assert cell.error is not None
+    assert cell.error.name == "StateError"
+    assert "(Pdb)" in cell.error.text
+    assert "has no keyboard" in cell.error.text
+
+
+def test_the_notebook_goes_on_after_each_refusal(kernel: Kernel) -> None:
+    kernel.run("notebook_launcher(print, num_processes=0)")
+    assert kernel.ok("notebook_launcher(lambda: print('fine'), num_processes=2)").stdout.count("fine") == 2
