@@ -64,18 +64,19 @@ def _settle(order: Order, parent: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # a notebook's kernel has switched it on already, and a forked worker's last words would go to the kernel's streams
+    faulthandler.enable(file=order.descriptors.stacks)
     faulthandler.register(STACKS_SIGNAL, file=order.descriptors.stacks, all_threads=True, chain=False)
     order.surroundings.take_over()
     os.environ.update(order.seat.environ())
     showing.install()
 
 
-def _run(order: Order, sender: Sender, payload: Payload) -> int:
-    """Run the call, leave what came of it, say so; gives the exit code."""
+def _run(order: Order, sender: Sender, payload: Payload, store: list[Any]) -> int:
+    """Run the call, leave what came of it, say so; gives the exit code. What hosts the ranks' meeting is put into `store`."""
     rank, outcome, before = order.seat.rank, order.descriptors.outcome, frozenset(sys.modules)
     try:
-        # held until the process ends: other ranks need it after this one's function has returned
-        store = _host_store(order)
+        store.append(_host_store(order))
         _set_threads(order.surroundings.threads)
         call = payload.unpack()
         _tell(sender, "running")

@@ -1,0 +1,147 @@
+"""What the engines run in their contract: functions of a module that a worker can import."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+LARGE = 3_000_000  # elements: more than a pipe or a message holds
+
+
+def facts(*args, **kwargs):
+    """What a worker finds around itself, before it has done anything."""
+    drawn = random.random(), float(np.random.rand()), torch.rand(3).tolist()
+    print("début", rank())
+    for number in range(200):
+        print("line", number, end="\n" if number % 2 else "\r\n")
+    os.write(1, b"from C\n")
+    print("no newline at the end", end="", file=sys.stderr)
+    return {
+        "args": args,
+        "kwargs": kwargs,
+        "environment": dict(os.environ),
+        "drawn": drawn,
+        "folder": os.getcwd(),
+        "path": list(sys.path),
+        "thread": threading.current_thread() is threading.main_thread(),
+        "session": os.getsid(0),
+        "pid": os.getpid(),
+    }
+
+
+def rank():
+    return int(os.environ.get("RANK", "0"))
+
+
+def meets_others():
+    dist.init_process_group("gloo")
+    value = torch.full((4,), float(dist.get_rank() + 1))
+    dist.all_reduce(value)
+    names = [None] * dist.get_world_size()
+    dist.all_gather_object(names, f"rank {dist.get_rank()}")
+    dist.destroy_process_group()
+    return value.tolist(), names
+
+
+def tensors():
+    base = torch.arange(LARGE, dtype=torch.float32)
+    return {"base": base, "view": base[10:20], "rank": rank(), "array": np.arange(12.0).reshape(3, 4).T}
+
+
+def raises(error, on_rank):
+    if rank() == on_rank:
+        raise error
+    signal.pause()
+
+
+def loses_connection():
+    """One rank fails while the other waits for it in a collective, and fails of that."""
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if dist.get_rank() == dist.get_world_size() - 1:
+        raise LookupError("the cause")
+    dist.all_reduce(torch.ones(1))
+
+
+def dies(how):
+    print("last words", flush=True)
+    if rank() != int(os.environ.get("WORLD_SIZE", "1")) - 1:
+        signal.pause()
+    match how:
+        case "exit":
+            os._exit(3)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "segfault":
+            ctypes.string_at(0)
+
+
+def leaves_early(code):
+    sys.exit(code)
+
+
+def waits(folder):
+    """Say that one is here, and wait to be ended."""
+    Path(folder, f"here_{rank()}").touch()
+    threading.Event().wait(60)
+
+
+def waits_stubbornly(folder):
+    """The same, deaf to interrupts."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Path(folder, f"here_{rank()}").touch()
+    while True:
+        time.sleep(60)
+
+
+def is_stuck_here():
+    threading.Event().wait(60)
+
+
+def gets_stuck():
+    is_stuck_here()
+
+
+def fails_the_first_time(folder):
+    count = Path(folder, f"attempts_{rank()}")
+    attempt = len(count.read_text()) if count.exists() else 0
+    count.write_text("x" * (attempt + 1))
+    if attempt == 0 and rank() == 0:
+        raise ConnectionResetError("not yet")
+    if attempt == 0:
+        signal.pause()
+    return attempt, os.environ.get("TORCHELASTIC_RESTART_COUNT")
+
+
+def writes_into(tensor, array):
+    before = float(tensor[0]), float(array[0])
+    tensor.fill_(rank() + 1)
+    array.fill(rank() + 1)
+    own = float(tensor.mean()), float(array.mean())
+    return before, own
+
+
+def logs():
+    logging.basicConfig(
+        force=True, format="%(levelname)s: %(message)s"
+    )  # a forked worker has inherited pytest's handlers
+    logging.getLogger("training").warning("careful")
+    return rank()
+
+
+def computes_in_parallel():
+    """Enough work that torch uses all threads it has."""
+    weight = torch.ones(600, 600, requires_grad=True)
+    (weight @ weight).sum().backward()
+    return torch.get_num_threads(), float(weight.grad[0, 0])

@@ -1,0 +1,372 @@
+"""One contract for every way to start workers: the same calls give the same results, errors, lines and folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from accelerate_nb import HangError, WorkerError
+from tests.contracts import functions
+
+
+class Refused(Exception):
+    """An exception whose constructor wants other arguments than it keeps."""
+
+    def __init__(self, code, reason):
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+
+
+@pytest.fixture(scope="module")
+def told(engine):
+    """One run that tells what its workers found: the run, and what it ought to have found."""
+    random.seed(7)
+    np.random.seed(7)
+    torch.manual_seed(7)
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    expected = random.random(), float(np.random.rand()), torch.rand(3).tolist()
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+    run = engine.launch(functions.facts, (1, "two"), {"three": [3]})
+    run.wait(60)
+    return run, expected
+
+
+# ------------------------------------------------------------------------------------------------------------- results
+
+
+@pytest.fixture(scope="module")
+def returned(engine):
+    """One run that brings tensors and arrays back."""
+    run = engine.launch(functions.tensors, results="main")
+    return run.wait(60), run.results
+
+
+def test_every_rank_returns_its_own_result(engine, returned):
+    _, found = returned
+    assert [one["rank"] for one in found] == list(range(engine.size))
+    for one in found:
+        assert torch.equal(one["base"], torch.arange(functions.LARGE, dtype=torch.float32))
+        assert np.array_equal(one["array"], np.arange(12.0).reshape(3, 4).T)
+
+
+def test_tensors_that_share_memory_in_a_worker_share_it_here(returned):
+    for one in returned[1]:
+        assert one["view"].data_ptr() == one["base"][10:].data_ptr()
+
+
+def test_the_main_result_is_that_of_rank_0(returned):
+    assert returned[0]["rank"] == 0
+
+
+def test_arguments_arrive(engine, told):
+    for found in told[0].results:
+        assert found["args"] == (1, "two")
+        assert found["kwargs"] == {"three": [3]}
+
+
+def test_classes_and_functions_of_a_cell_go_there_and_come_back(engine, cell):
+    main = cell(
+        "from dataclasses import dataclass\n"
+        "scale = 3\n"
+        "@dataclass\n"
+        "class Point:\n"
+        "    x: int\n"
+        "def moved(point, far=lambda value: value * scale):\n"
+        "    return Point(far(point.x))\n"
+    )
+    for found in engine.run(main.moved, main.Point(5)):
+        assert type(found) is main.Point
+        assert found == main.Point(15)
+
+
+def test_what_workers_do_to_globals_of_the_notebook_stays_with_them(isolated, cell):
+    main = cell("seen = []\ndef remember():\n    seen.append(1)\n    return len(seen)\n")
+    assert isolated.run(main.remember) == [1] * isolated.size
+    assert main.seen == []
+
+
+# -------------------------------------------------------------------------------------------------------- surroundings
+
+
+def test_workers_know_their_place_as_torchrun_tells_it(isolated, told):
+    ports = set()
+    for rank, found in enumerate(told[0].results):
+        said = found["environment"]
+        size = str(isolated.size)
+        for name in ("RANK", "LOCAL_RANK", "ROLE_RANK"):
+            assert said[name] == str(rank)
+        for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"):
+            assert said[name] == size
+        assert (said["GROUP_RANK"], said["GROUP_WORLD_SIZE"]) == ("0", "1")
+        assert said["MASTER_ADDR"] == "127.0.0.1"
+        assert said["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+        assert (said["TORCHELASTIC_RESTART_COUNT"], said["TORCHELASTIC_MAX_RESTARTS"]) == ("0", "0")
+        ports.add((said["MASTER_PORT"], said["TORCHELASTIC_RUN_ID"]))
+    assert len(ports) == 1
+
+
+def test_a_launch_leaves_this_environment_as_it_was(engine):
+    before = dict(os.environ)
+    engine.run(functions.logs)
+    assert dict(os.environ) == before
+
+
+def test_workers_find_the_folder_and_the_path_of_the_notebook(engine, told):
+    for found in told[0].results:
+        assert found["folder"] == os.getcwd()
+        assert found["path"] == sys.path
+        assert found["thread"]
+
+
+def test_each_worker_leads_a_session_of_its_own(isolated, told):
+    sessions = [found["session"] for found in told[0].results]
+    assert sessions == [found["pid"] for found in told[0].results]
+    assert os.getsid(0) not in sessions
+
+
+def test_workers_start_from_the_random_states_of_the_notebook(engine, told):
+    run, expected = told
+    assert [found["drawn"] for found in run.results] == [expected] * engine.size
+
+
+def test_ranks_meet_through_the_environment_alone(isolated):
+    total = float(sum(range(1, isolated.size + 1)))
+    names = [f"rank {rank}" for rank in range(isolated.size)]
+    assert isolated.run(functions.meets_others) == [([total] * 4, names)] * isolated.size
+
+
+def test_a_notebook_that_has_computed_with_all_threads_can_launch(engine, monkeypatch):
+    torch.set_num_threads(2)
+    assert functions.computes_in_parallel() == (2, 1200.0)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert engine.run(functions.computes_in_parallel) == [(2, 1200.0)] * engine.size
+
+
+def test_four_workers_read_one_copy_and_write_their_own(isolated):
+    tensor, array = torch.zeros(200_000), np.zeros(200_000)
+    found = isolated.run(functions.writes_into, tensor, array, num_processes=4)
+    assert found == [((0.0, 0.0), (rank + 1.0, rank + 1.0)) for rank in range(4)]
+    assert not tensor.any()
+    assert not array.any()
+
+
+# -------------------------------------------------------------------------------------------------------------- output
+
+
+def test_what_a_rank_prints_is_kept_under_its_rank_and_in_order(isolated, told):
+    run, _ = told
+    for rank in range(isolated.size):
+        expected = [f"début {rank}", *(f"line {number}" for number in range(200)), "from C"]
+        seen = run.view.rank(rank).lines
+        assert [line.text for line in seen if line.stream == "stdout"] == expected
+        assert [line.text for line in seen if line.stream == "stderr"] == ["no newline at the end"]
+        assert sorted(run.logs(rank).splitlines()) == sorted([*expected, "no newline at the end"])
+        kept = (run.folder / f"rank_{rank}.log").read_bytes()
+        assert b"line 198\r\nline 199\n" in kept
+
+
+def test_what_an_inline_function_prints_appears_here(engine, capfd):
+    if engine.isolated:
+        pytest.skip("only an inline function prints where this process does")
+    engine.run(functions.facts)
+    assert capfd.readouterr().out.startswith("début 0\nline 0\r\nline 1\n")
+
+
+def test_what_a_worker_logs_is_kept_under_its_rank(isolated):
+    run = isolated.launch(functions.logs)
+    assert run.wait(60) == list(range(isolated.size))
+    for rank in range(isolated.size):
+        assert "WARNING: careful" in run.logs(rank)
+
+
+def test_a_run_s_folder_is_complete(engine, told):
+    run, _ = told
+    status = json.loads((run.folder / "status.json").read_text())
+    assert status["state"] == "finished"
+    assert status["error"] is None
+    assert status["why"] == run.why
+    events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
+    for rank in range(engine.size):
+        states = [one["state"] for one in events if one["event"] == "StateChange" and one["rank"] == rank]
+        assert states[-2:] == ["running", "finished"]
+    logs = {f"rank_{rank}.log" for rank in range(engine.size)} if engine.isolated else set()
+    assert {path.name for path in run.folder.iterdir()} == {"status.json", "events.jsonl", *logs}
+    assert run.view.state == "finished"
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+def test_a_worker_s_error_is_raised_here_with_its_rank_and_type(engine):
+    last = engine.size - 1
+    with pytest.raises(KeyError, match=f"rank {last} stopped with KeyError: 'digits'") as caught:
+        engine.run(functions.raises, KeyError("digits"), last)
+    error = caught.value
+    assert isinstance(error, WorkerError)
+    assert error.rank == last
+    assert error.args == ("digits",)
+    assert [failure.rank for failure in error.failures if not failure.ended_by_us] == [last]
+    assert "in raises" in str(error)
+    assert len(str(error).splitlines()) < 40
+
+
+def test_code_that_catches_torch_s_error_for_failed_children_catches_ours(engine):
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    with pytest.raises(ChildFailedError):
+        engine.run(functions.raises, ValueError("wrong"), 0)
+
+
+def test_an_error_defined_in_a_cell_is_caught_by_its_class_and_shows_the_cell_s_lines(engine, cell):
+    main = cell(
+        "class Diverged(Exception):\n"
+        "    def __init__(self, loss, step):\n"
+        "        super().__init__(f'loss {loss}')\n"
+        "        self.step = step\n"
+        "def train():\n"
+        "    raise Diverged(0.5, 12)  # the line\n"
+    )
+    with pytest.raises(main.Diverged) as caught:
+        engine.run(main.train)
+    assert caught.value.step == 12
+    assert "raise Diverged(0.5, 12)  # the line" in str(caught.value)
+    assert isinstance(caught.value, WorkerError)
+
+
+def test_an_error_whose_constructor_wants_more_than_it_keeps_has_its_type(engine):
+    with pytest.raises(Refused, match="7: no") as caught:
+        engine.run(functions.raises, Refused(7, "no"), 0)
+    assert caught.value.code == 7
+
+
+def test_the_cause_leads_and_not_the_rank_that_lost_its_connection(isolated):
+    with pytest.raises(LookupError, match="the cause") as caught:
+        isolated.run(functions.loses_connection)
+    assert caught.value.rank == isolated.size - 1
+
+
+def test_leaving_with_a_code_is_a_failure_that_does_not_end_this_process(engine):
+    with pytest.raises(WorkerError, match="stopped with SystemExit: 3") as caught:
+        engine.run(functions.leaves_early, 3)
+    assert not isinstance(caught.value, SystemExit)
+
+
+def test_leaving_without_a_code_is_no_failure(engine):
+    assert engine.run(functions.leaves_early, 0) == [None] * engine.size
+
+
+@pytest.mark.parametrize(("how", "name"), [("exit", "exit code 3"), ("kill", "SIGKILL"), ("segfault", "SIGSEGV")])
+def test_a_process_that_dies_names_its_code_or_signal_and_its_last_words(isolated, how, name):
+    last = isolated.size - 1
+    with pytest.raises(WorkerError, match=f"rank {last} ended with {name}") as caught:
+        isolated.run(functions.dies, how)
+    assert caught.value.rank == last
+    assert "last words" in str(caught.value)
+
+
+def test_a_folder_of_a_failed_run_says_so(engine):
+    run = engine.launch(functions.raises, (OSError("full"), 0))
+    with pytest.raises(OSError, match="full"):
+        run.wait(60)
+    assert json.loads((run.folder / "status.json").read_text())["state"] == "failed"
+    assert '"event": "Failure"' in (run.folder / "events.jsonl").read_text()
+    assert run.view.failures[0].type == "OSError"
+
+
+# -------------------------------------------------------------------------------------------------------------- ending
+
+
+@pytest.mark.parametrize("function", [functions.waits, functions.waits_stubbornly])
+def test_a_run_can_be_stopped(isolated, function, tmp_path):
+    run = isolated.launch(function, (str(tmp_path),), grace=0.3)
+    until_here(run, tmp_path, isolated.size)
+    run.stop()
+    assert run.done
+    with pytest.raises(WorkerError):
+        run.wait(60)
+    assert json.loads((run.folder / "status.json").read_text())["state"] == "stopped"
+
+
+def test_a_run_that_takes_too_long_is_ended_with_every_rank_s_stack(isolated):
+    with pytest.raises(HangError) as caught:
+        isolated.run(functions.gets_stuck, timeout=isolated.limit)
+    text = str(caught.value)
+    for rank in range(isolated.size):
+        assert f"rank {rank}:" in text
+    assert text.count("in is_stuck_here") == isolated.size
+    assert text.count("threading.Event().wait(60)") == isolated.size
+
+
+def test_stacks_can_be_asked_for_while_it_runs(isolated, tmp_path):
+    run = isolated.launch(functions.waits, (str(tmp_path),), grace=0.3)
+    until_here(run, tmp_path, isolated.size)
+    stacks = run.stacks()
+    run.stop()
+    assert stacks.count("in waits") == isolated.size
+
+
+def test_a_group_is_started_again_after_a_failure(engine, tmp_path):
+    found = engine.run(functions.fails_the_first_time, str(tmp_path), max_restarts=1)
+    assert found == [(1, "1" if engine.isolated else None)] * engine.size
+    assert [(tmp_path / f"attempts_{rank}").read_text() for rank in range(engine.size)] == ["xx"] * engine.size
+
+
+def test_restarts_have_an_end(engine, tmp_path):
+    run = engine.launch(functions.raises, (ZeroDivisionError("again"), 0), max_restarts=1)
+    with pytest.raises(ZeroDivisionError):
+        run.wait(60)
+    events = (run.folder / "events.jsonl").read_text()
+    assert events.count('"ZeroDivisionError"') == 2
+
+
+@pytest.mark.usefixtures("told")
+def test_nothing_is_left_after_runs_that_return_fail_and_are_stopped(engine, tmp_path):
+    before = belongings()
+    engine.run(functions.tensors)
+    with pytest.raises(KeyError):
+        engine.run(functions.raises, KeyError("x"), 0)
+    if engine.isolated:
+        run = engine.launch(functions.waits_stubbornly, (str(tmp_path),), grace=0.1)
+        until_here(run, tmp_path, engine.size)
+        run.stop()
+    assert belongings() == before
+
+
+def belongings():
+    """This process's threads, what its descriptors are, and its children with theirs."""
+    kinds = [os.readlink(f"/proc/self/fd/{one}").partition(":")[0] for one in open_descriptors()]
+    children = sorted(child.pid for child in psutil.Process().children(recursive=True))
+    return sorted(thread.name for thread in threading.enumerate()), sorted(kinds), children
+
+
+def open_descriptors():
+    return [one for one in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{one}")]
+
+
+def until_here(run, folder, size):
+    """Wait until every rank has said that it is there."""
+    pause = threading.Event()
+    for _ in range(3000):
+        if len(list(Path(folder).glob("here_*"))) == size:
+            return
+        assert not run.done, "the run ended by itself"
+        pause.wait(0.01)
+    raise AssertionError("the ranks did not begin")
+
+
+def test_signals_of_this_process_are_as_they_were(engine):
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)}
+    engine.run(functions.logs)
+    assert {number: signal.getsignal(number) for number in before} == before
