@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 from dataclasses import dataclass
 
 # A line longer than this is shown cut; the run's folder keeps all of it.
 LONGEST_SHOWN = 16_384
+
+_Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,8 @@ def shown(raw: bytes) -> str:
     raw = raw.rstrip(b"\r")
     if b"\r" in raw:
         raw = raw[raw.rindex(b"\r") + 1 :]
-    text = raw[:LONGEST_SHOWN].decode(errors="backslashreplace")
+    # not final: a letter of several bytes that the cut falls into is left out
+    text = _Decoder("backslashreplace").decode(raw[:LONGEST_SHOWN], final=len(raw) <= LONGEST_SHOWN)
     if len(raw) > LONGEST_SHOWN:
         text += f" … ({len(raw):,} bytes)"
     return text
@@ -37,26 +41,32 @@ class LineAssembler:
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
+        # of these, what stands after the last carriage return: what a terminal would show
+        self._current: list[bytes] = []
 
     def feed(self, data: bytes) -> tuple[bytes, list[Line]]:
         """The raw bytes of all lines that are complete now, and the lines to show."""
         head, newline, rest = data.rpartition(b"\n")
         if not newline:
-            self._parts.append(data)
-            return b"", self._opened(data)
+            return b"", self._hold(data)
         complete = b"".join((*self._parts, head, newline))
-        self._parts = [rest] if rest else []
+        self._parts, self._current = [], []
         lines = [Line(shown(raw)) for raw in complete[:-1].split(b"\n")]
-        return complete, lines + self._opened(rest)
+        return complete, lines + self._hold(rest)
 
     def close(self) -> tuple[bytes, list[Line]]:
         """What was held back, as a line: the stream has ended."""
         rest = b"".join(self._parts)
-        self._parts = []
+        self._parts, self._current = [], []
         return (rest + b"\n", [Line(shown(rest))]) if rest else (b"", [])
 
-    def _opened(self, news: bytes) -> list[Line]:
+    def _hold(self, news: bytes) -> list[Line]:
+        """Hold back what has not ended; where a carriage return is in it, it is also given as an open line."""
+        self._parts.append(news)
+        self._current.append(news)
         if b"\r" not in news:
             return []
-        self._parts = [b"".join(self._parts)]
-        return [Line(shown(self._parts[0]), open=True)]
+        # the last one may stand at the end, and what it ends is still shown
+        current = b"".join(self._current)
+        self._current = [current[current.rfind(b"\r", 0, len(current.rstrip(b"\r"))) + 1 :]]
+        return [Line(shown(self._current[0]), open=True)]

@@ -32,10 +32,12 @@ class EventReader:
     """The reader's end of one stream: gives whole events out of bytes as they come."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._parts: list[bytes] = []
 
     def feed(self, data: bytes) -> Iterator[Event]:
         """The events that are complete now."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
+        first, *others = data.split(b"\n")
+        self._parts.append(first)
+        for other in others:
+            line, self._parts = b"".join(self._parts), [other]
             yield from_line(line)

@@ -1,0 +1,125 @@
+"""Bytes become the same whole lines, however they are cut on their way."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from accelerate_nb.events.capture import LONGEST_SHOWN, Line, LineAssembler, shown
+
+STREAMS = {
+    "plain": b"one\ntwo\nthree\n",
+    "no final newline": b"one\ntwo",
+    "nothing": b"",
+    "empty lines": b"\n\na\n\n",
+    "windows line ends": b"one\r\ntwo\r\n\r\n",
+    "progress bar": b"\r  0%|   |\r 50%|## |\r100%|###|\ndone\n",
+    "a bar that ends with a carriage return": b"10%\r20%\r30%\r\n",
+    "a bar that never ends": b"10%\r20%",
+    "no text at all": bytes(range(256)) * 3 + b"\n" + b"\xff\xfe\n",
+    "letters of several bytes": "grüße 😀 日本\n".encode() * 5,
+    "long": b"x" * 40_000 + b"\n" + b"y" * 10,
+}
+
+
+def assembled(pieces):
+    """The raw bytes and the whole lines of a stream that comes in these pieces."""
+    assembler = LineAssembler()
+    raw, lines = b"", []
+    for piece in pieces:
+        more, news = assembler.feed(piece)
+        assert more == b"" or more.endswith(b"\n")
+        raw += more
+        lines += news
+    more, news = assembler.close()
+    return raw + more, [line.text for line in lines + news if not line.open]
+
+
+def cut(data, seed):
+    """The data in random pieces, some of one byte, some empty."""
+    dice = random.Random(seed)
+    places = sorted(dice.randrange(len(data) + 1) for _ in range(min(len(data), dice.choice([1, 3, 20, 200]))))
+    return [data[a:b] for a, b in zip([0, *places], [*places, len(data)], strict=True)]
+
+
+@pytest.mark.parametrize("data", STREAMS.values(), ids=STREAMS)
+def test_any_cutting_gives_the_same_lines_and_loses_no_byte(data):
+    raw, lines = assembled([data])
+    assert raw == data or raw == data + b"\n"
+    assert len(lines) == raw.count(b"\n")
+    for seed in range(60):
+        assert assembled(cut(data, seed)) == (raw, lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("plain", ["one", "two", "three"]),
+        ("no final newline", ["one", "two"]),
+        ("nothing", []),
+        ("empty lines", ["", "", "a", ""]),
+        ("windows line ends", ["one", "two", ""]),
+        ("progress bar", ["100%|###|", "done"]),
+        ("a bar that ends with a carriage return", ["30%"]),
+        ("a bar that never ends", ["20%"]),
+    ],
+)
+def test_a_line_is_what_a_terminal_would_show(name, expected):
+    assert assembled([STREAMS[name]])[1] == expected
+
+
+def test_bytes_that_are_no_text_are_shown_as_escapes():
+    assert shown(b"a\xffb") == r"a\xffb"
+    assert shown("ä".encode()) == "ä"
+
+
+def test_a_very_long_line_is_cut_where_it_is_shown_and_kept_whole():
+    raw, (text,) = assembled([b"x" * 100_000 + b"\n"])
+    assert len(raw) == 100_001
+    assert text == "x" * LONGEST_SHOWN + " … (100,000 bytes)"
+
+
+def test_a_long_line_is_not_cut_inside_a_letter():
+    assert "\\x" not in shown("ä".encode() * LONGEST_SHOWN + b"!") + shown(b"!" + "ä".encode() * LONGEST_SHOWN)
+
+
+def test_a_progress_bar_is_given_each_time_it_moves_and_once_as_a_line():
+    assembler = LineAssembler()
+    assert assembler.feed(b"\r10%") == (b"", [Line("10%", open=True)])
+    assert assembler.feed(b"\r20%") == (b"", [Line("20%", open=True)])
+    assert assembler.feed(b"\r3") == (b"", [Line("3", open=True)])
+    assert assembler.feed(b"0%") == (b"", [])
+    assert assembler.feed(b" of it\r") == (b"", [Line("30% of it", open=True)])
+    assert assembler.feed(b"\nnext") == (b"\r10%\r20%\r30% of it\r\n", [Line("30% of it")])
+
+
+def test_text_that_waits_for_its_newline_is_held_back():
+    assembler = LineAssembler()
+    assert assembler.feed(b"step 1") == (b"", [])
+    assert assembler.feed(b", loss 2\nst") == (b"step 1, loss 2\n", [Line("step 1, loss 2")])
+    assert assembler.close() == (b"st\n", [Line("st")])
+    assert assembler.close() == (b"", [])
+
+
+def test_a_bar_that_moves_for_hours_costs_no_more_than_at_its_beginning():
+    assembler = LineAssembler()
+    bar = b"\r" + b"#" * 150
+    begin = time.perf_counter()
+    for _ in range(40_000):
+        assembler.feed(bar)
+    # when everything since the last newline is put together each time, this takes half a minute
+    assert time.perf_counter() - begin < 5
+    assert len(assembler.close()[0]) == 40_000 * len(bar) + 1
+
+
+def test_a_line_of_many_pieces_costs_no_more_than_its_length():
+    assembler = LineAssembler()
+    begin = time.perf_counter()
+    for _ in range(4_000):
+        assembler.feed(b"\r" + b"x" * 10_000 if _ == 0 else b"x" * 10_000)
+    raw, (line,) = assembler.feed(b"\n")
+    assert time.perf_counter() - begin < 5
+    assert len(raw) == 40_000_002
+    assert line.text.endswith("(40,000,000 bytes)")

@@ -1,0 +1,79 @@
+"""Events arrive whole and in order, however a stream cuts them."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+
+from accelerate_nb.events.channel import EventReader, Sender
+from accelerate_nb.events.model import Display, LogLine, Metric, StateChange, to_line
+
+EVENTS = [
+    StateChange(0, "running", 1.0, "42"),
+    Metric(1, "loss", 0.5, None, 2.0),
+    Display(0, {"text/html": "<b>ü\n</b>", "image/png": "x" * 5000}, {"image/png": {"width": 3}}, 3.0),
+    LogLine(2, "stderr", "a\r\nb \udcff", 4.0, True),
+]
+
+
+def test_events_come_out_as_they_went_in_however_they_are_cut():
+    data = b"".join(map(to_line, EVENTS))
+    for seed in range(50):
+        dice, reader, found, rest = random.Random(seed), EventReader(), [], data
+        while rest:
+            size = dice.choice([1, 7, 100, 5000])
+            found += reader.feed(rest[:size])
+            rest = rest[size:]
+        assert found == EVENTS
+
+
+def test_an_event_that_has_not_ended_is_held_back():
+    line = to_line(EVENTS[0])
+    reader = EventReader()
+    assert list(reader.feed(line[:-1])) == []
+    assert list(reader.feed(b"\n")) == EVENTS[:1]
+
+
+def test_threads_that_send_at_once_don_t_mix_their_events():
+    near, far = socket.socketpair()
+    found = []
+
+    def read():
+        reader = EventReader()
+        while data := near.recv(1 << 16):
+            found.extend(reader.feed(data))
+
+    with near:
+        reading = threading.Thread(target=read)
+        reading.start()
+        with far:
+            sender = Sender(far, rank=0)
+            events = [[Metric(thread, "x" * 3000, float(i), i, 0.0) for i in range(100)] for thread in range(4)]
+            writing = [threading.Thread(target=lambda own=own: [sender.send(one) for one in own]) for own in events]
+            for thread in writing:
+                thread.start()
+            for thread in writing:
+                thread.join()
+        reading.join()
+    for thread, own in enumerate(events):
+        assert [event for event in found if event.rank == thread] == own
+
+
+def test_where_nobody_listens_any_more_events_are_dropped():
+    near, far = socket.socketpair()
+    near.close()
+    with far:
+        Sender(far, rank=0).send(EVENTS[0])
+
+
+def test_a_very_large_event_costs_no_more_than_its_size():
+    line = to_line(Display(0, {"image/png": "x" * 30_000_000}, {}, 0.0))
+    reader, found = EventReader(), []
+    begin = time.perf_counter()
+    for start in range(0, len(line), 20_000):
+        found += reader.feed(line[start : start + 20_000])
+    # when the rest is put together anew for each piece, this takes many seconds
+    assert time.perf_counter() - begin < 3
+    assert len(found[0].data["image/png"]) == 30_000_000

@@ -1,0 +1,63 @@
+"""Every event survives the way through its line of JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.events.model import (
+    KINDS,
+    DeviceSample,
+    Display,
+    Failure,
+    LogLine,
+    Metric,
+    Progress,
+    StateChange,
+    from_line,
+    to_line,
+)
+
+EVENTS = [
+    LogLine(0, "stdout", 'tab\t quote " newline \n grüße 😀 \udcff', 1.5, open=True),
+    Metric(3, "loss/train", -1e-300, 12, 2.0),
+    Metric(3, "loss", math.inf, None, 2.0),
+    Progress(1, "epoch", 3.0, None, 0.0),
+    Display(0, {"text/plain": "x", "application/json": {"a": [1, {"b": None}]}}, {"isolated": True}, 0.0),
+    DeviceSample(0, "cuda:0", 12.5, 2**40, None, 0.0),
+    StateChange(None, "failed", 7.25, "why"),
+    StateChange(0, "running", 0.0),
+    Failure(2, "KeyError", "'x'", "a\nb", 1.0, -11, ("last", "words"), lost_connection=True, ended_by_us=True),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_an_event_survives_its_line(event):
+    line = to_line(event)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert from_line(line) == event
+    assert from_line(line.decode()) == event
+
+
+def test_every_kind_is_tried():
+    assert {type(event) for event in EVENTS} == set(KINDS.values())
+
+
+def test_a_number_that_is_none_survives_too():
+    assert math.isnan(from_line(to_line(Metric(0, "loss", math.nan, 0, 0.0))).value)
+
+
+def test_a_kind_that_is_not_known_is_named():
+    with pytest.raises(ConfigurationError, match="'Teapot'; known kinds are LogLine"):
+        from_line(b'{"event": "Teapot"}')
+    with pytest.raises(ConfigurationError, match="None"):
+        from_line(b"{}")
+
+
+def test_fields_of_a_later_version_are_passed_over():
+    said = json.loads(to_line(EVENTS[1])) | {"colour": "red"}
+    assert from_line(json.dumps(said)) == EVENTS[1]

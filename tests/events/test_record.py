@@ -1,0 +1,95 @@
+"""A run's folder holds all that happened, and making one touches nobody else's files."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+from accelerate_nb.events.model import LogLine, Metric, StateChange, from_line
+from accelerate_nb.events.record import KEPT_RUNS, Record, new_folder
+
+
+def test_each_rank_s_bytes_are_kept_as_they_came(tmp_path):
+    with Record(tmp_path / "run") as record:
+        record.output(0, b"one\r\n\xff\n")
+        record.output(1, b"other\n")
+        record.output(0, b"two\n")
+    assert (tmp_path / "run" / "rank_0.log").read_bytes() == b"one\r\n\xff\ntwo\n"
+    assert (tmp_path / "run" / "rank_1.log").read_bytes() == b"other\n"
+
+
+def test_events_are_kept_and_metrics_also_by_themselves(tmp_path):
+    metric, state = Metric(0, "loss", 0.5, 1, 2.0), StateChange(0, "running", 1.0)
+    with Record(tmp_path) as record:
+        for event in (state, metric, LogLine(0, "stdout", "in the log already", 0.0)):
+            record.event(event)
+    kept = {name: (tmp_path / name).read_bytes().splitlines() for name in ("events.jsonl", "metrics.jsonl")}
+    assert [from_line(line) for line in kept["events.jsonl"]] == [state, metric]
+    assert [from_line(line) for line in kept["metrics.jsonl"]] == [metric]
+
+
+def test_what_was_flushed_can_be_read_while_the_run_goes_on(tmp_path):
+    with Record(tmp_path) as record:
+        record.output(0, b"one\n")
+        record.flush()
+        assert (tmp_path / "rank_0.log").read_bytes() == b"one\n"
+
+
+def test_the_status_is_replaced_as_a_whole(tmp_path):
+    with Record(tmp_path) as record:
+        record.status(state="running")
+        first = (tmp_path / "status.json").open()
+        record.status(state="finished", error=None)
+    with first:
+        assert json.load(first)["state"] == "running"
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert (status["state"], status["error"]) == ("finished", None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["status.json"]
+
+
+def test_a_record_that_is_closed_can_be_closed_and_written_again(tmp_path):
+    record = Record(tmp_path)
+    record.output(0, b"one\n")
+    record.close()
+    record.output(0, b"two\n")
+    record.close()
+    assert (tmp_path / "rank_0.log").read_bytes() == b"one\ntwo\n"
+
+
+def test_runs_of_the_same_second_have_folders_of_their_own_that_only_their_user_can_open(tmp_path):
+    folders = [new_folder(tmp_path / "runs", "train <lambda>/../x") for _ in range(5)]
+    assert len(set(folders)) == 5
+    for folder in folders:
+        assert folder.parent == tmp_path / "runs"
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert "train__lambda" in folder.name
+
+
+def test_the_oldest_runs_are_removed_and_nothing_else(tmp_path):
+    others = [tmp_path / "notes", tmp_path / "0000 my data", tmp_path / "status.json"]
+    for folder in others[:2]:
+        folder.mkdir()
+        (folder / "file").touch()
+    others[2].touch()
+    running = tmp_path / "0001-01-01_000000_running"
+    running.mkdir()  # it has no status yet
+    outside = tmp_path.parent / f"{tmp_path.name} outside"
+    outside.mkdir()
+    (outside / "status.json").touch()
+    os.symlink(outside, tmp_path / "0002 link")
+    made = []
+    for number in range(KEPT_RUNS + 5):
+        folder = tmp_path / f"2020-01-01_{number:06}_train"
+        folder.mkdir()
+        (folder / "status.json").touch()
+        made.append(folder)
+    new = new_folder(tmp_path, "train")
+    left = [folder for folder in made if folder.exists()]
+    assert left[-1] == made[-1]
+    assert left == made[-len(left) :]
+    assert len(left) in {KEPT_RUNS - 1, KEPT_RUNS - 2}
+    assert new.is_dir()
+    assert running.is_dir()
+    assert (outside / "status.json").exists()
+    assert all(path.exists() for path in others)
