@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from accelerate_nb.errors import OperationError
+from accelerate_nb.errors import DataError, OperationError
 from accelerate_nb.runtime.current import current_world
 from accelerate_nb.runtime.data.parcel import Parcel, Post
 from accelerate_nb.runtime.data.reading import PreparedLoader, drawn_from
@@ -165,10 +165,12 @@ def _chained(first: Parcel, others: Iterator[Parcel]) -> Iterator[Parcel]:
 def _as_one(batches: list[Any]) -> Any:
     try:
         return concatenate(batches, dim=0)
+    except DataError:
+        raise
     except RuntimeError as error:
         raise OperationError(
             "A loader whose batches the main process dispatches needs batches of one shape, but could not join "
-            f"{len(batches)} of them: {error}. Pass dispatch_batches=False, so that each process fetches its own, or "
+            f"{len(batches)} of them ({error}). Pass dispatch_batches=False, so that each process fetches its own, or "
             "split_batches=True, so that each batch is cut into parts."
         ) from error
 

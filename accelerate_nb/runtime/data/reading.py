@@ -230,9 +230,10 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):
             return course.pending
         if course.start is None or course.at_end:
             following = course.epoch + (course.start is not None)
-            generators = self._states()["generators"]
-            return {"epoch": following, "batches": 0, "stride": self.stride, "generators": generators}
-        return {"epoch": course.epoch, "batches": course.batches, "stride": self.stride, **course.start}
+            states = {"generators": self._states()["generators"]}
+            return {"epoch": following, "batches": 0, "stride": self.stride, "seed": self._seed, **states}
+        here = {"epoch": course.epoch, "batches": course.batches, "stride": self.stride, "seed": self._seed}
+        return {**here, **course.start}
 
     def resume(self, position: dict[str, Any]) -> None:
         """The next iteration goes on where `position` was asked for, also with another number of processes."""
@@ -243,6 +244,8 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):
                 "Pass what its `position()` returned."
             )
         self._course.epoch = position["epoch"]
+        if isinstance(sampler := get_sampler(self), SeedableRandomSampler) and position.get("seed") is not None:
+            sampler.initial_seed = position["seed"]
         self._course.pending = {
             **position,
             "batches": position["batches"] * position["stride"] // self.stride,
@@ -274,6 +277,12 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):
             if name in generators:
                 generators[name].set_state(state)
         return pending
+
+    @property
+    def _seed(self) -> int | None:
+        """What the orders of all epochs depend on, where it is a seed."""
+        sampler = get_sampler(self)
+        return sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
 
     def _states(self) -> dict[str, Any]:
         generators = {name: generator.get_state() for name, generator in self._generators().items()}
@@ -309,7 +318,8 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):
 
     def __getstate__(self) -> dict[str, Any]:
         # the state of accumulation belongs to a process, and running workers can't be copied
-        return {**self.__dict__, "_iterator": None, "gradient_state": None}
+        source = None if self._source is None else IndexSource(self._source.sampler)
+        return {**self.__dict__, "_iterator": None, "_source": source, "gradient_state": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, gradient_state=GradientState())

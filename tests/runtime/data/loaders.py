@@ -1,0 +1,72 @@
+"""The data sets that loaders are tested with."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+Pair = namedtuple("Pair", ["number", "square"])
+
+
+class Numbers(Dataset[Any]):
+    """Whole numbers, each in a dictionary, a named tuple or alone; some are changed by chance as images are augmented."""
+
+    def __init__(self, length: int, kind: str = "plain") -> None:
+        self.length = length
+        self.kind = kind
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        number = torch.tensor(index)
+        if self.kind == "nested":
+            return {"pair": Pair(number, number * number), "list": [number.float() / 2, number > 1]}
+        if self.kind == "augmented":
+            return number + torch.rand(())
+        return number
+
+
+class Stream(IterableDataset[Any]):
+    """The same, one after the other; with a length only if it is told."""
+
+    def __init__(self, length: int, kind: str = "plain") -> None:
+        self.numbers = Numbers(length, kind)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.numbers[index] for index in range(len(self.numbers)))
+
+
+class Shuffled(Stream):
+    """A stream that is shuffled anew in every epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(torch.from_numpy(np.random.default_rng(self.epoch).permutation(len(self.numbers))))
+
+
+class Broken(Stream):
+    """A stream that breaks off after its third sample."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(3):
+            yield torch.tensor(index)
+        raise OSError("the disk is gone")
+
+
+def plain(batch: Any) -> Any:
+    """A batch as plain Python, which can be compared and can travel."""
+    if isinstance(batch, torch.Tensor):
+        return batch.tolist()
+    if isinstance(batch, dict):
+        return {key: plain(value) for key, value in batch.items()}
+    return [plain(value) for value in batch]

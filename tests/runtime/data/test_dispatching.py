@@ -1,0 +1,152 @@
+"""What the main process reads reaches every process."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from accelerate_nb.errors import OperationError
+from tests.ranks import RanksFailed, run_on_ranks
+from tests.runtime.data.loaders import Broken, Numbers, Shuffled, Stream, plain
+
+CPU = torch.device("cpu")
+# length, batch size, split_batches, drop_last; theirs stops with an error where drop_last leaves no batch
+CASES = [case for case in product([1, 4, 7, 8, 12, 13], [2, 4], *[[False, True]] * 2) if not case[3] or case[0] >= 8]
+
+
+def read(package: str, kind: str, cases: list[Any]) -> list[Any]:
+    """Two epochs of a dispatched loader for each case, with what it says of itself at each batch."""
+    import_module(package).Accelerator(cpu=True)
+    seen: list[Any] = []
+    for length, size, split, drop in cases:
+        data: Any = {"stream": Stream, "shuffled": Shuffled, "indices": Numbers}[kind](length)
+        if kind == "stream":
+            data = Stream(length, "nested")
+        loader = import_module(f"{package}.data_loader").prepare_data_loader(
+            DataLoader(data, size, drop_last=drop),
+            CPU,
+            put_on_device=True,
+            dispatch_batches=True if kind == "indices" else None,
+            split_batches=split,
+        )
+        for _ in range(2):
+            seen.append([])
+            for batch in loader:
+                seen[-1].append((plain(batch), loader.end_of_dataloader, loader.remainder, loader.iteration))
+    return [*seen, torch.rand(1).item()]
+
+
+@pytest.mark.parametrize("kind", ["stream", "shuffled", "indices"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_dispatched_loader_gives_what_accelerates_gives(kind: str, size: int) -> None:
+    assert run_on_ranks(read, size, "accelerate_nb", kind, CASES) == run_on_ranks(read, size, "accelerate", kind, CASES)
+
+
+def few(length: int) -> Any:
+    from accelerate_nb import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(Stream(length), 2))
+    found = []
+    for batch in loader:
+        found.append((plain(batch), plain(accelerator.gather_for_metrics(batch))))
+    return found, len(loader) if length == 0 else None
+
+
+def test_fewer_samples_than_processes_are_repeated() -> None:
+    found = run_on_ranks(few, 3, 1)
+    assert [rank for rank, _ in found] == [[([0], [0])]] * 3
+    assert [rank for rank, _ in run_on_ranks(few, 3, 5)] == [
+        [([0, 1], [0, 1, 2, 3, 4])],
+        [([2, 3], [0, 1, 2, 3, 4])],
+        [([4, 0], [0, 1, 2, 3, 4])],
+    ]
+
+
+def breaks() -> Any:
+    from accelerate_nb import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    seen = []
+    try:
+        for batch in accelerator.prepare(DataLoader(Broken(9), 1)):
+            seen.append(plain(batch))
+    except OSError as error:
+        return seen, str(error)
+    except OperationError as error:
+        return seen, str(error)
+
+
+def test_an_error_of_the_reader_reaches_all() -> None:
+    (first, said), (second, told) = run_on_ranks(breaks, 2)
+    assert (first, second) == ([], [])  # the error comes while the main process looks for a batch after the first
+    assert said == "the disk is gone"
+    assert told == "The main process could not read the next batch: OSError: the disk is gone"
+
+
+class Texts(Stream):
+    def __iter__(self) -> Any:
+        return iter(["a", "b", "c", "d"])
+
+
+def texts() -> None:
+    from accelerate_nb import Accelerator
+
+    list(Accelerator(cpu=True).prepare(DataLoader(Texts(4), 2)))
+
+
+def test_what_cannot_travel_is_an_error_on_all() -> None:
+    with pytest.raises(
+        RanksFailed, match=r"(?s)rank 0:.*DataError: Only tensors.*a str.*rank 1:.*OperationError: .*DataError"
+    ):
+        run_on_ranks(texts, 2)
+
+
+class Uneven(Stream):
+    def __iter__(self) -> Any:
+        return iter([torch.ones(2), torch.ones(3), torch.ones(2), torch.ones(3)])
+
+
+def uneven() -> None:
+    from accelerate_nb import Accelerator
+
+    list(Accelerator(cpu=True).prepare(DataLoader(Uneven(4), 1)))
+
+
+def test_batches_of_different_shapes_are_an_error_on_all() -> None:
+    with pytest.raises(
+        RanksFailed, match=r"(?s)rank 0:.*Pass dispatch_batches=False.*rank 1:.*Pass dispatch_batches=Fa"
+    ):
+        run_on_ranks(uneven, 2)
+
+
+def sliced() -> Any:
+    from accelerate_nb.data_loader import prepare_data_loader
+
+    def every_other(batch: Any, part: slice, process_index: int, num_processes: int) -> Any:
+        return batch[process_index::num_processes]
+
+    loader = prepare_data_loader(DataLoader(Stream(8), 2), CPU, put_on_device=True, slice_fn_for_dispatch=every_other)
+    return [plain(batch) for batch in loader], loader.total_batch_size
+
+
+def test_a_batch_may_be_cut_in_another_way() -> None:
+    assert run_on_ranks(sliced, 2) == [([[0, 2], [4, 6]], 4), ([[1, 3], [5, 7]], 4)]
+
+
+def skipped() -> Any:
+    from accelerate_nb import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(Stream(11), 2))
+    rest = accelerator.skip_first_batches(loader, 1)
+    return [plain(batch) for batch in rest], rest.remainder, loader.iteration
+
+
+def test_a_dispatched_epoch_goes_on_after_its_first_batches() -> None:
+    assert run_on_ranks(skipped, 2) == [([[4, 5], [8, 9]], 3, 1), ([[6, 7], [10, 0]], 3, 1)]

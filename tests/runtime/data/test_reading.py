@@ -1,0 +1,229 @@
+"""A loader knows its end, its epoch, and where it stands."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from accelerate_nb.errors import StateError
+from accelerate_nb.runtime.accumulation import GradientState
+from accelerate_nb.runtime.data.loading import prepare_data_loader
+from accelerate_nb.runtime.data.skipping import skip_first_batches
+from tests.ranks import run_on_ranks
+from tests.runtime.data.loaders import Numbers, Shuffled, Stream, plain
+
+CPU = torch.device("cpu")
+
+
+def prepared(data: Any, size: int = 2, options: dict[str, Any] | None = None, **more: Any) -> Any:
+    loader = DataLoader(data, size, **more)
+    return prepare_data_loader(loader, CPU, 1, 0, put_on_device=True, dispatch_batches=False, **(options or {}))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["indices", "stream"])
+def test_the_last_batch_is_known_to_be_the_last(kind: str, workers: int) -> None:
+    data = Numbers(5) if kind == "indices" else Stream(5)
+    loader = prepared(data, 2, num_workers=workers)
+    expected = [False] * (2 if workers == 0 or kind == "indices" else 5) + [True]
+    assert [loader.end_of_dataloader for _ in loader] == expected
+    assert [GradientState().end_of_dataloader for _ in loader] == expected
+
+
+def test_nothing_is_read_ahead_of_its_batch() -> None:
+    asked: list[int] = []
+
+    class Watched(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            asked.append(index)
+            return super().__getitem__(index)
+
+    for number, _ in enumerate(prepared(Watched(6)), start=1):
+        assert len(asked) == 2 * number
+
+
+@pytest.mark.parametrize("kind", ["indices", "stream"])
+def test_leaving_an_epoch_leaves_nothing_behind(kind: str) -> None:
+    outer, inner = prepared(Numbers(6)), prepared(Numbers(6) if kind == "indices" else Stream(6))
+    gradients = GradientState()
+    before = len(gradients.dataloader_references)
+    for _ in outer:
+        for _ in inner:
+            assert gradients.active_dataloader is inner
+            break
+        assert gradients.active_dataloader is outer
+        assert gradients.end_of_dataloader == outer.end_of_dataloader
+    with pytest.raises(KeyError):
+        for _ in outer:
+            raise KeyError
+    gc.collect()
+    assert not gradients.in_dataloader
+    assert len(gradients.dataloader_references) == before
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_was_left_is_over(workers: int) -> None:
+    loader = prepared(
+        Numbers(64),
+        options={"use_seedable_sampler": True},
+        shuffle=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+    )
+    left = [[plain(batch) for batch in islice(loader, 3)] for _ in range(3)]
+    assert loader.iteration == 3
+    loader.set_epoch(0)
+    whole = [[plain(batch) for batch in loader][:3] for _ in range(3)]
+    assert left == whole
+    assert left[0] != left[1] != left[2]
+
+
+def test_every_one_that_wants_to_know_is_told_the_epoch() -> None:
+    loader = prepared(Shuffled(4), 4)
+    first, second = ([plain(batch) for batch in loader] for _ in range(2))
+    assert first != second
+    loader.set_epoch(0)
+    assert [plain(batch) for batch in loader] == first
+
+
+def go_on(how: str, stop: int, workers: int) -> bool:
+    """Whether what is read after a pause, by a new loader, is what would have been read without one."""
+    options = {"use_seedable_sampler": how == "seedable", "rng_types": ["generator"]}
+    generator = torch.Generator().manual_seed(9) if how == "own generator" else None
+    data = Shuffled(11) if how == "stream" else Numbers(11, "augmented" if how == "augmented" else "plain")
+    shuffle = None if how == "stream" else True
+
+    def make() -> Any:
+        loader = DataLoader(data, 2, shuffle=shuffle, generator=generator, num_workers=workers)
+        return prepare_data_loader(loader, CPU, put_on_device=True, dispatch_batches=how == "dispatched", **options)
+
+    torch.manual_seed(2)
+    loader = make()
+    list(loader)
+    straight: list[Any] = []
+    position: dict[str, Any] = {}
+    present = torch.get_rng_state()
+    for number, batch in enumerate(loader, start=1):
+        straight.append((plain(batch), loader.end_of_dataloader, torch.rand(1).item()))
+        if number == stop:
+            position = copy.deepcopy(loader.position())
+            present = torch.get_rng_state()
+            straight.clear()
+    straight += [(plain(batch), loader.end_of_dataloader, torch.rand(1).item()) for batch in loader]
+
+    torch.manual_seed(77)
+    again = make()
+    again.resume(pickle.loads(pickle.dumps(position)))
+    torch.set_rng_state(present)
+    resumed: list[Any] = []
+    for _ in range(2 if len(straight) > again_length(again) else 1):
+        resumed += [(plain(batch), again.end_of_dataloader, torch.rand(1).item()) for batch in again]
+    return resumed == straight and again.iteration == loader.iteration
+
+
+def again_length(loader: Any) -> int:
+    try:
+        return len(loader)
+    except TypeError:
+        return 6 if loader.stride == 1 else 3
+
+
+@pytest.mark.parametrize("how", ["global generator", "own generator", "seedable", "stream", "augmented", "dispatched"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_resumed_epoch_goes_on_where_it_was(how: str, size: int) -> None:
+    for stop in (1, 6 // size):
+        assert run_on_ranks(go_on, size, how, stop, 0) == [True] * size
+
+
+def test_workers_go_on_too() -> None:
+    assert run_on_ranks(go_on, 1, "global generator", 2, 2) == [True]
+
+
+def test_a_position_fits_any_number_of_processes() -> None:
+    loader = prepare_data_loader(DataLoader(Numbers(24), 2), num_processes=2, process_index=0)
+    for _ in islice(loader, 3):
+        position = loader.position()
+    others = [
+        prepare_data_loader(DataLoader(Numbers(24), 2), num_processes=3, process_index=index) for index in range(3)
+    ]
+    for other in others:
+        other.resume(position)
+    assert [plain(next(iter(other))) for other in others] == [[12, 13], [14, 15], [16, 17]]
+
+
+def test_another_epoch_than_the_saved_one_begins_at_its_beginning() -> None:
+    loader = prepared(Numbers(8))
+    for _ in islice(loader, 2):
+        position = loader.position()
+    other = prepared(Numbers(8))
+    other.resume(position)
+    assert other.position() == position
+    other.set_epoch(5)
+    assert len(list(other)) == 4
+
+
+def test_a_position_that_is_none_is_an_error() -> None:
+    with pytest.raises(StateError, match="without batches, epoch, generators, stride"):
+        prepared(Numbers(2)).resume({})
+
+
+def test_a_loader_can_be_pickled_and_copied() -> None:
+    loader = prepared(Numbers(5), options={"use_seedable_sampler": True}, shuffle=True)
+    next(iter(loader))
+    for twin in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
+        assert twin.iteration == loader.iteration == 1
+        assert [plain(batch) for batch in twin] == [plain(batch) for batch in copy.deepcopy(loader)]
+
+
+@pytest.mark.parametrize("kind", ["indices", "stream"])
+def test_the_rest_of_an_epoch_knows_its_end(kind: str) -> None:
+    loader = prepared(Numbers(7) if kind == "indices" else Stream(7))
+    rest = skip_first_batches(loader, 2)
+    seen = [(plain(batch), rest.end_of_dataloader) for batch in rest]
+    assert seen == [([4, 5], False), ([6], True)]
+    assert loader.iteration == rest.iteration == 1
+    if kind == "indices":
+        assert (len(loader), len(rest), rest.remainder, rest.total_batch_size) == (4, 2, 1, 2)
+
+
+def test_what_is_skipped_is_not_loaded() -> None:
+    class Expensive(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            assert index >= 4
+            return super().__getitem__(index)
+
+    assert len(list(skip_first_batches(prepared(Expensive(8)), 2))) == 2
+
+
+def test_plain_loaders_can_skip_too() -> None:
+    rest = skip_first_batches(DataLoader(Numbers(7), 2), 2)
+    assert (len(rest), [plain(batch) for batch in rest]) == (2, [[4, 5], [6]])
+    rest = skip_first_batches(DataLoader(Stream(7), 2), 2)
+    assert [plain(batch) for batch in rest] == [[4, 5], [6]]
+    rest = skip_first_batches(DataLoader(Numbers(7), batch_size=None), 5)
+    assert [plain(batch) for batch in rest] == [5, 6]
+    assert not GradientState().in_dataloader
+
+
+def test_skipping_goes_on_in_a_resumed_epoch() -> None:
+    def make() -> Any:
+        return prepared(Numbers(8), shuffle=True)
+
+    loader = make()
+    order = []
+    for batch in loader:
+        order.append(plain(batch))
+        if len(order) == 2:
+            position = loader.position()
+    resumed = make()
+    resumed.resume(position)
+    assert [plain(batch) for batch in skip_first_batches(resumed, 1)] == order[1:]
+    assert resumed.iteration == 1
+    assert len(list(resumed)) == 4
