@@ -65,6 +65,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return _typed_storage, (obj._untyped_storage, obj.dtype)
         if torch is not None and isinstance(obj, torch.UntypedStorage):
             return _reduce_storage(obj)
+        if torch is not None and type(obj) is torch.Tensor and obj.dtype in torch.storage._new_dtypes():
+            return _reduce_as_integers(obj)
         if "IPython" in sys.modules and isinstance(obj, _shell_class()):
             # a function that mentions get_ipython would drag the whole shell along, its history's database first
             return _no_shell, ()
@@ -123,6 +125,18 @@ def _reduce_shared(storage: Any) -> Any:
     from torch.multiprocessing.reductions import reduce_storage
 
     return reduce_storage(storage) if get_spawning_popen() is not None else None
+
+
+def _reduce_as_integers(tensor: Any) -> Any:
+    """A tensor of a type that torch's typed storages don't know (float8, unsigned): the same memory under another type."""
+    import torch
+
+    twin = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize]
+    return _of_integers, (tensor.detach().view(twin), tensor.dtype, tensor.requires_grad)
+
+
+def _of_integers(integers: Any, dtype: Any, requires_grad: bool) -> Any:
+    return integers.view(dtype).requires_grad_(requires_grad)
 
 
 def _storage(memory: Any, device: str) -> Any:

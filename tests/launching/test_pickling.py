@@ -1,0 +1,223 @@
+"""Values arrive as they were: tensors with their views, strides and shared memory, arrays, functions and classes."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from accelerate_nb.launching.packing import map_entries, memory_file, write_entries
+from accelerate_nb.launching.pickling import dump, dump_homeward, load
+
+
+def travelled(value):
+    """The value after its way through a memory file."""
+    descriptor = memory_file("test")
+    try:
+        write_entries(descriptor, dump(value))
+        return load(map_entries(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+BASE = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+TENSORS = {
+    "plain": BASE,
+    "transposed": BASE.T,
+    "part": BASE[1:3, ::2],
+    "expanded": torch.tensor([[1.0], [2.0]]).expand(2, 5),
+    "number": torch.tensor(3.5),
+    "empty": torch.empty(0),
+    "empty with a shape": torch.empty(3, 0, 2),
+    "view at the end": BASE[4:],
+    "bool": torch.tensor([True, False]),
+    "bfloat16": torch.tensor([1.5, -2], dtype=torch.bfloat16),
+    "half": torch.tensor([1.5, -2], dtype=torch.float16),
+    "complex": torch.tensor([1 + 2j, 3], dtype=torch.complex64),
+    "conjugate": torch.tensor([1 + 2j, 3], dtype=torch.complex64).conj(),
+    "int8": torch.tensor([-128, 127], dtype=torch.int8),
+    "int64": torch.tensor([2**62]),
+    "float8": torch.tensor([1.0, 2.0, 3.0]).to(torch.float8_e4m3fn)[::2],
+    "uint16": torch.tensor([1, 2], dtype=torch.uint16),
+    "channels last": torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
+def test_a_tensor_arrives_with_its_values_type_and_strides(tensor):
+    found = travelled(tensor)
+    assert (found.dtype, found.shape, found.stride()) == (tensor.dtype, tensor.shape, tensor.stride())
+    assert found.storage_offset() == tensor.storage_offset()
+    assert found.is_conj() == tensor.is_conj()
+    assert found.tolist() == tensor.tolist()
+
+
+def test_a_parameter_stays_one_and_requires_gradients():
+    found = travelled(torch.nn.Parameter(BASE.clone()))
+    assert isinstance(found, torch.nn.Parameter)
+    assert found.requires_grad
+    frozen = travelled(torch.nn.Parameter(BASE.clone(), requires_grad=False))
+    assert not frozen.requires_grad
+
+
+def test_views_of_one_tensor_are_views_of_one_tensor_afterwards():
+    base = torch.zeros(10)
+    first, second, whole = travelled((base[:6], base[4:], base))
+    first[4] = 7
+    assert second[0] == 7
+    assert whole[4] == 7
+    assert base[4] == 0
+
+
+def test_a_float8_parameter_stays_one():
+    weight = torch.nn.Parameter(torch.ones(3).to(torch.float8_e5m2))
+    found = travelled({"weight": weight})["weight"]
+    assert (type(found), found.dtype, found.requires_grad) == (torch.nn.Parameter, torch.float8_e5m2, True)
+
+
+def test_a_storage_travels_once_however_many_views_it_has():
+    base = torch.zeros(1_000_000)
+    assert sum(memoryview(entry).nbytes for entry in dump([base[i:] for i in range(20)])) < 4_100_000
+
+
+def test_tensors_are_not_copied_on_their_way():
+    base = torch.zeros(1000)
+    _, buffer = dump(base)
+    assert np.frombuffer(buffer, dtype=np.uint8).ctypes.data == base.data_ptr()
+    descriptor = memory_file("test")
+    write_entries(descriptor, dump(base))
+    entries = map_entries(descriptor)
+    os.close(descriptor)
+    assert load(entries).data_ptr() == np.frombuffer(entries[1], dtype=np.uint8).ctypes.data
+
+
+def test_a_model_with_tied_weights_arrives_tied_and_trainable():
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5, bias=False))
+    model[1].weight = model[0].weight
+    optimizer = torch.optim.Adam(model.parameters())
+    found, found_optimizer = travelled((model, optimizer))
+    assert found[1].weight is found[0].weight
+    assert found_optimizer.param_groups[0]["params"][0] is found[0].weight
+    found(torch.tensor([1])).sum().backward()
+    found_optimizer.step()
+    assert not torch.equal(found[0].weight, model[0].weight)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_sparse_tensors_arrive():
+    coo = torch.tensor([[0.0, 1], [2, 0]]).to_sparse()
+    found = travelled(coo)
+    assert found.is_sparse
+    assert torch.equal(found.to_dense(), coo.to_dense())
+    csr = coo.to_dense().to_sparse_csr()
+    assert torch.equal(travelled(csr).to_dense(), csr.to_dense())
+
+
+def test_a_meta_tensor_arrives_without_memory():
+    huge = torch.empty(10**9, 10**3, device="meta", dtype=torch.bfloat16)
+    found = travelled(huge)
+    assert (found.device.type, found.shape, found.dtype) == ("meta", huge.shape, huge.dtype)
+
+
+def test_a_generator_of_random_numbers_goes_on_where_it_was():
+    generator = torch.Generator().manual_seed(3)
+    torch.rand(5, generator=generator)
+    found = travelled(generator)
+    assert torch.equal(torch.rand(3, generator=found), torch.rand(3, generator=generator))
+
+
+ARRAYS = {
+    "plain": np.arange(12.0).reshape(3, 4),
+    "fortran": np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+    "strided": np.arange(24)[::2],
+    "reversed": np.arange(5)[::-1],
+    "empty": np.empty((0, 3)),
+    "number": np.array(2.5),
+    "objects": np.array([{"a": 1}, None], dtype=object),
+    "records": np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+    "text": np.array(["ä", "bc"]),
+    "dates": np.array(["2020-01-01"], dtype="datetime64[D]"),
+    "broadcast": np.broadcast_to(np.arange(3), (2, 3)),
+}
+
+
+@pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS)
+def test_an_array_arrives(array):
+    found = travelled(array)
+    assert found.dtype == array.dtype
+    assert found.shape == array.shape
+    assert np.array_equal(found, array)
+
+
+def test_arrays_can_be_written_to_where_they_arrive():
+    found = travelled(np.zeros(100))
+    found += 1
+    assert found.sum() == 100
+
+
+def test_values_without_large_parts_arrive():
+    value = {"a": [1, 2.5, None], (1, 2): {3}, "b": b"x" * 10, "self": slice(1, 2)}
+    assert travelled(value) == value
+
+
+def test_functions_with_closures_and_lambdas_arrive():
+    scale, table = 3, torch.arange(4)
+
+    def outer(value):
+        def inner():
+            return value * scale + int(table.sum())
+
+        return inner()
+
+    assert travelled(outer)(2) == 12
+    assert travelled(lambda value: outer(value) + 1)(2) == 13
+
+
+def test_a_class_made_in_a_function_comes_back_as_itself():
+    class Local:
+        def __init__(self):
+            self.tensor = torch.ones(2)
+
+    found = travelled(Local())
+    assert type(found) is Local
+    assert found.tensor.tolist() == [1, 1]
+
+
+def test_a_homeward_value_names_the_notebook_s_classes(monkeypatch):
+    main = sys.modules["__main__"]
+    exec("class Homeward:\n    pass\n", vars(main))
+    try:
+        value = main.Homeward()
+        entries = dump_homeward([value, main.Homeward])
+        assert b"Homeward" in bytes(entries[0])
+        assert len(entries[0]) < 100
+        found, kind = load(entries)
+        assert type(found) is kind is main.Homeward
+    finally:
+        del main.Homeward
+
+
+class Wants(Exception):
+    def __init__(self, first, *, second):
+        super().__init__(f"{first} and {second}")
+        self.first, self.second = first, second
+
+
+class Kept(OSError):
+    def __init__(self, path):
+        super().__init__(2, "not here", path)
+
+
+def test_exceptions_arrive_whatever_their_constructors_want():
+    found = travelled(Wants(1, second=[2]))
+    assert (type(found), str(found), found.first, found.second) == (Wants, "1 and [2]", 1, [2])
+    lost = travelled(Kept("a.txt"))
+    assert (type(lost), lost.errno, lost.filename) == (Kept, 2, "a.txt")
+    assert str(lost) == str(Kept("a.txt"))
+    group = travelled(ValueError("a", 1))
+    assert group.args == ("a", 1)
+    unicode = travelled(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"))
+    assert (unicode.reason, str(unicode)) == ("bad", str(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")))
