@@ -82,7 +82,13 @@ class Supervisor:
             for key, _ in ready:
                 key.data()
             if idle and not ready:
-                warm_up([self._wanted.popleft()])
+                self._load_next()
+
+    def _load_next(self) -> None:
+        """Load one more module, so that a launch never waits for many."""
+        load(self._wanted.popleft())
+        if not self._wanted:
+            settle()
 
     def _hear(self) -> None:
         try:
@@ -181,19 +187,21 @@ def numbered(told: Descriptors, arrived: list[int]) -> Descriptors:
     return Descriptors(**fixed, more=tuple(rest))
 
 
-def warm_up(names: Iterable[str]) -> None:
-    """Import modules so that every worker has them; one that starts a thread or wakes a driver ends this process."""
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except BaseException as error:  # noqa: BLE001 - anybody's module; workers that need it will say what is wrong
-            sys.stderr.write(f"{name} was not loaded: {error!r}\n")
-        if not is_fit():
-            sys.stderr.write(f"{name}\n")
-            sys.stderr.flush()
-            os._exit(UNFIT)
+def load(name: str) -> None:
+    """Import a module so that every worker has it; one that starts a thread or wakes a driver ends this process."""
+    try:
+        importlib.import_module(name)
+    except BaseException as error:  # noqa: BLE001 - anybody's module; a worker that needs it will say what is wrong
+        sys.stderr.write(f"{name} was not loaded: {error!r}\n")
+    if not is_fit():
+        sys.stderr.write(f"{name}\n")
+        sys.stderr.flush()
+        os._exit(UNFIT)
+
+
+def settle() -> None:
+    """What is loaded now stays: no garbage collection in a worker touches (and so copies) its pages."""
     gc.collect()
-    # what is there now stays: no collection in a worker touches (and so copies) its pages
     gc.freeze()
 
 
@@ -229,7 +237,9 @@ def main() -> NoReturn:
     if parent := int(sys.argv[2]):
         die_with_parent(parent)
     supervisor = Supervisor(socket.socket(fileno=int(sys.argv[1])))
-    warm_up(sys.argv[3].split(","))
+    for name in sys.argv[3].split(","):
+        load(name)
+    settle()
     supervisor.serve()
 
 

@@ -23,7 +23,9 @@ from accelerate_nb.launching.supervisor import UNFIT
 
 # What every supervisor has loaded: torch, what a worker shows things with, and the worker side of this package (by name:
 # the kernel side never imports it).
-_ALWAYS = ("torch", "torch.distributed", "numpy", "IPython.display", "accelerate_nb.runtime.accelerator")
+_FIRST = ("torch", "torch.distributed", "numpy", "IPython.display", "accelerate_nb.runtime.accelerator")
+# What it loads as soon as it is idle: torch imports its compiler, a second's work, when the first optimizer is made.
+_SOON = ("torch._dynamo",)
 # One thread while modules load: OpenMP and BLAS start theirs as they are imported, and a process with threads can't fork safely.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 
@@ -130,8 +132,8 @@ def warm() -> SupervisorHandle:
             if held.handle is not None:
                 _learn_from(held.handle, held)
                 held.handle.close()
-            names = [name for name in (*_ALWAYS, *held.hints) if name not in held.unfit]
-            held.handle = SupervisorHandle(names)
+            held.handle = SupervisorHandle(_FIRST)
+            held.handle.load(name for name in (*_SOON, *held.hints) if name not in held.unfit)
         return held.handle
 
 
