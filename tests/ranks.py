@@ -159,6 +159,9 @@ def _work(
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
+    if "fork" in multiprocessing.get_all_start_methods():
+        # what a rank starts itself, a loader's workers, begins as in a process that no server has forked
+        multiprocessing.set_start_method("fork", force=True)
     with open(stacks, "w", encoding="utf-8") as file:
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
         try:

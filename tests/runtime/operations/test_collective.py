@@ -1,0 +1,236 @@
+"""What one process has reaches the others, and calls that don't fit together are errors on all of them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+import accelerate_nb.utils.operations as alone
+from accelerate_nb.errors import ConfigurationError, DataError, OperationError
+from tests.ranks import RanksFailed, run_on_ranks
+from tests.runtime.data.loaders import Pair, plain
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.int8,
+]
+
+
+def numbers(rank: int, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.randint(0, 20, shape, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def work(package: str, large: bool) -> Any:
+    """One call of everything, its results as plain numbers."""
+    operations = import_module(f"{package}.utils.operations")
+    accelerator = import_module(package).Accelerator(cpu=True)
+    rank, rows = accelerator.process_index, 700 if large else 3
+    data = {
+        "pair": Pair(numbers(rank, torch.float32, rows, 4), [numbers(rank, torch.int64, rows)]),
+        "number": torch.tensor(1.5 + rank),
+    }
+    transposed = numbers(rank, torch.float32, 4, rows).t()
+    results: list[Any] = [
+        operations.gather(data),
+        operations.gather(transposed),
+        operations.gather(torch.empty(0, 3)),
+        operations.broadcast({"a": transposed.contiguous().clone(), "b": [torch.tensor(rank)]}, from_process=1),
+        [operations.reduce(data["pair"][0], reduction) for reduction in ("sum", "mean", "max")],
+        operations.pad_across_processes([torch.ones(rank + 1, rows), torch.ones(2, rank + rows)], dim=-1, pad_index=7),
+        operations.pad_across_processes(torch.ones(rows * (rank + 1)), pad_index=-1, pad_first=True),
+        operations.pad_across_processes(torch.tensor(1)),
+        [operations.gather(numbers(rank, dtype, rows)) for dtype in DTYPES],
+    ]
+    objects: list[Any] = [
+        operations.gather_object([rank, "x" * 3 * rows * rank]),
+        operations.gather_object((rank, {"a": rank})),
+        operations.broadcast_object_list(["a" * rows * 9, rank], from_process=1),
+    ]
+    return plain(results), objects
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("size", [2, 3])
+def test_results_are_accelerates(large: bool, size: int) -> None:
+    mine, their = (run_on_ranks(work, size, package, large) for package in ("accelerate_nb", "accelerate"))
+    for (tensors, objects), (their_tensors, their_objects) in zip(mine, their, strict=True):
+        assert objects == their_objects
+        for one, other in zip(tensors, their_tensors, strict=True):
+            assert (
+                one == pytest.approx(other)
+                if isinstance(one, list) and one and isinstance(one[0], float)
+                else one == other
+            )
+
+
+def any_type() -> list[Any]:
+    rank = alone_rank()
+    kinds = [torch.bool, torch.complex64, torch.int16]
+    small = [torch.full((2,), rank).to(kind) for kind in kinds]
+    large = [torch.full((5000,), rank).to(kind) for kind in kinds]
+    return [plain(alone.gather(small)), [len(set(each.tolist())) for each in alone.gather(large)]]
+
+
+def alone_rank() -> int:
+    from accelerate_nb.runtime.current import current_world
+
+    return current_world().rank
+
+
+def test_numbers_of_any_type_travel() -> None:
+    found, unique = run_on_ranks(any_type, 2)[0]
+    assert found == [[False, False, True, True], [0j, 0j, 1 + 0j, 1 + 0j], [0, 0, 1, 1]]
+    assert unique == [2, 2, 2]
+
+
+def what_was_given(rows: int) -> list[Any]:
+    rank = alone_rank()
+    mine = torch.full((rows,), float(rank))
+    received = alone.broadcast(mine)
+    reduced = alone.reduce(mine, "sum")
+    received += 1
+    reduced += 1
+    return [mine.unique().tolist(), received.unique().tolist(), reduced.unique().tolist()]
+
+
+@pytest.mark.parametrize("rows", [2, 5000])
+def test_what_was_given_is_left_alone(rows: int) -> None:
+    assert run_on_ranks(what_was_given, 2, rows) == [[[0.0], [1.0], [2.0]], [[1.0], [1.0], [2.0]]]
+
+
+def gradient() -> list[float]:
+    weight = torch.tensor([1.0 + alone_rank()], requires_grad=True)
+    reduced = alone.reduce(weight * 2, "mean")
+    reduced.backward()
+    assert weight.grad is not None
+    return [reduced.item(), weight.grad.item()]
+
+
+def test_a_backward_reaches_this_processs_own_part() -> None:
+    assert run_on_ranks(gradient, 2) == [[3.0, 2.0], [3.0, 2.0]]
+
+
+def smallest() -> list[Any]:
+    value = torch.tensor([alone_rank(), 5 - alone_rank()])
+    return [plain(alone.reduce(value, reduction)) for reduction in ("min", "max", "mean", "none")]
+
+
+def test_a_reduction_does_what_it_is_called() -> None:
+    assert run_on_ranks(smallest, 2) == [[[0, 4], [1, 5], [0.5, 4.5], [rank, 5 - rank]] for rank in range(2)]
+
+
+def objects() -> list[Any]:
+    rank = alone_rank()
+    return [
+        alone.gather_object({"loss": rank}),
+        alone.gather_object("text"),
+        alone.gather_object([]),
+        alone.gather_object(torch.ones(1) * rank)[1].item(),
+    ]
+
+
+def test_an_object_that_is_no_list_is_one_element_a_process() -> None:
+    assert run_on_ranks(objects, 2) == [[[{"loss": 0}, {"loss": 1}], ["text", "text"], [], 1.0]] * 2
+
+
+def mismatch(kind: str) -> str:
+    rank = alone_rank()
+    calls = {
+        "shape": lambda: alone.gather(torch.ones(4 - rank, 3)),
+        "large shape": lambda: alone.gather(torch.ones(4 - rank, 3000)),
+        "type": lambda: alone.gather(torch.ones(2, dtype=torch.float64 if rank else torch.float32)),
+        "keys": lambda: alone.gather({"a": torch.ones(1), "b": torch.ones(1)} if rank else {"b": torch.ones(1)}),
+        "other call": lambda: alone.gather(torch.ones(1)) if rank else alone.reduce(torch.ones(1)),
+        "other reduction": lambda: alone.reduce(torch.ones(1), "sum" if rank else "mean"),
+        "not a tensor": lambda: alone.gather(["text" if rank else torch.ones(1)]),
+        "objects": lambda: alone.gather_object([lambda: 0] if rank else [0]),
+        "dimensions": lambda: alone.pad_across_processes(torch.ones([1] * (rank + 1))),
+    }
+    try:
+        calls[kind]()
+    except Exception as error:
+        alone.gather(torch.ones(1))  # who has raised can go on with the others
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("shape", ["float32[4, 3]", "float32[3, 3]"]),
+        ("large shape", ["float32[4, 3000]", "float32[3, 3000]"]),
+        ("type", ["float32[2]", "float64[2]"]),
+        ("keys", ["{'b': float32[1]}", "{'a': float32[1], 'b': float32[1]}"]),
+        ("other call", ["reduce mean(float32[1])", "gather(float32[1])"]),
+        ("other reduction", ["reduce mean(", "reduce sum("]),
+        ("not a tensor", ["[float32[1]]", "[str]"]),
+        ("dimensions", ["tensor of 1 dim", "tensor of 2 dim"]),
+    ],
+)
+def test_calls_that_do_not_fit_together_are_errors_on_all(kind: str, said: list[str]) -> None:
+    for message in run_on_ranks(mismatch, 2, kind):
+        assert message.startswith("OperationError")
+        for rank, part in enumerate(said):
+            assert f"rank {rank}: " in message
+            assert part in message
+
+
+def test_an_object_that_cannot_be_pickled_is_an_error_on_all() -> None:
+    first, second = run_on_ranks(mismatch, 2, "objects")
+    assert "a list that can't be pickled" in first
+    assert "pickle" in second
+    assert not second.startswith("OperationError")
+
+
+def both_give_text() -> None:
+    alone.gather("text")
+
+
+def test_what_is_no_tensor_cannot_be_gathered() -> None:
+    with pytest.raises(RanksFailed, match=r"(?s)rank 0.*DataError: .*given a str.*rank 1.*DataError"):
+        run_on_ranks(both_give_text, 2)
+
+
+def copies(rows: int) -> list[Any]:
+    mine = torch.arange(rows, dtype=torch.int16) if alone_rank() == 1 else None
+    copied = alone.copy_tensor_to_devices(mine)
+    empty = alone.copy_tensor_to_devices(None if mine is None else mine[:0])
+    try:
+        alone.copy_tensor_to_devices()
+    except OperationError as error:
+        return [copied.sum().item(), str(copied.dtype), empty.shape[0], "0 processes" in str(error)]
+    return []
+
+
+@pytest.mark.parametrize("rows", [3, 9000])
+def test_a_tensor_of_one_process_is_copied_to_all(rows: int) -> None:
+    assert run_on_ranks(copies, 2, rows) == [[sum(range(rows)), "torch.int16", 0, True]] * 2
+
+
+def test_one_process_keeps_what_it_has() -> None:
+    tensor = torch.ones(2)
+    assert alone.gather(tensor) is tensor
+    assert alone.broadcast(tensor) is tensor
+    assert alone.gather_object({"a": 1}) == {"a": 1}
+    assert alone.reduce(tensor) is not tensor
+    assert alone.copy_tensor_to_devices(tensor).equal(tensor)
+    assert alone.pad_across_processes(tensor) is tensor
+    with pytest.raises(DataError):
+        alone.reduce("text")
+    with pytest.raises(ConfigurationError, match=r"reduction='avg'.* sum, mean, max, min, none"):
+        alone.reduce(tensor, "avg")
+
+
+def test_a_nested_tensor_is_left_as_it_is() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    with pytest.warns(alone.CannotPadNestedTensorWarning):
+        assert alone.pad_across_processes(nested) is nested

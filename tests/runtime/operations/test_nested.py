@@ -1,0 +1,123 @@
+"""Operations see through lists, tuples and mappings, as Hugging Face Accelerate's do."""
+
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from typing import Any
+
+import accelerate.utils.operations as theirs
+import pytest
+import torch
+
+import accelerate_nb.utils.operations as ours
+from accelerate_nb.errors import AccelerateNbError
+
+Pair = namedtuple("Pair", ["first", "second"])
+
+
+def nest() -> Any:
+    return {
+        "plain": torch.arange(6.0).reshape(3, 2),
+        "pair": Pair(torch.arange(3, dtype=torch.int32), [torch.ones(3, 1, dtype=torch.bfloat16), "text", None]),
+        "ordered": OrderedDict(half=torch.ones(3, dtype=torch.float16), number=4),
+        "tuple": (torch.tensor([True, False, True]),),
+    }
+
+
+def same(mine: Any, their: Any) -> bool:
+    if type(mine) is not type(their) and not (isinstance(mine, ours.TensorInformation) and hasattr(their, "dtype")):
+        return False
+    if isinstance(mine, torch.Tensor):
+        return mine.dtype == their.dtype and bool(torch.equal(mine, their))
+    if isinstance(mine, ours.TensorInformation):
+        return (mine.shape, mine.dtype) == (their.shape, their.dtype)
+    if isinstance(mine, dict):
+        return list(mine) == list(their) and all(same(mine[key], their[key]) for key in mine)
+    if isinstance(mine, (list, tuple)):
+        return len(mine) == len(their) and all(map(same, mine, their))
+    return bool(mine == their)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda package, data: package.recursively_apply(torch.neg, {"a": [torch.ones(2), "text"]}),
+        lambda package, data: package.recursively_apply(str.upper, data, test_type=lambda leaf: isinstance(leaf, str)),
+        lambda package, data: package.send_to_device(data, "cpu"),
+        lambda package, data: package.get_data_structure(data),
+        lambda package, data: package.get_shape(data),
+        lambda package, data: package.find_batch_size(data),
+        lambda package, data: package.find_device(data),
+        lambda package, data: package.find_device({"a": ["text"]}),
+        lambda package, data: package.listify(data),
+        lambda package, data: package.slice_tensors(data, slice(1, 3)),
+        lambda package, data: package.convert_to_fp32(data),
+        lambda package, data: package.concatenate([data["pair"][0], data["pair"][0]]),
+        lambda package, data: package.concatenate([{"a": (torch.ones(1, 2),)}, {"a": (torch.zeros(1, 3),)}], dim=1),
+        lambda package, data: package.concatenate([["text"]]),
+        lambda package, data: package.get_data_structure(
+            package.initialize_tensors(package.get_data_structure(data["tuple"]))
+        ),
+        lambda package, data: package.honor_type(data["pair"], iter([1, 2])),
+        lambda package, data: [package.is_namedtuple(each) for each in (data["pair"], (1, 2), [1])],
+        lambda package, data: [package.is_torch_tensor(each) for each in (data["plain"], 1)],
+        lambda package, data: package.ignorant_find_batch_size([]),
+        lambda package, data: package.ignorant_find_batch_size(["text"]),
+        lambda package, data: package.convert_outputs_to_fp32(lambda: data)(),
+        *[
+            lambda package, data, size=size, processes=processes: package.pad_input_tensors(
+                torch.ones(size, 2), size, processes
+            )
+            for size in (1, 2, 3, 4, 6)
+            for processes in (2, 3, 4)
+        ],
+    ],
+)
+def test_results_are_accelerates(call: Any) -> None:
+    assert same(call(ours, nest()), call(theirs, nest()))
+
+
+def test_mappings_keep_their_type() -> None:
+    for mapping in (UserDict(a=torch.ones(1)), defaultdict(list, a=torch.ones(1)), OrderedDict(a=torch.ones(1))):
+        for result in (
+            ours.send_to_device(mapping, "cpu"),
+            ours.convert_to_fp32(mapping),
+            ours.concatenate([mapping, mapping]),
+        ):
+            assert type(result) is type(mapping)
+    assert ours.convert_to_fp32(defaultdict(list))["new"] == []
+
+
+def test_keys_can_stay_where_they_are() -> None:
+    sent = ours.send_to_device({"a": torch.ones(1), "b": [torch.ones(1)]}, "meta", skip_keys="a")
+    assert (sent["a"].device.type, sent["b"][0].device.type) == ("cpu", "meta")
+
+
+def test_what_knows_how_to_move_moves_itself() -> None:
+    class Batch:
+        def to(self, device: str) -> str:
+            return f"on {device}"
+
+    assert ours.send_to_device([Batch()], "cpu", non_blocking=True) == ["on cpu"]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "says"),
+    [
+        (lambda: ours.find_batch_size([]), ValueError, "empty list"),
+        (lambda: ours.find_batch_size({"a": "text"}), TypeError, "in a str"),
+        (lambda: ours.find_batch_size(torch.tensor(1)), ValueError, "without dimensions"),
+        (lambda: ours.concatenate(["a", "b"]), TypeError, "there is a str"),
+        (lambda: ours.recursively_apply(torch.neg, [1], error_on_other_type=True), TypeError, "neg was given a int"),
+    ],
+)
+def test_what_cannot_be_worked_on_is_an_error(call: Any, kind: type, says: str) -> None:
+    with pytest.raises(kind, match=says) as caught:
+        call()
+    assert isinstance(caught.value, AccelerateNbError)
+
+
+def test_a_converting_forward_says_how_to_pickle_the_model() -> None:
+    with pytest.raises(pickle.PicklingError, match="keep_fp32_wrapper=False"):
+        pickle.dumps(ours.ConvertOutputsToFp32(len))
