@@ -1,0 +1,148 @@
+"""The error that is raised has the causing rank's type and values, and tells of all ranks."""
+
+from __future__ import annotations
+
+import builtins
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from accelerate_nb.errors import HangError, WorkerError
+from accelerate_nb.events.model import Failure
+from accelerate_nb.launching.blame import hang_error, worker_error
+from accelerate_nb.launching.ending import Ending, died
+
+FOLDER = Path("/runs/one")
+
+
+class Wants(Exception):
+    def __init__(self, first, *, second):
+        super().__init__(f"{first} and {second}")
+        self.second = second
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    step: int
+
+
+class Own(Exception):
+    """Names that ours has as well."""
+
+    @property
+    def message(self):
+        return "own"
+
+    rank = "own"
+
+    def __str__(self):
+        return "own words"
+
+
+def raised(rank, error, time=1.0, **more):
+    failure = Failure(rank, type(error).__name__, str(error), "the traceback", time, **more)
+    return Ending(rank, failure=failure, error=error)
+
+
+GROUPS = [builtins.ExceptionGroup("g", [ValueError("in")])] if sys.version_info >= (3, 11) else []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [KeyError("x"), Wants(1, second=[2]), Frozen(3), Own(), *GROUPS],
+    ids=lambda error: type(error).__name__,
+)
+def test_the_error_is_caught_by_the_worker_s_class_by_ours_and_by_torch_s(error):
+    found = worker_error([Ending(0, value=1), raised(1, error)], FOLDER)
+    for kind in (type(error), WorkerError, ChildFailedError):
+        with pytest.raises(kind):
+            raise found
+    assert type(found).__name__ == type(error).__name__
+    assert found.args == error.args
+    assert found.rank == 1
+    assert [failure.rank for failure in found.failures] == [1]
+    assert found.folder == str(FOLDER)
+    assert str(found).startswith(f"rank 1 stopped with {type(error).__name__}: ")
+    assert "the traceback" in str(found)
+    assert str(FOLDER) in str(found)
+
+
+def test_attributes_of_the_worker_s_error_are_kept():
+    found = worker_error([raised(0, Wants(1, second=[2]))], FOLDER)
+    assert found.second == [2]
+    assert worker_error([raised(0, Frozen(7))], FOLDER).step == 7
+
+
+def test_an_oserror_keeps_its_number_and_its_file():
+    found = worker_error([raised(0, FileNotFoundError(2, "not here", "a.txt"))], FOLDER)
+    assert isinstance(found, FileNotFoundError)
+    assert (found.errno, found.strerror, found.filename) == (2, "not here", "a.txt")
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=lambda e: type(e).__name__)
+def test_what_would_end_this_process_or_pass_for_an_interrupt_is_an_ordinary_error(error):
+    found = worker_error([raised(0, error)], FOLDER)
+    assert isinstance(found, WorkerError)
+    assert not isinstance(found, type(error))
+    assert type(error).__name__ in str(found)
+
+
+def test_a_class_that_can_t_be_combined_is_replaced_by_ours():
+    class Alone(Exception):
+        def __init_subclass__(cls):
+            raise TypeError("no subclass of mine")
+
+    found = worker_error([raised(0, Alone("why"))], FOLDER)
+    assert type(found).__name__ == "WorkerError"
+    assert found.args == ("why",)
+
+
+def test_an_error_that_did_not_come_along_is_told_of():
+    failure = Failure(0, "Lost", "gone", "trace", 1.0)
+    found = worker_error([Ending(0, failure=failure)], FOLDER)
+    assert isinstance(found, WorkerError)
+    assert "rank 0 stopped with Lost: gone" in str(found)
+
+
+def test_every_rank_is_told_of_and_those_that_only_followed_in_one_line():
+    endings = [
+        raised(0, RuntimeError("Connection closed by peer"), 1.0, lost_connection=True),
+        raised(1, KeyError("cause"), 2.0),
+        raised(2, KeyboardInterrupt(), 3.0, ended_by_us=True),
+        raised(3, KeyboardInterrupt(), 3.0, ended_by_us=True),
+        *(raised(rank, ValueError(f"own {rank}"), 3.0) for rank in range(4, 12)),
+    ]
+    text = str(worker_error(endings, FOLDER))
+    assert text.startswith("rank 1 stopped with KeyError: 'cause'")
+    assert "rank 0 lost its connection" in text
+    assert "ranks 2, 3 were ended because of it" in text
+    assert "rank 4 stopped with ValueError: own 4" in text
+    assert "rank 11" not in text
+    assert len(text.splitlines()) < 20
+
+
+def test_a_death_tells_the_last_words():
+    failure = died(1, -signal.SIGSEGV, last_lines=["a", "b"], time=1.0, ended_by_us=False)
+    found = worker_error([Ending(0, value=None), Ending(1, failure=failure)], FOLDER)
+    assert str(found).startswith("rank 1 ended with SIGSEGV")
+    assert "  a\n  b" in str(found)
+
+
+def test_a_headline_is_one_short_line():
+    text = str(worker_error([raised(0, ValueError("x" * 10_000 + "\nsecond"))], FOLDER))
+    assert len(text.splitlines()[0]) < 400
+
+
+def test_a_hang_tells_who_had_returned_and_where_the_others_were():
+    endings = [Ending(0, value=1), Ending(1, failure=died(1, -9, last_lines=[], time=1.0, ended_by_us=True))]
+    found = hang_error(2.5, "rank 1:\n  here", endings, FOLDER)
+    assert isinstance(found, HangError)
+    assert isinstance(found, TimeoutError)
+    assert isinstance(found, WorkerError)
+    assert found.rank == 1
+    for part in ("timeout=2.5", "returned already: rank 0", "rank 1:\n  here", str(FOLDER)):
+        assert part in str(found)

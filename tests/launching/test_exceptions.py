@@ -1,0 +1,92 @@
+"""Exceptions are made anew from what they hold, whatever their classes look like."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from accelerate_nb.launching.exceptions import held, reduced, remade
+
+
+class Wants(Exception):
+    def __init__(self, first, *, second):
+        super().__init__(f"{first} and {second}")
+        self.second = second
+
+
+class Made(Exception):
+    def __new__(cls, text, number):
+        error = super().__new__(cls, text)
+        error.number = number
+        return error
+
+    def __init__(self, text, number):
+        super().__init__(text)
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    step: int
+
+
+class Slotted(ValueError):
+    __slots__ = ("extra",)
+
+    def __init__(self, extra):
+        super().__init__("slotted")
+        self.extra = extra
+
+
+def decoding():
+    try:
+        b"\xff".decode()
+    except UnicodeDecodeError as error:
+        return error
+    raise AssertionError
+
+
+ERRORS = [
+    KeyError("x"),
+    ValueError(),
+    OSError(2, "not here", "a.txt"),
+    FileNotFoundError(2, "not here", "a", None, "b"),
+    SystemExit(3),
+    StopIteration(5),
+    ImportError("no", name="m", path="p"),
+    decoding(),
+    SyntaxError("bad", ("f.py", 1, 2, "text")),
+    subprocess.CalledProcessError(1, "ls", output=b"o"),
+    json.JSONDecodeError("bad", "doc", 1),
+    torch.OutOfMemoryError("too much"),
+    torch.distributed.DistBackendError("gloo"),
+    Wants(1, second=2),
+    Made("text", 7),
+    Frozen(3),
+    Slotted([1]),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_an_exception_made_anew_is_the_same(error):
+    found = remade(type(error), error.args, held(error))
+    assert type(found) is type(error)
+    assert found.args == error.args
+    assert str(found) == str(error)
+    assert held(found) == held(error)
+
+
+def test_what_c_keeps_is_held_too():
+    assert held(OSError(2, "not here", "a.txt"))["filename"] == "a.txt"
+    assert held(SystemExit(3))["code"] == 3
+    assert held(Slotted([1]))["extra"] == [1]
+    assert held(KeyError("x")) == {}
+
+
+def test_only_constructors_in_python_need_another_way_than_pickle_s_own():
+    assert reduced(KeyError("x")) is None
+    assert reduced(json.JSONDecodeError("bad", "doc", 1)) is None
+    assert reduced(Wants(1, second=2)) is not None

@@ -1,0 +1,28 @@
+"""Modules of installed packages are told from the person's own."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+from accelerate_nb.launching.installed import is_installed, loaded_since
+
+
+def test_installed_packages_are_told_from_the_rest(monkeypatch):
+    own = types.ModuleType("my_model")
+    own.__file__ = "/home/me/site/my_model.py"
+    monkeypatch.setitem(sys.modules, "my_model", own)
+    monkeypatch.setitem(sys.modules, "hidden", None)
+    assert is_installed("pytest")
+    assert is_installed("torch.nn")
+    assert not any(map(is_installed, ["sys", "json", "my_model", "hidden", "not_loaded_at_all", __name__]))
+
+
+def test_what_was_loaded_since_comes_in_its_order(monkeypatch):
+    before = [*sys.modules]
+    for name in ("zebra", "ant", "own"):
+        module = types.ModuleType(name)
+        module.__file__ = f"/x/{'site-packages' if name != 'own' else 'src'}/{name}.py"
+        monkeypatch.setitem(sys.modules, name, module)
+    assert loaded_since(before) == ("zebra", "ant")
+    assert loaded_since(sys.modules) == ()

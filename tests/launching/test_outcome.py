@@ -1,0 +1,97 @@
+"""What a worker brings back arrives, or says why it can't."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from accelerate_nb.launching.outcome import Raised, Returned, failure_of, read_outcome, write_raised, write_returned
+from accelerate_nb.launching.packing import memory_file
+from accelerate_nb.launching.sources import Sources
+
+NOWHERE = Sources({}, {})
+
+
+@pytest.fixture
+def file():
+    descriptor = memory_file("test")
+    yield descriptor
+    os.close(descriptor)
+
+
+class Holding(Exception):
+    def __init__(self, what):
+        super().__init__("holding something")
+        self.what = what
+
+
+def brought_back(file, error):
+    write_raised(file, Raised(failure_of(error, 1, NOWHERE), error, ("numpy",)))
+    return read_outcome(file)
+
+
+def test_a_value_comes_back_with_the_modules_that_were_loaded(file):
+    write_returned(file, {"a": [1]}, ("numpy",))
+    assert read_outcome(file) == Returned({"a": [1]}, ("numpy",))
+
+
+def test_nothing_written_is_no_outcome(file):
+    assert read_outcome(file) is None
+
+
+def test_a_value_that_can_t_travel_leaves_room_for_the_error(file):
+    with pytest.raises(TypeError) as caught:
+        write_returned(file, [b"x" * 10_000, threading.Lock()], ())
+    found = brought_back(file, caught.value)
+    assert isinstance(found.error, TypeError)
+    assert found.failure.type == "TypeError"
+
+
+def test_an_exception_comes_back_with_what_it_holds(file):
+    found = brought_back(file, Holding([1, 2]))
+    assert (type(found.error), found.error.what, found.modules) == (Holding, [1, 2], ("numpy",))
+    assert (found.failure.rank, found.failure.message) == (1, "holding something")
+
+
+def test_of_an_exception_that_holds_what_can_t_travel_the_type_and_message_come_back(file):
+    found = brought_back(file, Holding(threading.Lock()))
+    assert type(found.error) is Holding
+    assert found.error.args == ("holding something",)
+    found = brought_back(file, ValueError("with", threading.Lock()))
+    assert type(found.error) is ValueError
+    assert "with" in str(found.error)
+
+
+def test_an_exception_whose_message_can_t_be_had_is_a_failure_all_the_same(file):
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError("no words")
+
+    found = brought_back(file, Mute())
+    assert (
+        found.failure.message
+        == "(its message can't be shown: test_an_exception_whose_message_can_t_be_had_is_a_failure_all_the_same.<locals>.Mute.__str__ fails)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"), True),
+        (RuntimeError("[..] Read error [127.0.0.1]:1: Connection reset by peer"), True),
+        (ConnectionResetError(104, "Connection reset by peer"), True),
+        (BrokenPipeError(32, "Broken pipe"), True),
+        (RuntimeError("shape mismatch"), False),
+        (KeyError("connection closed"), False),
+        (ValueError("Connection closed by peer"), False),
+    ],
+)
+def test_a_rank_that_only_lost_its_connection_is_told_from_one_that_failed(error, lost):
+    assert failure_of(error, 0, NOWHERE).lost_connection is lost
+
+
+def test_an_interrupt_was_ours():
+    assert failure_of(KeyboardInterrupt(), 0, NOWHERE).ended_by_us
+    assert not failure_of(SystemExit(1), 0, NOWHERE).ended_by_us

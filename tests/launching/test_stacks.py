@@ -1,0 +1,97 @@
+"""What ranks answer when asked where they are becomes stacks, and a rank that is elsewhere is marked."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import threading
+
+import pytest
+
+from accelerate_nb.launching.packing import memory_file
+from accelerate_nb.launching.sources import Sources
+from accelerate_nb.launching.stacks import answers, lengths, main_thread, odd_ranks, stacks_text
+
+ANSWER = """Thread 0x00007f0000000002 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 327 in wait
+  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+Current thread 0x00007f0000000001 (most recent call first):
+  File "/home/me/train.py", line 12 in all_reduce
+  File "/home/me/with "quotes".py", line ??? in train
+  File "/home/me/train.py", line 20 in <module>
+"""
+OTHER = ANSWER.replace("line 12 in all_reduce", "line 15 in evaluate")
+NOWHERE = Sources({}, {})
+
+
+def places(frames):
+    return [(frame.filename, frame.lineno, frame.name) for frame in frames]
+
+
+def test_the_main_thread_s_frames_come_outermost_first():
+    assert places(main_thread(ANSWER)) == [
+        ("/home/me/train.py", 20, "<module>"),
+        ('/home/me/with "quotes".py', 0, "train"),
+        ("/home/me/train.py", 12, "all_reduce"),
+    ]
+    assert main_thread("") == []
+    assert main_thread('  File "cut in the mid') == []
+
+
+def test_what_this_python_writes_is_understood(tmp_path):
+    ready, done = threading.Event(), threading.Event()
+
+    def elsewhere():
+        ready.set()
+        done.wait(10)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    ready.wait(10)
+    with (tmp_path / "stacks").open("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        frames = main_thread(file.read())
+    done.set()
+    thread.join()
+    assert frames[-1].name == "test_what_this_python_writes_is_understood"
+    assert frames[-1].line == "faulthandler.dump_traceback(file, all_threads=True)"
+    assert "elsewhere" not in {frame.name for frame in frames}
+
+
+@pytest.mark.parametrize(
+    ("texts", "odd"),
+    [
+        ([ANSWER, ANSWER, OTHER], {2}),
+        ([OTHER, ANSWER, ANSWER, ""], {0, 3}),
+        ([ANSWER, OTHER], set()),
+        ([ANSWER, ANSWER], set()),
+        ([ANSWER], set()),
+        ([], set()),
+    ],
+)
+def test_ranks_that_are_elsewhere_than_most_are_odd(texts, odd):
+    assert odd_ranks({rank: main_thread(text) for rank, text in enumerate(texts)}) == odd
+
+
+def test_every_rank_is_shown_and_one_that_does_not_answer_too():
+    text = stacks_text({0: ANSWER, 2: OTHER, 3: ANSWER, 5: ""}, NOWHERE)
+    assert text.index("rank 0:\n") < text.index("rank 2:   ◀ elsewhere than the others\n") < text.index("rank 5:")
+    assert 'File "/home/me/train.py", line 15, in evaluate' in text
+    assert text.endswith("(it did not answer)")
+
+
+def test_only_what_was_written_since_the_question_is_the_answer():
+    files = [memory_file("a"), memory_file("b")]
+    try:
+        os.write(files[0], b"old")
+        before = lengths(files)
+        assert before == [3, 0]
+        os.write(files[0], b"new 0")
+        os.write(files[1], b"new 1")
+        assert answers(files, before) == ["new 0", "new 1"]
+        assert answers(files, lengths(files)) == ["", ""]
+    finally:
+        for file in files:
+            os.close(file)

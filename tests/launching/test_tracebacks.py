@@ -1,0 +1,161 @@
+"""A worker's exception is told with the person's own lines, and the rest is folded."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import traceback
+
+import pytest
+
+from accelerate_nb.launching.sources import Sources, sources_here
+from accelerate_nb.launching.tracebacks import frames_text, traceback_text
+
+NOWHERE = Sources({}, {})
+
+
+def told(function, sources=NOWHERE):
+    """The text of what a function raises; the test's own frame, which called it, left out."""
+    try:
+        function()
+    except BaseException as error:
+        error.__traceback__ = error.__traceback__.tb_next
+        return traceback_text(error, sources).split("\n")
+    raise AssertionError("nothing was raised")
+
+
+@pytest.fixture
+def cell():
+    """Runs text as a cell of a notebook, as number 4."""
+    names = []
+
+    def run(text):
+        name = f"/tmp/ipykernel_1/{len(names)}.py"
+        names.append(name)
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        variables = {"__name__": "__main__"}
+        exec(compile(text, name, "exec"), variables)
+        return variables, Sources({name: linecache.cache[name][2]}, {name: 4})
+
+    yield run
+    for name in names:
+        linecache.cache.pop(name, None)
+
+
+def test_a_cell_s_lines_are_shown_with_its_number(cell):
+    names, sources = cell("def f():\n    g()\ndef g():\n    raise KeyError('x')\n")
+    assert told(names["f"], sources) == [
+        "  Cell In[4], line 2, in f",
+        "    g()",
+        "  Cell In[4], line 4, in g",
+        "    raise KeyError('x')",
+        "KeyError: 'x'",
+    ]
+
+
+def test_frames_of_installed_packages_are_folded_but_the_last():
+    lines = told(lambda: json.loads("{"))
+    assert lines[0].startswith(f'  File "{__file__}", line ')
+    assert lines[2] == "  … 2 frames in json"
+    assert "decoder.py" in lines[3]
+    assert lines[-1].startswith("json.decoder.JSONDecodeError: Expecting property name")
+
+
+def test_causes_come_first():
+    def fails():
+        try:
+            {}["first"]
+        except KeyError as error:
+            raise ValueError("second") from error
+
+    text = "\n".join(told(fails))
+    assert text.index("KeyError: 'first'") < text.index("which led to:") < text.index("ValueError: second")
+
+
+def test_an_error_while_another_was_handled_shows_both_unless_told_otherwise():
+    def fails(hide):
+        try:
+            {}["first"]
+        except KeyError:
+            if hide:
+                raise ValueError("second") from None
+            raise ValueError("second")  # noqa: B904
+
+    assert "KeyError: 'first'" in told(lambda: fails(hide=False))
+    assert "KeyError: 'first'" not in told(lambda: fails(hide=True))
+
+
+def test_a_chain_that_bites_its_tail_ends():
+    first, second = ValueError("a"), ValueError("b")
+    first.__cause__, second.__cause__ = second, first
+
+    def fails():
+        raise first
+
+    assert told(fails)[-1] == "ValueError: a"
+
+
+def test_a_recursion_is_folded():
+    def deeper(depth):
+        return deeper(depth + 1)
+
+    lines = told(lambda: deeper(0))
+    assert len(lines) < 20
+    assert any("the same call" in line and "times more" in line for line in lines)
+    assert lines[-1].startswith("RecursionError")
+
+
+def test_a_long_traceback_keeps_its_beginning_and_its_end(cell):
+    text = (
+        "".join(f"def f{i}():\n    return f{i + 1}()\n" for i in range(50)) + "def f50():\n    raise OSError('end')\n"
+    )
+    names, sources = cell(text)
+    lines = told(names["f0"], sources)
+    assert len(lines) < 20
+    assert lines[0] == "  Cell In[4], line 2, in f0"
+    assert lines[-2:] == ["    raise OSError('end')", "OSError: end"]
+    assert any("lines more …" in line for line in lines)
+
+
+def test_a_message_of_a_megabyte_is_cut():
+    def fails():
+        raise ValueError("x" * 1_000_000)
+
+    assert len("\n".join(told(fails))) < 5_000
+
+
+def test_an_exception_that_can_t_say_what_it_is_is_told_all_the_same():
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError("no words")
+
+    def fails():
+        raise Mute
+
+    assert "Mute" in told(fails)[-1]
+
+
+def test_a_syntax_error_shows_its_place():
+    def fails():
+        compile("a = = 1", "<cell>", "exec")
+
+    lines = told(fails)
+    assert lines[-1] == "SyntaxError: invalid syntax"
+    assert "    a = = 1" in lines
+
+
+def test_notes_are_told():
+    def fails():
+        error = ValueError("wrong")
+        error.__notes__ = ["in batch 7"]
+        raise error
+
+    assert "in batch 7" in "\n".join(told(fails)) or not hasattr(ValueError, "add_note")
+
+
+def test_no_frames_are_no_lines():
+    assert frames_text([], sources_here()) == []
+    assert frames_text(traceback.StackSummary.from_list([("a.py", 3, "f", "x = 1")]), NOWHERE) == [
+        '  File "a.py", line 3, in f',
+        "    x = 1",
+    ]
