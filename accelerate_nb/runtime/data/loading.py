@@ -51,7 +51,7 @@ def prepare_data_loader(
 
     >>> loader = prepare_data_loader(DataLoader(range(5), batch_size=2), num_processes=2, process_index=1)
     >>> list(loader)
-    [tensor([2, 3]), tensor([0, 1])]
+    [tensor([2, 3]), tensor([1, 2])]
     """
     if torch_device_mesh is not None:
         raise NotYetError("prepare_data_loader(torch_device_mesh=...) is not offered here yet. Leave it out.")

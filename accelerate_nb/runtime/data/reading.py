@@ -169,7 +169,7 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own class of iterators
         pending = self._take_pending()
-        self._synchronize(resumed=bool(pending))
+        self._synchronize(resumed=pending.get("batches", 0) > 0)
         start = self._states()
         skip = self.skip_batches or pending.get("batches", 0)
         self.begin()

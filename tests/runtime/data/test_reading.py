@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from accelerate_nb.errors import StateError
 from accelerate_nb.runtime.accumulation import GradientState
+from accelerate_nb.runtime.current import current_world
 from accelerate_nb.runtime.data.loading import prepare_data_loader
 from accelerate_nb.runtime.data.skipping import skip_first_batches
 from tests.ranks import run_on_ranks
@@ -95,7 +96,10 @@ def test_every_one_that_wants_to_know_is_told_the_epoch() -> None:
 
 def go_on(how: str, stop: int, workers: int) -> bool:
     """Whether what is read after a pause, by a new loader, is what would have been read without one."""
-    options = {"use_seedable_sampler": how == "seedable", "rng_types": ["generator"]}
+    options = {
+        "use_seedable_sampler": how == "seedable",
+        "rng_types": ["generator", "torch"][: 2 if how == "all generators" else 1],
+    }
     generator = torch.Generator().manual_seed(9) if how == "own generator" else None
     data = Shuffled(11) if how == "stream" else Numbers(11, "augmented" if how == "augmented" else "plain")
     shuffle = None if how == "stream" else True
@@ -104,6 +108,7 @@ def go_on(how: str, stop: int, workers: int) -> bool:
         loader = DataLoader(data, 2, shuffle=shuffle, generator=generator, num_workers=workers)
         return prepare_data_loader(loader, CPU, put_on_device=True, dispatch_batches=how == "dispatched", **options)
 
+    draws = 1 + current_world().rank  # processes draw what they like from torch's own generator
     torch.manual_seed(2)
     loader = make()
     list(loader)
@@ -111,12 +116,12 @@ def go_on(how: str, stop: int, workers: int) -> bool:
     position: dict[str, Any] = {}
     present = torch.get_rng_state()
     for number, batch in enumerate(loader, start=1):
-        straight.append((plain(batch), loader.end_of_dataloader, torch.rand(1).item()))
+        straight.append((plain(batch), loader.end_of_dataloader, torch.rand(draws).sum().item()))
         if number == stop:
             position = copy.deepcopy(loader.position())
             present = torch.get_rng_state()
             straight.clear()
-    straight += [(plain(batch), loader.end_of_dataloader, torch.rand(1).item()) for batch in loader]
+    straight += [(plain(batch), loader.end_of_dataloader, torch.rand(draws).sum().item()) for batch in loader]
 
     torch.manual_seed(77)
     again = make()
@@ -124,7 +129,7 @@ def go_on(how: str, stop: int, workers: int) -> bool:
     torch.set_rng_state(present)
     resumed: list[Any] = []
     for _ in range(2 if len(straight) > again_length(again) else 1):
-        resumed += [(plain(batch), again.end_of_dataloader, torch.rand(1).item()) for batch in again]
+        resumed += [(plain(batch), again.end_of_dataloader, torch.rand(draws).sum().item()) for batch in again]
     return resumed == straight and again.iteration == loader.iteration
 
 
@@ -135,7 +140,9 @@ def again_length(loader: Any) -> int:
         return 6 if loader.stride == 1 else 3
 
 
-@pytest.mark.parametrize("how", ["global generator", "own generator", "seedable", "stream", "augmented", "dispatched"])
+@pytest.mark.parametrize(
+    "how", ["global generator", "own generator", "all generators", "seedable", "stream", "augmented", "dispatched"]
+)
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_resumed_epoch_goes_on_where_it_was(how: str, size: int) -> None:
     for stop in (1, 6 // size):
