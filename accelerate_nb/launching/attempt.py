@@ -75,6 +75,7 @@ class Attempt:
         self._failed_at: float | None = None
         self._cause_is_known = False
         self._stacks_lock = threading.Lock()
+        self.began = False
         self.timed_out_stacks: dict[int, str] | None = None
         self.lost: str | None = None
 
@@ -227,6 +228,8 @@ class Attempt:
                 self._urgent.unregister(sock)
             return
         for event in self._readers[rank].feed(data):
+            if isinstance(event, StateChange) and event.state == "running":
+                self.began = True
             if isinstance(event, StateChange) and event.state in {"finished", "failed", "stopped"}:
                 self._reported[rank] = event.time
                 if event.state != "finished":

@@ -37,6 +37,7 @@ class FrontEnd(Protocol):
 class Attempting(Protocol):
     """One try at running a group of workers."""
 
+    began: bool
     timed_out_stacks: dict[int, str] | None
     lost: str | None
 
@@ -193,10 +194,10 @@ class Run:
     def _attempts(self) -> tuple[Ending, ...]:
         endings: tuple[Ending, ...] = ()
         for number in range(self._max_restarts + 1):
-            self._attempt = attempt = self._make_attempt(number)
-            if self._stopped is not None:
-                attempt.stop(self._stopped)
-            endings = attempt.follow()
+            attempt, endings = self._tried(number)
+            if attempt.lost is not None and not attempt.began:
+                # what forks the workers died before the function had begun in any: nothing is done twice
+                attempt, endings = self._tried(number)
             if all(ending.failure is None for ending in endings):
                 break
             self._error = self._error_of(attempt, endings)
@@ -207,6 +208,12 @@ class Run:
         if all(ending.failure is None for ending in endings):
             self._error = None
         return endings
+
+    def _tried(self, number: int) -> tuple[Attempting, tuple[Ending, ...]]:
+        self._attempt = attempt = self._make_attempt(number)
+        if self._stopped is not None:
+            attempt.stop(self._stopped)
+        return attempt, attempt.follow()
 
     def _error_of(self, attempt: Attempting, endings: tuple[Ending, ...]) -> BaseException:
         if attempt.timed_out_stacks is not None and self._timeout is not None:

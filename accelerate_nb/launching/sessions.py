@@ -7,23 +7,44 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 _SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 _PROC = Path("/proc")
 
 
-def die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int, by: int = signal.SIGKILL) -> None:
     """
-    Ask Linux to kill this process when the thread that made it ends (see prctl(2)); elsewhere nothing happens.
+    Ask Linux to send this process a signal when the thread that made it ends (see prctl(2)); elsewhere nothing happens.
 
     `parent` is the process that should be there: where it has gone already, this one ends at once.
     """
     if sys.platform != "linux":
         return
-    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, int(by), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def tie_children() -> None:
+    """Have what this process forks (a data loader's workers) end with it, whatever ends it: nobody may be left to do it."""
+    if sys.platform != "linux":
+        return
+    # looked up now: between a fork and an exec, the loader's lock may be held by a thread that is not there any more
+    prctl = ctypes.CDLL(None).prctl
+    lasting = False
+
+    def before() -> None:
+        # the signal comes when the forking thread ends, and only the main one lasts as long as the process
+        nonlocal lasting
+        lasting = threading.current_thread() is threading.main_thread()
+
+    def in_child() -> None:
+        if lasting:
+            prctl(_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+    os.register_at_fork(before=before, after_in_child=in_child)
 
 
 def kill_session(leader: int) -> None:

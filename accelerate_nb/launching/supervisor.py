@@ -71,6 +71,7 @@ class Supervisor:
         self._waker = waker
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._close())
         self._selector.register(control, selectors.EVENT_READ, self._hear)
         self._selector.register(self._children, selectors.EVENT_READ, self._reap)
 
@@ -235,7 +236,8 @@ def main() -> NoReturn:
     """Begin: `python -m accelerate_nb.launching.supervisor CONTROL PARENT NAMES`, PARENT 0 where its thread may end before it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if parent := int(sys.argv[2]):
-        die_with_parent(parent)
+        # not SIGKILL: it has workers to end, and a worker that has inherited the control socket may keep that from closing
+        die_with_parent(parent, by=signal.SIGTERM)
     supervisor = Supervisor(socket.socket(fileno=int(sys.argv[1])))
     for name in sys.argv[3].split(","):
         load(name)

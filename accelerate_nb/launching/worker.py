@@ -22,7 +22,7 @@ from accelerate_nb.launching.order import Order
 from accelerate_nb.launching.outcome import Raised, failure_of, write_raised, write_returned
 from accelerate_nb.launching.payload import Payload, arrived
 from accelerate_nb.launching.seat import LOOPBACK
-from accelerate_nb.launching.sessions import die_with_parent
+from accelerate_nb.launching.sessions import die_with_parent, tie_children
 
 # The signal at which a worker writes every thread's stack, also while it waits in C++.
 STACKS_SIGNAL = signal.SIGUSR1
@@ -52,6 +52,7 @@ def _settle(order: Order, parent: int) -> None:
     if os.getsid(0) != os.getpid():
         os.setsid()
     die_with_parent(parent)
+    tie_children()
     atexit._clear()
     process._children = set()  # type: ignore[attr-defined]  # as multiprocessing's own children do
     util._finalizer_registry.clear()  # type: ignore[attr-defined]

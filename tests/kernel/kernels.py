@@ -221,10 +221,20 @@ class Kernel:
         """Every process that the kernel or one of its children started and that is still there, the kernel left out."""
         return [one for one in _marked(self._mark) if one.pid != self.pid]
 
+    def supervisors(self) -> list[psutil.Process]:
+        """The kernel's children that fork workers: one at most."""
+        return [one for one in psutil.Process(self.pid).children() if _is_supervisor(one)]
+
     def supervisor(self) -> psutil.Process:
-        """The one child that forks workers."""
-        (found,) = [one for one in psutil.Process(self.pid).children() if "supervisor" in " ".join(one.cmdline())]
+        """The kernel's child that forks workers."""
+        (found,) = self.supervisors()
         return found
+
+    def shut_down(self) -> None:
+        """Ask the kernel to end, as closing a notebook does; comes back when it has."""
+        process = psutil.Process(self.pid)
+        self._manager.request_shutdown()
+        process.wait(10)
 
     def kill(self) -> None:
         """SIGKILL for the kernel's own process; gives when it has gone."""
@@ -276,6 +286,14 @@ def _unquoted(text: str) -> str:
     import ast
 
     return str(ast.literal_eval(text))
+
+
+def _is_supervisor(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and "accelerate_nb.launching.supervisor" in process.cmdline()
+    except psutil.Error:
+        # it has ended
+        return False
 
 
 def _marked(mark: str) -> list[psutil.Process]:

@@ -18,6 +18,7 @@ from accelerate_nb.launching.sources import sources_here
 class Here:
     """An attempt that is a plain call; what it prints goes where this process prints."""
 
+    began = True
     timed_out_stacks: dict[int, str] | None = None
     lost: str | None = None
 

@@ -1,0 +1,366 @@
+"""What hangs is told, stopped and cleared away, whoever ends it and whatever it waits in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.kernel.kernels import Cell, Kernel, gone
+
+METHODS = ["supervisor", "fork", "spawn"]
+# The promises: an interrupt shows in the cell, and a killed kernel leaves nothing, within so many seconds.
+INTERRUPTED = 5.0
+LEFT = 3.0
+
+
+def interrupted(cell: Cell) -> float:
+    """Interrupt a running cell; the seconds until it has shown so."""
+    began = time.monotonic()
+    cell.kernel.interrupt()
+    cell.wait()
+    assert cell.error is not None, cell.text
+    assert cell.error.name == "KeyboardInterrupt", cell.text
+    return time.monotonic() - began
+
+
+def assert_launches_and_leaves_nothing(kernel: Kernel) -> None:
+    """The next launch works, and of all former ones no process is left."""
+    cell = kernel.ok("notebook_launcher(lambda: print('next'), num_processes=2)")
+    assert cell.stdout.count("next") == 2
+    supervisors = {one.pid for one in kernel.supervisors()}
+    assert gone([one for one in kernel.processes() if one.pid not in supervisors], within=LEFT) == []
+    assert len(supervisors) <= 1
+
+
+# ------------------------------------------------------------------------------------------------------------- time-outs
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_skipped_collective_is_told_with_the_stack_of_every_rank(kernel: Kernel, method: str) -> None:
+    cell = kernel.run(f"""
+    import time, torch, torch.distributed as dist
+    def skips():
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        print("together")
+        if dist.get_rank() == 1:
+            time.sleep(60)
+        dist.all_reduce(torch.ones(1))
+    notebook_launcher(skips, num_processes=2, timeout=6, start_method={method!r})
+    """)
+    assert cell.error is not None
+    assert cell.error.name == "HangError"
+    text = cell.error.text
+    assert "timeout=6" in text
+    zero, one = text.index("rank 0:"), text.index("rank 1:")
+    assert zero < text.index(f"Cell In[{cell.number}], line 8, in skips\n    dist.all_reduce(torch.ones(1))") < one
+    assert one < text.index(f"Cell In[{cell.number}], line 7, in skips\n    time.sleep(60)")
+    assert cell.stdout.count("together") == 2
+    assert 6 <= cell.seconds < 6 + INTERRUPTED
+    assert_launches_and_leaves_nothing(kernel)
+
+
+def test_ranks_that_wait_for_the_store_are_told_and_the_odd_one_is_marked(kernel: Kernel) -> None:
+    cell = kernel.run("""
+    import os
+    from datetime import timedelta
+    from torch.distributed import TCPStore
+    def waits():
+        rank = int(os.environ["RANK"])
+        store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=60))
+        if rank == 2:
+            store.wait(["another key"])
+        store.wait(["a key that nobody sets"])
+    notebook_launcher(waits, num_processes=3, timeout=2)
+    """)
+    assert cell.error is not None
+    assert cell.error.name == "HangError"
+    parts = cell.error.text.split("rank ")
+    assert [part.partition("\n")[0] for part in parts[1:]] == ["0:", "1:", "2:   ◀ elsewhere than the others"]
+    assert all('store.wait(["a key that nobody sets"])' in part for part in parts[1:3])
+    assert 'store.wait(["another key"])' in parts[3]
+    assert cell.seconds < 2 + INTERRUPTED
+
+
+def test_a_rank_that_returned_is_told_from_those_that_hang(kernel: Kernel) -> None:
+    cell = kernel.run("""
+    import torch, torch.distributed as dist
+    def leaves_early():
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0:
+            dist.barrier()
+    notebook_launcher(leaves_early, num_processes=2, timeout=3)
+    """)
+    assert cell.error is not None
+    assert cell.error.name == "HangError"
+    assert "returned already: rank 1" in cell.error.text
+    assert "dist.barrier()" in cell.error.text
+
+
+def test_a_hang_is_caught_as_a_timeout(kernel: Kernel) -> None:
+    kernel.ok("""
+    import time
+    try:
+        notebook_launcher(time.sleep, (60,), num_processes=2, timeout=0.5)
+    except TimeoutError as error:
+        hang = error
+    """)
+    assert kernel.value("[type(hang).__name__, hang.failures[0].ended_by_us, len(hang.failures)]") == [
+        "HangError",
+        True,
+        2,
+    ]
+
+
+def test_the_stacks_of_a_running_launch_can_be_read_and_it_goes_on(kernel: Kernel) -> None:
+    kernel.ok("""
+    import os, threading
+    from torch.distributed import TCPStore
+    def waits_for_a_key():
+        TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False).wait(["go on"])
+        return "went on"
+    def meeting():
+        return int(os.environ["MASTER_PORT"])
+    run = launch(waits_for_a_key, num_processes=2)
+    """)
+    kernel.ok("""
+    import time
+    deadline = time.monotonic() + 20
+    while "waits_for_a_key" not in (stacks := run.stacks()) and time.monotonic() < deadline:
+        pass
+    run.stop()
+    """)
+    stacks = kernel.value("stacks")
+    assert "rank 0:" in stacks
+    assert '.wait(["go on"])' in stacks
+    assert kernel.value("run.done")
+
+
+# ------------------------------------------------------------------------------------------------------------ interrupts
+
+STUCK = {
+    "asleep": "time.sleep(60)",
+    "in a loop": "while True: pass",
+    "in a collective": """
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0:
+            print("there", flush=True)
+            dist.all_reduce(torch.ones(1))
+        time.sleep(60)""",
+    "in the store": """
+        TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False).wait(["never set"])""",
+    "deaf": """
+        while True:
+            try:
+                time.sleep(60)
+            except BaseException:
+                pass""",
+}
+
+
+@pytest.mark.parametrize("where", STUCK)
+def test_an_interrupt_ends_ranks_wherever_they_are(kernel: Kernel, where: str) -> None:
+    cell = kernel.start(f"""
+    import os, time, torch, torch.distributed as dist
+    from torch.distributed import TCPStore
+    def stuck():
+        print("there", flush=True)
+        {STUCK[where]}
+    notebook_launcher(stuck, num_processes=2)
+    """)
+    cell.until(lambda: cell.stdout.count("there") >= 2 + (where == "in a collective"))
+    assert interrupted(cell) < INTERRUPTED
+    assert_launches_and_leaves_nothing(kernel)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_an_interrupt_ends_ranks_of_each_start_method(kernel: Kernel, method: str) -> None:
+    cell = kernel.start(f"""
+    import time
+    def stuck():
+        print("there", flush=True)
+        time.sleep(60)
+    notebook_launcher(stuck, num_processes=2, start_method={method!r})
+    """)
+    cell.until(lambda: cell.stdout.count("there") == 2)
+    assert interrupted(cell) < INTERRUPTED
+    assert_launches_and_leaves_nothing(kernel)
+
+
+def test_an_interrupt_at_any_moment_of_a_launch_ends_it(kernel: Kernel) -> None:
+    for hundredths in (0, 1, 2, 4, 6, 8, 11, 15):
+        cell = kernel.start("notebook_launcher(__import__('time').sleep, (60,), num_processes=2)")
+        cell.until(lambda cell=cell: cell.number > 0)
+        kernel.hear(hundredths / 100)
+        assert interrupted(cell) < INTERRUPTED
+    assert_launches_and_leaves_nothing(kernel)
+
+
+def test_an_interrupt_while_the_first_launch_warms_up_ends_it(fresh_kernel: Kernel) -> None:
+    cell = fresh_kernel.start("notebook_launcher(__import__('time').sleep, (60,), num_processes=2)")
+    cell.until(lambda: cell.number > 0 and bool(fresh_kernel.supervisors()))
+    fresh_kernel.hear(0.2)
+    assert interrupted(cell) < INTERRUPTED
+    assert_launches_and_leaves_nothing(fresh_kernel)
+
+
+def test_a_function_can_save_what_it_has_when_it_is_interrupted(kernel: Kernel, tmp_path: Path) -> None:
+    cell = kernel.start(f"""
+    import os, time
+    from pathlib import Path
+    def saves(folder):
+        print("there", flush=True)
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            Path(folder, os.environ["RANK"]).write_text("saved")
+            print("saved", os.environ["RANK"])
+            raise
+    notebook_launcher(saves, ({str(tmp_path)!r},), num_processes=2)
+    """)
+    cell.until(lambda: cell.stdout.count("there") == 2)
+    assert interrupted(cell) < INTERRUPTED
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["saved", "saved"]
+    assert "saved 0" in cell.stdout
+    assert "saved 1" in cell.stdout
+
+
+def test_an_interrupted_cell_says_where_the_output_is(kernel: Kernel) -> None:
+    cell = kernel.start("""
+    import time
+    def speaks():
+        print("words", flush=True)
+        time.sleep(60)
+    run = launch(speaks, num_processes=2)
+    run.wait()
+    """)
+    cell.until_said("words")
+    interrupted(cell)
+    assert kernel.value("str(run.folder)") in cell.text
+    assert "words" in kernel.value("run.logs(0)")
+
+
+# ----------------------------------------------------------------------------------------------------------------- kills
+
+# Ranks of which one reads data with two workers, all of them waiting for ever.
+READING = """
+import os, time, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        if index > 3:
+            print("reading", os.getpid(), flush=True)
+            time.sleep(60)
+        return index
+
+def reads():
+    for batch in DataLoader(Slow(), batch_size=1, num_workers=2):
+        pass
+"""
+
+
+def reading(kernel: Kernel, method: str) -> list[psutil.Process]:
+    """Start ranks that read data for ever; every process that the kernel has then."""
+    kernel.ok(READING)
+    cell = kernel.start(f"notebook_launcher(reads, num_processes=2, start_method={method!r})")
+    cell.until(lambda: cell.stdout.count("reading") == 4)
+    processes = kernel.processes()
+    said = {int(line.split()[-1]) for line in cell.stdout.splitlines() if "reading" in line}
+    assert said <= {one.pid for one in processes}
+    assert len(processes) >= 6  # two ranks and four workers of their loaders at least
+    return processes
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_killed_kernel_leaves_nothing(fresh_kernel: Kernel, method: str) -> None:
+    processes = reading(fresh_kernel, method)
+    fresh_kernel.kill()
+    assert gone(processes, within=LEFT) == []
+    assert fresh_kernel.processes() == []
+
+
+def test_a_killed_kernel_leaves_no_program_that_a_rank_started(fresh_kernel: Kernel) -> None:
+    cell = fresh_kernel.start("""
+    import subprocess, time
+    def starts_a_program():
+        subprocess.Popen(["sleep", "60"])
+        print("started", flush=True)
+        time.sleep(60)
+    notebook_launcher(starts_a_program, num_processes=2)
+    """)
+    cell.until(lambda: cell.stdout.count("started") == 2)
+    processes = fresh_kernel.processes()
+    assert [one.name() for one in processes].count("sleep") == 2
+    fresh_kernel.kill()
+    assert gone(processes, within=LEFT) == []
+
+
+def test_a_killed_supervisor_leaves_nothing_and_the_next_launch_works(kernel: Kernel) -> None:
+    kernel.ok(READING)
+    cell = kernel.start("notebook_launcher(reads, num_processes=2)")
+    cell.until(lambda: cell.stdout.count("reading") == 4)
+    processes = kernel.processes()
+    began = time.monotonic()
+    os.kill(kernel.supervisor().pid, signal.SIGKILL)
+    cell.wait()
+    assert time.monotonic() - began < INTERRUPTED
+    assert cell.error is not None
+    assert cell.error.name == "LaunchError"
+    assert "supervisor" in cell.error.text
+    assert gone(processes, within=LEFT) == []
+    assert_launches_and_leaves_nothing(kernel)
+
+
+def test_a_supervisor_that_was_killed_while_nothing_ran_is_replaced(kernel: Kernel) -> None:
+    kernel.ok("notebook_launcher(print, num_processes=2)")
+    supervisor = kernel.supervisor()
+    # the kernel may not have seen it when it launches
+    supervisor.kill()
+    assert_launches_and_leaves_nothing(kernel)
+    assert kernel.supervisor().pid != supervisor.pid
+
+
+def test_a_failed_rank_leaves_none_of_its_loader_s_workers(kernel: Kernel) -> None:
+    kernel.ok(READING)
+    cell = kernel.run("""
+    def fails():
+        batches = iter(DataLoader(Slow(), batch_size=1, num_workers=2))
+        next(batches)
+        os.kill(os.getpid(), 9)
+    notebook_launcher(fails, num_processes=2)
+    """)
+    assert cell.error is not None
+    assert_launches_and_leaves_nothing(kernel)
+
+
+def test_a_shut_down_kernel_leaves_nothing(fresh_kernel: Kernel) -> None:
+    fresh_kernel.ok("""
+    import time
+    run = launch(time.sleep, (60,), num_processes=2)
+    while run.view.rank(0).state != "running" or run.view.rank(1).state != "running":
+        pass
+    """)
+    processes = fresh_kernel.processes()
+    assert len(processes) >= 3
+    fresh_kernel.shut_down()
+    assert gone(processes, within=LEFT) == []
+
+
+def test_a_thread_that_a_function_leaves_behind_keeps_nobody_waiting(kernel: Kernel) -> None:
+    cell = kernel.ok("""
+    import threading, time
+    def leaves_a_thread():
+        threading.Thread(target=time.sleep, args=(60,)).start()
+        return "returned"
+    left = notebook_launcher(leaves_a_thread, num_processes=2)
+    """)
+    assert cell.seconds < INTERRUPTED
+    assert_launches_and_leaves_nothing(kernel)
