@@ -41,7 +41,7 @@ demo: $(VENV)/.demo
 	@echo "The same as a page:     $(CURDIR)/$(BUILD)/01_first_run.html"
 
 test: lint
-	$(BIN)/python -m pytest -m "not bench"
+	$(BIN)/python -m pytest
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -49,7 +49,8 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 bench: $(VENV)/.test
-	$(BIN)/python -m pytest tests/bench -m bench
+	@for bench in tests/bench/bench_*.py; do \
+	  echo "== $$bench"; PYTHONPATH=. $(BIN)/python $$bench || exit 1; echo; done
 
 clean: ## only what the commands above made
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache
