@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import time
 from pathlib import Path
 from types import TracebackType
@@ -11,8 +13,10 @@ from typing import IO, Any
 
 from accelerate_nb.events.model import Event, LogLine, Metric, to_line
 
-# Run folders beyond this number are removed, oldest first, when a new one is made.
+# Run folders beyond this number are removed, oldest first, when a run has ended.
 KEPT_RUNS = 50
+# How `new_folder` names them.
+_RUN = re.compile(r"\d{4}-\d\d-\d\d_\d{6}_")
 
 
 class Record:
@@ -73,9 +77,8 @@ class Record:
 
 
 def new_folder(parent: Path, name: str) -> Path:
-    """A fresh folder for a run under `parent`, named after the time and the function; the oldest beyond 50 are removed."""
+    """A fresh folder for a run under `parent`, named after the time and the function."""
     parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _prune(parent)
     stamp = time.strftime("%Y-%m-%d_%H%M%S")
     label = "".join(letter if letter.isalnum() else "_" for letter in name).strip("_")[:40] or "run"
     for attempt in range(10_000):
@@ -88,10 +91,13 @@ def new_folder(parent: Path, name: str) -> Path:
     raise FileExistsError(f"{parent} holds 10,000 runs of {label} that started at {stamp}.")
 
 
-def _prune(parent: Path) -> None:
-    """Remove the oldest finished runs; only folders that a run made (they hold a `status.json`) are touched."""
-    import shutil
-
-    runs = sorted(path for path in parent.iterdir() if (path / "status.json").is_file())
-    for old in runs[: max(0, len(runs) - KEPT_RUNS + 1)]:
-        shutil.rmtree(old, ignore_errors=True)
+def prune(parent: Path) -> None:
+    """Remove the oldest finished runs beyond those that are kept; only folders that a run made are touched."""
+    if not parent.is_dir():
+        # somebody has tidied up
+        return
+    names = sorted(entry.name for entry in os.scandir(parent) if _RUN.match(entry.name))
+    for name in names[: max(0, len(names) - KEPT_RUNS)]:
+        # one without a status still runs
+        if (parent / name / "status.json").is_file():
+            shutil.rmtree(parent / name, ignore_errors=True)

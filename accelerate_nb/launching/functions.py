@@ -14,7 +14,7 @@ from accelerate_nb.config.run import RunConfig
 from accelerate_nb.devices.cpu import cores
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import NeedsForkError
-from accelerate_nb.events.record import Record, new_folder
+from accelerate_nb.events.record import Record, new_folder, prune
 from accelerate_nb.events.view import RunView
 from accelerate_nb.launching.attempt import Attempt, Scene
 from accelerate_nb.launching.choosing import Choice, choose
@@ -93,10 +93,10 @@ def _run(
     payload: Payload | None = None,
 ) -> Run:
     wish = config.launching
-    parent = Path(wish.folder) if wish.folder else runs_folder(os.environ)
+    parent = (Path(wish.folder) if wish.folder else runs_folder(os.environ)).expanduser().absolute()
     scene = Scene(
         view=RunView(choice.size),
-        record=Record(new_folder(parent.expanduser().absolute(), name)),
+        record=Record(new_folder(parent, name)),
         deadline=None if wish.timeout is None else time.monotonic() + wish.timeout,
         grace=wish.grace,
     )
@@ -104,6 +104,7 @@ def _run(
     def at_end(endings: tuple[Ending, ...]) -> None:
         if payload is not None:
             payload.close()
+        prune(parent)
         supervised.hint(module for ending in endings for module in ending.modules)
 
     return Run(

@@ -1,0 +1,388 @@
+"""What a launch costs: ours, a bare forkserver's and Hugging Face Accelerate's side by side, interleaved in one run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+CAPTURED = 512 << 20  # bytes
+LINES = 25_000  # of each rank
+WRITERS = 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement: the median of its rounds, and its ratio to what it is compared with."""
+
+    name: str
+    value: float
+    unit: str
+    ratio: float | None = None
+    beside: str = ""
+
+
+def main() -> None:
+    """Measure what was asked for, and print what was found."""
+    arguments = read_arguments()
+    # what is measured is a launch, not the threads of one
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    wanted: dict[str, Callable[[int], list[Row]]] = {
+        "import": importing,
+        "launch": launching,
+        "captured": capturing,
+        "lines": writing,
+    }
+    load = os.getloadavg()[0]
+    rows = [row for name in arguments.only or wanted for row in wanted[name](arguments.rounds)]
+    if arguments.json:
+        print(json.dumps({"load": load, "rows": [asdict(row) for row in rows]}, indent=2))
+        return
+    print(f"load average at the beginning: {load:.2f}")
+    for row in rows:
+        beside = "" if row.ratio is None else f"{row.ratio:>8.2f} x {row.beside}"
+        print(f"{row.name:<58} {row.value:>12,.1f} {row.unit:<10} {beside}")
+
+
+def read_arguments() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15, help="how often each launch is made; they take turns")
+    parser.add_argument("--only", nargs="+", choices=["import", "launch", "captured", "lines"])
+    parser.add_argument("--json", action="store_true", help="print numbers for a program")
+    return parser.parse_args()
+
+
+# -------------------------------------------------------------------------------------------------------------- import
+
+
+def importing(rounds: int) -> list[Row]:
+    """CPU milliseconds of `import accelerate_nb` in a fresh Python, beside those of `import accelerate`."""
+    taken: dict[str, list[float]] = {"accelerate_nb": [], "accelerate": []}
+    for turn in range(min(rounds, 7)):
+        for name, found in taken.items():
+            if name == "accelerate" and turn >= 3:
+                continue  # it imports torch, and takes seconds
+            program = f"import time; b = time.process_time(); import {name}; print(time.process_time() - b)"
+            found.append(1e3 * float(answer_of(program)))
+    brought = answer_of("import sys, accelerate_nb; print('torch' in sys.modules)")
+    assert brought == "False", "import accelerate_nb imports torch"
+    ours, theirs = (statistics.median(found) for found in taken.values())
+    return [
+        Row("import accelerate_nb (no torch)", ours, "CPU ms", ours / theirs, "Accelerate's"),
+        Row("import accelerate", theirs, "CPU ms"),
+    ]
+
+
+def answer_of(program: str) -> str:
+    """What a fresh Python prints."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+# -------------------------------------------------------------------------------------------------------------- launch
+
+
+def meet() -> float:
+    """The whole work of a rank: an all-reduce with the others, and when it was done."""
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    return time.time()
+
+
+def meet_and_note(folder: str) -> None:
+    """The same for a launcher that returns nothing."""
+    done = meet()
+    Path(folder, os.environ["RANK"]).write_text(repr(done))
+
+
+def launching(rounds: int) -> list[Row]:
+    """Milliseconds from a warm launch's call to an all-reduce that is done on every rank."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    ways: dict[str, Callable[[], float]] = {
+        "ours, 2 ranks": lambda: ours(2),
+        "ours, 2 ranks, forked from here": lambda: ours(2, start_method="fork"),
+        "bare forkserver, 2 ranks": lambda: forkserver(2),
+        "Accelerate's notebook_launcher, 2 ranks": lambda: accelerate_s(2),
+        "ours, 8 ranks": lambda: ours(8),
+        "bare forkserver, 8 ranks": lambda: forkserver(8),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    failed = dict.fromkeys(ways, 0)
+    for way in ways.values():
+        way()
+    names = list(ways)
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            try:
+                taken[name].append(1e3 * ways[name]())
+            except (ChildFailedError, RuntimeError, FileNotFoundError):
+                failed[name] += 1
+    middle = {name: statistics.median(found) for name, found in taken.items() if found}
+    rows = []
+    for name, value in middle.items():
+        beside = f"bare forkserver, {'8' if '8 ranks' in name else '2'} ranks"
+        label = f"warm launch: {name}" + (f" ({failed[name]} failed)" if failed[name] else "")
+        ratio = None if name == beside else value / middle[beside]
+        rows.append(Row(label, value, "ms", ratio, beside if ratio else ""))
+    rows.append(Row("warm launch: ours, 2 ranks, slowest", max(taken["ours, 2 ranks"]), "ms"))
+    return rows
+
+
+def ours(size: int, **settings: Any) -> float:
+    """Seconds of one launch of ours."""
+    from accelerate_nb import notebook_launcher
+
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.time()
+        done = notebook_launcher(
+            meet, num_processes=size, cpu=True, results="all", folder=folder, config_file="", **settings
+        )
+        return max(done) - begin
+
+
+def forkserver(size: int) -> float:
+    """Seconds of the least that one could write by hand: a forkserver with torch loaded, a store on loopback, gloo."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "numpy", __name__])
+    begin = time.time()
+    with socket.create_server(("127.0.0.1", 0)) as meeting:
+        store = dist.TCPStore(
+            "127.0.0.1",
+            meeting.getsockname()[1],
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=os.dup(meeting.fileno()),
+        )
+    here, there = context.Pipe(duplex=False)
+    workers = [context.Process(target=_meet_at, args=(rank, size, store.port, there)) for rank in range(size)]
+    for worker in workers:
+        worker.start()
+    done = [here.recv() for _ in workers]
+    for worker in workers:
+        worker.join(10)
+        worker.kill()
+    here.close()
+    there.close()
+    return max(done) - begin
+
+
+def _meet_at(rank: int, size: int, port: int, answers: Any) -> None:
+    place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    answers.send(meet())
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def accelerate_s(size: int) -> float:
+    """Seconds of one launch with Hugging Face Accelerate, which forks this process by way of torch's elastic agent."""
+    from accelerate import notebook_launcher
+
+    os.environ["ACCELERATE_USE_CPU"] = "1"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nothing:
+        try:
+            with redirect_stdout(nothing), redirect_stderr(nothing):
+                begin = time.time()
+                notebook_launcher(meet_and_note, (folder,), num_processes=size, use_port=port)
+            return max(float(Path(folder, str(rank)).read_text()) for rank in range(size)) - begin
+        finally:
+            del os.environ["ACCELERATE_USE_CPU"]
+
+
+# ------------------------------------------------------------------------------------------------------------ captured
+
+
+def sums(tensors: Sequence[torch.Tensor]) -> tuple[float, int]:
+    """Read every captured byte; when that was done, and this process's share of its memory."""
+    total = sum(float(tensor.sum()) for tensor in tensors)
+    assert total >= 0
+    dist.init_process_group("gloo")
+    dist.barrier()
+    own = share_of_memory()
+    dist.barrier()
+    return time.time(), own
+
+
+def share_of_memory() -> int:
+    """Bytes: what is shared by several processes counts in equal parts (PSS of proc(5))."""
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("Linux tells no PSS here")
+
+
+def capturing(rounds: int) -> list[Row]:
+    """What 512 MB of captured tensors add to a launch on four workers: seconds, and memory of all workers together."""
+    from accelerate_nb import notebook_launcher
+
+    tensors = [torch.ones(CAPTURED // 8 // 4) for _ in range(8)]
+    taken: dict[str, list[float]] = {"none": [], "captured": []}
+    memory: dict[str, list[int]] = {"none": [], "captured": []}
+    for turn in range(min(rounds, 5) + 1):
+        for name, held in (("none", []), ("captured", tensors)):
+            with tempfile.TemporaryDirectory() as folder:
+                begin = time.time()
+                found = notebook_launcher(
+                    sums, (held,), num_processes=4, cpu=True, results="all", folder=folder, config_file=""
+                )
+            if turn:
+                taken[name].append(max(done for done, _ in found) - begin)
+                memory[name].append(sum(own for _, own in found))
+    extra = statistics.median(b - a for a, b in zip(taken["none"], taken["captured"], strict=True))
+    more = statistics.median(b - a for a, b in zip(memory["none"], memory["captured"], strict=True))
+    return [
+        Row("512 MB captured, 4 workers that read all of it: extra time", extra, "s"),
+        Row("512 MB captured, 4 workers: extra memory", more / 2**20, "MiB (PSS)", more / CAPTURED, "one copy"),
+    ]
+
+
+# --------------------------------------------------------------------------------------------------------------- lines
+
+
+def writes(lines: int) -> None:
+    """Write as fast as it goes."""
+    for number in range(lines):
+        print(f"step {number} loss {number / 7:.4f} and a few words more")
+
+
+# A training loop in a process of its own: it counts its steps, and tells the count whenever it is asked.
+TRAINING = """
+import sys, threading, torch
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data, target = torch.randn(64, 64), torch.randint(10, (64,))
+steps = 0
+def tell():
+    for _ in sys.stdin:
+        print(steps, flush=True)
+threading.Thread(target=tell, daemon=True).start()
+while True:
+    loss = torch.nn.functional.cross_entropy(model(data), target)
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    steps += 1
+"""
+
+
+class Training:
+    """The loop, and its speed between two moments."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", TRAINING]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        while self.steps() == 0:
+            threading.Event().wait(0.1)
+
+    def steps(self) -> int:
+        """How many it has done so far."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def speed_while(self, act: Callable[[], Any]) -> float:
+        """Steps a second while something else happens."""
+        before, begin = self.steps(), time.perf_counter()
+        act()
+        return (self.steps() - before) / (time.perf_counter() - begin)
+
+    def end(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def writing(rounds: int) -> list[Row]:
+    """
+    Lines a second from four ranks into `RunView`, and how much a training loop slows beside a steady stream of lines.
+
+    The loop is compared with itself beside ranks that write the same lines into files of their own: what four writing
+    processes take of two cores is theirs, what the launcher takes is ours.
+    """
+    rates = []
+    for turn in range(min(rounds, 5) + 1):
+        rate = lines_a_second()
+        if turn:
+            rates.append(rate)
+    training = Training()
+    beside, quiet = [], []
+    try:
+        for _ in range(min(rounds, 5)):
+            quiet.append(training.speed_while(lambda: steady(into_the_pipe=False)))
+            beside.append(training.speed_while(lambda: steady(into_the_pipe=True)))
+    finally:
+        training.end()
+    slower = statistics.median(1 - b / q for b, q in zip(beside, quiet, strict=True))
+    return [
+        Row("lines from 4 ranks into RunView", statistics.median(rates), "lines/s"),
+        Row("training beside 30,000 lines/s from 4 ranks: slower by", 100 * slower, "%"),
+    ]
+
+
+def lines_a_second() -> float:
+    """From the first line that arrives to the last."""
+    from accelerate_nb import launch
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = launch(writes, (LINES,), num_processes=WRITERS, cpu=True, folder=folder, config_file="")
+        waiting = threading.Event()
+        while run.view.line_count == 0 and not run.done:
+            waiting.wait(0.001)
+        begin, had = time.perf_counter(), run.view.line_count
+        while not run.done:
+            waiting.wait(0.001)
+        seconds = time.perf_counter() - begin
+        assert run.view.line_count == LINES * WRITERS
+        return (run.view.line_count - had) / seconds
+
+
+def writes_steadily(seconds: float, rate: int, into_the_pipe: bool) -> None:
+    """Write `rate` lines a second, a hundred at a time."""
+    with open(os.devnull, "w") as nothing:
+        out = sys.stdout if into_the_pipe else nothing
+        begin = time.perf_counter()
+        waiting = threading.Event()
+        for number in range(int(seconds * rate / 100)):
+            for line in range(100):
+                print(f"step {number} {line} loss 0.1234 and a few words more", file=out)
+            waiting.wait(max(0.0, begin + (number + 1) * 100 / rate - time.perf_counter()))
+
+
+def steady(into_the_pipe: bool) -> None:
+    """Three seconds of 30,000 lines a second from four ranks."""
+    from accelerate_nb import launch
+
+    with tempfile.TemporaryDirectory() as folder:
+        args = (3.0, 30_000 // WRITERS, into_the_pipe)
+        run = launch(writes_steadily, args, num_processes=WRITERS, cpu=True, folder=folder, config_file="")
+        while not run.done:
+            threading.Event().wait(0.1)
+
+
+if __name__ == "__main__":
+    main()
