@@ -126,7 +126,9 @@ class Checkpoint:
             custom.load_state_dict(torch.load(path, map_location="cpu", weights_only=False))
 
     def _load_positions(self, folder: Path) -> None:
-        path = folder / names.of_rank(names.POSITIONS_NAME, self.world.rank)
+        # where there were fewer processes, a rank without a file goes on from where rank 0 stood, as the others do
+        own, first = (folder / names.of_rank(names.POSITIONS_NAME, rank) for rank in (self.world.rank, 0))
+        path = own if own.exists() else first
         if not path.exists():
             return  # Accelerate writes none: the next epoch begins at its beginning
         positions = _read(path)

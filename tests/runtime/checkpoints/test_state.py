@@ -308,3 +308,27 @@ def test_registered_objects_must_match(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="Found checkpoints: 0"):
         accelerator.load_state(tmp_path / "saved")
     accelerator.end_training()
+
+
+def some_of_an_epoch(folder: str, batches: int) -> None:
+    """Save after some batches of an epoch without a shuffle."""
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(torch.arange(32), batch_size=4))
+    for number, _ in enumerate(loader, start=1):
+        if number == batches:
+            accelerator.save_state(folder)
+
+
+def rest_of_the_epoch(folder: str) -> list[int]:
+    """What a rank sees after loading."""
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(torch.arange(32), batch_size=4))
+    accelerator.load_state(folder)
+    return [number for batch in loader for number in batch.tolist()]
+
+
+def test_an_epoch_goes_on_with_more_processes_than_it_was_saved_with(tmp_path: Path) -> None:
+    folder = str(tmp_path / "saved")
+    run_on_ranks(some_of_an_epoch, 1, folder, 4)
+    seen = run_on_ranks(rest_of_the_epoch, 2, folder)
+    assert sorted(number for rank in seen for number in rank) == list(range(16, 32))
