@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -31,6 +33,8 @@ class Record:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._files: dict[str, IO[bytes]] = {}
+        # why not everything could be kept: a full disk, a folder that was removed
+        self.trouble: OSError | None = None
 
     def __enter__(self) -> Record:
         return self
@@ -42,33 +46,46 @@ class Record:
 
     def output(self, rank: int, data: bytes) -> None:
         """Add whole lines to a rank's log."""
-        self._file(f"rank_{rank}.log").write(data)
+        with self._as_far_as_possible():
+            self._file(f"rank_{rank}.log").write(data)
 
     def event(self, event: Event) -> None:
         """Keep an event; log lines are in the ranks' logs already."""
         if isinstance(event, LogLine):
             return
         line = to_line(event)
-        self._file("events.jsonl").write(line)
-        if isinstance(event, Metric):
-            self._file("metrics.jsonl").write(line)
+        with self._as_far_as_possible():
+            self._file("events.jsonl").write(line)
+            if isinstance(event, Metric):
+                self._file("metrics.jsonl").write(line)
 
     def status(self, **facts: Any) -> None:
         """Write `status.json` anew; a reader never sees half of it."""
         beside = self.folder / "status.json.new"
-        beside.write_text(json.dumps({**facts, "time": time.time()}, indent=1, default=str))
-        os.replace(beside, self.folder / "status.json")
+        with self._as_far_as_possible():
+            beside.write_text(json.dumps({**facts, "time": time.time()}, indent=1, default=str))
+            os.replace(beside, self.folder / "status.json")
 
     def flush(self) -> None:
         """Make what was kept so far readable to others."""
         for file in self._files.values():
-            file.flush()
+            with self._as_far_as_possible():
+                file.flush()
 
     def close(self) -> None:
         """Close all files."""
         for file in self._files.values():
-            file.close()
+            with self._as_far_as_possible():
+                file.close()
         self._files.clear()
+
+    @contextmanager
+    def _as_far_as_possible(self) -> Iterator[None]:
+        """A training run of hours is worth more than its record."""
+        try:
+            yield
+        except OSError as error:
+            self.trouble = self.trouble or error
 
     def _file(self, name: str) -> IO[bytes]:
         if name not in self._files:

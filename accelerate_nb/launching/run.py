@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
@@ -102,7 +103,7 @@ class Run:
 
     @property
     def results(self) -> list[Any]:
-        """What each rank's function returned, in the order of ranks; `None` for one that failed or still runs."""
+        """What each rank's function returned, in the order of ranks; `None` for one that failed; empty while it runs."""
         return [ending.value for ending in self._endings]
 
     def logs(self, rank: int) -> str:
@@ -140,6 +141,7 @@ class Run:
         __tracebackhide__ = True  # IPython shows the person's own frames alone
         deadline = None if timeout is None else time.monotonic() + timeout
         interrupted = self._show_until(deadline)
+        self._warn_of_trouble()
         if (error := self._what_happened(interrupted, timeout)) is not None:
             _raise(error)
         return self.results if self._wanted == "all" else self.results[0]
@@ -224,12 +226,19 @@ class Run:
 
     def _finish(self) -> None:
         state: State = "stopped" if self._stopped else "failed" if self._error is not None else "finished"
-        self._scene.take(StateChange(None, state, time.time()))
-        self._scene.record.status(state=state, why=self.why, error=str(self._error) if self._error else None)
-        self._scene.record.close()
-        self._at_end(self._endings)
-        self._attempt = None
-        self._over.set()
+        try:
+            self._scene.take(StateChange(None, state, time.time()))
+            self._scene.record.status(state=state, why=self.why, error=str(self._error) if self._error else None)
+            self._scene.record.close()
+            self._at_end(self._endings)
+        finally:
+            self._attempt = None
+            self._over.set()
+
+    def _warn_of_trouble(self) -> None:
+        trouble = self._scene.record.trouble
+        if trouble is not None:
+            warnings.warn(f"Not all of the run is kept in {self.folder}: {trouble}", RuntimeWarning, stacklevel=3)
 
 
 def _raise(error: BaseException) -> NoReturn:
