@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from itertools import islice
 from pathlib import PurePath
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
@@ -15,7 +15,8 @@ def is_installed(name: str) -> bool:
     return isinstance(file, str) and not _INSTALLED.isdisjoint(PurePath(file).parts)
 
 
-def loaded_since(before: Iterable[str]) -> tuple[str, ...]:
-    """The installed modules that were loaded since these were all there was, in the order of their loading."""
-    known = frozenset(before)
-    return tuple(name for name in list(sys.modules) if name not in known and is_installed(name))
+def loaded_since(count: int) -> tuple[str, ...]:
+    """The installed modules that were loaded since there were `count` modules, in the order of their loading."""
+    # from the end, where the new ones are: in a forked process, to look at a name is to copy the page that it lies on
+    news = list(islice(reversed(sys.modules), max(0, len(sys.modules) - count)))
+    return tuple(name for name in reversed(news) if is_installed(name))

@@ -75,7 +75,7 @@ def _settle(order: Order, parent: int) -> None:
 
 def _run(order: Order, sender: Sender, payload: Payload, store: list[Any]) -> int:
     """Run the call, leave what came of it, say so; gives the exit code. What hosts the ranks' meeting is put into `store`."""
-    rank, outcome, before = order.seat.rank, order.descriptors.outcome, frozenset(sys.modules)
+    rank, outcome, before = order.seat.rank, order.descriptors.outcome, len(sys.modules)
     try:
         store.append(_host_store(order))
         _set_threads(order.surroundings.threads)
