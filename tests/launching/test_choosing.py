@@ -1,4 +1,4 @@
-"""What places the workers follows from the wish and the machine, and what doesn't fit is said."""
+"""The choice of what places the workers follows from the wish for this machine; what does not fit is said."""
 
 from __future__ import annotations
 
