@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import process
 from typing import Any
@@ -93,3 +93,13 @@ class Order:
             surroundings=Surroundings(**{**around, "path": tuple(around["path"]), "argv": tuple(around["argv"])}),
             descriptors=Descriptors(**{**held, "more": tuple(held["more"])}),
         )
+
+
+def numbered(told: Descriptors, arrived: Sequence[int]) -> Descriptors:
+    """The descriptors as they are numbered here; they arrive in the order of `Descriptors.all()`."""
+    rest = list(arrived)
+    fixed = {
+        name: rest.pop(0) if getattr(told, name) >= 0 else -1
+        for name in ("stdout", "stderr", "events", "outcome", "stacks", "payload", "store")
+    }
+    return Descriptors(**fixed, more=tuple(rest))

@@ -13,15 +13,14 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 from accelerate_nb.launching.messages import receive_message
-from accelerate_nb.launching.order import Descriptors, Order
 from accelerate_nb.launching.sessions import die_with_parent, kill_session
-from accelerate_nb.launching.worker import work
+from accelerate_nb.launching.spares import Spares, begin
 
 # The exit code that says: a module made this process unfit for forking (its name is the last line of the log).
 UNFIT = 71
@@ -64,6 +63,7 @@ class Supervisor:
         self._control = control
         self._groups: dict[str, Group] = {}
         self._wanted: deque[str] = deque()
+        self._spares = Spares()
         self._selector = selectors.DefaultSelector()
         self._children, waker = socket.socketpair()
         for end in (self._children, waker):
@@ -78,15 +78,27 @@ class Supervisor:
     def serve(self) -> NoReturn:
         """Do what the kernel says until it goes."""
         while True:
-            idle = bool(self._wanted) and not any(group.workers for group in self._groups.values())
-            ready = self._selector.select(0 if idle else None)
+            prepare = self._preparation()
+            ready = self._selector.select(None if prepare is None else 0)
             for key, _ in ready:
                 key.data()
-            if idle and not ready:
-                self._load_next()
+            if prepare is not None and not ready:
+                prepare()
+
+    def _preparation(self) -> Callable[[], None] | None:
+        """What can be done for the next launch, in small steps and only while no worker runs."""
+        if any(group.workers for group in self._groups.values()):
+            return None
+        if self._wanted:
+            return self._load_next
+        return self._add_spare if self._spares.are_missing() else None
+
+    def _add_spare(self) -> None:
+        self._spares.add(self._forget)
 
     def _load_next(self) -> None:
         """Load one more module, so that a launch never waits for many."""
+        self._spares.forget()
         load(self._wanted.popleft())
         if not self._wanted:
             settle()
@@ -102,7 +114,7 @@ class Supervisor:
         if said["do"] == "group":
             self._open_group(said["run"], socket.socket(fileno=descriptors[0]))
         elif said["do"] == "fork":
-            self._fork(said["run"], Order.from_json(said["order"]), descriptors)
+            self._place(said["run"], said["rank"], said["order"], descriptors)
         else:
             self._wanted.extend(said["names"])
 
@@ -131,23 +143,28 @@ class Supervisor:
             else:
                 group.end()
 
-    def _fork(self, run: str, order: Order, arrived: list[int]) -> None:
-        order = order.at(numbered(order.descriptors, arrived))
+    def _place(self, run: str, rank: int, order: str, arrived: list[int]) -> None:
+        pid = self._spares.use(order, arrived) or self._fork(order, arrived)
+        for descriptor in arrived:
+            os.close(descriptor)
+        group = self._groups[run]
+        group.workers[pid] = rank
+        self._spares.expect(len(group.workers))
+        group.say(pid=[rank, pid])
+
+    def _fork(self, order: str, arrived: list[int]) -> int:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             self._forget()
-            work(order, parent)
-        for descriptor in arrived:
-            os.close(descriptor)
-        group = self._groups[run]
-        group.workers[pid] = order.seat.rank
-        group.say(pid=[order.seat.rank, pid])
+            begin(order, arrived, parent)
+        return pid
 
     def _forget(self) -> None:
         """In a forked worker: close what belongs to the supervisor."""
         signal.set_wakeup_fd(-1)
         self._selector.close()
+        self._spares.forget()
         for sock in (self._control, self._children, self._waker, *(group.sock for group in self._groups.values())):
             sock.close()
 
@@ -163,6 +180,7 @@ class Supervisor:
             self._gone(pid, os.waitstatus_to_exitcode(status))
 
     def _gone(self, pid: int, code: int) -> None:
+        self._spares.gone(pid)
         for run, group in list(self._groups.items()):
             if pid in group.workers:
                 rank = group.workers.pop(pid)
@@ -176,16 +194,6 @@ class Supervisor:
         for group in self._groups.values():
             group.end()
         os._exit(0)
-
-
-def numbered(told: Descriptors, arrived: list[int]) -> Descriptors:
-    """The descriptors as they are numbered here; they arrive in the order of `Descriptors.all()`."""
-    rest = list(arrived)
-    fixed = {
-        name: rest.pop(0) if getattr(told, name) >= 0 else -1
-        for name in ("stdout", "stderr", "events", "outcome", "stacks", "payload", "store")
-    }
-    return Descriptors(**fixed, more=tuple(rest))
 
 
 def load(name: str) -> None:

@@ -8,7 +8,7 @@ import sys
 
 from accelerate_nb.launching.order import Descriptors, Order, surroundings_here
 from accelerate_nb.launching.seat import Seat
-from accelerate_nb.launching.supervisor import numbered
+from accelerate_nb.launching.order import numbered
 
 ORDER = Order(
     seat=Seat(rank=1, size=4, port=12345, run="abc", attempt=2, max_restarts=3),

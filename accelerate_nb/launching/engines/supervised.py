@@ -88,7 +88,7 @@ class SupervisorHandle:
         with far, self._lock:
             send_message(self._control, {"do": "group", "run": run}, [far.fileno()])
             for order in orders:
-                message = {"do": "fork", "run": run, "order": order.to_json()}
+                message = {"do": "fork", "run": run, "rank": order.seat.rank, "order": order.to_json()}
                 send_message(self._control, message, order.descriptors.all())
         return near
 

@@ -1,0 +1,91 @@
+"""Processes that are forked before they are needed: a launch only has to tell them what they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from accelerate_nb.launching.messages import receive_message, send_message
+from accelerate_nb.launching.order import Order, numbered
+from accelerate_nb.launching.sessions import die_with_parent
+from accelerate_nb.launching.worker import work
+
+# How many are kept where nothing is known, and how many at most.
+_FEWEST = 2
+_MOST = 8
+
+
+class Spares:
+    """The processes that wait; each is a copy of the supervisor as it was, so they are given up when that changes."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, socket.socket] = {}
+        self._target = _FEWEST
+
+    def expect(self, size: int) -> None:
+        """Launches of this size happen."""
+        self._target = min(_MOST, max(self._target, size))
+
+    def are_missing(self) -> bool:
+        """Whether there should be more."""
+        return len(self._waiting) < self._target
+
+    def add(self, forget: Callable[[], None]) -> None:
+        """Fork one more; `forget` closes, in the new process, what belongs to this one."""
+        parent = os.getpid()
+        near, far = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            forget()
+            near.close()
+            _wait(far, parent)
+        far.close()
+        self._waiting[pid] = near
+
+    def use(self, order: str, descriptors: Sequence[int]) -> int | None:
+        """Make one of them a worker; gives its process number, or `None` where there is none."""
+        while self._waiting:
+            pid, sock = self._waiting.popitem()
+            with sock:
+                try:
+                    send_message(sock, {"order": order}, descriptors)
+                except OSError:
+                    # somebody has killed it
+                    continue
+            return pid
+        return None
+
+    def gone(self, pid: int) -> None:
+        """A process has ended: where it waited here, it does so no more."""
+        if (sock := self._waiting.pop(pid, None)) is not None:
+            sock.close()
+
+    def forget(self) -> None:
+        """Close what this process holds of them; where no other does, they end."""
+        for sock in self._waiting.values():
+            sock.close()
+        self._waiting.clear()
+
+
+def begin(order: str, arrived: Sequence[int], parent: int) -> NoReturn:
+    """Be the worker of an order whose descriptors have arrived."""
+    told = Order.from_json(order)
+    work(told.at(numbered(told.descriptors, arrived)), parent)
+
+
+def _wait(sock: socket.socket, parent: int) -> NoReturn:
+    try:
+        die_with_parent(parent)
+        for number in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        message = receive_message(sock)
+        if message is not None:
+            sock.close()
+            said, arrived = message
+            begin(said["order"], arrived, parent)
+    finally:
+        # nobody needs it, or nobody is there any more
+        os._exit(0)
