@@ -21,7 +21,7 @@ from accelerate_nb.launching.ending import Ending, died
 from accelerate_nb.launching.engines.base import Placing, Workers
 from accelerate_nb.launching.outcome import Raised, Returned, read_outcome
 from accelerate_nb.launching.plan import Plan, meeting_place
-from accelerate_nb.launching.stacks import answers, lengths
+from accelerate_nb.launching.stacks import answers, crash_text, lengths
 from accelerate_nb.launching.wires import Wires
 from accelerate_nb.launching.worker import STACKS_SIGNAL
 
@@ -211,8 +211,10 @@ class Attempt:
                 self._fail()
                 self._scene.take(StateChange(rank, "failed", time.time(), f"exit code {code}"))
         self.lost = self._workers.lost()
-        if self.lost is not None:
-            for descriptor in [key.fd for key in self._urgent.get_map().values() if key.data == self._hear_workers]:
+        watched = self._workers.watched()
+        for descriptor in [key.fd for key in self._urgent.get_map().values() if key.data == self._hear_workers]:
+            # what tells of an end once would do so for ever
+            if descriptor not in watched:
                 self._urgent.unregister(descriptor)
 
     def _hear_events(self, rank: int) -> None:
@@ -317,7 +319,8 @@ class Attempt:
         last = [line.text for line in self._scene.view.tail(rank, _LAST_LINES)]
         by_us = self._killed and code == -signal.SIGKILL
         when = self._reported.get(rank, time.time())
-        return died(rank, code, last_lines=last, time=when, ended_by_us=by_us)
+        crash = crash_text(self._wires[rank].stacks, self._plan.payload.sources)
+        return died(rank, code, last_lines=last, crash=crash, time=when, ended_by_us=by_us)
 
 
 def _poke(sock: socket.socket) -> None:

@@ -22,14 +22,16 @@ class Ending:
     modules: tuple[str, ...] = ()
 
 
-def died(rank: int, code: int, *, last_lines: Sequence[str], time: float, ended_by_us: bool) -> Failure:
-    """A failure for a process that ended without saying why."""
+def died(
+    rank: int, code: int, *, last_lines: Sequence[str], time: float, ended_by_us: bool, crash: str = ""
+) -> Failure:
+    """A failure for a process that ended without saying why; `crash` is where it was, as far as it is known."""
     name = _signal_name(code)
     return Failure(
         rank=rank,
         type=name or f"exit code {code}",
         message=_advice(code, name),
-        traceback="",
+        traceback=crash,
         time=time,
         exit_code=code,
         last_lines=tuple(last_lines),

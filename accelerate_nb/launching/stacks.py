@@ -48,6 +48,12 @@ def stacks_text(answers: Mapping[int, str], sources: Sources) -> str:
     return "\n".join(parts)
 
 
+def crash_text(file: int, sources: Sources) -> str:
+    """Where a process was when a fault of compiled code ended it, as faulthandler wrote it; empty where that was not so."""
+    _, fatal, text = os.pread(file, 1 << 20, 0).decode(errors="replace").rpartition("Fatal Python error: ")
+    return "\n".join(frames_text(main_thread(text), sources)) if fatal else ""
+
+
 def main_thread(text: str) -> list[FrameSummary]:
     """The main thread's frames, outermost first: faulthandler writes that thread last."""
     block = re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)[-1]

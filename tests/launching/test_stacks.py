@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
 from accelerate_nb.launching.packing import memory_file
 from accelerate_nb.launching.sources import Sources
-from accelerate_nb.launching.stacks import answers, lengths, main_thread, odd_ranks, stacks_text
+from accelerate_nb.launching.stacks import answers, crash_text, lengths, main_thread, odd_ranks, stacks_text
 
 ANSWER = """Thread 0x00007f0000000002 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 327 in wait
@@ -95,3 +98,23 @@ def test_only_what_was_written_since_the_question_is_the_answer():
     finally:
         for file in files:
             os.close(file)
+
+
+def test_a_fault_of_compiled_code_tells_where_the_process_was() -> None:
+    """The function above it calls into C, and C never comes back."""
+    file = memory_file("stacks")
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"import ctypes, faulthandler\nfaulthandler.enable({file})\nctypes.string_at(0)"],
+        pass_fds=[file],
+    )
+    assert child.wait(30) == -signal.SIGSEGV
+    sources = Sources({"<string>": ["import ctypes\n"]}, {"<string>": 3})
+    assert "Cell In[3], line 3, in <module>" in crash_text(file, sources)
+    os.close(file)
+
+
+def test_a_process_that_was_only_asked_where_it_is_has_not_crashed() -> None:
+    file = memory_file("stacks")
+    os.write(file, ANSWER.encode())
+    assert crash_text(file, NOWHERE) == ""
+    os.close(file)

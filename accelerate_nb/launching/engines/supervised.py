@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -133,6 +134,8 @@ def warm() -> SupervisorHandle:
                 _learn_from(held.handle, held)
                 held.handle.close()
             held.handle = SupervisorHandle(_FIRST)
+            atexit.unregister(cool)
+            atexit.register(cool)
             held.handle.load(name for name in (*_SOON, *held.hints) if name not in held.unfit)
         return held.handle
 
