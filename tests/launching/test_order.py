@@ -6,9 +6,8 @@ import os
 import subprocess
 import sys
 
-from accelerate_nb.launching.order import Descriptors, Order, surroundings_here
+from accelerate_nb.launching.order import Descriptors, Order, numbered, surroundings_here
 from accelerate_nb.launching.seat import Seat
-from accelerate_nb.launching.order import numbered
 
 ORDER = Order(
     seat=Seat(rank=1, size=4, port=12345, run="abc", attempt=2, max_restarts=3),
