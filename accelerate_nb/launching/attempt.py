@@ -75,6 +75,8 @@ class Attempt:
         self._failed_at: float | None = None
         self._cause_is_known = False
         self._stacks_lock = threading.Lock()
+        self._heard: set[int] = set()
+        self._gone: set[int] = set()
         self.began = False
         self.timed_out_stacks: dict[int, str] | None = None
         self.lost: str | None = None
@@ -107,11 +109,14 @@ class Attempt:
     def stacks(self) -> dict[int, str]:
         """What every rank that runs answers when it is asked where it is."""
         with self._stacks_lock:
-            ranks = [rank for rank in range(len(self._wires)) if rank not in self._workers.exit_codes()]
+            running = [rank for rank in range(len(self._wires)) if rank not in self._gone]
+            # a process that has not said a word yet is not ready for the signal, and would be ended by it
+            ranks = [rank for rank in running if rank in self._heard]
             files = [self._wires[rank].stacks for rank in ranks]
             before = lengths(files)
-            self._workers.signal(STACKS_SIGNAL)
-            return dict(zip(ranks, answers(files, before), strict=True))
+            for rank in ranks:
+                self._workers.signal(STACKS_SIGNAL, rank)
+            return {**dict.fromkeys(running, ""), **dict(zip(ranks, answers(files, before), strict=True))}
 
     # ------------------------------------------------------------------------------------------------------- steps
 
@@ -191,17 +196,21 @@ class Attempt:
 
     def _close(self) -> None:
         self._scene.record.flush()
-        if hasattr(self, "_workers"):
-            self._workers.kill()
-            self._workers.close()
-        for wires in self._wires:
-            wires.cut()
+        with self._stacks_lock:
+            # nobody is asked any more
+            self._gone.update(range(self._plan.size))
+            if hasattr(self, "_workers"):
+                self._workers.kill()
+                self._workers.close()
+            for wires in self._wires:
+                wires.cut()
 
     # ----------------------------------------------------------------------------------------------------- hearing
 
     def _hear_workers(self) -> None:
         self._workers.news()
         for rank, code in self._workers.exit_codes().items():
+            self._gone.add(rank)
             if rank not in self._reported:
                 # what it said last may still be on its way
                 self._hear_events(rank)
@@ -229,6 +238,7 @@ class Attempt:
             if sock.fileno() in self._urgent.get_map():
                 self._urgent.unregister(sock)
             return
+        self._heard.add(rank)
         for event in self._readers[rank].feed(data):
             if isinstance(event, StateChange) and event.state == "running":
                 self.began = True

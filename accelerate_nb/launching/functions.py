@@ -27,14 +27,14 @@ from accelerate_nb.launching.engines.spawned import FreshPython
 from accelerate_nb.launching.order import surroundings_here
 from accelerate_nb.launching.payload import Call, Payload, inherit, pack
 from accelerate_nb.launching.plan import Plan
-from accelerate_nb.launching.run import FrontEnd, Run
+from accelerate_nb.launching.run import FrontEnd, Run, RunHere
 from accelerate_nb.launching.seat import on_loopback
 from accelerate_nb.launching.sources import sources_here
 
 
-def launch(function: Callable[..., Any], args: Sequence[Any], config: RunConfig, front_end: FrontEnd) -> Run:
+def prepare(function: Callable[..., Any], args: Sequence[Any], config: RunConfig, front_end: FrontEnd) -> Run:
     """
-    Start `function(*args)` on as many workers as the wish says, and return at once.
+    A run of `function(*args)` on as many workers as the wish says, ready to be started.
 
     Raises `LaunchError` or `PayloadError` before anything has started.
     """
@@ -43,7 +43,7 @@ def launch(function: Callable[..., Any], args: Sequence[Any], config: RunConfig,
     choice = choose(wish, probe(), can_fork=hasattr(os, "fork"))
     call = Call(function, tuple(args))
     if choice.start == "inline":
-        return _run(config, choice, call.name, front_end, _inline(call, config)).start_here()
+        return _run(RunHere, config, choice, call.name, front_end, _inline(call, config))
     payload, choice = _payload(call, choice, asked=wish.start_method != "auto")
     placing = _placing(choice, payload)
     plan = Plan(
@@ -54,10 +54,9 @@ def launch(function: Callable[..., Any], args: Sequence[Any], config: RunConfig,
         port=wish.use_port or 0,
         max_restarts=wish.max_restarts,
     )
-    run = _run(
-        config, choice, call.name, front_end, lambda scene, number: Attempt(plan, placing, scene, number), payload
+    return _run(
+        Run, config, choice, call.name, front_end, lambda scene, number: Attempt(plan, placing, scene, number), payload
     )
-    return run.start()
 
 
 def _payload(call: Call, choice: Choice, *, asked: bool) -> tuple[Payload, Choice]:
@@ -85,6 +84,7 @@ def _inline(call: Call, config: RunConfig) -> Callable[[Scene, int], Here]:
 
 
 def _run(
+    kind: type[Run],
     config: RunConfig,
     choice: Choice,
     name: str,
@@ -107,7 +107,7 @@ def _run(
         prune(parent)
         supervised.hint(module for ending in endings for module in ending.modules)
 
-    return Run(
+    return kind(
         scene=scene,
         attempt=lambda number: attempt(scene, number),
         max_restarts=wish.max_restarts,

@@ -125,11 +125,6 @@ class Run:
         self._thread.start()
         return self
 
-    def start_here(self) -> Run:
-        """Begin in this thread, and come back when the run is over."""
-        self._conduct()
-        return self
-
     def wait(self, timeout: float | None = None) -> Any:
         """
         Wait for the run, show it meanwhile, and return what it returned: rank 0's value, or with `results="all"` a list.
@@ -149,7 +144,8 @@ class Run:
     def stop(self) -> None:
         """End the workers: they are interrupted, and killed where they don't end within the grace."""
         self._ask("interrupt")
-        self._over.wait(self._scene.grace + 5)
+        if self._thread is not None and self._thread.is_alive():
+            self._over.wait(self._scene.grace + 5)
 
     # ------------------------------------------------------------------------------------------------------ inside
 
@@ -239,6 +235,15 @@ class Run:
         trouble = self._scene.record.trouble
         if trouble is not None:
             warnings.warn(f"Not all of the run is kept in {self.folder}: {trouble}", RuntimeWarning, stacklevel=3)
+
+
+class RunHere(Run):
+    """A run of one rank in the very process that waits for it."""
+
+    def start(self) -> Run:
+        """Begin in this thread, and come back when the run is over."""
+        self._conduct()
+        return self
 
 
 def _raise(error: BaseException) -> NoReturn:

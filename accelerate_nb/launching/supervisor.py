@@ -63,6 +63,8 @@ class Supervisor:
         self._control = control
         self._groups: dict[str, Group] = {}
         self._wanted: deque[str] = deque()
+        self._later: deque[str] = deque()
+        self._later_at = 0.0
         self._spares = Spares()
         self._selector = selectors.DefaultSelector()
         self._children, waker = socket.socketpair()
@@ -79,7 +81,7 @@ class Supervisor:
         """Do what the kernel says until it goes."""
         while True:
             prepare = self._preparation()
-            ready = self._selector.select(None if prepare is None else 0)
+            ready = self._selector.select(0 if prepare is not None else self._patience())
             for key, _ in ready:
                 key.data()
             if prepare is not None and not ready:
@@ -91,7 +93,19 @@ class Supervisor:
             return None
         if self._wanted:
             return self._load_next
-        return self._add_spare if self._spares.are_missing() else None
+        if self._spares.are_missing():
+            return self._add_spare
+        return self._load_late if self._patience() == 0 else None
+
+    def _patience(self) -> float | None:
+        """How long to wait before what has time is loaded; `None` where there is no such thing, or workers run."""
+        if not self._later or any(group.workers for group in self._groups.values()):
+            return None
+        return max(0.0, self._later_at - time.monotonic())
+
+    def _load_late(self) -> None:
+        self._wanted.extend(self._later)
+        self._later.clear()
 
     def _add_spare(self) -> None:
         self._spares.add(self._forget)
@@ -115,6 +129,9 @@ class Supervisor:
             self._open_group(said["run"], socket.socket(fileno=descriptors[0]))
         elif said["do"] == "fork":
             self._place(said["run"], said["rank"], said["order"], descriptors)
+        elif said["patience"]:
+            self._later.extend(said["names"])
+            self._later_at = time.monotonic() + said["patience"]
         else:
             self._wanted.extend(said["names"])
 

@@ -36,6 +36,8 @@ def work(order: Order, parent: int, payload: Payload | None = None) -> NoReturn:
         _settle(order, parent)
         sender = Sender(socket.socket(fileno=order.descriptors.events), order.seat.rank)
         connect(sender)
+        # from here on it answers the signal that asks where it is
+        _tell(sender, "starting")
         # other ranks need the store also after this one's function has returned: it lasts until all have
         store: list[Any] = []
         code = _run(order, sender, payload or arrived(order.descriptors.payload, order.descriptors.more), store)

@@ -20,8 +20,8 @@ class Workers(Protocol):
     def exit_codes(self) -> Mapping[int, int]:
         """The ranks that have ended, with their exit codes; negative: the signal that ended it."""
 
-    def signal(self, number: int) -> None:
-        """Send a signal to every worker that still runs."""
+    def signal(self, number: int, rank: int | None = None) -> None:
+        """Send a signal to every worker that still runs, or to one of them."""
 
     def kill(self) -> None:
         """SIGKILL for every worker and all that it started."""

@@ -33,10 +33,10 @@ class Children:
         """Rank to exit code."""
         return self._codes
 
-    def signal(self, number: int) -> None:
-        """Send a signal to all that run."""
-        for rank, pid in self._pids.items():
-            if rank not in self._codes:
+    def signal(self, number: int, rank: int | None = None) -> None:
+        """Send a signal to all that run, or to one."""
+        for own, pid in self._pids.items():
+            if own not in self._codes and rank in {None, own}:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 

@@ -25,8 +25,10 @@ from accelerate_nb.launching.supervisor import UNFIT
 # What every supervisor has loaded: torch, what a worker shows things with, and the worker side of this package (by name:
 # the kernel side never imports it).
 _FIRST = ("torch", "torch.distributed", "numpy", "IPython.display", "accelerate_nb.runtime.accelerator")
-# What it loads as soon as it is idle: torch imports its compiler, a second's work, when the first optimizer is made.
-_SOON = ("torch._dynamo",)
+# What it loads when it has had nothing to do for some seconds: torch imports its compiler, a second's work during which no
+# launch can begin, when the first optimizer is made.
+_LATER = ("torch._dynamo",)
+_PATIENCE = 2.0
 # One thread while modules load: OpenMP and BLAS start theirs as they are imported, and a process with threads can't fork safely.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 
@@ -93,13 +95,13 @@ class SupervisorHandle:
                 send_message(self._control, message, order.descriptors.all())
         return near
 
-    def load(self, names: Iterable[str]) -> None:
-        """Have modules imported when nothing runs."""
+    def load(self, names: Iterable[str], patience: float = 0.0) -> None:
+        """Have modules imported when nothing runs, and has not for `patience` seconds."""
         news = [name for name in names if name not in self.loaded]
         if news and self.usable():
             self.loaded.update(dict.fromkeys(news))
             with self._lock, contextlib.suppress(OSError):
-                send_message(self._control, {"do": "import", "names": news})
+                send_message(self._control, {"do": "import", "names": news, "patience": patience})
 
     def close(self) -> None:
         """End it, and every worker that it has."""
@@ -136,7 +138,8 @@ def warm() -> SupervisorHandle:
             held.handle = SupervisorHandle(_FIRST)
             atexit.unregister(cool)
             atexit.register(cool)
-            held.handle.load(name for name in (*_SOON, *held.hints) if name not in held.unfit)
+            held.handle.load(name for name in held.hints if name not in held.unfit)
+            held.handle.load((name for name in _LATER if name not in held.unfit), _PATIENCE)
         return held.handle
 
 
@@ -200,9 +203,9 @@ class Supervised:
         """Rank to exit code."""
         return self._codes
 
-    def signal(self, number: int) -> None:
-        """Have the supervisor send a signal to all that run."""
-        self._say(signal=int(number), rank=None)
+    def signal(self, number: int, rank: int | None = None) -> None:
+        """Have the supervisor send a signal to all that run, or to one."""
+        self._say(signal=int(number), rank=rank)
 
     def kill(self) -> None:
         """Have the supervisor kill all; where it has gone, do it here: nobody has reaped its children's numbers yet."""
