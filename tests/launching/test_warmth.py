@@ -89,3 +89,8 @@ def test_a_cooled_supervisor_is_gone_and_the_next_launch_starts_another() -> Non
     supervised.cool()
     assert first.ended(PATIENCE) is not None
     assert notebook_launcher(is_loaded, args=("torch",), num_processes=1)
+
+
+@pytest.mark.usefixtures("supervisor")
+def test_what_an_optimizer_makes_torch_load_is_there_after_a_while() -> None:
+    assert becomes_loaded("torch._dynamo")
