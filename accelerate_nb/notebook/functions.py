@@ -103,7 +103,7 @@ def notebook_launcher(
     if already_launched(os.environ):
         return _called(function, args, _resolved(_of_training(said), config_file))
     config = _resolved(said, config_file)
-    return _started(function, args, config).wait()
+    return _waited_for(_prepared(function, args, config))
 
 
 def debug_launcher(function: Callable[..., Any], args: Iterable[Any] = (), num_processes: int = 2) -> Any:
@@ -117,7 +117,7 @@ def debug_launcher(function: Callable[..., Any], args: Iterable[Any] = (), num_p
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     config = resolve({"num_processes": num_processes, "cpu": True, "mixed_precision": "no"}, {})
     _refuse_in_a_worker()
-    return _started(function, args, config).wait()
+    return _waited_for(_prepared(function, args, config))
 
 
 def launch(
@@ -141,7 +141,7 @@ def launch(
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     config = _resolved(settings, config_file)
     _refuse_in_a_worker()
-    return _started(partial(function, **kwargs) if kwargs else function, args, config)
+    return _prepared(partial(function, **kwargs) if kwargs else function, args, config).start()
 
 
 def _resolved(said: Mapping[str, Any], config_file: str | Path | None) -> RunConfig:
@@ -178,7 +178,18 @@ def _refuse_in_a_worker() -> None:
         )
 
 
-def _started(function: Callable[..., Any], args: Iterable[Any], config: RunConfig) -> Run:
+def _waited_for(run: Run) -> Any:
+    """What a run returns; at whatever moment an interrupt comes, it leaves no workers behind."""
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    try:
+        return run.start().wait()
+    except KeyboardInterrupt:
+        # one that came before the wait, which ends the workers at its own
+        run.stop()
+        raise
+
+
+def _prepared(function: Callable[..., Any], args: Iterable[Any], config: RunConfig) -> Run:
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     if not callable(function):
         raise ConfigurationError(
@@ -186,7 +197,7 @@ def _started(function: Callable[..., Any], args: Iterable[Any], config: RunConfi
             "Pass the function itself, without parentheses, and its arguments as args=(...)."
         )
     front_end = PlainText(host(os.environ).screen, config.launching.log_line_prefix_template)
-    return launching.launch(function, _as_arguments(args), config, front_end)
+    return launching.prepare(function, _as_arguments(args), config, front_end)
 
 
 def _as_arguments(args: Iterable[Any]) -> tuple[Any, ...]:
