@@ -221,6 +221,11 @@ class Kernel:
         """Every process that the kernel or one of its children started and that is still there, the kernel left out."""
         return [one for one in _marked(self._mark) if one.pid != self.pid]
 
+    def workers(self) -> list[psutil.Process]:
+        """What is there of launches: not the supervisor, what it keeps ready, or the tracker that multiprocessing starts."""
+        own = {one.pid for one in self.supervisors()}
+        return [one for one in self.processes() if _session(one) not in own and not _is_tracker(one)]
+
     def supervisors(self) -> list[psutil.Process]:
         """The kernel's children that fork workers: one at most."""
         return [one for one in psutil.Process(self.pid).children() if _is_supervisor(one)]
@@ -289,11 +294,27 @@ def _unquoted(text: str) -> str:
 
 
 def _is_supervisor(process: psutil.Process) -> bool:
+    return "accelerate_nb.launching.supervisor" in _command(process)
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    return any("multiprocessing.resource_tracker" in word for word in _command(process))
+
+
+def _session(process: psutil.Process) -> int:
+    # a worker leads a session of its own
     try:
-        return process.status() != psutil.STATUS_ZOMBIE and "accelerate_nb.launching.supervisor" in process.cmdline()
+        return os.getsid(process.pid)
+    except ProcessLookupError:
+        return 0
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return [] if process.status() == psutil.STATUS_ZOMBIE else process.cmdline()
     except psutil.Error:
         # it has ended
-        return False
+        return []
 
 
 def _marked(mark: str) -> list[psutil.Process]:

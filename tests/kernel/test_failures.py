@@ -149,7 +149,7 @@ def test_a_rank_that_swallows_every_exception_is_ended_too(kernel: Kernel) -> No
     """)
     assert "rank 1 stopped with ValueError: no more" in raised(cell)
     assert cell.seconds < SOON
-    assert [one for one in kernel.processes() if one.pid != kernel.supervisor().pid] == []
+    assert kernel.workers() == []
 
 
 @pytest.mark.parametrize("time_", range(3))

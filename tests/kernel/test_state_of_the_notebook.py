@@ -1,0 +1,334 @@
+"""Whatever the notebook has done before, a launch works, and leaves the notebook as it was."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+
+import psutil
+import pytest
+
+from tests.kernel.kernels import Kernel
+
+METHODS = ["supervisor", "fork", "spawn"]
+
+CONNECTED = """
+def connected():
+    from accelerate_nb import Accelerator
+    accelerator = Accelerator()
+    import torch
+    everyone = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
+    return everyone, accelerator.num_processes, accelerator.is_main_process, accelerator.mixed_precision
+"""
+
+
+@pytest.mark.parametrize("before", ["Accelerator()", "PartialState()", "Accelerator(mixed_precision='no')"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_state_that_was_made_in_an_earlier_cell_does_not_matter(kernel: Kernel, before: str, method: str) -> None:
+    kernel.ok("from accelerate_nb import Accelerator, PartialState")
+    kernel.ok(f"made_before = {before}")
+    kernel.ok(CONNECTED)
+    kernel.ok(f"ranks = notebook_launcher(connected, num_processes=2, start_method={method!r}, results='all')")
+    assert kernel.value("[(everyone, size, main) for everyone, size, main, _ in ranks]") == [
+        [[0, 1], 2, True],
+        [[0, 1], 2, False],
+    ]
+    assert kernel.value("[made_before.num_processes, made_before.process_index]") == [1, 0]
+
+
+def test_an_accelerator_of_the_notebook_can_be_used_in_the_function_s_place(kernel: Kernel) -> None:
+    # code often makes its Accelerator at the top of a notebook, and calls its constructor again in the function
+    kernel.ok("""
+    from accelerate_nb import Accelerator
+    accelerator = Accelerator()
+    def uses_a_new_one():
+        accelerator = Accelerator()
+        return accelerator.num_processes
+    sizes = notebook_launcher(uses_a_new_one, num_processes=2, results="all")
+    """)
+    assert kernel.value("sizes") == [2, 2]
+
+
+def test_ranks_are_connected_and_the_precision_reaches_them(kernel: Kernel) -> None:
+    kernel.ok(CONNECTED)
+    kernel.ok("ranks = notebook_launcher(connected, num_processes=2, mixed_precision='bf16', results='all')")
+    assert kernel.value("ranks") == [[[0, 1], 2, True, "bf16"], [[0, 1], 2, False, "bf16"]]
+    assert kernel.value("__import__('os').environ.get('ACCELERATE_MIXED_PRECISION')") is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_torch_may_have_used_all_its_threads_and_autograd_before(kernel: Kernel, method: str) -> None:
+    kernel.ok("""
+    import torch
+    torch.set_num_threads(4)
+    weights = torch.randn(600, 600, requires_grad=True)
+    (weights @ weights).relu().sum().backward()
+
+    def computes():
+        here = torch.randn(600, 600, requires_grad=True)
+        for _ in range(3):
+            (here @ here).relu().sum().backward()
+        return bool(here.grad.isfinite().all())
+    """)
+    kernel.ok(
+        f"computed = notebook_launcher(computes, num_processes=2, start_method={method!r}, results='all', timeout=40)"
+    )
+    assert kernel.value("computed") == [True, True]
+    assert kernel.value("torch.get_num_threads()") == 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_launch_right_after_one_that_failed_works(kernel: Kernel, method: str) -> None:
+    kernel.ok("""
+    import os, torch, torch.distributed as dist
+    def fails(rank):
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        if dist.get_rank() == rank:
+            raise ValueError("this time")
+        dist.all_reduce(torch.ones(1))
+        return dist.get_rank()
+    """)
+    for _ in range(2):
+        cell = kernel.run(f"notebook_launcher(fails, (1,), num_processes=2, start_method={method!r})")
+        assert cell.error is not None
+        assert cell.error.name == "ValueError"
+        kernel.ok(f"after = notebook_launcher(fails, (7,), num_processes=2, start_method={method!r}, results='all')")
+        assert kernel.value("after") == [0, 1]
+
+
+def test_a_busy_port_29500_is_no_problem(kernel: Kernel) -> None:
+    with socket.socket() as busy:
+        busy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        busy.bind(("127.0.0.1", 29500))
+        busy.listen()
+        kernel.ok("""
+        import os, torch, torch.distributed as dist
+        def meets():
+            dist.init_process_group("gloo")
+            dist.barrier()
+            return os.environ["MASTER_PORT"]
+        met = notebook_launcher(meets, num_processes=2)
+        """)
+        assert kernel.value("met") != "29500"
+
+
+def test_a_port_that_was_asked_for_and_is_busy_is_told_and_one_that_is_free_is_used(kernel: Kernel) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        kernel.ok("""
+        import os
+        def meets():
+            return os.environ["MASTER_PORT"]
+        """)
+        cell = kernel.run(f"notebook_launcher(meets, num_processes=2, use_port={port})")
+    assert cell.error is not None
+    assert cell.error.name == "LaunchError"
+    assert str(port) in cell.error.text
+    # twice: what the first launch leaves behind on the port is no obstacle
+    for _ in range(2):
+        kernel.ok(f"met = notebook_launcher(meets, num_processes=2, use_port={port})")
+        assert kernel.value("met") == str(port)
+
+
+def test_nothing_of_a_launch_listens_on_anything_but_loopback(kernel: Kernel) -> None:
+    cell = kernel.start("""
+    import torch, torch.distributed as dist
+    def connects():
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        from accelerate_nb import Accelerator
+        Accelerator().wait_for_everyone()
+        print("connected", flush=True)
+        import time; time.sleep(60)
+    notebook_launcher(connects, num_processes=2)
+    """)
+    cell.until(lambda: cell.stdout.count("connected") == 2)
+    listening = [
+        one.laddr
+        for process in [psutil.Process(kernel.pid), *kernel.processes()]
+        for one in process.net_connections("inet")
+        if one.status in {psutil.CONN_LISTEN, psutil.CONN_NONE}
+    ]
+    kernel.interrupt()
+    cell.wait()
+    assert listening  # the kernel's own sockets, and the store
+    assert {address.ip for address in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def test_signal_handlers_environment_and_folder_stay_as_they_were(kernel: Kernel) -> None:
+    kernel.ok("""
+    import os, signal, sys
+    def state():
+        handlers = [repr(signal.getsignal(number)) for number in signal.valid_signals()]
+        return handlers, dict(os.environ), os.getcwd(), list(sys.path), signal.set_wakeup_fd(signal.set_wakeup_fd(-1))
+    def changes_everything():
+        os.environ["CHANGED"] = "yes"
+        os.chdir("/")
+        sys.path.clear()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    before = state()
+    for method in ("supervisor", "fork", "spawn"):
+        notebook_launcher(changes_everything, num_processes=2, start_method=method)
+        try:
+            notebook_launcher(lambda: 1 / 0, num_processes=2, start_method=method)
+        except ZeroDivisionError:
+            pass
+    after = state()
+    """)
+    assert kernel.value("before == after"), kernel.value("[before, after]")
+
+
+def test_ranks_find_the_folder_the_path_and_the_environment_of_the_notebook(kernel: Kernel) -> None:
+    kernel.ok("""
+    import os, sys
+    from pathlib import Path
+    Path("inner").mkdir(exist_ok=True)
+    Path("inner/lesson.py").write_text("answer = 42\\n")
+    sys.path.insert(0, os.path.abspath("inner"))
+    os.environ["SAID_IN_A_CELL"] = "yes"
+    def looks():
+        import lesson
+        return lesson.answer, os.environ["SAID_IN_A_CELL"], os.getcwd()
+    looked = notebook_launcher(looks, num_processes=2)
+    here = os.getcwd()
+    sys.path.pop(0)
+    """)
+    assert kernel.value("looked == (42, 'yes', here)")
+
+
+def test_a_module_that_was_edited_is_the_new_one_in_the_next_launch(kernel: Kernel) -> None:
+    for answer in ("first", "second, which is longer"):
+        kernel.ok(f"""
+        import os, sys
+        from pathlib import Path
+        Path("edited_module.py").write_text("answer = {answer!r}\\n")
+        sys.path.insert(0, os.getcwd())
+        def asks():
+            import edited_module
+            return edited_module.answer
+        answered = notebook_launcher(asks, num_processes=2)
+        """)
+        assert kernel.value("answered") == answer
+
+
+def held(kernel: Kernel) -> Counter[str]:
+    """What the kernel and its supervisor hold that a launch could leak, counted by kind."""
+    processes = [psutil.Process(kernel.pid), kernel.supervisor()]
+    counted = Counter(name for process in processes for name in descriptors(process))
+    return counted + Counter(
+        {
+            "a process": len(kernel.workers()),
+            "a thread": sum(one.num_threads() for one in processes),
+            "a connection": sum(len(one.net_connections("all")) for one in processes),
+        }
+    )
+
+
+def descriptors(process: psutil.Process) -> list[str]:
+    """What a process has open: `socket`, `pipe`, `/memfd` and such, and files by their names."""
+    folder = f"/proc/{process.pid}/fd"
+    return [os.readlink(f"{folder}/{number}").partition(":")[0] for number in os.listdir(folder)]
+
+
+def grown(before: Counter[str], after: Counter[str], launches: int) -> dict[str, int]:
+    """The kinds of which there are more than before, by at least one for every so many launches; a kernel's own come and go."""
+    return {kind: count for kind, count in (after - before).items() if count >= launches}
+
+
+@pytest.mark.slow
+def test_twenty_launches_leak_nothing(fresh_kernel: Kernel) -> None:
+    fresh_kernel.ok("""
+    import gc, os, torch, torch.distributed as dist
+    weights = torch.ones(1000)
+    def works(fail):
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        print("worked")
+        if fail:
+            raise KeyError("on purpose")
+        return weights.sum()
+    def launches(count):
+        for number in range(count):
+            method = ("supervisor", "supervisor", "fork", "supervisor", "spawn")[number % 5]
+            try:
+                notebook_launcher(works, (number % 2 == 1,), num_processes=2, start_method=method)
+            except KeyError:
+                pass
+    """)
+    fresh_kernel.ok("launches(5)\ngc.collect()")
+    before = held(fresh_kernel)
+    fresh_kernel.ok("launches(20)\ngc.collect()")
+    # four of the twenty were spawned, and four forked
+    assert grown(before, held(fresh_kernel), launches=4) == {}
+
+
+@pytest.mark.slow
+def test_launches_that_are_refused_interrupted_or_late_leak_nothing(fresh_kernel: Kernel) -> None:
+    fresh_kernel.ok("""
+    import gc, threading, time
+    lock = threading.Lock()
+    def cannot_travel():
+        return lock
+    def ends_badly():
+        for function, settings in (
+            (cannot_travel, {}),
+            (print, {"num_processes": 0}),
+            (lambda: time.sleep(60), {"timeout": 0.3}),
+            (lambda: __import__("os")._exit(3), {}),
+        ):
+            try:
+                notebook_launcher(function, **{"num_processes": 2, **settings})
+            except Exception as error:
+                pass
+        run = launch(time.sleep, (60,), num_processes=2)
+        run.stop()
+    ends_badly()
+    gc.collect()
+    """)
+    before = held(fresh_kernel)
+    fresh_kernel.ok("for _ in range(3):\n    ends_badly()\ngc.collect()")
+    assert grown(before, held(fresh_kernel), launches=3) == {}
+
+
+def test_two_launches_at_a_time_do_not_disturb_each_other(kernel: Kernel) -> None:
+    kernel.ok("""
+    import torch, torch.distributed as dist
+    def sums(value):
+        dist.init_process_group("gloo")
+        total = torch.tensor([float(value)])
+        for _ in range(20):
+            dist.all_reduce(total, op=dist.ReduceOp.MAX)
+        return total.item()
+    runs = [launch(sums, (value,), num_processes=2, results="all") for value in (1, 2, 3)]
+    together = [run.wait() for run in runs]
+    """)
+    assert kernel.value("together") == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+
+
+def test_a_launch_from_a_thread_works(kernel: Kernel) -> None:
+    kernel.ok("""
+    import threading
+    from_thread = []
+    thread = threading.Thread(target=lambda: from_thread.append(notebook_launcher(lambda: 5, num_processes=2)))
+    thread.start()
+    thread.join()
+    """)
+    assert kernel.value("from_thread") == [5]
+
+
+def test_a_first_launch_from_a_thread_that_ends_leaves_a_supervisor_that_works(fresh_kernel: Kernel) -> None:
+    fresh_kernel.ok("""
+    import threading
+    from accelerate_nb.launching.engines import supervised
+    supervised.cool()
+    thread = threading.Thread(target=notebook_launcher, args=(print,), kwargs={"num_processes": 2})
+    thread.start()
+    thread.join()
+    """)
+    first = fresh_kernel.supervisor()
+    fresh_kernel.ok("notebook_launcher(print, num_processes=2)")
+    assert fresh_kernel.supervisor() == first
