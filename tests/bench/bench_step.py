@@ -40,7 +40,7 @@ def main() -> None:
     arguments = read_arguments()
     rows = measure(arguments.rounds)
     if not arguments.single:
-        rows += run_on_ranks(measure, 2, arguments.rounds)[0]
+        rows += run_on_ranks(measure, 2, arguments.rounds, limit=60 + 4 * arguments.rounds)[0]
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
