@@ -71,7 +71,7 @@ class Attempt:
         self._assemblers: dict[tuple[int, Stream], LineAssembler] = {}
         self._readers: dict[int, EventReader] = {}
         self._asked: Stop | None = None
-        self._killed = False
+        self._killed: set[int] = set()
         self._failed_at: float | None = None
         self._cause_is_known = False
         self._stacks_lock = threading.Lock()
@@ -163,7 +163,7 @@ class Attempt:
 
     def _end_with_grace(self, grace: float) -> None:
         """Interrupt those that run, and kill those that are still there when the grace is over."""
-        self._workers.signal(signal.SIGINT)
+        self._interrupt()
         deadline = time.monotonic() + grace
         while not self._all_reported() and time.monotonic() < deadline and self._asked != "kill":
             self._read_logs()
@@ -190,8 +190,17 @@ class Attempt:
         if not self._workers.watched():
             self._hear_workers()
 
+    def _interrupt(self) -> None:
+        for rank in range(self._plan.size):
+            if rank in self._heard:
+                self._workers.signal(signal.SIGINT, rank)
+            else:
+                # it has not begun anything, and may not be listening yet
+                self._killed.add(rank)
+                self._workers.signal(signal.SIGKILL, rank)
+
     def _kill(self) -> None:
-        self._killed = True
+        self._killed.update(range(self._plan.size))
         self._workers.kill()
 
     def _close(self) -> None:
@@ -327,7 +336,7 @@ class Attempt:
     def _death(self, rank: int) -> Failure:
         code = self._workers.exit_codes().get(rank, -int(signal.SIGKILL))
         last = [line.text for line in self._scene.view.tail(rank, _LAST_LINES)]
-        by_us = self._killed and code == -signal.SIGKILL
+        by_us = rank in self._killed and code == -signal.SIGKILL
         when = self._reported.get(rank, time.time())
         crash = crash_text(self._wires[rank].stacks, self._plan.payload.sources)
         return died(rank, code, last_lines=last, crash=crash, time=when, ended_by_us=by_us)
