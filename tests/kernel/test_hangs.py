@@ -304,20 +304,20 @@ def test_a_killed_kernel_leaves_no_program_that_a_rank_started(fresh_kernel: Ker
     assert gone(processes, within=LEFT) == []
 
 
-def test_a_killed_supervisor_leaves_nothing_and_the_next_launch_works(kernel: Kernel) -> None:
-    kernel.ok(READING)
-    cell = kernel.start("notebook_launcher(reads, num_processes=2)")
+def test_a_killed_supervisor_leaves_nothing_and_the_next_launch_works(fresh_kernel: Kernel) -> None:
+    fresh_kernel.ok(READING)
+    cell = fresh_kernel.start("notebook_launcher(reads, num_processes=2)")
     cell.until(lambda: cell.stdout.count("reading") == 4)
-    processes = kernel.processes()
+    processes = fresh_kernel.processes()
     began = time.monotonic()
-    os.kill(kernel.supervisor().pid, signal.SIGKILL)
+    os.kill(fresh_kernel.supervisor().pid, signal.SIGKILL)
     cell.wait()
     assert time.monotonic() - began < INTERRUPTED
     assert cell.error is not None
     assert cell.error.name == "LaunchError"
     assert "supervisor" in cell.error.text
     assert gone(processes, within=LEFT) == []
-    assert_launches_and_leaves_nothing(kernel)
+    assert_launches_and_leaves_nothing(fresh_kernel)
 
 
 def test_a_supervisor_that_was_killed_while_nothing_ran_is_replaced(kernel: Kernel) -> None:
