@@ -345,10 +345,21 @@ def test_nothing_is_left_after_runs_that_return_fail_and_are_stopped(engine, tmp
 
 
 def belongings():
-    """This process's threads, what its descriptors are, and its children with theirs."""
+    """This process's threads, what its descriptors are, and its children with the workers among theirs."""
     kinds = [os.readlink(f"/proc/self/fd/{one}").partition(":")[0] for one in open_descriptors()]
-    children = sorted(child.pid for child in psutil.Process().children(recursive=True))
+    own = {child.pid for child in psutil.Process().children()}
+    below = {child.pid for child in psutil.Process().children(recursive=True)}
+    # what a supervisor keeps ready for the next launch comes and goes, in the supervisor's own session
+    children = sorted(pid for pid in below if pid in own or session_of(pid) not in {None, *own})
     return sorted(thread.name for thread in threading.enumerate()), sorted(kinds), children
+
+
+def session_of(pid):
+    """The session of a process; `None` where it has just ended."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def open_descriptors():
