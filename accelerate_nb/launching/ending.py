@@ -30,7 +30,7 @@ def died(
     return Failure(
         rank=rank,
         type=name or f"exit code {code}",
-        message=_advice(code, name),
+        message="it was ended with the others" if ended_by_us else _advice(code, name),
         traceback=crash,
         time=time,
         exit_code=code,
