@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0
 # Every process that a kernel starts inherits this variable, however its parents end.
 _MARK = "TESTED_KERNEL"
+# A person's notebook has none of these, with which other things happen to output and threads.
+_OF_A_SHELL = {"PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "OMP_NUM_THREADS"}
 _OUTPUTS = {"stream", "display_data", "execute_result", "error"}
 
 
@@ -259,9 +261,10 @@ class Kernel:
 
 @contextmanager
 def kernel(folder: Path, **environment: str) -> Iterator[Kernel]:
-    """A new kernel that works in `folder` and keeps its runs there; `environment` is added to this process's own."""
+    """A new kernel that works in `folder` and keeps its runs there; `environment` is added to a person's own."""
     mark = uuid.uuid4().hex
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder), _MARK: mark, **environment}
+    own = {name: value for name, value in os.environ.items() if name not in _OF_A_SHELL}
+    environ = {**own, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder), _MARK: mark, **environment}
     manager = KernelManager(kernel_name="python3")
     manager.start_kernel(env=environ, cwd=str(folder))
     client = manager.blocking_client()

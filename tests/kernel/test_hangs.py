@@ -202,6 +202,27 @@ def test_an_interrupt_at_any_moment_of_a_launch_ends_it(kernel: Kernel) -> None:
     assert_launches_and_leaves_nothing(kernel)
 
 
+def test_an_interrupt_between_the_start_and_the_wait_ends_the_launch(kernel: Kernel) -> None:
+    cell = kernel.run("""
+    import signal, time
+    from accelerate_nb.launching.run import Run
+    start = Run.start
+    def interrupted_start(run):
+        start(run)
+        signal.raise_signal(signal.SIGINT)
+        return run
+    Run.start = interrupted_start
+    try:
+        notebook_launcher(time.sleep, (60,), num_processes=2)
+    finally:
+        Run.start = start
+    """)
+    assert cell.error is not None
+    assert cell.error.name == "KeyboardInterrupt"
+    assert cell.seconds < INTERRUPTED
+    assert_launches_and_leaves_nothing(kernel)
+
+
 def test_an_interrupt_while_the_first_launch_warms_up_ends_it(fresh_kernel: Kernel) -> None:
     cell = fresh_kernel.start("print('now'); notebook_launcher(__import__('time').sleep, (60,), num_processes=2)")
     cell.until(lambda: "now" in cell.stdout and bool(fresh_kernel.supervisors()))

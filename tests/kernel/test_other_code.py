@@ -36,6 +36,22 @@ def test_a_device_mesh_is_made(kernel: Kernel) -> None:
     assert kernel.value("mesh") == [[0, 2], [1, 2]]
 
 
+def test_the_store_is_there_until_the_last_rank_has_returned(kernel: Kernel) -> None:
+    kernel.ok("""
+    import os, time
+    from torch.distributed import TCPStore
+    def returns_late():
+        if os.environ["RANK"] == "0":
+            return "early"
+        time.sleep(0.5)
+        store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
+        store.set("said", "late")
+        return store.get("said").decode()
+    late = notebook_launcher(returns_late, num_processes=2, results="all")
+    """)
+    assert kernel.value("late") == ["early", "late"]
+
+
 def test_plain_ddp_averages_gradients(kernel: Kernel) -> None:
     kernel.ok("""
     import torch, torch.distributed as dist

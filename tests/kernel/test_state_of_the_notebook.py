@@ -191,14 +191,16 @@ def test_ranks_find_the_folder_the_path_and_the_environment_of_the_notebook(kern
     Path("inner/lesson.py").write_text("answer = 42\\n")
     sys.path.insert(0, os.path.abspath("inner"))
     os.environ["SAID_IN_A_CELL"] = "yes"
+    before = os.getcwd()
+    os.chdir("inner")
     def looks():
         import lesson
         return lesson.answer, os.environ["SAID_IN_A_CELL"], os.getcwd()
     looked = notebook_launcher(looks, num_processes=2)
-    here = os.getcwd()
+    os.chdir(before)
     sys.path.pop(0)
     """)
-    assert kernel.value("looked == (42, 'yes', here)")
+    assert kernel.value("looked == (42, 'yes', os.path.abspath('inner'))")
 
 
 def test_a_module_that_was_edited_is_the_new_one_in_the_next_launch(kernel: Kernel) -> None:
