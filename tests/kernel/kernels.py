@@ -264,6 +264,7 @@ def kernel(folder: Path, **environment: str) -> Iterator[Kernel]:
     """A new kernel that works in `folder` and keeps its runs there; `environment` is added to a person's own."""
     mark = uuid.uuid4().hex
     own = {name: value for name, value in os.environ.items() if name not in _OF_A_SHELL}
+    own["CUDA_VISIBLE_DEVICES"] = ""  # a machine without accelerators, whatever this one has
     environ = {**own, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder), _MARK: mark, **environment}
     manager = KernelManager(kernel_name="python3")
     manager.start_kernel(env=environ, cwd=str(folder))

@@ -341,3 +341,15 @@ def test_a_first_launch_from_a_thread_that_ends_leaves_a_supervisor_that_works(f
     first = fresh_kernel.supervisor()
     fresh_kernel.ok("notebook_launcher(print, num_processes=2)")
     assert fresh_kernel.supervisor() == first
+
+
+def test_a_rank_computes_with_its_share_of_the_cores_and_a_port_of_zero_is_any(kernel: Kernel) -> None:
+    kernel.ok("""
+    import os, torch
+    def threads():
+        return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]
+    shares = notebook_launcher(threads, num_processes=2, use_port="0", results="all")
+    from accelerate_nb.devices.cpu import cores
+    share = max(1, cores() // 2)
+    """)
+    assert kernel.value("shares == [(share, str(share))] * 2")
