@@ -40,8 +40,10 @@ demo: $(VENV)/.demo
 	@echo "The executed notebook:  $(CURDIR)/$(BUILD)/01_first_run.ipynb"
 	@echo "The same as a page:     $(CURDIR)/$(BUILD)/01_first_run.html"
 
+# What fails is run once more by itself: kernels and ranks are real processes, which a busy machine can starve for seconds. What is
+# broken fails again.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

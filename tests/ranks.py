@@ -72,9 +72,14 @@ class _Rank:
         """Make a complaint of the stacks of a process that has not answered."""
         if self.process.pid is not None and self.process.is_alive():
             os.kill(self.process.pid, signal.SIGUSR1)
-        limit = time.monotonic() + 2
-        while not (stacks := self.stacks.read_text()) and self.process.is_alive() and time.monotonic() < limit:
+        limit = time.monotonic() + 5
+        stacks, same = "", 0
+        # faulthandler writes piece by piece, and a busy machine may pause it in between
+        while same < 6 and self.process.is_alive() and time.monotonic() < limit:
             self.process.join(0.05)
+            now = self.stacks.read_text()
+            same = same + 1 if now and now == stacks else 0
+            stacks = now
         self.complaint = f"did not answer; its stacks:\n{stacks}"
 
 

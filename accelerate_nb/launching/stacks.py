@@ -16,6 +16,8 @@ from accelerate_nb.launching.tracebacks import frames_text
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
 # How long the ranks get to write.
 _PATIENCE = 1.0
+# After so many looks that find nothing new, they have written all.
+_SAME_LOOKS = 3
 
 
 def lengths(files: Sequence[int]) -> list[int]:
@@ -26,13 +28,13 @@ def lengths(files: Sequence[int]) -> list[int]:
 def answers(files: Sequence[int], before: Sequence[int]) -> list[str]:
     """What each rank wrote since `before`; waits until all have, or a second."""
     deadline = time.monotonic() + _PATIENCE
-    seen: list[int] = []
-    while time.monotonic() < deadline:
-        now = lengths(files)
-        if now == seen and all(size > start for size, start in zip(now, before, strict=True)):
-            break
-        seen = now
+    seen, same = list(before), 0
+    # it is written piece by piece, and a busy machine may pause a rank in between
+    while same < _SAME_LOOKS and time.monotonic() < deadline:
         time.sleep(0.05)
+        now = lengths(files)
+        complete = now == seen and all(size > start for size, start in zip(now, before, strict=True))
+        seen, same = now, same + 1 if complete else 0
     return [os.pread(file, 1 << 20, start).decode(errors="replace") for file, start in zip(files, before, strict=True)]
 
 

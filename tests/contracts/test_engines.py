@@ -370,7 +370,9 @@ def until_here(run, folder, size):
     """Wait until every rank has said that it is there."""
     pause = threading.Event()
     for _ in range(3000):
-        if len(list(Path(folder).glob("here_*"))) == size:
+        # the files are there before the run has read what the ranks say
+        running = all(run.view.rank(rank).state == "running" for rank in range(size))
+        if running and len(list(Path(folder).glob("here_*"))) == size:
             return
         assert not run.done, "the run ended by itself"
         pause.wait(0.01)
