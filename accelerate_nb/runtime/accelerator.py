@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -17,17 +14,11 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from torch.utils.hooks import RemovableHandle
 
 from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
-from accelerate_nb.events.emit import emit
-from accelerate_nb.events.model import Metric
 from accelerate_nb.runtime import current
 from accelerate_nb.runtime.accumulation import GradientState
 from accelerate_nb.runtime.bundle import Bundle, add, is_prepared
-from accelerate_nb.runtime.checkpoints.folders import folder_to_read, folder_to_write, prune
-from accelerate_nb.runtime.checkpoints.state import Checkpoint
-from accelerate_nb.runtime.checkpoints.weights import save_model_files
 from accelerate_nb.runtime.data.loading import prepare_data_loader
 from accelerate_nb.runtime.data.skipping import skip_first_batches
 from accelerate_nb.runtime.environment import Asked
@@ -45,14 +36,16 @@ from accelerate_nb.runtime.kinds import DistributedType, PrecisionType, RNGType,
 from accelerate_nb.runtime.memory import release_memory
 from accelerate_nb.runtime.metrics import gather_for_metrics
 from accelerate_nb.runtime.operations import collective, padding
-from accelerate_nb.runtime.optimizer import AcceleratedOptimizer
+from accelerate_nb.runtime.optimizer import AcceleratedOptimizer, innermost
 from accelerate_nb.runtime.precision.base import precision_name
 from accelerate_nb.runtime.precision.choosing import choose_precision
-from accelerate_nb.runtime.process import AcceleratorState, Process, join
-from accelerate_nb.runtime.saving import save
+from accelerate_nb.runtime.process import AcceleratorState, join
 from accelerate_nb.runtime.scheduler import AcceleratedScheduler
 from accelerate_nb.runtime.strategies.choosing import choose_strategy
 from accelerate_nb.runtime.unwrapping import extract_model_from_parallel
+from accelerate_nb.runtime.verbs.saving import Saving
+from accelerate_nb.runtime.verbs.stepping import Stepping
+from accelerate_nb.runtime.verbs.watching import Watching
 from accelerate_nb.runtime.world import World
 
 T = TypeVar("T")
@@ -61,7 +54,7 @@ H = TypeVar("H", bound=KwargsHandler)
 _HANDLERS = (AutocastKwargs, DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs)
 
 
-class Accelerator(Process):
+class Accelerator(Stepping, Saving, Watching):
     """
     What turns a training loop for one process into one for many: same calls, same numbers.
 
@@ -171,11 +164,6 @@ class Accelerator(Process):
     def is_fsdp2(self) -> bool:
         """Whether weights are sharded."""
         return False
-
-    @property
-    def should_save_model(self) -> bool:
-        """Whether this process writes a model's weights."""
-        return self.world.is_local_main if self.project_configuration.save_on_each_node else self.world.is_main
 
     @property
     def parallelism_config(self) -> None:
@@ -308,7 +296,7 @@ class Accelerator(Process):
         if is_prepared(optimizer, self._kind_of_life):
             return add(self.bundle.optimizers, optimizer, self._kind_of_life)
         prepared = AcceleratedOptimizer(
-            _innermost(optimizer),
+            innermost(optimizer),
             self._places(device_placement),
             self.scaler,
             precision=self.precision,
@@ -322,7 +310,7 @@ class Accelerator(Process):
             return add(self.bundle.schedulers, scheduler, self._kind_of_life)
         scheduler = scheduler.scheduler if isinstance(scheduler, AcceleratedScheduler) else scheduler
         steered = getattr(scheduler, "optimizer", None)
-        own = [each for each in self.bundle.optimizers if _innermost(steered) is each.optimizer]
+        own = [each for each in self.bundle.optimizers if innermost(steered) is each.optimizer]
         prepared = AcceleratedScheduler(
             scheduler,
             own or self.bundle.optimizers,
@@ -373,96 +361,6 @@ class Accelerator(Process):
     def _places(self, asked: bool | None) -> bool:
         return self.device_placement if asked is None else asked
 
-    # A step
-
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether this micro-step ends its window: gradients are exchanged, and optimizers step."""
-        return self.gradient_state.sync_gradients
-
-    @sync_gradients.setter
-    def sync_gradients(self, sync_gradients: bool) -> None:
-        self.gradient_state.sync_gradients = sync_gradients
-
-    @property
-    def gradient_accumulation_steps(self) -> int:
-        """How many micro-steps make a step."""
-        return self.gradient_state.num_steps
-
-    @gradient_accumulation_steps.setter
-    def gradient_accumulation_steps(self, gradient_accumulation_steps: int) -> None:
-        settings = {**self.gradient_state.plugin_kwargs, "num_steps": gradient_accumulation_steps}
-        self.gradient_state.plugin_kwargs = settings
-
-    def accumulate(self, *models: Any) -> AbstractContextManager[None]:
-        """
-        A block for one micro-step.
-
-        Gradients are exchanged, and optimizers step, in every `gradient_accumulation_steps`-th block and at a loader's end.
-
-        >>> with accelerator.accumulate(model):  # doctest: +SKIP
-        ...     accelerator.backward(model(batch).mean())
-        ...     optimizer.step()
-        ...     optimizer.zero_grad()
-        """
-        return _MicroStep(self, models)
-
-    def no_sync(self, model: Any) -> AbstractContextManager[Any]:
-        """A block whose backwards keep the model's gradients to this process."""
-        return self.strategy.hold_gradients(model)
-
-    def trigger_sync_in_backward(self, model: Any) -> AbstractContextManager[Any]:
-        """A block whose backward exchanges gradients although the forward was run in `no_sync`."""
-        return self.strategy.send_gradients(model)
-
-    def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        """Compute gradients of the loss, divided by the number of micro-steps in a step."""
-        steps = self.gradient_state.num_steps
-        if steps != 1:
-            loss = loss / steps
-        self.strategy.backward(self.precision.scale(loss), **kwargs)
-
-    def unscale_gradients(self, optimizer: Any = None) -> None:
-        """Bring fp16's gradients back to their true size, of the given optimizers or of all; otherwise nothing to do."""
-        chosen = self.bundle.optimizers if optimizer is None else optimizer
-        self.precision.unscale(map(_innermost, chosen if isinstance(chosen, (list, tuple)) else [chosen]))
-
-    def clip_grad_norm_(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2) -> Tensor:
-        """Scale the gradients down so that their norm is at most `max_norm`; returns the norm that they had."""
-        self.precision.unscale(map(_innermost, self.bundle.optimizers))
-        return self.strategy.clip_norm(parameters, max_norm, norm_type)
-
-    def clip_grad_value_(self, parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
-        """Cut each gradient at plus and minus `clip_value`."""
-        self.precision.unscale(map(_innermost, self.bundle.optimizers))
-        self.strategy.clip_value(parameters, clip_value)
-
-    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
-        """A block in which operations choose the run's numbers; for what is not in a prepared model's forward."""
-        return self.precision.autocast(autocast_handler)
-
-    @contextmanager
-    def join_uneven_inputs(self, joinables: Sequence[Any], even_batches: bool | None = None) -> Any:
-        """
-        A block in which processes may have different numbers of batches: who has none left answers the others.
-
-        `even_batches` holds for the prepared loaders inside the block.
-        """
-        even = self.even_batches if even_batches is None else even_batches
-        samplers = [] if even_batches is None else [*filter(_can_be_even, map(_batch_sampler, self.bundle.loaders))]
-        before = [sampler.even_batches for sampler in samplers]
-        for sampler in samplers:
-            sampler.even_batches = even
-        try:
-            if even:
-                yield
-            else:
-                with self.strategy.join_uneven(joinables):
-                    yield
-        finally:
-            for sampler, value in zip(samplers, before, strict=True):
-                sampler.even_batches = value
-
     # Between processes
 
     def gather(self, tensor: T) -> T:
@@ -500,114 +398,6 @@ class Accelerator(Process):
             self.flag_tensor = None
         return raised
 
-    # Saving
-
-    def get_state_dict(self, model: Any, unwrap: bool = True) -> dict[str, Any]:
-        """The model's complete weights."""
-        return self.strategy.model_state(model, unwrap=unwrap)
-
-    def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
-        """Write an object once: on the main process, or on the first of each machine with `save_on_each_node`."""
-        save(obj, f, self.project_configuration.save_on_each_node, safe_serialization)
-
-    def save_model(
-        self,
-        model: Any,
-        save_directory: str | os.PathLike[str],
-        max_shard_size: int | str = "10GB",
-        safe_serialization: bool = True,
-    ) -> None:
-        """Write the model's weights to a folder, in place of those that lie there, in files of at most `max_shard_size`."""
-        folder = Path(save_directory)
-        if folder.is_file():
-            raise ConfigurationError(f"Provided path ({folder}) should be a directory, not a file. Pass a folder.")
-        state = self.get_state_dict(model)
-        if any(isinstance(value, Tensor) and value.is_meta for value in state.values()):
-            raise StateError("You can't save the model since some parameters are on the meta device. Load them first.")
-        if self.should_save_model:
-            save_model_files(state, folder, max_shard_size, safe=safe_serialization)
-
-    def save_state(
-        self,
-        output_dir: str | os.PathLike[str] | None = None,
-        safe_serialization: bool = True,
-        **save_model_func_kwargs: Any,
-    ) -> Path:
-        """
-        Write the whole training to a folder: models, optimizers, schedules, loaders' positions, random states, registered objects.
-
-        All processes must call it; when it returns, the folder is complete on the disk. A failure leaves what was there before.
-        """
-        folder = folder_to_write(output_dir, self.project_configuration)
-        hooks = tuple(self._save_model_state_pre_hook.values())
-        in_window = not self.gradient_state.sync_gradients
-        self._checkpoint.save(folder, self.step, safe=safe_serialization, in_window=in_window, hooks=hooks)
-        self.project_configuration.iteration += 1
-        if self.should_save_model:
-            prune(self.project_configuration)
-        self.wait_for_everyone()
-        return folder
-
-    def load_state(
-        self,
-        input_dir: str | os.PathLike[str] | None = None,
-        load_kwargs: Mapping[str, Any] | None = None,
-        map_location: str | None = None,
-        **load_model_func_kwargs: Any,
-    ) -> None:
-        """Read the whole training back from a folder that `save_state` wrote, here or with Accelerate; all processes call it."""
-        step = self._checkpoint.load(
-            folder_to_read(input_dir, self.project_configuration),
-            hooks=tuple(self._load_model_state_pre_hook.values()),
-            map_location=map_location,
-            load_options=load_kwargs,
-            **load_model_func_kwargs,
-        )
-        if step is not None:
-            self.step = step
-
-    def register_for_checkpointing(self, *objects: Any) -> None:
-        """Keep these objects in checkpoints too; each has a `state_dict` and a `load_state_dict`."""
-        missing = [
-            f"{type(each).__name__} at index {index}"
-            for index, each in enumerate(objects)
-            if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict"))
-        ]
-        if missing:
-            raise ConfigurationError(
-                "All `objects` must include a `state_dict` and `load_state_dict` function to be stored. "
-                f"The following inputs are invalid: {', '.join(missing)}."
-            )
-        self.bundle.custom.extend(objects)
-
-    def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call `hook(models, weights, folder)` before `save_state` writes weights; it may take some out of the list."""
-        return _register(self._save_model_state_pre_hook, hook)
-
-    def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call `hook(models, folder)` before `load_state` reads weights; it may take models out of the list."""
-        return _register(self._load_model_state_pre_hook, hook)
-
-    @property
-    def _checkpoint(self) -> Checkpoint:
-        on_each_node = self.project_configuration.save_on_each_node
-        return Checkpoint(self.world, self.bundle, self.strategy, self.precision, on_each_node)
-
-    # Watching
-
-    def init_trackers(self, project_name: str, config: Any = None, init_kwargs: Any = None) -> None:
-        """Begin to track; there are no trackers here yet, and what `log` shows needs no beginning."""
-
-    def log(
-        self, values: Mapping[str, Any], step: int | None = None, log_kwargs: Mapping[str, Any] | None = None
-    ) -> None:
-        """Show numbers to whoever watches the run."""
-        now = time.time()
-        for name, value in values.items():
-            number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-            if isinstance(number, (int, float)):
-                emit(Metric(self.world.rank, name, float(number), step, now))
-
     # Ending
 
     def free_memory(self, *objects: Any) -> list[None]:
@@ -637,35 +427,6 @@ class Accelerator(Process):
             "An Accelerator can't travel to another process: it belongs to the one in which it was made. "
             "Make it inside the function that is launched."
         )
-
-
-class _MicroStep:
-    """A block for one micro-step; a class of its own because it is entered in every one."""
-
-    __slots__ = ("_accelerator", "_held", "_models")
-
-    def __init__(self, accelerator: Accelerator, models: tuple[Any, ...]) -> None:
-        self._accelerator = accelerator
-        self._models = models
-        self._held: ExitStack | None = None
-
-    def __enter__(self) -> None:
-        accelerator = self._accelerator
-        gradients = accelerator.gradient_state
-        if gradients.sync_with_dataloader and gradients.end_of_dataloader:
-            accelerator.step = 0
-            gradients.sync_gradients = True
-        else:
-            accelerator.step += 1
-            gradients.sync_gradients = accelerator.step % gradients.num_steps == 0
-        if not gradients.sync_gradients and not gradients.sync_each_batch:
-            self._held = ExitStack()
-            for model in self._models:
-                self._held.enter_context(accelerator.strategy.hold_gradients(model))
-
-    def __exit__(self, *error: Any) -> None:
-        if self._held is not None:
-            self._held.__exit__(*error)
 
 
 def _refuse_what_is_not_here_yet(**given: Any) -> None:
@@ -712,23 +473,3 @@ def _loading(config: DataLoaderConfiguration | None, split_batches: bool | None)
 
 def _is_scheduler(one: Any) -> bool:
     return isinstance(one, (LRScheduler, AcceleratedScheduler))
-
-
-def _innermost(optimizer: Any) -> Any:
-    while isinstance(optimizer, AcceleratedOptimizer):
-        optimizer = optimizer.optimizer
-    return optimizer
-
-
-def _batch_sampler(loader: Any) -> Any:
-    return getattr(loader, "batch_sampler", None)
-
-
-def _can_be_even(sampler: Any) -> bool:
-    return hasattr(sampler, "even_batches")
-
-
-def _register(hooks: OrderedDict[int, Callable[..., None]], hook: Callable[..., None]) -> RemovableHandle:
-    handle = RemovableHandle(hooks)
-    hooks[handle.id] = hook
-    return handle

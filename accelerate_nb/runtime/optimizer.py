@@ -135,3 +135,10 @@ def move_state(optimizer: Optimizer, device: torch.device) -> None:
             # the count of steps stays where it is: torch keeps it on the CPU unless the optimizer is fused
             if isinstance(value, torch.Tensor) and name != "step":
                 remembered[name] = value.to(device)
+
+
+def innermost(optimizer: Any) -> Any:
+    """The optimizer as the person made it."""
+    while isinstance(optimizer, AcceleratedOptimizer):
+        optimizer = optimizer.optimizer
+    return optimizer

@@ -1,0 +1,139 @@
+"""The verbs that write a training to files and read it back."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from accelerate_nb.errors import ConfigurationError, StateError
+from accelerate_nb.runtime.accumulation import GradientState
+from accelerate_nb.runtime.bundle import Bundle
+from accelerate_nb.runtime.checkpoints.folders import folder_to_read, folder_to_write, prune
+from accelerate_nb.runtime.checkpoints.state import Checkpoint
+from accelerate_nb.runtime.checkpoints.weights import save_model_files
+from accelerate_nb.runtime.handlers import ProjectConfiguration
+from accelerate_nb.runtime.precision.base import Precision
+from accelerate_nb.runtime.process import Process
+from accelerate_nb.runtime.saving import save
+from accelerate_nb.runtime.strategies.base import Strategy
+
+
+class Saving(Process):
+    """What an `Accelerator` keeps in files."""
+
+    bundle: Bundle
+    gradient_state: GradientState
+    precision: Precision
+    project_configuration: ProjectConfiguration
+    step: int
+    strategy: Strategy
+    _save_model_state_pre_hook: OrderedDict[int, Callable[..., None]]
+    _load_model_state_pre_hook: OrderedDict[int, Callable[..., None]]
+
+    @property
+    def should_save_model(self) -> bool:
+        """Whether this process writes a model's weights."""
+        return self.world.is_local_main if self.project_configuration.save_on_each_node else self.world.is_main
+
+    def get_state_dict(self, model: Any, unwrap: bool = True) -> dict[str, Any]:
+        """The model's complete weights."""
+        return self.strategy.model_state(model, unwrap=unwrap)
+
+    def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
+        """Write an object once: on the main process, or on the first of each machine with `save_on_each_node`."""
+        save(obj, f, self.project_configuration.save_on_each_node, safe_serialization)
+
+    def save_model(
+        self,
+        model: Any,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Write the model's weights to a folder, in place of those that lie there, in files of at most `max_shard_size`."""
+        folder = Path(save_directory)
+        if folder.is_file():
+            raise ConfigurationError(f"Provided path ({folder}) should be a directory, not a file. Pass a folder.")
+        state = self.get_state_dict(model)
+        if any(isinstance(value, Tensor) and value.is_meta for value in state.values()):
+            raise StateError("You can't save the model since some parameters are on the meta device. Load them first.")
+        if self.should_save_model:
+            save_model_files(state, folder, max_shard_size, safe=safe_serialization)
+
+    def save_state(
+        self,
+        output_dir: str | os.PathLike[str] | None = None,
+        safe_serialization: bool = True,
+        **save_model_func_kwargs: Any,
+    ) -> Path:
+        """
+        Write the whole training to a folder: models, optimizers, schedules, loaders' positions, random states, registered objects.
+
+        All processes must call it; when it returns, the folder is complete on the disk. A failure leaves what was there before.
+        """
+        folder = folder_to_write(output_dir, self.project_configuration)
+        hooks = tuple(self._save_model_state_pre_hook.values())
+        in_window = not self.gradient_state.sync_gradients
+        self._checkpoint.save(folder, self.step, safe=safe_serialization, in_window=in_window, hooks=hooks)
+        self.project_configuration.iteration += 1
+        if self.should_save_model:
+            prune(self.project_configuration)
+        self.wait_for_everyone()
+        return folder
+
+    def load_state(
+        self,
+        input_dir: str | os.PathLike[str] | None = None,
+        load_kwargs: Mapping[str, Any] | None = None,
+        map_location: str | None = None,
+        **load_model_func_kwargs: Any,
+    ) -> None:
+        """Read the whole training back from a folder that `save_state` wrote, here or with Accelerate; all processes call it."""
+        step = self._checkpoint.load(
+            folder_to_read(input_dir, self.project_configuration),
+            hooks=tuple(self._load_model_state_pre_hook.values()),
+            map_location=map_location,
+            load_options=load_kwargs,
+            **load_model_func_kwargs,
+        )
+        if step is not None:
+            self.step = step
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Keep these objects in checkpoints too; each has a `state_dict` and a `load_state_dict`."""
+        missing = [
+            f"{type(each).__name__} at index {index}"
+            for index, each in enumerate(objects)
+            if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict"))
+        ]
+        if missing:
+            raise ConfigurationError(
+                "All `objects` must include a `state_dict` and `load_state_dict` function to be stored. "
+                f"The following inputs are invalid: {', '.join(missing)}."
+            )
+        self.bundle.custom.extend(objects)
+
+    def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Call `hook(models, weights, folder)` before `save_state` writes weights; it may take some out of the list."""
+        return _register(self._save_model_state_pre_hook, hook)
+
+    def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Call `hook(models, folder)` before `load_state` reads weights; it may take models out of the list."""
+        return _register(self._load_model_state_pre_hook, hook)
+
+    @property
+    def _checkpoint(self) -> Checkpoint:
+        on_each_node = self.project_configuration.save_on_each_node
+        return Checkpoint(self.world, self.bundle, self.strategy, self.precision, on_each_node)
+
+
+def _register(hooks: OrderedDict[int, Callable[..., None]], hook: Callable[..., None]) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
