@@ -1,0 +1,210 @@
+"""Tokens a second of a 124 M-parameter GPT in bf16 on one GPU: hand-written, ours and Hugging Face Accelerate in turns."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+Epoch = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of a GPT and of its batches; the default is GPT-2's smallest, 124 M parameters."""
+
+    layers: int = 12
+    heads: int = 12
+    width: int = 768
+    vocabulary: int = 50304  # GPT-2's 50257, rounded up to what matrix units like
+    context: int = 1024
+    batch: int = 16
+    steps: int = 20
+
+
+TINY = Shape(layers=2, heads=2, width=32, vocabulary=256, context=32, batch=4, steps=3)
+
+
+class Block(nn.Module):
+    """Attention, then two linear layers, each added to what came in (pre-norm, as GPT-2)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.before_attention = nn.LayerNorm(shape.width)
+        self.attend = nn.Linear(shape.width, 3 * shape.width)
+        self.project = nn.Linear(shape.width, shape.width)
+        self.before_layers = nn.LayerNorm(shape.width)
+        self.layers = nn.Sequential(
+            nn.Linear(shape.width, 4 * shape.width), nn.GELU(), nn.Linear(4 * shape.width, shape.width)
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        batch, length, width = hidden.shape
+        parts = self.attend(self.before_attention(hidden)).view(batch, length, 3, self.heads, -1)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        hidden = hidden + self.project(attended.transpose(1, 2).reshape(batch, length, width))
+        return hidden + self.layers(self.before_layers(hidden))
+
+
+class GPT(nn.Module):
+    """A decoder whose last layer shares its weights with the embedding; `(batch, length)` tokens to a scalar loss."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.places = nn.Embedding(shape.context, shape.width)
+        self.blocks = nn.Sequential(*(Block(shape) for _ in range(shape.layers)))
+        self.last = nn.LayerNorm(shape.width)
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        hidden = self.last(self.blocks(self.tokens(tokens) + self.places(places)))
+        scores = self.head(hidden[:, :-1])
+        return F.cross_entropy(scores.reshape(-1, scores.shape[-1]), tokens[:, 1:].reshape(-1))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to write the loop: tokens a second (median of the rounds), and its share of the hand-written one's."""
+
+    name: str
+    tokens_per_second: float
+    share: float
+
+
+def main() -> None:
+    """Measure on the first GPU and print what was found, or that there is none."""
+    arguments = read_arguments()
+    if not arguments.tiny and not torch.cuda.is_available():
+        print("no CUDA GPU here: nothing measured (--tiny tries the loops on the CPU)")
+        return
+    shape = TINY if arguments.tiny else Shape()
+    rows = measure(shape, arguments.rounds)
+    if arguments.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+        return
+    print(f"{'loop':<14} {'tokens/s':>10} {'share':>6}")
+    for row in rows:
+        print(f"{row.name:<14} {row.tokens_per_second:>10,.0f} {row.share:>6.3f}")
+
+
+def read_arguments() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=6, help="how often each loop runs; the loops take turns")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model on whatever device there is")
+    parser.add_argument("--json", action="store_true", help="print numbers for a program")
+    return parser.parse_args()
+
+
+def measure(shape: Shape, rounds: int) -> list[Row]:
+    """The speed of each loop; the loops take turns, so that all meet the same clock and temperature."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loops: dict[str, Epoch] = {
+        "hand-written": hand_written(shape, device),
+        "accelerate_nb": ours(shape),
+        "Accelerate": hugging_face(shape, device),
+    }
+    names = list(loops)
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for name in names:
+        loops[name]()
+    for turn in range(rounds):
+        for name in names[turn % 3 :] + names[: turn % 3]:
+            _finish(device)
+            begin = time.perf_counter()
+            loops[name]()
+            _finish(device)
+            taken[name].append(time.perf_counter() - begin)
+    tokens = shape.steps * shape.batch * shape.context
+    hand = taken[names[0]]
+    return [
+        Row(
+            name,
+            tokens / statistics.median(taken[name]),
+            statistics.median(theirs / mine for theirs, mine in zip(hand, taken[name], strict=True)),
+        )
+        for name in names
+    ]
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def parts(shape: Shape) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
+    """The model, its optimizer and pinned batches of random tokens."""
+    torch.manual_seed(0)
+    model = GPT(shape)
+    if torch.cuda.is_available():
+        model.cuda()
+    data = TensorDataset(torch.randint(shape.vocabulary, (shape.steps * shape.batch, shape.context)))
+    fused = torch.cuda.is_available()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
+    return model, optimizer, DataLoader(data, batch_size=shape.batch, pin_memory=fused)
+
+
+def hand_written(shape: Shape, device: torch.device) -> Epoch:
+    """The loop as one writes it with nothing but PyTorch."""
+    model, optimizer, loader = parts(shape)
+
+    def epoch() -> None:
+        for (tokens,) in loader:
+            with torch.autocast(device.type, dtype=torch.bfloat16):
+                loss = model(tokens.to(device, non_blocking=True))
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return epoch
+
+
+def ours(shape: Shape) -> Epoch:
+    """The loop with this package."""
+    from accelerate_nb import Accelerator, DataLoaderConfiguration
+
+    config = DataLoaderConfiguration(non_blocking=True)
+    return prepared(Accelerator(mixed_precision="bf16", dataloader_config=config), shape)
+
+
+def hugging_face(shape: Shape, device: torch.device) -> Epoch:
+    """The loop with Hugging Face Accelerate."""
+    from accelerate import Accelerator, DataLoaderConfiguration
+
+    config = DataLoaderConfiguration(non_blocking=True)
+    cpu = device.type == "cpu"
+    return prepared(Accelerator(mixed_precision="bf16", dataloader_config=config, cpu=cpu), shape)
+
+
+def prepared(accelerator: Any, shape: Shape) -> Epoch:
+    """The loop that both know."""
+    model, optimizer, loader = accelerator.prepare(*parts(shape))
+
+    def epoch() -> None:
+        for (tokens,) in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(tokens))
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+
+    return epoch
+
+
+if __name__ == "__main__":
+    main()
