@@ -1,0 +1,187 @@
+"""How environment variables are read, or changed for the length of a block."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from accelerate_nb.config.kinds import Unfit, YesNo
+from accelerate_nb.errors import ConfigurationError
+
+T = TypeVar("T")
+
+_PREFIX = "ACCELERATE_"
+_FORBIDDEN = frozenset(";\n<> ")
+
+_log = logging.getLogger(__name__)
+
+
+def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
+    """
+    1 for a text that says yes, 0 for one that says no; `True` and `False` with `to_bool`.
+
+    >>> str_to_bool("yes"), str_to_bool("off", to_bool=True)
+    (1, False)
+    """
+    try:
+        said = YesNo().parse(value)
+    except Unfit:
+        raise ConfigurationError(f"invalid truth value {value.lower()}: it is neither a yes nor a no.") from None
+    return said if to_bool else int(said)
+
+
+def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
+    """The first of these variables that is a whole number of at least 0, else the default."""
+    for key in env_keys:
+        number = int(os.environ.get(key, "-1"))
+        if number >= 0:
+            return number
+    return default
+
+
+def parse_flag_from_env(key: str, default: bool = False) -> bool:
+    """Whether a variable says yes; the default where it isn't set."""
+    return bool(str_to_bool(os.environ.get(key, str(default))))
+
+
+def parse_choice_from_env(key: str, default: str = "no") -> str:
+    """What a variable says, as it is written; the default where it isn't set."""
+    return os.environ.get(key, str(default))
+
+
+def env_var_path_add(env_var_name: str, path_to_add: str | os.PathLike[str]) -> str:
+    """What a variable that holds paths would say with one more at its end; the variable stays as it is."""
+    held = (path for path in os.environ.get(env_var_name, "").split(":") if path)
+    return ":".join([*held, str(path_to_add)])
+
+
+def convert_dict_to_env_variables(current_env: Mapping[str, str]) -> list[str]:
+    r"""
+    One line `KEY=value\n` for each variable; those that are empty, or hold one of `; < >`, a space or a new line, are left out.
+
+    >>> convert_dict_to_env_variables({"A": "1", "B": "a b"})
+    ['A=1\n']
+    """
+    lines = []
+    for key, value in current_env.items():
+        if key and value and _FORBIDDEN.isdisjoint(key + value):
+            lines.append(f"{key}={value}\n")
+        else:
+            _log.warning("Skipping %s=%s: it is empty, or holds one of ; < > or a space or a new line.", key, value)
+    return lines
+
+
+def are_libraries_initialized(*library_names: str) -> list[str]:
+    """Which of these packages are imported already."""
+    return [name for name in library_names if name in sys.modules]
+
+
+@contextmanager
+def clear_environment() -> Iterator[None]:
+    """A block without any environment variables; afterwards all are as they were before."""
+    before = dict(os.environ)
+    os.environ.clear()
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def patch_environment(**kwargs: Any) -> Iterator[None]:
+    """
+    A block with these variables, their names in capitals and their values as text; afterwards they are as they were before.
+
+    >>> with patch_environment(omp_num_threads=1):
+    ...     os.environ["OMP_NUM_THREADS"]
+    '1'
+    """
+    said = {name.upper(): str(value) for name, value in kwargs.items()}
+    before = {name: os.environ.get(name) for name in said}
+    os.environ.update(said)
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def purge_accelerate_environment(func_or_cls: T) -> T:
+    """
+    A decorator: `ACCELERATE_*` variables that a function, or a class's `test*` methods, change are put back afterwards.
+
+    Subclasses of such a class are treated likewise.
+    """
+    if not isinstance(func_or_cls, type):
+        return cast("T", _purging(func_or_cls))
+    cls: Any = func_or_cls
+    _purge_tests(cls)
+    cls.__init_subclass__ = classmethod(lambda cls, **_: _purge_tests(cls))
+    return func_or_cls
+
+
+@dataclass
+class CPUInformation:
+    """A process's place among the processes that a launcher for CPUs, such as `mpirun`, has started."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+
+def get_cpu_distributed_information() -> CPUInformation:
+    """This process's place, as the variables of torchrun, Intel's MPI, Open MPI or MVAPICH say."""
+    return CPUInformation(
+        rank=get_int_from_env(["RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"], 0),
+        world_size=get_int_from_env(["WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"], 1),
+        local_rank=get_int_from_env(
+            ["LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"], 0
+        ),
+        local_world_size=get_int_from_env(
+            ["LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"], 1
+        ),
+    )
+
+
+def _restore(before: Mapping[str, str | None]) -> None:
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@contextmanager
+def _purged() -> Iterator[None]:
+    before = {name: value for name, value in os.environ.items() if name.startswith(_PREFIX)}
+    try:
+        yield
+    finally:
+        # what the block removed stays removed, as Accelerate has it
+        now = [name for name in os.environ if name.startswith(_PREFIX)]
+        _restore({name: before.get(name) for name in now})
+
+
+def _purging(function: Any) -> Any:
+    @functools.wraps(function)
+    def purging(*args: Any, **kwargs: Any) -> Any:
+        with _purged():
+            return function(*args, **kwargs)
+
+    # the name that Accelerate's own decorator looks for
+    purging._accelerate_is_purged_environment_wrapped = True  # type: ignore[attr-defined]
+    return purging
+
+
+def _purge_tests(cls: type) -> None:
+    for name, method in inspect.getmembers(cls, callable):
+        if name.startswith("test") and not hasattr(method, "_accelerate_is_purged_environment_wrapped"):
+            setattr(cls, name, _purging(method))
