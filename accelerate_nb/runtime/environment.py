@@ -29,18 +29,19 @@ class Asked:
     def read(cls, environment: Mapping[str, str]) -> Asked:
         """What these variables say; what is not offered yet is an error, since it can't be left out unnoticed."""
         for name, what in _LATER.items():
-            if _is_yes(environment, name):
+            if is_yes(environment, name):
                 raise NotYetError(f"{name} asks for {what}, which is not offered here yet. Unset it to train with DDP.")
         return cls(
-            cpu=_is_yes(environment, "ACCELERATE_USE_CPU"),
+            cpu=is_yes(environment, "ACCELERATE_USE_CPU"),
             mixed_precision=environment.get("ACCELERATE_MIXED_PRECISION") or None,
             accumulation_steps=_steps(environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")),
-            debug=_is_yes(environment, "ACCELERATE_DEBUG_MODE"),
+            debug=is_yes(environment, "ACCELERATE_DEBUG_MODE"),
         )
 
 
-def _is_yes(environment: Mapping[str, str], name: str) -> bool:
-    return environment.get(name, "").lower() in _YES
+def is_yes(environment: Mapping[str, str], name: str, default: str = "") -> bool:
+    """Whether a variable says yes; one that is not set says `default`."""
+    return environment.get(name, default).lower() in _YES
 
 
 def _steps(text: str | None) -> int | None:

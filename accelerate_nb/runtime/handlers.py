@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field, fields
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
-from accelerate_nb.runtime.kinds import DDPCommunicationHookType
+from accelerate_nb.runtime.kinds import DDPCommunicationHookType, named
 
 
 @dataclass
 class KwargsHandler:
-    """Arguments for something that the `Accelerator` makes."""
+    """Arguments for something that the `Accelerator` makes; what was not said may come from the environment."""
+
+    def __post_init__(self) -> None:
+        self._fill(os.environ)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields with their values."""
@@ -20,8 +25,21 @@ class KwargsHandler:
 
     def to_kwargs(self) -> dict[str, Any]:
         """The fields whose values differ from the default."""
-        default = type(self)().to_dict()
+        default = self._plain().to_dict()
         return {name: value for name, value in self.to_dict().items() if default[name] != value}
+
+    def _fill(self, environment: Mapping[str, str]) -> None:
+        """Give the fields that were left open their values."""
+
+    @classmethod
+    def _plain(cls) -> KwargsHandler:
+        """What is made with no argument where the environment says nothing."""
+        plain = object.__new__(cls)
+        for each in fields(cls):
+            value = each.default_factory() if each.default_factory is not MISSING else each.default
+            setattr(plain, each.name, value)
+        plain._fill({})
+        return plain
 
 
 @dataclass
@@ -51,7 +69,7 @@ class InitProcessGroupKwargs(KwargsHandler):
     init_method: str | None = None
     timeout: timedelta | None = None
 
-    def __post_init__(self) -> None:
+    def _fill(self, environment: Mapping[str, str]) -> None:
         if self.timeout is None:
             # the times that torch itself takes for nccl and for everything else
             self.timeout = timedelta(minutes=10 if self.backend == "nccl" else 30)
@@ -72,19 +90,36 @@ class DistributedDataParallelKwargs(KwargsHandler):
     comm_wrapper: DDPCommunicationHookType = DDPCommunicationHookType.NO
     comm_state_option: dict[str, Any] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(
+        self, ignore_keys: Iterable[str] = ("comm_hook", "comm_wrapper", "comm_state_option")
+    ) -> dict[str, Any]:
         """The fields that `DistributedDataParallel` itself takes."""
-        return {name: value for name, value in super().to_dict().items() if not name.startswith("comm_")}
+        return {name: value for name, value in super().to_dict().items() if name not in set(ignore_keys)}
+
+    def register_comm_hook(self, model: Any) -> None:
+        """Let a `DistributedDataParallel` model pack its gradients as `comm_hook` and `comm_wrapper` say."""
+        from accelerate_nb.runtime.strategies.packing import pack_gradients
+
+        pack_gradients(model, named(self.comm_hook), named(self.comm_wrapper), self.comm_state_option)
 
 
 @dataclass
 class GradientAccumulationPlugin(KwargsHandler):
-    """How gradients are accumulated: `num_steps` micro-steps to a step, and what ends such a window early."""
+    """
+    How gradients are accumulated: `num_steps` micro-steps to a step, and what ends such a window early.
+
+    A window that the end of a loader cuts short is divided by `num_steps` all the same, which is Accelerate's rule and the
+    default here, so that a changed import line changes no number: with 6 batches and `num_steps=4` the second step sees
+    half of the mean gradient. With `average_over_window=True` it is divided by the micro-steps that it has.
+
+    >>> Accelerator(gradient_accumulation_plugin=GradientAccumulationPlugin(4, average_over_window=True))  # doctest: +SKIP
+    """
 
     num_steps: int | None = None
     adjust_scheduler: bool = True
     sync_with_dataloader: bool = True
     sync_each_batch: bool = False
+    average_over_window: bool = False
 
 
 @dataclass

@@ -87,6 +87,36 @@ class DDPCommunicationHookType(Kind):
     BATCHED_POWER_SGD = "batched_power_sgd"
 
 
+class DynamoBackend(Kind):
+    """What compiles the graphs that `torch.compile` finds."""
+
+    NO = "NO"
+    EAGER = "EAGER"
+    AOT_EAGER = "AOT_EAGER"
+    INDUCTOR = "INDUCTOR"
+    AOT_TS_NVFUSER = "AOT_TS_NVFUSER"
+    NVPRIMS_NVFUSER = "NVPRIMS_NVFUSER"
+    CUDAGRAPHS = "CUDAGRAPHS"
+    OFI = "OFI"
+    FX2TRT = "FX2TRT"
+    ONNXRT = "ONNXRT"
+    TENSORRT = "TENSORRT"
+    AOT_TORCHXLA_TRACE_ONCE = "AOT_TORCHXLA_TRACE_ONCE"
+    TORCHXLA_TRACE_ONCE = "TORCHXLA_TRACE_ONCE"
+    TVM = "TVM"
+    HPU_BACKEND = "HPU_BACKEND"
+    NEURON = "NEURON"
+
+
+class FP8BackendType(Kind):
+    """The package that computes in 8-bit floats."""
+
+    NO = "NO"
+    TE = "TE"
+    MSAMP = "MSAMP"
+    AO = "AO"
+
+
 def named(value: Any) -> str:
     """A kind's or a plain string's name."""
     return str(value.value if isinstance(value, enum.Enum) else value)

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from weakref import WeakSet
 
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
@@ -15,17 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.current import before_leaving
 from accelerate_nb.runtime.handlers import DistributedDataParallelKwargs
-from accelerate_nb.runtime.kinds import named
 from accelerate_nb.runtime.strategies.base import Strategy, devices_of
 from accelerate_nb.runtime.world import World
-
-_HOOKS = {
-    "fp16": default_hooks.fp16_compress_hook,
-    "bf16": default_hooks.bf16_compress_hook,
-    "power_sgd": powerSGD_hook.powerSGD_hook,
-    "batched_power_sgd": powerSGD_hook.batched_powerSGD_hook,
-}
-_WRAPPERS = {"fp16": default_hooks.fp16_compress_wrapper, "bf16": default_hooks.bf16_compress_wrapper}
 
 
 class DDP(Strategy):
@@ -54,7 +44,7 @@ class DDP(Strategy):
         # Attributes are let go in the order in which they were set. Whoever lets go of a group that has been destroyed waits
         # for its threads; if that is the C++ reducer, it holds the interpreter's lock, which one of them may be waiting for.
         wrapped.__dict__["_outlives_the_reducer"] = wrapped.process_group
-        self._pack_gradients(wrapped)
+        self.options.register_comm_hook(wrapped)
         self._wrapped.add(wrapped)
         return wrapped
 
@@ -79,16 +69,6 @@ class DDP(Strategy):
         """
         for model in self._wrapped:
             model.__dict__.update(reducer=None, logger=None)
-
-    def _pack_gradients(self, model: DistributedDataParallel) -> None:
-        kind = named(self.options.comm_hook)
-        hook: Any = _HOOKS.get(kind)
-        if hook is None:
-            return
-        if wrapper := _WRAPPERS.get(named(self.options.comm_wrapper)):
-            hook = wrapper(hook)
-        state = powerSGD_hook.PowerSGDState(None, **self.options.comm_state_option) if kind.endswith("sgd") else None
-        model.register_comm_hook(state=state, hook=hook)
 
 
 @contextmanager
