@@ -7,6 +7,7 @@ import torch
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime import xla
 from accelerate_nb.runtime.installed import is_installed, is_transformer_engine_available
+from accelerate_nb.runtime.kinds import DistributedType
 from accelerate_nb.runtime.variables import parse_flag_from_env, patch_environment
 from accelerate_nb.runtime.versions import is_torch_version
 
@@ -86,6 +87,21 @@ def is_hpu_available(init_hccl: bool = False) -> bool:  # noqa: ARG001 - torch d
 def is_habana_gaudi1() -> bool:
     """Whether this process's device is a Gaudi of the first generation, which has no fp16; no newer torch runs on it."""
     return False
+
+
+def get_current_device_type() -> tuple[str, str]:
+    """Torch's name for the accelerators of this machine, and the name of a run on several of them; no device is woken."""
+    others = {
+        "mlu": is_mlu_available,
+        "sdaa": is_sdaa_available,
+        "musa": is_musa_available,
+        "npu": is_npu_available,
+        "hpu": is_hpu_available,
+        "xpu": is_xpu_available,
+        "neuron": is_neuron_available,
+    }
+    found = next((device for device, is_here in others.items() if is_here()), "cuda")
+    return found, DistributedType.of(2, found).value
 
 
 def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = False) -> bool:

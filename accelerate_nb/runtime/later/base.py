@@ -1,0 +1,35 @@
+"""How a name that is not offered yet says so."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar, cast
+
+from accelerate_nb.errors import NotYetError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """
+    A part of Accelerate that is not offered yet, with what to do until then.
+
+    As a decorator it makes a function, or a method, that has nothing but a signature raise `NotYetError`.
+    """
+
+    part: str
+    instead: str
+
+    def __call__(self, function: F) -> F:
+        """The function, saying that it isn't there yet when it is called."""
+
+        @functools.wraps(function)
+        def refusing(*_: Any, **__: Any) -> NoReturn:
+            raise NotYetError(
+                f"{function.__qualname__} needs {self.part}, which is not offered here yet. {self.instead}"
+            )
+
+        return cast("F", refusing)

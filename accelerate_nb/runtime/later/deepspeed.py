@@ -1,0 +1,234 @@
+"""DeepSpeed: its settings, and its functions' names."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from torch import Tensor
+from torch.nn import Module
+
+from accelerate_nb.errors import StateError
+from accelerate_nb.runtime.kinds import DistributedType
+from accelerate_nb.runtime.later.base import Later
+from accelerate_nb.runtime.process import AcceleratorState, is_initialized
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_later = Later("DeepSpeed", "Train with DDP: leave it out.")
+
+
+@dataclass
+class DeepSpeedPlugin:
+    """How DeepSpeed is to train; `None` leaves it to DeepSpeed's configuration, or to the `ACCELERATE_*` variables."""
+
+    hf_ds_config: Any = None
+    gradient_accumulation_steps: int | str | None = None
+    gradient_clipping: float | str | None = None
+    zero_stage: int | None = None
+    is_train_batch_min: bool = True
+    offload_optimizer_device: str | None = None
+    offload_param_device: str | None = None
+    offload_optimizer_nvme_path: str | None = None
+    offload_param_nvme_path: str | None = None
+    zero3_init_flag: bool | None = None
+    zero3_save_16bit_model: bool | None = None
+    transformer_moe_cls_names: str | None = None
+    enable_msamp: bool | None = None
+    msamp_opt_level: str | None = None
+
+    @property
+    def selected(self) -> bool:
+        """Whether this is the one of several plugins that is in force; none is yet."""
+        return False
+
+    @_later
+    def select(self, _from_accelerator_state: bool = False) -> Any:
+        """Put this one of several plugins in force."""
+
+    @_later
+    def fill_match(
+        self, ds_key_long: str, mismatches: list[str] | None = None, must_match: bool = True, **kwargs: Any
+    ) -> Any:
+        """Fill in one "auto" of the configuration."""
+
+    @_later
+    def deepspeed_config_process(
+        self,
+        prefix: str = "",
+        mismatches: list[str] | None = None,
+        config: dict[str, Any] | None = None,
+        must_match: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """Fill in every "auto" of the configuration."""
+
+    @_later
+    def is_auto(self, ds_key_long: str) -> Any:
+        """Whether a key of the configuration says "auto"."""
+
+    @_later
+    def get_value(self, ds_key_long: str, default: Any = None) -> Any:
+        """What a key of the configuration says."""
+
+    @_later
+    def set_mixed_precision(self, mixed_precision: str) -> Any:
+        """Choose the numbers to compute with."""
+
+    @_later
+    def set_deepspeed_weakref(self) -> Any:
+        """Let transformers know the configuration while it loads a model."""
+
+    @_later
+    def is_zero3_init_enabled(self) -> Any:
+        """Whether models are sharded while they are made."""
+
+    @_later
+    def zero3_init_context_manager(self, enable: bool = False) -> Any:
+        """A block in which models are, or are not, sharded while they are made."""
+
+    @_later
+    def set_moe_leaf_modules(self, model: Module) -> Any:
+        """Keep layers of experts whole."""
+
+
+class HfDeepSpeedConfig:
+    """A configuration of DeepSpeed, asked by dotted keys."""
+
+    @_later
+    def __init__(self, config_file_or_dict: Any) -> None: ...
+
+    @_later
+    def find_config_node(self, ds_key_long: str) -> Any:
+        """The part of the configuration that holds a key."""
+
+    @_later
+    def get_value(self, ds_key_long: str, default: Any = None) -> Any:
+        """What a key says."""
+
+    @_later
+    def del_config_sub_tree(self, ds_key_long: str, must_exist: bool = False) -> Any:
+        """Take a key out."""
+
+    @_later
+    def is_true(self, ds_key_long: str) -> Any:
+        """Whether a key says yes."""
+
+    @_later
+    def is_false(self, ds_key_long: str) -> Any:
+        """Whether a key says no."""
+
+    @_later
+    def is_zero2(self) -> Any:
+        """Whether gradients and the optimizer's state are sharded."""
+
+    @_later
+    def is_zero3(self) -> Any:
+        """Whether weights are sharded too."""
+
+    @_later
+    def is_offload(self) -> Any:
+        """Whether something waits in the CPU's memory."""
+
+    @_later
+    def set_stage_and_offload(self) -> Any:
+        """Read from the configuration what is sharded, and what waits in the CPU's memory."""
+
+
+class DeepSpeedEngineWrapper:
+    """A DeepSpeed engine that the `Accelerator` runs backwards."""
+
+    @_later
+    def __init__(self, engine: Any) -> None: ...
+
+    @_later
+    def backward(self, loss: Tensor, sync_gradients: bool = True, **kwargs: Any) -> Any:
+        """Compute gradients, and step at the end of a window."""
+
+    @_later
+    def get_global_grad_norm(self) -> Any:
+        """The norm of all gradients."""
+
+
+class DeepSpeedOptimizerWrapper:
+    """An optimizer that its engine steps."""
+
+    @_later
+    def __init__(self, optimizer: Any) -> None: ...
+
+    @property
+    @_later
+    def step_was_skipped(self) -> Any:
+        """Whether the last step was left out because a gradient overflowed."""
+
+    @_later
+    def step(self) -> Any:
+        """Leave the step to the engine."""
+
+    @_later
+    def zero_grad(self, set_to_none: bool | None = None) -> Any:
+        """Leave the gradients to the engine."""
+
+
+class DeepSpeedSchedulerWrapper:
+    """A schedule that its engine moves."""
+
+    @_later
+    def __init__(self, scheduler: Any, optimizers: Any) -> None: ...
+
+    @_later
+    def step(self) -> Any:
+        """Leave the move to the engine."""
+
+
+class DummyOptim:
+    """What stands for the optimizer that DeepSpeed's configuration names."""
+
+    @_later
+    def __init__(self, params: Any, lr: float = 0.001, weight_decay: float = 0, **kwargs: Any) -> None: ...
+
+
+class DummyScheduler:
+    """What stands for the schedule that DeepSpeed's configuration names."""
+
+    @_later
+    def __init__(
+        self,
+        optimizer: Any,
+        total_num_steps: int | None = None,
+        warmup_num_steps: int = 0,
+        lr_scheduler_callable: Callable[..., Any] | None = None,
+        **kwargs: Any,
+    ) -> None: ...
+
+
+@_later
+def map_pytorch_optim_to_deepspeed(optimizer: Any) -> Any:
+    """DeepSpeed's optimizer that is as torch's."""
+
+
+def get_active_deepspeed_plugin(state: Any) -> Any:
+    """The plugin in force; `StateError` where the state is not one of DeepSpeed's."""
+    if state.distributed_type != DistributedType.DEEPSPEED:
+        raise StateError(
+            "The active DeepSpeed plugin was asked for, but this run doesn't use DeepSpeed. "
+            "Ask only where the state's distributed_type is DEEPSPEED."
+        )
+    return state.deepspeed_plugin
+
+
+def deepspeed_required(func: F) -> F:
+    """A decorator: the function raises `StateError` where an `Accelerator` was made without DeepSpeed."""
+
+    @functools.wraps(func)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if is_initialized() and AcceleratorState().distributed_type != DistributedType.DEEPSPEED:
+            raise StateError(
+                f"{func.__name__} needs DeepSpeed, and the Accelerator of this process was made without it. "
+                "Call it only in a run that uses DeepSpeed."
+            )
+        return func(*args, **kwargs)
+
+    return cast("F", checked)

@@ -1,0 +1,186 @@
+"""FSDP, which shards a model's weights over processes: its settings, and its functions' names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+
+from accelerate_nb.runtime.later.base import Later
+
+_later = Later("FSDP", "Train with DDP: leave it out.")
+
+
+@dataclass
+class FullyShardedDataParallelPlugin:
+    """How weights are to be sharded; `None` leaves it to FSDP, or to the `FSDP_*` variables."""
+
+    fsdp_version: int | None = None
+    sharding_strategy: Any = None
+    reshard_after_forward: Any = None
+    backward_prefetch: Any = None
+    mixed_precision_policy: Any = None
+    auto_wrap_policy: Any = None
+    cpu_offload: Any = None
+    ignored_modules: Iterable[Module] | str | None = None
+    state_dict_type: Any = None
+    state_dict_config: Any = None
+    optim_state_dict_config: Any = None
+    limit_all_gathers: bool = True
+    use_orig_params: bool | None = None
+    param_init_fn: Callable[[Module], None] | None = None
+    sync_module_states: bool | None = None
+    forward_prefetch: bool | None = None
+    activation_checkpointing: bool | None = None
+    activation_checkpointing_offload: bool | None = None
+    cpu_ram_efficient_loading: bool | None = None
+    transformer_cls_names_to_wrap: list[str] | None = None
+    min_num_params: int | None = None
+
+    @_later
+    def set_state_dict_type(self, state_dict_type: Any = None) -> Any:
+        """Choose how a checkpoint holds the weights."""
+
+    @_later
+    def set_auto_wrap_policy(self, model: Module) -> Any:
+        """Choose which of a model's modules are sharded each for itself."""
+
+    @_later
+    def set_mixed_precision(self, mixed_precision: Any, buffer_autocast: bool = False, override: bool = False) -> Any:
+        """Choose the numbers to compute with."""
+
+    @_later
+    def validate_mixed_precision_policy(self) -> Any:
+        """Check that the policy is one of this version of FSDP."""
+
+    @_later
+    def set_cpu_offload(self) -> Any:
+        """Choose whether weights wait in the CPU's memory."""
+
+    @_later
+    def validate_cpu_offload(self) -> Any:
+        """Check that the choice is one of this version of FSDP."""
+
+
+@_later
+def enable_fsdp_ram_efficient_loading() -> Any:
+    """Have transformers load weights on the main process only."""
+
+
+def disable_fsdp_ram_efficient_loading() -> None:
+    """Have transformers load weights on every process."""
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "False"
+
+
+@_later
+def save_fsdp_model(
+    fsdp_plugin: Any,
+    accelerator: Any,
+    model: Module,
+    output_dir: str | os.PathLike[str],
+    model_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = False,
+) -> Any:
+    """Write a sharded model's weights to a folder."""
+
+
+@_later
+def load_fsdp_model(
+    fsdp_plugin: Any,
+    accelerator: Any,
+    model: Module,
+    input_dir: str | os.PathLike[str],
+    model_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = False,
+) -> Any:
+    """Read a sharded model's weights from a folder."""
+
+
+@_later
+def save_fsdp_optimizer(
+    fsdp_plugin: Any,
+    accelerator: Any,
+    optimizer: Any,
+    model: Module,
+    output_dir: str | os.PathLike[str],
+    optimizer_index: int = 0,
+    use_dcp: bool = False,
+) -> Any:
+    """Write the state of a sharded model's optimizer to a folder."""
+
+
+@_later
+def load_fsdp_optimizer(
+    fsdp_plugin: Any,
+    accelerator: Any,
+    optimizer: Any,
+    model: Module,
+    input_dir: str | os.PathLike[str],
+    optimizer_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = False,
+) -> Any:
+    """Read the state of a sharded model's optimizer from a folder."""
+
+
+@_later
+def merge_fsdp_weights(
+    checkpoint_dir: str | os.PathLike[str],
+    output_path: str | os.PathLike[str],
+    safe_serialization: bool = True,
+    remove_checkpoint_dir: bool = False,
+) -> Any:
+    """Make one file of a checkpoint's shards."""
+
+
+@_later
+def ensure_weights_retied(param_init_fn: Callable[[Module], None], model: Module, device: Any) -> Any:
+    """Let weights that a model shares be shared still after they were initialised."""
+
+
+@_later
+def get_parameters_from_modules(modules: Iterable[Module] | str | None, model: Module, device: Any) -> Any:
+    """The weights of some of a model's modules."""
+
+
+@_later
+def fsdp2_load_full_state_dict(
+    accelerator: Any, model: Module, full_sd: dict[str, Any], cpu_offload: bool = False
+) -> Any:
+    """Spread the main process's complete weights over the shards of all."""
+
+
+@_later
+def fsdp2_switch_optimizer_parameters(optimizer: Any, mapping: dict[str, Any]) -> Any:
+    """Have an optimizer step the shards in place of the whole weights."""
+
+
+@_later
+def fsdp2_prepare_model(accelerator: Any, model: Module) -> Any:
+    """The model, sharded."""
+
+
+@_later
+def fsdp2_prepare_auto_wrap_policy(fsdp2_plugin: Any, model: Module) -> Any:
+    """What tells which of a model's modules are sharded each for itself."""
+
+
+@_later
+def fsdp2_apply_ac(accelerator: Any, model: Module) -> Any:
+    """The model, computing activations anew in the backward."""
+
+
+@_later
+def fsdp2_canonicalize_names(named_params: dict[str, Tensor]) -> Any:
+    """The weights under the names that they have without wrappers."""
+
+
+@_later
+def get_fsdp2_grad_scaler(**kwargs: Any) -> Any:
+    """What scales the loss in fp16 where gradients are sharded."""

@@ -1,0 +1,220 @@
+"""Settings for a model that is split in several ways at once: along its layers' width, along the sequence, by sharding."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from accelerate_nb.errors import ConfigurationError
+
+# The order of the mesh's axes: neighbours on the last one have the fastest connection.
+_AXES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
+_BACKENDS = {"cp": "torch", "sp": "deepspeed"}
+
+
+@dataclass
+class TorchTensorParallelConfig:
+    """How layers are split along their width."""
+
+    enable_async_tp: bool = False
+
+
+@dataclass
+class TorchContextParallelConfig:
+    """How a sequence is split; `cp_comm_strategy` is "allgather" (the default) or "alltoall"."""
+
+    cp_comm_strategy: str | None = None
+
+
+@dataclass
+class DeepSpeedSequenceParallelConfig:
+    """How DeepSpeed splits a sequence."""
+
+    sp_seq_length: int | None = None
+    sp_seq_length_is_variable: bool | None = None
+    sp_attn_implementation: str | None = None
+
+
+@dataclass
+class TorchTensorParallelPlugin:
+    """How layers are split along their width, in the words of older versions of Accelerate."""
+
+    tp_size: int = 1
+    torch_device_mesh: DeviceMesh | None = None
+
+
+@dataclass
+class ParallelismConfig:
+    """
+    Over how many processes the model is copied, sharded, and split in width or along the sequence.
+
+    What is `None` is read from the variables `PARALLELISM_CONFIG_*`, and is 1 without them.
+
+    >>> ParallelismConfig(dp_shard_size=4, tp_size=2).total_size
+    8
+    """
+
+    dp_replicate_size: int = None  # type: ignore[assignment]  # a number once it is made
+    dp_shard_size: int = None  # type: ignore[assignment]  # a number once it is made
+    tp_size: int = None  # type: ignore[assignment]  # a number once it is made
+    cp_size: int = None  # type: ignore[assignment]  # a number once it is made
+    cp_backend: str = None  # type: ignore[assignment]  # a name once it is made
+    sp_size: int = None  # type: ignore[assignment]  # a number once it is made
+    sp_backend: str = None  # type: ignore[assignment]  # a name once it is made
+    tp_handler: TorchTensorParallelConfig | None = None
+    cp_handler: TorchContextParallelConfig | None = None
+    sp_handler: DeepSpeedSequenceParallelConfig | None = None
+
+    device_mesh: DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for axis in _AXES:
+            self._read(f"{axis}_size", "1", int)
+        for axis, backend in _BACKENDS.items():
+            self._read(f"{axis}_backend", backend, str)
+        self._check()
+
+    @property
+    def dp_replicate_enabled(self) -> bool:
+        """Whether the model is copied."""
+        return self.dp_replicate_size > 1
+
+    @property
+    def dp_shard_enabled(self) -> bool:
+        """Whether the model is sharded."""
+        return self.dp_shard_size > 1
+
+    @property
+    def tp_enabled(self) -> bool:
+        """Whether layers are split along their width."""
+        return self.tp_size > 1
+
+    @property
+    def cp_enabled(self) -> bool:
+        """Whether a sequence is split by torch."""
+        return self.cp_size > 1
+
+    @property
+    def sp_enabled(self) -> bool:
+        """Whether a sequence is split by DeepSpeed."""
+        return self.sp_size > 1
+
+    @property
+    def total_size(self) -> int:
+        """The number of processes that all of it takes."""
+        return self.data_parallel_size * self.non_data_parallel_size
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Over how many processes data are spread."""
+        return self.dp_replicate_size * self.dp_shard_size
+
+    @property
+    def non_data_parallel_size(self) -> int:
+        """How many processes work on the same batch."""
+        return self.tp_size * self.cp_size * self.sp_size
+
+    @property
+    def dp_dim_names(self) -> list[str]:
+        """The axes, of those in use, along which batches differ."""
+        return self._used("dp_replicate", "dp_shard")
+
+    @property
+    def non_dp_dim_names(self) -> list[str]:
+        """The axes, of those in use, along which batches are the same."""
+        return self._used("tp", "cp", "sp")
+
+    @property
+    def dp_shard_cp_dim_names(self) -> list[str]:
+        """The axes, of those in use, along which the model is sharded."""
+        return self._used("dp_shard", "cp")
+
+    @property
+    def dp_cp_dim_names(self) -> list[str]:
+        """The axes, of those in use, along which the loss is averaged."""
+        return self._used("dp_replicate", "dp_shard", "cp")
+
+    @property
+    def fsdp_dim_names(self) -> list[str]:
+        """The axes that FSDP is told of; the second one is made of those in `dp_shard_cp_dim_names`."""
+        return [*self._used("dp_replicate"), "dp_shard_cp"]
+
+    @property
+    def active_mesh_dims(self) -> list[str]:
+        """The axes in use."""
+        return self.dp_dim_names + self.non_dp_dim_names
+
+    def build_device_mesh(self, device_type: str) -> DeviceMesh | None:
+        """The mesh of processes, with the joint axes `dp`, `dp_shard_cp` and `dp_cp`; `None` where no axis is in use."""
+        used = self._used(*_AXES)
+        if not used or self.sp_enabled:
+            return None  # DeepSpeed makes its own groups for a sequence
+        mesh = init_device_mesh(device_type, tuple(map(self._size, used)), mesh_dim_names=tuple(used))
+        joint = {"dp": self.dp_dim_names, "dp_shard_cp": self.dp_shard_cp_dim_names, "dp_cp": self.dp_cp_dim_names}
+        for name, axes in joint.items():
+            if axes:
+                mesh[tuple(axes)]._flatten(name)
+        return mesh
+
+    def get_device_mesh(self, device_type: str | None = None) -> DeviceMesh | None:
+        """The mesh of processes, made the first time; it is of one kind of device."""
+        if self.device_mesh is None:
+            if device_type is None:
+                raise ConfigurationError(
+                    "A device mesh was asked for before there was one. Name a device: 'cuda', 'cpu'."
+                )
+            self.device_mesh = self.build_device_mesh(device_type)
+        elif device_type not in (None, self.device_mesh.device_type):
+            raise ConfigurationError(
+                f"A device mesh of {device_type!r} was asked for, but there is one of {self.device_mesh.device_type!r}. "
+                "Make another ParallelismConfig for another kind of device."
+            )
+        return self.device_mesh
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as plain values."""
+        settings = {name: value for name, value in vars(self).items() if name != "device_mesh"}
+        return {name: dict(vars(value)) if hasattr(value, "__dict__") else value for name, value in settings.items()}
+
+    def _size(self, axis: str) -> int:
+        size: int = getattr(self, f"{axis}_size")
+        return size
+
+    def _used(self, *axes: str) -> list[str]:
+        return [axis for axis in axes if self._size(axis) > 1]
+
+    def _read(self, name: str, otherwise: str, kind: type[int] | type[str]) -> None:
+        if getattr(self, name) is None:
+            setattr(self, name, kind(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", otherwise)))
+
+    def _check(self) -> None:
+        for axis in _AXES:
+            if self._size(axis) < 1:
+                raise ConfigurationError(
+                    f"{axis}_size must be at least 1, but got {self._size(axis)}. Leave it out for 1."
+                )
+        for axis, backend in _BACKENDS.items():
+            if (said := getattr(self, f"{axis}_backend")) != backend:
+                raise ConfigurationError(f"{axis}_backend must be one of {[backend]}, but got {said}. Leave it out.")
+        if self.cp_enabled and self.sp_enabled:
+            raise ConfigurationError(
+                f"cp_size={self.cp_size} and sp_size={self.sp_size} are mutually exclusive: both split the sequence. "
+                "Set one of them to 1."
+            )
+        if (self.tp_enabled or self.cp_enabled) and self.dp_replicate_enabled and not self.dp_shard_enabled:
+            raise ConfigurationError(
+                f"dp_replicate_size={self.dp_replicate_size} was asked for with tp_size={self.tp_size} and "
+                f"cp_size={self.cp_size}, but copies of a split model have to be sharded too. Set dp_shard_size above 1."
+            )
+        self._fill_handlers()
+
+    def _fill_handlers(self) -> None:
+        if self.tp_enabled:
+            self.tp_handler = self.tp_handler or TorchTensorParallelConfig()
+        if self.cp_enabled:
+            self.cp_handler = self.cp_handler or TorchContextParallelConfig()
+        if self.sp_enabled:
+            self.sp_handler = self.sp_handler or DeepSpeedSequenceParallelConfig()

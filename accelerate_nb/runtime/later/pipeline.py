@@ -1,0 +1,54 @@
+"""Pipelines, in which each process has some of a model's layers: their functions' names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.nn import Module
+
+from accelerate_nb.runtime.later.base import Later
+
+_later = Later(
+    "a pipeline of processes", "Use `torch.distributed.pipelining` itself, or one device map for all layers."
+)
+
+
+@_later
+def prepare_pippy(
+    model: Module,
+    split_points: str | list[str] | None = "auto",
+    no_split_module_classes: list[str] | None = None,
+    example_args: tuple[Any, ...] | None = (),
+    example_kwargs: dict[str, Any] | None = None,
+    num_chunks: int | None = None,
+    gather_output: bool | None = False,
+) -> Any:
+    """The model, split into one stage for each process."""
+
+
+@_later
+def generate_device_map(
+    model: Module,
+    num_processes: int = 1,
+    no_split_module_classes: list[str] | None = None,
+    max_memory: dict[Any, Any] | None = None,
+) -> Any:
+    """Which process has which of a model's layers."""
+
+
+@_later
+def build_pipeline(
+    model: Module, split_points: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], num_chunks: int
+) -> Any:
+    """This process's stage of the model, on a schedule."""
+
+
+@_later
+def find_pippy_batch_size(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Any:
+    """The length of the first batch among these arguments."""
+
+
+@_later
+def pippy_forward(forward: Callable[..., Any], num_chunks: int, gather_output: bool, *args: Any, **kwargs: Any) -> Any:
+    """The model's output, computed by all stages."""

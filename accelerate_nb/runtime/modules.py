@@ -1,0 +1,47 @@
+"""What a model is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed.tensor import DTensor
+from torch.nn import Module
+
+
+def get_module_children_bottom_up(model: Module, return_fqns: bool = False) -> list[Any]:
+    """
+    All modules of a model, each after those inside it, the model itself last; with `return_fqns` pairs of dotted name and module.
+
+    >>> get_module_children_bottom_up(torch.nn.Sequential(torch.nn.ReLU()))
+    [ReLU(), Sequential(
+      (0): ReLU()
+    )]
+    """
+    waiting: list[tuple[str, Module]] = [("", model)]
+    found: list[tuple[str, Module]] = []
+    while waiting:
+        name, module = waiting.pop()
+        found.append((name, module))
+        waiting.extend((f"{name}.{child}" if name else child, inner) for child, inner in module.named_children())
+    found.reverse()
+    return found if return_fqns else [module for _, module in found]
+
+
+def get_module_class_from_name(module: Module, name: str) -> type[Module] | None:
+    """The class of this name among those of a model's modules, the outermost first; `None` where there is none."""
+    return next((found for each in module.modules() if (found := type(each)).__name__ == name), None)
+
+
+def model_has_dtensor(model: Module) -> bool:
+    """Whether some weight of a model is spread over processes as a `DTensor`."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def get_model_tp_size(model: Any) -> int | None:
+    """Over how many processes transformers has split each layer of a model; `None` where it hasn't."""
+    # transformers 4 says so of the model itself, 5 in its configuration
+    own: int | None = getattr(model, "tp_size", None)
+    if own is not None:
+        return own
+    said = getattr(getattr(model, "config", None), "distributed_config", None)
+    return said.get("tp_size") if isinstance(said, dict) else getattr(said, "tp_size", None)
