@@ -45,6 +45,10 @@ class NotYetError(AccelerateNbError, NotImplementedError):
     """Something that Accelerate offers was asked for and is not offered here yet."""
 
 
+class IncompleteTrackerError(AccelerateNbError, NotImplementedError):
+    """A class of trackers lacks something that every tracker has to say of itself."""
+
+
 class MissingExtraError(AccelerateNbError, ImportError):
     """An optional package is needed and is not installed."""
 

@@ -42,6 +42,8 @@ from accelerate_nb.runtime.precision.choosing import choose_precision
 from accelerate_nb.runtime.process import AcceleratorState, join
 from accelerate_nb.runtime.scheduler import AcceleratedScheduler
 from accelerate_nb.runtime.strategies.choosing import choose_strategy
+from accelerate_nb.runtime.trackers.choosing import filter_trackers
+from accelerate_nb.runtime.trackers.panel import PanelTracker
 from accelerate_nb.runtime.unwrapping import extract_model_from_parallel
 from accelerate_nb.runtime.verbs.saving import Saving
 from accelerate_nb.runtime.verbs.stepping import Stepping
@@ -93,7 +95,6 @@ class Accelerator(Stepping, Saving, Watching):
             fsdp_plugin=fsdp_plugin,
             torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
-            log_with=log_with,
             dynamo_backend=None if named(dynamo_backend).lower() == "no" else dynamo_backend,
             dynamo_plugin=dynamo_plugin,
             parallelism_config=parallelism_config,
@@ -124,6 +125,8 @@ class Accelerator(Stepping, Saving, Watching):
         self.rng_types = ["generator"] if rng_types is None else rng_types
         self.step = 0
         self.flag_tensor: Tensor | None = None
+        self.log_with = filter_trackers(log_with, self.logging_dir)
+        self.panel = PanelTracker()
         self.trackers: list[Any] = []
         self._save_model_state_pre_hook: OrderedDict[int, Callable[..., None]] = OrderedDict()
         self._load_model_state_pre_hook: OrderedDict[int, Callable[..., None]] = OrderedDict()
@@ -414,10 +417,13 @@ class Accelerator(Stepping, Saving, Watching):
         return self.free_memory(*objects)
 
     def end_training(self) -> None:
-        """The training is over: the next `Accelerator` of this process begins anew."""
-        self.strategy.close()
-        if self.world.backend is not None or current.is_joined():
-            current.forget()
+        """The training is over: trackers keep what they were told, and the next `Accelerator` of this process begins anew."""
+        try:
+            self._finish_trackers()
+        finally:
+            self.strategy.close()
+            if self.world.backend is not None or current.is_joined():
+                current.forget()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Accelerator:
         return self  # the copies of an object that refers to it (a Trainer) belong to the same process

@@ -117,6 +117,21 @@ class FP8BackendType(Kind):
     AO = "AO"
 
 
+class LoggerType(Kind):
+    """A tracker that `log_with` knows by name; `ALL` stands for those that are installed."""
+
+    ALL = "all"
+    AIM = "aim"
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    TRACKIO = "trackio"
+    COMETML = "comet_ml"
+    MLFLOW = "mlflow"
+    CLEARML = "clearml"
+    DVCLIVE = "dvclive"
+    SWANLAB = "swanlab"
+
+
 def named(value: Any) -> str:
     """A kind's or a plain string's name."""
     return str(value.value if isinstance(value, enum.Enum) else value)

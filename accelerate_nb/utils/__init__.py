@@ -28,6 +28,7 @@ from accelerate_nb.runtime.handlers import (
 from accelerate_nb.runtime.kinds import (
     DDPCommunicationHookType as DDPCommunicationHookType,
     DistributedType as DistributedType,
+    LoggerType as LoggerType,
     PrecisionType as PrecisionType,
     RNGType as RNGType,
 )

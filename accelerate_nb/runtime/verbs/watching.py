@@ -2,29 +2,116 @@
 
 from __future__ import annotations
 
-import time
+import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
-from torch import Tensor
-
-from accelerate_nb.events.emit import emit
-from accelerate_nb.events.model import Metric
+from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.process import Process
+from accelerate_nb.runtime.trackers.base import Elsewhere
+from accelerate_nb.runtime.trackers.choosing import made
+from accelerate_nb.runtime.trackers.panel import PanelTracker
+from accelerate_nb.runtime.trackers.values import plain
 
 
 class Watching(Process):
     """What an `Accelerator` tells whoever watches."""
 
-    def init_trackers(self, project_name: str, config: Any = None, init_kwargs: Any = None) -> None:
-        """Begin to track; there are no trackers here yet, and what `log` shows needs no beginning."""
+    log_with: list[Any]
+    panel: PanelTracker
+    trackers: list[Any]
+    _ended_trackers: tuple[Any, ...] = ()
+    _was_told_of_trackers: bool = False
+
+    @property
+    def logging_dir(self) -> str | None:
+        """Where the project keeps its logs."""
+        raise NotImplementedError
+
+    def init_trackers(
+        self, project_name: str, config: dict[str, Any] | None = None, init_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        """
+        Begin a run of the project with every tracker of `log_with`, on the main process, and keep its `config` with it.
+
+        `init_kwargs` holds, by the trackers' names, what else each of them is given. A run that was begun before ends first.
+        The panel needs no beginning.
+
+        >>> accelerator.init_trackers("digits", {"lr": 0.1}, {"wandb": {"tags": ["first"]}})  # doctest: +SKIP
+        """
+        if not self.is_main_process:
+            return
+        self._finish_trackers()
+        self.trackers, self._ended_trackers = [], ()
+        for wanted in self.log_with:
+            tracker = made(wanted, project_name, self.logging_dir, init_kwargs or {})
+            tracker.start()
+            # only now: one that could not begin can't be ended either
+            self.trackers.append(tracker)
+        if config is not None:
+            for tracker in self.trackers:
+                tracker.store_init_configuration(config)
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
+        """
+        The tracker of this name, or with `unwrap` the object underneath: wandb's run, TensorBoard's writer.
+
+        On processes without trackers, all but the main one, it is an object on which every method does nothing.
+
+        >>> accelerator.get_tracker("tensorboard").log_images({"first": images}, step=0)  # doctest: +SKIP
+        """
+        own = [*self.trackers, self.panel]
+        for tracker in own:
+            if tracker.name == name:
+                return tracker.tracker if unwrap else tracker
+        if self.trackers:
+            known = ", ".join(tracker.name for tracker in own)
+            raise ConfigurationError(
+                f"{name} is not an available tracker stored inside the `Accelerator`. It has {known}. "
+                "Name it in `log_with`, and call `init_trackers`."
+            )
+        self._tell_of_trackers_not_begun()
+        return Elsewhere()
 
     def log(
         self, values: Mapping[str, Any], step: int | None = None, log_kwargs: Mapping[str, Any] | None = None
     ) -> None:
-        """Show numbers to whoever watches the run."""
-        now = time.time()
-        for name, value in values.items():
-            number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-            if isinstance(number, (int, float)):
-                emit(Metric(self.world.rank, name, float(number), step, now))
+        """
+        Keep values by name, as those of `step`: every process's in the notebook's panel, the main process's by its trackers.
+
+        Values are numbers, also tensors of one element on any device, or what the trackers take besides (text, dictionaries).
+        `log_kwargs` holds, by the trackers' names, what else each of them is given. If a tracker raises, the others have kept
+        the values all the same.
+
+        >>> accelerator.log({"loss": loss}, step=step)  # doctest: +SKIP
+        """
+        self.panel.log(dict(values), step)
+        if not self.is_main_process:
+            return
+        if not self.trackers:
+            self._tell_of_trackers_not_begun()
+        more = log_kwargs or {}
+        with ExitStack() as calls:
+            for tracker in reversed(self.trackers):
+                arguments = more.get(tracker.name, {})
+                calls.callback(tracker.log, values, step=plain(step), **arguments)
+
+    def _tell_of_trackers_not_begun(self) -> None:
+        if not self.is_main_process or not self.log_with or self._was_told_of_trackers:
+            return
+        self._was_told_of_trackers = True
+        names = ", ".join(str(getattr(each, "name", each)) for each in self.log_with)
+        warnings.warn(
+            f"log_with asks for {names}, and `init_trackers` was not called: values are shown in the notebook's panel only. "
+            "Call `accelerator.init_trackers(project_name)` before the first `log`.",
+            stacklevel=3,
+        )
+
+    def _finish_trackers(self) -> None:
+        """End what every tracker has begun; if one raises, the others have ended all the same."""
+        running = [each for each in self.trackers if all(each is not ended for ended in self._ended_trackers)]
+        self._ended_trackers = tuple(self.trackers)
+        with ExitStack() as calls:
+            for tracker in reversed(running):
+                calls.callback(tracker.finish)

@@ -1,0 +1,75 @@
+"""Aim."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar
+
+from accelerate_nb.runtime.installed import is_aim_available
+from accelerate_nb.runtime.trackers.base import PackageTracker, on_main_process
+from accelerate_nb.runtime.trackers.values import flat, plain, settings
+
+
+class AimTracker(PackageTracker):
+    """
+    A run called `run_name` in the repository at `logging_dir`; further arguments go to `aim.Run`.
+
+    Aim 4 has another interface and doesn't count as installed. The run is also the attribute `writer`.
+    """
+
+    name: ClassVar[str] = "aim"
+    requires_logging_directory: ClassVar[bool] = True
+    _is_available = staticmethod(is_aim_available)
+
+    writer: Any
+
+    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str] | None = ".", **kwargs: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.aim_repo_path = logging_dir
+        self.init_kwargs = kwargs
+
+    @on_main_process
+    def start(self) -> None:
+        from aim import Run
+
+        self.writer = Run(repo=self.aim_repo_path, **self.init_kwargs)
+        self.writer.name = self.run_name
+
+    @property
+    def tracker(self) -> Any:
+        """Aim's run."""
+        return self.writer
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Keep the settings as the run's `hparams`."""
+        self.writer["hparams"] = settings(values)
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Keep numbers, strings and Aim's own media."""
+        from aim import Text
+
+        for name, value in flat(plain(values)):
+            self.writer.track(Text(value) if isinstance(value, str) else value, name=name, step=step, **kwargs)
+
+    @on_main_process
+    def log_images(
+        self, values: dict[str, Any], step: int | None = None, kwargs: dict[str, dict[str, Any]] | None = None
+    ) -> None:
+        """
+        Keep pictures (arrays or PIL's images) by name, or pairs of a picture and its caption.
+
+        `kwargs["aim_image"]` goes to `aim.Image`, `kwargs["track"]` to `Run.track`.
+        """
+        from aim import Image
+
+        of_image, of_track = ((kwargs or {}).get(each, {}) for each in ("aim_image", "track"))
+        for name, value in values.items():
+            picture, caption = value if isinstance(value, tuple) else (value, "")
+            self.writer.track(Image(picture, caption=caption, **of_image), name=name, step=step, **of_track)
+
+    @on_main_process
+    def finish(self) -> None:
+        self.writer.close()

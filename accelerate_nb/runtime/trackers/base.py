@@ -1,0 +1,106 @@
+"""What a tracker is: something that keeps a run's settings, its numbers, its pictures."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+from accelerate_nb.errors import IncompleteTrackerError
+from accelerate_nb.runtime.current import current_world
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_REQUIRED = ("name", "requires_logging_directory", "tracker")
+
+
+def on_main_process(function: F) -> F:
+    """
+    A decorator for a tracker's methods: they do nothing on other processes than the main one.
+
+    A tracker whose `main_process_only` is false, or not there, runs them everywhere. It is looked up at the call, so a class
+    can be defined, and a tracker made, before the processes have met.
+    """
+
+    @functools.wraps(function)
+    def perhaps(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, "main_process_only", False) and not current_world().is_main:
+            return None
+        return function(self, *args, **kwargs)
+
+    return perhaps  # type: ignore[return-value]  # called with the same arguments
+
+
+class GeneralTracker:
+    """
+    The base of all trackers; a subclass says its `name`, whether it `requires_logging_directory`, and gives its `tracker`.
+
+    `tracker` is a property with the object underneath (wandb's run, TensorBoard's writer). `IncompleteTrackerError`, a
+    `NotImplementedError`, names which of the three are missing. With `main_process_only=False` the methods that are decorated
+    with `on_main_process` run on every process that calls them.
+
+    >>> class Shout(GeneralTracker):
+    ...     name, requires_logging_directory, tracker = "shout", False, None
+    ...
+    ...     def log(self, values, step=None, **kwargs):
+    ...         print(step, values)
+    >>> accelerator = Accelerator(log_with=Shout())  # doctest: +SKIP
+    """
+
+    main_process_only: bool = True
+
+    def __init__(self, _blank: bool = False) -> None:
+        # `tracker` is often known only once the tracker was started: that its class has it is enough
+        missing = [] if _blank else [each for each in _REQUIRED if each not in dir(self)]
+        if missing:
+            names = ", ".join(f"`{each}`" for each in missing)
+            raise IncompleteTrackerError(
+                f"{type(self).__name__} is missing the following required attributes: {names}. "
+                "Define them in the class: `name` is a string, `requires_logging_directory` true or false, and `tracker` a "
+                "property with the object underneath."
+            )
+
+    @staticmethod
+    def _is_available() -> bool:
+        """Whether what it needs is installed."""
+        return True
+
+    def start(self) -> None:
+        """Begin; called by `Accelerator.init_trackers`, when the processes have met."""
+
+    def store_init_configuration(self, values: dict[str, Any]) -> Any:
+        """Keep the run's settings: names to numbers, strings, booleans or `None`."""
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> Any:
+        """Keep values by name, as those of `step` where one is given; `kwargs` go to the package."""
+
+    def finish(self) -> None:
+        """End, with everything kept."""
+
+
+class PackageTracker(GeneralTracker):
+    """A tracker that hands everything to a package."""
+
+    name: ClassVar[str]
+    requires_logging_directory: ClassVar[bool] = False
+
+    @property
+    def tracker(self) -> Any:
+        """The package's own object, there once the tracker was started."""
+        raise NotImplementedError
+
+
+class Elsewhere(GeneralTracker):
+    """Stands for a tracker that runs on the main process, on all others: whatever it is asked to do, it does not."""
+
+    def __init__(self) -> None:
+        super().__init__(_blank=True)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return _nothing
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Do nothing."""

@@ -1,0 +1,157 @@
+"""Which trackers a run has: what `log_with` names, as far as it is installed."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+from accelerate_nb.errors import ConfigurationError, MissingExtraError
+from accelerate_nb.runtime.kinds import LoggerType
+from accelerate_nb.runtime.trackers.aim import AimTracker
+from accelerate_nb.runtime.trackers.base import GeneralTracker
+from accelerate_nb.runtime.trackers.clearml import ClearMLTracker
+from accelerate_nb.runtime.trackers.comet import CometMLTracker
+from accelerate_nb.runtime.trackers.dvclive import DVCLiveTracker
+from accelerate_nb.runtime.trackers.mlflow import MLflowTracker
+from accelerate_nb.runtime.trackers.swanlab import SwanLabTracker
+from accelerate_nb.runtime.trackers.tensorboard import TensorBoardTracker
+from accelerate_nb.runtime.trackers.trackio import TrackioTracker
+from accelerate_nb.runtime.trackers.wandb import WandBTracker
+
+Wanted: TypeAlias = str | LoggerType | GeneralTracker
+Place: TypeAlias = str | os.PathLike[str] | None
+
+
+class Register(dict[str, type[Any]]):
+    """Tracker classes by the names that `log_with` takes."""
+
+    def take_in(self, tracker_class: Any) -> None:
+        """Make a class known by its `name`; one of the same name is replaced, with a warning."""
+        if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
+            raise ConfigurationError(
+                f"{tracker_class!r} can't be a tracker: it is no subclass of `GeneralTracker`. Derive the class from it."
+            )
+        name = getattr(tracker_class, "name", None)
+        if not name:
+            raise ConfigurationError(
+                f"{tracker_class.__name__} has no `name`. Define one in the class: `log_with` takes it."
+            )
+        if not hasattr(tracker_class, "requires_logging_directory"):
+            raise ConfigurationError(
+                f"{tracker_class.__name__} has no `requires_logging_directory`. Define it in the class: true if it is to be "
+                "given the folder for logs after the project's name, false otherwise."
+            )
+        if name in self:
+            warnings.warn(
+                f"{tracker_class.__name__} replaces {self[name].__name__} as the tracker {name!r}.", stacklevel=3
+            )
+        self[name] = tracker_class
+
+
+# In the order in which "all" takes them. Public, and added to: Hugging Face's contract for trackers of one's own.
+LOGGER_TYPE_TO_CLASS = Register(
+    (tracker.name, tracker)
+    for tracker in (
+        TensorBoardTracker,
+        WandBTracker,
+        CometMLTracker,
+        AimTracker,
+        MLflowTracker,
+        ClearMLTracker,
+        DVCLiveTracker,
+        SwanLabTracker,
+        TrackioTracker,
+    )
+)
+
+
+def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
+    """
+    Let `log_with` know a class of one's own by its `name`, in this process and before the `Accelerator` is made.
+
+    The class is called with the project's name, then with the folder for logs if it `requires_logging_directory`, then with
+    its part of `init_kwargs`. In a function that is launched, call this inside the function.
+    """
+    LOGGER_TYPE_TO_CLASS.take_in(tracker_class)
+
+
+def get_available_trackers() -> list[LoggerType]:
+    """The trackers of this package whose own packages are installed."""
+    return [kind for kind in _kinds() if LOGGER_TYPE_TO_CLASS[kind.value]._is_available()]
+
+
+def _kinds() -> Iterator[LoggerType]:
+    return (LoggerType(name) for name in LOGGER_TYPE_TO_CLASS if name in LoggerType)
+
+
+def filter_trackers(log_with: Any, logging_dir: Place = None) -> list[Any]:
+    """
+    The trackers to be used, each once: a `LoggerType`, the name of a registered class, or a tracker of one's own.
+
+    `log_with` is one of these, a list of them, or `None`; `"all"` stands for all that are installed and have a place to write
+    to. `ConfigurationError` is raised for an unknown name and for a tracker that needs `logging_dir` where there is none,
+    `MissingExtraError` for one that is asked for by name and is not installed.
+    """
+    if log_with is None:
+        return []
+    wanted = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
+    if any(isinstance(each, str) and each == LoggerType.ALL.value for each in wanted):
+        return [*_each_once(each for each in wanted if isinstance(each, GeneralTracker)), *_all(logging_dir)]
+    return list(_each_once(each if isinstance(each, GeneralTracker) else _named(each, logging_dir) for each in wanted))
+
+
+def _all(logging_dir: Place) -> list[LoggerType]:
+    available = get_available_trackers()
+    homeless = [] if logging_dir is not None else [each for each in available if _needs_place(each)]
+    if homeless:
+        warnings.warn(
+            f"log_with='all' leaves out {', '.join(homeless)}: there is no folder to write to. Pass `project_dir`.",
+            stacklevel=2,
+        )
+    return [each for each in available if each not in homeless]
+
+
+def _named(asked: Any, logging_dir: Place) -> str:
+    name = str(asked) if isinstance(asked, str) else ""
+    if name not in LOGGER_TYPE_TO_CLASS:
+        raise ConfigurationError(
+            f"Unsupported logging capability: log_with={asked!r}. Known ones are {', '.join(['all', *LOGGER_TYPE_TO_CLASS])}; "
+            "a tracker of your own is given as an instance, or registered in this process with `register_tracker_class`."
+        )
+    kind = LoggerType(name) if name in LoggerType else name
+    if not LOGGER_TYPE_TO_CLASS[name]._is_available():
+        extra = name.replace("_", "-")
+        raise MissingExtraError(
+            f"log_with={name!r} needs a package that is not installed here. Install it: pip install 'accelerate-nb[{extra}]'"
+        )
+    if logging_dir is None and _needs_place(kind):
+        raise ConfigurationError(
+            f"log_with={name!r} requires a `logging_dir`, and there is none. "
+            "Pass `project_dir` to the Accelerator, or `logging_dir` in its `project_config`."
+        )
+    return kind
+
+
+def _needs_place(kind: str) -> bool:
+    return bool(LOGGER_TYPE_TO_CLASS[str(kind)].requires_logging_directory)
+
+
+def _each_once(wanted: Iterator[Any]) -> Iterator[Any]:
+    seen: list[Any] = []
+    for each in wanted:
+        if not any(each is other or (isinstance(each, str) and each == other) for other in seen):
+            seen.append(each)
+            yield each
+
+
+def made(wanted: Wanted, project_name: str, logging_dir: Place, init_kwargs: Mapping[str, Any]) -> GeneralTracker:
+    """The tracker, of the project's name and with its own part of `init_kwargs`; one that was given is itself."""
+    if isinstance(wanted, GeneralTracker):
+        return wanted
+    place = (logging_dir,) if _needs_place(wanted) else ()
+    tracker: GeneralTracker = LOGGER_TYPE_TO_CLASS[str(wanted)](
+        project_name, *place, **init_kwargs.get(str(wanted), {})
+    )
+    return tracker

@@ -1,0 +1,66 @@
+"""Comet."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from accelerate_nb.runtime.installed import is_comet_ml_available, is_installed
+from accelerate_nb.runtime.logging import get_logger
+from accelerate_nb.runtime.trackers.base import PackageTracker, on_main_process
+from accelerate_nb.runtime.trackers.values import plain, settings
+
+logger = get_logger(__name__)
+
+
+class CometMLTracker(PackageTracker):
+    """
+    An experiment of the project `run_name`; further arguments go to `comet_ml.start`.
+
+    Before comet_ml 3.41, which has no `start`, they go to `comet_ml.Experiment`. The experiment is also the attribute `writer`.
+    """
+
+    name: ClassVar[str] = "comet_ml"
+    _is_available = staticmethod(is_comet_ml_available)
+
+    writer: Any
+
+    def __init__(self, run_name: str, **kwargs: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.init_kwargs = kwargs
+
+    @on_main_process
+    def start(self) -> None:
+        import comet_ml
+
+        begin = comet_ml.start if is_installed("comet_ml", at_least="3.41.0") else comet_ml.Experiment
+        self.writer = begin(project_name=self.run_name, **self.init_kwargs)
+
+    @property
+    def tracker(self) -> Any:
+        """Comet's experiment."""
+        return self.writer
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Keep the settings as the experiment's parameters."""
+        self.writer.log_parameters(settings(values))
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Keep numbers as metrics, also those in dictionaries, and strings as "other"."""
+        if step is not None:
+            self.writer.set_step(step)
+        for name, value in plain(values).items():
+            if isinstance(value, (int, float)):
+                self.writer.log_metric(name, value, step=step, **kwargs)
+            elif isinstance(value, str):
+                self.writer.log_other(name, value, **kwargs)
+            elif isinstance(value, dict):
+                self.writer.log_metrics(value, step=step, **kwargs)
+            else:
+                logger.warning_once(f"Comet keeps numbers and text: `{name}`, a {type(value).__name__}, is left out.")
+
+    @on_main_process
+    def finish(self) -> None:
+        self.writer.end()

@@ -1,0 +1,60 @@
+"""DVCLive."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from accelerate_nb.runtime.installed import is_dvclive_available
+from accelerate_nb.runtime.logging import get_logger
+from accelerate_nb.runtime.trackers.base import PackageTracker, on_main_process
+from accelerate_nb.runtime.trackers.values import plain, settings
+
+logger = get_logger(__name__)
+
+
+class DVCLiveTracker(PackageTracker):
+    """
+    A `dvclive.Live`, the given one or one made with `kwargs`; it is also the attribute `live`.
+
+    `run_name` has no place in DVCLive: the folder is `init_kwargs={"dvclive": {"dir": ...}}`.
+    """
+
+    name: ClassVar[str] = "dvclive"
+    _is_available = staticmethod(is_dvclive_available)
+
+    def __init__(self, run_name: str | None = None, live: Any = None, **kwargs: Any) -> None:
+        super().__init__()
+        self.live = live
+        self.init_kwargs = kwargs
+
+    @on_main_process
+    def start(self) -> None:
+        from dvclive import Live
+
+        self.live = Live(**self.init_kwargs) if self.live is None else self.live
+
+    @property
+    def tracker(self) -> Any:
+        """DVCLive's `Live`."""
+        return self.live
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Keep the settings in `params.yaml`."""
+        self.live.log_params(settings(values))
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Keep numbers and strings, then go on to the next step; others are left out, with a warning."""
+        if step is not None:
+            self.live.step = step
+        for name, value in plain(values).items():
+            if isinstance(value, (int, float, str)):
+                self.live.log_metric(name, value, **kwargs)
+            else:
+                logger.warning_once(f"DVCLive keeps numbers and text: `{name}`, a {type(value).__name__}, is left out.")
+        self.live.next_step()
+
+    @on_main_process
+    def finish(self) -> None:
+        self.live.end()

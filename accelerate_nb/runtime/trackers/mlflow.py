@@ -1,0 +1,151 @@
+"""MLflow."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import islice
+from typing import Any, ClassVar
+
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.installed import is_mlflow_available
+from accelerate_nb.runtime.logging import get_logger
+from accelerate_nb.runtime.trackers.base import PackageTracker, on_main_process
+from accelerate_nb.runtime.trackers.values import plain
+
+logger = get_logger(__name__)
+
+_BOOLEANS = {
+    **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), True),
+    **dict.fromkeys(("n", "no", "f", "false", "off", "0"), False),
+}
+
+
+class MLflowTracker(PackageTracker):
+    """
+    A run of an experiment; where it is kept, `MLFLOW_TRACKING_URI` says.
+
+    `logging_dir` is where a new experiment keeps its artifacts; `run_id` continues a run, otherwise a new one is called
+    `run_name`; `tags` are a dictionary or its JSON. The variables `MLFLOW_EXPERIMENT_NAME`, `MLFLOW_RUN_ID`, `MLFLOW_TAGS` and
+    `MLFLOW_NESTED_RUN` go before the arguments. The run is also the attribute `active_run`.
+    """
+
+    name: ClassVar[str] = "mlflow"
+    _is_available = staticmethod(is_mlflow_available)
+
+    active_run: Any
+
+    def __init__(
+        self,
+        experiment_name: str | None = None,
+        logging_dir: str | os.PathLike[str] | None = None,
+        run_id: str | None = None,
+        tags: dict[str, Any] | str | None = None,
+        nested_run: bool | str = False,
+        run_name: str | None = None,
+        description: str | None = None,
+    ) -> None:
+        super().__init__()
+        tags = os.environ.get("MLFLOW_TAGS", tags)
+        nested_run = os.environ.get("MLFLOW_NESTED_RUN", nested_run)
+        self.experiment_name = os.environ.get("MLFLOW_EXPERIMENT_NAME", experiment_name)
+        self.logging_dir = logging_dir
+        self.run_id = os.environ.get("MLFLOW_RUN_ID", run_id)
+        self.tags = json.loads(tags) if isinstance(tags, str) else tags
+        self.nested_run = _boolean(nested_run) if isinstance(nested_run, str) else nested_run
+        self.run_name = run_name
+        self.description = description
+
+    @on_main_process
+    def start(self) -> None:
+        import mlflow
+
+        self.active_run = mlflow.start_run(
+            run_id=self.run_id,
+            experiment_id=self._experiment(),
+            run_name=self.run_name,
+            nested=self.nested_run,
+            tags=self.tags,
+            description=self.description,
+        )
+
+    def _experiment(self) -> str | None:
+        import mlflow
+
+        if self.experiment_name is None:
+            return None  # the one that is set in mlflow, or its default
+        found = mlflow.get_experiment_by_name(self.experiment_name)
+        if found is not None:
+            return str(found.experiment_id)
+        place = None if self.logging_dir is None else os.fspath(self.logging_dir)
+        return str(mlflow.create_experiment(name=self.experiment_name, artifact_location=place, tags=self.tags))
+
+    @property
+    def tracker(self) -> Any:
+        """MLflow's active run."""
+        return self.active_run
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Keep the settings as the run's parameters; texts that are too long for MLflow are left out, with a warning."""
+        import mlflow
+        from mlflow.utils import validation
+
+        longest, most = validation.MAX_PARAM_VAL_LENGTH, validation.MAX_PARAMS_TAGS_PER_BATCH
+        kept = {}
+        for name, value in plain(values).items():
+            if len(str(value)) <= longest:
+                kept[name] = value
+            else:
+                logger.warning_once(
+                    f"MLflow keeps parameters of at most {longest} characters: `{name}` has {len(str(value))}, and is left out."
+                )
+        remaining = iter(kept.items())
+        while batch := dict(islice(remaining, most)):
+            mlflow.log_params(batch)
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Keep numbers as metrics; others are left out, with a warning."""
+        import mlflow
+
+        metrics = {}
+        for name, value in plain(values).items():
+            if isinstance(value, (int, float)):
+                metrics[name] = value
+            else:
+                logger.warning_once(f"MLflow keeps numbers: `{name}`, a {type(value).__name__}, is left out.")
+        mlflow.log_metrics(metrics, step=step, **kwargs)
+
+    @on_main_process
+    def log_figure(self, figure: Any, artifact_file: str, **save_kwargs: Any) -> None:
+        """Keep a figure of matplotlib or plotly as the artifact `artifact_file`."""
+        import mlflow
+
+        mlflow.log_figure(figure=figure, artifact_file=artifact_file, **save_kwargs)
+
+    @on_main_process
+    def log_artifacts(self, local_dir: str, artifact_path: str | None = None) -> None:
+        """Keep the files of a folder, under `artifact_path` where one is given."""
+        import mlflow
+
+        mlflow.log_artifacts(local_dir=local_dir, artifact_path=artifact_path)
+
+    @on_main_process
+    def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
+        """Keep a file, under `artifact_path` where one is given."""
+        import mlflow
+
+        mlflow.log_artifact(local_path=local_path, artifact_path=artifact_path)
+
+    @on_main_process
+    def finish(self) -> None:
+        import mlflow
+
+        mlflow.end_run()
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in _BOOLEANS:
+        raise ConfigurationError(f"MLFLOW_NESTED_RUN is {text!r}. Set it to one of {', '.join(_BOOLEANS)}.")
+    return _BOOLEANS[text.lower()]

@@ -1,0 +1,49 @@
+"""The tracker that needs nothing installed: what is logged is shown in the notebook's panel."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, ClassVar
+
+from accelerate_nb.events.emit import emit, outlet
+from accelerate_nb.events.model import Metric
+from accelerate_nb.runtime.current import current_world
+from accelerate_nb.runtime.trackers.base import GeneralTracker
+from accelerate_nb.runtime.trackers.values import flat, plain
+
+
+class PanelTracker(GeneralTracker):
+    """
+    Shows numbers to whoever watches the run, of every process that logs; always on, and silent where nobody watches.
+
+    Strings, lists and pictures are not shown; names in nested dictionaries are joined by a slash.
+    """
+
+    name: ClassVar[str] = "panel"
+    requires_logging_directory: ClassVar[bool] = False
+    main_process_only = False
+
+    @property
+    def tracker(self) -> PanelTracker:
+        """The tracker itself: there is nothing underneath."""
+        return self
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        if outlet() is None:
+            # a tensor on a device is waited for only where somebody sees its value
+            return
+        rank, now = current_world().rank, time.time()
+        count = plain(step)
+        shown_step = int(count) if isinstance(count, (int, float)) and math.isfinite(count) else None
+        for name, value in flat(plain(values)):
+            if isinstance(value, (int, float)):
+                emit(Metric(rank, name, _number(value), shown_step, now))
+
+
+def _number(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        # Python's whole numbers have no end
+        return math.inf if value > 0 else -math.inf

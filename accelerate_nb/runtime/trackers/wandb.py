@@ -1,0 +1,72 @@
+"""Weights & Biases."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from accelerate_nb.runtime.installed import is_wandb_available
+from accelerate_nb.runtime.trackers.base import PackageTracker, on_main_process
+from accelerate_nb.runtime.trackers.values import plain
+
+
+class WandBTracker(PackageTracker):
+    """A run of the project `run_name`; further arguments go to `wandb.init`. The run is also the attribute `run`."""
+
+    name: ClassVar[str] = "wandb"
+    main_process_only = False
+    _is_available = staticmethod(is_wandb_available)
+
+    run: Any
+
+    def __init__(self, run_name: str, **kwargs: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.init_kwargs = kwargs
+
+    @on_main_process
+    def start(self) -> None:
+        import wandb
+
+        self.run = wandb.init(project=self.run_name, **self.init_kwargs)
+
+    @property
+    def tracker(self) -> Any:
+        """The run of wandb."""
+        return self.run
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Keep the settings as the run's config; what is there under the same names is replaced."""
+        self.run.config.update(values, allow_val_change=True)
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Keep whatever wandb can keep: numbers, strings, its own media, nested dictionaries of them."""
+        self.run.log(plain(values), step=step, **kwargs)
+
+    @on_main_process
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Keep lists of pictures (arrays, tensors or PIL's images) by name."""
+        import wandb
+
+        for name, images in values.items():
+            self.log({name: [wandb.Image(image) for image in images]}, step=step, **kwargs)
+
+    @on_main_process
+    def log_table(
+        self,
+        table_name: str,
+        columns: list[str] | None = None,
+        data: list[list[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Keep a table, given by `columns` and rows of `data`, or as a `dataframe`."""
+        import wandb
+
+        self.log({table_name: wandb.Table(columns=columns, data=data, dataframe=dataframe)}, step=step, **kwargs)
+
+    @on_main_process
+    def finish(self) -> None:
+        self.run.finish()
