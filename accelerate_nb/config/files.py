@@ -29,8 +29,13 @@ def find(environment: Mapping[str, str], said: str | Path | None = None) -> Path
         said = environment.get("ACCELERATE_NB_CONFIG_FILE")
     if said is not None:
         return _there(said) if str(said) else None
-    default = _hugging_face_home(environment) / "accelerate" / "default_config.yaml"
+    default = default_place(environment)
     return default if default.is_file() else None
+
+
+def default_place(environment: Mapping[str, str]) -> Path:
+    """Where Accelerate's own tools put the configuration file."""
+    return _hugging_face_home(environment) / "accelerate" / "default_config.yaml"
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import enum
 from typing import Any
 
 
-class _KnowsItsValues(enum.EnumMeta):
+class KnowsItsValues(enum.EnumMeta):
     """Makes `"fp16" in PrecisionType` a question that can be asked on every supported Python."""
 
     def __contains__(cls, item: object) -> bool:
@@ -14,7 +14,7 @@ class _KnowsItsValues(enum.EnumMeta):
         return any(item is member or item == member.value for member in members)
 
 
-class Kind(str, enum.Enum, metaclass=_KnowsItsValues):
+class Kind(str, enum.Enum, metaclass=KnowsItsValues):
     """A name out of a closed set; it is its own string."""
 
     def __str__(self) -> str:
@@ -130,6 +130,21 @@ class LoggerType(Kind):
     CLEARML = "clearml"
     DVCLIVE = "dvclive"
     SWANLAB = "swanlab"
+
+
+class ComputeEnvironment(Kind):
+    """Where a run takes place; Amazon's SageMaker is not offered here."""
+
+    LOCAL_MACHINE = "LOCAL_MACHINE"
+    AMAZON_SAGEMAKER = "AMAZON_SAGEMAKER"
+
+
+class CustomDtype(Kind):
+    """A type of numbers that torch has none for, to tell how much memory a model would take in it."""
+
+    FP8 = "fp8"
+    INT4 = "int4"
+    INT2 = "int2"
 
 
 def named(value: Any) -> str:

@@ -1,16 +1,29 @@
-"""How an object is written to a file once, by one process of a run."""
+"""How an object is written to a file once, by one process of a run, and read back."""
 
 from __future__ import annotations
 
+import codecs
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from accelerate_nb.runtime.checkpoints.folders import write_file
-from accelerate_nb.runtime.checkpoints.weights import save_weights
+from accelerate_nb.runtime.checkpoints.weights import save_weights, without_aliases
 from accelerate_nb.runtime.process import PartialState
+
+# What numpy's arrays and the states of random generators are made of when they are unpickled: numbers, no code.
+TORCH_SAFE_GLOBALS: list[Any] = [
+    np.empty(0).__reduce__()[0],
+    np.ndarray,
+    codecs.encode,
+    np.dtype,
+    np.dtypes.UInt32DType,
+]
 
 
 def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: bool = False) -> None:
@@ -28,6 +41,23 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
         save_weights(obj, Path(f), safe=True)
     else:
         write_file(Path(f), lambda file: torch.save(obj, file))
+
+
+def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
+    """
+    What `torch.load` reads from a path or an open file; numpy's arrays are taken for safe.
+
+    Nothing but numbers and plain containers is unpickled, unless `weights_only=False` says that the file is trusted.
+    """
+    with torch.serialization.safe_globals(TORCH_SAFE_GLOBALS):
+        return torch.load(f, map_location=map_location, **{"weights_only": True, **kwargs})
+
+
+def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's weights as safetensors takes them: each tensor under its first name only, and contiguous."""
+    tensors = {name: value for name, value in state_dict.items() if isinstance(value, Tensor)}
+    kept = without_aliases(tensors)
+    return {name: kept.get(name, value) for name, value in state_dict.items() if name in kept or name not in tensors}
 
 
 def wait_for_everyone() -> None:
