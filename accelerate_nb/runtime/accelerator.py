@@ -19,6 +19,7 @@ from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
 from accelerate_nb.runtime import current
 from accelerate_nb.runtime.accumulation import GradientState
 from accelerate_nb.runtime.bundle import Bundle, add, is_prepared
+from accelerate_nb.runtime.compiling import TorchDynamoPlugin, choose_plugin
 from accelerate_nb.runtime.data.loading import prepare_data_loader
 from accelerate_nb.runtime.data.skipping import skip_first_batches
 from accelerate_nb.runtime.environment import Asked
@@ -32,7 +33,7 @@ from accelerate_nb.runtime.handlers import (
     KwargsHandler,
     ProjectConfiguration,
 )
-from accelerate_nb.runtime.kinds import DistributedType, PrecisionType, RNGType, named
+from accelerate_nb.runtime.kinds import DistributedType, DynamoBackend, PrecisionType, RNGType
 from accelerate_nb.runtime.memory import release_memory
 from accelerate_nb.runtime.metrics import gather_for_metrics
 from accelerate_nb.runtime.operations import collective, padding
@@ -84,8 +85,8 @@ class Accelerator(Stepping, Saving, Watching):
         gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
         step_scheduler_with_optimizer: bool = True,
         kwargs_handlers: list[KwargsHandler] | None = None,
-        dynamo_backend: Any = None,
-        dynamo_plugin: Any = None,
+        dynamo_backend: DynamoBackend | str | None = None,
+        dynamo_plugin: TorchDynamoPlugin | None = None,
         deepspeed_plugins: Any = None,
         parallelism_config: Any = None,
     ) -> None:
@@ -95,11 +96,10 @@ class Accelerator(Stepping, Saving, Watching):
             fsdp_plugin=fsdp_plugin,
             torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
-            dynamo_backend=None if named(dynamo_backend).lower() == "no" else dynamo_backend,
-            dynamo_plugin=dynamo_plugin,
             parallelism_config=parallelism_config,
         )
         asked = Asked.read(os.environ)
+        self.compiling = choose_plugin(dynamo_backend, dynamo_plugin)
         handlers = _by_class(kwargs_handlers or [])
         self.autocast_handler = _pick(handlers, AutocastKwargs)
         self.ddp_handler = _pick(handlers, DistributedDataParallelKwargs)
@@ -110,6 +110,7 @@ class Accelerator(Stepping, Saving, Watching):
 
         self._world = join(cpu=cpu or asked.cpu, **({} if self.init_handler is None else self.init_handler.to_kwargs()))
         self.state = AcceleratorState(name, cpu or asked.cpu, _from_accelerator=True)
+        self.state.dynamo_plugin = self.compiling
         self.gradient_state = GradientState(accumulation)
         self.strategy = choose_strategy(self._world, self.ddp_handler)
         self.precision = choose_precision(name, self.device, self.autocast_handler, self.scaler_handler)
@@ -292,6 +293,7 @@ class Accelerator(Stepping, Saving, Watching):
             model = self.strategy.place(model)
         if not evaluation_mode:
             model = self.strategy.wrap_model(model)
+        model = self.strategy.compile(model, self.compiling)
         return add(self.bundle.models, model, self._kind_of_life)
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Any:

@@ -224,6 +224,7 @@ class AcceleratorState(PartialState):
     _shared_state = Shared()
 
     _mixed_precision: str
+    dynamo_plugin: Any
 
     def __init__(
         self, mixed_precision: str | None = None, cpu: bool = False, _from_accelerator: bool = False, **options: Any

@@ -8,7 +8,10 @@ import torch
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
+from accelerate_nb.runtime.compiling import is_compiled_module
 from accelerate_nb.runtime.precision.base import restore_forward
+
+_COPIES = (DistributedDataParallel, torch.nn.DataParallel)
 
 
 def extract_model_from_parallel(
@@ -18,24 +21,63 @@ def extract_model_from_parallel(
     The model inside of `DistributedDataParallel` or `DataParallel`.
 
     A compiled model is compiled still, unless `keep_torch_compile=False`; its mixed-precision forward is taken off where
-    `keep_fp32_wrapper=False`; with `recursive` its children are taken out of what is around them, too.
+    `keep_fp32_wrapper=False`; with `recursive` its children are taken out of what is around them, too. The prepared model
+    stays as it was.
     """
-    compiled = model if isinstance(getattr(model, "_orig_mod", None), Module) else None
-    inner = _inside(model if compiled is None else compiled._orig_mod)
-    if recursive:
-        inner = _inside_all(inner)
+    inner = bare(model)
+    found = _inside_all(inner) if recursive else inner
     if not keep_fp32_wrapper:
-        restore_forward(inner)
-    if compiled is None or not keep_torch_compile:
-        return inner
-    compiled._orig_mod = inner
-    return compiled
+        restore_forward(found)
+    return _compiled_around(model, inner) if keep_torch_compile and found is inner else found
 
 
-def _inside(model: Any) -> Any:
-    while isinstance(model, (DistributedDataParallel, torch.nn.DataParallel)):
-        model = model.module
+def bare(model: Any) -> Any:
+    """The model without copies and compilation around it: its weights have the names that the person gave them."""
+    while (inner := _one_inside(model)) is not None:
+        model = inner
     return model
+
+
+def copies_in(model: Any) -> DistributedDataParallel | None:
+    """The `DistributedDataParallel` that a prepared model is, or that is compiled in it."""
+    while model is not None and not isinstance(model, DistributedDataParallel):
+        model = _one_inside(model)
+    return model
+
+
+def _one_inside(model: Any) -> Any:
+    if not isinstance(model, Module):
+        return None
+    if is_compiled_module(model):
+        return model._modules["_orig_mod"]
+    if "_orig_mod" in model.__dict__:  # what `compile_regions` leaves on the twin that it makes
+        return model.__dict__["_orig_mod"]
+    return model.module if isinstance(model, _COPIES) else None
+
+
+def _compiled_around(model: Any, inner: Any) -> Any:
+    """The compiled model that has `inner` right inside; it is made, and then kept, where copies stand between them."""
+    compiled = None
+    while model is not inner:
+        if not isinstance(model, _COPIES) or "_orig_mod" in model.__dict__:
+            compiled = model
+        model = _one_inside(model)
+    if compiled is None or _one_inside(compiled) is inner:
+        return inner if compiled is None else compiled
+    if "_without_copies" not in compiled.__dict__:
+        compiled.__dict__["_without_copies"] = _around(compiled, inner)
+    return compiled.__dict__["_without_copies"]
+
+
+def _around(compiled: Any, inner: Module) -> Module:
+    if is_compiled_module(compiled):
+        # it calls what it was made around, so another one is needed that calls what is inside of that
+        return type(compiled)(inner, compiled.dynamo_ctx)  # type: ignore[no-any-return]  # a class of torch's own
+    while isinstance(compiled, _COPIES):
+        compiled = compiled.module
+    if not is_compiled_module(compiled):
+        compiled.__dict__["_orig_mod"] = inner
+    return compiled  # type: ignore[no-any-return]  # the module of a module
 
 
 def _inside_all(module: Module) -> Module:

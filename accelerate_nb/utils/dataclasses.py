@@ -1,5 +1,19 @@
 """The door `accelerate.utils.dataclasses`: the runtime's settings under Hugging Face's module name."""
 
+from accelerate_nb.runtime.compiling import (
+    TorchDynamoPlugin as TorchDynamoPlugin,
+)
+from accelerate_nb.runtime.constants import (
+    BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION,
+    BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION,
+    BETA_TP_AVAILABLE_TRANSFORMERS_VERSION as BETA_TP_AVAILABLE_TRANSFORMERS_VERSION,
+    FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION,
+    FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY,
+    FSDP_BACKWARD_PREFETCH as FSDP_BACKWARD_PREFETCH,
+    FSDP_SHARDING_STRATEGY as FSDP_SHARDING_STRATEGY,
+    MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
+    XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
+)
 from accelerate_nb.runtime.handlers import (
     AutocastKwargs as AutocastKwargs,
     DataLoaderConfiguration as DataLoaderConfiguration,
@@ -11,9 +25,37 @@ from accelerate_nb.runtime.handlers import (
     ProjectConfiguration as ProjectConfiguration,
 )
 from accelerate_nb.runtime.kinds import (
+    ComputeEnvironment as ComputeEnvironment,
+    CustomDtype as CustomDtype,
     DDPCommunicationHookType as DDPCommunicationHookType,
     DistributedType as DistributedType,
+    DynamoBackend as DynamoBackend,
+    FP8BackendType as FP8BackendType,
+    Kind as BaseEnum,
+    KnowsItsValues as EnumWithContains,
     LoggerType as LoggerType,
     PrecisionType as PrecisionType,
     RNGType as RNGType,
+)
+from accelerate_nb.runtime.later.deepspeed import (
+    DeepSpeedPlugin as DeepSpeedPlugin,
+)
+from accelerate_nb.runtime.later.fsdp import (
+    FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
+)
+from accelerate_nb.runtime.later.megatron import (
+    MegatronLMPlugin as MegatronLMPlugin,
+    add_model_config_to_megatron_parser as add_model_config_to_megatron_parser,
+)
+from accelerate_nb.runtime.later.parallelism import (
+    DeepSpeedSequenceParallelConfig as DeepSpeedSequenceParallelConfig,
+    TorchContextParallelConfig as TorchContextParallelConfig,
+    TorchTensorParallelConfig as TorchTensorParallelConfig,
+    TorchTensorParallelPlugin as TorchTensorParallelPlugin,
+)
+from accelerate_nb.runtime.modules import (
+    get_module_class_from_name as get_module_class_from_name,
+)
+from accelerate_nb.runtime.operations.nested import (
+    TensorInformation as TensorInformation,
 )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from accelerate_nb.runtime.compiling import TorchDynamoPlugin
 from accelerate_nb.runtime.kinds import DistributedType
 from accelerate_nb.runtime.unwrapping import extract_model_from_parallel
 from accelerate_nb.runtime.world import World
@@ -43,8 +44,12 @@ class Strategy:
         """The model as it is trained."""
         return model
 
-    def unwrap(self, model: Module, *, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
-        """The model as the person wrote it."""
+    def compile(self, model: Module, how: TorchDynamoPlugin) -> Module:
+        """The model as it is trained, compiled."""
+        return how.compiled(model)
+
+    def unwrap(self, model: Module, *, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = False) -> Any:
+        """The model as the person wrote it, whose weights have the names that they had."""
         return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
 
     def backward(self, loss: Tensor, **options: Any) -> None:

@@ -12,9 +12,11 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.compiling import TorchDynamoPlugin
 from accelerate_nb.runtime.current import before_leaving
 from accelerate_nb.runtime.handlers import DistributedDataParallelKwargs
 from accelerate_nb.runtime.strategies.base import Strategy, devices_of
+from accelerate_nb.runtime.unwrapping import copies_in
 from accelerate_nb.runtime.world import World
 
 
@@ -48,17 +50,26 @@ class DDP(Strategy):
         self._wrapped.add(wrapped)
         return wrapped
 
+    def compile(self, model: Module, how: TorchDynamoPlugin) -> Module:
+        """The model, compiled; regions are compiled inside of what copies it, which stays the object that it is."""
+        if how.use_regional_compilation and isinstance(model, DistributedDataParallel):
+            model.module = how.compiled(model.module)
+            return model
+        return super().compile(model, how)
+
     def hold_gradients(self, model: Module) -> AbstractContextManager[Any]:
         """`DistributedDataParallel.no_sync`."""
-        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+        copies = copies_in(model)
+        return nullcontext() if copies is None else copies.no_sync()
 
     def send_gradients(self, model: Module) -> AbstractContextManager[Any]:
         """Make the coming backward exchange gradients although its forward did not prepare for it."""
-        return _sending(model) if isinstance(model, DistributedDataParallel) else nullcontext()
+        copies = copies_in(model)
+        return nullcontext() if copies is None else _sending(copies)
 
     def join_uneven(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
         """`torch.distributed.algorithms.Join`: a process without batches answers the others' collectives."""
-        return Join(list(joinables), throw_on_early_termination=False)
+        return Join([copies_in(each) or each for each in joinables], throw_on_early_termination=False)
 
     def _let_go(self) -> None:
         """

@@ -1,0 +1,159 @@
+"""How a model is compiled by `torch.compile`: as a whole, or block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from torch.nn import Module, ModuleList
+
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.environment import is_yes
+from accelerate_nb.runtime.handlers import KwargsHandler
+from accelerate_nb.runtime.kinds import DynamoBackend, named
+
+
+@dataclass
+class TorchDynamoPlugin(KwargsHandler):
+    """
+    Arguments for `torch.compile`, with which `prepare` compiles models; `backend="no"` leaves them as they are.
+
+    What is not said comes from the variables `ACCELERATE_DYNAMO_BACKEND`, `_MODE`, `_USE_FULLGRAPH`, `_USE_DYNAMIC` and
+    `_USE_REGIONAL_COMPILATION`. With `use_regional_compilation` the repeated blocks of a model are compiled one by one: they
+    share what was compiled for the first of them, so the first step begins sooner.
+    """
+
+    backend: DynamoBackend | str | None = None
+    mode: str | None = None
+    fullgraph: bool | None = None
+    dynamic: bool | None = None
+    options: Any = None
+    disable: bool = False
+    use_regional_compilation: bool | None = None
+
+    def _fill(self, environment: Mapping[str, str]) -> None:
+        prefix = "ACCELERATE_DYNAMO_"
+        asked = environment.get(f"{prefix}BACKEND", "no") if self.backend is None else self.backend
+        self.backend = _backend(named(asked))
+        if self.mode is None:
+            self.mode = environment.get(f"{prefix}MODE", "default")
+        if self.fullgraph is None:
+            self.fullgraph = is_yes(environment, f"{prefix}USE_FULLGRAPH")
+        if self.use_regional_compilation is None:
+            self.use_regional_compilation = is_yes(environment, f"{prefix}USE_REGIONAL_COMPILATION")
+        if self.dynamic is None and f"{prefix}USE_DYNAMIC" in environment:
+            self.dynamic = is_yes(environment, f"{prefix}USE_DYNAMIC")
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields with their values; the backend is spelled as `torch.compile` takes it."""
+        return {**super().to_dict(), "backend": named(self.backend).lower()}
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """The arguments of `torch.compile` that differ from the default."""
+        arguments = super().to_kwargs()
+        arguments.pop("use_regional_compilation", None)
+        return arguments
+
+    def compiled(self, model: Module) -> Module:
+        """The model as this says: compiled whole, block by block or not at all; one that is compiled stays as it is."""
+        if self.backend == DynamoBackend.NO or is_compiled_module(model):
+            return model
+        if self.use_regional_compilation:
+            return compile_regions(model, **self.to_kwargs())
+        return _compiled(model, self.to_kwargs())
+
+
+def _backend(name: str) -> DynamoBackend:
+    try:
+        return DynamoBackend(name.upper())
+    except ValueError:
+        known = ", ".join(repr(each.lower()) for each in DynamoBackend.list())
+        raise ConfigurationError(f"The dynamo backend {name!r} is not known. Choose one of {known}.") from None
+
+
+def choose_plugin(backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin | None) -> TorchDynamoPlugin:
+    """What an `Accelerator`'s `dynamo_backend` and `dynamo_plugin` ask for, of which one may be given."""
+    if plugin is not None and backend is not None:
+        raise ConfigurationError(
+            "You cannot pass in both `dynamo_plugin` and `dynamo_backend`: "
+            f"they are {plugin} and {named(backend)!r}. Pass one of them."
+        )
+    return plugin or TorchDynamoPlugin(backend=backend)
+
+
+def is_compiled_module(module: Any) -> bool:
+    """Whether `torch.compile` made this module."""
+    # asked of the instance's own modules: importing torch._dynamo to compare classes takes a second
+    return isinstance(module, Module) and "_orig_mod" in module._modules
+
+
+def has_compiled_regions(module: Module) -> bool:
+    """Whether the module has, at any depth, a part that `torch.compile` made."""
+    return any(is_compiled_module(part) for part in module.modules()) if module._modules else False
+
+
+def is_repeated_blocks(module: Module) -> bool:
+    """Whether this is a list of modules that are all of the class of its first."""
+    return (
+        isinstance(module, ModuleList) and len(module) > 0 and all(isinstance(part, type(module[0])) for part in module)
+    )
+
+
+def has_repeated_blocks(module: Module) -> bool:
+    """Whether the module has, at any depth, a list of modules of one class."""
+    return any(is_repeated_blocks(part) for part in module.modules()) if module._modules else False
+
+
+def compile_regions(module: Module, **compile_kwargs: Any) -> Module:
+    """
+    A twin of the module whose repeated blocks, and whatever stands beside them, are compiled each for itself.
+
+    The twin shares parameters and buffers with the module, which stays as it is; `extract_model_from_parallel` finds it
+    again. Arguments are those of `torch.compile`.
+
+    >>> twin = compile_regions(torch.nn.Sequential(torch.nn.Linear(2, 2)), backend="eager")
+    """
+    twin = _regions(module, compile_kwargs)
+    if not is_compiled_module(twin):
+        twin.__dict__["_orig_mod"] = module
+    return twin
+
+
+def _regions(module: Module, arguments: dict[str, Any]) -> Module:
+    if is_repeated_blocks(module):
+        return ModuleList(_compiled(block, arguments) for block in module.children())
+    if not has_repeated_blocks(module):
+        return _compiled(module, arguments)
+    twin = object.__new__(type(module))
+    twin.__dict__.update(module.__dict__)
+    for name, value in module.__dict__.items():
+        # a forward that was put on the instance, as mixed precision does, has to call the twin
+        if isinstance(value, MethodType) and value.__self__ is module:
+            twin.__dict__[name] = MethodType(value.__func__, twin)
+    twin.__dict__["_modules"] = {name: _regions(part, arguments) for name, part in module.named_children()}
+    return twin
+
+
+def _compiled(module: Module, arguments: dict[str, Any]) -> Module:
+    compiled: Module = torch.compile(module, **arguments)  # type: ignore[assignment]  # a module gives a module
+    return compiled
+
+
+def compile_regions_in_place(module: Module, **compile_kwargs: Any) -> Module:
+    """
+    The same module, its repeated blocks and whatever stands beside them compiled by `Module.compile`.
+
+    For a module that others hold, or that gets hooks later: its parts stay the objects that they are.
+    """
+    if is_repeated_blocks(module):
+        for block in module.children():
+            block.compile(**compile_kwargs)
+    elif has_repeated_blocks(module):
+        for part in module.children():
+            compile_regions_in_place(part, **compile_kwargs)
+    else:
+        module.compile(**compile_kwargs)
+    return module

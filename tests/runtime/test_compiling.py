@@ -1,0 +1,197 @@
+"""A compiled model is trained, saved and taken apart as one that is not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from accelerate_nb import Accelerator
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.compiling import (
+    TorchDynamoPlugin,
+    compile_regions,
+    compile_regions_in_place,
+    has_compiled_regions,
+    has_repeated_blocks,
+    is_compiled_module,
+    is_repeated_blocks,
+)
+from accelerate_nb.runtime.unwrapping import extract_model_from_parallel
+from tests.peers import Peer, under_both
+from tests.ranks import run_on_ranks
+from tests.runtime.loops import samples
+
+
+class Blocks(nn.Module):
+    """A model as transformers are built: repeated blocks with something before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3))
+        self.norm = nn.BatchNorm1d(8)
+        self.last = nn.Linear(8, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(inputs)
+        for layer in self.layers:
+            hidden = hidden + layer(hidden)
+        return self.last(self.norm(hidden))
+
+
+def training(peer: Peer, regional: bool, precision: str, folder: str) -> list[Any]:
+    torch.manual_seed(0)
+    plugin = peer.door("utils").TorchDynamoPlugin(backend="eager", use_regional_compilation=regional)
+    accelerator = peer.Accelerator(
+        cpu=True, mixed_precision=precision, gradient_accumulation_steps=2, dynamo_plugin=plugin
+    )
+    model = Blocks()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    prepared, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(samples(24), batch_size=4))
+    seen = []
+    for inputs, targets in loader:
+        with accelerator.accumulate(prepared):
+            loss = nn.functional.mse_loss(prepared(inputs), targets)
+            accelerator.backward(loss)
+            seen.append((loss.item(), [each.grad.sum().item() for each in model.parameters()]))
+            accelerator.clip_grad_norm_(prepared.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    bare = accelerator.unwrap_model(prepared, keep_torch_compile=False)
+    weights = [parameter.detach().clone() for parameter in bare.parameters()]
+    saved = list(bare.state_dict())
+    if peer.is_ours:
+        accelerator.save_state(folder)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        accelerator.load_state(folder)
+        same = all(torch.equal(*pair) for pair in zip(weights, model.parameters(), strict=True))
+        assert same
+        assert bare is model
+        assert list(accelerator.get_state_dict(prepared)) == saved
+        kept = accelerator.unwrap_model(prepared)
+        assert has_compiled_regions(kept)
+        assert accelerator.unwrap_model(prepared) is kept
+        assert accelerator.unwrap_model(kept, keep_torch_compile=False) is model
+        prepared.eval(), kept.eval()
+        probe = torch.ones(2, 8)
+        assert torch.equal(kept(probe), prepared(probe))
+    return [seen, [weight.tolist() for weight in weights], saved]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_compiled_training_gives_accelerates_numbers_and_is_saved_under_its_own_names(
+    size: int, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "state")
+    for regional, precision in ((False, "no"), (True, "no"), (True, "bf16")):
+        both = under_both(training, size, regional, precision, folder)
+        assert both.ours == both.theirs
+        shutil.rmtree(folder)
+
+
+def whole_and_not(backend: str) -> list[Any]:
+    seen = []
+    for chosen in ("no", backend):
+        torch.manual_seed(0)
+        accelerator = Accelerator(cpu=True, dynamo_backend=chosen)
+        model = Blocks()
+        prepared = accelerator.prepare(model)
+        inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(accelerator.process_index))
+        with accelerator.no_sync(prepared):
+            prepared(inputs).square().sum().backward()
+        local = model.first.weight.grad.clone()
+        prepared(inputs).square().sum().backward()
+        seen.append((local, model.first.weight.grad.clone(), is_compiled_module(prepared)))
+        accelerator.end_training()
+    (plain, plain_sum, was), (compiled, compiled_sum, is_now) = seen
+    torch.testing.assert_close(plain, compiled)
+    torch.testing.assert_close(plain_sum, compiled_sum)
+    return [was, is_now, local.sum().item()]
+
+
+def test_a_compiled_model_holds_its_gradients_where_it_is_told_to() -> None:
+    one, two = run_on_ranks(whole_and_not, 2, "aot_eager")
+    assert one[:2] == two[:2] == [False, True]
+    assert one[2] != two[2]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("gcc")), reason="inductor needs a C++ compiler")
+def test_inductor_compiles_what_eager_computes() -> None:
+    assert run_on_ranks(whole_and_not, 1, "inductor", limit=110)[0][:2] == [False, True]
+
+
+def test_blocks_are_compiled_and_the_model_stays_as_it_was() -> None:
+    model = Blocks().eval()
+    names = list(model.state_dict())
+    twin = compile_regions(model, backend="eager")
+    assert [is_compiled_module(part) for part in twin.layers] == [True] * 3
+    assert is_compiled_module(twin.first)
+    assert not is_compiled_module(twin)
+    assert (has_compiled_regions(twin), has_compiled_regions(model)) == (True, False)
+    assert list(model.state_dict()) == names
+    assert type(twin) is Blocks
+    assert torch.equal(twin(torch.ones(2, 8)), model(torch.ones(2, 8)))
+    assert twin.first.weight is model.first.weight
+    assert extract_model_from_parallel(twin) is twin
+    assert extract_model_from_parallel(twin, keep_torch_compile=False) is model
+    assert extract_model_from_parallel(twin, recursive=True, keep_torch_compile=False) is model
+
+
+def test_blocks_can_be_compiled_where_they_are() -> None:
+    model = Blocks().eval()
+    before = model(torch.ones(2, 8))
+    assert compile_regions_in_place(model, backend="eager") is model
+    assert torch.equal(model(torch.ones(2, 8)), before)
+    assert all(layer._compiled_call_impl is not None for layer in model.layers)
+
+
+def test_blocks_are_told_from_other_lists() -> None:
+    model = Blocks()
+    assert (has_repeated_blocks(model), is_repeated_blocks(model.layers)) == (True, True)
+    assert not is_repeated_blocks(nn.ModuleList())
+    assert not is_repeated_blocks(nn.ModuleList([nn.Linear(1, 1), nn.ReLU()]))
+    assert not has_repeated_blocks(nn.Linear(1, 1))
+
+
+def test_a_model_that_came_compiled_is_not_compiled_again() -> None:
+    accelerator = Accelerator(cpu=True, dynamo_backend="eager")
+    inner = nn.Linear(2, 2)
+    compiled = torch.compile(inner, backend="eager")
+    assert accelerator.prepare(compiled) is compiled
+    assert list(accelerator.get_state_dict(compiled)) == ["weight", "bias"]
+    accelerator.end_training()
+
+
+def test_compiling_is_asked_for_once() -> None:
+    with pytest.raises(ConfigurationError, match="Pass one of them"):
+        Accelerator(cpu=True, dynamo_backend="eager", dynamo_plugin=TorchDynamoPlugin())
+    with pytest.raises(ConfigurationError, match="'fast' is not known"):
+        Accelerator(cpu=True, dynamo_backend="fast")
+
+
+def asked(peer: Peer) -> list[Any]:
+    import os
+
+    plugin = peer.door("utils").TorchDynamoPlugin
+    os.environ.update(ACCELERATE_DYNAMO_BACKEND="aot_eager", ACCELERATE_DYNAMO_MODE="reduce-overhead")
+    os.environ.update(ACCELERATE_DYNAMO_USE_DYNAMIC="no", ACCELERATE_DYNAMO_USE_FULLGRAPH="yes")
+    from_environment = plugin()
+    said = plugin(backend="INDUCTOR", mode="default", dynamic=True, fullgraph=False, use_regional_compilation=True)
+    plugins = (from_environment, said, plugin(options={"a": 1}, disable=True))
+    accelerator = peer.Accelerator(cpu=True)
+    state = accelerator.state.dynamo_plugin
+    return [[each.to_dict(), each.to_kwargs(), str(each.backend)] for each in (*plugins, state)]
+
+
+def test_a_plugin_reads_accelerates_variables() -> None:
+    both = under_both(asked, 1)
+    assert both.ours == both.theirs
