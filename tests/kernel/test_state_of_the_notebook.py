@@ -143,11 +143,11 @@ def test_nothing_of_a_launch_listens_on_anything_but_loopback(kernel: Kernel) ->
         dist.all_reduce(torch.ones(1))
         from accelerate_nb import Accelerator
         Accelerator().wait_for_everyone()
-        print("connected", flush=True)
+        print("all here", flush=True)
         import time; time.sleep(60)
     notebook_launcher(connects, num_processes=2)
     """)
-    cell.until(lambda: cell.stdout.count("connected") == 2)
+    cell.until(lambda: cell.stdout.count("all here") == 2)
     listening = [
         one.laddr
         for process in [psutil.Process(kernel.pid), *kernel.processes()]
