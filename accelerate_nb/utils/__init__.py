@@ -1,8 +1,6 @@
 """The door `accelerate.utils`: what Hugging Face offers under this module name, as far as it is here."""
 
-from accelerate_nb.runtime.affinity import (
-    set_numa_affinity as set_numa_affinity,
-)
+from accelerate_nb.runtime.affinity import set_numa_affinity as set_numa_affinity
 from accelerate_nb.runtime.available import (
     get_current_device_type as get_current_device_type,
     is_bf16_available as is_bf16_available,
@@ -24,9 +22,7 @@ from accelerate_nb.runtime.available import (
     is_xccl_available as is_xccl_available,
     is_xpu_available as is_xpu_available,
 )
-from accelerate_nb.runtime.basic_config import (
-    write_basic_config as write_basic_config,
-)
+from accelerate_nb.runtime.basic_config import write_basic_config as write_basic_config
 from accelerate_nb.runtime.checkpoints.names import (
     MODEL_NAME as MODEL_NAME,
     OPTIMIZER_NAME as OPTIMIZER_NAME,
@@ -173,24 +169,16 @@ from accelerate_nb.runtime.modules import (
     get_module_children_bottom_up as get_module_children_bottom_up,
     model_has_dtensor as model_has_dtensor,
 )
-from accelerate_nb.runtime.ports import (
-    is_port_in_use as is_port_in_use,
-)
+from accelerate_nb.runtime.ports import is_port_in_use as is_port_in_use
 from accelerate_nb.runtime.saving import (
     clean_state_dict_for_safetensors as clean_state_dict_for_safetensors,
     load as load,
     save as save,
     wait_for_everyone as wait_for_everyone,
 )
-from accelerate_nb.runtime.starting import (
-    PrepareForLaunch as PrepareForLaunch,
-)
-from accelerate_nb.runtime.system import (
-    check_os_kernel as check_os_kernel,
-)
-from accelerate_nb.runtime.unwrapping import (
-    extract_model_from_parallel as extract_model_from_parallel,
-)
+from accelerate_nb.runtime.starting import PrepareForLaunch as PrepareForLaunch
+from accelerate_nb.runtime.system import check_os_kernel as check_os_kernel
+from accelerate_nb.runtime.unwrapping import extract_model_from_parallel as extract_model_from_parallel
 from accelerate_nb.runtime.values import (
     convert_bytes as convert_bytes,
     get_pretty_name as get_pretty_name,
@@ -209,10 +197,7 @@ from accelerate_nb.runtime.variables import (
     purge_accelerate_environment as purge_accelerate_environment,
     str_to_bool as str_to_bool,
 )
-from accelerate_nb.runtime.versions import (
-    compare_versions as compare_versions,
-    is_torch_version as is_torch_version,
-)
+from accelerate_nb.runtime.versions import compare_versions as compare_versions, is_torch_version as is_torch_version
 from accelerate_nb.utils.operations import (
     CannotPadNestedTensorWarning as CannotPadNestedTensorWarning,
     ConvertOutputsToFp32 as ConvertOutputsToFp32,
@@ -249,6 +234,4 @@ from accelerate_nb.utils.random import (
     synchronize_rng_state as synchronize_rng_state,
     synchronize_rng_states as synchronize_rng_states,
 )
-from accelerate_nb.utils.tqdm import (
-    tqdm as tqdm,
-)
+from accelerate_nb.utils.tqdm import tqdm as tqdm

@@ -1,8 +1,6 @@
 """The door `accelerate.utils.dataclasses`: the runtime's settings under Hugging Face's module name."""
 
-from accelerate_nb.runtime.compiling import (
-    TorchDynamoPlugin as TorchDynamoPlugin,
-)
+from accelerate_nb.runtime.compiling import TorchDynamoPlugin as TorchDynamoPlugin
 from accelerate_nb.runtime.constants import (
     BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION,
     BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION,
@@ -37,12 +35,8 @@ from accelerate_nb.runtime.kinds import (
     PrecisionType as PrecisionType,
     RNGType as RNGType,
 )
-from accelerate_nb.runtime.later.deepspeed import (
-    DeepSpeedPlugin as DeepSpeedPlugin,
-)
-from accelerate_nb.runtime.later.fsdp import (
-    FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
-)
+from accelerate_nb.runtime.later.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
+from accelerate_nb.runtime.later.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.later.megatron import (
     MegatronLMPlugin as MegatronLMPlugin,
     add_model_config_to_megatron_parser as add_model_config_to_megatron_parser,
@@ -53,9 +47,5 @@ from accelerate_nb.runtime.later.parallelism import (
     TorchTensorParallelConfig as TorchTensorParallelConfig,
     TorchTensorParallelPlugin as TorchTensorParallelPlugin,
 )
-from accelerate_nb.runtime.modules import (
-    get_module_class_from_name as get_module_class_from_name,
-)
-from accelerate_nb.runtime.operations.nested import (
-    TensorInformation as TensorInformation,
-)
+from accelerate_nb.runtime.modules import get_module_class_from_name as get_module_class_from_name
+from accelerate_nb.runtime.operations.nested import TensorInformation as TensorInformation

@@ -1,5 +1,6 @@
 """The door `accelerate.utils.random`: seeds under Hugging Face's module name."""
 
+from accelerate_nb.runtime.constants import CUDA_DISTRIBUTED_TYPES as CUDA_DISTRIBUTED_TYPES
 from accelerate_nb.runtime.seeds import (
     set_seed as set_seed,
     synchronize_rng_state as synchronize_rng_state,

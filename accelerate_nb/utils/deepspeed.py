@@ -1,0 +1,12 @@
+"""The door `accelerate.utils.deepspeed`: DeepSpeed's classes under Hugging Face's module name."""
+
+from accelerate_nb.runtime.later.deepspeed import (
+    DeepSpeedEngineWrapper as DeepSpeedEngineWrapper,
+    DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper,
+    DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper,
+    DummyOptim as DummyOptim,
+    DummyScheduler as DummyScheduler,
+    HfDeepSpeedConfig as HfDeepSpeedConfig,
+    get_active_deepspeed_plugin as get_active_deepspeed_plugin,
+    map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed,
+)

@@ -1,0 +1,26 @@
+"""The door `accelerate.utils.fsdp_utils`: FSDP's functions under Hugging Face's module name."""
+
+from accelerate_nb.runtime.checkpoints.names import (
+    OPTIMIZER_NAME as OPTIMIZER_NAME,
+    SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME,
+    WEIGHTS_NAME as WEIGHTS_NAME,
+)
+from accelerate_nb.runtime.constants import FSDP_MODEL_NAME as FSDP_MODEL_NAME
+from accelerate_nb.runtime.later.fsdp import (
+    disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading,
+    enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading,
+    ensure_weights_retied as ensure_weights_retied,
+    fsdp2_apply_ac as fsdp2_apply_ac,
+    fsdp2_canonicalize_names as fsdp2_canonicalize_names,
+    fsdp2_load_full_state_dict as fsdp2_load_full_state_dict,
+    fsdp2_prepare_auto_wrap_policy as fsdp2_prepare_auto_wrap_policy,
+    fsdp2_prepare_model as fsdp2_prepare_model,
+    fsdp2_switch_optimizer_parameters as fsdp2_switch_optimizer_parameters,
+    get_fsdp2_grad_scaler as get_fsdp2_grad_scaler,
+    get_parameters_from_modules as get_parameters_from_modules,
+    load_fsdp_model as load_fsdp_model,
+    load_fsdp_optimizer as load_fsdp_optimizer,
+    merge_fsdp_weights as merge_fsdp_weights,
+    save_fsdp_model as save_fsdp_model,
+    save_fsdp_optimizer as save_fsdp_optimizer,
+)
