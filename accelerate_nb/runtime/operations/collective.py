@@ -5,7 +5,9 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Literal, get_args
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -14,8 +16,9 @@ from torch import Tensor
 
 from accelerate_nb.errors import ConfigurationError, OperationError
 from accelerate_nb.runtime.current import current_world
-from accelerate_nb.runtime.operations.exchange import Call, Frames, as_bytes, exchange, exchange_rows, places
+from accelerate_nb.runtime.operations.exchange import Call, Exchange, agree, as_bytes, exchange_rows
 from accelerate_nb.runtime.operations.nested import description, leaves_of, recursively_apply, with_leaves
+from accelerate_nb.runtime.operations.wire import Wire, Work, wire_of
 from accelerate_nb.runtime.world import World
 
 Reduction = Literal["sum", "mean", "max", "min", "none"]
@@ -32,44 +35,20 @@ def gather(tensor: Any) -> Any:
     if world.size == 1:
         return tensor
     leaves = _tensors(world, "gather", tensor)
-    frames = exchange(world, Call("gather", description(tensor)), [as_bytes(leaf) for leaf in leaves])
-    joined = _joined_from(frames, leaves) if frames.complete else [_gather_one(world, leaf) for leaf in leaves]
-    return with_leaves(tensor, iter(joined))
+    call = Call("gather", description(tensor))
+    return with_leaves(tensor, iter(_moved(world, call, leaves, _joined, partial(_Rows, _joined))))
 
 
-def _joined_from(frames: Frames, leaves: list[Tensor]) -> list[Tensor]:
-    joined = []
-    for rows, leaf in zip(_rows(frames, leaves), leaves, strict=True):
-        length, *rest = leaf.shape or (1,)
-        joined.append(rows.reshape(frames.world.size * length, *rest))
-    return joined
-
-
-def _rows(frames: Frames, leaves: list[Tensor]) -> list[Tensor]:
-    """What every process sent in place of each leaf: `(processes, *shape)`."""
-    rows = []
-    start = 0
-    for leaf in leaves:
-        length = leaf.numel() * leaf.element_size()
-        part = frames.room[:, start : start + length].contiguous()
-        rows.append(part.view(leaf.dtype).view(frames.world.size, *leaf.shape))
-        start += places([part[0]])[1]
-    return rows
-
-
-def _gather_one(world: World, leaf: Tensor) -> Tensor:
-    length, *rest = leaf.shape or (1,)
-    joined = torch.empty((world.size, *leaf.shape), dtype=leaf.dtype, device=world.device)
-    rows = as_bytes(joined).view(world.size, -1)
-    dist.all_gather(list(rows.unbind()), as_bytes(leaf))
-    return joined.view(world.size * length, *rest)
+def _joined(rows: Tensor) -> Tensor:
+    return rows if rows.ndim == 1 else rows.flatten(0, 1)
 
 
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:  # noqa: ARG001 - see below
     """
     The sum, mean, largest or smallest of every process's tensors, as new tensors; "none" only copies.
 
-    A nest of tensors, equal in shapes and types on all processes. `scale` is Hugging Face's and, as there, for XLA only.
+    A nest of tensors, equal in shapes and types on all processes. A backward goes on into this process's own part; whole
+    numbers have a mean in float32. `scale` is Hugging Face's and, as there, for XLA only.
     """
     if reduction not in get_args(Reduction):
         known = ", ".join(get_args(Reduction))
@@ -79,29 +58,20 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:  # 
         return recursively_apply(torch.clone, tensor, error_on_other_type=True)
     operation = f"reduce {reduction}"
     leaves = _tensors(world, operation, tensor)
-    frames = exchange(world, Call(operation, description(tensor)), [as_bytes(leaf) for leaf in leaves])
-    if frames.complete:
-        reduced = [_LOCAL[reduction](rows) for rows in _rows(frames, leaves)]
-    else:
-        reduced = [_reduce_one(leaf, reduction) for leaf in leaves]
+    call = Call(operation, description(tensor))
+    reduced = _moved(world, call, leaves, _OF_ROWS[reduction], partial(_reducing, reduction))
+    reduced = [_with_gradient(leaf, each) for leaf, each in zip(leaves, reduced, strict=True)]
     if reduction == "mean":
         reduced = [each / world.size for each in reduced]
-    return with_leaves(tensor, map(_with_gradient, leaves, reduced))
+    return with_leaves(tensor, iter(reduced))
 
 
-_LOCAL: dict[str, Callable[[Tensor], Tensor]] = {
+_OF_ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda rows: rows.sum(0, dtype=rows.dtype),
     "mean": lambda rows: rows.sum(0, dtype=rows.dtype),
     "max": lambda rows: rows.amax(0),
     "min": lambda rows: rows.amin(0),
 }
-
-
-def _reduce_one(leaf: Tensor, reduction: str) -> Tensor:
-    operations = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-    reduced = leaf.detach().clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(reduced, operations.get(reduction, dist.ReduceOp.SUM))
-    return reduced
 
 
 def _with_gradient(leaf: Tensor, reduced: Tensor) -> Tensor:
@@ -124,18 +94,98 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         return tensor
     operation = f"broadcast from process {_process(world, from_process)}"
     leaves = _tensors(world, operation, tensor)
-    frames = exchange(world, Call(operation, description(tensor)), [as_bytes(leaf) for leaf in leaves])
-    if frames.complete:
-        sent = [rows[from_process].clone() for rows in _rows(frames, leaves)]
-    else:
-        sent = [_broadcast_one(leaf, from_process) for leaf in leaves]
+    call = Call(operation, description(tensor))
+    sent = _moved(world, call, leaves, lambda rows: rows[from_process].clone(), partial(_Sent, from_process))
     return with_leaves(tensor, iter(sent))
 
 
-def _broadcast_one(leaf: Tensor, from_process: int) -> Tensor:
-    copy = leaf.detach().clone(memory_format=torch.contiguous_format)
-    dist.broadcast(as_bytes(copy), src=from_process)
-    return copy
+def _moved(
+    world: World,
+    call: Call,
+    leaves: list[Tensor],
+    of_rows: Callable[[Tensor], Tensor],
+    transfer: Callable[[Wire, Tensor], Transfer],
+) -> list[Tensor]:
+    """
+    What an operation makes of each tensor: `of_rows` of what every process sent, `(processes, *shape)`, where the frames had
+    room for it, and otherwise what came by a transfer of its own.
+    """
+    exchange = Exchange(world, call, leaves)
+    transfers = [
+        None if inside else transfer(exchange.wire, leaf) for leaf, inside in zip(leaves, exchange.carries, strict=True)
+    ]
+    exchange.finish()
+    for work in [work for each in transfers if each is not None for work in each.start()]:
+        work.wait()
+    return [of_rows(exchange.rows(index)) if each is None else each.result() for index, each in enumerate(transfers)]
+
+
+class Transfer(Protocol):
+    """The way of one large tensor: made ready while it isn't known yet whether the others make the same call."""
+
+    def start(self) -> list[Work]:
+        """Set off; what to wait for."""
+
+    def result(self) -> Tensor:
+        """What arrived."""
+
+
+class _Rows:
+    """Everyone gets what everyone has."""
+
+    def __init__(self, of_rows: Callable[[Tensor], Tensor], wire: Wire, leaf: Tensor) -> None:
+        self.of_rows, self.wire = of_rows, wire
+        self.rows = torch.empty((wire.world.size, *leaf.shape), dtype=leaf.dtype, device=leaf.device)
+        self.rows[wire.world.rank] = leaf.detach()
+
+    def start(self) -> list[Work]:
+        return self.wire.fill(as_bytes(self.rows).view(self.wire.world.size, -1))
+
+    def result(self) -> Tensor:
+        return self.of_rows(self.rows)
+
+
+class _Reduced:
+    """The backend adds up on the way."""
+
+    operations = MappingProxyType({"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN})
+
+    def __init__(self, reduction: str, leaf: Tensor) -> None:
+        self.operation = self.operations.get(reduction, dist.ReduceOp.SUM)
+        self.reduced = leaf.detach().clone(memory_format=torch.contiguous_format)
+
+    def start(self) -> list[Work]:
+        return [dist.all_reduce(self.reduced, self.operation, async_op=True)]
+
+    def result(self) -> Tensor:
+        return self.reduced
+
+
+# No backend adds up all types of numbers; gloo stops at these.
+_ADDED_UP_HERE = (torch.bool, torch.int16, torch.complex64, torch.complex128)
+
+
+def _reducing(reduction: str, wire: Wire, leaf: Tensor) -> Transfer:
+    whole = leaf.numel() * leaf.element_size() * wire.world.size
+    if whole <= wire.rows_reduced_here or leaf.dtype in _ADDED_UP_HERE:
+        return _Rows(_OF_ROWS[reduction], wire, leaf)
+    return _Reduced(reduction, leaf)
+
+
+class _Sent:
+    """One process's tensor replaces the others' copies."""
+
+    def __init__(self, source: int, wire: Wire, leaf: Tensor) -> None:
+        self.source, self.wire = source, wire
+        self.copy = torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+        if wire.world.rank == source:
+            self.copy.copy_(leaf.detach())
+
+    def start(self) -> list[Work]:
+        return self.wire.send(as_bytes(self.copy), self.source)
+
+    def result(self) -> Tensor:
+        return self.copy
 
 
 def gather_object(object: Any) -> Any:
@@ -177,8 +227,11 @@ def copy_tensor_to_devices(tensor: Tensor | None = None) -> Tensor:
         assert tensor is not None
         return tensor.clone()
     shape, dtype = everyones[having[0]]  # type: ignore[misc]  # the one that is not None
-    copy = torch.empty(shape, dtype=dtype, device=world.device) if tensor is None else tensor.to(world.device)
-    return _broadcast_one(copy, having[0])
+    mine = torch.empty(shape, dtype=dtype, device=world.device) if tensor is None else tensor.to(world.device)
+    sent = _Sent(having[0], wire_of(world), mine)
+    for work in sent.start():
+        work.wait()
+    return sent.result()
 
 
 def _everyones(world: World, operation: str, mine: Any) -> list[Any]:
@@ -188,7 +241,7 @@ def _everyones(world: World, operation: str, mine: Any) -> list[Any]:
     except Exception:
         # the others are about to wait for this process: they hear that nothing will come
         with suppress(OperationError):
-            exchange(world, Call(operation, f"a {type(mine).__name__} that can't be pickled"))
+            agree(world, Call(operation, f"a {type(mine).__name__} that can't be pickled"))
         raise
     row = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
     rows = exchange_rows(world, call, row)
@@ -204,9 +257,7 @@ def _tensors(world: World, operation: str, data: Any) -> list[Tensor]:
     """The nest's tensors on this process's device; anything else in it is an error on every process."""
     leaves = leaves_of(data)
     if any(not isinstance(leaf, Tensor) for leaf in leaves):
-        exchange(
-            world, Call(operation, description(data))
-        )  # the others are told, and if they have the same, say the same
+        agree(world, Call(operation, description(data)))  # if the others have the same, they say the same
         recursively_apply(lambda leaf: leaf, data, error_on_other_type=True)
     return [leaf.to(world.device) for leaf in leaves]
 

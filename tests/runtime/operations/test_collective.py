@@ -10,6 +10,7 @@ import torch
 
 import accelerate_nb.utils.operations as alone
 from accelerate_nb.errors import ConfigurationError, DataError, OperationError
+from tests.peers import Peer, under_both
 from tests.ranks import RanksFailed, run_on_ranks
 from tests.runtime.data.loaders import Pair, plain
 
@@ -107,16 +108,23 @@ def test_what_was_given_is_left_alone(rows: int) -> None:
     assert run_on_ranks(what_was_given, 2, rows) == [[[0.0], [1.0], [2.0]], [[1.0], [1.0], [2.0]]]
 
 
-def gradient() -> list[float]:
-    weight = torch.tensor([1.0 + alone_rank()], requires_grad=True)
-    reduced = alone.reduce(weight * 2, "mean")
-    reduced.backward()
-    assert weight.grad is not None
-    return [reduced.item(), weight.grad.item()]
+def gradients(peer: Peer) -> list[Any]:
+    accelerator = peer.Accelerator()
+    found = []
+    for reduction in ("sum", "mean", "max"):
+        for rows in (1, 5000):
+            weight = torch.full((rows,), 1.0 + accelerator.process_index, requires_grad=True)
+            reduced = peer.door("utils").reduce(weight * 2, reduction)
+            reduced.sum().backward()
+            assert weight.grad is not None
+            found.append([reduced[0].item(), weight.grad[-1].item()])
+    return [*found, accelerator.gather(weight).requires_grad]
 
 
-def test_a_backward_reaches_this_processs_own_part() -> None:
-    assert run_on_ranks(gradient, 2) == [[3.0, 2.0], [3.0, 2.0]]
+def test_a_backward_reaches_this_processs_own_part_as_accelerates_does() -> None:
+    both = under_both(gradients, 2)
+    assert both.ours == both.theirs
+    assert both.ours[0][2:4] == [[3.0, 1.0]] * 2
 
 
 def smallest() -> list[Any]:
