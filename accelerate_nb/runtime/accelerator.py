@@ -34,6 +34,7 @@ from accelerate_nb.runtime.handlers import (
     ProjectConfiguration,
 )
 from accelerate_nb.runtime.kinds import DistributedType, DynamoBackend, PrecisionType, RNGType
+from accelerate_nb.runtime.later.base import refuse
 from accelerate_nb.runtime.memory import release_memory
 from accelerate_nb.runtime.metrics import gather_for_metrics
 from accelerate_nb.runtime.operations import collective, padding
@@ -41,12 +42,14 @@ from accelerate_nb.runtime.optimizer import AcceleratedOptimizer, innermost
 from accelerate_nb.runtime.precision.base import precision_name
 from accelerate_nb.runtime.precision.choosing import choose_precision
 from accelerate_nb.runtime.process import AcceleratorState, join
+from accelerate_nb.runtime.profiling import ProfileKwargs
 from accelerate_nb.runtime.scheduler import AcceleratedScheduler
 from accelerate_nb.runtime.strategies.choosing import choose_strategy
 from accelerate_nb.runtime.trackers.choosing import filter_trackers
 from accelerate_nb.runtime.trackers.panel import PanelTracker
 from accelerate_nb.runtime.unwrapping import extract_model_from_parallel
 from accelerate_nb.runtime.verbs.saving import Saving
+from accelerate_nb.runtime.verbs.splitting import Splitting
 from accelerate_nb.runtime.verbs.stepping import Stepping
 from accelerate_nb.runtime.verbs.watching import Watching
 from accelerate_nb.runtime.world import World
@@ -54,10 +57,16 @@ from accelerate_nb.runtime.world import World
 T = TypeVar("T")
 H = TypeVar("H", bound=KwargsHandler)
 
-_HANDLERS = (AutocastKwargs, DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs)
+_HANDLERS = (
+    AutocastKwargs,
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    ProfileKwargs,
+)
 
 
-class Accelerator(Stepping, Saving, Watching):
+class Accelerator(Stepping, Saving, Splitting, Watching):
     """
     What turns a training loop for one process into one for many: same calls, same numbers.
 
@@ -90,7 +99,8 @@ class Accelerator(Stepping, Saving, Watching):
         deepspeed_plugins: Any = None,
         parallelism_config: Any = None,
     ) -> None:
-        _refuse_what_is_not_here_yet(
+        refuse(
+            "Accelerator",
             deepspeed_plugin=deepspeed_plugin,
             deepspeed_plugins=deepspeed_plugins,
             fsdp_plugin=fsdp_plugin,
@@ -105,6 +115,7 @@ class Accelerator(Stepping, Saving, Watching):
         self.ddp_handler = _pick(handlers, DistributedDataParallelKwargs)
         self.scaler_handler = _pick(handlers, GradScalerKwargs)
         self.init_handler = _pick(handlers, InitProcessGroupKwargs)
+        self.profile_handler = _pick(handlers, ProfileKwargs)
         name = precision_name(mixed_precision if mixed_precision is not None else asked.mixed_precision)
         accumulation = _accumulation(gradient_accumulation_plugin, gradient_accumulation_steps, asked)
 
@@ -163,21 +174,6 @@ class Accelerator(Stepping, Saving, Watching):
     def multi_device(self) -> bool:
         """Whether there are several processes, each on an accelerator."""
         return self.world.size > 1 and self.device.type != "cpu"
-
-    @property
-    def is_fsdp2(self) -> bool:
-        """Whether weights are sharded."""
-        return False
-
-    @property
-    def parallelism_config(self) -> None:
-        """No mesh here yet."""
-        return
-
-    @property
-    def deepspeed_plugin(self) -> None:
-        """No DeepSpeed here yet."""
-        return
 
     @property
     def project_dir(self) -> str | None:
@@ -422,6 +418,7 @@ class Accelerator(Stepping, Saving, Watching):
         """The training is over: trackers keep what they were told, and the next `Accelerator` of this process begins anew."""
         try:
             self._finish_trackers()
+            self.wait_for_checkpoint()
         finally:
             self.strategy.close()
             if self.world.backend is not None or current.is_joined():
@@ -435,12 +432,6 @@ class Accelerator(Stepping, Saving, Watching):
             "An Accelerator can't travel to another process: it belongs to the one in which it was made. "
             "Make it inside the function that is launched."
         )
-
-
-def _refuse_what_is_not_here_yet(**given: Any) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise NotYetError(f"Accelerator({name}=...) is not offered here yet. Leave it out.")
 
 
 def _by_class(handlers: Sequence[Any]) -> dict[type, Any]:

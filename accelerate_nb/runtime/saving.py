@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from accelerate_nb.runtime.checkpoints.folders import write_file
-from accelerate_nb.runtime.checkpoints.weights import save_weights, without_aliases
+from accelerate_nb.runtime.checkpoints.weights import without_aliases
+from accelerate_nb.runtime.checkpoints.writing import write_file
 from accelerate_nb.runtime.process import PartialState
 
 # What numpy's arrays and the states of random generators are made of when they are unpickled: numbers, no code.
@@ -38,7 +39,8 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
     if not isinstance(f, (str, os.PathLike)):
         torch.save(obj, f)
     elif safe_serialization:
-        save_weights(obj, Path(f), safe=True)
+        content = to_bytes(without_aliases(obj), metadata={"format": "pt"})
+        write_file(Path(f), lambda file: file.write(content))
     else:
         write_file(Path(f), lambda file: torch.save(obj, file))
 

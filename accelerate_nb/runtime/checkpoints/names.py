@@ -1,5 +1,9 @@
 """The names of a checkpoint's files, which are Accelerate's."""
 
+from __future__ import annotations
+
+import re
+
 MODEL_NAME = "pytorch_model"
 SAFE_MODEL_NAME = "model"
 WEIGHTS_NAME = f"{MODEL_NAME}.bin"
@@ -18,6 +22,20 @@ RNG_STATE_NAME = "random_states"
 POSITIONS_NAME = "positions"
 GRADIENTS_NAME = "gradients"
 CUSTOM_NAME = "custom_checkpoint"
+# Ours alone too: which files belong to the checkpoint, and what is in them.
+MANIFEST_NAME = "checkpoint.json"
+# Of a stateful loader; Accelerate writes it on every process to one place.
+LOADER_NAME = "dl_state_dict"
+
+_OURS = re.compile(
+    r"(model|pytorch_model)(_\d+)?\.(safetensors|bin)|(optimizer|scheduler|sampler|dl_state_dict)(_\d+)?\.bin|scaler\.pt"
+    r"|random_states_\d+\.pkl|(positions|gradients)_\d+\.pkl|custom_checkpoint_\d+\.pkl|checkpoint\.json"
+)
+
+
+def is_ours(name: str) -> bool:
+    """Whether a file name is one that a checkpoint writes."""
+    return _OURS.fullmatch(name) is not None
 
 
 def numbered(stem: str, index: int, ending: str = "bin") -> str:

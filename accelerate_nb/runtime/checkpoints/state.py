@@ -9,17 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from accelerate_nb.errors import CheckpointError
+from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.bundle import Bundle
-from accelerate_nb.runtime.checkpoints import names
-from accelerate_nb.runtime.checkpoints.folders import write_file, written_whole
+from accelerate_nb.runtime.checkpoints import manifest, names
 from accelerate_nb.runtime.checkpoints.randomness import random_states, restore_random_states
-from accelerate_nb.runtime.checkpoints.weights import load_weights, save_weights, with_aliases
+from accelerate_nb.runtime.checkpoints.reading import fitting, read
+from accelerate_nb.runtime.checkpoints.weights import file_of_weights, load_weights, with_aliases
+from accelerate_nb.runtime.checkpoints.writing import File
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.world import World
@@ -37,23 +36,28 @@ class Checkpoint:
     precision: Precision
     on_each_node: bool = False
 
-    def save(
-        self, folder: Path, step: int, *, safe: bool, in_window: bool = False, hooks: tuple[Hook, ...] = ()
-    ) -> None:
-        """
-        Write everything; all processes call it, and it is done on all when it returns.
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes what is equal on all."""
+        return self.world.is_local_main if self.on_each_node else self.world.is_main
 
-        `in_window` says that gradients are being accumulated: they belong to the state of each process.
+    def files(
+        self, draft: Path, step: int, *, safe: bool, in_window: bool = False, hooks: tuple[Hook, ...] = ()
+    ) -> list[File]:
         """
-        with written_whole(folder, self.world) as draft:
-            weights = [self.strategy.model_state(model) for model in self.bundle.models]
-            for hook in hooks:
-                hook(self.bundle.models, weights, str(draft))
-            if self._writes:
-                self._save_shared(draft, weights, safe=safe)
-            self._save_own(draft, step)
-            if in_window:
-                _write(self._gradients(), draft / names.of_rank(names.GRADIENTS_NAME, self.world.rank))
+        The files that this process has to write, with the training's own tensors in them; all processes ask for theirs.
+
+        `in_window` says that gradients are being accumulated: they belong to the state of each process. Hooks may write files
+        of their own to `draft`.
+        """
+        weights = [self.strategy.model_state(model) for model in self.bundle.models]
+        for hook in hooks:
+            hook(self.bundle.models, weights, str(draft))
+        files = self._shared(weights, safe=safe) if self.writes else []
+        files += self._own(step)
+        if in_window:
+            files.append(File(names.of_rank(names.GRADIENTS_NAME, self.world.rank), self._gradients()))
+        return files
 
     def load(
         self,
@@ -65,54 +69,86 @@ class Checkpoint:
         **model_options: Any,
     ) -> int | None:
         """Read everything back; returns the count of micro-steps where this process's own file tells it."""
-        device = str(self.world.device) if map_location == "on_device" else map_location or "cpu"
+        device = self._device(map_location)
+        options = dict(load_options or {})
+        self._check(folder)
         models = list(self.bundle.models)
         for hook in hooks:
             hook(models, str(folder))
-        for index, model in enumerate(models):
-            own = self.strategy.unwrap(model).state_dict()
-            self.strategy.load_model_state(
-                model, with_aliases(load_weights(folder, index, device), own), **model_options
-            )
-        options = dict(load_options or {})
+        self._load_models(folder, models, model_options)
         for index, optimizer in enumerate(self.bundle.optimizers):
-            optimizer.load_state_dict(
-                _read(folder / names.numbered(names.OPTIMIZER_NAME, index), map_location=device, **options)
-            )
+            self._give(
+                optimizer, folder / names.numbered(names.OPTIMIZER_NAME, index), f"the state of optimizer {index}",
+                **{"map_location": device, **options},
+            )  # fmt: skip
         for index, scheduler in enumerate(self.bundle.schedulers):
-            scheduler.load_state_dict(_read(folder / names.numbered(names.SCHEDULER_NAME, index), **options))
+            path = folder / names.numbered(names.SCHEDULER_NAME, index)
+            self._give(scheduler, path, f"the state of scheduler {index}", **options)
         if self.precision.scaler is not None:
-            self.precision.scaler.load_state_dict(_read(folder / names.SCALER_NAME))
-        self._load_custom(folder)
-        self._load_positions(folder)
+            self._give(self.precision.scaler, folder / names.SCALER_NAME, "the state of the gradient scaler")
+        self._load_custom(folder, weights_only=options.get("weights_only", True))
+        self._load_positions(folder, options)
         self._load_gradients(folder)
         return self._load_random(folder)
 
-    @property
-    def _writes(self) -> bool:
-        """Whether this process writes what is equal on all."""
-        return self.world.is_local_main if self.on_each_node else self.world.is_main
-
-    def _save_shared(self, folder: Path, weights: list[dict[str, Any]], *, safe: bool) -> None:
-        for index, state in enumerate(weights):
-            save_weights(state, folder / names.weights(index, safe=safe), safe=safe)
-        for index, optimizer in enumerate(self.bundle.optimizers):
-            _write(optimizer.state_dict(), folder / names.numbered(names.OPTIMIZER_NAME, index))
-        for index, scheduler in enumerate(self.bundle.schedulers):
-            _write(scheduler.state_dict(), folder / names.numbered(names.SCHEDULER_NAME, index))
-        if self.precision.scaler is not None:
-            _write(self.precision.scaler.state_dict(), folder / names.SCALER_NAME)
-        for index, custom in enumerate(self.bundle.custom):
-            _write(custom.state_dict(), folder / f"{names.CUSTOM_NAME}_{index}.pkl")
-
-    def _save_own(self, folder: Path, step: int) -> None:
-        rank = self.world.rank
-        _write({"step": step, **random_states()}, folder / names.of_rank(names.RNG_STATE_NAME, rank))
-        _write(
-            [loader.position() for loader in self.bundle.loaders], folder / names.of_rank(names.POSITIONS_NAME, rank)
+    def _device(self, map_location: str | None) -> str:
+        if map_location in (None, "cpu"):
+            return "cpu"
+        if map_location == "on_device":
+            return str(self.world.device)
+        raise ConfigurationError(
+            f"Unsupported optimizer map location passed: map_location={map_location!r}. Choose one of `None`, `'cpu'`, or "
+            "`'on_device'`."
         )
 
-    def _load_custom(self, folder: Path) -> None:
+    def _check(self, folder: Path) -> None:
+        # what all read alike is read through by one process of each machine
+        own = re.compile(rf".*_{self.world.rank}\.pkl")
+        content = manifest.read(folder)
+        mine = None if content is None else [name for name in content["files"] if own.fullmatch(name)]
+        manifest.check(folder, None if self.world.is_local_main else mine)
+
+    def _load_models(self, folder: Path, models: list[Any], model_options: Mapping[str, Any]) -> None:
+        for index, model in enumerate(models):
+            path, loaded = load_weights(folder, index)
+            with fitting(path, f"the weights of model {index}"):
+                own = self.strategy.unwrap(model).state_dict()
+                self.strategy.load_model_state(model, with_aliases(loaded, own), **model_options)
+
+    def _give(self, one: Any, path: Path, expected: str, **options: Any) -> None:
+        state = read(path, expected, **options)
+        with fitting(path, expected):
+            one.load_state_dict(state)
+
+    def _shared(self, weights: list[dict[str, Any]], *, safe: bool) -> list[File]:
+        bundle = self.bundle
+        files = [
+            File(names.numbered(names.OPTIMIZER_NAME, index), optimizer.state_dict())
+            for index, optimizer in enumerate(bundle.optimizers)
+        ]
+        files += [
+            file_of_weights(state, names.weights(index, safe=safe), safe=safe) for index, state in enumerate(weights)
+        ]
+        files += [
+            File(names.numbered(names.SCHEDULER_NAME, index), scheduler.state_dict())
+            for index, scheduler in enumerate(bundle.schedulers)
+        ]
+        if self.precision.scaler is not None:
+            files.append(File(names.SCALER_NAME, self.precision.scaler.state_dict()))
+        files += [
+            File(f"{names.CUSTOM_NAME}_{index}.pkl", each.state_dict()) for index, each in enumerate(bundle.custom)
+        ]
+        return files
+
+    def _own(self, step: int) -> list[File]:
+        rank = self.world.rank
+        positions = [loader.position() for loader in self.bundle.loaders]
+        return [
+            File(names.of_rank(names.RNG_STATE_NAME, rank), {"step": step, **random_states()}),
+            File(names.of_rank(names.POSITIONS_NAME, rank), positions),
+        ]
+
+    def _load_custom(self, folder: Path, *, weights_only: bool) -> None:
         found = [each for each in folder.iterdir() if re.fullmatch(rf"{names.CUSTOM_NAME}_\d+\.pkl", each.name)]
         if len(found) != len(self.bundle.custom):
             raise CheckpointError(
@@ -121,17 +157,16 @@ class Checkpoint:
                 "Call register_for_checkpointing with the same objects as when it was saved."
             )
         for index, custom in enumerate(self.bundle.custom):
-            # a person's own object may hold anything, so this one file is trusted
             path = folder / f"{names.CUSTOM_NAME}_{index}.pkl"
-            custom.load_state_dict(torch.load(path, map_location="cpu", weights_only=False))
+            self._give(custom, path, f"the state of registered object {index}", weights_only=weights_only)
 
-    def _load_positions(self, folder: Path) -> None:
+    def _load_positions(self, folder: Path, options: Mapping[str, Any]) -> None:
         # where there were fewer processes, a rank without a file goes on from where rank 0 stood, as the others do
         own, first = (folder / names.of_rank(names.POSITIONS_NAME, rank) for rank in (self.world.rank, 0))
         path = own if own.exists() else first
         if not path.exists():
             return  # Accelerate writes none: the next epoch begins at its beginning
-        positions = _read(path)
+        positions = read(path, "the positions of the loaders", **options)
         if len(positions) != len(self.bundle.loaders):
             warnings.warn(
                 f"{path} tells where {len(positions)} loaders stood, but {len(self.bundle.loaders)} are prepared; all of "
@@ -150,7 +185,9 @@ class Checkpoint:
 
     def _load_gradients(self, folder: Path) -> None:
         path = folder / names.of_rank(names.GRADIENTS_NAME, self.world.rank)
-        saved: list[dict[str, Tensor]] = _read(path) if path.exists() else [{}] * len(self.bundle.models)
+        saved: list[dict[str, Tensor]] = [{}] * len(self.bundle.models)
+        if path.exists():
+            saved = read(path, "the gradients of a window of accumulation")
         for model, gradients in zip(self.bundle.models, saved, strict=False):
             for name, parameter in self._parameters(model):
                 gradient = gradients.get(name)
@@ -169,28 +206,8 @@ class Checkpoint:
                 stacklevel=4,
             )
             return None
-        states = _read(path)
-        restore_random_states(states)
-        step: int | None = states.get("step")
+        states = read(path, "the random states of a process")
+        with fitting(path, "the random states of a process"):
+            restore_random_states(states)
+            step: int | None = states.get("step")
         return step
-
-
-def _write(value: Any, path: Path) -> None:
-    write_file(path, lambda file: torch.save(value, file))
-
-
-def _read(path: Path, **options: Any) -> Any:
-    if not path.exists():
-        raise CheckpointError(
-            f"{path} does not exist. Prepare the same objects as when the checkpoint was saved, or choose another folder."
-        )
-    options.setdefault("map_location", "cpu")
-    options.setdefault("weights_only", True)
-    with torch.serialization.safe_globals(_numpy_state()):
-        return torch.load(path, **options)
-
-
-def _numpy_state() -> list[Any]:
-    """What the state of numpy's generator is made of; torch must be told that these are harmless."""
-    core = getattr(np, "_core", None) or np.core  # numpy 1 has it under its old name
-    return [core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32)), type(np.dtype(np.int64))]

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save as to_bytes
 from torch import Tensor
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.checkpoints import names
-from accelerate_nb.runtime.checkpoints.folders import write_file
+from accelerate_nb.runtime.checkpoints.committing import remove, sync
+from accelerate_nb.runtime.checkpoints.reading import read, read_weights
+from accelerate_nb.runtime.checkpoints.writing import File, write_file, write_files
 
 _UNITS = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3, "TIB": 2**40, "GIB": 2**30, "MIB": 2**20, "KIB": 2**10}
 _WEIGHT_FILE = re.compile(
@@ -23,28 +23,24 @@ _WEIGHT_FILE = re.compile(
 )
 
 
-def save_weights(state: Mapping[str, Any], path: Path, *, safe: bool) -> None:
-    """Write one file of weights, with safetensors or as torch's own pickle."""
-    if safe:
-        content = to_bytes(without_aliases(state), metadata={"format": "pt"})
-        write_file(path, lambda file: file.write(content))
-    else:
-        write_file(path, lambda file: torch.save(dict(state), file))
+def file_of_weights(state: Mapping[str, Any], name: str, *, safe: bool) -> File:
+    """A file of weights, with safetensors or as torch's own pickle."""
+    return File(name, without_aliases(state) if safe else dict(state), safe)
 
 
-def load_weights(folder: Path, index: int, device: str = "cpu") -> dict[str, Any]:
-    """The weights of a checkpoint's model number `index`, whichever of the two kinds of file it has."""
+def load_weights(folder: Path, index: int) -> tuple[Path, dict[str, Any]]:
+    """The weights of a checkpoint's model number `index` with the file they come from, whichever of the two kinds it is."""
+    expected = f"the weights of model {index}"
     safe = folder / names.weights(index, safe=True)
     if safe.exists():
-        return load_file(safe, device=device)
+        return safe, read_weights(safe, expected)
     pickled = folder / names.weights(index, safe=False)
     if not pickled.exists():
         raise CheckpointError(
             f"{folder} holds no weights for model {index}: neither {safe.name} nor {pickled.name}. "
             "Prepare the same models as when it was saved."
         )
-    state: dict[str, Any] = torch.load(pickled, map_location=device, weights_only=True)
-    return state
+    return pickled, read(pickled, expected)
 
 
 def save_model_files(state: Mapping[str, Any], folder: Path, max_shard_size: int | str, *, safe: bool) -> None:
@@ -54,17 +50,27 @@ def save_model_files(state: Mapping[str, Any], folder: Path, max_shard_size: int
     base, ending = ("model", "safetensors") if safe else ("pytorch_model", "bin")
     shards = split(tensors, parse_size(max_shard_size))
     files = _names(base, ending, len(shards))
-    for name, shard in zip(files, shards, strict=True):
-        save_weights(shard, folder / name, safe=safe)
-    written = set(files)
-    if len(shards) > 1:
-        index = f"{base}.{ending}.index.json"
-        _write_index(folder / index, files, shards)
-        written.add(index)
+    draft = folder / f".{base}.incomplete"
+    remove(draft)
+    draft.mkdir()
+    try:
+        write_files([file_of_weights(shard, name, safe=safe) for name, shard in zip(files, shards, strict=True)], draft)
+        if len(shards) > 1:
+            _write_index(draft / f"{base}.{ending}.index.json", files, shards)
+        _replace_weights(draft, folder)
+    finally:
+        remove(draft)
+
+
+def _replace_weights(draft: Path, folder: Path) -> None:
+    written = {each.name for each in draft.iterdir()}
+    for name in written:
+        (draft / name).replace(folder / name)
     # a loader prefers one kind of file over the other, so weights of a former save would come back as the newer ones
     for each in folder.iterdir():
         if _WEIGHT_FILE.fullmatch(each.name) and each.name not in written:
             each.unlink()
+    sync(folder)
 
 
 def split(tensors: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
@@ -82,16 +88,17 @@ def split(tensors: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
 
 
 def parse_size(size: int | str) -> int:
-    """A number of bytes, from a number or from text such as "10GB"."""
-    if isinstance(size, int):
+    """A number of bytes, from a number or from text such as "10GB"; "10Gb" are bits."""
+    if isinstance(size, int) and size >= 0:
         return size
-    match = re.fullmatch(r"\s*(\d+)\s*([A-Za-z]+)\s*", size)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]+)\s*", str(size))
     if match is None or match[2].upper() not in _UNITS:
         raise ConfigurationError(
-            f"max_shard_size={size!r} is not a size. Write a number of bytes, or text such as '5GB' with one of the units "
+            f"{size!r} is not a size. Write a number of bytes, or text such as '5GB' with one of the units "
             f"{', '.join(_UNITS)}."
         )
-    return int(match[1]) * _UNITS[match[2].upper()]
+    number = int(float(match[1]) * _UNITS[match[2].upper()])
+    return number // 8 if re.fullmatch("[kmgt]b", match[2], re.IGNORECASE) and match[2].endswith("b") else number
 
 
 def without_aliases(state: Mapping[str, Any]) -> dict[str, Tensor]:

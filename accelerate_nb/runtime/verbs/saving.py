@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -14,9 +15,11 @@ from torch.utils.hooks import RemovableHandle
 from accelerate_nb.errors import ConfigurationError, StateError
 from accelerate_nb.runtime.accumulation import GradientState
 from accelerate_nb.runtime.bundle import Bundle
-from accelerate_nb.runtime.checkpoints.folders import folder_to_read, folder_to_write, prune
+from accelerate_nb.runtime.checkpoints.folders import folder_to_read, number_of, place_to_write, prune
+from accelerate_nb.runtime.checkpoints.saving import Saver
 from accelerate_nb.runtime.checkpoints.state import Checkpoint
 from accelerate_nb.runtime.checkpoints.weights import save_model_files
+from accelerate_nb.runtime.checkpoints.writing import File
 from accelerate_nb.runtime.handlers import ProjectConfiguration
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.process import Process
@@ -70,22 +73,43 @@ class Saving(Process):
         self,
         output_dir: str | os.PathLike[str] | None = None,
         safe_serialization: bool = True,
+        *,
+        blocking: bool = True,
         **save_model_func_kwargs: Any,
     ) -> Path:
         """
         Write the whole training to a folder: models, optimizers, schedules, loaders' positions, random states, registered objects.
 
-        All processes must call it; when it returns, the folder is complete on the disk. A failure leaves what was there before.
+        All processes call it; when it returns, the folder is complete on the disk. A failure, or a kill at any moment, leaves
+        what was there before. With `blocking=False` it returns when the state has been copied to host memory, and the folder
+        appears when a thread has written it; `wait_for_checkpoint` waits for that, and so do the next `save_state`,
+        `load_state` and `end_training`, which raise the `CheckpointError` of a write that failed.
+
+        >>> accelerator.save_state("checkpoints/newest", blocking=False)  # doctest: +SKIP
         """
-        folder = folder_to_write(output_dir, self.project_configuration)
-        hooks = tuple(self._save_model_state_pre_hook.values())
+        self.wait_for_checkpoint()
+        place = place_to_write(output_dir, self.project_configuration)
+        checkpoint, hooks = self._checkpoint, tuple(self._save_model_state_pre_hook.values())
         in_window = not self.gradient_state.sync_gradients
-        self._checkpoint.save(folder, self.step, safe=safe_serialization, in_window=in_window, hooks=hooks)
+
+        def files(draft: Path) -> list[File]:
+            return checkpoint.files(draft, self.step, safe=safe_serialization, in_window=in_window, hooks=hooks)
+
+        def after() -> None:
+            if checkpoint.writes:
+                prune(self.project_configuration)
+
+        self._saver.save(place, files, after, moment=str(self.step), blocking=blocking)
         self.project_configuration.iteration += 1
-        if self.should_save_model:
-            prune(self.project_configuration)
-        self.wait_for_everyone()
-        return folder
+        return place.folder
+
+    def wait_for_checkpoint(self) -> Path | None:
+        """
+        Wait until what `save_state(..., blocking=False)` began is complete on the disk, and return its folder.
+
+        `None` where nothing was being written. A write that failed is raised as `CheckpointError`, once, on every process.
+        """
+        return self._saver.wait()
 
     def load_state(
         self,
@@ -94,9 +118,17 @@ class Saving(Process):
         map_location: str | None = None,
         **load_model_func_kwargs: Any,
     ) -> None:
-        """Read the whole training back from a folder that `save_state` wrote, here or with Accelerate; all processes call it."""
+        """
+        Read the whole training back from a folder that `save_state` wrote, here or with Accelerate; all processes call it.
+
+        Without a folder, the newest complete one of those that are numbered. Files are read as data, never as code: where a
+        registered object keeps more than plain values, `load_kwargs={"weights_only": False}` says that the folder is trusted.
+        A file that is missing, damaged or foreign is named in a `CheckpointError`.
+        """
+        self.wait_for_checkpoint()
+        folder = folder_to_read(input_dir, self.project_configuration, settles=self.world.is_local_main)
         step = self._checkpoint.load(
-            folder_to_read(input_dir, self.project_configuration),
+            folder,
             hooks=tuple(self._load_model_state_pre_hook.values()),
             map_location=map_location,
             load_options=load_kwargs,
@@ -104,6 +136,9 @@ class Saving(Process):
         )
         if step is not None:
             self.step = step
+        if self.project_configuration.automatic_checkpoint_naming and (number := number_of(folder)) is not None:
+            # the next save must not take a number that an older one has had, or it would be the first to be pruned
+            self.project_configuration.iteration = max(self.project_configuration.iteration, number + 1)
 
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Keep these objects in checkpoints too; each has a `state_dict` and a `load_state_dict`."""
@@ -126,6 +161,10 @@ class Saving(Process):
     def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
         """Call `hook(models, folder)` before `load_state` reads weights; it may take models out of the list."""
         return _register(self._load_model_state_pre_hook, hook)
+
+    @functools.cached_property
+    def _saver(self) -> Saver:
+        return Saver(self.world)
 
     @property
     def _checkpoint(self) -> Checkpoint:

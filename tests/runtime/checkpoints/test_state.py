@@ -159,6 +159,7 @@ def test_a_checkpoint_has_the_files_that_accelerate_writes(tmp_path: Path) -> No
         "random_states_1.pkl",
         "positions_0.pkl",
         "positions_1.pkl",
+        "checkpoint.json",
     }
     assert [each.name for each in tmp_path.iterdir()] == ["saved"]
 
@@ -221,7 +222,7 @@ def test_a_failed_save_is_an_error_on_every_process_and_leaves_the_former_one(tm
     assert "No space left on device" in first
     assert "another process failed" in second
     assert (folder / "random_states_1.pkl").exists()
-    assert len(list(folder.iterdir())) == 8
+    assert len(list(folder.iterdir())) == 9
 
 
 def test_what_a_person_keeps_beside_a_checkpoint_stays(tmp_path: Path) -> None:
@@ -286,6 +287,7 @@ def test_hooks_may_save_a_model_in_their_own_way(tmp_path: Path) -> None:
     assert {"mine.pt"} == {each.name for each in (tmp_path / "saved").iterdir()} - {
         "random_states_0.pkl",
         "positions_0.pkl",
+        "checkpoint.json",
     }
     before = flat(model)
     with torch.no_grad():

@@ -90,6 +90,6 @@ def test_tensors_are_grouped_in_their_order() -> None:
 
 
 def test_sizes_are_read_with_their_units() -> None:
-    assert [parse_size(size) for size in (7, "5GB", "20 kb", "1GiB")] == [7, 5 * 10**9, 20_000, 2**30]
+    assert [parse_size(size) for size in (7, "5GB", "20 kb", "1GiB")] == [7, 5 * 10**9, 2_500, 2**30]
     with pytest.raises(ConfigurationError, match="'five' is not a size"):
         parse_size("five")

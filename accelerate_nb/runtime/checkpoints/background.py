@@ -1,0 +1,54 @@
+"""A save that goes on while the training does."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from accelerate_nb.errors import CheckpointError
+
+
+class Writing:
+    """
+    One checkpoint on its way to the disk, written by a thread.
+
+    The thread is not a daemon: a program that ends waits for it. A failure that nobody has asked for by then is told on
+    stderr.
+    """
+
+    def __init__(self, folder: Path, work: Callable[[], None]) -> None:
+        self.folder = folder
+        self._work = work
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="accelerate_nb checkpoint writer", daemon=False)
+        atexit.register(self._last_words)
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to be written."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait until the checkpoint is in its place; a `CheckpointError` says why it is not."""
+        self._thread.join()
+        atexit.unregister(self._last_words)
+        if self._error is not None:
+            raise CheckpointError(
+                f"The checkpoint that was written in the background did not come about: {self._error} "
+                "The former one is unchanged. Save again, or with blocking=True."
+            ) from self._error
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits
+            self._error = error
+
+    def _last_words(self) -> None:
+        self._thread.join()
+        if self._error is not None:
+            sys.stderr.write(f"The checkpoint {self.folder} was not written: {self._error}\n")

@@ -1,0 +1,126 @@
+"""The list of a checkpoint's files, by which a whole one is told from a damaged one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accelerate_nb.errors import CheckpointError
+from accelerate_nb.runtime.checkpoints import names
+
+_BLOCK = 1 << 20
+_WORD = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file: how long it is, and a number that nearly any damage changes."""
+
+    bytes: int
+    sum: int
+
+
+def entry_of(path: Path) -> Entry:
+    """The file as it is now; its sum is that of its 64-bit words by blocks of a MiB, so that it costs no more than reading."""
+    block = bytearray(_BLOCK)
+    total, size = 0, 0
+    with path.open("rb", buffering=0) as file:
+        while length := _filled(file, block):
+            block[length:] = bytes(_BLOCK - length)
+            words = int(np.frombuffer(block, np.uint64).sum(dtype=np.uint64))
+            total = (total * 31 + words) % _WORD
+            size += length
+    return Entry(size, total)
+
+
+def _filled(file: Any, block: bytearray) -> int:
+    view, length = memoryview(block), 0
+    while length < len(block) and (read := file.readinto(view[length:])):
+        length += read
+    return length
+
+
+def write(folder: Path, known: Mapping[str, Entry], token: str, processes: int) -> None:
+    """List all files of a folder in it; `known` holds entries that were made when files were written."""
+    found = sorted(each for each in folder.rglob("*") if each.is_file())
+    files = {each.relative_to(folder).as_posix(): each for each in found}
+    entries = {name: asdict(known.get(name) or entry_of(each)) for name, each in files.items()}
+    text = json.dumps({"version": 1, "token": token, "processes": processes, "files": entries}, indent=1)
+    with (folder / names.MANIFEST_NAME).open("w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """The list of a folder; `None` where there is none, as in what Accelerate writes."""
+    path = folder / names.MANIFEST_NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {**content, "files": {name: Entry(**entry) for name, entry in content["files"].items()}}
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path} is not the list of a checkpoint's files that was expected ({error}). Load another checkpoint; if the other "
+            "files are known to be good, delete this one."
+        ) from error
+
+
+def listed(folder: Path) -> set[str]:
+    """The names, at the top of a folder, that its list says are the checkpoint's; none where there is no list that can be read."""
+    try:
+        content = read(folder)
+    except CheckpointError:
+        return set()
+    return set() if content is None else {name.split("/")[0] for name in content["files"]}
+
+
+def why_incomplete(folder: Path) -> str | None:
+    """What is missing in a checkpoint, found without reading its files; `None` if it is whole."""
+    try:
+        content = read(folder)
+    except CheckpointError as error:
+        return str(error)
+    if content is None:
+        # Accelerate writes the random states after nearly everything else
+        states = any(folder.glob(f"{names.RNG_STATE_NAME}_*.pkl"))
+        return None if states else f"it holds no {names.RNG_STATE_NAME}_*.pkl"
+    for name, entry in content["files"].items():
+        if fault := _wrong_size(folder / name, entry):
+            return fault
+    return None
+
+
+def check(folder: Path, mine: Iterable[str] | None) -> None:
+    """
+    Raise a `CheckpointError` that names a file which is not as it was written; a folder without a list passes.
+
+    The contents of `mine` are read, or of all files; of the others it is the length that counts.
+    """
+    content = read(folder)
+    if content is None:
+        return
+    chosen = set(content["files"]) if mine is None else set(mine)
+    for name, entry in content["files"].items():
+        fault = _wrong_size(folder / name, entry)
+        if fault is None and name in chosen and entry_of(folder / name) != entry:
+            fault = f"{folder / name} is damaged: its content is not what was written."
+        if fault is not None:
+            raise CheckpointError(
+                f"{fault} Load another checkpoint; if the change was meant, delete {names.MANIFEST_NAME} beside it."
+            )
+
+
+def _wrong_size(path: Path, entry: Entry) -> str | None:
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return f"{path} is missing: {entry.bytes} bytes were expected."
+    return None if size == entry.bytes else f"{path} is damaged: {entry.bytes} bytes were expected, and it has {size}."
