@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -16,8 +16,10 @@ from accelerate_nb.runtime.current import Shared, current_world
 from accelerate_nb.runtime.environment import Asked
 from accelerate_nb.runtime.handlers import InitProcessGroupKwargs
 from accelerate_nb.runtime.kinds import DistributedType
+from accelerate_nb.runtime.later.base import refuse
 from accelerate_nb.runtime.precision.base import precision_name
 from accelerate_nb.runtime.splitting import share_of
+from accelerate_nb.runtime.variables import parse_flag_from_env
 from accelerate_nb.runtime.world import Meeting, World
 
 # What Accelerate's state says of ways to train that are not here yet.
@@ -167,7 +169,8 @@ class PartialState(Process):
             return
         asked = Asked.read(os.environ)
         world = join(cpu=cpu or asked.cpu, **options)
-        self.__dict__.update(_cpu=cpu or asked.cpu, debug=asked.debug, fork_launched=False, _world=world)
+        self.__dict__.update(_cpu=cpu or asked.cpu, debug=asked.debug, _world=world)
+        self.fork_launched = parse_flag_from_env("FORK_LAUNCHED")
 
     @property
     def initialized(self) -> bool:
@@ -224,11 +227,31 @@ class AcceleratorState(PartialState):
     _shared_state = Shared()
 
     _mixed_precision: str
+    device_mesh: Any
     dynamo_plugin: Any
+    parallelism_config: Any
 
     def __init__(
-        self, mixed_precision: str | None = None, cpu: bool = False, _from_accelerator: bool = False, **options: Any
+        self,
+        mixed_precision: str | None = None,
+        cpu: bool = False,
+        dynamo_plugin: Any = None,
+        deepspeed_plugin: Any = None,
+        fsdp_plugin: Any = None,
+        torch_tp_plugin: Any = None,
+        megatron_lm_plugin: Any = None,
+        parallelism_config: Any = None,
+        _from_accelerator: bool = False,
+        **options: Any,
     ) -> None:
+        refuse(
+            type(self).__name__,
+            deepspeed_plugin=deepspeed_plugin,
+            fsdp_plugin=fsdp_plugin,
+            torch_tp_plugin=torch_tp_plugin,
+            megatron_lm_plugin=megatron_lm_plugin,
+            parallelism_config=parallelism_config,
+        )
         partial = PartialState(cpu, **options)
         self.__dict__ = self._shared_state
         first = "_mixed_precision" not in self.__dict__
@@ -240,6 +263,8 @@ class AcceleratorState(PartialState):
         self.__dict__.update(partial.__dict__)
         if first:
             self.__dict__.update(dict.fromkeys(_LATER))
+        if dynamo_plugin is not None:
+            self.dynamo_plugin = dynamo_plugin
         if first or mixed_precision is not None:
             self._mixed_precision = precision_name(mixed_precision or Asked.read(os.environ).mixed_precision)
 
@@ -254,9 +279,24 @@ class AcceleratorState(PartialState):
         return _known(self, "_mixed_precision")  # type: ignore[no-any-return]  # kept in a dictionary
 
     @property
+    def is_fsdp2(self) -> bool:
+        """Whether weights are sharded by the second version of FSDP, which they aren't yet."""
+        return False
+
+    @property
     def deepspeed_plugin(self) -> None:
-        """No DeepSpeed here yet."""
+        """How DeepSpeed trains; there is no DeepSpeed yet."""
         return
+
+    def get_deepspeed_plugin(self, name: str) -> NoReturn:
+        """One of several plugins; `StateError`, since there is no DeepSpeed yet."""
+        raise StateError(
+            f"The DeepSpeed plugin {name!r} was asked for, but this run doesn't use DeepSpeed. Don't ask for it."
+        )
+
+    def select_deepspeed_plugin(self, name: str | None = None) -> NoReturn:
+        """Put one of several plugins in force; `StateError`, since there is no DeepSpeed yet."""
+        self.get_deepspeed_plugin(str(name))
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:

@@ -33,3 +33,10 @@ class Later:
             )
 
         return cast("F", refusing)
+
+
+def refuse(owner: str, **given: Any) -> None:
+    """Raise `NotYetError` for the first argument of `owner` that was given a value."""
+    for name, value in given.items():
+        if value is not None:
+            raise NotYetError(f"{owner}({name}=...) is not offered here yet. Leave it out.")
