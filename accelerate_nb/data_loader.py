@@ -1,15 +1,16 @@
 """The door `accelerate.data_loader`: prepared loaders under Hugging Face's module name."""
 
-from accelerate_nb.runtime.data.dispatching import DataLoaderDispatcher as DataLoaderDispatcher
-from accelerate_nb.runtime.data.loading import prepare_data_loader as prepare_data_loader
-from accelerate_nb.runtime.data.reading import (
-    DataLoaderShard as DataLoaderShard,
+from accelerate_nb.runtime.data.adapter import (
+    DataLoaderAdapter as DataLoaderAdapter,
     DataLoaderStateMixin as DataLoaderStateMixin,
 )
+from accelerate_nb.runtime.data.dispatching import DataLoaderDispatcher as DataLoaderDispatcher
+from accelerate_nb.runtime.data.loading import prepare_data_loader as prepare_data_loader
 from accelerate_nb.runtime.data.sampling import (
     SeedableRandomSampler as SeedableRandomSampler,
     get_sampler as get_sampler,
 )
+from accelerate_nb.runtime.data.shard import DataLoaderShard as DataLoaderShard
 from accelerate_nb.runtime.data.sharding import (
     BatchSamplerShard as BatchSamplerShard,
     IterableDatasetShard as IterableDatasetShard,
@@ -19,3 +20,4 @@ from accelerate_nb.runtime.data.skipping import (
     SkipDataLoader as SkipDataLoader,
     skip_first_batches as skip_first_batches,
 )
+from accelerate_nb.runtime.data.xla import MpDeviceLoaderWrapper as MpDeviceLoaderWrapper

@@ -33,6 +33,7 @@ OPTIONAL = {
     "torch_npu": "others",
     "transformer_engine": "fp8_te",
     "torchao": "fp8_ao",
+    "torchdata": "torchdata",
     "tensorboard": "tensorboard",
     "tensorboardX": "tensorboard",
     "wandb": "wandb",

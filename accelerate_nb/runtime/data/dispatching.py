@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from accelerate_nb.errors import DataError, OperationError
+from accelerate_nb.errors import DataError, NotYetError, OperationError
 from accelerate_nb.runtime.current import current_world
+from accelerate_nb.runtime.data.batches import cut, joined, placed, size_of
 from accelerate_nb.runtime.data.parcel import Parcel, Post
-from accelerate_nb.runtime.data.reading import PreparedLoader, drawn_from
+from accelerate_nb.runtime.data.reading import PreparedLoader, Reading, drawn_from
 from accelerate_nb.runtime.data.sampling import drawn_seed
-from accelerate_nb.runtime.data.sharding import in_rounds, with_last
-from accelerate_nb.runtime.operations.nested import concatenate, find_batch_size, send_to_device, slice_tensors
+from accelerate_nb.runtime.data.sharding import LastStep, in_rounds
 from accelerate_nb.runtime.world import World
 
 
@@ -42,18 +42,16 @@ class DataLoaderDispatcher(PreparedLoader):
         iteration: int = 0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            dataset,
-            skip_batches=skip_batches,
-            use_stateful_dataloader=use_stateful_dataloader,
-            _drop_last=_drop_last,
-            _non_blocking=_non_blocking,
-            torch_device_mesh=torch_device_mesh,
-            iteration=iteration,
-            **kwargs,
-        )
+        if torch_device_mesh is not None and "tp" in (torch_device_mesh.mesh_dim_names or ()):
+            raise NotYetError(
+                "A loader whose batches the main process dispatches was given a mesh with tensor parallelism, which is not "
+                "offered here yet. Pass dispatch_batches=False."
+            )
+        reading = Reading(skip_batches, _drop_last, _non_blocking, iteration)
+        super().__init__(dataset, reading, use_stateful_dataloader, **kwargs)
         self.split_batches = split_batches
-        self.slice_fn = slice_tensors if slice_fn is None else slice_fn
+        self.slice_fn = slice_fn
+        self._last_step: LastStep | None = None
 
     @property
     def stride(self) -> int:
@@ -71,34 +69,51 @@ class DataLoaderDispatcher(PreparedLoader):
 
     def _batches(self, skip: int, random: torch.Tensor | None) -> Iterator[Any]:
         world = current_world()
+        self._last_step = None
         with drawn_from(random):
             parcels = self._parcels(world)
             first = next(parcels, None)
-            filling = None if first is None else self._slice(first.batch, 0, world.size, world)
+            filling = None if first is None else self._beginning(first.batch, world)
             # what is skipped is read, since the last batch may need samples of the first
             waiting = _after(first, parcels, skip)
         for parcel in waiting:
             self._course.batches += 1
             yield self._share(parcel, filling, world)
 
+    @property
+    def last_step(self) -> LastStep | None:
+        return self._last_step
+
+    @property
+    def leads(self) -> bool:
+        return current_world().is_main
+
+    def _beginning(self, batch: Any, world: World) -> Any:
+        """Samples that can fill up the last batch."""
+        return self._slice(batch, slice(0, world.size), size_of(batch), world)
+
     def _share(self, parcel: Parcel, filling: Any, world: World) -> Any:
         """This process's part of a batch."""
         batch = parcel.batch
-        observed = find_batch_size(batch)
+        observed = size_of(batch)
         size, left = divmod(observed, world.size)
         if parcel.is_last:
             self._ends()
             self.remainder = observed
         if left and parcel.is_last and not self._drop_last:
             size += 1
-            rounds = -(-(size * world.size - observed) // find_batch_size(filling))
-            batch = concatenate([batch, *[filling] * rounds])
+            self._last_step = LastStep(observed, size * world.size)
+            rounds = -(-(size * world.size - observed) // size_of(filling))
+            batch = joined([batch, *[filling] * rounds])
         elif left:
             _warn_of_samples_left_out(left, observed, world)
-        return self._slice(batch, world.rank * size, (world.rank + 1) * size, world)
+        part = slice(world.rank * size, (world.rank + 1) * size)
+        return self._slice(batch, part, size_of(batch), world)
 
-    def _slice(self, batch: Any, start: int, stop: int, world: World) -> Any:
-        return self.slice_fn(batch, slice(start, stop), process_index=world.rank, num_processes=world.size)
+    def _slice(self, batch: Any, part: slice, size: int, world: World) -> Any:
+        if self.slice_fn is None:
+            return cut(batch, part, size)
+        return self.slice_fn(batch, part, process_index=world.rank, num_processes=world.size)
 
     def _parcels(self, world: World) -> Iterator[Parcel]:
         """Every batch for all processes, on every process."""
@@ -135,8 +150,8 @@ class DataLoaderDispatcher(PreparedLoader):
 
     def _read(self, world: World) -> Iterator[Parcel]:
         """The main process's batches on its device, each with whether it is the last."""
-        for batch, is_last in with_last(self._joined(super(PreparedLoader, self).__iter__(), world)):
-            yield Parcel(send_to_device(batch, world.device, self._non_blocking), is_last)
+        for batch, is_last in self._ahead(self._joined(super(PreparedLoader, self).__iter__(), world)):
+            yield Parcel(placed(batch, world.device, self._non_blocking), is_last)
 
     def _joined(self, batches: Iterator[Any], world: World) -> Iterator[Any]:
         if self.split_batches:
@@ -164,7 +179,7 @@ def _chained(first: Parcel, others: Iterator[Parcel]) -> Iterator[Parcel]:
 
 def _as_one(batches: list[Any]) -> Any:
     try:
-        return concatenate(batches, dim=0)
+        return joined(batches)
     except DataError:
         raise
     except RuntimeError as error:

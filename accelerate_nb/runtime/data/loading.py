@@ -12,7 +12,6 @@ from accelerate_nb.errors import ConfigurationError, NotYetError
 from accelerate_nb.runtime.current import current_world
 from accelerate_nb.runtime.data.copying import loader_arguments
 from accelerate_nb.runtime.data.dispatching import DataLoaderDispatcher
-from accelerate_nb.runtime.data.reading import DataLoaderShard
 from accelerate_nb.runtime.data.sampling import (
     SeedableRandomSampler,
     drawn_seed,
@@ -20,6 +19,7 @@ from accelerate_nb.runtime.data.sampling import (
     index_source,
     new_generator,
 )
+from accelerate_nb.runtime.data.shard import DataLoaderShard
 from accelerate_nb.runtime.data.sharding import BatchSamplerShard, IterableDatasetShard, check_divides
 from accelerate_nb.runtime.kinds import RNGType, named
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass
 from enum import IntEnum
+from io import BytesIO
+from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accelerate_nb.errors import DataError, OperationError
+from accelerate_nb.errors import OperationError
 from accelerate_nb.runtime.operations.exchange import as_bytes, places
-from accelerate_nb.runtime.operations.nested import get_data_structure, is_tensor_information, leaves_of, with_leaves
 from accelerate_nb.runtime.world import World
 
 _HEAD = 32
@@ -54,9 +55,8 @@ class Post:
         if parcel is None:
             self._send_frame(Kind.END)
             return
-        leaves = [_as_tensor(leaf) for leaf in leaves_of(parcel.batch)]
-        structure = pickle.dumps(get_data_structure(parcel.batch))
-        parts = [as_bytes(leaf) for leaf in leaves]
+        structure, tensors = taken_apart(parcel.batch)
+        parts = [as_bytes(tensor) for tensor in tensors]
         if structure == self._structure:
             self._send_frame(Kind.SAME, parcel.is_last, parts)
             return
@@ -106,24 +106,44 @@ class Post:
         return row
 
     def _opened(self, row: Tensor) -> Any:
-        structure = pickle.loads(self._structure)
-        leaves = []
-        start = 0
-        for told in leaves_of(structure):
-            assert is_tensor_information(told)
-            part = row[start : start + told.shape.numel() * told.dtype.itemsize]
-            leaves.append(part.view(told.dtype).view(told.shape))
-            start += places([part])[1]
-        return with_leaves(structure, iter(leaves))
+        return _Opener(self._structure, row).load()
 
     def _broadcast(self, row: Tensor) -> None:
         dist.broadcast(row, src=0)
 
 
-def _as_tensor(leaf: Any) -> Tensor:
-    if not isinstance(leaf, Tensor):
-        raise DataError(
-            f"A batch with a {type(leaf).__name__} in it can't be dispatched: only tensors travel to the other processes. "
-            "Leave it out of the batch, or pass dispatch_batches=False."
-        )
-    return leaf
+def taken_apart(batch: Any) -> tuple[bytes, list[Tensor]]:
+    """What a batch is without its tensors' numbers, and its tensors."""
+    file = BytesIO()
+    taker = _Taker(file, protocol=pickle.HIGHEST_PROTOCOL)
+    taker.dump(batch)
+    return file.getvalue(), taker.tensors
+
+
+class _Taker(pickle.Pickler):
+    """Writes down of a tensor what it is like, and keeps it; everything else is written whole."""
+
+    def __init__(self, file: BytesIO, protocol: int) -> None:
+        super().__init__(file, protocol)
+        self.tensors: list[Tensor] = []
+
+    def persistent_id(self, obj: Any) -> tuple[tuple[int, ...], torch.dtype] | None:
+        if not isinstance(obj, Tensor):
+            return None
+        self.tensors.append(obj)
+        return tuple(obj.shape), obj.dtype
+
+
+class _Opener(pickle.Unpickler):
+    """Reads what was written down, with tensors made of a row of bytes, in the order in which they were kept."""
+
+    def __init__(self, structure: bytes, row: Tensor) -> None:
+        super().__init__(BytesIO(structure))
+        self._row = row
+        self._start = 0
+
+    def persistent_load(self, pid: tuple[tuple[int, ...], torch.dtype]) -> Tensor:
+        shape, dtype = pid
+        part = self._row[self._start : self._start + prod(shape) * dtype.itemsize]
+        self._start += places([part])[1]
+        return part.view(dtype).view(shape)

@@ -2,95 +2,31 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
-from accelerate_nb.errors import NotYetError, StateError
+from accelerate_nb.errors import StateError
 from accelerate_nb.runtime.accumulation import GradientState
+from accelerate_nb.runtime.data.adapter import DataLoaderAdapter, DataLoaderStateMixin
+from accelerate_nb.runtime.data.indices import IndexSource
 from accelerate_nb.runtime.data.sampling import SeedableRandomSampler, get_sampler, index_source
-from accelerate_nb.runtime.data.sharding import IterableDatasetShard, with_last
-from accelerate_nb.runtime.kinds import named
-from accelerate_nb.runtime.operations.nested import send_to_device
-from accelerate_nb.runtime.seeds import synchronize_rng_states
+from accelerate_nb.runtime.data.sharding import LastStep, with_last
 
 
-class DataLoaderStateMixin:
-    """What `GradientState` asks of the loader that is being read."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a prepared loader is read, besides what its torch loader is told."""
 
-    end_of_dataloader: bool = False
-    remainder: int = -1
-    gradient_state: GradientState
-
-    def reset(self) -> None:
-        """Nothing has been read."""
-        self.end_of_dataloader = False
-        self.remainder = -1
-
-    def begin(self) -> None:
-        """Reading begins."""
-        self.reset()
-        self.gradient_state._add_dataloader(self)
-
-    def end(self) -> None:
-        """Reading has ended, in whatever way."""
-        self.gradient_state._remove_dataloader(self)
-
-
-class Indices:
-    """The indices of one epoch's batches, taken one ahead of the data, so that the last is known when it is loaded."""
-
-    def __init__(self, source: Iterator[Any]) -> None:
-        self.given = 0
-        self.exhausted = False
-        self._source = source
-        self._held: list[Any] = []
-        self._begun = False
-
-    def __iter__(self) -> Indices:
-        return self
-
-    def __next__(self) -> Any:
-        self.begin()
-        if self.exhausted:
-            raise StopIteration
-        index = self._held.pop()
-        self._take()
-        self.given += 1
-        return index
-
-    def begin(self) -> None:
-        """Ask the sampler for its first index, unless that has happened: it is when samplers draw their order."""
-        if not self._begun:
-            self._begun = True
-            self._take()
-
-    def _take(self) -> None:
-        for index in self._source:
-            self._held.append(index)
-            return
-        self.exhausted = True
-
-
-class IndexSource:
-    """What a `DataLoader` takes indices from: its sampler, without the first batches of an epoch that was begun before."""
-
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-        self.skip = 0
-        self.current = Indices(iter(()))
-
-    def __iter__(self) -> Indices:
-        source = iter(self.sampler)
-        self.current = Indices(islice(source, self.skip, None) if self.skip else source)
-        return self.current
-
-    def __len__(self) -> int:
-        return len(self.sampler)
+    skip_batches: int = 0
+    drop_last: bool = False
+    non_blocking: bool = False
+    iteration: int = 0
 
 
 class Course:
@@ -101,6 +37,7 @@ class Course:
         self.batches = 0
         self.at_end = False
         self.start: dict[str, Any] | None = None
+        self.left: dict[str, Any] = {}
         self.pending: dict[str, Any] | None = None
 
     def begin(self, batches: int, start: dict[str, Any]) -> None:
@@ -109,11 +46,12 @@ class Course:
 
     def end(self) -> None:
         """The epoch is over, in whatever way; the next one is a new one."""
+        self.left = {"epoch": self.epoch, "batches": self.batches, **(self.start or {})}
         self.epoch += 1
         self.batches, self.start = 0, None
 
 
-class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):
+class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     """
     A `DataLoader` of one process among others.
 
@@ -121,39 +59,25 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):
     `position` goes on after `resume`. `_batches` says how batches are made.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        skip_batches: int = 0,
-        use_stateful_dataloader: bool = False,
-        _drop_last: bool = False,
-        _non_blocking: bool = False,
-        torch_device_mesh: Any = None,
-        iteration: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        if torch_device_mesh is not None:
-            raise NotYetError("A loader with a device mesh is not offered here yet. Leave torch_device_mesh out.")
+    def __init__(self, dataset: Any, reading: Reading, use_stateful_dataloader: bool = False, **kwargs: Any) -> None:
         self._source: IndexSource | None = None
-        super().__init__(dataset, **kwargs)
-        if not isinstance(self.dataset, IterableDataset):
-            self._source = IndexSource(super()._index_sampler)
+        super().__init__(dataset, use_stateful_dataloader, **kwargs)
+        self._source = self._own_source()
         self.gradient_state = GradientState()
-        self.skip_batches = skip_batches
-        self.use_stateful_dataloader = use_stateful_dataloader
-        self._drop_last = _drop_last
-        self._non_blocking = _non_blocking
-        self._course = Course(iteration)
+        self.skip_batches = reading.skip_batches
+        self.told_of_repeated = False
+        self._drop_last = reading.drop_last
+        self._non_blocking = reading.non_blocking
+        self._course = Course(reading.iteration)
+
+    def _own_source(self) -> IndexSource | None:
+        """What indices come from, where there are indices."""
+        return None if isinstance(self.dataset, IterableDataset) else IndexSource(super()._index_sampler)
 
     @property
     def _index_sampler(self) -> Any:
         # `DataLoader`'s own hook: its iterators take their indices from here
         return super()._index_sampler if self._source is None else self._source
-
-    @property
-    def base_dataloader(self) -> DataLoader[Any]:
-        """The torch loader inside, which is this one."""
-        return self
 
     @property
     def iteration(self) -> int:
@@ -171,12 +95,13 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):
         pending = self._take_pending()
         self._synchronize(resumed=pending.get("batches", 0) > 0)
         start = self._states()
-        skip = self.skip_batches or pending.get("batches", 0)
+        done = self.skip_batches or pending.get("batches", 0)
         self.begin()
         try:
             self.set_epoch(self.iteration)
-            self._course.begin(skip, {**start, "random": pending.get("random", start["random"])})
-            yield from self._batches(skip, pending.get("random"))
+            self._course.begin(done, {**start, "random": pending.get("random", start["random"])})
+            yield from self._batches(self._to_skip(done), pending.get("random"))
+            self._tell_of_repeated()
         finally:
             self._course.end()
             self.end()
@@ -184,6 +109,14 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):
     def _batches(self, skip: int, random: torch.Tensor | None) -> Iterator[Any]:
         """This process's batches after the first `skip`, with the order drawn from `random` where it is given."""
         raise NotImplementedError
+
+    def _to_skip(self, done: int) -> int:
+        """How many batches torch's loader has to read and leave out, where so many are done."""
+        return done
+
+    def _ahead(self, batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
+        """Each batch with whether it is the last, which shows when the next one is asked for."""
+        return with_last(batches)
 
     def _synchronize(self, *, resumed: bool) -> None:
         """Make random states equal on all processes at an epoch's beginning, or what its order depends on if it is resumed."""
@@ -199,6 +132,32 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):
     def _samples_of_last_step(self) -> int:
         """How many samples of an epoch's last step are not repeated ones; -1 where that can't be known before."""
         return -1
+
+    @property
+    def last_step(self) -> LastStep | None:
+        """How much of the epoch's last step there really is; `None` where nothing in it is repeated."""
+        return None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process speaks for all that read."""
+        return True
+
+    def _tell_of_repeated(self) -> None:
+        last = self.last_step
+        if last is None or self.told_of_repeated:
+            return
+        self.told_of_repeated = True
+        if not self.leads:
+            return
+        what = "batches" if last.whole else "samples"
+        total = (self._course.batches - 1) * last.dealt + last.dealt
+        warnings.warn(
+            f"{last.dealt - last.real} of the {total} {what} of this epoch were repeated ones, so that all processes have "
+            "equally many (even_batches). `gather_for_metrics` leaves them out; a loader with drop_last=True leaves out what "
+            "does not divide instead. This is said once.",
+            stacklevel=3,
+        )
 
     @property
     def stride(self) -> int:
@@ -323,114 +282,6 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, gradient_state=GradientState())
-
-
-class DataLoaderShard(PreparedLoader):
-    """A loader whose every process reads its own share, on its own device."""
-
-    def __init__(
-        self,
-        dataset: Any,
-        device: Any = None,
-        rng_types: list[Any] | None = None,
-        synchronized_generator: torch.Generator | None = None,
-        skip_batches: int = 0,
-        use_stateful_dataloader: bool = False,
-        _drop_last: bool = False,
-        _non_blocking: bool = False,
-        torch_device_mesh: Any = None,
-        iteration: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            dataset,
-            skip_batches=skip_batches,
-            use_stateful_dataloader=use_stateful_dataloader,
-            _drop_last=_drop_last,
-            _non_blocking=_non_blocking,
-            torch_device_mesh=torch_device_mesh,
-            iteration=iteration,
-            **kwargs,
-        )
-        self.device = device
-        self.rng_types = rng_types
-        self.synchronized_generator = synchronized_generator
-
-    def _synchronize(self, *, resumed: bool) -> None:
-        wanted = [each for each in self.rng_types or () if not resumed or named(each) == "generator"]
-        synchronize_rng_states(wanted, self.synchronized_generator)
-
-    def _batches(self, skip: int, random: torch.Tensor | None) -> Iterator[Any]:
-        with drawn_from(random):
-            batches = self._read(skip)
-        if self._source is None:
-            yield from self._one_ahead(batches)
-        else:
-            yield from self._counted(batches, self._source.current)
-
-    def _read(self, skip: int) -> Iterator[Any]:
-        """Torch's iterator over the batches after the first `skip`, its order drawn."""
-        if self._source is None:
-            batches = super(PreparedLoader, self).__iter__()
-            for _ in islice(batches, skip):
-                pass
-            return batches
-        self._source.skip = skip
-        batches = super(PreparedLoader, self).__iter__()
-        self._source.current.begin()
-        return batches
-
-    def _counted(self, batches: Iterator[Any], indices: Indices) -> Iterator[Any]:
-        course, device, non_blocking = self._course, self.device, self._non_blocking
-        for count, batch in enumerate(batches, 1):
-            course.batches += 1
-            if indices.exhausted and count == indices.given:
-                self._ends()
-            yield batch if device is None else send_to_device(batch, device, non_blocking)
-
-    def _one_ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """An iterable data set does not say that it is at its end before it is asked for more."""
-        moved = (
-            batch if self.device is None else send_to_device(batch, self.device, self._non_blocking)
-            for batch in batches
-        )
-        for batch, is_last in with_last(moved):
-            self._course.batches += 1
-            if is_last:
-                self._ends()
-            yield batch
-
-    @property
-    def stride(self) -> int:
-        shard = self.dataset if isinstance(self.dataset, IterableDatasetShard) else index_source(self)
-        return 1 if getattr(shard, "split_batches", False) else getattr(shard, "num_processes", 1)
-
-    @property
-    def total_batch_size(self) -> int:
-        """How many samples all processes together take in a step."""
-        size = self._step_size()
-        if size is None:
-            raise StateError(
-                f"total_batch_size was asked for, but {type(index_source(self)).__name__} does not say how large its batches "
-                "are. Give it an attribute `batch_size`."
-            )
-        return size
-
-    def _step_size(self) -> int | None:
-        if isinstance(self.dataset, IterableDatasetShard):
-            return self.dataset.round_size
-        source = index_source(self)
-        size: int | None = self.batch_size if source is None else getattr(source, "batch_size", None)
-        return None if size is None else size * self.stride
-
-    def _samples_of_last_step(self) -> int:
-        size = self._step_size()
-        if self._drop_last or size is None:
-            return -1
-        whole = self.dataset.dataset if isinstance(self.dataset, IterableDatasetShard) else self.dataset
-        length = length_of(get_sampler(self))
-        length = length_of(whole) if length is None else length
-        return -1 if length is None else length % size
 
 
 def length_of(sized: Any) -> int | None:

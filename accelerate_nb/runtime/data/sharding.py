@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from typing import Any
 
@@ -11,6 +12,19 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
 from accelerate_nb.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class LastStep:
+    """
+    How much of an epoch's last step there really is: `real` samples of the `dealt` ones, the others are repeated.
+
+    `whole` where one sample or batch of unknown size is dealt to each process: then both count processes.
+    """
+
+    real: int
+    dealt: int
+    whole: bool = False
 
 
 class BatchSamplerShard(BatchSampler):
@@ -39,6 +53,7 @@ class BatchSamplerShard(BatchSampler):
         self.even_batches = even_batches
         self.batch_size: Any = getattr(batch_sampler, "batch_size", None)
         self.drop_last = getattr(batch_sampler, "drop_last", False)
+        self.last_step: LastStep | None = None
         if split_batches:
             check_divides(self.batch_size, num_processes)
 
@@ -65,6 +80,7 @@ class BatchSamplerShard(BatchSampler):
         return whole + (self.even_batches or self.process_index < left)
 
     def __iter__(self) -> Iterator[Any]:
+        self.last_step = None
         return self._parts() if self.split_batches else self._turns()
 
     def _parts(self) -> Iterator[list[int]]:
@@ -78,6 +94,7 @@ class BatchSamplerShard(BatchSampler):
                 yield batch[mine]
             elif not self.drop_last and len(batch) > 0:
                 if self.even_batches:
+                    self.last_step = LastStep(len(batch), self.batch_size)
                     yield filled_up(batch, first, self.batch_size)[mine]
                 elif part := batch[mine]:
                     yield part
@@ -106,9 +123,12 @@ class BatchSamplerShard(BatchSampler):
             yield from round_[self.process_index : self.process_index + 1]
         elif self.batch_size is None:
             # batches of any size, or single indices: whole ones are repeated
+            self.last_step = LastStep(len(round_), self.num_processes, whole=True)
             yield filled_up(round_, first, self.num_processes)[self.process_index]
         else:
-            samples = filled_up(chain(*round_), chain(*first), self.num_processes * self.batch_size)
+            dealt = self.num_processes * self.batch_size
+            self.last_step = LastStep(sum(map(len, round_)), dealt)
+            samples = filled_up(chain(*round_), chain(*first), dealt)
             yield samples[self.process_index * self.batch_size : (self.process_index + 1) * self.batch_size]
 
 
@@ -139,6 +159,7 @@ class IterableDatasetShard(IterableDataset[Any]):
         self.process_index = process_index
         self.split_batches = split_batches
         self.epoch = 0
+        self.last_step: LastStep | None = None
 
     @property
     def total_length(self) -> int:
@@ -170,12 +191,14 @@ class IterableDatasetShard(IterableDataset[Any]):
         if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
             generator.manual_seed(self.epoch)
         mine = slice(self.process_index * self._share_size, (self.process_index + 1) * self._share_size)
+        self.last_step = None
         first: list[Any] | None = None
         for round_ in in_rounds(self.dataset, self.round_size):
             first = round_ if first is None else first
             if len(round_) == self.round_size:
                 yield from round_[mine]
             elif not self.drop_last:
+                self.last_step = LastStep(len(round_), self.round_size, whole=self.batch_size is None)
                 yield from filled_up(round_, first, self.round_size)[mine]
 
 

@@ -9,8 +9,9 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from accelerate_nb.runtime.accumulation import GradientState
+from accelerate_nb.runtime.data.adapter import DataLoaderAdapter, DataLoaderStateMixin
 from accelerate_nb.runtime.data.copying import loader_arguments
-from accelerate_nb.runtime.data.reading import DataLoaderStateMixin, PreparedLoader
+from accelerate_nb.runtime.data.reading import PreparedLoader
 
 
 class SkipBatchSampler(BatchSampler):
@@ -37,15 +38,14 @@ class SkipBatchSampler(BatchSampler):
         return max(0, self.total_length - self.skip_batches)
 
 
-class SkipDataLoader(DataLoader[Any], DataLoaderStateMixin):
+class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
     """A torch loader that reads its first `skip_batches` batches and leaves them out, for what has no indices."""
 
     def __init__(
         self, dataset: Any, skip_batches: int = 0, use_stateful_dataloader: bool = False, **kwargs: Any
     ) -> None:
-        super().__init__(dataset, **kwargs)
+        super().__init__(dataset, use_stateful_dataloader, **kwargs)
         self.skip_batches = skip_batches
-        self.use_stateful_dataloader = use_stateful_dataloader
         self.gradient_state = GradientState()
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own class of iterators

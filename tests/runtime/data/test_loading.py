@@ -16,6 +16,7 @@ from accelerate_nb.errors import ConfigurationError, NotYetError
 from tests.ranks import run_on_ranks
 from tests.runtime.data.loaders import Numbers, Shuffled, Stream, plain
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*were repeated ones")
 CPU = torch.device("cpu")
 
 

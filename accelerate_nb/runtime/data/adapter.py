@@ -1,0 +1,76 @@
+"""What every loader of this package is to torch, to torchdata and to gradient accumulation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from accelerate_nb.errors import StateError
+from accelerate_nb.runtime.accumulation import GradientState
+
+
+class DataLoaderStateMixin:
+    """What `GradientState` asks of the loader that is being read."""
+
+    end_of_dataloader: bool = False
+    remainder: int = -1
+    gradient_state: GradientState
+
+    def reset(self) -> None:
+        """Nothing has been read."""
+        self.end_of_dataloader = False
+        self.remainder = -1
+
+    def begin(self) -> None:
+        """Reading begins."""
+        self.reset()
+        self.gradient_state._add_dataloader(self)
+
+    def end(self) -> None:
+        """Reading has ended, in whatever way."""
+        self.gradient_state._remove_dataloader(self)
+
+
+class DataLoaderAdapter(DataLoader[Any]):
+    """
+    A torch loader; with `use_stateful_dataloader` one that is a torchdata `StatefulDataLoader` as well.
+
+    `MissingExtraError`, which is an `ImportError`, where torchdata is asked for and not installed.
+    """
+
+    def __init__(
+        self, dataset: Any, use_stateful_dataloader: bool = False, batch_sampler: Any = None, **kwargs: Any
+    ) -> None:
+        self.use_stateful_dataloader = use_stateful_dataloader
+        if use_stateful_dataloader:
+            from accelerate_nb.runtime.data.torchdata import stateful
+
+            # before torch's constructor runs, so that torchdata's runs in its place
+            self.__class__ = stateful(type(self))
+        super().__init__(dataset, batch_sampler=batch_sampler, **kwargs)
+
+    @property
+    def base_dataloader(self) -> DataLoader[Any]:
+        """The torch loader inside, which is this one."""
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """What torchdata says of the batch at hand; `StateError` without `use_stateful_dataloader`."""
+        return self._torchdata("state_dict")  # type: ignore[no-any-return]  # torchdata's own
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The next iteration goes on where `state_dict` was asked for; `StateError` without `use_stateful_dataloader`."""
+        self._torchdata("load_state_dict", state_dict)
+
+    def adjust_state_dict_for_prefetch(self) -> None:
+        """Nothing to adjust: what `state_dict` returns was taken when its batch was."""
+
+    def _torchdata(self, name: str, *arguments: Any) -> Any:
+        inner = getattr(super(), name, None)
+        if inner is None:
+            raise StateError(
+                f"{name} was asked of a {type(self).__name__}, but torch's own loader keeps no state. "
+                "Make it with use_stateful_dataloader=True."
+            )
+        return inner(*arguments)

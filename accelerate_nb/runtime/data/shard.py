@@ -1,0 +1,135 @@
+"""A loader whose every process reads its own share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+
+from accelerate_nb.errors import StateError
+from accelerate_nb.runtime.data.batches import placed
+from accelerate_nb.runtime.data.indices import Indices
+from accelerate_nb.runtime.data.overlap import one_copy_ahead, overlapping
+from accelerate_nb.runtime.data.reading import PreparedLoader, Reading, drawn_from, length_of
+from accelerate_nb.runtime.data.sampling import get_sampler, index_source
+from accelerate_nb.runtime.data.sharding import IterableDatasetShard, LastStep
+from accelerate_nb.runtime.kinds import named
+from accelerate_nb.runtime.seeds import synchronize_rng_states
+
+
+class DataLoaderShard(PreparedLoader):
+    """A loader whose every process reads its own share, on its own device."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        device: Any = None,
+        rng_types: list[Any] | None = None,
+        synchronized_generator: torch.Generator | None = None,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        _drop_last: bool = False,
+        _non_blocking: bool = False,
+        torch_device_mesh: Any = None,
+        iteration: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        reading = Reading(skip_batches, _drop_last, _non_blocking, iteration)
+        super().__init__(dataset, reading, use_stateful_dataloader, **kwargs)
+        self.device = device
+        self.rng_types = rng_types
+        self.synchronized_generator = synchronized_generator
+
+    def _synchronize(self, *, resumed: bool) -> None:
+        wanted = [each for each in self.rng_types or () if not resumed or named(each) == "generator"]
+        synchronize_rng_states(wanted, self.synchronized_generator)
+
+    def _batches(self, skip: int, random: torch.Tensor | None) -> Iterator[Any]:
+        course, device, non_blocking = self._course, self.device, self._non_blocking
+        with drawn_from(random):
+            batches = self._read(skip)
+        marked = self._ahead(batches) if self._source is None else self._counted(batches, self._source.current)
+        if device is not None and (copier := overlapping(device, non_blocking)) is not None:
+            marked, device = one_copy_ahead(marked, copier), None
+        for batch, is_last in marked:
+            course.batches += 1
+            if is_last:
+                self._ends()
+            yield batch if device is None else placed(batch, device, non_blocking)
+
+    def _read(self, skip: int) -> Iterator[Any]:
+        """Torch's iterator over the batches after the first `skip`, its order drawn."""
+        if self._source is None:
+            batches = super(PreparedLoader, self).__iter__()
+            for _ in islice(batches, skip):
+                pass
+            return batches
+        self._source.skip = skip
+        batches = super(PreparedLoader, self).__iter__()
+        self._source.current.begin()
+        return batches
+
+    def _counted(self, batches: Iterator[Any], indices: Indices) -> Iterator[tuple[Any, bool]]:
+        """Each batch with whether it is the last, which its indices have told."""
+        for count, batch in enumerate(batches, self._given_before(batches) + 1):
+            yield batch, indices.exhausted and count == indices.given
+
+    def _given_before(self, batches: Any) -> int:
+        """How many indices were asked for and passed over before the first batch."""
+        return 0
+
+    @property
+    def last_step(self) -> LastStep | None:
+        if isinstance(self._dealer, IterableDatasetShard) and self.num_workers > 0:
+            return self._expected_last_step()  # the copy that knows is in a worker's process
+        return getattr(self._dealer, "last_step", None)
+
+    def _expected_last_step(self) -> LastStep | None:
+        dealt = self._step_size()
+        return LastStep(self.remainder, dealt) if dealt is not None and self.remainder > 0 else None
+
+    @property
+    def leads(self) -> bool:
+        return int(getattr(self._dealer, "process_index", 0)) == 0
+
+    @property
+    def _dealer(self) -> Any:
+        """What deals out this process's share, where it is a share."""
+        if isinstance(self.dataset, IterableDatasetShard):
+            return self.dataset
+        source = index_source(self)
+        return self.sampler if source is None else source
+
+    @property
+    def stride(self) -> int:
+        dealer = self._dealer
+        return 1 if getattr(dealer, "split_batches", False) else getattr(dealer, "num_processes", 1)
+
+    @property
+    def total_batch_size(self) -> int:
+        """How many samples all processes together take in a step."""
+        size = self._step_size()
+        if size is None:
+            raise StateError(
+                f"total_batch_size was asked for, but {type(index_source(self)).__name__} does not say how large its batches "
+                "are. Give it an attribute `batch_size`."
+            )
+        return size
+
+    def _step_size(self) -> int | None:
+        if isinstance(self.dataset, IterableDatasetShard):
+            return self.dataset.round_size
+        source = index_source(self)
+        size: int | None = self.batch_size if source is None else getattr(source, "batch_size", None)
+        return None if size is None else size * self.stride
+
+    def _samples_of_last_step(self) -> int:
+        size = self._step_size()
+        if self._drop_last or size is None:
+            return -1
+        whole = self.dataset.dataset if isinstance(self.dataset, IterableDatasetShard) else self.dataset
+        length = length_of(get_sampler(self))
+        length = length_of(whole) if length is None else length
+        return -1 if length is None else length % size

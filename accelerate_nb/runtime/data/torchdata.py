@@ -1,0 +1,158 @@
+"""Prepared loaders that are torchdata's `StatefulDataLoader` as well."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import IterableDataset
+
+from accelerate_nb.errors import MissingExtraError
+from accelerate_nb.runtime.current import current_world
+from accelerate_nb.runtime.data.adapter import DataLoaderAdapter
+from accelerate_nb.runtime.data.dispatching import DataLoaderDispatcher
+from accelerate_nb.runtime.data.indices import IndexSource
+from accelerate_nb.runtime.data.reading import PreparedLoader
+from accelerate_nb.runtime.data.shard import DataLoaderShard
+from accelerate_nb.runtime.data.sharding import with_last
+from accelerate_nb.runtime.data.skipping import SkipDataLoader
+
+try:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    from torchdata.stateful_dataloader.sampler import BatchSampler as StatefulBatchSampler
+except ImportError:
+    raise MissingExtraError(
+        "use_stateful_dataloader=True needs torchdata, which is not installed: pip install 'accelerate-nb[torchdata]'"
+    ) from None
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from accelerate_nb.runtime.data.parcel import Parcel, Post
+
+# The state of a sampler or a data set that keeps one is torchdata's business. What torchdata can't know, the generators and the
+# epoch on which the order depends, travels beside it under this key, which torchdata leaves alone.
+_POSITION = "position"
+_FINISHED = "_iterator_finished"
+
+
+class Remembering(PreparedLoader, StatefulDataLoader):  # type: ignore[misc]  # torchdata has no types
+    """
+    A prepared loader that torchdata reads.
+
+    `state_dict` is torchdata's, as it was when the batch at hand was read, whatever has been read ahead since.
+    """
+
+    _at_hand: dict[str, Any] | None = None
+    next_iter_state: dict[str, Any] | None
+
+    def _own_source(self) -> IndexSource | None:
+        source: IndexSource | None = super()._own_source()
+        if source is None or isinstance(source.sampler, StatefulBatchSampler) or hasattr(source.sampler, "state_dict"):
+            return None  # torchdata asks it for its state
+        return source
+
+    def _to_skip(self, done: int) -> int:
+        self._at_hand = None
+        if self.skip_batches:
+            self.next_iter_state = None
+        return done if self.next_iter_state is None else 0
+
+    def _given_before(self, batches: Any) -> int:
+        return int(batches._num_yielded)
+
+    def _ahead(self, batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
+        def with_state() -> Iterator[tuple[Any, dict[str, Any]]]:
+            for batch in batches:
+                yield batch, StatefulDataLoader.state_dict(self)
+
+        for (batch, state), is_last in with_last(with_state()):
+            self._at_hand = StatefulDataLoader.state_dict(self) if is_last else state
+            yield batch, is_last
+
+    def state_dict(self) -> dict[str, Any]:
+        """What torchdata says of the batch at hand, with the loader's position where an order depends on it."""
+        state = dict(self._at_hand or self._present())
+        state[_FINISHED] = self.end_of_dataloader or state[_FINISHED]
+        if self._source is not None or isinstance(self.dataset, IterableDataset):
+            inside = self._course.start is not None or state[_FINISHED]
+            state[_POSITION] = super().position() if inside else {**super().position(), **self._course.left}
+        return state
+
+    def _present(self) -> dict[str, Any]:
+        state: dict[str, Any] = StatefulDataLoader.state_dict(self)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The next iteration goes on where `state_dict` was asked for, also where it is Accelerate's."""
+        own = {name: state for name, state in state_dict.items() if name != _POSITION}
+        if _POSITION in state_dict:
+            super().resume({**state_dict[_POSITION], "torchdata": own})
+        self._load(own)
+
+    def position(self) -> dict[str, Any]:
+        position = super().position()
+        if self._course.start is None or self._course.at_end or self._course.pending is not None:
+            return position
+        state = self.state_dict()
+        state.pop(_POSITION, None)
+        return {**position, "torchdata": state}
+
+    def resume(self, position: dict[str, Any]) -> None:
+        super().resume(position)
+        if "torchdata" in position and position["stride"] == self.stride:
+            self._load(position["torchdata"])
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self._at_hand = None
+        StatefulDataLoader.load_state_dict(self, state)
+
+    def set_epoch(self, epoch: int) -> None:
+        pending = self._course.pending
+        super().set_epoch(epoch)
+        if pending is not None and self._course.pending is None:
+            self.next_iter_state = None
+
+
+class StatefulAdapter(DataLoaderAdapter, StatefulDataLoader):  # type: ignore[misc]  # torchdata has no types
+    """A torch loader that torchdata reads."""
+
+
+class StatefulSkip(SkipDataLoader, StatefulDataLoader):  # type: ignore[misc]  # torchdata has no types
+    """A loader without its first batches, which torchdata reads."""
+
+
+class StatefulShard(Remembering, DataLoaderShard):
+    """A loader whose every process reads its own share with torchdata."""
+
+
+class StatefulDispatcher(Remembering, DataLoaderDispatcher):
+    """A loader that only the main process reads, with torchdata; what the others know of it is its end."""
+
+    def _present(self) -> dict[str, Any]:
+        return super()._present() if current_world().is_main else {_FINISHED: False}
+
+    def _received(self, post: Post) -> Iterator[Parcel]:
+        self.next_iter_state = None
+        return super()._received(post)
+
+
+_KINDS: tuple[tuple[type, type], ...] = (
+    (DataLoaderShard, StatefulShard),
+    (DataLoaderDispatcher, StatefulDispatcher),
+    (SkipDataLoader, StatefulSkip),
+    (DataLoaderAdapter, StatefulAdapter),
+)
+
+
+def stateful(kind: type) -> type[Any]:
+    """The class of loaders of this kind that are torchdata's too."""
+    return _stateful(kind)
+
+
+@cache
+def _stateful(kind: type) -> type:
+    if issubclass(kind, StatefulDataLoader):
+        return kind
+    plain, twin = next((plain, twin) for plain, twin in _KINDS if issubclass(kind, plain))
+    return twin if kind is plain else type(f"Stateful{kind.__name__}", (kind, twin), {})
