@@ -170,6 +170,7 @@ from accelerate_nb.runtime.modules import (
     model_has_dtensor as model_has_dtensor,
 )
 from accelerate_nb.runtime.ports import is_port_in_use as is_port_in_use
+from accelerate_nb.runtime.profiling import ProfileKwargs as ProfileKwargs
 from accelerate_nb.runtime.saving import (
     clean_state_dict_for_safetensors as clean_state_dict_for_safetensors,
     load as load,

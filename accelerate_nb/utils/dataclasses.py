@@ -38,8 +38,14 @@ from accelerate_nb.runtime.kinds import (
 from accelerate_nb.runtime.later.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
 from accelerate_nb.runtime.later.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.later.megatron import (
+    MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS,
     MegatronLMPlugin as MegatronLMPlugin,
     add_model_config_to_megatron_parser as add_model_config_to_megatron_parser,
+    parse_bert_config as parse_bert_config,
+    parse_glm4_moe_config as parse_glm4_moe_config,
+    parse_gpt2_config as parse_gpt2_config,
+    parse_llama_config as parse_llama_config,
+    parse_t5_config as parse_t5_config,
 )
 from accelerate_nb.runtime.later.parallelism import (
     DeepSpeedSequenceParallelConfig as DeepSpeedSequenceParallelConfig,
@@ -49,3 +55,4 @@ from accelerate_nb.runtime.later.parallelism import (
 )
 from accelerate_nb.runtime.modules import get_module_class_from_name as get_module_class_from_name
 from accelerate_nb.runtime.operations.nested import TensorInformation as TensorInformation
+from accelerate_nb.runtime.profiling import ProfileKwargs as ProfileKwargs

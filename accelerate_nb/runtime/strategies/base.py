@@ -32,6 +32,11 @@ class Strategy:
         """Which of how many different streams of batches this process reads."""
         return self.world.rank, self.world.size
 
+    @property
+    def copies_are_whole(self) -> bool:
+        """Whether every process holds all weights, so that it could train by itself for a while."""
+        return True
+
     def prepare(self, objects: tuple[Any, ...]) -> tuple[Any, ...]:
         """The objects of one call of `prepare`, before each is prepared for itself."""
         return objects

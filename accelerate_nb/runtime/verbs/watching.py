@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
+
+import torch
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.process import Process
+from accelerate_nb.runtime.profiling import ProfileKwargs, profiled
 from accelerate_nb.runtime.trackers.base import Elsewhere
 from accelerate_nb.runtime.trackers.choosing import made
 from accelerate_nb.runtime.trackers.panel import PanelTracker
@@ -20,6 +23,7 @@ class Watching(Process):
 
     log_with: list[Any]
     panel: PanelTracker
+    profile_handler: ProfileKwargs | None
     trackers: list[Any]
     _ended_trackers: tuple[Any, ...] = ()
     _was_told_of_trackers: bool = False
@@ -52,6 +56,17 @@ class Watching(Process):
         if config is not None:
             for tracker in self.trackers:
                 tracker.store_init_configuration(config)
+
+    def profile(self, profile_handler: ProfileKwargs | None = None) -> AbstractContextManager[torch.profiler.profile]:
+        """
+        A block that torch's profiler watches; `profile_handler` stands before the one among `kwargs_handlers`.
+
+        With `output_trace_dir` each process writes `profile_<rank>.json`, a Chrome trace, and all of them must leave the block.
+
+        >>> with accelerator.profile(ProfileKwargs(output_trace_dir="traces")) as profiler:  # doctest: +SKIP
+        ...     train()
+        """
+        return profiled(profile_handler or self.profile_handler or ProfileKwargs(), self.world)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """
@@ -101,7 +116,7 @@ class Watching(Process):
         if not self.is_main_process or not self.log_with or self._was_told_of_trackers:
             return
         self._was_told_of_trackers = True
-        names = ", ".join(str(getattr(each, "name", each)) for each in self.log_with)
+        names = ", ".join(str(each) if isinstance(each, str) else each.name for each in self.log_with)
         warnings.warn(
             f"log_with asks for {names}, and `init_trackers` was not called: values are shown in the notebook's panel only. "
             "Call `accelerator.init_trackers(project_name)` before the first `log`.",

@@ -1,0 +1,103 @@
+"""Processes that step by themselves are averaged when it is time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from accelerate_nb import Accelerator
+from accelerate_nb.local_sgd import LocalSGD
+from tests.peers import Peer, under_both
+from tests.ranks import run_on_ranks
+from tests.runtime.loops import net, samples
+
+STEPS = 7
+
+
+def batches(rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    data = samples(STEPS * 8)
+    return [data[slice(step * 8 + rank * 4, step * 8 + rank * 4 + 4)] for step in range(STEPS)]
+
+
+def local_steps(peer: Peer, every: int, enabled: bool, precision: str) -> list[list[float]]:
+    torch.manual_seed(0)
+    accelerator = peer.Accelerator(cpu=True, mixed_precision=precision)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    local_sgd = peer.door("local_sgd").LocalSGD
+    seen = []
+    with local_sgd(accelerator=accelerator, model=model, local_sgd_steps=every, enabled=enabled) as local:
+        for inputs, targets in batches(accelerator.process_index):
+            accelerator.backward(nn.functional.mse_loss(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+            local.step()
+            seen.append(flat(model))
+    return [*seen, flat(model)]
+
+
+def by_hand(every: int) -> list[list[float]]:
+    torch.manual_seed(0)
+    accelerator = Accelerator(cpu=True)  # connects the processes; the rest is PyTorch's
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    seen = []
+    for step, (inputs, targets) in enumerate(batches(accelerator.process_index), 1):
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % every == 0:
+            average(model)
+        seen.append(flat(model))
+    average(model)
+    return [*seen, flat(model)]
+
+
+def average(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        if dist.is_initialized():
+            dist.all_reduce(parameter.data)
+            parameter.data /= dist.get_world_size()
+
+
+def flat(model: nn.Module) -> list[float]:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_local_steps_give_accelerates_numbers(size: int) -> None:
+    for every, enabled, precision in ((3, True, "no"), (2, True, "bf16"), (3, False, "no")):
+        both = under_both(local_steps, size, every, enabled, precision)
+        assert both.ours == both.theirs
+
+
+def test_local_steps_are_those_that_one_would_write_by_hand() -> None:
+    ours = run_on_ranks(with_ours, 2, 3)
+    assert ours == run_on_ranks(by_hand, 2, 3)
+    assert ours[0][1] != ours[1][1]  # between two averages each process is by itself
+    assert ours[0][2] == ours[1][2]
+    assert ours[0][-1] == ours[1][-1]
+
+
+def with_ours(every: int) -> list[list[float]]:
+    return local_steps(Peer("accelerate_nb"), every, True, "no")
+
+
+def fails_alone() -> tuple[bool, bool]:
+    accelerator = Accelerator()
+    model = accelerator.prepare(net())
+    try:
+        with LocalSGD(accelerator, model, 2):
+            if accelerator.process_index == 1:
+                raise KeyError("one process only")
+            held = not model.require_backward_grad_sync
+            raise ValueError
+    except (KeyError, ValueError) as error:
+        return isinstance(error, KeyError) or held, model.require_backward_grad_sync
+
+
+def test_a_process_that_fails_leaves_the_block_without_waiting_for_the_others() -> None:
+    assert run_on_ranks(fails_alone, 2) == [(True, True)] * 2
