@@ -25,6 +25,12 @@ _HOMES: dict[str, str] = {
     "InitProcessGroupKwargs": "accelerate_nb.runtime.handlers",
     "DDPCommunicationHookType": "accelerate_nb.runtime.kinds",
     "DistributedType": "accelerate_nb.runtime.kinds",
+    "ProfileKwargs": "accelerate_nb.runtime.profiling",
+    "DeepSpeedPlugin": "accelerate_nb.runtime.later.deepspeed",
+    "FullyShardedDataParallelPlugin": "accelerate_nb.runtime.later.fsdp",
+    "ParallelismConfig": "accelerate_nb.runtime.later.parallelism",
+    "prepare_pippy": "accelerate_nb.runtime.later.pipeline",
+    "is_rich_available": "accelerate_nb.runtime.installed",
     "find_executable_batch_size": "accelerate_nb.runtime.memory",
     "synchronize_rng_states": "accelerate_nb.runtime.seeds",
     "AccelerateNbError": "accelerate_nb.errors",
@@ -79,10 +85,16 @@ if TYPE_CHECKING:
         GradScalerKwargs as GradScalerKwargs,
         InitProcessGroupKwargs as InitProcessGroupKwargs,
     )
+    from accelerate_nb.runtime.installed import is_rich_available as is_rich_available
     from accelerate_nb.runtime.kinds import (
         DDPCommunicationHookType as DDPCommunicationHookType,
         DistributedType as DistributedType,
     )
+    from accelerate_nb.runtime.later.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
+    from accelerate_nb.runtime.later.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
+    from accelerate_nb.runtime.later.parallelism import ParallelismConfig as ParallelismConfig
+    from accelerate_nb.runtime.later.pipeline import prepare_pippy as prepare_pippy
     from accelerate_nb.runtime.memory import find_executable_batch_size as find_executable_batch_size
     from accelerate_nb.runtime.process import PartialState as PartialState
+    from accelerate_nb.runtime.profiling import ProfileKwargs as ProfileKwargs
     from accelerate_nb.runtime.seeds import synchronize_rng_states as synchronize_rng_states

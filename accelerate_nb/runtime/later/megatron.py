@@ -113,6 +113,40 @@ def add_model_config_to_megatron_parser(model_type: str) -> Any:
 
 
 @_later
+def parse_bert_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any:
+    """The sizes of a BERT as Megatron-LM wants them."""
+
+
+@_later
+def parse_gpt2_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any:
+    """The sizes of a GPT-2 as Megatron-LM wants them."""
+
+
+@_later
+def parse_t5_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any:
+    """The sizes of a T5 as Megatron-LM wants them."""
+
+
+@_later
+def parse_llama_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any:
+    """The sizes of a Llama as Megatron-LM wants them."""
+
+
+@_later
+def parse_glm4_moe_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any:
+    """The sizes of a GLM-4 with experts as Megatron-LM wants them."""
+
+
+MODEL_CONFIGS_TO_MEGATRON_PARSERS = {
+    "megatron-bert": parse_bert_config,
+    "gpt2": parse_gpt2_config,
+    "t5": parse_t5_config,
+    "llama": parse_llama_config,
+    "glm4_moe": parse_glm4_moe_config,
+}
+
+
+@_later
 def initialize(
     accelerator: Any,
     extra_args_provider: Callable[..., Any] | None = None,

@@ -1,0 +1,184 @@
+"""Every public name of Accelerate is offered under the same door with the same parameters, or is listed with the reason why not."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.house.reading import ROOT
+
+FACTS: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("accelerate_names.json").read_text(encoding="utf-8")
+)["modules"]
+LIST = ROOT / "docs" / "not_offered.md"
+
+# What is being built right now. A pattern goes when its names are there: the test fails if one of them is offered.
+PENDING: tuple[str, ...] = (
+    # big models
+    "accelerate.big_modeling.*",
+    "accelerate.hooks.*",
+    "accelerate.utils.modeling.*",
+    "accelerate.utils.offload.*",
+    "accelerate.*offload*",
+    "accelerate.dispatch_model",
+    "accelerate.init_*",
+    "accelerate.load_checkpoint_*",
+    "accelerate.*infer_auto_device_map",
+    "accelerate.utils.*BnbQuantizationConfig",
+    "accelerate.utils.align_module_device",
+    "accelerate.utils.calculate_maximum_sizes",
+    "accelerate.utils.check_*",
+    "accelerate.utils.compute_module_sizes",
+    "accelerate.utils.convert_file_size_to_int",
+    "accelerate.utils.dtype_byte_size",
+    "accelerate.utils.extract_submodules_state_dict",
+    "accelerate.utils.find_tied_parameters",
+    "accelerate.utils.get_*",
+    "accelerate.utils.has_4bit_bnb_layers",
+    "accelerate.utils.id_tensor_storage",
+    "accelerate.utils.is_peft_model",
+    "accelerate.utils.load_*",
+    "accelerate.utils.named_module_tensors",
+    "accelerate.utils.retie_parameters",
+    "accelerate.utils.save_offload_index",
+    "accelerate.utils.set_module_tensor_to_device",
+    "accelerate.utils.OffloadedWeightsLoader",
+    "accelerate.utils.PrefixedDataset",
+    # checkpoints
+    "accelerate.checkpointing.*",
+    # operations
+    "accelerate.utils.operations.*",
+    "accelerate.utils.GatheredParameters",
+    # steps
+    "accelerate.Accelerator.fp8_backend",
+    "accelerate.utils.*RecipeKwargs",
+    "accelerate.utils.*fp8*",
+    "accelerate.utils.convert_model",
+    "accelerate.utils.filter_first_and_last_linear_layers",
+    "accelerate.utils.has_ao_layers",
+    "accelerate.utils.has_transformer_engine_layers",
+)
+
+
+def not_offered(page: str) -> dict[str, str]:
+    """The patterns of the list with their reasons: the rows of its tables."""
+    rows = re.findall(r"^\| *`([^`]+)` *\| *(.+?) *\|$", page, flags=re.MULTILINE)
+    return dict(rows)
+
+
+@functools.cache
+def missing(door: str) -> list[str]:
+    """What a door of Accelerate has and ours hasn't: names, members of classes (`A.b`), parameters (`A.b(c)`)."""
+    return list(gaps(door))
+
+
+def all_missing() -> list[str]:
+    """What is missing under all doors."""
+    return [name for door in FACTS for name in missing(door)]
+
+
+def gaps(door: str) -> Iterator[str]:
+    """What is missing under a door, found anew."""
+    try:
+        ours = import_module(door.replace("accelerate", "accelerate_nb", 1))
+    except ModuleNotFoundError:
+        ours = None
+    for name, facts in FACTS[door].items():
+        if not hasattr(ours, name):
+            yield f"{door}.{name}"
+        elif "parameters" in facts:
+            yield from wrong_parameters(f"{door}.{name}", getattr(ours, name), facts["parameters"])
+        else:
+            yield from wrong_members(f"{door}.{name}", getattr(ours, name), facts.get("members", {}))
+
+
+def wrong_members(name: str, ours: Any, members: dict[str, Any]) -> Iterator[str]:
+    """The members that a class of ours lacks."""
+    for member, facts in members.items():
+        if not has_member(ours, member):
+            yield f"{name}.{member}"
+        elif isinstance(facts, list):
+            yield from wrong_parameters(f"{name}.{member}", getattr(ours, member), facts)
+
+
+def has_member(ours: Any, member: str) -> bool:
+    """Whether the instances of a class have a member: the class itself has it, or says that they do."""
+    return hasattr(ours, member) or any(member in inspect.get_annotations(each) for each in ours.__mro__)
+
+
+def wrong_parameters(name: str, ours: Any, theirs: list[str]) -> Iterator[str]:
+    """
+    The parameters that a function of ours lacks, wants where Accelerate's doesn't, or has in another order.
+
+    The file of facts marks a parameter with a default by `=`, and doesn't tell `*args` from `args`.
+    """
+    wanted = [each.rstrip("=") for each in theirs if each not in {"self", "cls"}]
+    if wanted and set(wanted) <= {"args", "kwargs"}:
+        return  # a decorator of Accelerate's hides what the function takes
+    own = {name: each for name, each in inspect.signature(ours).parameters.items() if name != "self"}
+    takes_more = any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in own.values())
+    for parameter in wanted:
+        if parameter not in own and not (takes_more and parameter.endswith("args")):
+            yield f"{name}({parameter})"
+    optional = {each[:-1] for each in theirs if each.endswith("=")}
+    for parameter, each in own.items():
+        needed = each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        if needed and (parameter in optional or parameter not in wanted):
+            yield f"{name}({parameter}: needed here, optional there)"
+    places = [wanted.index(parameter) for parameter in own if parameter in wanted]
+    if places != sorted(places):
+        yield f"{name}(parameters in another order)"
+
+
+def listed(name: str, patterns: Any) -> bool:
+    """Whether one of the patterns is the name's, or that of the class or function that it belongs to."""
+    return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}[.(]*") for pattern in patterns)
+
+
+@pytest.mark.parametrize("door", FACTS)
+def test_a_door_offers_what_accelerates_does(door: str) -> None:
+    known = [*not_offered(LIST.read_text(encoding="utf-8")), *PENDING]
+    unknown = [name for name in missing(door) if not listed(name, known)]
+    assert not unknown, f"{door}: neither offered nor in {LIST.name}:\n  " + "\n  ".join(unknown)
+
+
+@pytest.mark.parametrize("pattern", not_offered(LIST.read_text(encoding="utf-8")))
+def test_what_is_listed_as_not_offered_is_not_there(pattern: str) -> None:
+    assert any(listed(name, [pattern]) for name in all_missing())
+
+
+def test_what_is_pending_is_not_there_yet() -> None:
+    done = [pattern for pattern in PENDING if not any(listed(name, [pattern]) for name in all_missing())]
+    assert not done, f"these are offered now; take them out of PENDING: {done}"
+
+
+def taking(a: int, *, b: int = 0, **options: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("theirs", "found"),
+    [
+        (["a", "b="], []),
+        (["a", "kwargs"], []),
+        (["a", "c="], ["f(c)"]),
+        (["a=", "b="], ["f(a: needed here, optional there)"]),
+        (["b="], ["f(a: needed here, optional there)"]),
+        (["b=", "a"], ["f(parameters in another order)"]),
+        (["args", "kwargs"], []),
+    ],
+)
+def test_the_check_sees_parameters(theirs: list[str], found: list[str]) -> None:
+    assert list(wrong_parameters("f", taking, theirs)) == found
+
+
+def test_the_check_sees_a_missing_member() -> None:
+    assert list(wrong_members("A", Path, {"name": "property", "no_such": "property"})) == ["A.no_such"]
