@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,27 @@ def test_one_two_and_four_processes_give_the_same_losses(tmp_path: Path) -> None
     for count in ("2", "4"):
         assert runs[count] == pytest.approx(alone, rel=1e-4)
     assert runs["2"] != runs["4"]  # that many processes did run: their sums are rounded differently
+    assert pictures(notebook) == 1
+    assert took < SECONDS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * SECONDS)
+def test_a_language_model_learns_from_the_manual_on_two_processes(tmp_path: Path) -> None:
+    notebook, result, took = executed(
+        "03_language_model.ipynb", tmp_path, "{key: result[key] for key in ('losses', 'tests', 'processes')}"
+    )
+    assert result["processes"] == 2
+    assert len(result["losses"]) == 4 * 143
+    assert result["losses"][0] == pytest.approx(math.log(1024), abs=0.2)  # before it has learned anything
+    assert result["tests"] == sorted(result["tests"], reverse=True)
+    assert result["tests"][-1] < 4.0
+    cells = {cell.id: cell for cell in notebook.cells}
+    assert printed(cells["launch"]).count("on 200 unseen pieces") == 4
+    before, after = (printed(cells[name]).partition("The for statement")[2] for name in ("model", "after"))
+    assert before
+    assert after
+    assert before != after
     assert pictures(notebook) == 1
     assert took < SECONDS
 
