@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accelerate_nb.errors import OperationError
-from accelerate_nb.runtime.operations.exchange import as_bytes, places
+from accelerate_nb.runtime.operations.exchange import places
 from accelerate_nb.runtime.world import World
 
 _HEAD = 32

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, get_args
 
@@ -16,9 +17,9 @@ from torch import Tensor
 
 from accelerate_nb.errors import ConfigurationError, OperationError
 from accelerate_nb.runtime.current import current_world
-from accelerate_nb.runtime.operations.exchange import Call, Exchange, agree, as_bytes, exchange_rows
+from accelerate_nb.runtime.operations.exchange import Call, Exchange, agree, exchange_rows
 from accelerate_nb.runtime.operations.nested import description, leaves_of, recursively_apply, with_leaves
-from accelerate_nb.runtime.operations.wire import Wire, Work, wire_of
+from accelerate_nb.runtime.operations.wire import Wire, Work, as_bytes, wire_of
 from accelerate_nb.runtime.world import World
 
 Reduction = Literal["sum", "mean", "max", "min", "none"]
@@ -95,7 +96,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     operation = f"broadcast from process {_process(world, from_process)}"
     leaves = _tensors(world, operation, tensor)
     call = Call(operation, description(tensor))
-    sent = _moved(world, call, leaves, lambda rows: rows[from_process].clone(), partial(_Sent, from_process))
+    sent = _moved(world, call, leaves, itemgetter(from_process), partial(_Sent, from_process))
     return with_leaves(tensor, iter(sent))
 
 

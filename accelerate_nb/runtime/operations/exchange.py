@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accelerate_nb.errors import OperationError
-from accelerate_nb.runtime.operations.wire import Wire, wire_of
+from accelerate_nb.runtime.operations.wire import as_bytes, wire_of
 from accelerate_nb.runtime.world import World
 
 # Between two processes on gloo 16 KB take as long as 64 bytes (110 µs), 64 KB a third longer.
@@ -63,24 +63,22 @@ class Exchange:
 
     def __init__(self, world: World, call: Call, payload: Sequence[Tensor] = ()) -> None:
         self.world, self.call, self.payload = world, call, payload
-        self.wire: Wire = wire_of(world)
-        self._spots = _spots([part.numel() * part.element_size() for part in payload])
+        self.wire = wire_of(world)
+        lengths = [part.numel() * part.element_size() for part in payload]
+        self._spots = _spots(lengths)
         self.carries = [spot is not None for spot in self._spots]
-        length = sum(part.numel() * part.element_size() for part in payload)
-        self._head = call.signature + struct.pack("<qq", length, 0)
-        frame = torch.empty(FRAME, dtype=torch.uint8, device=world.device)
-        frame[:_HEAD] = torch.frombuffer(bytearray(self._head), dtype=torch.uint8)
+        self.lengths = [sum(lengths)] * world.size
+        self._head = call.signature + struct.pack("<qq", self.lengths[0], 0)
+        self._frames = self.wire.frames(FRAME)
+        self._frames.say(0, self._head)
         for spot, part in zip(self._spots, payload, strict=True):
             if spot is not None:
-                told = as_bytes(part)
-                frame[spot : spot + told.numel()] = told
-        self._frames, self._work = self.wire.swap(frame)
-        self.lengths = [length] * world.size
+                self._frames.put(spot, part)
+        self._frames.swap()
 
     def finish(self) -> None:
         """Wait until every process has come here; `OperationError`, on all of them, if their calls differ."""
-        self._work.wait()
-        heads = self._frames[:, :_HEAD].cpu().numpy().tobytes()
+        heads = self._frames.heads(_HEAD)
         if heads == self._head * self.world.size:
             return
         said = [heads[start : start + _HEAD] for start in range(0, len(heads), _HEAD)]
@@ -89,15 +87,14 @@ class Exchange:
         self.lengths = [struct.unpack_from("<q", one, 16)[0] for one in said]
 
     def rows(self, index: int) -> Tensor:
-        """What every process sent in place of a part that travelled inside: `(processes, *shape)`."""
-        part, spot = self.payload[index], self._spots[index]
+        """What every process sent in place of a part that travelled inside, as new memory: `(processes, *shape)`."""
+        spot = self._spots[index]
         assert spot is not None, "only what a frame carries can be read from it"
-        end = spot + part.numel() * part.element_size()
-        return self._frames[:, spot:end].contiguous().view(part.dtype).view(self.world.size, *part.shape)
+        return self._frames.rows(spot, self.payload[index])
 
     def row(self, rank: int) -> Tensor:
         """All the bytes that one process's frame carried, as long as that process said."""
-        return self._frames[rank, _HEAD : _HEAD + self.lengths[rank]]
+        return self._frames.row(rank, _HEAD, self.lengths[rank])
 
 
 def agree(world: World, call: Call) -> None:
@@ -127,11 +124,6 @@ def places(parts: Sequence[Tensor]) -> tuple[list[int], int]:
         spots.append(end)
         end += _aligned(part.numel())
     return spots, end
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """A tensor's memory as a flat row of bytes, which every backend can move whatever the numbers are."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def exchange_rows(world: World, call: Call, row: Tensor) -> list[Tensor]:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from accelerate_nb.runtime.current import current_world
-from accelerate_nb.runtime.operations.exchange import Call, as_bytes, exchange_rows
+from accelerate_nb.runtime.operations.exchange import Call, exchange_rows
 from accelerate_nb.runtime.operations.nested import description, leaves_of, recursively_apply, with_leaves
+from accelerate_nb.runtime.operations.wire import as_bytes
 from accelerate_nb.runtime.world import World
 
 
