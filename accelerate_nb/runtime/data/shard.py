@@ -82,9 +82,18 @@ class DataLoaderShard(PreparedLoader):
 
     @property
     def last_step(self) -> LastStep | None:
-        if isinstance(self._dealer, IterableDatasetShard) and self.num_workers > 0:
-            return self._expected_last_step()  # the copy that knows is in a worker's process
+        if self._dealt_by_workers:
+            return self._expected_last_step()
         return getattr(self._dealer, "last_step", None)
+
+    @property
+    def may_repeat_unseen(self) -> bool:
+        return self._dealt_by_workers and self.remainder == -1 and not self._drop_last
+
+    @property
+    def _dealt_by_workers(self) -> bool:
+        """Whether what deals out the data is a copy in another process, which doesn't tell how its last step was."""
+        return isinstance(self.dataset, IterableDatasetShard) and self.num_workers > 0
 
     def _expected_last_step(self) -> LastStep | None:
         dealt = self._step_size()
