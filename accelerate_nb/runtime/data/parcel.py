@@ -15,6 +15,7 @@ from torch import Tensor
 
 from accelerate_nb.errors import OperationError
 from accelerate_nb.runtime.operations.exchange import places
+from accelerate_nb.runtime.operations.wire import as_bytes
 from accelerate_nb.runtime.world import World
 
 _HEAD = 32

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accelerate_nb.errors import OperationError
-from accelerate_nb.runtime.operations.wire import as_bytes, wire_of
+from accelerate_nb.runtime.operations.wire import wire_of
 from accelerate_nb.runtime.world import World
 
 # Between two processes on gloo 16 KB take as long as 64 bytes (110 µs), 64 KB a third longer.
