@@ -1,8 +1,9 @@
-"""When gradients are synchronised, and which loader is being read."""
+"""When gradients are synchronised: windows of micro-steps, the loader that is being read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,70 @@ from accelerate_nb.runtime.current import Shared
 
 if TYPE_CHECKING:
     from accelerate_nb.runtime.handlers import GradientAccumulationPlugin
+
+
+@dataclass(slots=True)
+class Window:
+    """How far one group of models is in gathering the gradients of a step."""
+
+    count: int = 0
+    position: int = 0
+    length: int | None = None
+
+    def advance(self, num_steps: int, *, at_end: bool) -> bool:
+        """A micro-step begins, the `position`-th of its window; says whether it is the last."""
+        self.position = self.count % num_steps + 1
+        self.count = 0 if at_end else self.count + 1
+        return at_end or self.position == num_steps
+
+    def correct(self, num_steps: int, batches_left: int | None, *, is_last: bool) -> float:
+        """
+        Find the window's `length`, and what the gradients that it has so far must be multiplied by to be parts of so many.
+
+        That is 1, except in the last micro-step of a window that turns out to have another length than was thought.
+        """
+        if self.position == 1 or self.length is None:
+            self.length = num_steps if batches_left is None else min(num_steps, self.position + batches_left)
+        thought = self.length
+        if is_last:
+            self.length = self.position
+        return thought / self.length
+
+
+class Windows:
+    """
+    The windows of a process, one for each group of models that is given to `accumulate`.
+
+    Groups are counted apart: where two models take turns in one batch, as in a GAN, each of them steps after
+    `num_steps` micro-steps of its own.
+    """
+
+    __slots__ = ("_begun_at", "_current", "_group", "_others")
+
+    def __init__(self, count: int = 0) -> None:
+        self._begun_at = count
+        self._current = Window(count)
+        self._group: tuple[int, ...] | None = None
+        self._others: dict[tuple[int, ...], Window] = {}
+
+    @property
+    def count(self) -> int:
+        """How many micro-steps the group that was last at work has made."""
+        return self._current.count
+
+    def of(self, models: tuple[Any, ...]) -> Window:
+        """The window of these models."""
+        group = tuple(map(id, models))
+        if group != self._group:
+            self._take_up(group)
+        return self._current
+
+    def _take_up(self, group: tuple[int, ...]) -> None:
+        if self._group is not None:
+            self._others[self._group] = self._current
+            # a checkpoint tells one count, which is that of all groups
+            self._current = self._others.pop(group) if group in self._others else Window(self._begun_at)
+        self._group = group
 
 
 class GradientState:
@@ -64,6 +129,16 @@ class GradientState:
     def sync_each_batch(self) -> bool:
         """Whether gradients are exchanged at every micro-step, which takes less memory and more time."""
         return bool(self.plugin_kwargs.get("sync_each_batch", False))
+
+    @property
+    def average_over_window(self) -> bool:
+        """Whether a window that a loader's end cuts short is divided by the micro-steps that it has."""
+        return bool(self.plugin_kwargs.get("average_over_window", False))
+
+    @property
+    def batches_left(self) -> int | None:
+        """How many batches follow before the end of the loader ends a window; `None` where that is not known."""
+        return getattr(self.active_dataloader, "batches_left", None) if self.sync_with_dataloader else None
 
     @property
     def in_dataloader(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from accelerate_nb.runtime.accumulation import GradientState
+from accelerate_nb.runtime.accumulation import GradientState, Window, Windows
 from accelerate_nb.runtime.bundle import Bundle
 from accelerate_nb.runtime.handlers import AutocastKwargs, DataLoaderConfiguration
 from accelerate_nb.runtime.optimizer import innermost
@@ -24,8 +24,18 @@ class Stepping(Process):
     dataloader_config: DataLoaderConfiguration
     gradient_state: GradientState
     precision: Precision
-    step: int
     strategy: Strategy
+    windows: Windows
+    _divisor: int | None = None
+
+    @property
+    def step(self) -> int:
+        """How many micro-steps the models that were last at work have made since the last end of a loader."""
+        return self.windows.count
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.windows = Windows(step)
 
     @property
     def sync_gradients(self) -> bool:
@@ -51,6 +61,7 @@ class Stepping(Process):
         A block for one micro-step.
 
         Gradients are exchanged, and optimizers step, in every `gradient_accumulation_steps`-th block and at a loader's end.
+        Blocks for different models are counted apart, so each half of a GAN has a block of its own in every batch.
 
         >>> with accelerator.accumulate(model):  # doctest: +SKIP
         ...     accelerator.backward(model(batch).mean())
@@ -69,7 +80,7 @@ class Stepping(Process):
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Compute gradients of the loss, divided by the number of micro-steps in a step."""
-        steps = self.gradient_state.num_steps
+        steps = self._divisor or self.gradient_state.num_steps
         if steps != 1:
             loss = loss / steps
         self.strategy.backward(self.precision.scale(loss), **kwargs)
@@ -129,20 +140,30 @@ class _MicroStep:
     def __enter__(self) -> None:
         accelerator = self._accelerator
         gradients = accelerator.gradient_state
-        if gradients.sync_with_dataloader and gradients.end_of_dataloader:
-            accelerator.step = 0
-            gradients.sync_gradients = True
-        else:
-            accelerator.step += 1
-            gradients.sync_gradients = accelerator.step % gradients.num_steps == 0
+        at_end = gradients.sync_with_dataloader and gradients.end_of_dataloader
+        window = accelerator.windows.of(self._models)
+        gradients.sync_gradients = window.advance(gradients.num_steps, at_end=at_end)
+        if gradients.average_over_window:
+            self._average(window)
         if not gradients.sync_gradients and not gradients.sync_each_batch:
             self._held = ExitStack()
             for model in self._models:
                 self._held.enter_context(accelerator.strategy.hold_gradients(model))
 
     def __exit__(self, *error: Any) -> None:
+        self._accelerator._divisor = None
         if self._held is not None:
             self._held.__exit__(*error)
+
+    def _average(self, window: Window) -> None:
+        gradients = self._accelerator.gradient_state
+        factor = window.correct(gradients.num_steps, gradients.batches_left, is_last=gradients.sync_gradients)
+        self._accelerator._divisor = window.length
+        if factor != 1:
+            for model in self._models or self._accelerator.bundle.models:
+                for parameter in model.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(factor)
 
 
 def _batch_sampler(loader: Any) -> Any:

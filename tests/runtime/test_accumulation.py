@@ -1,0 +1,325 @@
+"""Gradients are gathered over micro-steps as Accelerate gathers them, and right where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
+
+from accelerate_nb import Accelerator
+from accelerate_nb.runtime.accumulation import Window, Windows
+from accelerate_nb.utils.dataclasses import GradientAccumulationPlugin
+from tests.peers import Peer, under_both
+from tests.ranks import run_on_ranks
+from tests.runtime.loops import net, samples
+
+
+@dataclass
+class Seen:
+    """What a training shows: each micro-step's flag, loss and gradients, and the weights at its end."""
+
+    synced: list[bool]
+    losses: list[float]
+    gradients: list[list[float]]
+    weights: list[float]
+
+
+class Endless(IterableDataset[Any]):
+    """Samples whose number nobody is told."""
+
+    def __init__(self, count: int) -> None:
+        self.data = samples(count)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.data[index] for index in range(len(self.data)))
+
+
+def flat(tensors: Any) -> list[float]:
+    return torch.cat([each.detach().flatten() for each in tensors]).tolist()
+
+
+class Training:
+    """A model that is trained one micro-step after the other."""
+
+    def __init__(self, accelerator: Any, *loaders: Any) -> None:
+        torch.manual_seed(0)
+        self.accelerator = accelerator
+        self.bare = net()
+        optimizer = torch.optim.SGD(self.bare.parameters(), lr=0.05, momentum=0.9)
+        self.model, self.optimizer, *self.loaders = accelerator.prepare(self.bare, optimizer, *loaders)
+        self.seen = Seen([], [], [], [])
+
+    def micro_step(self, batch: Any) -> None:
+        inputs, targets = batch
+        with self.accelerator.accumulate(self.model):
+            loss = nn.functional.mse_loss(self.model(inputs), targets)
+            self.accelerator.backward(loss)
+            self.seen.gradients.append(flat(each.grad for each in self.bare.parameters()))
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        self.seen.synced.append(self.accelerator.sync_gradients)
+        self.seen.losses.append(loss.item())
+
+    def end(self) -> list[Any]:
+        self.seen.weights.extend(flat(self.bare.parameters()))
+        return [self.seen.synced, self.seen.losses, self.seen.gradients, self.seen.weights]
+
+
+def loader(count: int = 22, batch: int = 4) -> DataLoader[Any]:
+    return DataLoader(samples(count), batch_size=batch)
+
+
+def one_after_the_other(training: Training) -> None:
+    for _ in range(2):
+        for each in training.loaders:
+            for batch in each:
+                training.micro_step(batch)
+
+
+def side_by_side(training: Training) -> None:
+    first, second = training.loaders
+    for one, other in zip(first, second, strict=False):
+        training.micro_step(one)
+        training.micro_step(other)
+
+
+def nested(training: Training) -> None:
+    for batch in training.loaders[0]:
+        training.micro_step(batch)
+        for inputs, _ in training.loaders[1]:
+            with torch.no_grad():
+                training.accelerator.gather_for_metrics(training.model(inputs))
+        training.micro_step(batch)
+
+
+def by_command(training: Training) -> None:
+    """The flag is set by hand, and gradients are held and sent by hand."""
+    accelerator, model = training.accelerator, training.model
+    for number, (inputs, targets) in enumerate(training.loaders[0]):
+        accelerator.sync_gradients = number % 3 == 2
+        with accelerator.no_sync(model):
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            if not accelerator.sync_gradients:
+                accelerator.backward(loss)
+        if accelerator.sync_gradients:
+            with accelerator.trigger_sync_in_backward(model):
+                accelerator.backward(loss)
+            accelerator.clip_grad_value_(model.parameters(), 0.1)
+        training.seen.gradients.append(flat(each.grad for each in training.bare.parameters()))
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+
+
+PLAINLY: list[tuple[Callable[[Training], None], dict[str, Any], Callable[[], tuple[Any, ...]]]] = [
+    (one_after_the_other, {"num_steps": 4}, lambda: (loader(), loader(9))),
+    (one_after_the_other, {"num_steps": 2, "sync_each_batch": True}, lambda: (loader(), loader(13))),
+    (one_after_the_other, {"num_steps": 3, "sync_with_dataloader": False}, lambda: (loader(), loader(13))),
+    (one_after_the_other, {"num_steps": 3}, lambda: (DataLoader(Endless(21), batch_size=4),)),
+    (side_by_side, {"num_steps": 3}, lambda: (loader(40), loader(24))),
+    (nested, {"num_steps": 4}, lambda: (loader(), loader(9))),
+    (by_command, {"num_steps": 2}, lambda: (loader(24),)),
+]
+
+
+def run(peer: Peer) -> list[Any]:
+    found = []
+    for scenario, options, loaders in PLAINLY:
+        plugin = peer.door("utils").GradientAccumulationPlugin(**options)
+        accelerator = peer.Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
+        training = Training(accelerator, *loaders())
+        scenario(training)
+        found.append(training.end())
+        peer.door("state").GradientState._reset_state()
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_windows_are_accelerates(size: int) -> None:
+    both = under_both(run, size)
+    for ours, theirs in zip(both.ours, both.theirs, strict=True):
+        for (scenario, options, _), our, their in zip(PLAINLY, ours, theirs, strict=True):
+            assert our == their, (scenario.__name__, options)
+
+
+def averaged(count: int, steps: int, kind: str) -> list[Any]:
+    plugin = GradientAccumulationPlugin(num_steps=steps, average_over_window=True)
+    accelerator = Accelerator(gradient_accumulation_plugin=plugin)
+    data = Endless(count) if kind == "iterable" else samples(count)
+    training = Training(accelerator, DataLoader(data, batch_size=4))
+    one_after_the_other(training)
+    return training.end()
+
+
+def averaged_by_hand(count: int, steps: int) -> list[Any]:
+    torch.manual_seed(0)
+    accelerator = Accelerator()  # connects the processes; the rest is PyTorch's
+    rank, size = accelerator.process_index, accelerator.num_processes
+    bare = net()
+    optimizer = torch.optim.SGD(bare.parameters(), lr=0.05, momentum=0.9)
+    model: nn.Module = bare if size == 1 else DistributedDataParallel(bare)
+    data = samples(count)
+    batches = [data[start : start + 4] for start in range(0, count, 4)][rank::size]
+    seen = Seen([], [], [], [])
+    for _ in range(2):
+        for begin in range(0, len(batches), steps):
+            window = batches[begin : begin + steps]
+            for number, (inputs, targets) in enumerate(window, 1):
+                last = number == len(window)
+                with nullcontext() if last or size == 1 else model.no_sync():
+                    loss = nn.functional.mse_loss(model(inputs), targets)
+                    (loss / len(window)).backward()
+                seen.gradients.append(flat(each.grad for each in bare.parameters()))
+                if last:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                seen.synced.append(last)
+                seen.losses.append(loss.item())
+    return [seen.synced, seen.losses, seen.gradients, flat(bare.parameters())]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_short_window_can_be_divided_by_its_own_length(size: int) -> None:
+    ours = run_on_ranks(averaged, size, 40, 4, "indexed")
+    by_hand = run_on_ranks(averaged_by_hand, size, 40, 4)
+    assert ours == by_hand
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_short_window_is_averaged_also_where_nobody_knew_that_it_would_be_short(size: int) -> None:
+    for ours, by_hand in zip(
+        run_on_ranks(averaged, size, 40, 4, "iterable"), run_on_ranks(averaged_by_hand, size, 40, 4), strict=True
+    ):
+        assert ours[0] == by_hand[0]
+        assert ours[1] == pytest.approx(by_hand[1], abs=1e-5)
+        assert ours[3] == pytest.approx(by_hand[3], abs=1e-5)
+
+
+def test_a_window_is_corrected_once_it_is_known_to_be_short() -> None:
+    window = Window()
+    lengths = []
+    for at_end in (False, False, True):
+        is_last = window.advance(4, at_end=at_end)
+        factor = window.correct(4, None, is_last=is_last)
+        lengths.append((window.position, window.length, factor))
+    assert lengths == [(1, 4, 1.0), (2, 4, 1.0), (3, 3, 4 / 3)]
+    window.advance(4, at_end=False)
+    assert (window.correct(4, 1, is_last=False), window.length) == (1.0, 2)
+
+
+def test_a_window_that_is_taken_up_again_is_as_long_as_it_was() -> None:
+    window = Windows(1).of(())
+    window.advance(4, at_end=False)
+    assert (window.correct(4, 1, is_last=False), window.position, window.length) == (1.0, 2, 3)
+
+
+def two_models(steps: int) -> tuple[list[bool], list[bool], list[float], list[float]]:
+    accelerator = Accelerator(gradient_accumulation_steps=steps)
+    torch.manual_seed(0)
+    one, other = nn.Linear(8, 1), nn.Linear(8, 1)
+    first, second = (torch.optim.SGD(each.parameters(), lr=0.05) for each in (one, other))
+    made, judged, first, second, data = accelerator.prepare(one, other, first, second, loader(40))
+    flags: list[list[bool]] = [[], []]
+    for inputs, targets in data:
+        for place, model, optimizer in ((0, judged, second), (1, made, first)):
+            with accelerator.accumulate(model):
+                accelerator.backward(nn.functional.mse_loss(model(inputs), targets))
+                optimizer.step()
+                optimizer.zero_grad()
+                flags[place].append(accelerator.sync_gradients)
+    return flags[0], flags[1], flat(one.parameters()), flat(other.parameters())
+
+
+def each_alone(steps: int) -> tuple[list[float], list[float]]:
+    accelerator = Accelerator(gradient_accumulation_steps=steps)
+    torch.manual_seed(0)
+    models = nn.Linear(8, 1), nn.Linear(8, 1)
+    for bare in models:
+        model, optimizer, data = accelerator.prepare(bare, torch.optim.SGD(bare.parameters(), lr=0.05), loader(40))
+        for inputs, targets in data:
+            with accelerator.accumulate(model):
+                accelerator.backward(nn.functional.mse_loss(model(inputs), targets))
+                optimizer.step()
+                optimizer.zero_grad()
+    return flat(models[0].parameters()), flat(models[1].parameters())
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_two_models_that_take_turns_both_step(size: int) -> None:
+    for steps in (2, 3):
+        together, alone = run_on_ranks(two_models, size, steps), run_on_ranks(each_alone, size, steps)
+        batches = 10 // size
+        expected = [number % steps == 0 or number == batches for number in range(1, batches + 1)]
+        for (judged, made, *weights), apart in zip(together, alone, strict=True):
+            assert judged == made == expected
+            assert weights == [*apart]
+
+
+def test_models_that_are_trained_in_one_block_are_counted_together() -> None:
+    windows, models = Windows(), (nn.Linear(1, 1), nn.Linear(1, 1))
+    assert windows.of(models) is windows.of(models)
+    assert windows.of(models) is not windows.of(models[:1])
+    windows.of(models).advance(3, at_end=False)
+    windows.of(models[1:])
+    assert windows.of(models).count == 1
+
+
+def left_early() -> list[Any]:
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    training = Training(accelerator, loader(40), loader(12))
+    for batch in training.loaders[0]:
+        training.micro_step(batch)
+        for number, _ in enumerate(training.loaders[1], 1):
+            if number == len(training.loaders[1]):
+                break  # at the last batch, where a flag could be left behind
+    for number, batch in enumerate(training.loaders[0]):
+        training.micro_step(batch)
+        if number == 2:
+            break  # inside of a window
+    return [training.seen.synced, accelerator.gradient_state.in_dataloader, accelerator.step]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_loader_that_is_left_early_leaves_nothing_behind(size: int) -> None:
+    batches = 10 // size
+    whole = [number % 2 == 0 or number == batches for number in range(1, batches + 1)]
+    for synced, in_loader, step in run_on_ranks(left_early, size):
+        assert synced == [*whole, False, True, False]
+        assert (in_loader, step) == (False, 3)
+
+
+def taken_up_again(folder: str) -> list[list[float]]:
+    """A training that is saved in a window, at every micro-step, and one that goes on from there."""
+    found = []
+    for stop in (None, 2, 3):
+        plugin = GradientAccumulationPlugin(num_steps=3, average_over_window=True)
+        accelerator = Accelerator(gradient_accumulation_plugin=plugin)
+        training = Training(accelerator, loader(20 * accelerator.num_processes))
+        (data,) = training.loaders
+        for number, batch in enumerate(data, 1):
+            training.micro_step(batch)
+            if number == stop:
+                accelerator.save_state(folder)
+                break
+        if stop is not None:
+            training = Training(accelerator, loader(20 * accelerator.num_processes))
+            accelerator._models[:], accelerator._optimizers[:] = [training.model], [training.optimizer]
+            accelerator._dataloaders[:] = training.loaders
+            accelerator.load_state(folder)
+            for batch in training.loaders[0]:
+                training.micro_step(batch)
+        found.append(training.end()[3])
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_window_goes_on_where_it_was_saved(size: int, tmp_path: Path) -> None:
+    for whole, *resumed in run_on_ranks(taken_up_again, size, str(tmp_path / "state")):
+        assert resumed == [whole, whole]
