@@ -33,6 +33,15 @@ _HOMES: dict[str, str] = {
     "is_rich_available": "accelerate_nb.runtime.installed",
     "find_executable_batch_size": "accelerate_nb.runtime.memory",
     "synchronize_rng_states": "accelerate_nb.runtime.seeds",
+    "init_empty_weights": "accelerate_nb.big_models.empty",
+    "init_on_device": "accelerate_nb.big_models.empty",
+    "infer_auto_device_map": "accelerate_nb.big_models.placing",
+    "load_checkpoint_in_model": "accelerate_nb.big_models.loading",
+    "load_checkpoint_and_dispatch": "accelerate_nb.big_models.loading",
+    "cpu_offload": "accelerate_nb.big_models.dispatching",
+    "disk_offload": "accelerate_nb.big_models.dispatching",
+    "dispatch_model": "accelerate_nb.big_models.dispatching",
+    "cpu_offload_with_hook": "accelerate_nb.big_models.taking_turns",
     "AccelerateNbError": "accelerate_nb.errors",
     "ConfigurationError": "accelerate_nb.errors",
     "LaunchError": "accelerate_nb.errors",
@@ -58,6 +67,25 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from accelerate_nb.big_models.dispatching import (
+        cpu_offload as cpu_offload,
+        disk_offload as disk_offload,
+        dispatch_model as dispatch_model,
+    )
+    from accelerate_nb.big_models.empty import (
+        init_empty_weights as init_empty_weights,
+        init_on_device as init_on_device,
+    )
+    from accelerate_nb.big_models.loading import (
+        load_checkpoint_and_dispatch as load_checkpoint_and_dispatch,
+        load_checkpoint_in_model as load_checkpoint_in_model,
+    )
+    from accelerate_nb.big_models.placing import (
+        infer_auto_device_map as infer_auto_device_map,
+    )
+    from accelerate_nb.big_models.taking_turns import (
+        cpu_offload_with_hook as cpu_offload_with_hook,
+    )
     from accelerate_nb.errors import (
         AccelerateNbError as AccelerateNbError,
         ConfigurationError as ConfigurationError,

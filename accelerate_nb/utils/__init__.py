@@ -1,5 +1,10 @@
 """The door `accelerate.utils`: what Hugging Face offers under this module name, as far as it is here."""
 
+from accelerate_nb.big_models.bnb import (
+    BnbQuantizationConfig as BnbQuantizationConfig,
+    has_4bit_bnb_layers as has_4bit_bnb_layers,
+    load_and_quantize_model as load_and_quantize_model,
+)
 from accelerate_nb.runtime.affinity import set_numa_affinity as set_numa_affinity
 from accelerate_nb.runtime.available import (
     get_current_device_type as get_current_device_type,
@@ -38,6 +43,7 @@ from accelerate_nb.runtime.checkpoints.names import (
     WEIGHTS_NAME as WEIGHTS_NAME,
     WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME,
 )
+from accelerate_nb.runtime.checkpoints.weights import parse_size as convert_file_size_to_int
 from accelerate_nb.runtime.compiling import (
     TorchDynamoPlugin as TorchDynamoPlugin,
     compile_regions as compile_regions,
@@ -199,6 +205,40 @@ from accelerate_nb.runtime.variables import (
     str_to_bool as str_to_bool,
 )
 from accelerate_nb.runtime.versions import compare_versions as compare_versions, is_torch_version as is_torch_version
+from accelerate_nb.utils.modeling import (
+    align_module_device as align_module_device,
+    calculate_maximum_sizes as calculate_maximum_sizes,
+    check_device_map as check_device_map,
+    check_tied_parameters_in_config as check_tied_parameters_in_config,
+    check_tied_parameters_on_same_device as check_tied_parameters_on_same_device,
+    compute_module_sizes as compute_module_sizes,
+    dtype_byte_size as dtype_byte_size,
+    find_tied_parameters as find_tied_parameters,
+    get_balanced_memory as get_balanced_memory,
+    get_grad_scaler as get_grad_scaler,
+    get_max_layer_size as get_max_layer_size,
+    get_max_memory as get_max_memory,
+    get_mixed_precision_context_manager as get_mixed_precision_context_manager,
+    has_offloaded_params as has_offloaded_params,
+    id_tensor_storage as id_tensor_storage,
+    infer_auto_device_map as infer_auto_device_map,
+    is_peft_model as is_peft_model,
+    load_checkpoint_in_model as load_checkpoint_in_model,
+    load_offloaded_weights as load_offloaded_weights,
+    load_state_dict as load_state_dict,
+    named_module_tensors as named_module_tensors,
+    retie_parameters as retie_parameters,
+    set_module_tensor_to_device as set_module_tensor_to_device,
+)
+from accelerate_nb.utils.offload import (
+    OffloadedWeightsLoader as OffloadedWeightsLoader,
+    PrefixedDataset as PrefixedDataset,
+    extract_submodules_state_dict as extract_submodules_state_dict,
+    load_offloaded_weight as load_offloaded_weight,
+    offload_state_dict as offload_state_dict,
+    offload_weight as offload_weight,
+    save_offload_index as save_offload_index,
+)
 from accelerate_nb.utils.operations import (
     CannotPadNestedTensorWarning as CannotPadNestedTensorWarning,
     ConvertOutputsToFp32 as ConvertOutputsToFp32,

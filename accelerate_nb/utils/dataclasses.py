@@ -1,5 +1,6 @@
 """The door `accelerate.utils.dataclasses`: the runtime's settings under Hugging Face's module name."""
 
+from accelerate_nb.big_models.bnb import BnbQuantizationConfig as BnbQuantizationConfig
 from accelerate_nb.runtime.compiling import TorchDynamoPlugin as TorchDynamoPlugin
 from accelerate_nb.runtime.constants import (
     BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION,

@@ -18,11 +18,14 @@ FLOOR = {
     "devices": 2,
     "launching": 3,
     "runtime": 3,
+    "big_models": 4,
     "notebook": 4,
     "cli": 4,
 }
 STRANGERS = [("launching", "runtime"), ("runtime", "launching"), ("notebook", "cli"), ("cli", "notebook")]
 STRANGERS += [("notebook", "runtime"), ("cli", "runtime")]
+# A room above runtime, beside the front ends, that knows no launching.
+STRANGERS += [("big_models", room) for room in ("config", "events", "export", "launching")]
 
 # Each optional package is imported by the files of its name, and by nobody else.
 OPTIONAL = {
@@ -33,6 +36,7 @@ OPTIONAL = {
     "torch_npu": "others",
     "transformer_engine": "fp8_te",
     "torchao": "fp8_ao",
+    "bitsandbytes": "bnb",
     "torchdata": "torchdata",
     "tensorboard": "tensorboard",
     "tensorboardX": "tensorboard",
@@ -45,8 +49,9 @@ OPTIONAL = {
     "dvclive": "dvclive",
     "swanlab": "swanlab",
 }
-# In these rooms torch is imported by functions that need it; in `runtime` with the file; elsewhere not at all.
+# In these rooms torch is imported by functions that need it; in others with the file; elsewhere not at all.
 TORCH_IN_FUNCTIONS = ("accelerate_nb.devices.", "accelerate_nb.launching.")
+TORCH_AT_HOME = ("runtime", "big_models")
 
 ALL = modules()
 NAMES = {module.name for module in ALL}
@@ -77,7 +82,7 @@ def wrong_torch(house: list[Module]) -> Iterator[str]:
     """Imports of torch where it is not at home."""
     for module in house:
         for item in module.imports:
-            if top(item) != "torch" or item.when == "types" or module.room == "runtime" or is_door(module):
+            if top(item) != "torch" or item.when == "types" or module.room in TORCH_AT_HOME or is_door(module):
                 continue
             if item.when == "import" or not module.name.startswith(TORCH_IN_FUNCTIONS):
                 yield f"{place(module, item)}: torch is imported {'with the file' if item.when == 'import' else 'here'}"
@@ -154,6 +159,8 @@ BROKEN = [
     (wrong_floors, {"launching/a.py": "from accelerate_nb.runtime import b", "runtime/b.py": ""}),
     (wrong_floors, {"runtime/a.py": "def f():\n    import accelerate_nb.launching.b", "launching/b.py": ""}),
     (wrong_floors, {"notebook/a.py": "from accelerate_nb.runtime.b import c", "runtime/b.py": ""}),
+    (wrong_floors, {"runtime/a.py": "from accelerate_nb.big_models.b import c", "big_models/b.py": ""}),
+    (wrong_floors, {"big_models/a.py": "from accelerate_nb.launching.b import c", "launching/b.py": ""}),
     (wrong_floors, {"errors.py": "from accelerate_nb.events import model", "events/model.py": ""}),
     (wrong_floors, {"launching/a.py": "from accelerate_nb.state import X", "state.py": ""}),
     (wrong_torch, {"launching/a.py": "import torch"}),

@@ -1,0 +1,90 @@
+"""Weights of 4 and 8 bits with bitsandbytes, which transformers offers and this package does not yet."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from accelerate_nb.big_models.devices import DeviceMap
+from accelerate_nb.big_models.memory import Memory
+from accelerate_nb.errors import ConfigurationError, MissingExtraError, NotYetError
+from accelerate_nb.runtime.kinds import CustomDtype
+
+_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass
+class BnbQuantizationConfig:
+    """
+    How bitsandbytes should hold a model's weights: exactly one of `load_in_8bit` and `load_in_4bit`.
+
+    Types are given as `"fp32"`, `"fp16"`, `"bf16"` or as torch's own.
+    """
+
+    load_in_8bit: bool = False
+    llm_int8_threshold: float = 6.0
+    load_in_4bit: bool = False
+    bnb_4bit_quant_type: str = "fp4"
+    bnb_4bit_use_double_quant: bool = False
+    bnb_4bit_compute_dtype: str | torch.dtype = "fp16"
+    torch_dtype: str | torch.dtype | None = None
+    skip_modules: list[str] | None = None
+    keep_in_fp32_modules: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.load_in_8bit == self.load_in_4bit:
+            both = "both" if self.load_in_8bit else "neither"
+            raise ConfigurationError(f"load_in_4bit and load_in_8bit are {both} asked for. Pass exactly one of them.")
+        if self.bnb_4bit_quant_type not in ("fp4", "nf4"):
+            raise ConfigurationError(
+                f"bnb_4bit_quant_type={self.bnb_4bit_quant_type!r} is not known. bnb_4bit_quant_type must be in ['fp4','nf4']."
+            )
+        self.bnb_4bit_compute_dtype = _type("bnb_4bit_compute_dtype", self.bnb_4bit_compute_dtype)
+        if self.torch_dtype is not None:
+            self.torch_dtype = _type("torch_dtype", self.torch_dtype)
+        for name in ("skip_modules", "keep_in_fp32_modules"):
+            if not isinstance(getattr(self, name), (list, type(None))):
+                raise ConfigurationError(f"{name}={getattr(self, name)!r} must be a list of strings.")
+        self.target_dtype = CustomDtype.INT4 if self.load_in_4bit else torch.int8
+        if self.load_in_4bit and self.llm_int8_threshold != 6.0:
+            warnings.warn("llm_int8_threshold can only be used for model loaded in 8bit", stacklevel=3)
+
+
+def _type(name: str, value: Any) -> torch.dtype:
+    found = _TYPES.get(value, value) if isinstance(value, str) else value
+    if not isinstance(found, torch.dtype):
+        raise ConfigurationError(f"{name}={value!r} must be one of {list(_TYPES)} or a torch.dtype.")
+    return found
+
+
+def load_and_quantize_model(
+    model: Module,  # noqa: ARG001 - Accelerate's parameters, for the day when they are used
+    bnb_quantization_config: BnbQuantizationConfig,  # noqa: ARG001 - the same
+    weights_location: str | os.PathLike[str] | None = None,  # noqa: ARG001 - the same
+    device_map: DeviceMap | None = None,  # noqa: ARG001 - the same
+    no_split_module_classes: list[str] | None = None,  # noqa: ARG001 - the same
+    max_memory: Memory | None = None,  # noqa: ARG001 - the same
+    offload_folder: str | os.PathLike[str] | None = None,  # noqa: ARG001 - the same
+    offload_state_dict: bool = False,  # noqa: ARG001 - the same
+) -> Module:
+    """Not offered yet: raises `MissingExtraError` without bitsandbytes, else a `NotYetError` that says what to do instead."""
+    if find_spec("bitsandbytes") is None:
+        raise MissingExtraError(
+            "load_and_quantize_model needs bitsandbytes, which is not installed: pip install bitsandbytes"
+        )
+    raise NotYetError(
+        "load_and_quantize_model is not offered here yet. Let transformers load the model: "
+        "`from_pretrained(..., quantization_config=BitsAndBytesConfig(load_in_8bit=True))`."
+    )
+
+
+def has_4bit_bnb_layers(model: Module) -> bool:
+    """Whether a module of the model is bitsandbytes' linear layer of 4 bits."""
+    kinds = (kind for module in model.modules() for kind in type(module).__mro__)
+    return any(kind.__name__ == "Linear4bit" and kind.__module__.startswith("bitsandbytes.") for kind in kinds)

@@ -1,0 +1,67 @@
+"""How a device is named in a device map: a number, a torch name, `cpu`, `disk`, `meta`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from accelerate_nb.errors import ConfigurationError
+
+Device = int | str | torch.device
+DeviceMap = Mapping[str, Device]
+
+DISK = "disk"
+
+
+def as_device(device: Device) -> torch.device:
+    """Torch's own device; a number is one of the accelerators of this machine."""
+    if isinstance(device, torch.device):
+        return device
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ConfigurationError(f"{device!r} was asked for as a device, but {_reason(device, error)}.") from None
+
+
+def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """Torch's own data type, from itself or from its name: `"float16"`, `"torch.float16"`."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, dtype.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise ConfigurationError(f"dtype={dtype!r} is none of torch's data types. Write one such as 'float16'.")
+    return found
+
+
+def accelerator() -> str | None:
+    """The kind of accelerator that torch finds here: `cuda`, `xpu`, `mps`; `None` where there is none."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return None if found is None else found.type
+
+
+def best_device() -> torch.device:
+    """The first accelerator of this machine, or the CPU."""
+    kind = accelerator()
+    return torch.device("cpu") if kind is None else torch.device(kind, 0)
+
+
+def check_device_same(first_device: torch.device, second_device: torch.device) -> bool:
+    """Whether both are one device; an accelerator without a number is the first of its kind."""
+    return _numbered(first_device) == _numbered(second_device)
+
+
+def _numbered(device: torch.device) -> torch.device:
+    if device.type == "cpu" or device != torch.device(device.type):
+        return device
+    return torch.device(device.type, 0)
+
+
+def _reason(device: Device, error: RuntimeError) -> str:
+    if isinstance(device, int):
+        kind = accelerator()
+        found = "no accelerator" if kind is None else f"{torch.accelerator.device_count()} of kind {kind!r}"
+        return f"this machine has {found}. Name a device that is here, such as 'cpu'"
+    return (
+        f"torch knows no such device ({str(error).splitlines()[0]}). Use a number, 'cpu', 'disk' or a name of torch's"
+    )

@@ -1,0 +1,265 @@
+"""Models that run though their weights lie on several devices, in the CPU's memory or on the disk."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from accelerate_nb.big_models.aligning import (
+    AlignDevicesHook,
+    attach_align_device_hook,
+    attach_align_device_hook_on_blocks,
+)
+from accelerate_nb.big_models.device_maps import check_device_map, check_devices, covering
+from accelerate_nb.big_models.devices import DISK, Device, DeviceMap, accelerator, as_device
+from accelerate_nb.big_models.hooks import GUARDED, TIES, add_hook_to_module
+from accelerate_nb.big_models.moving import TiedParameters, set_module_tensor_to_device
+from accelerate_nb.big_models.offloading import (
+    Folder,
+    OffloadedWeightsLoader,
+    PrefixedDataset,
+    extract_submodules_state_dict,
+    offload_state_dict,
+    read_offload_index,
+)
+from accelerate_nb.big_models.tensors import tensor_of
+from accelerate_nb.big_models.tied import find_tied_parameters, retie_parameters
+from accelerate_nb.errors import CheckpointError, ConfigurationError, StateError
+
+logger = logging.getLogger(__name__)
+
+
+def cpu_offload(
+    model: Module,
+    execution_device: Device | None = None,
+    offload_buffers: bool = False,
+    state_dict: Mapping[str, Tensor] | None = None,
+    preload_module_classes: list[str] | None = None,
+) -> Module:
+    """
+    Keep a model's weights on the CPU; each layer's come to `execution_device` for its forward and go again.
+
+    That device is the one of the first parameter where it isn't said. `state_dict` has the weights, if not the model.
+    """
+    weights = (
+        {name: tensor.to("cpu") for name, tensor in model.state_dict().items()} if state_dict is None else state_dict
+    )
+    return _offload_all(model, execution_device, offload_buffers, weights, preload_module_classes)
+
+
+def disk_offload(
+    model: Module,
+    offload_dir: Folder,
+    execution_device: Device | None = None,
+    offload_buffers: bool = False,
+    preload_module_classes: list[str] | None = None,
+) -> Module:
+    """
+    Keep a model's weights in a folder; each layer's come to `execution_device` for its forward and go again.
+
+    Weights that the model has are written, in place of those that lie there; weights on the `meta` device must lie there.
+    """
+    weights = OffloadedWeightsLoader(save_folder=_written(model.state_dict(), offload_dir))
+    return _offload_all(model, execution_device, offload_buffers, weights, preload_module_classes)
+
+
+def _offload_all(
+    model: Module,
+    device: Device | None,
+    buffers: bool,
+    weights: Mapping[str, Tensor],
+    preload_module_classes: list[str] | None,
+) -> Module:
+    device = next(model.parameters()).device if device is None else device
+    model.__dict__[TIES] = find_tied_parameters(model)
+    add_hook_to_module(model, AlignDevicesHook(io_same_device=True), append=True)
+    attach_align_device_hook(
+        model,
+        execution_device=device,
+        offload=True,
+        offload_buffers=buffers,
+        weights_map=weights,
+        preload_module_classes=preload_module_classes,
+    )
+    return model
+
+
+def dispatch_model(
+    model: Module,
+    device_map: DeviceMap,
+    main_device: Device | None = None,
+    state_dict: Mapping[str, Tensor] | None = None,
+    offload_dir: Folder | None = None,
+    offload_index: Mapping[str, Any] | None = None,
+    offload_buffers: bool = False,
+    skip_keys: str | list[str] | None = None,
+    preload_module_classes: list[str] | None = None,
+    force_hooks: bool = False,
+) -> Module:
+    """
+    Put each part of a model on the device that `device_map` has for it, and let it run as if it were on one.
+
+    Parts on the `cpu` beside accelerators, and parts on `disk`, come to `main_device` (the map's first accelerator) for their
+    forward. What goes to the disk is written to `offload_dir`, unless it lies there, or where `offload_index` says. A map with
+    one device just moves the model, unless `force_hooks`. Raises a `ConfigurationError` that names the modules without a
+    device.
+
+    >>> model = dispatch_model(model, {"encoder": 0, "decoder": "cpu"})
+    """
+    check_device_map(model, device_map)
+    check_devices(device_map)
+    devices = list(dict.fromkeys(device_map.values()))
+    if len(devices) > 1 or DISK in devices or force_hooks:
+        plan = _plan(device_map, main_device)
+        weights = _weights(model, plan, state_dict, offload_dir, offload_index)
+        terms: dict[str, Any] = {
+            "offload_buffers": offload_buffers,
+            "skip_keys": skip_keys,
+            "weights_map": weights,
+        }
+        _attach(model, plan, terms, preload_module_classes)
+        _guard(model)
+    else:
+        model.to(as_device(devices[0]))
+    model.hf_device_map = dict(device_map)  # type: ignore[assignment]  # where transformers and others look for it
+    return model
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A device map, read: where each part computes, and which parts are kept elsewhere meanwhile."""
+
+    main: Device
+    execution: dict[str, Device]
+    offload: dict[str, bool]
+    on_cpu: list[str]
+    on_disk: list[str]
+
+
+def _plan(device_map: DeviceMap, main: Device | None) -> _Plan:
+    if main is None:
+        main = next((device for device in device_map.values() if device not in ("cpu", DISK)), "cpu")
+    # the CPU's memory is main memory already where there is no accelerator, or one that shares it
+    kept_away = (DISK,) if main in ("cpu", "mps") else ("cpu", DISK)
+    execution = {name: main if device in ("cpu", DISK) else device for name, device in device_map.items()}
+    execution[""] = main
+    return _Plan(
+        main=main,
+        execution=execution,
+        offload={name: device in kept_away for name, device in device_map.items()},
+        on_cpu=[name for name, device in device_map.items() if device == "cpu" and "cpu" in kept_away],
+        on_disk=[name for name, device in device_map.items() if device == DISK],
+    )
+
+
+def _weights(
+    model: Module,
+    plan: _Plan,
+    state_dict: Mapping[str, Tensor] | None,
+    folder: Folder | None,
+    index: Mapping[str, Any] | None,
+) -> Mapping[str, Tensor] | None:
+    """Where offloaded weights come from; `None` where nothing is offloaded."""
+    if state_dict is None and plan.on_cpu:
+        here = extract_submodules_state_dict(model.state_dict(), plan.on_cpu)
+        state_dict = {name: tensor.to("cpu") for name, tensor in here.items()}
+    if plan.on_disk and index is None:
+        if folder is None:
+            raise ConfigurationError(
+                "The device_map puts parts of this model on disk, and no folder was given for them. Pass `offload_dir`; the "
+                f"following submodules need to be offloaded: {', '.join(name or 'the whole model' for name in plan.on_disk)}."
+            )
+        _written(extract_submodules_state_dict(model.state_dict(), plan.on_disk), folder)
+    folder = folder if plan.on_disk else None
+    if state_dict is None and folder is None and index is None:
+        return None
+    device = None if index is None else plan.main
+    return OffloadedWeightsLoader(state_dict=state_dict, save_folder=folder, index=index, device=device)
+
+
+def _written(weights: Mapping[str, Tensor], folder: Folder) -> Folder:
+    """The folder, after the weights were written that are in memory; those that are not must lie there."""
+    in_memory = {name: tensor for name, tensor in weights.items() if not tensor.is_meta}
+    if in_memory:
+        # also over an older copy: a model that was trained since must not run with the weights of before
+        offload_state_dict(folder, in_memory)
+    known = read_offload_index(folder)
+    missing = [name for name in weights if name not in known]
+    if missing:
+        raise CheckpointError(
+            f"{folder} should hold the weights that are not in memory, but has none for {', '.join(missing)}. "
+            "Load the model's checkpoint with this `offload_folder`, or pass the folder into which it was loaded."
+        )
+    return folder
+
+
+def _attach(model: Module, plan: _Plan, terms: dict[str, Any], preload_module_classes: list[str] | None) -> None:
+    tied = find_tied_parameters(model)
+    model.__dict__[TIES] = tied
+    tensors = (tensor_of(model, name) for group in tied for name in group)
+    seats: TiedParameters = {tensor.data_ptr(): {} for tensor in tensors if not tensor.is_meta}
+    attach_align_device_hook_on_blocks(
+        model,
+        execution_device=plan.execution,
+        offload=plan.offload,
+        preload_module_classes=preload_module_classes,
+        tied_params_map=seats,
+        **terms,
+    )
+    _attach_to_split(model, plan, terms)
+    retie_parameters(model, tied)
+    if plan.on_disk or plan.on_cpu:
+        logger.info(
+            "%d parts are offloaded; their weights are on the meta device between two calls.",
+            sum(plan.offload.values()),
+        )
+
+
+def _attach_to_split(model: Module, plan: _Plan, terms: dict[str, Any]) -> None:
+    """Mind the tensors that a split module has beside its children: the map has devices for them alone."""
+    modules = {name for name, _ in model.named_modules()}
+    owners = {name.rpartition(".")[0]: name for name in plan.offload if name not in modules}
+    for owner in owners:
+        if not owner or covering(owner, modules & plan.offload.keys()) is not None:
+            continue  # the hook of the whole model, or of a module around it, minds them
+        names = [name for name in plan.offload if name.rpartition(".")[0] == owner and name not in modules]
+        if all(plan.offload[name] for name in names):
+            weights = PrefixedDataset[Tensor](terms["weights_map"], f"{owner}.")
+            hook = AlignDevicesHook(plan.main, offload=True, **{**terms, "weights_map": weights})
+            add_hook_to_module(model.get_submodule(owner), hook, append=True)
+            continue
+        for name in names:
+            value = terms["weights_map"][name] if tensor_of(model, name).is_meta else None
+            set_module_tensor_to_device(model, name, plan.execution[name], value=value)
+
+
+def _guard(model: Module) -> None:
+    """Moving the model as a whole is no longer what it was."""
+    for name in ("to", accelerator() or "cuda"):
+        if name in GUARDED and hasattr(type(model), name):
+            # a partial, not a closure: a deep copy of the model moves the copy
+            guarded = functools.partial(_move_guarded, model, name)
+            model.__dict__[name] = functools.update_wrapper(guarded, getattr(type(model), name))
+
+
+def _move_guarded(model: Module, name: str, *args: Any, **kwargs: Any) -> Any:
+    if name != "to" or torch._C._nn._parse_to(*args, **kwargs)[0] is not None:
+        warnings.warn(
+            "You shouldn't move a model that is dispatched: its parts have devices of their own. Take its hooks off first, "
+            "with remove_hook_from_submodules.",
+            stacklevel=2,
+        )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise StateError(
+            "You can't move a model that has some modules offloaded to cpu or disk. Take its hooks off first, with "
+            "remove_hook_from_submodules."
+        )
+    return getattr(type(model), name)(model, *args, **kwargs)

@@ -1,0 +1,71 @@
+"""Models made without memory for their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.nn import Module, Parameter
+
+from accelerate_nb.big_models.devices import Device, as_device, check_device_same
+from accelerate_nb.runtime.variables import parse_flag_from_env
+
+
+@contextmanager
+def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
+    """
+    A block in which modules are made with their parameters on torch's `meta` device: shapes and dtypes without memory.
+
+    Buffers are made as always unless `include_buffers`, which is the variable `ACCELERATE_INIT_INCLUDE_BUFFERS` by default.
+
+    >>> with init_empty_weights():
+    ...     model = torch.nn.Linear(100_000, 100_000)
+    >>> model.weight.device
+    device(type='meta')
+    """
+    with init_on_device(torch.device("meta"), include_buffers=include_buffers):
+        yield
+
+
+@contextmanager
+def init_on_device(device: Device, include_buffers: bool | None = None) -> Iterator[None]:
+    """
+    A block in which modules are made with their parameters on `device`; with `include_buffers` every new tensor is there.
+
+    A parameter that two modules share stays shared where it is on the device already.
+    """
+    target = as_device(device)
+    if parse_flag_from_env("ACCELERATE_INIT_INCLUDE_BUFFERS") if include_buffers is None else include_buffers:
+        with target:
+            yield
+        return
+    register = Module.register_parameter
+
+    def register_on_device(module: Module, name: str, param: Parameter | None) -> None:
+        register(module, name, param)
+        if param is not None and not check_device_same(param.device, target):
+            module._parameters[name] = _on(target, param)
+
+    # torch has no hook of its own that may replace a parameter while its module is being made
+    Module.register_parameter = register_on_device  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _on(device: torch.device, param: Parameter) -> Parameter:
+    """The parameter on the device, of its own class, with the marks that others left on it."""
+    marks = dict(param.__dict__)
+    # transformers marks what it has initialised; the mark is no argument of any parameter's class
+    initialised = {name: marks.pop(name) for name in ("_is_hf_initialized",) if name in marks}
+    kind = type(param)
+    if kind is Parameter:
+        moved = Parameter(param.to(device), requires_grad=param.requires_grad)
+        moved.__dict__.update(marks)
+    else:
+        # a class of parameters takes what it carries as arguments, as those of bitsandbytes do
+        moved = kind(param.to(device), requires_grad=param.requires_grad, **marks)
+    moved.__dict__.update(initialised)
+    return moved

@@ -1,0 +1,170 @@
+"""Code that runs around a module's forward."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.fx import GraphModule
+from torch.nn import Module
+
+from accelerate_nb.big_models.tied import retie_parameters
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# What a dispatched model has in place of Module's own methods, until its hooks are removed.
+GUARDED = ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa")
+TIES = "_tied_before_hooks"
+
+
+def not_compiled(function: Function) -> Function:
+    """The function, left out of what torch.compile traces; torch's compiler is not imported for it."""
+    compiled_around: list[Any] = []
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # nothing is traced before the compiler is imported, which takes seconds
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not compiled_around:
+            compiled_around.append(torch.compiler.disable(function))
+        return compiled_around[0](*args, **kwargs)
+
+    return run  # type: ignore[return-value]  # the same function with the same arguments
+
+
+class ModelHook:
+    """
+    What happens just before and just after a module's forward; unlike torch's hooks it sees and may change the keywords.
+
+    With `no_grad` the forward runs without gradients.
+    """
+
+    no_grad = False
+
+    def init_hook(self, module: Module) -> Module:
+        """The module as it is from now on; called when the hook is attached."""
+        return module
+
+    def pre_forward(self, module: Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with which forward is called."""
+        return args, kwargs
+
+    def post_forward(self, module: Module, output: Any) -> Any:
+        """What the caller gets as forward's output."""
+        return output
+
+    def detach_hook(self, module: Module) -> Module:
+        """The module as it was; called when the hook is taken off."""
+        return module
+
+
+class SequentialHook(ModelHook):
+    """Several hooks as one; each gets what the one before it returned."""
+
+    def __init__(self, *hooks: ModelHook) -> None:
+        self.hooks = hooks
+
+    def init_hook(self, module: Module) -> Module:
+        for hook in self.hooks:
+            module = hook.init_hook(module)
+        return module
+
+    @not_compiled
+    def pre_forward(self, module: Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        for hook in self.hooks:
+            args, kwargs = hook.pre_forward(module, *args, **kwargs)
+        return args, kwargs
+
+    @not_compiled
+    def post_forward(self, module: Module, output: Any) -> Any:
+        for hook in self.hooks:
+            output = hook.post_forward(module, output)
+        return output
+
+    def detach_hook(self, module: Module) -> Module:
+        for hook in self.hooks:
+            module = hook.detach_hook(module)
+        return module
+
+
+def add_hook_to_module(module: Module, hook: ModelHook, append: bool = False) -> Module:
+    """
+    Attach a hook to a module, which is changed and returned.
+
+    It replaces the hook that is there already, or with `append` runs after it.
+
+    >>> layer = add_hook_to_module(torch.nn.Linear(2, 2), ModelHook())
+    """
+    present = getattr(module, "_hf_hook", None)
+    if append and present is not None:
+        remove_hook_from_module(module)
+        hook = SequentialHook(present, hook)
+    if not hasattr(module, "_old_forward"):
+        module._old_forward = module.forward  # type: ignore[assignment]  # a method, which Module's types don't foresee
+    own: Any = module._old_forward
+    module = hook.init_hook(module)
+    module._hf_hook = hook  # type: ignore[assignment]  # the same
+    # a partial, not a closure: a deep copy of the model calls the copy, and a hooked model can be pickled
+    forward = functools.update_wrapper(functools.partial(_hooked_forward, module), own)
+    if isinstance(module, GraphModule):
+        # each graph has a class of its own, whose forward is written anew when the graph is recompiled
+        type(module).forward = staticmethod(forward)
+    else:
+        module.forward = forward
+    return module
+
+
+def _hooked_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+    args, kwargs = module._hf_hook.pre_forward(module, *args, **kwargs)
+    if module._hf_hook.no_grad:
+        with torch.no_grad():
+            output = module._old_forward(*args, **kwargs)
+    else:
+        output = module._old_forward(*args, **kwargs)
+    return module._hf_hook.post_forward(module, output)
+
+
+def remove_hook_from_module(module: Module, recurse: bool = False) -> Module:
+    """Take a module's hook off, with `recurse` those of its children too; its forward is its own again."""
+    _take_off(module)
+    if recurse:
+        for child in module.children():
+            remove_hook_from_module(child, recurse)
+        _retie(module)
+    return module
+
+
+def remove_hook_from_submodules(module: Module) -> None:
+    """Take the hooks of a module and of all modules inside of it off."""
+    remove_hook_from_module(module, recurse=True)
+
+
+def _take_off(module: Any) -> None:
+    if hasattr(module, "_hf_hook"):
+        module._hf_hook.detach_hook(module)
+        del module._hf_hook
+    if hasattr(module, "_old_forward"):
+        _restore_forward(module)
+        del module._old_forward
+    for name in GUARDED:
+        module.__dict__.pop(name, None)
+
+
+def _restore_forward(module: Any) -> None:
+    own = getattr(module._old_forward, "__func__", None)
+    if isinstance(module, GraphModule):
+        original: Any = module._old_forward
+        type(module).forward = own or staticmethod(original)
+    elif own is type(module).forward:
+        module.__dict__.pop("forward", None)
+    else:
+        module.forward = module._old_forward
+
+
+def _retie(module: Module) -> None:
+    """Weights that were tied before the model was dispatched are one again."""
+    retie_parameters(module, module.__dict__.pop(TIES, []))

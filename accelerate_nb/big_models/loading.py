@@ -1,0 +1,338 @@
+"""Checkpoints loaded into models piece by piece, each piece where it will stay."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Module
+
+from accelerate_nb.big_models.device_maps import check_devices, device_of
+from accelerate_nb.big_models.devices import DISK, Device, DeviceMap, as_device, as_dtype
+from accelerate_nb.big_models.dispatching import dispatch_model
+from accelerate_nb.big_models.memory import Memory, get_balanced_memory
+from accelerate_nb.big_models.moving import set_module_tensor_to_device
+from accelerate_nb.big_models.offloading import Folder, load_offloaded_weight, offload_weight, save_offload_index
+from accelerate_nb.big_models.placing import infer_auto_device_map
+from accelerate_nb.big_models.reading import checkpoint_files, load_state_dict, open_weights
+from accelerate_nb.big_models.tensors import tensor_of
+from accelerate_nb.big_models.tied import (
+    check_tied_parameters_on_same_device,
+    find_tied_parameters,
+    retie_parameters,
+    warn_if_untied,
+)
+from accelerate_nb.errors import CheckpointError, ConfigurationError, NotYetError
+
+logger = logging.getLogger(__name__)
+
+STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def load_checkpoint_in_model(
+    model: Module,
+    checkpoint: Folder,
+    device_map: DeviceMap | None = None,
+    offload_folder: Folder | None = None,
+    dtype: str | torch.dtype | None = None,
+    offload_state_dict: bool | None = False,  # noqa: ARG001 - weights are read one at a time, so none are in the way
+    offload_buffers: bool = False,
+    keep_in_fp32_modules: list[str] | None = None,
+    offload_8bit_bnb: bool = False,
+    strict: bool = False,
+    full_state_dict: bool = True,
+    broadcast_from_rank0: bool = False,
+) -> None:
+    """
+    Load a checkpoint into a model, each weight on the device that `device_map` has for it; the model may be on `meta`.
+
+    The checkpoint is a file of weights, an index of several, or a folder with either. Weights are converted to `dtype` if it
+    is given (those of `keep_in_fp32_modules` stay float32 where it is float16), to the model's own where there is a map, and
+    what the map puts on disk is written to `offload_folder`. With `strict`, names that are missing or unexpected raise a
+    `CheckpointError` before anything is loaded; files that are damaged or foreign raise one that names them. No code in a
+    checkpoint is run.
+    """
+    if offload_8bit_bnb:
+        raise NotYetError(
+            "offload_8bit_bnb=True asks for weights of 8 bits outside of the GPU, which are not offered here yet. "
+            "Let transformers load the model: `from_pretrained(..., quantization_config=BitsAndBytesConfig(...))`."
+        )
+    tied = find_tied_parameters(model)
+    warn_if_untied(model, tied)
+    files = checkpoint_files(checkpoint)
+    loading = _Loading(model, tied, None if dtype is None else as_dtype(dtype), keep_in_fp32_modules or [])
+    loading.offload_buffers = offload_buffers
+    if device_map is not None:
+        loading.place_by(device_map, offload_folder)
+    if not broadcast_from_rank0 or dist.get_rank() == 0:
+        loading.compare_names(checkpoint, files, strict=strict)
+    if device_map is None and (broadcast_from_rank0 or not full_state_dict or _is_sharded(model)):
+        _load_distributed(model, files, full_state_dict, broadcast_from_rank0)
+    else:
+        for file in files:
+            loading.load(file)
+    loading.finish()
+
+
+def load_checkpoint_and_dispatch(
+    model: Module,
+    checkpoint: Folder,
+    device_map: str | DeviceMap | None = None,
+    max_memory: Memory | None = None,
+    no_split_module_classes: list[str] | None = None,
+    offload_folder: Folder | None = None,
+    offload_buffers: bool = False,
+    dtype: str | torch.dtype | None = None,
+    offload_state_dict: bool | None = None,
+    skip_keys: str | list[str] | None = None,
+    preload_module_classes: list[str] | None = None,
+    force_hooks: bool = False,
+    strict: bool = False,
+    full_state_dict: bool = True,
+    broadcast_from_rank0: bool = False,
+) -> Module:
+    """
+    Load a checkpoint into a model, usually one on the `meta` device, and make it run on the devices of `device_map`.
+
+    The map may be chosen: "auto" and "balanced" fill all accelerators evenly, "balanced_low_0" all but the first,
+    "sequential" one after the other. Without a map the model is loaded and left as it is.
+
+    >>> with init_empty_weights():
+    ...     model = Large()
+    >>> model = load_checkpoint_and_dispatch(model, "weights/", device_map="auto", no_split_module_classes=["Block"])
+    """
+    if isinstance(device_map, str):
+        device_map = _chosen(device_map, model, max_memory, no_split_module_classes, dtype, offload_buffers)
+    load_checkpoint_in_model(
+        model,
+        checkpoint,
+        device_map=device_map,
+        offload_folder=offload_folder,
+        dtype=dtype,
+        offload_state_dict=offload_state_dict,
+        offload_buffers=offload_buffers,
+        strict=strict,
+        full_state_dict=full_state_dict,
+        broadcast_from_rank0=broadcast_from_rank0,
+    )
+    if device_map is None:
+        return model
+    return dispatch_model(
+        model,
+        device_map=device_map,
+        offload_dir=offload_folder,
+        offload_buffers=offload_buffers,
+        skip_keys=skip_keys,
+        preload_module_classes=preload_module_classes,
+        force_hooks=force_hooks,
+    )
+
+
+def _chosen(
+    strategy: str,
+    model: Module,
+    max_memory: Memory | None,
+    no_split: list[str] | None,
+    dtype: str | torch.dtype | None,
+    offload_buffers: bool,
+) -> dict[str, Device]:
+    if strategy not in STRATEGIES:
+        raise ConfigurationError(
+            f"device_map={strategy!r} names no way to place a model. If passing a string for `device_map`, please choose "
+            "'auto', 'balanced', 'balanced_low_0' or 'sequential'; or pass a mapping from modules to devices."
+        )
+    if strategy != "sequential":
+        low_zero = strategy == "balanced_low_0"
+        max_memory = get_balanced_memory(model, max_memory, no_split, dtype=dtype, low_zero=low_zero)
+    return infer_auto_device_map(model, max_memory, no_split, dtype=dtype, offload_buffers=offload_buffers)
+
+
+def load_offloaded_weights(model: Module, index: Mapping[str, Any] | None, offload_folder: Folder) -> None:
+    """Bring the weights that an index tells of from a folder into a model, on the CPU."""
+    for name, entry in (index or {}).items():
+        if name.endswith("SCB"):
+            continue
+        beside = name.replace("weight", "SCB")
+        scales = _from_folder(beside, index, offload_folder) if beside != name else None
+        weight = load_offloaded_weight(Path(offload_folder, f"{name}.dat"), entry).clone()
+        set_module_tensor_to_device(model, name, "cpu", value=weight, fp16_statistics=scales)
+
+
+def _from_folder(name: str, index: Mapping[str, Any] | None, folder: Folder) -> Tensor | None:
+    return load_offloaded_weight(Path(folder, f"{name}.dat"), index[name]) if index and name in index else None
+
+
+class _Loading:
+    """One checkpoint on its way into one model."""
+
+    device_map: DeviceMap | None = None
+    folder: Folder | None = None
+    offload_buffers = False
+
+    def __init__(
+        self, model: Module, tied: list[list[str]], dtype: torch.dtype | None, keep_in_fp32: Iterable[str]
+    ) -> None:
+        self.model, self.tied, self.dtype, self.keep_in_fp32 = model, tied, dtype, tuple(keep_in_fp32)
+        state = model.state_dict()
+        self.names = set(state)
+        self.on_meta = {name for name, tensor in state.items() if isinstance(tensor, Tensor) and tensor.is_meta}
+        self.buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+        self.offloaded: dict[str, Any] = {}
+
+    def place_by(self, device_map: DeviceMap, folder: Folder | None) -> None:
+        """Take the devices of a map, and check that it can be followed."""
+        check_tied_parameters_on_same_device(self.tied, device_map)
+        check_devices(device_map)
+        if DISK in device_map.values():
+            if folder is None:
+                parts = [name for name, device in device_map.items() if device == DISK]
+                raise ConfigurationError(
+                    "At least one of the model submodule will be offloaded to disk, please pass along an `offload_folder`: "
+                    f"the map has {', '.join(parts)} there."
+                )
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        self.device_map, self.folder = device_map, folder
+
+    def compare_names(self, checkpoint: Folder, files: list[Path], *, strict: bool) -> None:
+        """Hold the checkpoint's names against the model's: an error where `strict`, else a warning."""
+        found: set[str] = set()
+        for file in files:
+            with open_weights(file) as weights:
+                found.update(name for name in weights if not _is_scale(name, weights))
+        unexpected, missing = sorted(found - self.names), sorted(self.names - found - self._tied_to(found))
+        if strict and (unexpected or missing):
+            raise CheckpointError(
+                f"{checkpoint} should have the weights of {type(self.model).__name__}, and strict=True was asked for. "
+                f"Unexpected names: {unexpected or 'none'}; missing names: {missing or 'none'}. "
+                "Pass the checkpoint of this model, or strict=False."
+            )
+        if unexpected:
+            logger.warning(
+                "Some weights of the model checkpoint at %s were not used when initializing %s: %s. That is fine where the "
+                "model leaves them out on purpose.",
+                checkpoint,
+                type(self.model).__name__,
+                set(unexpected),
+            )
+        lost = [name for name in missing if name in self.on_meta]
+        if lost:
+            logger.warning(
+                "%s has no weights for %s, which stay on the meta device: the model can't run before they are set.",
+                checkpoint,
+                ", ".join(lost),
+            )
+
+    def _tied_to(self, found: set[str]) -> set[str]:
+        return {name for group in self.tied if found.intersection(group) for name in group}
+
+    def load(self, file: Path) -> None:
+        """Bring the weights of one file into the model."""
+        if self.device_map is None and self.dtype is None:
+            self._fill(file)
+            return
+        with open_weights(file) as weights:
+            for name, tensor in weights.items():
+                if name in self.names and not _is_scale(name, weights) and isinstance(tensor, Tensor):
+                    self._put(name, tensor, _scales(name, weights))
+
+    def _fill(self, file: Path) -> None:
+        """Fill tensors that have memory in place; those on `meta` become the checkpoint's own."""
+        state = load_state_dict(file)
+        empty = {name: tensor for name, tensor in state.items() if name in self.on_meta}
+        try:
+            self.model.load_state_dict({name: each for name, each in state.items() if name not in empty}, strict=False)
+            if empty:
+                self.model.load_state_dict(empty, strict=False, assign=True)
+        except RuntimeError as error:
+            raise CheckpointError(f"{file} doesn't fit this model: {error}") from None
+
+    def _put(self, name: str, tensor: Tensor, scales: Tensor | None) -> None:
+        own = tensor_of(self.model, name)
+        device = self._device_of(name, own)
+        new = tensor.to(self._dtype_of(name, tensor, own))
+        if device == DISK and (self.offload_buffers or name not in self.buffers):
+            self._write(name, new)
+            return
+        target = torch.device("cpu") if device == DISK else as_device(device)  # a buffer stays in memory
+        if target.type == "cpu" and new is tensor:
+            new = (
+                tensor.clone()
+            )  # what is still the file's memory would change, or crash, when the file is written anew
+        self._set(name, target, new, scales)
+
+    def _set(self, name: str, device: torch.device, value: Tensor | None, scales: Tensor | None = None) -> None:
+        dtype = None if value is None else value.dtype
+        try:
+            set_module_tensor_to_device(
+                self.model, name, device, value=value, dtype=dtype, fp16_statistics=scales, clear_cache=False
+            )
+        except ConfigurationError as error:
+            raise CheckpointError(f"The checkpoint doesn't fit this model: {error}") from None
+
+    def _write(self, name: str, tensor: Tensor) -> None:
+        self._set(name, torch.device("meta"), tensor)
+        assert self.folder is not None
+        offload_weight(tensor, name, self.folder, self.offloaded)
+
+    def _device_of(self, name: str, own: Tensor) -> Device:
+        if self.device_map is not None:
+            return device_of(name, self.device_map)
+        return torch.device("cpu") if own.is_meta else own.device
+
+    def _dtype_of(self, name: str, tensor: Tensor, own: Tensor) -> torch.dtype:
+        if self.dtype is None:
+            return own.dtype
+        if not tensor.is_floating_point():
+            return tensor.dtype
+        kept = any(f"{part}." in name or part == name for part in self.keep_in_fp32)
+        return torch.float32 if kept and self.dtype == torch.float16 else self.dtype
+
+    def finish(self) -> None:
+        """Bring tied weights together again, and name what lies in the folder when all of it does."""
+        self._bring_tied()
+        save_offload_index(self.offloaded, self.folder)
+        retie_parameters(self.model, self.tied)
+
+    def _bring_tied(self) -> None:
+        """A checkpoint has a tied weight once; where that one is on disk, the others get theirs from there."""
+        for group in self.tied:
+            written = next((name for name in group if name in self.offloaded), None)
+            if written is None:
+                continue
+            for name in group:
+                own = tensor_of(self.model, name)
+                if own.is_meta and name not in self.offloaded:
+                    self._put(name, self._written(written), None)
+
+    def _written(self, name: str) -> Tensor:
+        assert self.folder is not None
+        return load_offloaded_weight(Path(self.folder, f"{name}.dat"), self.offloaded[name])
+
+
+def _is_scale(name: str, weights: Mapping[str, Any]) -> bool:
+    """Whether this is what bitsandbytes keeps beside a weight of 8 bits."""
+    return name.endswith("SCB") and f"{name.removesuffix('SCB')}weight" in weights
+
+
+def _scales(name: str, weights: Mapping[str, Any]) -> Tensor | None:
+    beside = f"{name.removesuffix('weight')}SCB"
+    return weights.get(beside) if name.endswith("weight") else None
+
+
+def _is_sharded(model: Module) -> bool:
+    # a DTensor is told by what it has: importing its class takes half a second
+    return any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+
+
+def _load_distributed(model: Module, files: list[Path], full: bool, from_first: bool) -> None:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    options = StateDictOptions(full_state_dict=full, strict=False, broadcast_from_rank0=from_first)
+    for file in files:
+        state = load_state_dict(file) if not from_first or dist.get_rank() == 0 else {}
+        set_model_state_dict(model, state, options=options)

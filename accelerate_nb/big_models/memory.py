@@ -1,0 +1,128 @@
+"""How much memory each device may give to a model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import psutil
+import torch
+from torch.nn import Module
+
+from accelerate_nb.big_models.devices import DISK, accelerator
+from accelerate_nb.big_models.sizes import as_classes, compute_module_sizes, get_module_leaves
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.checkpoints.weights import parse_size
+
+logger = logging.getLogger(__name__)
+
+Memory = Mapping[int | str, int | str]
+
+
+def get_max_memory(max_memory: Memory | None = None) -> dict[int | str, int]:
+    """
+    The bytes that each device may hold: those that are free now, or what `max_memory` says with its texts made numbers.
+
+    Accelerators come first, by their numbers, then `mps`, `cpu` and `disk`.
+
+    >>> get_max_memory({"cpu": "1GB", 0: "500MB"})
+    {0: 500000000, 'cpu': 1000000000}
+    """
+    if max_memory is None:
+        return _free_memory()
+    numbers = sorted(device for device in max_memory if isinstance(device, int))
+    known: list[int | str] = [*numbers, *(name for name in ("mps", "cpu", DISK) if name in max_memory)]
+    for device in max_memory:
+        if device not in known:
+            raise ConfigurationError(
+                f"Device {device!r} is not recognized in max_memory. Accelerators are numbers; besides them there are 'mps', "
+                "'cpu' and 'disk'."
+            )
+    _tell_of_absent(numbers)
+    return {device: parse_size(max_memory[device]) for device in known}
+
+
+def _free_memory() -> dict[int | str, int]:
+    kind = accelerator()
+    host = psutil.virtual_memory().available
+    if kind == "mps":
+        return {"mps": host}  # its memory is the host's own
+    memory: dict[int | str, int] = {}
+    if kind is not None:
+        module = torch.get_device_module(kind)
+        for index in range(torch.accelerator.device_count()):
+            try:
+                memory[index] = module.mem_get_info(index)[0]
+            except RuntimeError as error:  # a device that another process holds alone
+                logger.info("Device %d gives no memory, so nothing is put there: %s", index, error)
+    if kind == "cuda" and any(torch.cuda.get_device_properties(index).is_integrated for index in memory):
+        return memory  # the same memory is not counted twice
+    memory["cpu"] = host
+    return memory
+
+
+def _tell_of_absent(numbers: list[int]) -> None:
+    count = torch.accelerator.device_count() if accelerator() else 0
+    for number in numbers:
+        if not 0 <= number < count:
+            logger.warning("Device %d is not available, available devices are %s", number, list(range(count)))
+
+
+def get_balanced_memory(
+    model: Module,
+    max_memory: Memory | None = None,
+    no_split_module_classes: str | Collection[str] | None = None,
+    dtype: Any = None,
+    special_dtypes: Mapping[str, Any] | None = None,
+    low_zero: bool = False,
+) -> dict[int | str, int]:
+    """
+    The bytes for each device with which `infer_auto_device_map` spreads a model evenly over the accelerators.
+
+    With `low_zero` the first of them gets as little as can be, for those who compute other things there. The last keeps all
+    of its memory, in case the others turn out to be too small.
+    """
+    memory = get_max_memory(max_memory)
+    kind = accelerator() or "cuda"
+    count = sum(1 for device, size in memory.items() if (isinstance(device, int) or device == kind) and size > 0)
+    if count == 0:
+        return memory
+    if count == 1:
+        low_zero = False
+        if max_memory is None:
+            _leave_room(memory)
+    sizes = compute_module_sizes(model, dtype, special_dtypes)
+    each = sizes[""] // (count - 1 if low_zero else count) + _slack(model, sizes, as_classes(no_split_module_classes))
+    numbers = sorted(device for device, size in memory.items() if isinstance(device, int) and size > 0)
+    for number in numbers[:-1]:
+        memory[number] = min(memory[number] if low_zero and number == 0 else each, memory[number])
+    if low_zero and 0 in memory:
+        elsewhere = sum(memory[number] for number in numbers if number != 0)
+        memory[0] = min(max(0, sizes[""] - elsewhere), memory[0])
+    return memory
+
+
+def _leave_room(memory: dict[int | str, int]) -> None:
+    """A tenth of the only accelerator is for what is computed there."""
+    for device, size in memory.items():
+        if isinstance(device, int):
+            memory[device] = int(size * 0.9)
+            logger.info(
+                "90%% of device %d is for the model, the rest for its activations; max_memory says more.", device
+            )
+            return
+
+
+def _slack(model: Module, sizes: Mapping[str, int], no_split: list[str]) -> int:
+    """What a device gets above its share, so that layers which can't be cut fit: the larger of a block and a mean layer."""
+    blocks: dict[str, int] = {}
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if name in sizes and kind in no_split:
+            blocks.setdefault(kind, sizes[name])
+    tensors = set(get_module_leaves(sizes))
+    modules = {name: size for name, size in sizes.items() if name not in tensors}
+    layers = get_module_leaves(modules)
+    mean = int(sum(modules[name] for name in layers) / max(len(layers), 1))
+    return int(1.25 * max(mean, *blocks.values(), 0))
