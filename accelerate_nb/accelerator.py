@@ -1,3 +1,8 @@
-"""The door `accelerate.accelerator`: the `Accelerator` under Hugging Face's module name."""
+"""The door `accelerate.accelerator`: the `Accelerator` under Hugging Face's module name, with what is imported beside it."""
 
 from accelerate_nb.runtime.accelerator import Accelerator as Accelerator
+from accelerate_nb.runtime.handlers import (
+    DataLoaderConfiguration as DataLoaderConfiguration,
+    GradientAccumulationPlugin as GradientAccumulationPlugin,
+    ProjectConfiguration as ProjectConfiguration,
+)

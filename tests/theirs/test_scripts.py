@@ -1,0 +1,191 @@
+"""The test scripts that Hugging Face Accelerate ships in its package pass on this one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.theirs.scripts import run_script
+
+HERE = Path(__file__).resolve().parent
+RUN_HERE = {
+    "test_ops.py",
+    "test_sync.py",
+    "test_script.py",
+    "test_ddp_comm_hook.py",
+    "test_distributed_data_loop.py",
+    "test_notebook.py",
+    "external_deps/test_metrics.py",
+}
+NOT_RUN_HERE = {
+    "test_cli.py": "prints how many accelerators there are, and checks nothing",
+    "test_merge_weights.py": "shards a model with FSDP on GPUs",
+    "external_deps/test_checkpointing.py": "downloads a data set and a model",
+    "external_deps/test_performance.py": "downloads a data set and a model",
+    "external_deps/test_peak_memory_usage.py": "downloads a data set and a model, and measures a GPU's memory",
+    "external_deps/test_pippy.py": "runs a pipeline over GPUs",
+    "external_deps/test_zero3_integration.py": "needs DeepSpeed",
+    "external_deps/test_ds_multiple_model.py": "needs DeepSpeed",
+    "external_deps/test_ds_alst_ulysses_sp.py": "needs DeepSpeed",
+}
+
+
+def test_each_of_their_scripts_is_run_or_has_a_reason_not_to_be() -> None:
+    package = find_spec("accelerate")
+    assert package is not None
+    assert package.origin is not None
+    folder = Path(package.origin).parent / "test_utils" / "scripts"
+    scripts = {path.relative_to(folder).as_posix() for path in folder.rglob("test_*.py")}
+    assert scripts <= RUN_HERE | set(NOT_RUN_HERE)
+
+
+def everything(script: Any) -> None:
+    script.main()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_operations(world_size: int, tmp_path: Path) -> None:
+    run_script("test_ops", world_size, tmp_path, everything)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_accumulation_and_synchronisation(world_size: int, tmp_path: Path) -> None:
+    run_script("test_sync", world_size, tmp_path, everything)
+
+
+def all_but_a_state_that_was_taken_away(script: Any) -> None:
+    # the last of its parts wants an `Accelerator` to refuse to work once `AcceleratorState._reset_state()` was called; ours
+    # keeps what it was told when it was made, and works on
+    script.is_pytest_available = lambda: False
+    script.main()
+    script.AcceleratorState._reset_state()
+    accelerator = script.Accelerator()
+    script.AcceleratorState._reset_state()
+    assert accelerator.prepare(torch.nn.Linear(1, 1))(torch.ones(1, 1)).shape == (1, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_processes_loaders_and_training(world_size: int, tmp_path: Path) -> None:
+    run_script("test_script", world_size, tmp_path, all_but_a_state_that_was_taken_away)
+
+
+class OnTheCpu(torch.nn.parallel.DistributedDataParallel):
+    """Torch's own class, for a script that names a GPU."""
+
+    def __init__(self, module: torch.nn.Module, device_ids: list[int], output_device: int) -> None:
+        super().__init__(module)
+
+
+def hooks_without_a_gpu(script: Any) -> None:
+    torch.nn.parallel.DistributedDataParallel = OnTheCpu  # what it compares with; this package has the original
+    kind = script.DDPCommunicationHookType
+    for hook, wrapper, options in (
+        (kind.NO, kind.NO, {}),
+        (kind.FP16, kind.NO, {}),
+        (kind.POWER_SGD, kind.NO, {}),
+        (kind.POWER_SGD, kind.FP16, {}),
+        (kind.POWER_SGD, kind.NO, {"matrix_approximation_rank": 2}),
+        (kind.BATCHED_POWER_SGD, kind.NO, {}),
+        (kind.BATCHED_POWER_SGD, kind.FP16, {}),
+    ):
+        # without bf16, which torch averages on CUDA and XPU only
+        script.test_ddp_comm_hook(hook, wrapper, options)
+
+
+def test_hooks_of_gradients(tmp_path: Path) -> None:
+    run_script("test_ddp_comm_hook", 2, tmp_path, hooks_without_a_gpu)
+
+
+def uneven_batches(script: Any) -> None:
+    script.test_default_ensures_even_batch_sizes()
+    script.test_can_disable_even_batches()
+    script.test_can_join_uneven_inputs()
+    script.test_join_can_override_even_batches()
+    script.test_join_can_override_for_mixed_type_dataloaders()
+    script.test_join_raises_warning_for_iterable_when_overriding_even_batches()
+
+
+@pytest.mark.slow
+def test_uneven_batches_where_accelerate_itself_hangs_without_a_gpu(tmp_path: Path) -> None:
+    run_script("test_distributed_data_loop", 2, tmp_path, uneven_batches)
+
+
+def every_sample_once(script: Any) -> None:
+    accelerator = script.create_accelerator()
+    torch.manual_seed(accelerator.process_index)
+    dataset = script.DummyDataset()
+    batches = script.BatchSampler(script.RandomSampler(dataset), batch_size=script.BATCH_SIZE, drop_last=False)
+    for loader in (
+        script.DataLoader(dataset, shuffle=False, batch_size=script.BATCH_SIZE),
+        script.DataLoader(dataset, shuffle=True, batch_size=script.BATCH_SIZE, num_workers=1),
+        script.DataLoader(dataset, batch_sampler=batches),
+        script.DataLoader(dataset, sampler=batches, batch_size=None, collate_fn=script.default_collate),
+    ):
+        script.test_data_loader(loader, accelerator)
+
+
+def test_every_sample_comes_once(tmp_path: Path) -> None:
+    run_script("test_distributed_data_loop", 2, tmp_path, every_sample_once)
+
+
+def stateful_loaders(script: Any) -> None:
+    accelerator = script.create_accelerator()
+    script.test_stateful_dataloader(accelerator)
+    script.test_stateful_dataloader_save_state(accelerator)
+
+
+def test_stateful_loaders_go_on_where_they_were(tmp_path: Path) -> None:
+    pytest.importorskip("torchdata", reason="stateful loaders are torchdata's")
+    run_script("test_distributed_data_loop", 2, tmp_path, stateful_loaders)
+
+
+def metrics(script: Any) -> None:
+    # all but `test_mrpc`, which downloads a data set and a model, and which the script itself runs on accelerators alone
+    for split, dispatch in product([True, False], [True, False]):
+        config = script.DataLoaderConfiguration(split_batches=split, dispatch_batches=dispatch)
+        accelerator = script.Accelerator(dataloader_config=config)
+        script.test_torch_metrics(accelerator, 99)
+        accelerator.state._reset_state()
+    script.test_torch_metrics(script.Accelerator(), 512)
+    script.test_gather_for_metrics_drop_last()
+    # it looks for complaints in Accelerate's logger; ours are warnings
+    logging.getLogger("accelerate.accelerator")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        script.test_gather_for_metrics_with_iterable_dataset()
+        script.test_gather_for_metrics_with_non_tensor_objects_iterable_dataset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_metrics_of_all_processes(world_size: int, tmp_path: Path) -> None:
+    run_script("external_deps.test_metrics", world_size, tmp_path, metrics, unused=("datasets", "evaluate"))
+
+
+@pytest.mark.slow
+def test_the_notebook_launcher(tmp_path: Path) -> None:
+    environment = {**os.environ, "ACCELERATE_NUM_PROCESSES": "2", "ACCELERATE_USE_CPU": "true"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE / "everywhere"), environment["PYTHONPATH"]])
+    script = "accelerate.test_utils.scripts.test_notebook"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {script} as script; script.main()"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "Test monitoring" in done.stdout
