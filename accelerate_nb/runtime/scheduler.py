@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from accelerate_nb.runtime.accumulation import GradientState
 from accelerate_nb.runtime.current import current_world
+
+_NOTICE = (
+    "A prepared learning-rate schedule moves {} times in a step, once for every process, as with Hugging Face Accelerate: give "
+    "it the number of steps that one process would make. To move it once in a step, use split_batches=True or "
+    "step_scheduler_with_optimizer=False."
+)
+
+
+class ScheduleNotice(UserWarning):
+    """A schedule moves more often than steps are made; shown once, on the main process, and no sign of a mistake."""
 
 
 class AcceleratedScheduler:
@@ -32,7 +43,8 @@ class AcceleratedScheduler:
         self.split_batches = split_batches
         self.gradient_state = GradientState()
         self._moves = 1 if split_batches else (replicas or current_world().size)
-        self._total_steps: int | None = getattr(scheduler, "total_steps", None)
+        if step_with_optimizer and self._moves > 1 and current_world().is_main:
+            warnings.warn(_NOTICE.format(self._moves), ScheduleNotice, stacklevel=2)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Move on, if the optimizer stepped."""
@@ -46,10 +58,14 @@ class AcceleratedScheduler:
 
     def _move(self, *args: Any, **kwargs: Any) -> None:
         for _ in range(self._moves):
-            # OneCycleLR refuses to go beyond its end, which an uneven last batch would ask of it
-            if self._moves > 1 and self._total_steps is not None and self.scheduler._step_count > self._total_steps:
+            if not self.split_batches and self._is_over():
                 return
             self.scheduler.step(*args, **kwargs)
+
+    def _is_over(self) -> bool:
+        """Whether a schedule of a known length is at its end: OneCycleLR refuses to go on, which an uneven last batch asks."""
+        total: int | None = getattr(self.scheduler, "total_steps", None)
+        return total is not None and self.scheduler._step_count > total
 
     def get_last_lr(self) -> Any:
         """The learning rates in force."""

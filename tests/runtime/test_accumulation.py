@@ -271,6 +271,11 @@ def test_models_that_are_trained_in_one_block_are_counted_together() -> None:
     assert windows.of(models).count == 1
 
 
+def test_a_checkpoints_count_is_that_of_every_group() -> None:
+    windows = Windows(2)
+    assert [windows.of(group).count for group in ((), (nn.Linear(1, 1),))] == [2, 2]
+
+
 def left_early() -> list[Any]:
     accelerator = Accelerator(gradient_accumulation_steps=2)
     training = Training(accelerator, loader(40), loader(12))
