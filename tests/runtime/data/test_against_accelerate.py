@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from tests.peers import Peer, under_both
 from tests.runtime.data.loaders import Numbers, Stream
@@ -89,7 +90,9 @@ def told(ask: Any) -> Any:
     try:
         return ask()
     except (TypeError, AttributeError, ValueError, RuntimeError) as error:
-        return next(kind.__name__ for kind in (TypeError, AttributeError, ValueError, RuntimeError) if isinstance(error, kind))
+        return next(
+            kind.__name__ for kind in (TypeError, AttributeError, ValueError, RuntimeError) if isinstance(error, kind)
+        )
 
 
 def seen(peer: Peer, cases: list[Case]) -> list[dict[str, Any]]:
@@ -102,28 +105,100 @@ def seen(peer: Peer, cases: list[Case]) -> list[dict[str, Any]]:
             split_batches=case.split, even_batches=case.even, dispatch_batches=case.dispatch
         )
         accelerator = peer.Accelerator(dataloader_config=config)
-        prepared = accelerator.prepare(loader(case))
+        prepared = told(partial(accelerator.prepare, loader(case)))
         said: dict[str, Any] = {"batches": [], "ends": [], "remainders": [], "gathered": []}
+        if isinstance(prepared, str):
+            found.append({**said, "len": prepared})
+            continue
         for name in ("total_batch_size", "total_dataset_length"):
-            said[name] = told(lambda name=name: getattr(prepared, name))
-        said["len"] = told(lambda: len(prepared))
+            said[name] = told(partial(getattr, prepared, name))
+        said["len"] = told(prepared.__len__)
         for _ in range(2):
             for batch in prepared:
                 said["batches"].append(batch.tolist())
                 said["ends"].append(prepared.end_of_dataloader)
                 said["remainders"].append(prepared.remainder)
-                if case.even and case.kind != "batches of any size":
-                    said["gathered"] += accelerator.gather_for_metrics(batch).tolist()
-                else:
+                if not case.even and case.dispatch is False:
+                    continue  # processes may have different numbers of batches
+                if case.kind == "batches of any size":
                     said["gathered"] += accelerator.gather_for_metrics(batch.tolist())
+                else:
+                    said["gathered"] += accelerator.gather_for_metrics(batch).tolist()
         found.append(said)
     return found
 
 
-LENGTHS = [1, 2, 3, 4, 5, 8, 9]
-SHARDED = [
-    Case(kind, length, 2, drop, even, split, False)
-    for kind, length, drop, even, split in product(
-        ["plain", "shuffled", "batch sampler", "sampler of batches"], LENGTHS, *[[False, True]] * 3
-    )
-]
+LENGTHS = [1, 3, 4, 5, 8]
+FLAGS = [False, True]
+KINDS = ["plain", "shuffled", "batch sampler", "sampler of batches"]
+
+
+def cases(world_size: int) -> list[Case]:
+    """The table: everything that both can read on so many processes."""
+    splits = FLAGS if world_size == 2 else [False]  # a batch of two can't be cut in three
+    kinds = KINDS if world_size > 1 else ["plain", "shuffled"]
+    found = [Case(kind, *rest, dispatch=False) for kind, *rest in product(kinds, LENGTHS, [2], FLAGS, FLAGS, splits)]
+    streams = product(["stream", "stream with a length"], LENGTHS, [2], FLAGS, [True], splits)
+    found += [Case(*each, dispatch=False) for each in streams]
+    found += [
+        Case("batches of any size", *rest, dispatch=False) for *rest, _ in product(LENGTHS, [2], [False], FLAGS, [0])
+    ]
+    empty = product(["plain", "batch sampler", "stream", "stream with a length"], [0], [2], FLAGS, [True], splits)
+    found += [Case(*each, dispatch=False) for each in empty]
+    # where drop_last leaves no batch, and for fewer samples than processes, theirs raises on some of the processes
+    lengths = {1: LENGTHS, 2: LENGTHS, 3: [5, 8, 9]}[world_size]
+    dispatched = product(["plain", "shuffled", "stream"], lengths, [2], FLAGS, [True], splits)
+    return found + [Case(*each, dispatch=True) for each in dispatched if not each[3] or each[1] >= 8]
+
+
+def difference(case: Case, world_size: int, name: str) -> str | None:
+    """Where we differ on purpose: what is wrong with Accelerate's."""
+    dealt_stream = case.is_stream and world_size > 1 and not case.dispatch
+    if case.kind == "sampler of batches" and case.split:
+        return "can't prepare a sampler of batches"
+    if case.dispatch and name == "total_batch_size":
+        return "asks the data set for the loader's batch size"
+    if dealt_stream and name in ("total_batch_size", "total_dataset_length", "remainders", "len"):
+        return "takes a process's share of a stream for the whole of it"
+    if dealt_stream and name == "gathered":
+        return "keeps repeated samples of a stream"
+    if case.kind == "batches of any size" and name == "gathered" and world_size > 1:
+        return "keeps repeated batches whose size it does not know"
+    if case.kind == "batches of any size" and name == "total_batch_size":
+        return "raises a TypeError or an AttributeError for a size that isn't known"
+    if case.drop and world_size > 1 and case.kind in ("batch sampler", "sampler of batches") and name == "gathered":
+        return "cuts a whole last step, since it doesn't see that the batch sampler drops what is left"
+    return None
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_process_sees_what_it_sees_under_accelerate(world_size: int) -> None:
+    table = cases(world_size)
+    both = under_both(seen, world_size, table)
+    for rank, (theirs, ours) in enumerate(zip(both.theirs, both.ours, strict=True)):
+        for case, their, our in zip(table, theirs, ours, strict=True):
+            for name in our:
+                if difference(case, world_size, name) is None:
+                    assert our[name] == their[name], (rank, case, name)
+            check_gathered(case, our)
+    differing = {
+        difference(case, world_size, name)
+        for case, their, our in zip(table, both.theirs[0], both.ours[0], strict=True)
+        for name in our
+        if our[name] != their.get(name)
+    }
+    named = {difference(case, world_size, name) for case in table for name in both.ours[0][0]}
+    assert differing == named - {None}, "a difference that is none any more is to be taken off the list"
+
+
+def check_gathered(case: Case, our: dict[str, Any]) -> None:
+    """Each sample is gathered once in each of the two epochs; with `drop` some are left out, and none is there twice."""
+    if not case.even:
+        return
+    half = len(our["gathered"]) // 2
+    for epoch in (our["gathered"][:half], our["gathered"][half:]):
+        assert len(set(epoch)) == len(epoch), case
+        if not case.drop:
+            assert sorted(epoch) == list(range(case.length)), case
+        if case.kind not in ("shuffled", "batch sampler"):
+            assert epoch == sorted(epoch), case
