@@ -48,7 +48,7 @@ class AimTracker(PackageTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Keep numbers, strings and Aim's own media."""
+        """Keep numbers, strings and Aim's own media; names in dictionaries are joined by a slash."""
         from aim import Text
 
         for name, value in flat(plain(values)):

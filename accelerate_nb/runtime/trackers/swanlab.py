@@ -39,7 +39,8 @@ class SwanLabTracker(PackageTracker):
         """Keep the settings as the run's config; what is there under the same names is replaced."""
         import swanlab
 
-        swanlab.config.update(settings(values), allow_val_change=True)
+        # without wandb's `allow_val_change=True`: SwanLab would keep it as one more setting
+        swanlab.config.update(settings(values))
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:

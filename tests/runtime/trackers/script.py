@@ -1,0 +1,64 @@
+"""The training that every tracker's test keeps a record of, under both packages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelerate_nb.runtime.installed import is_installed
+from tests.peers import Peer, under_both
+
+SETTINGS = {"lr": 0.1, "layers": 3, "name": "digits", "augment": True}
+VALUES = [{"loss": 1 / (step + 1), "train_accuracy": step} for step in range(3)]
+# What is to be read of them again: name to pairs of step and value.
+COURSES = {name: [(step, values[name]) for step, values in enumerate(VALUES)] for name in ("loss", "train_accuracy")}
+
+
+def needs(module: str) -> pytest.MarkDecorator:
+    """A test that is skipped where a package is missing; the package is not imported, which some can't without a trace."""
+    return pytest.mark.skipif(not is_installed(module), reason=f"{module} is not installed")
+
+
+def train(
+    peer: Peer,
+    tracker: str,
+    folder: str,
+    init_kwargs: dict[str, Any] | None = None,
+    more: Callable[[Any], None] | None = None,
+) -> int:
+    """Log `VALUES` with a tracker that keeps them below `folder`, in a place of the package's own; `more` logs more."""
+    place = Path(folder, peer.name)
+    place.mkdir(exist_ok=True)
+    os.chdir(place)
+    os.environ.update(
+        WANDB_DIR=str(place),
+        TRACKIO_DIR=str(place / "trackio"),
+        COMET_OFFLINE_DIRECTORY=str(place / "comet"),
+        CLEARML_CACHE_DIR=str(place / "clearml"),
+        MLFLOW_TRACKING_URI=(place / "mlruns").as_uri(),
+    )
+    accelerator = peer.Accelerator(log_with=tracker, project_dir=str(place))
+    accelerator.init_trackers("digits", dict(SETTINGS), init_kwargs)
+    for step, values in enumerate(VALUES):
+        accelerator.log(dict(values), step=step)
+    if more is not None:
+        more(accelerator)
+    accelerator.end_training()
+    return len(accelerator.trackers)
+
+
+def records(
+    tracker: str,
+    folder: Path,
+    read: Callable[[Path], Any],
+    init_kwargs: dict[str, Any] | None = None,
+    more: Callable[[Any], None] | None = None,
+) -> tuple[Any, Any]:
+    """What `read` finds in the places of Accelerate's and of our training on two processes, of which the first keeps a record."""
+    both = under_both(train, 2, tracker, str(folder), init_kwargs, more)
+    assert both.theirs == both.ours == [1, 0]
+    return read(folder / "accelerate"), read(folder / "accelerate_nb")

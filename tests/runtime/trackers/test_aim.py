@@ -1,0 +1,44 @@
+"""Aim's repository holds what Accelerate's holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.runtime.trackers.script import COURSES, SETTINGS, needs, records
+
+pytestmark = needs("aim")
+
+
+def read(place):
+    from aim import Repo
+
+    (run,) = Repo(str(place)).iter_runs()
+    courses = {}
+    for metric in run.metrics():
+        steps, (values, _, _) = metric.values.sparse_list()
+        courses[metric.name] = list(zip(steps, values, strict=True))
+    pictures = [(each.name, [image.caption for image in each.values.values_list()]) for each in run.images()]
+    return run.name, run["hparams"], {name: c for name, c in courses.items() if not name.startswith("__")}, pictures
+
+
+def log_more(accelerator):
+    accelerator.log({"tensor": torch.tensor(2.5)}, step=4)
+    if type(accelerator).__module__.startswith("accelerate_nb"):  # Aim refuses these from Accelerate
+        accelerator.log({"note": "a text", "inner": {"train": 1.0}}, step=5)
+    if accelerator.is_main_process:
+        picture = np.zeros((4, 5, 3), dtype=np.uint8)
+        images = {"first": (picture, "a caption"), "second": picture}
+        accelerator.get_tracker("aim").log_images(images, step=1, kwargs={"track": {"context": {"subset": "train"}}})
+
+
+@pytest.mark.slow
+def test_the_repository_holds_what_accelerates_holds(tmp_path):
+    theirs, ours = records("aim", tmp_path, read, {"aim": {"system_tracking_interval": None}}, log_more)
+    assert ours[2].pop("inner/train") == [(5, 1.0)]
+    assert theirs == ours
+    name, settings, courses, pictures = ours
+    assert (name, settings) == ("digits", SETTINGS)
+    assert courses == {**COURSES, "tensor": [(4, 2.5)]}
+    assert sorted(pictures) == [("first", ["a caption"]), ("second", [""])]
