@@ -1,14 +1,29 @@
-"""A model that is spread by copies can be let go at any time."""
+"""Copies of a model exchange their gradients as they are told to, and can be let go at any time."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
+from accelerate_nb import Accelerator
+from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.current import current_world, forget
 from accelerate_nb.runtime.strategies.ddp import DDP
+from accelerate_nb.utils.dataclasses import DataLoaderConfiguration, DistributedDataParallelKwargs
+from tests.peers import Peer, under_both
 from tests.ranks import run_on_ranks
+from tests.runtime.loops import net, samples
 
 
 def lives(count: int) -> int:
@@ -34,3 +49,188 @@ def holds_its_group() -> bool:
 
 def test_a_model_lets_go_of_its_process_group_before_that_ends() -> None:
     assert run_on_ranks(holds_its_group, 2) == [False, False]
+
+
+LOW_RANK = {"matrix_approximation_rank": 1, "start_powerSGD_iter": 2, "min_compression_rate": 0.5}
+# without bf16's hooks, which torch takes with NCCL only, and the batched one, which fails in torch 2.13 itself
+PACKING: list[dict[str, Any]] = [
+    {},
+    {"comm_hook": "fp16"},
+    {"comm_hook": "power_sgd", "comm_state_option": LOW_RANK},
+    {"comm_hook": "power_sgd", "comm_wrapper": "fp16", "comm_state_option": LOW_RANK},
+]
+BY_HAND: list[Callable[[], tuple[Any, Any]]] = [
+    lambda: (None, default_hooks.allreduce_hook),
+    lambda: (None, default_hooks.fp16_compress_hook),
+    lambda: (low_rank(), powerSGD_hook.powerSGD_hook),
+    lambda: (low_rank(), default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook)),
+]
+
+
+def low_rank() -> Any:
+    return powerSGD_hook.PowerSGDState(None, **LOW_RANK)
+
+
+def steps(model: nn.Module, rank: int, size: int) -> list[float]:
+    data = samples(6 * 4 * size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for start in range(rank * 4, len(data), size * 4):
+        inputs, targets = data[start : start + 4]
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
+
+
+def packed(peer: Peer) -> list[list[float]]:
+    found = []
+    utils = peer.door("utils")
+    for options in PACKING:
+        torch.manual_seed(0)
+        names = {
+            name: utils.DDPCommunicationHookType(options[name])
+            for name in ("comm_hook", "comm_wrapper")
+            if name in options
+        }
+        handler = utils.DistributedDataParallelKwargs(
+            **{**options, **names}, bucket_cap_mb=1, gradient_as_bucket_view=True
+        )
+        accelerator = peer.Accelerator(cpu=True, kwargs_handlers=[handler])
+        found.append(steps(accelerator.prepare(net()), accelerator.process_index, 2))
+    return found
+
+
+def packed_by_hand() -> list[list[float]]:
+    found = []
+    rank = Accelerator().process_index  # connects the processes; the rest is PyTorch's
+    for make in BY_HAND:
+        torch.manual_seed(0)
+        model = DistributedDataParallel(net(), bucket_cap_mb=1, gradient_as_bucket_view=True)
+        model.register_comm_hook(*make())
+        found.append(steps(model, rank, 2))
+    return found
+
+
+def test_gradients_are_packed_as_accelerate_packs_them() -> None:
+    both = under_both(packed, 2)
+    assert both.ours == both.theirs
+    assert both.ours == run_on_ranks(packed_by_hand, 2)
+    assert len({tuple(weights) for weights in both.ours[0]}) == len(PACKING)  # each packs in its own way
+
+
+class Registered:
+    """Takes a hook as a model does, also one that this machine can't use."""
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        self.state, self.name = state, hook.__name__
+
+
+def test_what_cannot_run_here_packs_with_torchs_own_hooks() -> None:
+    model = Registered()
+    DistributedDataParallelKwargs(comm_hook="batched_power_sgd", comm_state_option=LOW_RANK).register_comm_hook(model)
+    assert (model.name, model.state.matrix_approximation_rank) == ("batched_powerSGD_hook", 1)
+    DistributedDataParallelKwargs(comm_hook="bf16").register_comm_hook(model)
+    assert model.name == "bf16_compress_hook"
+    DistributedDataParallelKwargs(comm_hook="power_sgd", comm_wrapper="bf16").register_comm_hook(model)
+    assert model.name == "bf16_compress_wrapper_hook"
+
+
+def test_an_unknown_packing_is_an_error_that_lists_the_known_ones() -> None:
+    handler = DistributedDataParallelKwargs(comm_hook="int4")
+    with pytest.raises(ConfigurationError, match=r"comm_hook='int4' is not known.*'power_sgd'"):
+        handler.register_comm_hook(nn.Linear(1, 1))
+    handler = DistributedDataParallelKwargs(comm_hook="fp16", comm_wrapper="power_sgd")
+    with pytest.raises(ConfigurationError, match="comm_wrapper='power_sgd' is not known"):
+        handler.register_comm_hook(nn.Linear(1, 1))
+
+
+def handled(peer: Peer) -> list[Any]:
+    utils = peer.door("utils")
+    handlers = [
+        utils.InitProcessGroupKwargs(backend="gloo", timeout=timedelta(seconds=77)),
+        utils.AutocastKwargs(enabled=False, cache_enabled=False),
+        utils.GradScalerKwargs(init_scale=8.0, growth_interval=3),
+        utils.DistributedDataParallelKwargs(find_unused_parameters=True, static_graph=False, broadcast_buffers=False),
+    ]
+    accelerator = peer.Accelerator(cpu=True, mixed_precision="bf16", kwargs_handlers=handlers)
+    model = accelerator.prepare(net())
+    with accelerator.autocast():
+        plain = nn.Linear(2, 2)(torch.ones(1, 2)).dtype
+    with accelerator.autocast(utils.AutocastKwargs()):
+        mixed = nn.Linear(2, 2)(torch.ones(1, 2)).dtype
+    group: Any = dist.group.WORLD
+    return [
+        dist.get_backend(),
+        str(group._get_backend(torch.device("cpu")).options._timeout),
+        (model.find_unused_parameters, model.static_graph, model.broadcast_buffers),
+        (str(plain), str(mixed)),
+        model(torch.ones(2, 8)).tolist(),
+        [each.to_kwargs() for each in handlers],
+        [type(each)().to_kwargs() for each in handlers],
+    ]
+
+
+def test_handlers_shape_what_accelerates_shape() -> None:
+    both = under_both(handled, 2)
+    assert both.ours == both.theirs
+    assert both.ours[0][1] == "0:01:17"
+
+
+def joined(even_batches: bool | None, of_loader: bool) -> list[Any]:
+    torch.manual_seed(0)
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=of_loader))
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    prepared, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(samples(19), batch_size=4))
+    losses = []
+    for _ in range(2):
+        with accelerator.join_uneven_inputs([prepared], even_batches=even_batches):
+            for inputs, targets in loader:
+                loss = nn.functional.mse_loss(prepared(inputs), targets)
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
+    return [losses, weights, getattr(loader.batch_sampler, "even_batches", None)]
+
+
+def joined_by_hand() -> list[Any]:
+    torch.manual_seed(0)
+    rank = Accelerator().process_index  # connects the processes; the rest is PyTorch's
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    data = samples(19)
+    losses = []
+    for _ in range(2):
+        with Join([model]):
+            for start in range(rank * 4, 19, 8):
+                inputs, targets = data[start : start + 4]
+                loss = nn.functional.mse_loss(model(inputs), targets)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+    return [losses, torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()]
+
+
+def test_uneven_inputs_are_joined_as_one_would_by_hand() -> None:
+    by_hand = run_on_ranks(joined_by_hand, 2)
+    assert [len(losses) for losses, _ in by_hand] == [6, 4]
+    for asked, of_loader in ((False, True), (None, False)):
+        ours = run_on_ranks(joined, 2, asked, of_loader)
+        assert [found[:2] for found in ours] == by_hand
+        assert [found[2] for found in ours] == [of_loader, of_loader]
+    assert [len(found[0]) for found in run_on_ranks(joined, 2, True, False)] == [6, 6]
+
+
+def joined_alone() -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = joined(False, True)
+        assert len(found[0]) == 10
+    return [str(each.message) for each in caught]
+
+
+def test_one_process_has_nothing_to_join() -> None:
+    assert run_on_ranks(joined_alone, 1) == [[]]
