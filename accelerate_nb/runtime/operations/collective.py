@@ -6,7 +6,6 @@ import pickle
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, get_args
 
@@ -17,10 +16,14 @@ from torch import Tensor
 
 from accelerate_nb.errors import ConfigurationError, OperationError
 from accelerate_nb.runtime.current import current_world
-from accelerate_nb.runtime.operations.exchange import Call, Exchange, agree, exchange_rows
+from accelerate_nb.runtime.operations.exchange import LARGEST, Call, Exchange, agree, exchange_rows
 from accelerate_nb.runtime.operations.nested import description, leaves_of, recursively_apply, with_leaves
 from accelerate_nb.runtime.operations.wire import Wire, Work, as_bytes, wire_of
 from accelerate_nb.runtime.world import World
+
+# How many bytes travel inside the frame. What is longer is faster added up on its way, and sent by the one who has it.
+_LARGEST_REDUCED = 256 << 10
+_LARGEST_SENT = 64 << 10
 
 Reduction = Literal["sum", "mean", "max", "min", "none"]
 
@@ -37,11 +40,15 @@ def gather(tensor: Any) -> Any:
         return tensor
     leaves = _tensors(world, "gather", tensor)
     call = Call("gather", description(tensor))
-    return with_leaves(tensor, iter(_moved(world, call, leaves, _joined, partial(_Rows, _joined))))
+    return with_leaves(tensor, iter(_moved(world, call, leaves, _copied_and_joined, partial(_Rows, _joined))))
 
 
 def _joined(rows: Tensor) -> Tensor:
     return rows if rows.ndim == 1 else rows.flatten(0, 1)
+
+
+def _copied_and_joined(rows: Tensor) -> Tensor:
+    return _joined(rows.clone(memory_format=torch.contiguous_format))
 
 
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:  # noqa: ARG001 - see below
@@ -60,7 +67,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:  # 
     operation = f"reduce {reduction}"
     leaves = _tensors(world, operation, tensor)
     call = Call(operation, description(tensor))
-    reduced = _moved(world, call, leaves, _OF_ROWS[reduction], partial(_reducing, reduction))
+    reduced = _moved(world, call, leaves, _OF_ROWS[reduction], partial(_reducing, reduction), _LARGEST_REDUCED)
     reduced = [_with_gradient(leaf, each) for leaf, each in zip(leaves, reduced, strict=True)]
     if reduction == "mean":
         reduced = [each / world.size for each in reduced]
@@ -96,7 +103,9 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     operation = f"broadcast from process {_process(world, from_process)}"
     leaves = _tensors(world, operation, tensor)
     call = Call(operation, description(tensor))
-    sent = _moved(world, call, leaves, itemgetter(from_process), partial(_Sent, from_process))
+    sent = _moved(
+        world, call, leaves, lambda rows: rows[from_process].clone(), partial(_Sent, from_process), _LARGEST_SENT
+    )
     return with_leaves(tensor, iter(sent))
 
 
@@ -106,12 +115,13 @@ def _moved(
     leaves: list[Tensor],
     of_rows: Callable[[Tensor], Tensor],
     transfer: Callable[[Wire, Tensor], Transfer],
+    largest: int = LARGEST,
 ) -> list[Tensor]:
     """
     What an operation makes of each tensor: `of_rows` of what every process sent, `(processes, *shape)`, where the frames had
     room for it, and otherwise what came by a transfer of its own.
     """
-    exchange = Exchange(world, call, leaves)
+    exchange = Exchange(world, call, leaves, largest)
     transfers = [
         None if inside else transfer(exchange.wire, leaf) for leaf, inside in zip(leaves, exchange.carries, strict=True)
     ]
@@ -167,8 +177,7 @@ _ADDED_UP_HERE = (torch.bool, torch.int16, torch.complex64, torch.complex128)
 
 
 def _reducing(reduction: str, wire: Wire, leaf: Tensor) -> Transfer:
-    whole = leaf.numel() * leaf.element_size() * wire.world.size
-    if whole <= wire.rows_reduced_here or leaf.dtype in _ADDED_UP_HERE:
+    if leaf.dtype in _ADDED_UP_HERE or leaf.numel() * leaf.element_size() <= wire.rows_reduced_here:
         return _Rows(_OF_ROWS[reduction], wire, leaf)
     return _Reduced(reduction, leaf)
 

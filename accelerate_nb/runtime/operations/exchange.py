@@ -12,25 +12,74 @@ own; what is large follows when the frames agree, and is made ready (copied, its
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import NoReturn
+from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from accelerate_nb.errors import OperationError
-from accelerate_nb.runtime.operations.wire import wire_of
+from accelerate_nb.runtime.operations.wire import Frames, Wire, wire_of
 from accelerate_nb.runtime.world import World
 
-# Between two processes on gloo 16 KB take as long as 64 bytes (110 µs), 64 KB a third longer.
-FRAME = 16384
 _HEAD = 32
-ROOM = FRAME - _HEAD
 _ALIGNED = 16
+# How large frames are. Between two processes on gloo one of 16 KB takes as long as one of 64 bytes, 64 KB a third longer.
+_PAGE = 4096
+_SMALLEST, LARGEST = 4 * _PAGE, 257 * _PAGE
+_REMEMBERED = 8
+
+
+class Room:
+    """
+    The frames of a process group: as large as what was sent in the last exchanges, whose memory is used again.
+
+    All processes have read the same frames, so all come to the same size.
+    """
+
+    def __init__(self) -> None:
+        self._wanted = deque([_SMALLEST], maxlen=_REMEMBERED)
+        self._frames: Frames | None = None
+        self._unread = False
+
+    def frames(self, wire: Wire) -> Frames:
+        """Frames of the size that all processes take for the next exchange."""
+        if self._unread:
+            self.read()  # an interrupt came while these were on their way: the others have read theirs
+        size = max(self._wanted)
+        if self._frames is None or self._frames.length != size:
+            self._frames = wire.frames(size)
+        return self._frames
+
+    def send(self, wire: Wire) -> None:
+        """Begin an exchange with what was written into the frame."""
+        assert self._frames is not None, "frames are written before they are sent"
+        self._unread = True
+        self._frames.swap(wire)
+
+    def read(self) -> bytes:
+        """What every process said in the exchange, when it has come."""
+        assert self._frames is not None, "frames are sent before they are read"
+        heads = self._frames.heads(_HEAD)
+        wanted = -(-(_HEAD + max(_lengths(heads))) // _PAGE) * _PAGE
+        self._wanted.append(max(_SMALLEST, wanted) if wanted <= LARGEST else _SMALLEST)
+        self._unread = False
+        return heads
+
+
+# by group, not by world: whoever looks for the world again finds the same group, and the others may not have looked
+_rooms: ContextVar[WeakKeyDictionary[Any, Room]] = ContextVar("accelerate_nb_rooms", default=WeakKeyDictionary())  # noqa: B039 - shared on purpose
+
+
+def _lengths(heads: bytes) -> list[int]:
+    return [struct.unpack_from("<q", heads, start + 16)[0] for start in range(0, len(heads), _HEAD)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,43 +107,45 @@ class Exchange:
     """
     One call that is being agreed on: its frame is on its way from the beginning, with as much of the payload as has room.
 
-    `carries` says which parts travel inside; `finish` waits for the others' frames.
+    Parts of more than `largest` bytes don't travel inside. `carries` says which parts travel inside; `finish` waits for the others' frames.
     """
 
-    def __init__(self, world: World, call: Call, payload: Sequence[Tensor] = ()) -> None:
+    def __init__(self, world: World, call: Call, payload: Sequence[Tensor] = (), largest: int = LARGEST) -> None:
         self.world, self.call, self.payload = world, call, payload
         self.wire = wire_of(world)
-        lengths = [part.numel() * part.element_size() for part in payload]
-        self._spots = _spots(lengths)
+        self._room = _rooms.get().setdefault(self.wire.group, Room())
+        self._frames = self._room.frames(self.wire)
+        lengths = [_aligned(part.numel() * part.element_size()) for part in payload]
+        self._spots = _spots([length if length <= largest else LARGEST for length in lengths], self._frames.length)
         self.carries = [spot is not None for spot in self._spots]
-        self.lengths = [sum(lengths)] * world.size
+        self.lengths = [sum(length for length in lengths if length <= largest)] * world.size
         self._head = call.signature + struct.pack("<qq", self.lengths[0], 0)
-        self._frames = self.wire.frames(FRAME)
         self._frames.say(0, self._head)
         for spot, part in zip(self._spots, payload, strict=True):
             if spot is not None:
                 self._frames.put(spot, part)
-        self._frames.swap()
+        self._room.send(self.wire)
 
     def finish(self) -> None:
         """Wait until every process has come here; `OperationError`, on all of them, if their calls differ."""
-        heads = self._frames.heads(_HEAD)
+        heads = self._room.read()
         if heads == self._head * self.world.size:
             return
-        said = [heads[start : start + _HEAD] for start in range(0, len(heads), _HEAD)]
-        if any(one[:16] != self._head[:16] for one in said):
+        if any(heads[start : start + 16] != self._head[:16] for start in range(0, len(heads), _HEAD)):
             _disagree(self.world, self.call)
-        self.lengths = [struct.unpack_from("<q", one, 16)[0] for one in said]
+        self.lengths = _lengths(heads)
 
     def rows(self, index: int) -> Tensor:
-        """What every process sent in place of a part that travelled inside, as new memory: `(processes, *shape)`."""
+        """What every process sent in place of a part that travelled inside: a view of `(processes, *shape)`, until the next exchange."""
         spot = self._spots[index]
         assert spot is not None, "only what a frame carries can be read from it"
         return self._frames.rows(spot, self.payload[index])
 
-    def row(self, rank: int) -> Tensor:
-        """All the bytes that one process's frame carried, as long as that process said."""
-        return self._frames.row(rank, _HEAD, self.lengths[rank])
+    def everyones(self) -> list[Tensor] | None:
+        """Every process's only part, each aligned to 16 bytes; `None` if one of them had no room."""
+        if _HEAD + max(self.lengths) > self._frames.length:
+            return None
+        return [self._frames.row(rank, _HEAD, length) for rank, length in enumerate(self.lengths)]
 
 
 def agree(world: World, call: Call) -> None:
@@ -102,14 +153,14 @@ def agree(world: World, call: Call) -> None:
     Exchange(world, call).finish()
 
 
-def _spots(lengths: Sequence[int]) -> list[int | None]:
-    """Where in the frame each part of a payload begins; `None` for one that has no room left."""
+def _spots(lengths: Sequence[int], size: int) -> list[int | None]:
+    """Where in a frame each part of a payload begins; `None` for one that has no room left."""
     spots: list[int | None] = []
     end = _HEAD
     for length in lengths:
-        fits = end + length <= FRAME
+        fits = end + length <= size
         spots.append(end if fits else None)
-        end += _aligned(length) if fits else 0
+        end += length if fits else 0
     return spots
 
 
@@ -127,13 +178,12 @@ def places(parts: Sequence[Tensor]) -> tuple[list[int], int]:
 
 
 def exchange_rows(world: World, call: Call, row: Tensor) -> list[Tensor]:
-    """Every process's row of bytes, of whatever length each is."""
+    """Every process's row of bytes, of whatever length each is, with up to 15 bytes after its end."""
     exchange = Exchange(world, call, [row])
     exchange.finish()
-    longest = max(exchange.lengths)
-    if longest <= ROOM:
-        return [exchange.row(rank) for rank in range(world.size)]
-    everyones = torch.zeros((world.size, longest), dtype=torch.uint8, device=world.device)
+    if (inside := exchange.everyones()) is not None:
+        return inside
+    everyones = torch.zeros((world.size, max(exchange.lengths)), dtype=torch.uint8, device=world.device)
     everyones[world.rank, : row.numel()] = row
     for work in exchange.wire.fill(everyones):
         work.wait()
