@@ -50,10 +50,10 @@ class DataLoaderAdapter(DataLoader[Any]):
             self.__class__ = stateful(type(self))
         super().__init__(dataset, batch_sampler=batch_sampler, **kwargs)
 
-    @property
-    def base_dataloader(self) -> DataLoader[Any]:
-        """The torch loader inside, which is this one."""
-        return self
+    def __getattr__(self, name: str) -> Any:
+        if name == "base_dataloader":  # Accelerate's name for the torch loader inside, which is this one
+            return self
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def state_dict(self) -> dict[str, Any]:
         """What torchdata says of the batch at hand; `StateError` without `use_stateful_dataloader`."""

@@ -14,6 +14,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from accelerate_nb.errors import DataError, NotYetError, OperationError
 from accelerate_nb.runtime.current import current_world
 from accelerate_nb.runtime.data.batches import cut, joined, placed, size_of
+from accelerate_nb.runtime.data.indices import IndexSource
 from accelerate_nb.runtime.data.parcel import Parcel, Post
 from accelerate_nb.runtime.data.reading import PreparedLoader, Reading, drawn_from
 from accelerate_nb.runtime.data.sampling import drawn_seed
@@ -52,6 +53,9 @@ class DataLoaderDispatcher(PreparedLoader):
         self.split_batches = split_batches
         self.slice_fn = slice_fn
         self._last_step: LastStep | None = None
+
+    def _own_source(self) -> IndexSource | None:
+        return None  # whether a batch is the last shows when several are joined
 
     @property
     def stride(self) -> int:

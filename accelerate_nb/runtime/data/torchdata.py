@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from accelerate_nb.errors import MissingExtraError
 from accelerate_nb.runtime.current import current_world
@@ -47,10 +47,12 @@ class Remembering(PreparedLoader, StatefulDataLoader):  # type: ignore[misc]  # 
     next_iter_state: dict[str, Any] | None
 
     def _own_source(self) -> IndexSource | None:
-        source: IndexSource | None = super()._own_source()
-        if source is None or isinstance(source.sampler, StatefulBatchSampler) or hasattr(source.sampler, "state_dict"):
-            return None  # torchdata asks it for its state
-        return source
+        return None if self._order_is_known() else super()._own_source()
+
+    def _order_is_known(self) -> bool:
+        """Whether torchdata asks the sampler itself how far it is."""
+        sampler = DataLoader._index_sampler.fget(self)  # type: ignore[attr-defined]  # torch's own, whatever we put before it
+        return isinstance(sampler, StatefulBatchSampler) or hasattr(sampler, "state_dict")
 
     def _to_skip(self, done: int) -> int:
         self._at_hand = None
@@ -74,7 +76,7 @@ class Remembering(PreparedLoader, StatefulDataLoader):  # type: ignore[misc]  # 
         """What torchdata says of the batch at hand, with the loader's position where an order depends on it."""
         state = dict(self._at_hand or self._present())
         state[_FINISHED] = self.end_of_dataloader or state[_FINISHED]
-        if self._source is not None or isinstance(self.dataset, IterableDataset):
+        if isinstance(self.dataset, IterableDataset) or not self._order_is_known():
             inside = self._course.start is not None or state[_FINISHED]
             state[_POSITION] = super().position() if inside else {**super().position(), **self._course.left}
         return state

@@ -143,7 +143,7 @@ def cases(world_size: int) -> list[Case]:
     found += [
         Case("batches of any size", *rest, dispatch=False) for *rest, _ in product(LENGTHS, [2], [False], FLAGS, [0])
     ]
-    empty = product(["plain", "batch sampler", "stream", "stream with a length"], [0], [2], FLAGS, [True], splits)
+    empty = product(["plain", "stream", "stream with a length"], [0], [2], FLAGS, [True], splits)
     found += [Case(*each, dispatch=False) for each in empty]
     # where drop_last leaves no batch, and for fewer samples than processes, theirs raises on some of the processes
     lengths = {1: LENGTHS, 2: LENGTHS, 3: [5, 8, 9]}[world_size]
