@@ -9,16 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from accelerate_nb.errors import StateError
 from accelerate_nb.runtime.current import current_world, is_joined
+from accelerate_nb.runtime.operations.collective import reduce
 
 _OUT_OF_MEMORY = (
     " out of memory.",
     "MPS backend out of memory",
     "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",
     "DefaultCPUAllocator: can't allocate memory",
+    "FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed",
 )
 
 
@@ -108,6 +109,4 @@ def _attempt(function: Callable[..., Any], size: int, args: Any, kwargs: Any) ->
 def _everywhere(fitted: bool) -> bool:
     if not is_joined() or current_world().size == 1:
         return fitted
-    all_fitted = torch.tensor(int(fitted), device=current_world().device)
-    dist.all_reduce(all_fitted, op=dist.ReduceOp.MIN)
-    return bool(all_fitted.item())
+    return bool(reduce(torch.tensor(int(fitted)), "min").item())

@@ -1,12 +1,16 @@
 """The door `accelerate.utils.operations`: work on nested tensors under Hugging Face's module name."""
 
 from accelerate_nb.errors import OperationError as DistributedOperationException
+from accelerate_nb.runtime.constants import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
 from accelerate_nb.runtime.operations.collective import (
+    TENSOR_INT_TO_DTYPE as TENSOR_INT_TO_DTYPE,
+    TENSOR_TYPE_TO_INT as TENSOR_TYPE_TO_INT,
     broadcast as broadcast,
     broadcast_object_list as broadcast_object_list,
     copy_tensor_to_devices as copy_tensor_to_devices,
     gather as gather,
     gather_object as gather_object,
+    gather_tensor_shape as gather_tensor_shape,
     reduce as reduce,
 )
 from accelerate_nb.runtime.operations.nested import (
@@ -35,4 +39,9 @@ from accelerate_nb.runtime.operations.padding import (
     CannotPadNestedTensorWarning as CannotPadNestedTensorWarning,
     pad_across_processes as pad_across_processes,
     pad_input_tensors as pad_input_tensors,
+)
+from accelerate_nb.runtime.operations.sharded import GatheredParameters as GatheredParameters
+from accelerate_nb.runtime.operations.verifying import (
+    chained_operation as chained_operation,
+    verify_operation as verify_operation,
 )

@@ -226,22 +226,68 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
 def copy_tensor_to_devices(tensor: Tensor | None = None) -> Tensor:
     """The tensor that one process has, on all of them; the others pass `None`."""
     world = current_world()
-    told = None if tensor is None else (tuple(tensor.shape), tensor.dtype)
-    everyones = [told] if world.size == 1 else _everyones(world, "copy_tensor_to_devices", told)
-    having = [rank for rank, each in enumerate(everyones) if each is not None]
-    if len(having) != 1:
-        raise OperationError(
-            f"copy_tensor_to_devices was given a tensor by {len(having)} processes ({having}). Exactly one passes a tensor."
-        )
+    having, shape, dtype = _only_one(world, "copy_tensor_to_devices", tensor)
     if world.size == 1:
         assert tensor is not None
         return tensor.clone()
-    shape, dtype = everyones[having[0]]  # type: ignore[misc]  # the one that is not None
     mine = torch.empty(shape, dtype=dtype, device=world.device) if tensor is None else tensor.to(world.device)
-    sent = _Sent(having[0], wire_of(world), mine)
+    sent = _Sent(having, wire_of(world), mine)
     for work in sent.start():
         work.wait()
     return sent.result()
+
+
+# Accelerate's numbers for the types of tensors.
+TENSOR_TYPE_TO_INT = MappingProxyType(
+    {
+        dtype: number
+        for number, dtype in enumerate(
+            [
+                torch.float32,
+                torch.float64,
+                torch.float16,
+                torch.bfloat16,
+                torch.uint8,
+                torch.int8,
+                torch.int16,
+                torch.int32,
+                torch.int64,
+                torch.bool,
+            ],
+            start=1,
+        )
+    }
+)
+TENSOR_INT_TO_DTYPE = MappingProxyType({number: dtype for dtype, number in TENSOR_TYPE_TO_INT.items()})
+
+
+def gather_tensor_shape(tensor: Tensor | None) -> tuple[Tensor, int]:
+    """
+    The shape of the tensor that one process has, as a tensor of one number a dimension, with the number of its type.
+
+    The others pass `None`. `TENSOR_INT_TO_DTYPE` tells the types by their numbers; one that has none is an `OperationError`.
+    """
+    world = current_world()
+    _, shape, dtype = _only_one(world, "gather_tensor_shape", tensor)
+    if dtype not in TENSOR_TYPE_TO_INT:
+        raise OperationError(
+            f"gather_tensor_shape was given a tensor of {dtype}, which has no number. Use copy_tensor_to_devices, which "
+            "sends tensors of all types."
+        )
+    return torch.tensor(shape, dtype=torch.int, device=world.device), TENSOR_TYPE_TO_INT[dtype]
+
+
+def _only_one(world: World, operation: str, tensor: Tensor | None) -> tuple[int, tuple[int, ...], torch.dtype]:
+    """Which process has a tensor, with its shape and type."""
+    told = None if tensor is None else (tuple(tensor.shape), tensor.dtype)
+    everyones = [told] if world.size == 1 else _everyones(world, operation, told)
+    having = {rank: each for rank, each in enumerate(everyones) if each is not None}
+    if len(having) != 1:
+        raise OperationError(
+            f"{operation} was given a tensor by {len(having)} processes ({list(having)}). Exactly one passes a tensor."
+        )
+    ((rank, (shape, dtype)),) = having.items()
+    return rank, shape, dtype
 
 
 def _everyones(world: World, operation: str, mine: Any) -> list[Any]:
