@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
 
@@ -34,6 +33,8 @@ def get_module_class_from_name(module: Module, name: str) -> type[Module] | None
 
 def model_has_dtensor(model: Module) -> bool:
     """Whether some weight of a model is spread over processes as a `DTensor`."""
+    from torch.distributed.tensor import DTensor  # takes a third of torch's own time to import
+
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 

@@ -289,13 +289,13 @@ class AcceleratorState(PartialState):
         return
 
     def get_deepspeed_plugin(self, name: str) -> NoReturn:
-        """One of several plugins; `StateError`, since there is no DeepSpeed yet."""
-        raise StateError(
+        """One of several plugins; `ConfigurationError`, since there is no DeepSpeed yet."""
+        raise ConfigurationError(
             f"The DeepSpeed plugin {name!r} was asked for, but this run doesn't use DeepSpeed. Don't ask for it."
         )
 
     def select_deepspeed_plugin(self, name: str | None = None) -> NoReturn:
-        """Put one of several plugins in force; `StateError`, since there is no DeepSpeed yet."""
+        """Put one of several plugins in force; `ConfigurationError`, since there is no DeepSpeed yet."""
         self.get_deepspeed_plugin(str(name))
 
     @staticmethod

@@ -26,9 +26,8 @@ PENDING: tuple[str, ...] = (
     # checkpoints
     "accelerate.checkpointing.*",
     # operations
-    "accelerate.utils.operations.*",
     "accelerate.utils.GatheredParameters",
-    # steps
+    # fp8
     "accelerate.Accelerator.fp8_backend",
     "accelerate.utils.*RecipeKwargs",
     "accelerate.utils.*fp8*",

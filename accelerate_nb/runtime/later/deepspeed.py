@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from torch import Tensor
 from torch.nn import Module
 
-from accelerate_nb.errors import StateError
+from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.kinds import DistributedType
 from accelerate_nb.runtime.later.base import Later
 from accelerate_nb.runtime.process import AcceleratorState, is_initialized
@@ -210,9 +210,9 @@ def map_pytorch_optim_to_deepspeed(optimizer: Any) -> Any:
 
 
 def get_active_deepspeed_plugin(state: Any) -> Any:
-    """The plugin in force; `StateError` where the state is not one of DeepSpeed's."""
+    """The plugin in force; `ConfigurationError` where the state is not one of DeepSpeed's."""
     if state.distributed_type != DistributedType.DEEPSPEED:
-        raise StateError(
+        raise ConfigurationError(
             "The active DeepSpeed plugin was asked for, but this run doesn't use DeepSpeed. "
             "Ask only where the state's distributed_type is DEEPSPEED."
         )
@@ -220,12 +220,12 @@ def get_active_deepspeed_plugin(state: Any) -> Any:
 
 
 def deepspeed_required(func: F) -> F:
-    """A decorator: the function raises `StateError` where an `Accelerator` was made without DeepSpeed."""
+    """A decorator: the function raises `ConfigurationError` where an `Accelerator` was made without DeepSpeed."""
 
     @functools.wraps(func)
     def checked(*args: Any, **kwargs: Any) -> Any:
         if is_initialized() and AcceleratorState().distributed_type != DistributedType.DEEPSPEED:
-            raise StateError(
+            raise ConfigurationError(
                 f"{func.__name__} needs DeepSpeed, and the Accelerator of this process was made without it. "
                 "Call it only in a run that uses DeepSpeed."
             )

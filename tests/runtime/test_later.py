@@ -1,0 +1,195 @@
+"""What is not offered yet has Accelerate's parameters, and says so when it is used."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from importlib import import_module
+from typing import Any
+
+import accelerate.utils as theirs
+import pytest
+from accelerate.parallelism_config import ParallelismConfig as TheirConfig
+
+import accelerate_nb.utils as ours
+from accelerate_nb import Accelerator
+from accelerate_nb.errors import NotYetError
+from accelerate_nb.utils.deepspeed import get_active_deepspeed_plugin
+from tests.peers import Peer, under_both
+
+SETTINGS = [
+    "DeepSpeedPlugin",
+    "DeepSpeedSequenceParallelConfig",
+    "FullyShardedDataParallelPlugin",
+    "MegatronLMPlugin",
+    "ParallelismConfig",
+    "TorchContextParallelConfig",
+    "TorchTensorParallelConfig",
+    "TorchTensorParallelPlugin",
+]
+ROOMS = [import_module(f"accelerate_nb.runtime.later.{name}") for name in ("deepspeed", "fsdp", "megatron", "pipeline")]
+# These answer already: that DeepSpeed is not at work, where it would be needed, and that weights are loaded everywhere.
+ANSWERS = {"get_active_deepspeed_plugin", "deepspeed_required", "disable_fsdp_ram_efficient_loading"}
+
+
+def later() -> list[Any]:
+    """Every function of these rooms, and every constructor of a class that has one of its own."""
+    found = []
+    for room in ROOMS:
+        for name, value in vars(room).items():
+            if getattr(value, "__module__", None) != room.__name__ or name.startswith("_") or name in ANSWERS:
+                continue
+            if inspect.isfunction(value) or (inspect.isclass(value) and hasattr(value.__init__, "__wrapped__")):
+                found.append(pytest.param(value, id=name))
+    return found
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_have_the_same_fields_with_the_same_defaults(name: str) -> None:
+    mine, other_one = (
+        {each.name: default(each) for each in fields(getattr(package, name)) if each.init} for package in (ours, theirs)
+    )
+    assert mine == other_one
+    assert list(mine) == list(other_one)
+
+
+def default(field: Any) -> Any:
+    return field.default if field.default is not MISSING else field.default_factory
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_can_be_made(name: str) -> None:
+    kind = getattr(ours, name)
+    assert isinstance(kind(), kind)
+
+
+@pytest.mark.parametrize("function", later())
+def test_a_name_that_is_not_offered_yet_says_so(function: Callable[..., Any]) -> None:
+    wanted = inspect.signature(function).parameters.values()
+    needed = [None for each in wanted if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
+    with pytest.raises(NotYetError, match="which is not offered here yet"):
+        function(*needed)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("fsdp_plugin", ours.FullyShardedDataParallelPlugin()),
+        ("deepspeed_plugin", ours.DeepSpeedPlugin(zero_stage=3)),
+        ("deepspeed_plugins", {"a": ours.DeepSpeedPlugin()}),
+        ("megatron_lm_plugin", ours.MegatronLMPlugin()),
+        ("torch_tp_plugin", ours.TorchTensorParallelPlugin()),
+        ("parallelism_config", ours.ParallelismConfig(tp_size=2)),
+    ],
+)
+def test_an_accelerator_refuses_what_it_cannot_do_yet(argument: str, value: Any) -> None:
+    with pytest.raises(NotYetError, match=argument):
+        Accelerator(**{argument: value})
+
+
+def test_what_needs_deepspeed_is_refused_without_it() -> None:
+    state = Accelerator(cpu=True).state
+    for ask in (ours.deepspeed_required(print), lambda: get_active_deepspeed_plugin(state)):
+        with pytest.raises(ValueError, match="DeepSpeed"):
+            ask()
+
+
+def test_a_method_of_settings_says_so_too() -> None:
+    with pytest.raises(NotYetError, match=r"FullyShardedDataParallelPlugin\.set_cpu_offload needs FSDP"):
+        ours.FullyShardedDataParallelPlugin().set_cpu_offload()
+
+
+NAMES = [
+    *(
+        "dp_dim_names",
+        "non_dp_dim_names",
+        "dp_shard_cp_dim_names",
+        "dp_cp_dim_names",
+        "fsdp_dim_names",
+        "active_mesh_dims",
+    ),
+    *("total_size", "data_parallel_size", "non_data_parallel_size"),
+    *(f"{axis}_enabled" for axis in ("dp_replicate", "dp_shard", "tp", "cp", "sp")),
+    *("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "cp_backend", "sp_backend"),
+]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"dp_replicate_size": 2},
+        {"dp_shard_size": 4, "tp_size": 2},
+        {"dp_replicate_size": 2, "dp_shard_size": 2, "cp_size": 3},
+        {"sp_size": 2, "dp_shard_size": 2},
+        {"cp_size": 2, "sp_size": 2},
+        {"tp_size": 2, "dp_replicate_size": 2},
+        {"tp_size": 0},
+        {"dp_shard_size": -1},
+        {"cp_backend": "other"},
+        {"sp_backend": "torch"},
+    ],
+)
+def test_sizes_mean_the_same(sizes: dict[str, Any]) -> None:
+    assert described(ours.ParallelismConfig, sizes) == described(TheirConfig, sizes)
+
+
+def test_sizes_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "4")
+    monkeypatch.setenv("PARALLELISM_CONFIG_DP_SHARD_SIZE", "2")
+    for sizes in ({}, {"tp_size": 2}):
+        assert described(ours.ParallelismConfig, sizes) == described(TheirConfig, sizes)
+
+
+def described(kind: Any, sizes: dict[str, Any]) -> Any:
+    """What sizes mean, or that they are refused."""
+    try:
+        config = kind(**sizes)
+    except ValueError:
+        return "refused"
+    handlers = [type(getattr(config, f"{axis}_handler")).__name__ for axis in ("tp", "cp", "sp")]
+    return {name: getattr(config, name) for name in NAMES}, handlers
+
+
+def meshes(peer: Peer) -> list[Any]:
+    """The axes of meshes over two processes, and this process's place in them."""
+    seen: list[Any] = []
+    state = peer.PartialState()
+    for sizes in (
+        {"dp_shard_size": 2},
+        {"tp_size": 2},
+        {"dp_replicate_size": 2},
+        {"dp_shard_size": 2, "sp_size": 1},
+        {},
+    ):
+        config = peer.ParallelismConfig(**sizes)
+        try:
+            mesh = config.get_device_mesh("cpu")
+        except Exception as error:
+            seen.append((sizes, isinstance(error, ValueError)))
+            continue
+        names = None if mesh is None else mesh.mesh_dim_names
+        seen.append((names, names and mesh.get_local_rank(names[0])))
+        for joint in ("dp", "dp_shard_cp", "dp_cp"):
+            try:
+                seen.append((joint, mesh[joint].size()))
+            except (KeyError, TypeError):
+                seen.append((joint, None))
+    again = peer.ParallelismConfig(dp_shard_size=2)
+    try:
+        again.get_device_mesh()
+    except ValueError:
+        seen.append("needs a device")
+    assert again.get_device_mesh("cpu") is again.get_device_mesh()
+    try:
+        again.get_device_mesh("cuda")
+    except ValueError:
+        seen.append("is of another device")
+    state.destroy_process_group()
+    return seen
+
+
+def test_a_mesh_has_the_same_axes() -> None:
+    both = under_both(meshes, 2)
+    assert both.ours == both.theirs

@@ -1,0 +1,575 @@
+"""The small functions give the same answers as Hugging Face Accelerate's."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import os
+import socket
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import accelerate.utils as theirs
+import numpy as np
+import pytest
+import torch
+from accelerate.utils import (
+    constants as their_constants,
+    dataclasses as their_kinds,
+    environment,
+    imports,
+    launch,
+)
+from torch import nn
+
+import accelerate_nb.utils as ours
+from accelerate_nb.errors import AccelerateNbError
+from accelerate_nb.runtime import available, installed
+from accelerate_nb.runtime.affinity import near
+from accelerate_nb.runtime.gpus import check_cuda_fp8_capability
+from accelerate_nb.utils import (
+    constants,
+    dataclasses,
+    environment as our_environment,
+    imports as our_imports,
+    launch as our_launch,
+)
+from accelerate_nb.utils.other import clean_state_dict_for_safetensors, get_free_port
+from tests.peers import Peer, under_both
+
+AVAILABLE = sorted(name for name in dir(imports) if name.startswith("is_") and name.endswith("_available"))
+
+
+def answer(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a function returns, or the built-in kind of what it raises."""
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:
+        kinds = [kind for kind in type(error).__mro__ if kind.__module__ == "builtins"]
+        return f"raises {kinds[0].__name__}"
+
+
+@pytest.fixture
+def variables_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def set_them(**values: str) -> None:
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+
+    return set_them
+
+
+# Variables
+
+
+@pytest.mark.parametrize("to_bool", [False, True])
+@pytest.mark.parametrize(
+    "text", ["y", "YES", "t", "True", "on", "1", "n", "No", "f", "FALSE", "off", "0", "", "2", "maybe", "none"]
+)
+def test_a_text_says_yes_or_no(text: str, to_bool: bool) -> None:
+    mine, other_one = answer(ours.str_to_bool, text, to_bool), answer(theirs.str_to_bool, text, to_bool)
+    assert (mine, type(mine)) == (other_one, type(other_one))
+
+
+@pytest.mark.parametrize("values", [{}, {"A": "3"}, {"A": "-2", "B": "5"}, {"A": "0", "B": "1"}, {"B": "x"}])
+def test_the_first_number_among_variables_counts(values: dict[str, str], variables_as: Callable[..., None]) -> None:
+    variables_as(**values)
+    assert answer(ours.get_int_from_env, ["A", "B"], 7) == answer(theirs.get_int_from_env, ["A", "B"], 7)
+
+
+@pytest.mark.parametrize("default", [False, True])
+@pytest.mark.parametrize("text", [None, "1", "no", "yes", "what"])
+def test_a_flag_and_a_choice_are_read(text: str | None, default: bool, variables_as: Callable[..., None]) -> None:
+    variables_as(**({} if text is None else {"SOME_FLAG": text}))
+    for name in ("parse_flag_from_env", "parse_choice_from_env"):
+        mine, other_one = getattr(ours, name), getattr(theirs, name)
+        assert answer(mine, "SOME_FLAG", default) == answer(other_one, "SOME_FLAG", default)
+
+
+@pytest.mark.parametrize("held", [None, "", "/a", "/a::/b", ":"])
+def test_a_path_is_added_to_a_variable(held: str | None, variables_as: Callable[..., None]) -> None:
+    variables_as(**({} if held is None else {"SOME_PATHS": held}))
+    added = [each.env_var_path_add("SOME_PATHS", Path("/c")) for each in (launch, our_launch)]
+    assert added[0] == added[1]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"A": "1", "B": "2"}, {"A": ""}, {"": "1"}, {"A": "a b"}, {"A": "x;y", "B": "ok"}, {"A<": "1", "C": "\n"}, {}],
+)
+def test_variables_become_lines(values: dict[str, str]) -> None:
+    lines = [each.convert_dict_to_env_variables(values) for each in (environment, our_environment)]
+    assert lines[0] == lines[1]
+
+
+def test_imported_packages_are_named() -> None:
+    names = ("torch", "no_such_package", "sys")
+    assert ours.are_libraries_initialized(*names) == theirs.are_libraries_initialized(*names) == ["torch", "sys"]
+
+
+def snapshots(peer: Any) -> Iterator[tuple[str | None, ...]]:
+    """What three variables say before, in and after blocks that change them, also where a block fails."""
+
+    def now() -> tuple[str | None, ...]:
+        return tuple(os.environ.get(name) for name in ("KEPT", "CHANGED", "NEW"))
+
+    yield now()
+    with peer.patch_environment(changed=2, New="x"):
+        yield now()
+        with peer.clear_environment():
+            yield now()
+            os.environ["NEW"] = "inside"
+        yield now()
+        with peer.patch_environment(NEW="deeper"):
+            del os.environ["NEW"]
+    yield now()
+    with pytest.raises(KeyError), peer.patch_environment(KEPT="failing"):
+        raise KeyError
+    yield now()
+
+
+def test_variables_are_as_before_after_a_block(variables_as: Callable[..., None]) -> None:
+    variables_as(KEPT="1", CHANGED="1")
+    assert list(snapshots(ours)) == list(snapshots(theirs))
+
+
+def purged(peer: Any) -> list[str | None]:
+    """What is left of variables that a function, and a class's test methods, set."""
+
+    @peer.purge_accelerate_environment
+    def setting() -> str:
+        os.environ.update(ACCELERATE_A="new", ACCELERATE_KEPT="changed", OTHER="stays")
+        return "returned"
+
+    @peer.purge_accelerate_environment
+    class Tests:
+        def test_one(self) -> None:
+            os.environ["ACCELERATE_ONE"] = "1"
+
+        def other(self) -> None:
+            os.environ["ACCELERATE_TWO"] = "2"
+
+    class More(Tests):
+        def test_three(self) -> None:
+            os.environ["ACCELERATE_THREE"] = "3"
+
+    returned = [setting()]
+    Tests().test_one()
+    More().test_one()
+    More().test_three()
+    Tests().other()
+    names = ("A", "KEPT", "ONE", "TWO", "THREE")
+    left = [os.environ.get(f"ACCELERATE_{name}") for name in names] + [os.environ.pop("OTHER", None)]
+    os.environ.pop("ACCELERATE_TWO", None)
+    return returned + left
+
+
+def test_variables_of_accelerate_are_put_back(variables_as: Callable[..., None]) -> None:
+    variables_as(ACCELERATE_KEPT="as it was")
+    assert purged(ours) == purged(theirs) == ["returned", None, "as it was", None, "2", None, "stays"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+        {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+        {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
+        {"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "8", "RANK": "-1"},
+    ],
+)
+def test_a_process_of_mpi_knows_its_place(values: dict[str, str], variables_as: Callable[..., None]) -> None:
+    variables_as(**values)
+    assert vars(ours.get_cpu_distributed_information()) == vars(theirs.get_cpu_distributed_information())
+
+
+# Plain values
+
+
+@pytest.mark.parametrize("size", [0, 1, 1023, 1023.996, 1024, 1536, 10**6, 5 * 2**30, 3.5 * 2**40, 2**50, 2**62, -5])
+def test_bytes_have_a_unit(size: float) -> None:
+    assert ours.convert_bytes(size) == theirs.convert_bytes(size)
+
+
+@pytest.mark.parametrize(
+    ("source", "destination"),
+    [
+        ({}, {}),
+        ({"a": 1}, {"a": 2, "b": 3}),
+        ({"a": {"x": 1, "y": {"z": 2}}}, {"a": {"y": {"w": 3}, "v": 4}}),
+        ({"a": {"x": 1}}, {}),
+        ({"a": 1}, {"a": {"x": 1}}),
+        ({"a": {}}, {"a": 5}),
+        ({"a": [1]}, {"a": [2]}),
+    ],
+)
+def test_dictionaries_are_merged(source: dict[str, Any], destination: dict[str, Any]) -> None:
+    import copy
+
+    mine, other_one = copy.deepcopy(destination), copy.deepcopy(destination)
+    assert ours.merge_dicts(source, mine) is mine
+    assert mine == theirs.merge_dicts(source, other_one)
+
+
+class Named:
+    __name__ = "an instance's own name"
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        int,
+        3,
+        len,
+        nn.Linear,
+        nn.Linear(1, 1),
+        Named,
+        Named(),
+        os,
+        lambda: 0,
+        functools.partial(print),
+        None,
+        "text",
+        Path.name,
+    ],
+    ids=repr,
+)
+def test_a_thing_has_a_pretty_name(thing: Any) -> None:
+    assert ours.get_pretty_name(thing) == theirs.get_pretty_name(thing)
+
+
+@pytest.mark.parametrize("path", ["weight", "weight.shape", "weight.grad.shape", "nothing", "weight.data.dtype"])
+def test_an_attribute_is_found_along_its_path(path: str) -> None:
+    layer = nn.Linear(2, 3)
+    mine, other_one = (answer(each.recursive_getattr, layer, path) for each in (ours, theirs))
+    assert mine is other_one or mine == other_one
+
+
+# Versions, packages, devices
+
+
+@pytest.mark.parametrize("operation", [">", ">=", "==", "!=", "<=", "<", "=>", ""])
+@pytest.mark.parametrize("version", ["1.0", "2.9.0", "99", "2.13.0", "2.13.0.dev1"])
+def test_versions_are_compared(operation: str, version: str) -> None:
+    assert answer(ours.compare_versions, "torch", operation, version) == answer(
+        theirs.compare_versions, "torch", operation, version
+    )
+    assert answer(ours.is_torch_version, operation, version) == answer(theirs.is_torch_version, operation, version)
+
+
+def test_a_package_that_is_not_installed_has_no_version() -> None:
+    asked = ("no-such-package", ">", "1")
+    assert (
+        answer(ours.compare_versions, *asked) == answer(theirs.compare_versions, *asked) == "raises ModuleNotFoundError"
+    )
+
+
+@pytest.mark.parametrize("name", AVAILABLE)
+def test_availability_is_answered_alike(name: str) -> None:
+    assert getattr(our_imports, name)() == bool(getattr(imports, name)())
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.12", "99.0"])
+def test_availability_asks_for_a_version(version: str) -> None:
+    for name in ("is_numpy_available", "is_mps_available", "is_bnb_available"):
+        assert getattr(our_imports, name)(version) == bool(getattr(imports, name)(version))
+
+
+@pytest.mark.parametrize("asked", [None, "1", "no"])
+def test_rich_is_there_only_where_it_was_asked_for(asked: str | None, variables_as: Callable[..., None]) -> None:
+    variables_as(**({} if asked is None else {"ACCELERATE_ENABLE_RICH": asked}))
+    assert ours.is_rich_available() == theirs.is_rich_available()
+
+
+def test_a_package_that_is_installed_meanwhile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not installed.is_installed("made_up_package")
+    (tmp_path / "made_up_package").mkdir()
+    assert not installed.is_installed("made_up_package")  # a folder of that name is no installed package
+    (tmp_path / "made_up_package" / "__init__.py").touch()
+    information = tmp_path / "made_up_package-1.5.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: made-up-package\nVersion: 1.5\n")
+    assert installed.is_installed("made_up_package", "of-another-name", "made-up-package")
+    assert installed.is_installed("made_up_package", "made-up-package", at_least="1.5")
+    assert not installed.is_installed("made_up_package", "made-up-package", at_least="1.6")
+    assert not installed.is_installed("made_up_package", "made-up-package", below="1.5")
+
+
+def test_a_function_that_needs_torchao_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    if installed.is_torchao_available():
+        pytest.skip("torchao is installed here")
+    for package in (imports, our_imports):
+        with pytest.raises(ImportError, match="torchao"):
+            package.torchao_required(lambda: None)()
+
+
+def test_xla_is_asked_for_one_device_only() -> None:
+    with pytest.raises(AccelerateNbError):
+        available.is_torch_xla_available(check_is_tpu=True, check_is_gpu=True)
+
+
+def test_the_machines_device_is_named() -> None:
+    assert ours.get_current_device_type() == theirs.get_current_device_type()
+
+
+@pytest.fixture
+def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str], str], None]:
+    """A stand-in for the driver's tool, which tells of these GPUs."""
+
+    def install(names: list[str], driver: str) -> None:
+        tool = tmp_path / "nvidia-smi"
+        lines = ["#!/bin/sh", 'case "$1" in']
+        lines += ["--query-gpu=name)", *(f"echo '{name}'" for name in names), ";;"]
+        lines += ["--query-gpu=count,name)", *(f"echo '{len(names)}, {name}'" for name in names), ";;"]
+        lines += ["--query-gpu=driver_version)", *(f"echo '{driver}'" for _ in names), ";;"]
+        lines += ["--query-gpu=compute_cap)", *("echo 8.9" for _ in names), ";;", "*) exit 2;;", "esac"]
+        tool.write_text("\n".join(lines) + "\n")
+        tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("names", "driver", "allowed"),
+    [
+        (["NVIDIA A100"] * 2, "470.1", True),
+        (["NVIDIA GeForce RTX 4090"] * 2, "535.10", False),
+        (["NVIDIA GeForce RTX 4090"] * 2, "550.40.07", True),
+        (["NVIDIA GeForce RTX 4090"], "535.10", True),
+        (["NVIDIA A100", "NVIDIA GeForce RTX 4080"], "535.10", False),
+    ],
+)
+def test_gpus_that_cannot_reach_each_other_are_known(
+    names: list[str], driver: str, allowed: bool, gpus: Callable[[list[str], str], None]
+) -> None:
+    gpus(names, driver)
+    assert ours.get_gpu_info() == theirs.get_gpu_info() == (names, len(names))
+    assert our_environment.get_driver_version() == environment.get_driver_version() == driver
+    assert ours.check_cuda_p2p_ib_support() is theirs.check_cuda_p2p_ib_support() is allowed
+    assert check_cuda_fp8_capability.__wrapped__() is True
+
+
+def test_without_a_driver_nothing_is_known_against_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert answer(ours.get_gpu_info) == answer(theirs.get_gpu_info) == "raises FileNotFoundError"
+    assert ours.check_cuda_p2p_ib_support() is theirs.check_cuda_p2p_ib_support() is True
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("0-3\n", {0, 1, 2, 3}), ("0,2-3,8", {0, 2, 3, 8}), ("\n", set()), (None, set())]
+)
+def test_the_kernel_says_which_cores_are_near(text: str | None, cores: set[int], tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "local_cpulist").write_text(text)
+    assert near(tmp_path) == cores
+
+
+def test_a_new_kernel_is_not_warned_of(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.release", lambda: "5.5.1-generic")
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    ours.check_os_kernel()
+    assert not caplog.records
+    monkeypatch.setattr("platform.release", lambda: "5.4.0-generic")
+    ours.check_os_kernel()
+    assert "5.4.0" in caplog.text
+
+
+def test_a_port_is_in_use_while_someone_listens() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        assert ours.is_port_in_use(port) is theirs.is_port_in_use(port) is True
+    assert ours.is_port_in_use(port) is theirs.is_port_in_use(port) is False
+    with socket.socket() as listener:
+        listener.bind(("", get_free_port()))
+
+
+# Models, files
+
+
+def test_modules_are_listed_from_the_inside() -> None:
+    model = nn.Sequential(nn.Linear(1, 2), nn.Sequential(nn.ReLU(), nn.Linear(2, 2)), nn.ModuleDict({"a": nn.Tanh()}))
+    for named in (False, True):
+        mine, other_one = (each.get_module_children_bottom_up(model, named) for each in (ours, theirs))
+        assert mine == other_one
+    for name in ("Linear", "ReLU", "Sequential", "Nothing"):
+        found = [each.get_module_class_from_name(model, name) for each in (dataclasses, their_kinds)]
+        assert found[0] is found[1]
+    assert ours.model_has_dtensor(model) is theirs.model_has_dtensor(model) is False
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{}, {"tp_size": 4}, {"config": {"distributed_config": {"tp_size": 2}}}, {"config": {"distributed_config": None}}],
+)
+def test_a_model_knows_over_how_many_processes_it_is_split(attributes: dict[str, Any]) -> None:
+    model = nn.Linear(1, 1)
+    for name, value in attributes.items():
+        setattr(model, name, type("Config", (), value)() if isinstance(value, dict) else value)
+    assert ours.get_model_tp_size(model) == theirs.get_model_tp_size(model)
+
+
+def test_what_was_saved_is_loaded_without_running_code(tmp_path: Path) -> None:
+    path = tmp_path / "saved"
+    torch.save({"array": np.arange(3, dtype=np.uint32), "tensor": torch.ones(2), "number": 3}, path)
+    mine, other_one = ours.load(path), theirs.load(path)
+    assert mine["array"].tolist() == other_one["array"].tolist() == [0, 1, 2]
+    torch.save({"an object": AnObject()}, path)
+    for load in (ours.load, theirs.load):
+        with pytest.raises(Exception, match="Weights only load failed"):
+            load(path)
+    assert isinstance(ours.load(path, weights_only=False)["an object"], AnObject)
+    assert ours.load(path, "cpu", weights_only=False).keys() == {"an object"}
+
+
+class AnObject:
+    """Something that is no number."""
+
+
+def test_shared_weights_are_kept_once() -> None:
+    tied = torch.arange(6.0).reshape(2, 3)
+    state = collections.OrderedDict(a=tied, b=tied, c=tied.t(), note="text", d=torch.zeros(2))
+    kept = clean_state_dict_for_safetensors(dict(state))
+    assert list(kept) == ["a", "c", "note", "d"]
+    assert kept["note"] == "text"
+    assert torch.equal(kept["c"], tied.t())
+    assert all(value.is_contiguous() for value in kept.values() if isinstance(value, torch.Tensor))
+
+
+@pytest.mark.parametrize("precision", ["no", "FP16", "bf16"])
+def test_the_basic_configuration_is_the_same_file(precision: str, tmp_path: Path) -> None:
+    written = []
+    for name, package in (("ours", ours), ("theirs", theirs)):
+        path = tmp_path / name / "default_config.yaml"
+        assert package.write_basic_config(precision, str(path)) == path
+        assert package.write_basic_config(precision, str(path)) is False
+        written.append(path.read_text())
+    assert written[0] == written[1]
+
+
+def test_the_basic_configuration_lies_where_launchers_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate_nb.config.files import find, read
+
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    path = ours.write_basic_config("bf16")
+    assert find({"HF_HOME": str(tmp_path)}) == path
+    assert read(Path(str(path)))["mixed_precision"] == "bf16"
+    assert answer(ours.write_basic_config, "fp3", tmp_path / "new") == "raises ValueError"
+
+
+# Fixed words
+
+
+@pytest.mark.parametrize("name", [name for name in dir(constants) if name.isupper()])
+def test_a_constant_is_the_same(name: str) -> None:
+    assert getattr(constants, name) == getattr(their_constants, name)
+
+
+ENUMS = [
+    name
+    for name, kind in vars(their_kinds).items()
+    if isinstance(kind, enum.EnumMeta) and hasattr(dataclasses, name) and list(kind)
+]
+
+
+@pytest.mark.parametrize("name", ENUMS)
+def test_a_kind_has_the_same_values(name: str) -> None:
+    mine, other_one = getattr(dataclasses, name), getattr(their_kinds, name)
+    assert {each.name: each.value for each in mine} == {each.name: each.value for each in other_one}
+
+
+def test_the_names_of_kinds_are_all_here() -> None:
+    assert {"DistributedType", "PrecisionType", "RNGType", "LoggerType", "CustomDtype", "ComputeEnvironment"} <= set(
+        ENUMS
+    )
+
+
+# A process of another launcher, and what an Accelerator is asked
+
+
+def place() -> tuple[str | None, ...]:
+    return tuple(os.environ.get(name) for name in ("LOCAL_RANK", "RANK", "FORK_LAUNCHED"))
+
+
+@pytest.mark.parametrize("kind", ["NO", "MULTI_CPU", "MULTI_GPU", "XLA"])
+def test_a_process_of_another_launcher_knows_its_rank(kind: str) -> None:
+    seen: list[tuple[str | None, ...]] = []
+    for package in (theirs, ours):
+        with package.clear_environment(), package.patch_environment(NPROC=2, NODE_RANK=3):
+            package.PrepareForLaunch(lambda mark: seen.append((mark, *place())), kind)(1, "called")
+    assert seen[0] == seen[1]
+    assert seen[0][0] == "called"
+
+
+def asking(peer: Peer, folder: str) -> dict[str, Any]:
+    """What an Accelerator on one process answers, and which private names others read of what it prepared."""
+    from torch.optim.lr_scheduler import LambdaLR
+    from torch.utils.data import DataLoader
+
+    seen: dict[str, Any] = {}
+    file = Path(folder, peer.name)
+    met = {"WORLD_SIZE": "1", "ACCELERATE_DEBUG_RDV_FILE": str(file)}
+    with peer.door("utils").patch_environment(**met):
+        prepare = peer.door("utils").PrepareForLaunch
+        prepare(lambda: seen.update(group=torch.distributed.get_world_size()), debug=True)(0)
+    torch.distributed.destroy_process_group()
+    os.environ.pop("FORK_LAUNCHED", None)
+    accelerator = peer.Accelerator(mixed_precision="bf16")
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = LambdaLR(optimizer, lambda _: 1.0)
+    prepared = accelerator.prepare(model, optimizer, DataLoader([1.0, 2.0]), schedule)
+    seen["prepared"] = [hasattr(each, "_is_accelerate_prepared") for each in prepared]
+    seen["lists"] = [
+        len(getattr(accelerator, f"_{kind}")) for kind in ("models", "optimizers", "schedulers", "dataloaders")
+    ]
+    seen["forward"] = hasattr(accelerator.unwrap_model(prepared[0]), "_original_forward")
+    seen["overflow"] = prepared[1]._is_overflow
+    accelerator.gradient_state._set_sync_gradients(False)
+    seen["sync"] = accelerator.sync_gradients
+    seen["accumulation"] = dict(accelerator.gradient_state.plugin_kwargs)
+    for name in (
+        "is_fsdp2",
+        "is_composable_parallelism_enabled",
+        "torch_device_mesh",
+        "parallelism_config",
+        "deepspeed_plugin",
+    ):
+        seen[name] = getattr(accelerator, name)
+    for name in ("tensor", "data", "pipeline", "context"):
+        seen[f"{name} rank"] = answer(getattr, accelerator, f"{name}_parallel_rank")
+    seen["shard rank"] = answer(getattr, accelerator, "data_parallel_shard_rank")
+    seen["adapter"] = accelerator.deepspeed_ulysses_dl_adapter("loader", None)
+    with accelerator.maybe_context_parallel(buffers=[torch.ones(1)], buffer_seq_dims=[0]):
+        seen["split"] = False
+    spread = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    seen["map"] = [accelerator.verify_device_map(spread)]
+    spread[1].hf_device_map = {"a": 0, "b": "cpu"}
+    seen["map"] += [accelerator.verify_device_map(spread)]
+    state = accelerator.state
+    seen["state"] = [state.fork_launched, state.is_fsdp2, answer(state.get_deepspeed_plugin, "a")]
+    seen["state"] += [answer(state.select_deepspeed_plugin, "a"), bool(type(state)._shared_state)]
+    type(state)._reset_state(reset_partial_state=True)
+    seen["after"] = [bool(type(state)._shared_state), peer.door("state").is_initialized()]
+    return seen
+
+
+def test_an_accelerator_answers_what_others_ask_of_it(tmp_path: Path) -> None:
+    both = under_both(asking, 1, str(tmp_path))
+    for name, answered in both.theirs[0].items():
+        assert (name, both.ours[0][name]) == (name, answered)
+
+
+def test_nothing_is_looked_up_when_the_doors_are_imported() -> None:
+    import subprocess
+
+    code = "import accelerate_nb.utils; from accelerate_nb.runtime.installed import _found; print(_found.cache_info().misses)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout.strip() == "0"
