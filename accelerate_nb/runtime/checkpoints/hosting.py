@@ -4,48 +4,69 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from accelerate_nb.runtime.checkpoints.disk import large_memory
+
+# Memory comes in pieces of at least so many bytes, and what lies in it begins where any type of number may begin.
+_PIECE = 64 << 20
+_ALIGNED = 64
+_THREADS = 4
+
 
 class HostMemory:
     """
-    Host memory for copies, which is used again for the next copy of the same size.
+    Host memory for copies, which is used again for the next copy.
 
     New memory costs more time than the copying: the system hands it out page by page, and memory that a GPU copies to has to
     be locked in its place.
     """
 
     def __init__(self) -> None:
-        self._free: dict[tuple[int, bool], list[Tensor]] = {}
-        self._taken: list[tuple[tuple[int, bool], Tensor]] = []
+        self._pieces: dict[bool, list[Tensor]] = {}
+        self._used: dict[bool, list[int]] = {}
 
     def take(self, size: int, *, pinned: bool) -> Tensor:
         """`size` bytes, as a tensor of that many; they are taken until `give_back`."""
-        kind = size, pinned
-        free = self._free.get(kind)
-        memory = free.pop() if free else torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-        self._taken.append((kind, memory))
-        return memory
+        pieces, used = self._pieces.setdefault(pinned, []), self._used.setdefault(pinned, [])
+        for number, piece in enumerate(pieces):
+            if used[number] + size <= len(piece):
+                break
+        else:
+            number = len(pieces)
+            pieces.append(_new(max(size, _PIECE), pinned=pinned))
+            used.append(0)
+        start = used[number]
+        used[number] += -(-size // _ALIGNED) * _ALIGNED
+        # a storage of its own: whoever saves a tensor saves all that is in its storage
+        return torch.frombuffer(pieces[number].numpy().data, dtype=torch.uint8, count=size, offset=start)
 
     def give_back(self) -> None:
         """Whatever was taken may be taken again; what the last copy had no use for is let go of."""
-        self._free = {}
-        for kind, memory in self._taken:
-            self._free.setdefault(kind, []).append(memory)
-        self._taken = []
+        for pinned, used in self._used.items():
+            self._pieces[pinned] = [piece for piece, size in zip(self._pieces[pinned], used, strict=True) if size]
+            self._used[pinned] = [0] * len(self._pieces[pinned])
+
+
+def _new(size: int, *, pinned: bool) -> Tensor:
+    if pinned:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    return torch.frombuffer(large_memory(size), dtype=torch.uint8)
 
 
 class Copier:
-    """Copies nested values; tensors that share memory share it in the copy too."""
+    """Copies nested values; tensors that share memory share it in the copy too. The copies hold nothing before `finish`."""
 
     def __init__(self, memory: HostMemory) -> None:
         self._memory = memory
         self._copied: dict[tuple[torch.device, int], Tensor] = {}
         self._devices: set[torch.device] = set()
+        self._waiting: list[tuple[Tensor, Tensor]] = []
 
     def copy(self, value: Any) -> Any:
         """The value with all of its tensors in host memory; what is neither a tensor nor holds any is copied deeply."""
@@ -64,7 +85,11 @@ class Copier:
         return copy.deepcopy(value)
 
     def finish(self) -> None:
-        """Wait for what is still on its way from a device."""
+        """Copy what is in host memory already, and wait for what is still on its way from a device."""
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="accelerate_nb copy") as pool:
+            for _ in pool.map(lambda pair: pair[0].copy_(pair[1]), self._waiting):
+                pass
+        self._waiting.clear()
         for device in self._devices:
             torch.accelerator.current_stream(device).synchronize()
         self._devices.clear()
@@ -85,8 +110,10 @@ class Copier:
             locked = tensor.device.type in ("cuda", "xpu")
             source = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             copied = self._memory.take(storage.nbytes(), pinned=locked)
-            copied.copy_(source, non_blocking=locked)
-            if locked:
+            if tensor.device.type == "cpu":
+                self._waiting.append((copied, source))
+            else:
+                copied.copy_(source, non_blocking=locked)
                 self._devices.add(tensor.device)
             self._copied[key] = copied
         return self._copied[key]

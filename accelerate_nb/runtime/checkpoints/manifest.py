@@ -29,14 +29,27 @@ class Entry:
 def entry_of(path: Path) -> Entry:
     """The file as it is now; its sum is that of its 64-bit words by blocks of a MiB, so that it costs no more than reading."""
     block = bytearray(_BLOCK)
-    total, size = 0, 0
+    sums, size = [], 0
     with path.open("rb", buffering=0) as file:
         while length := _filled(file, block):
             block[length:] = bytes(_BLOCK - length)
-            words = int(np.frombuffer(block, np.uint64).sum(dtype=np.uint64))
-            total = (total * 31 + words) % _WORD
+            sums += sums_of(np.frombuffer(block, np.uint8))
             size += length
-    return Entry(size, total)
+    return Entry(size, folded(sums))
+
+
+def sums_of(content: np.ndarray[Any, Any]) -> list[int]:
+    """The sums of the words of each MiB of some bytes, whose number is a multiple of eight."""
+    words = content.view(np.uint64)
+    return [int(words[start : start + _BLOCK // 8].sum(dtype=np.uint64)) for start in range(0, len(words), _BLOCK // 8)]
+
+
+def folded(sums: Iterable[int]) -> int:
+    """One number of the sums, in their order."""
+    total = 0
+    for each in sums:
+        total = (total * 31 + each) % _WORD
+    return total
 
 
 def _filled(file: Any, block: bytearray) -> int:

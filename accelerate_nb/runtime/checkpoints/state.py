@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,27 +70,25 @@ class Checkpoint:
         **model_options: Any,
     ) -> int | None:
         """Read everything back; returns the count of micro-steps where this process's own file tells it."""
-        device = self._device(map_location)
-        options = dict(load_options or {})
-        self._check(folder)
+        options = {"map_location": self._device(map_location), **(load_options or {})}
+        manifest.check(folder, mine=())
         models = list(self.bundle.models)
         for hook in hooks:
             hook(models, str(folder))
-        self._load_models(folder, models, model_options)
-        for index, optimizer in enumerate(self.bundle.optimizers):
-            self._give(
-                optimizer, folder / names.numbered(names.OPTIMIZER_NAME, index), f"the state of optimizer {index}",
-                **{"map_location": device, **options},
-            )  # fmt: skip
-        for index, scheduler in enumerate(self.bundle.schedulers):
-            path = folder / names.numbered(names.SCHEDULER_NAME, index)
-            self._give(scheduler, path, f"the state of scheduler {index}", **options)
-        if self.precision.scaler is not None:
-            self._give(self.precision.scaler, folder / names.SCALER_NAME, "the state of the gradient scaler")
-        self._load_custom(folder, weights_only=options.get("weights_only", True))
-        self._load_positions(folder, options)
-        self._load_gradients(folder)
-        return self._load_random(folder)
+        with ThreadPoolExecutor(1, thread_name_prefix="accelerate_nb checkpoint") as pool:
+            checked = pool.submit(self._check, folder)
+            found = [self._weights(folder, index, model, model_options) for index, model in enumerate(models)]
+            found += self._states(folder, options)
+            found += self._customs(folder, weights_only=options.get("weights_only", True))
+            gradients, states = self._read_gradients(folder), self._read_random(folder)
+            positions = self._read_positions(folder, options)
+            checked.result()
+        # until here nothing has changed: a checkpoint that can't be read leaves the training as it is
+        for each in found:
+            each.give()
+        self._resume(positions)
+        self._set_gradients(gradients)
+        return self._set_random(folder, states)
 
     def _device(self, map_location: str | None) -> str:
         if map_location in (None, "cpu"):
@@ -108,17 +107,40 @@ class Checkpoint:
         mine = None if content is None else [name for name in content["files"] if own.fullmatch(name)]
         manifest.check(folder, None if self.world.is_local_main else mine)
 
-    def _load_models(self, folder: Path, models: list[Any], model_options: Mapping[str, Any]) -> None:
-        for index, model in enumerate(models):
-            path, loaded = load_weights(folder, index)
-            with fitting(path, f"the weights of model {index}"):
-                own = self.strategy.unwrap(model).state_dict()
-                self.strategy.load_model_state(model, with_aliases(loaded, own), **model_options)
+    def _weights(self, folder: Path, index: int, model: Any, model_options: Mapping[str, Any]) -> _Found:
+        path, loaded = load_weights(folder, index)
 
-    def _give(self, one: Any, path: Path, expected: str, **options: Any) -> None:
-        state = read(path, expected, **options)
-        with fitting(path, expected):
-            one.load_state_dict(state)
+        def receive(weights: dict[str, Any]) -> None:
+            own = self.strategy.unwrap(model).state_dict()
+            self.strategy.load_model_state(model, with_aliases(weights, own), **model_options)
+
+        return _Found(path, f"the weights of model {index}", loaded, receive)
+
+    def _states(self, folder: Path, options: Mapping[str, Any]) -> list[_Found]:
+        found = [
+            _find(
+                optimizer,
+                folder / names.numbered(names.OPTIMIZER_NAME, index),
+                f"the state of optimizer {index}",
+                options,
+            )
+            for index, optimizer in enumerate(self.bundle.optimizers)
+        ]
+        elsewhere = {name: value for name, value in options.items() if name != "map_location"}
+        found += [
+            _find(
+                scheduler,
+                folder / names.numbered(names.SCHEDULER_NAME, index),
+                f"the state of scheduler {index}",
+                elsewhere,
+            )
+            for index, scheduler in enumerate(self.bundle.schedulers)
+        ]
+        if self.precision.scaler is not None:
+            found.append(
+                _find(self.precision.scaler, folder / names.SCALER_NAME, "the state of the gradient scaler", {})
+            )
+        return found
 
     def _shared(self, weights: list[dict[str, Any]], *, safe: bool) -> list[File]:
         bundle = self.bundle
@@ -148,7 +170,7 @@ class Checkpoint:
             File(names.of_rank(names.POSITIONS_NAME, rank), positions),
         ]
 
-    def _load_custom(self, folder: Path, *, weights_only: bool) -> None:
+    def _customs(self, folder: Path, *, weights_only: bool) -> list[_Found]:
         found = [each for each in folder.iterdir() if re.fullmatch(rf"{names.CUSTOM_NAME}_\d+\.pkl", each.name)]
         if len(found) != len(self.bundle.custom):
             raise CheckpointError(
@@ -156,25 +178,36 @@ class Checkpoint:
                 f"\tFound checkpoints: {len(found)}\n\tRegistered objects: {len(self.bundle.custom)}\n"
                 "Call register_for_checkpointing with the same objects as when it was saved."
             )
-        for index, custom in enumerate(self.bundle.custom):
-            path = folder / f"{names.CUSTOM_NAME}_{index}.pkl"
-            self._give(custom, path, f"the state of registered object {index}", weights_only=weights_only)
+        return [
+            _find(
+                custom,
+                folder / f"{names.CUSTOM_NAME}_{index}.pkl",
+                f"the state of registered object {index}",
+                {"weights_only": weights_only},
+            )
+            for index, custom in enumerate(self.bundle.custom)
+        ]
 
-    def _load_positions(self, folder: Path, options: Mapping[str, Any]) -> None:
+    def _read_positions(self, folder: Path, options: Mapping[str, Any]) -> list[Any]:
         # where there were fewer processes, a rank without a file goes on from where rank 0 stood, as the others do
         own, first = (folder / names.of_rank(names.POSITIONS_NAME, rank) for rank in (self.world.rank, 0))
         path = own if own.exists() else first
         if not path.exists():
-            return  # Accelerate writes none: the next epoch begins at its beginning
-        positions = read(path, "the positions of the loaders", **options)
-        if len(positions) != len(self.bundle.loaders):
-            warnings.warn(
-                f"{path} tells where {len(positions)} loaders stood, but {len(self.bundle.loaders)} are prepared; all of "
-                "them begin at their beginning. Prepare the same loaders as when it was saved.",
-                stacklevel=4,
-            )
-            return
-        for loader, position in zip(self.bundle.loaders, positions, strict=True):
+            return []  # Accelerate writes none: the next epoch begins at its beginning
+        positions: list[Any] = read(
+            path, "the positions of the loaders", weights_only=options.get("weights_only", True)
+        )
+        if len(positions) == len(self.bundle.loaders):
+            return positions
+        warnings.warn(
+            f"{path} tells where {len(positions)} loaders stood, but {len(self.bundle.loaders)} are prepared; all of "
+            "them begin at their beginning. Prepare the same loaders as when it was saved.",
+            stacklevel=4,
+        )
+        return []
+
+    def _resume(self, positions: list[Any]) -> None:
+        for loader, position in zip(self.bundle.loaders, positions, strict=False):
             loader.resume(position)
 
     def _gradients(self) -> list[dict[str, Tensor]]:
@@ -183,11 +216,14 @@ class Checkpoint:
             for model in self.bundle.models
         ]
 
-    def _load_gradients(self, folder: Path) -> None:
+    def _read_gradients(self, folder: Path) -> list[dict[str, Tensor]]:
         path = folder / names.of_rank(names.GRADIENTS_NAME, self.world.rank)
-        saved: list[dict[str, Tensor]] = [{}] * len(self.bundle.models)
-        if path.exists():
-            saved = read(path, "the gradients of a window of accumulation")
+        if not path.exists():
+            return [{}] * len(self.bundle.models)
+        saved: list[dict[str, Tensor]] = read(path, "the gradients of a window of accumulation")
+        return saved
+
+    def _set_gradients(self, saved: list[dict[str, Tensor]]) -> None:
         for model, gradients in zip(self.bundle.models, saved, strict=False):
             for name, parameter in self._parameters(model):
                 gradient = gradients.get(name)
@@ -197,17 +233,41 @@ class Checkpoint:
         named: Iterator[tuple[str, Parameter]] = self.strategy.unwrap(model).named_parameters()
         return named
 
-    def _load_random(self, folder: Path) -> int | None:
+    def _read_random(self, folder: Path) -> dict[str, Any] | None:
         path = folder / names.of_rank(names.RNG_STATE_NAME, self.world.rank)
-        if not path.exists():
-            warnings.warn(
-                f"{path} does not exist: the checkpoint was written by fewer processes than there are now ({self.world.size})."
-                " Random numbers go on from where they are, and the count of micro-steps from zero.",
-                stacklevel=4,
-            )
+        if path.exists():
+            states: dict[str, Any] = read(path, "the random states of a process")
+            return states
+        warnings.warn(
+            f"{path} does not exist: the checkpoint was written by fewer processes than there are now ({self.world.size})."
+            " Random numbers go on from where they are, and the count of micro-steps from zero.",
+            stacklevel=4,
+        )
+        return None
+
+    def _set_random(self, folder: Path, states: dict[str, Any] | None) -> int | None:
+        if states is None:
             return None
-        states = read(path, "the random states of a process")
-        with fitting(path, "the random states of a process"):
+        with fitting(folder / names.of_rank(names.RNG_STATE_NAME, self.world.rank), "the random states of a process"):
             restore_random_states(states)
             step: int | None = states.get("step")
         return step
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What was read from a file, and who receives it."""
+
+    path: Path
+    expected: str
+    content: Any
+    receive: Callable[[Any], Any]
+
+    def give(self) -> None:
+        """Pass it on; what doesn't fit is an error that names the file."""
+        with fitting(self.path, self.expected):
+            self.receive(self.content)
+
+
+def _find(one: Any, path: Path, expected: str, options: Mapping[str, Any]) -> _Found:
+    return _Found(path, expected, read(path, expected, **options), one.load_state_dict)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,14 +14,20 @@ from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from torch import Tensor
 
 from accelerate_nb.errors import CheckpointError
 from accelerate_nb.runtime.checkpoints.committing import sync
+from accelerate_nb.runtime.checkpoints.disk import Blocks, DiskFile
 from accelerate_nb.runtime.checkpoints.manifest import Entry, entry_of
+from accelerate_nb.runtime.checkpoints.safetensors import write_safetensors
 
 # What torch, safetensors, pickle and the system raise where a value can't be written, or the disk is full.
 _FAILURES = (OSError, RuntimeError, ValueError, TypeError, AttributeError, pickle.PicklingError, SafetensorError)
+
+
+# A larger file goes to the disk by blocks.
+_LARGE = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +38,66 @@ class File:
     content: Any
     safe: bool = False
 
-    def write(self, folder: Path) -> Entry:
+    def write(self, folder: Path, blocks: Blocks) -> Entry:
         """Write the file to a folder and wait until the disk has it."""
-        path = folder / self.name
+        path, size = folder / self.name, size_of(self.content)
         with named(path, _FAILURES):
-            if self.safe:
-                save_file(self.content, path, metadata={"format": "pt"})
-            else:
-                # torch writes to a path by itself, and to an open file through copies
-                torch.save(self.content, os.fspath(path))
-            sync(path)
-            return entry_of(path)
+            if size < _LARGE:
+                small = io.BytesIO()
+                self._fill(small)
+                path.write_bytes(small.getbuffer())
+                sync(path)
+                return entry_of(path)
+            file = DiskFile(path, size, blocks)
+            try:
+                self._fill(file)
+            finally:
+                entry = file.finish()
+            return entry
+
+    def _fill(self, file: Any) -> None:
+        if self.safe:
+            write_safetensors(self.content, file)
+        else:
+            torch.save(self.content, file)
 
 
 def write_files(files: Sequence[File], folder: Path, *, threads: int = 1) -> dict[str, Entry]:
-    """Write all files, the first of them at the same time; says what was written."""
-    if threads == 1 or len(files) < 2:
-        return {file.name: file.write(folder) for file in files}
-    with ThreadPoolExecutor(threads, thread_name_prefix="accelerate_nb checkpoint") as pool:
-        written = pool.map(lambda file: file.write(folder), files)
-        return dict(zip([file.name for file in files], written, strict=True))
+    """Write all files, with several threads some of them at the same time; says what was written."""
+    with _without_zip_sums():
+        if threads == 1:
+            blocks = Blocks(1)
+            return {file.name: file.write(folder, blocks) for file in files}
+        with (
+            ThreadPoolExecutor(threads, thread_name_prefix="accelerate_nb disk") as disk,
+            ThreadPoolExecutor(threads, thread_name_prefix="accelerate_nb checkpoint") as pool,
+        ):
+            # each file that is filled holds one block, and one is on its way for each thread
+            blocks = Blocks(2 * threads + 1, disk)
+            written = pool.map(lambda file: file.write(folder, blocks), files)
+            return dict(zip([file.name for file in files], written, strict=True))
+
+
+def size_of(value: Any) -> int:
+    """How many bytes the tensors in a nested value have."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, Mapping):
+        return sum(size_of(each) for each in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(size_of(each) for each in value if isinstance(each, (Tensor, Mapping, list, tuple)))
+    return 0
+
+
+@contextmanager
+def _without_zip_sums() -> Iterator[None]:
+    """`torch.load` never looks at the sums that zip files have, and the checkpoint's list has sums of its own."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
 
 
 @contextmanager

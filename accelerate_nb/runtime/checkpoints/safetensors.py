@@ -1,0 +1,47 @@
+"""The format of safetensors, written piece by piece: its library makes a copy of everything before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+# https://huggingface.co/docs/safetensors: eight bytes with the header's length, the header as JSON, then the tensors.
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def write_safetensors(tensors: Mapping[str, Tensor], file: Any) -> None:
+    """Write tensors to an open file, as `safetensors.torch.save_file` does."""
+    if any(each.dtype not in _NAMES or type(each) not in (Tensor, torch.nn.Parameter) for each in tensors.values()):
+        file.write(to_bytes(dict(tensors), metadata={"format": "pt"}))
+        return
+    # wide numbers come first, so that each tensor begins at a multiple of its numbers' width
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in order:
+        tensor, begin = tensors[name], end
+        end += tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in order:
+        if tensors[name].numel():
+            flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+            file.write(flat.view(torch.uint8).numpy().data)

@@ -1,0 +1,143 @@
+"""What a checkpoint costs: ours and Hugging Face Accelerate's side by side, interleaved in one run."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from accelerate_nb.runtime.current import current_world
+from tests.ranks import run_on_ranks
+
+LAYERS, WIDTH = 20, 1024
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to save or load: milliseconds (median of the rounds), and how many times what Accelerate takes."""
+
+    name: str
+    processes: int
+    milliseconds: float
+    ratio: float
+
+
+def main() -> None:
+    """Measure with one process and with two, and print what was found."""
+    arguments = read_arguments()
+    rows = measure(arguments.rounds, arguments.folder)
+    if not arguments.single:
+        rows += run_on_ranks(measure, 2, arguments.rounds, arguments.folder, limit=120 + 20 * arguments.rounds)[0]
+    if arguments.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+        return
+    print(
+        f"a model of {LAYERS * WIDTH * WIDTH * 4 / 1e6:.0f} MB with AdamW; ours is on the disk when it returns, theirs is not"
+    )
+    print(f"{'processes':>9}  {'what':<34} {'ms':>8} {'ratio':>6}")
+    for row in rows:
+        print(f"{row.processes:>9}  {row.name:<34} {row.milliseconds:>8.1f} {row.ratio:>6.2f}")
+
+
+def read_arguments() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9, help="how often each way is taken; they take turns")
+    parser.add_argument("--single", action="store_true", help="one process only")
+    parser.add_argument("--folder", default=tempfile.gettempdir(), help="where the checkpoints are written")
+    parser.add_argument("--json", action="store_true", help="print numbers for a program")
+    return parser.parse_args()
+
+
+def measure(rounds: int, folder: str) -> list[Row]:
+    """The median time of each way; they take turns, so that all meet the same noise."""
+    torch.set_num_threads(1)
+    world = current_world()
+    home = Path(folder, "bench_checkpoints")
+    # Accelerate writes into a folder that is there; each save gets a folder of its own, as numbered ones do
+    theirs, ours = hugging_face(), own()
+    ways: dict[str, Callable[[Path], Any]] = {
+        "save_state, Accelerate": theirs.save_state,
+        "save_state, accelerate_nb": ours.save_state,
+        "save_state(blocking=False)": lambda to: ours.save_state(to, blocking=False),
+        "load_state, Accelerate": theirs.load_state,
+        "load_state, accelerate_nb": ours.load_state,
+    }
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    fixed = {"load_state, Accelerate": home / "theirs", "load_state, accelerate_nb": home / "ours"}
+    theirs.save_state(fixed["load_state, Accelerate"])
+    ours.save_state(fixed["load_state, accelerate_nb"])
+    gc.disable()
+    for turn in range(rounds + 1):
+        for number, (name, way) in enumerate(ways.items()):
+            place = fixed.get(name, home / f"{turn}-{number}")
+            together()
+            begin = time.perf_counter()
+            way(place)
+            together()  # what one process waits for is waited for by all
+            took = (time.perf_counter() - begin) * 1000
+            if turn > 0:  # the first turn allocates
+                taken[name].append(took)
+            ours.wait_for_checkpoint()
+            together()
+            if place not in fixed.values() and world.is_main:
+                shutil.rmtree(place)
+    gc.enable()
+    together()
+    if world.is_main:
+        shutil.rmtree(home)
+    return [row(name, world.size, taken) for name in ways]
+
+
+def row(name: str, size: int, taken: dict[str, list[float]]) -> Row:
+    """A way's median, and the median of its ratios to Accelerate's of the same turn."""
+    against = "load_state, Accelerate" if name.startswith("load") else "save_state, Accelerate"
+    ratio = statistics.median(mine / other for mine, other in zip(taken[name], taken[against], strict=True))
+    return Row(name, size, statistics.median(taken[name]), ratio)
+
+
+def together() -> None:
+    """All processes come here."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def own() -> Any:
+    """A training with this package."""
+    from accelerate_nb import Accelerator
+
+    return stepped(Accelerator(cpu=True))
+
+
+def hugging_face() -> Any:
+    """A training with Hugging Face Accelerate."""
+    from accelerate import Accelerator
+
+    return stepped(Accelerator(cpu=True))
+
+
+def stepped(accelerator: Any) -> Any:
+    """The accelerator after one step of a training, so that the optimizer has a state."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)])
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    accelerator.backward(model(torch.randn(2, WIDTH)).sum())
+    optimizer.step()
+    optimizer.zero_grad()
+    return accelerator
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""A save in the background holds what was so when it was called, and tells of its failure at the next call."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from accelerate_nb.errors import CheckpointError
+from accelerate_nb.runtime.checkpoints import writing
+from accelerate_nb.runtime.checkpoints.hosting import Copier, HostMemory
+from tests.ranks import run_on_ranks
+from tests.runtime.checkpoints.test_kills import fill, training
+from tests.runtime.checkpoints.test_state import Training, resumed
+from tests.runtime.loops import flat
+
+
+def hold_writers() -> threading.Event:
+    """Files are written when the event is set."""
+    go, write = threading.Event(), writing.File.write
+
+    def late(self: writing.File, folder: Path, blocks: Any) -> Any:
+        go.wait(30)
+        return write(self, folder, blocks)
+
+    writing.File.write = late  # type: ignore[method-assign]
+    return go
+
+
+def goes_on_while_it_is_written(folder: str) -> tuple[Any, Any, bool]:
+    made = Training()
+    made.epochs(1)
+    go = hold_writers()
+    made.accelerator.save_state(folder, blocking=False)
+    seen_early = Path(folder).exists()
+    before = flat(made.model), made.counter.count
+    made.epochs(1)  # every state moves on before anything is written
+    go.set()
+    assert made.accelerator.wait_for_checkpoint() == Path(folder)
+    assert made.accelerator.wait_for_checkpoint() is None
+    return before, made.losses[before[1] :], seen_early
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_save_in_the_background_is_of_the_moment_of_the_call(tmp_path: Path, size: int) -> None:
+    folder = str(tmp_path / "saved")
+    written = run_on_ranks(goes_on_while_it_is_written, size, folder)
+    read = run_on_ranks(resumed, size, folder, 1, "no")
+    for (_, losses, seen_early), (losses_after, _) in zip(written, read, strict=True):
+        assert losses_after == losses
+        assert not seen_early
+
+
+def fails_in_the_background(folder: str) -> list[str]:
+    accelerator, model = training(folder, False)
+    fill(model, 1.0)
+    accelerator.save_state(f"{folder}/saved")
+    write = writing.File.write
+
+    def full(self: writing.File, to: Path, blocks: Any) -> Any:
+        if self.name == "optimizer.bin":
+            (to / self.name).symlink_to("/dev/full")
+        return write(self, to, blocks)
+
+    writing.File.write = full  # type: ignore[method-assign]
+    told = []
+    for call in (
+        lambda: accelerator.save_state(f"{folder}/saved"),
+        lambda: accelerator.load_state(f"{folder}/saved"),
+        accelerator.wait_for_checkpoint,
+        accelerator.end_training,
+    ):
+        fill(model, 2.0)
+        accelerator.save_state(f"{folder}/saved", blocking=False)
+        with pytest.raises(CheckpointError) as failure:
+            call()
+        told.append(str(failure.value))
+    return told
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_failure_in_the_background_is_told_at_the_next_call_on_every_rank(tmp_path: Path, size: int) -> None:
+    for told in run_on_ranks(fails_in_the_background, size, str(tmp_path)):
+        assert len(told) == 4
+        for message in told:
+            assert "optimizer.bin could not be written" in message
+            assert "No space left on device" in message
+    accelerator, model = training(str(tmp_path), False)
+    accelerator.load_state(tmp_path / "saved")
+    assert {parameter.mean().item() for parameter in model.parameters()} == {1.0}
+    accelerator.end_training()
+
+
+PROGRAM = """
+import sys, torch
+from accelerate_nb import Accelerator
+accelerator = Accelerator(cpu=True)
+accelerator.prepare(torch.nn.Linear(256, 256))
+accelerator.save_state(sys.argv[1], blocking=False)
+"""
+
+
+def test_a_program_that_ends_waits_for_what_it_saves(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "saved")], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == ""
+    assert (tmp_path / "saved" / "checkpoint.json").exists()
+
+
+PULLED_AWAY = """
+import pathlib, shutil, sys, threading
+begin = threading.Thread.start
+def start(self):
+    if "writer" in self.name:
+        shutil.rmtree(pathlib.Path(sys.argv[1]).parent)
+    begin(self)
+threading.Thread.start = start
+"""
+
+
+def test_a_failure_that_nobody_asks_for_is_told_at_the_programs_end(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", PULLED_AWAY + PROGRAM, str(folder / "saved")], capture_output=True, text=True, timeout=60
+    )
+    assert "was not written" in done.stderr
+    assert str(folder) in done.stderr
+
+
+def test_copies_share_memory_as_their_originals_do() -> None:
+    memory, whole = HostMemory(), torch.arange(12.0)
+    state = {"low": whole[:4], "tied": whole[:4], "turned": whole.view(3, 4).t(), "deep": [(whole[2:3], 7, "text")]}
+    copier = Copier(memory)
+    copied = copier.copy(state)
+    copier.finish()
+    whole.zero_()
+    assert copied["low"].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert copied["turned"].stride() == (1, 4)
+    assert copied["deep"][0][1:] == (7, "text")
+    assert copied["low"].untyped_storage().data_ptr() == copied["turned"].untyped_storage().data_ptr()
+    assert copied["low"].data_ptr() == copied["tied"].data_ptr()
+    assert copied["deep"][0][0].item() == 2.0
+
+
+def test_what_is_written_in_the_background_is_no_larger(tmp_path: Path) -> None:
+    accelerator, _ = training(str(tmp_path), False)
+    folders = [accelerator.save_state(tmp_path / name, blocking=name == "now") for name in ("now", "later")]
+    accelerator.end_training()
+    now, later = ({each.name: each.stat().st_size for each in folder.glob("*[!n]")} for folder in folders)
+    assert now == later
+
+
+def test_memory_for_copies_is_used_again() -> None:
+    memory, value = HostMemory(), torch.randn(1000)
+    first = Copier(memory).copy(value).data_ptr()
+    memory.give_back()
+    assert Copier(memory).copy(value).data_ptr() == first
+
+
+def saves_in_every_step(folder: str) -> tuple[Any, list[Any]]:
+    made = Training()
+    for inputs, targets in made.loader:
+        made.step(inputs, targets)
+        made.accelerator.save_state(folder, blocking=False)
+        random.random()
+    made.accelerator.end_training()
+    return flat(made.model), made.losses
+
+
+def test_saving_in_the_background_changes_no_number(tmp_path: Path) -> None:
+    import tests.runtime.checkpoints.test_background as here
+
+    ((weights, losses),) = run_on_ranks(here.saves_in_every_step, 1, str(tmp_path / "saved"))
+    made = Training()
+    for inputs, targets in made.loader:
+        made.step(inputs, targets)
+        random.random()
+    assert losses == made.losses
+    assert weights == flat(made.model)
+    made.accelerator.end_training()
