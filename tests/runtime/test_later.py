@@ -153,43 +153,40 @@ def described(kind: Any, sizes: dict[str, Any]) -> Any:
 
 
 def meshes(peer: Peer) -> list[Any]:
-    """The axes of meshes over two processes, and this process's place in them."""
+    """The axes of meshes over four processes, this process's place along each, and the sizes of the joint ones."""
     seen: list[Any] = []
     state = peer.PartialState()
-    for sizes in (
-        {"dp_shard_size": 2},
-        {"tp_size": 2},
-        {"dp_replicate_size": 2},
-        {"dp_shard_size": 2, "sp_size": 1},
-        {},
-    ):
-        config = peer.ParallelismConfig(**sizes)
-        try:
-            mesh = config.get_device_mesh("cpu")
-        except Exception as error:
-            seen.append((sizes, isinstance(error, ValueError)))
+    axes = (
+        {"dp_shard": 4},
+        {"dp_shard": 2, "tp": 2},
+        {"dp_replicate": 2, "dp_shard": 2},
+        {"dp_shard": 2, "cp": 2},
+        {"sp": 4},
+    )
+    for sizes in axes:
+        mesh = peer.ParallelismConfig(**{f"{axis}_size": size for axis, size in sizes.items()}).build_device_mesh("cpu")
+        if mesh is None:
+            seen.append("no mesh")
             continue
-        names = None if mesh is None else mesh.mesh_dim_names
-        seen.append((names, names and mesh.get_local_rank(names[0])))
+        seen.append([(name, mesh.get_local_rank(name)) for name in mesh.mesh_dim_names])
         for joint in ("dp", "dp_shard_cp", "dp_cp"):
-            try:
-                seen.append((joint, mesh[joint].size()))
-            except (KeyError, TypeError):
-                seen.append((joint, None))
-    again = peer.ParallelismConfig(dp_shard_size=2)
-    try:
-        again.get_device_mesh()
-    except ValueError:
-        seen.append("needs a device")
-    assert again.get_device_mesh("cpu") is again.get_device_mesh()
-    try:
-        again.get_device_mesh("cuda")
-    except ValueError:
-        seen.append("is of another device")
+            seen.append((joint, mesh[joint].size(), mesh[joint].get_local_rank()))
+    config = peer.ParallelismConfig(dp_shard_size=4)
+    for device in (None, "cpu", None, "cuda"):
+        seen.append(refused(config.get_device_mesh, device))
     state.destroy_process_group()
     return seen
 
 
+def refused(function: Callable[..., Any], *args: Any) -> bool:
+    try:
+        function(*args)
+    except ValueError:
+        return True
+    return False
+
+
 def test_a_mesh_has_the_same_axes() -> None:
-    both = under_both(meshes, 2)
+    both = under_both(meshes, 4)
     assert both.ours == both.theirs
+    assert both.ours[3][-4:] == [True, False, False, True]
