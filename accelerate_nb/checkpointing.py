@@ -1,4 +1,4 @@
-"""The door `accelerate.checkpointing`: the names of a checkpoint's files under Hugging Face's module name."""
+"""The door `accelerate.checkpointing`: the parts of a checkpoint under Hugging Face's module name."""
 
 from accelerate_nb.runtime.checkpoints.names import (
     MODEL_NAME as MODEL_NAME,
@@ -10,4 +10,10 @@ from accelerate_nb.runtime.checkpoints.names import (
     SCALER_NAME as SCALER_NAME,
     SCHEDULER_NAME as SCHEDULER_NAME,
     WEIGHTS_NAME as WEIGHTS_NAME,
+)
+from accelerate_nb.runtime.checkpoints.parts import (
+    load_accelerator_state as load_accelerator_state,
+    load_custom_state as load_custom_state,
+    save_accelerator_state as save_accelerator_state,
+    save_custom_state as save_custom_state,
 )

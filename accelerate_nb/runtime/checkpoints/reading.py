@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from accelerate_nb.errors import CheckpointError
+from accelerate_nb.errors import CheckpointError, ConfigurationError
 
 # What torch, pickle and safetensors raise at bytes that they can't make sense of.
 _DAMAGE = (
@@ -47,6 +47,16 @@ def read(path: Path, expected: str, **options: Any) -> Any:
     options = {"map_location": "cpu", "weights_only": True, **options}
     with _understood(path, expected), torch.serialization.safe_globals(_numpy_state()):
         return torch.load(path, **options)
+
+
+def device_of(map_location: str | None, own: torch.device) -> str:
+    """Where an optimizer's state is read to, by Accelerate's word for it; `own` is the process's device."""
+    if map_location not in (None, "cpu", "on_device"):
+        raise ConfigurationError(
+            f"Unsupported optimizer map location passed: map_location={map_location!r}. Choose one of `None`, `'cpu'`, or "
+            "`'on_device'`."
+        )
+    return str(own) if map_location == "on_device" else "cpu"
 
 
 def read_weights(path: Path, expected: str) -> dict[str, Any]:

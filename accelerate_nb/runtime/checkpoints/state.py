@@ -13,11 +13,11 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from accelerate_nb.errors import CheckpointError, ConfigurationError
+from accelerate_nb.errors import CheckpointError
 from accelerate_nb.runtime.bundle import Bundle
 from accelerate_nb.runtime.checkpoints import manifest, names
 from accelerate_nb.runtime.checkpoints.randomness import random_states, restore_random_states
-from accelerate_nb.runtime.checkpoints.reading import fitting, read
+from accelerate_nb.runtime.checkpoints.reading import device_of, fitting, read
 from accelerate_nb.runtime.checkpoints.weights import file_of_weights, load_weights, with_aliases
 from accelerate_nb.runtime.checkpoints.writing import File
 from accelerate_nb.runtime.precision.base import Precision
@@ -70,7 +70,7 @@ class Checkpoint:
         **model_options: Any,
     ) -> int | None:
         """Read everything back; returns the count of micro-steps where this process's own file tells it."""
-        options = {"map_location": self._device(map_location), **(load_options or {})}
+        options = {"map_location": device_of(map_location, self.world.device), **(load_options or {})}
         manifest.check(folder, mine=())
         models = list(self.bundle.models)
         for hook in hooks:
@@ -89,16 +89,6 @@ class Checkpoint:
         self._resume(positions)
         self._set_gradients(gradients)
         return self._set_random(folder, states)
-
-    def _device(self, map_location: str | None) -> str:
-        if map_location in (None, "cpu"):
-            return "cpu"
-        if map_location == "on_device":
-            return str(self.world.device)
-        raise ConfigurationError(
-            f"Unsupported optimizer map location passed: map_location={map_location!r}. Choose one of `None`, `'cpu'`, or "
-            "`'on_device'`."
-        )
 
     def _check(self, folder: Path) -> None:
         # what all read alike is read through by one process of each machine
@@ -136,10 +126,12 @@ class Checkpoint:
             )
             for index, scheduler in enumerate(self.bundle.schedulers)
         ]
-        if self.precision.scaler is not None:
-            found.append(
-                _find(self.precision.scaler, folder / names.SCALER_NAME, "the state of the gradient scaler", {})
-            )
+        scaler, path = self.precision.scaler, folder / names.SCALER_NAME
+        if scaler is not None and not path.exists() and manifest.read(folder) is None:
+            # Accelerate has no scaler on a CPU
+            warnings.warn(f"{path} does not exist, so the gradient scaler begins anew.", stacklevel=5)
+        elif scaler is not None:
+            found.append(_find(scaler, path, "the state of the gradient scaler", {}))
         return found
 
     def _shared(self, weights: list[dict[str, Any]], *, safe: bool) -> list[File]:

@@ -1,0 +1,109 @@
+"""Accelerate's functions for the parts of a checkpoint, for those who call them one by one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accelerate_nb.runtime.checkpoints import names
+from accelerate_nb.runtime.checkpoints.randomness import random_states, restore_random_states
+from accelerate_nb.runtime.checkpoints.reading import device_of, fitting, read
+from accelerate_nb.runtime.checkpoints.weights import file_of_weights, load_weights, with_aliases
+from accelerate_nb.runtime.checkpoints.writing import File, write_files
+from accelerate_nb.runtime.process import PartialState
+from accelerate_nb.runtime.unwrapping import extract_model_from_parallel
+
+
+def save_accelerator_state(
+    output_dir: str | os.PathLike[str],
+    model_states: Sequence[Mapping[str, Any]],
+    optimizers: Sequence[Any],
+    schedulers: Sequence[Any],
+    dataloaders: Sequence[Any],
+    process_index: int,
+    step: int,
+    scaler: torch.amp.GradScaler | None = None,
+    save_on_each_node: bool = False,
+    safe_serialization: bool = True,
+) -> Path:
+    """
+    Write these states to a folder, as they come: shared ones on the main process, its own on each; returns the folder.
+
+    It is what `Accelerator.save_state` is made of, without its draft: a kill leaves some of the files.
+    """
+    folder, state = Path(output_dir), PartialState()
+    folder.mkdir(parents=True, exist_ok=True)
+    files: list[File] = []
+    if state.is_local_main_process if save_on_each_node else state.is_main_process:
+        files += [
+            file_of_weights(weights, names.weights(index, safe=safe_serialization), safe=safe_serialization)
+            for index, weights in enumerate(model_states)
+        ]
+        for stem, kind in ((names.OPTIMIZER_NAME, optimizers), (names.SCHEDULER_NAME, schedulers)):
+            files += [File(names.numbered(stem, index), each.state_dict()) for index, each in enumerate(kind)]
+        if scaler is not None:
+            files.append(File(names.SCALER_NAME, scaler.state_dict()))
+    positions = [loader.position() for loader in dataloaders if hasattr(loader, "position")]
+    files.append(File(names.of_rank(names.POSITIONS_NAME, process_index), positions))
+    files.append(File(names.of_rank(names.RNG_STATE_NAME, process_index), {"step": step, **random_states()}))
+    write_files(files, folder)
+    return folder
+
+
+def load_accelerator_state(
+    input_dir: str | os.PathLike[str],
+    models: Sequence[Any],
+    optimizers: Sequence[Any],
+    schedulers: Sequence[Any],
+    dataloaders: Sequence[Any],
+    process_index: int,
+    scaler: torch.amp.GradScaler | None = None,
+    map_location: str | None = None,
+    load_kwargs: Mapping[str, Any] | None = None,
+    **load_model_func_kwargs: Any,
+) -> dict[str, Any]:
+    """Read what `save_accelerator_state` wrote, here or with Accelerate; returns the `Accelerator`'s attributes to be set."""
+    folder, options = (
+        Path(input_dir),
+        {"map_location": device_of(map_location, PartialState().device), **(load_kwargs or {})},
+    )
+    for index, model in enumerate(models):
+        path, loaded = load_weights(folder, index)
+        inner = extract_model_from_parallel(model)
+        with fitting(path, f"the weights of model {index}"):
+            inner.load_state_dict(with_aliases(loaded, inner.state_dict()), **load_model_func_kwargs)
+    for stem, kind in ((names.OPTIMIZER_NAME, optimizers), (names.SCHEDULER_NAME, schedulers)):
+        for index, each in enumerate(kind):
+            _give(each, folder / names.numbered(stem, index), f"the state of {stem} {index}", **options)
+    if scaler is not None:
+        _give(scaler, folder / names.SCALER_NAME, "the state of the gradient scaler")
+    positions = folder / names.of_rank(names.POSITIONS_NAME, process_index)
+    if positions.exists():
+        resumable = [loader for loader in dataloaders if hasattr(loader, "resume")]
+        for loader, position in zip(resumable, read(positions, "the positions of the loaders"), strict=False):
+            loader.resume(position)
+    states = read(folder / names.of_rank(names.RNG_STATE_NAME, process_index), "the random states of a process")
+    restore_random_states(states)
+    return {"step": states["step"]} if "step" in states else {}
+
+
+def save_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0, save_on_each_node: bool = False) -> None:
+    """Write the state of an object to `custom_checkpoint_{index}.pkl` in a folder, on the main process."""
+    state = PartialState()
+    if state.is_local_main_process if save_on_each_node else state.is_main_process:
+        write_files([File(f"{names.CUSTOM_NAME}_{index}.pkl", obj.state_dict())], Path(path))
+
+
+def load_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0) -> None:
+    """Give an object the state that `save_custom_state` wrote; only plain values and tensors are made of it."""
+    _give(obj, Path(path) / f"{names.CUSTOM_NAME}_{index}.pkl", f"the state of registered object {index}")
+
+
+def _give(one: Any, path: Path, expected: str, **options: Any) -> None:
+    state = read(path, expected, **options)
+    with fitting(path, expected):
+        one.load_state_dict(state)
