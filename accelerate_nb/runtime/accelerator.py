@@ -33,14 +33,17 @@ from accelerate_nb.runtime.handlers import (
     KwargsHandler,
     ProjectConfiguration,
 )
-from accelerate_nb.runtime.kinds import DistributedType, DynamoBackend, PrecisionType, RNGType
+from accelerate_nb.runtime.kinds import DistributedType, DynamoBackend, FP8BackendType, PrecisionType, RNGType
 from accelerate_nb.runtime.later.base import refuse
 from accelerate_nb.runtime.memory import release_memory
 from accelerate_nb.runtime.metrics import gather_for_metrics
 from accelerate_nb.runtime.operations import collective, padding
 from accelerate_nb.runtime.optimizer import AcceleratedOptimizer, innermost
 from accelerate_nb.runtime.precision.base import precision_name
-from accelerate_nb.runtime.precision.choosing import choose_precision
+from accelerate_nb.runtime.precision.choosing import choose_precision, choose_recipe, package_named
+from accelerate_nb.runtime.precision.fp8_ao import AORecipeKwargs
+from accelerate_nb.runtime.precision.fp8_msamp import MSAMPRecipeKwargs
+from accelerate_nb.runtime.precision.fp8_te import TERecipeKwargs
 from accelerate_nb.runtime.process import AcceleratorState, join
 from accelerate_nb.runtime.profiling import ProfileKwargs
 from accelerate_nb.runtime.scheduler import AcceleratedScheduler
@@ -63,6 +66,9 @@ _HANDLERS = (
     GradScalerKwargs,
     InitProcessGroupKwargs,
     ProfileKwargs,
+    AORecipeKwargs,
+    TERecipeKwargs,
+    MSAMPRecipeKwargs,
 )
 
 
@@ -124,7 +130,10 @@ class Accelerator(Stepping, Saving, Splitting, Watching):
         self.state.dynamo_plugin = self.compiling
         self.gradient_state = GradientState(accumulation)
         self.strategy = choose_strategy(self._world, self.ddp_handler)
-        self.precision = choose_precision(name, self.device, self.autocast_handler, self.scaler_handler)
+        self._fp8_recipe = choose_recipe(name, handlers.values(), asked.fp8_package)
+        self.precision = choose_precision(
+            name, self.device, self.autocast_handler, self.scaler_handler, self._fp8_recipe
+        )
         self.bundle = Bundle()
         self._life = current.life()
 
@@ -169,6 +178,11 @@ class Accelerator(Stepping, Saving, Splitting, Watching):
     def scaler(self) -> torch.amp.GradScaler | None:
         """What scales the loss in fp16."""
         return self.precision.scaler
+
+    @property
+    def fp8_backend(self) -> FP8BackendType:
+        """The package that computes in 8-bit floats; "NO" where none does."""
+        return self._fp8_recipe.package if self._fp8_recipe else package_named(Asked.read(os.environ).fp8_package)
 
     @property
     def multi_device(self) -> bool:

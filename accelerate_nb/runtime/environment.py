@@ -24,6 +24,7 @@ class Asked:
     mixed_precision: str | None
     accumulation_steps: int | None
     debug: bool
+    fp8_package: str
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Asked:
@@ -36,6 +37,7 @@ class Asked:
             mixed_precision=environment.get("ACCELERATE_MIXED_PRECISION") or None,
             accumulation_steps=_steps(environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")),
             debug=is_yes(environment, "ACCELERATE_DEBUG_MODE"),
+            fp8_package=environment.get("ACCELERATE_FP8_BACKEND") or "NO",
         )
 
 

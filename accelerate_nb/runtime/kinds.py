@@ -108,7 +108,7 @@ class DynamoBackend(Kind):
     NEURON = "NEURON"
 
 
-class FP8BackendType(Kind):
+class FP8BackendType(str, enum.Enum):
     """The package that computes in 8-bit floats."""
 
     NO = "NO"

@@ -176,6 +176,23 @@ from accelerate_nb.runtime.modules import (
     model_has_dtensor as model_has_dtensor,
 )
 from accelerate_nb.runtime.ports import is_port_in_use as is_port_in_use
+from accelerate_nb.runtime.precision.fp8_ao import (
+    AORecipeKwargs as AORecipeKwargs,
+    convert_model_to_fp8_ao as convert_model_to_fp8_ao,
+    filter_first_and_last_linear_layers as filter_first_and_last_linear_layers,
+    has_ao_layers as has_ao_layers,
+)
+from accelerate_nb.runtime.precision.fp8_msamp import (
+    FP8RecipeKwargs as FP8RecipeKwargs,
+    MSAMPRecipeKwargs as MSAMPRecipeKwargs,
+)
+from accelerate_nb.runtime.precision.fp8_te import (
+    TERecipeKwargs as TERecipeKwargs,
+    apply_fp8_autowrap as apply_fp8_autowrap,
+    contextual_fp8_autocast as contextual_fp8_autocast,
+    convert_model as convert_model,
+    has_transformer_engine_layers as has_transformer_engine_layers,
+)
 from accelerate_nb.runtime.profiling import ProfileKwargs as ProfileKwargs
 from accelerate_nb.runtime.saving import (
     clean_state_dict_for_safetensors as clean_state_dict_for_safetensors,
@@ -242,6 +259,7 @@ from accelerate_nb.utils.offload import (
 from accelerate_nb.utils.operations import (
     CannotPadNestedTensorWarning as CannotPadNestedTensorWarning,
     ConvertOutputsToFp32 as ConvertOutputsToFp32,
+    GatheredParameters as GatheredParameters,
     TensorInformation as TensorInformation,
     broadcast as broadcast,
     broadcast_object_list as broadcast_object_list,

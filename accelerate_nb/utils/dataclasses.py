@@ -56,4 +56,14 @@ from accelerate_nb.runtime.later.parallelism import (
 )
 from accelerate_nb.runtime.modules import get_module_class_from_name as get_module_class_from_name
 from accelerate_nb.runtime.operations.nested import TensorInformation as TensorInformation
+from accelerate_nb.runtime.precision.fp8_ao import (
+    AORecipeKwargs as AORecipeKwargs,
+)
+from accelerate_nb.runtime.precision.fp8_msamp import (
+    FP8RecipeKwargs as FP8RecipeKwargs,
+    MSAMPRecipeKwargs as MSAMPRecipeKwargs,
+)
+from accelerate_nb.runtime.precision.fp8_te import (
+    TERecipeKwargs as TERecipeKwargs,
+)
 from accelerate_nb.runtime.profiling import ProfileKwargs as ProfileKwargs

@@ -21,22 +21,6 @@ FACTS: dict[str, dict[str, Any]] = json.loads(
 )["modules"]
 LIST = ROOT / "docs" / "not_offered.md"
 
-# What is being built right now. A pattern goes when its names are there: the test fails if one of them is offered.
-PENDING: tuple[str, ...] = (
-    # checkpoints
-    "accelerate.checkpointing.*",
-    # operations
-    "accelerate.utils.GatheredParameters",
-    # fp8
-    "accelerate.Accelerator.fp8_backend",
-    "accelerate.utils.*RecipeKwargs",
-    "accelerate.utils.*fp8*",
-    "accelerate.utils.convert_model",
-    "accelerate.utils.filter_first_and_last_linear_layers",
-    "accelerate.utils.has_ao_layers",
-    "accelerate.utils.has_transformer_engine_layers",
-)
-
 
 def not_offered(page: str) -> dict[str, str]:
     """The patterns of the list with their reasons: the rows of its tables."""
@@ -115,7 +99,7 @@ def listed(name: str, patterns: Any) -> bool:
 
 @pytest.mark.parametrize("door", FACTS)
 def test_a_door_offers_what_accelerates_does(door: str) -> None:
-    known = [*not_offered(LIST.read_text(encoding="utf-8")), *PENDING]
+    known = not_offered(LIST.read_text(encoding="utf-8"))
     unknown = [name for name in missing(door) if not listed(name, known)]
     assert not unknown, f"{door}: neither offered nor in {LIST.name}:\n  " + "\n  ".join(unknown)
 
@@ -123,11 +107,6 @@ def test_a_door_offers_what_accelerates_does(door: str) -> None:
 @pytest.mark.parametrize("pattern", not_offered(LIST.read_text(encoding="utf-8")))
 def test_what_is_listed_as_not_offered_is_not_there(pattern: str) -> None:
     assert any(listed(name, [pattern]) for name in all_missing())
-
-
-def test_what_is_pending_is_not_there_yet() -> None:
-    done = [pattern for pattern in PENDING if not any(listed(name, [pattern]) for name in all_missing())]
-    assert not done, f"these are offered now; take them out of PENDING: {done}"
 
 
 def taking(a: int, *, b: int = 0, **options: int) -> None: ...

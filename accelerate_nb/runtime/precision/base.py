@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from accelerate_nb.errors import ConfigurationError, NotYetError
+from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.handlers import AutocastKwargs
 from accelerate_nb.runtime.kinds import PrecisionType
 
@@ -54,8 +54,6 @@ def precision_name(asked: str | PrecisionType | None) -> str:
         raise ConfigurationError(
             f"mixed_precision={name!r} is not known. Choose one of {', '.join(map(repr, PrecisionType.list()))}."
         )
-    if name == "fp8":
-        raise NotYetError("mixed_precision='fp8' is not offered here yet. Use 'bf16'.")
     return name
 
 

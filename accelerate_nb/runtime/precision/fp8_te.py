@@ -1,0 +1,123 @@
+"""Layers of NVIDIA's Transformer Engine, which compute in 8-bit floats: their settings, and what is not there yet."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar, cast
+
+import torch
+from torch.nn import Module
+
+from accelerate_nb.errors import ConfigurationError, MissingExtraError, NotYetError
+from accelerate_nb.runtime.environment import is_yes
+from accelerate_nb.runtime.handlers import AutocastKwargs, KwargsHandler
+from accelerate_nb.runtime.installed import is_transformer_engine_available
+from accelerate_nb.runtime.kinds import FP8BackendType
+from accelerate_nb.runtime.precision.base import Precision
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PREFIX = "ACCELERATE_FP8_"
+
+
+@dataclass
+class TERecipeKwargs(KwargsHandler):
+    """
+    How Transformer Engine scales 8-bit floats; the names are those of its `DelayedScaling` recipe.
+
+    What is not said comes from variables `ACCELERATE_FP8_*` (`MARGIN`, `INTERVAL`, `FORMAT`, `AMAX_HISTORY_LEN`, ...).
+    `MissingExtraError` without Transformer Engine.
+    """
+
+    use_autocast_during_eval: bool | None = None
+    margin: int | None = None
+    interval: int | None = None
+    fp8_format: str | None = None
+    amax_history_len: int | None = None
+    amax_compute_algo: str | None = None
+    override_linear_precision: tuple[bool, bool, bool] | None = None
+    use_mxfp8_block_scaling: bool | None = None
+
+    def _fill(self, environment: Mapping[str, str]) -> None:
+        _require("TERecipeKwargs")
+        for name, default in (("margin", 0), ("interval", 1), ("amax_history_len", 1024)):
+            if getattr(self, name) is None:
+                setattr(self, name, int(environment.get(f"{_PREFIX}{name.upper()}", default)))
+        for name in ("use_autocast_during_eval", "use_mxfp8_block_scaling"):
+            if getattr(self, name) is None:
+                setattr(self, name, is_yes(environment, f"{_PREFIX}{name.upper()}"))
+        if self.override_linear_precision is None:
+            fprop, dgrad, wgrad = (
+                is_yes(environment, f"{_PREFIX}OVERRIDE_{name}") for name in ("FPROP", "DGRAD", "WGRAD")
+            )
+            self.override_linear_precision = fprop, dgrad, wgrad
+        asked = environment.get(f"{_PREFIX}FORMAT", "HYBRID") if self.fp8_format is None else self.fp8_format
+        self.fp8_format = one_of("fp8_format", asked.upper(), ("HYBRID", "E4M3", "E5M2"))
+        asked = self.amax_compute_algo or environment.get(f"{_PREFIX}AMAX_COMPUTE_ALGO", "most_recent")
+        self.amax_compute_algo = one_of("amax_compute_algo", asked.lower(), ("max", "most_recent"))
+
+    @property
+    def package(self) -> FP8BackendType:
+        """Who computes."""
+        return FP8BackendType.TE
+
+    def precision_on(self, device: torch.device, autocast: AutocastKwargs | None) -> Precision:
+        """What computes so on a device; `NotYetError`."""
+        _refuse("mixed_precision='fp8' by Transformer Engine")
+
+
+def one_of(name: str, value: str, known: tuple[str, ...]) -> str:
+    """The value, if it is a known one."""
+    if value not in known:
+        raise ConfigurationError(f"`{name}` must be one of {' or '.join(known)}, but is {value!r}. Choose one of them.")
+    return value
+
+
+def _require(what: str) -> None:
+    if not is_transformer_engine_available():
+        raise MissingExtraError(
+            f"{what} needs Transformer Engine, which is not installed: pip install 'transformer_engine[pytorch]'. "
+            "AORecipeKwargs computes in fp8 by torchao."
+        )
+
+
+def _refuse(what: str) -> NoReturn:
+    _require(what)
+    raise NotYetError(f"{what} is not offered here yet. Use AORecipeKwargs, which computes in fp8 by torchao.")
+
+
+def _later(function: F) -> F:
+    @functools.wraps(function)
+    def refusing(*_: Any, **__: Any) -> NoReturn:
+        _refuse(function.__name__)
+
+    return cast("F", refusing)
+
+
+@_later
+def convert_model(
+    model: Module, to_transformer_engine: bool = True, _convert_linear: bool = True, _convert_ln: bool = True
+) -> None:
+    """Put Transformer Engine's layers in the place of the model's; `NotYetError`, or `MissingExtraError` without the package."""
+
+
+def has_transformer_engine_layers(model: Module) -> bool:
+    """Whether the model has layers of Transformer Engine; `MissingExtraError` without the package."""
+    _require("has_transformer_engine_layers")
+    return any(type(module).__module__.startswith("transformer_engine.") for module in model.modules())
+
+
+@_later
+def contextual_fp8_autocast(
+    model_forward: Callable[..., Any], fp8_recipe: Any, use_during_eval: bool = False
+) -> Callable[..., Any]:
+    """A forward in Transformer Engine's autocast; `NotYetError`, or `MissingExtraError` without the package."""
+    raise NotImplementedError
+
+
+@_later
+def apply_fp8_autowrap(model: Module, fp8_recipe_handler: TERecipeKwargs | None) -> Module:
+    """The model in Transformer Engine's autocast; `NotYetError`, or `MissingExtraError` without the package."""
+    raise NotImplementedError
