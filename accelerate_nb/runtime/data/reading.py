@@ -121,13 +121,6 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def _synchronize(self, *, resumed: bool) -> None:
         """Make random states equal on all processes at an epoch's beginning, or what its order depends on if it is resumed."""
 
-    @property
-    def batches_left(self) -> int | None:
-        """How many batches follow the one at hand; `None` where that is not known before the last."""
-        if isinstance(self.dataset, IterableDataset) or length_of(self) is None:
-            return None
-        return max(0, super().__len__() - self._course.batches)
-
     def _ends(self) -> None:
         """The batch that follows is the last."""
         self.end_of_dataloader = self._course.at_end = True
@@ -144,6 +137,14 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def last_step(self) -> LastStep | None:
         """How much of the epoch's last step there really is; `None` where nothing in it is repeated."""
         return None
+
+    @property
+    def batches_left(self) -> int | None:
+        """How many batches follow the one at hand; `None` where that is not known."""
+        if self.end_of_dataloader:
+            return 0
+        length = length_of(self)
+        return None if length is None else max(0, length + self.skip_batches - self._course.batches)
 
     @property
     def may_repeat_unseen(self) -> bool:
