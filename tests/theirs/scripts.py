@@ -17,7 +17,7 @@ from unittest.mock import MagicMock
 from tests.ranks import run_on_ranks
 from tests.theirs.alias import SCRIPTS, install
 
-LIMIT = 100.0
+LIMIT = 60.0
 
 
 def run_script(

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -140,14 +142,20 @@ def test_every_sample_comes_once(tmp_path: Path) -> None:
 
 
 def stateful_loaders(script: Any) -> None:
-    accelerator = script.create_accelerator()
-    script.test_stateful_dataloader(accelerator)
-    script.test_stateful_dataloader_save_state(accelerator)
+    script.test_stateful_dataloader(script.create_accelerator())
 
 
-def test_stateful_loaders_go_on_where_they_were(tmp_path: Path) -> None:
+def stateful_loaders_in_a_checkpoint(script: Any) -> None:
+    folders = iter(["of an iterable", "of a map"])
+    # it saves to another folder on each process; a checkpoint of this package is one folder for all of them
+    script.tempfile.TemporaryDirectory = lambda: nullcontext(next(folders))
+    script.test_stateful_dataloader_save_state(script.create_accelerator())
+
+
+@pytest.mark.parametrize("calls", [stateful_loaders, stateful_loaders_in_a_checkpoint])
+def test_stateful_loaders_go_on_where_they_were(calls: Callable[[Any], None], tmp_path: Path) -> None:
     pytest.importorskip("torchdata", reason="stateful loaders are torchdata's")
-    run_script("test_distributed_data_loop", 2, tmp_path, stateful_loaders)
+    run_script("test_distributed_data_loop", 2, tmp_path, calls)
 
 
 def metrics(script: Any) -> None:

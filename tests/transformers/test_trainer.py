@@ -1,0 +1,112 @@
+"""Hugging Face's `Trainer` finds its ranks in the workers of this package, and trains on this package's `Accelerator`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from accelerate_nb import notebook_launcher
+from tests.ranks import run_on_ranks
+from tests.theirs.alias import install
+
+pytest.importorskip("transformers")
+SAMPLES, AT_ONCE, STEPS = 240, 8, 30
+
+
+def train(folder: str, on_each: int) -> dict[str, Any]:
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
+
+    class Seen(TrainerCallback):
+        """The losses that were logged."""
+
+        def __init__(self) -> None:
+            self.losses: list[float] = []
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
+            if "loss" in logs:
+                self.losses.append(logs["loss"])
+
+    set_seed(0)
+    start = torch.randint(0, 64, (SAMPLES, 1), generator=torch.Generator().manual_seed(0))
+    counting = (start + torch.arange(12)) % 64  # what comes next can be learned
+    seen = Seen()
+    arguments = TrainingArguments(
+        folder,
+        max_steps=STEPS,
+        per_device_train_batch_size=on_each,
+        learning_rate=1e-2,
+        logging_steps=5,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=64, n_positions=16, n_embd=32, n_layer=1, n_head=2, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0
+        )
+    )
+    trainer = Trainer(model, arguments, train_dataset=[{"input_ids": each, "labels": each} for each in counting])
+    trainer.add_callback(seen)
+    trainer.train()
+    return {
+        "rank": arguments.process_index,
+        "world": arguments.world_size,
+        "accelerate": trainer.accelerator.num_processes,
+        "is_main": trainer.is_world_process_zero(),
+        "losses": seen.losses,
+        "epochs": trainer.state.epoch,
+        "steps": trainer.state.global_step,
+        "total_batch": trainer.get_total_train_batch_size(arguments),
+        "weights": torch.cat([each.detach().flatten() for each in model.parameters()]),
+    }
+
+
+def train_under_alias(folder: str, on_each: int) -> dict[str, Any]:
+    install()
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    result = train(folder, on_each)
+    import accelerate
+
+    assert accelerate.__name__ == "accelerate_nb"
+    return result
+
+
+def launched(folder: str, processes: int) -> list[dict[str, Any]]:
+    """Trained in workers of this package's launcher, with Hugging Face's own Accelerate."""
+    on_each = AT_ONCE // processes
+    found: list[dict[str, Any]] = notebook_launcher(
+        train, (folder, on_each), num_processes=processes, cpu=True, results="all", timeout=90
+    )
+    return found
+
+
+def aliased(folder: str, processes: int) -> list[dict[str, Any]]:
+    """Trained with this package in the place of Accelerate."""
+    return run_on_ranks(train_under_alias, processes, folder, AT_ONCE // processes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [launched, aliased])
+def test_the_trainer_learns_the_same_on_two_processes(
+    way: Callable[[str, int], list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    ranks = way(str(tmp_path), 2)
+    assert [each["rank"] for each in ranks] == [0, 1]
+    assert [each["world"] for each in ranks] == [each["accelerate"] for each in ranks] == [2, 2]
+    assert [each["is_main"] for each in ranks] == [True, False]
+    assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
+    first = ranks[0]
+    assert first["steps"] == STEPS
+    assert first["total_batch"] == AT_ONCE
+    assert first["epochs"] == pytest.approx(STEPS / (SAMPLES / AT_ONCE))
+    assert first["losses"][-1] < 0.5 * first["losses"][0]
+
+    (alone,) = way(str(tmp_path), 1)
+    assert alone["losses"] == pytest.approx(first["losses"], rel=1e-3)
+    torch.testing.assert_close(alone["weights"], first["weights"], rtol=1e-2, atol=1e-3)
