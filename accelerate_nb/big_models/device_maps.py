@@ -20,7 +20,8 @@ def check_device_map(model: Module, device_map: DeviceMap) -> None:
     no part of the model.
     """
     names = list(model.state_dict())
-    known = {*(name for name, _ in model.named_modules()), *names}
+    modules = (name for name, _ in model.named_modules())
+    known = {*modules, *names, *(name for name, _ in model.named_buffers())}
     strange = [name for name in device_map if name and name not in known]
     if strange:
         warnings.warn(

@@ -188,16 +188,16 @@ def _weights(
 def _written(weights: Mapping[str, Tensor], folder: Folder) -> Folder:
     """The folder, after the weights were written that are in memory; those that are not must lie there."""
     in_memory = {name: tensor for name, tensor in weights.items() if not tensor.is_meta}
-    if in_memory:
-        # also over an older copy: a model that was trained since must not run with the weights of before
-        offload_state_dict(folder, in_memory)
-    known = read_offload_index(folder)
-    missing = [name for name in weights if name not in known]
+    known = read_offload_index(folder) if len(in_memory) < len(weights) else {}
+    missing = [name for name in weights if name not in in_memory and name not in known]
     if missing:
         raise CheckpointError(
             f"{folder} should hold the weights that are not in memory, but has none for {', '.join(missing)}. "
             "Load the model's checkpoint with this `offload_folder`, or pass the folder into which it was loaded."
         )
+    if in_memory:
+        # also over an older copy: a model that was trained since must not run with the weights of before
+        offload_state_dict(folder, in_memory)
     return folder
 
 

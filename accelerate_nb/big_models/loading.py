@@ -17,7 +17,13 @@ from accelerate_nb.big_models.devices import DISK, Device, DeviceMap, as_device,
 from accelerate_nb.big_models.dispatching import dispatch_model
 from accelerate_nb.big_models.memory import Memory, get_balanced_memory
 from accelerate_nb.big_models.moving import set_module_tensor_to_device
-from accelerate_nb.big_models.offloading import Folder, load_offloaded_weight, offload_weight, save_offload_index
+from accelerate_nb.big_models.offloading import (
+    Folder,
+    forget,
+    load_offloaded_weight,
+    offload_weight,
+    save_offload_index,
+)
 from accelerate_nb.big_models.placing import infer_auto_device_map
 from accelerate_nb.big_models.reading import checkpoint_files, load_state_dict, open_weights
 from accelerate_nb.big_models.tensors import tensor_of
@@ -196,6 +202,7 @@ class _Loading:
                     f"the map has {', '.join(parts)} there."
                 )
             Path(folder).mkdir(parents=True, exist_ok=True)
+            forget({name for name in self.names if device_of(name, device_map) == DISK}, folder)
         self.device_map, self.folder = device_map, folder
 
     def compare_names(self, checkpoint: Folder, files: list[Path], *, strict: bool) -> None:

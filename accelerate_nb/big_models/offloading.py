@@ -62,12 +62,28 @@ def load_offloaded_weight(weight_file: Folder, weight_info: Mapping[str, Any]) -
 
 def save_offload_index(index: Mapping[str, Any] | None, offload_folder: Folder | None) -> None:
     """Add these weights to the index of a folder; the file is replaced whole, when all that it names is written."""
-    if not index or offload_folder is None:
-        return
-    path = Path(offload_folder, INDEX)
-    entries = {**(read_offload_index(offload_folder) if path.is_file() else {}), **index}
-    text = json.dumps(entries, indent=2)
-    write_file(path, lambda file: file.write(text.encode()))
+    if index and offload_folder is not None:
+        _write_index({**_known(offload_folder), **index}, offload_folder)
+
+
+def forget(names: Collection[str], folder: Folder) -> None:
+    """
+    Take weights out of a folder's index before they are written anew.
+
+    A process that dies between two of them then leaves a folder that lacks weights, not one with old weights among new ones.
+    """
+    known = _known(folder)
+    if not known.keys().isdisjoint(names):
+        _write_index({name: entry for name, entry in known.items() if name not in names}, folder)
+
+
+def _known(folder: Folder) -> dict[str, Any]:
+    return read_offload_index(folder) if Path(folder, INDEX).is_file() else {}
+
+
+def _write_index(index: Mapping[str, Any], folder: Folder) -> None:
+    text = json.dumps(index, indent=2)
+    write_file(Path(folder, INDEX), lambda file: file.write(text.encode()))
 
 
 def read_offload_index(folder: Folder) -> dict[str, Any]:
@@ -92,6 +108,7 @@ def read_offload_index(folder: Folder) -> dict[str, Any]:
 def offload_state_dict(save_dir: Folder, state_dict: Mapping[str, Tensor]) -> None:
     """Write every tensor of a state dict into a folder, with an index that names them."""
     Path(save_dir).mkdir(parents=True, exist_ok=True)
+    forget(set(state_dict), save_dir)
     index: dict[str, Any] = {}
     for name, tensor in state_dict.items():
         offload_weight(tensor, name, save_dir, index)

@@ -1,0 +1,295 @@
+"""Hooks around a module's forward do what Accelerate's do, and leave no trace when they are taken off."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import accelerate.hooks as theirs
+import pytest
+import torch
+from torch import nn
+
+import accelerate_nb.hooks as ours
+from accelerate_nb.utils.modeling import align_module_device, has_offloaded_params
+from tests.big_models.models import Block, Deep, Small, Unused, seeded
+
+BOTH = [pytest.param(theirs, id="accelerate"), pytest.param(ours, id="accelerate_nb")]
+
+
+def adding(package, before: float, after: float):
+    """A hook that adds to the first argument, and to the output."""
+
+    class Adding(package.ModelHook):
+        def pre_forward(self, module, *args, **kwargs):
+            return (args[0] + before, *args[1:]), kwargs
+
+        def post_forward(self, module, output):
+            return output + after
+
+    return Adding()
+
+
+class Doubling(ours.ModelHook):
+    """Stands at the top level, so that it can be pickled."""
+
+    def post_forward(self, module, output):
+        return 2 * output
+
+
+@pytest.mark.parametrize("package", BOTH)
+def test_a_hook_runs_before_and_after_and_is_replaced_or_added_to(package):
+    model, x = seeded(Small), torch.randn(2, 3)
+    plain = model(x + 1)
+    package.add_hook_to_module(model, adding(package, 1, 0))
+    assert torch.equal(model(x), plain)
+    package.add_hook_to_module(model, adding(package, 1, 3))
+    assert torch.equal(model(x), plain + 3)
+    package.add_hook_to_module(model, adding(package, 2, 1), append=True)
+    assert isinstance(model._hf_hook, package.SequentialHook)
+    assert torch.allclose(model(x - 2), plain + 4)
+    package.remove_hook_from_module(model)
+    assert torch.equal(model(x + 1), plain)
+    assert not hasattr(model, "_hf_hook")
+    assert not hasattr(model, "_old_forward")
+
+
+def test_a_hook_that_is_removed_leaves_the_class_its_forward():
+    model = seeded(Small)
+    before = set(model.__dict__)
+    ours.add_hook_to_module(model, ours.ModelHook())
+    assert set(model.__dict__) - before == {"_hf_hook", "_old_forward", "forward"}
+    assert model.forward.__name__ == "forward"
+    ours.remove_hook_from_module(model)
+    assert set(model.__dict__) == before
+
+
+def test_a_forward_that_was_replaced_before_comes_back():
+    model, x = seeded(Small), torch.randn(2, 3)
+    model.forward = lambda x: x + 1
+    ours.add_hook_to_module(model, adding(ours, 0, 5))
+    assert torch.equal(model(x), x + 1 + 5)
+    ours.remove_hook_from_module(model)
+    assert torch.equal(model(x), x + 1)
+
+
+@pytest.mark.parametrize("package", BOTH)
+def test_a_hook_may_turn_gradients_off(package):
+    model, x = seeded(Small), torch.randn(2, 3)
+    hook = package.ModelHook()
+    package.add_hook_to_module(model, hook)
+    assert model(x).requires_grad
+    hook.no_grad = True
+    assert not model(x).requires_grad
+
+
+def test_a_deep_copy_of_a_hooked_model_is_a_model_of_its_own():
+    model, x = seeded(Small), torch.randn(2, 3)
+    ours.add_hook_to_module(model, Doubling())
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.linear2.bias += 1
+    assert torch.allclose(twin(x), model(x) + 2)
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.equal(again(x), model(x))
+
+
+def test_a_graph_module_can_be_hooked():
+    graph = torch.fx.symbolic_trace(seeded(Unused))
+    x = torch.randn(2, 3)
+    plain = graph(x)
+    ours.add_hook_to_module(graph, Doubling())
+    assert torch.equal(graph(x), 2 * plain)
+    ours.remove_hook_from_module(graph)
+    assert torch.equal(graph(x), plain)
+    graph.recompile()
+    assert torch.equal(graph(x), plain)
+
+
+def test_hooked_models_can_be_compiled():
+    model, x = seeded(Small), torch.randn(2, 3)
+    plain = model(x)
+    ours.attach_align_device_hook(model, execution_device="cpu", offload=True)
+    assert torch.allclose(torch.compile(model, backend="eager")(x), plain, atol=1e-6)
+    assert model.linear1.weight.is_meta
+
+
+@pytest.mark.parametrize("package", BOTH)
+@pytest.mark.parametrize("buffers", [False, True])
+def test_offloaded_weights_come_for_each_forward_and_go(package, buffers):
+    model, x = seeded(Small), torch.randn(2, 3)
+    plain, state = model(x), {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    package.attach_align_device_hook(model, execution_device="cpu", offload=True, offload_buffers=buffers)
+    assert model.linear1.weight.is_meta
+    assert model.batchnorm.running_mean.is_meta == buffers
+    assert not hasattr(model, "_hf_hook")  # it has no tensors of its own
+    assert torch.equal(model(x), plain)
+    assert torch.equal(model(x), plain)
+    assert model.linear1.weight.is_meta
+    package.remove_hook_from_submodules(model)
+    assert {name: tensor.device.type for name, tensor in model.state_dict().items()} == dict.fromkeys(state, "cpu")
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(model(x), plain)
+
+
+@pytest.mark.parametrize("package", BOTH)
+def test_gradients_reach_the_input_of_an_offloaded_model(package):
+    x, again = torch.randn(2, 3, requires_grad=True), None
+    seeded(Small)(x).sum().backward()
+    again = x.detach().clone().requires_grad_()
+    model = seeded(Small)
+    package.attach_align_device_hook(model, execution_device="cpu", offload=True)
+    model(again).sum().backward()
+    assert torch.equal(x.grad, again.grad)
+
+
+@pytest.mark.parametrize("package", BOTH)
+def test_gradients_reach_the_weights_of_a_model_that_is_not_offloaded(package):
+    x, plain, model = torch.randn(2, 3), seeded(Small), seeded(Small)
+    package.attach_align_device_hook_on_blocks(model, execution_device={"": "cpu"}, offload={"": False})
+    plain(x).sum().backward()
+    model(x).sum().backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("package", BOTH)
+def test_a_module_that_uses_its_childrens_weights_can_load_them_whole(package):
+    model, x = nn.Sequential(seeded(Unused), nn.ReLU()), torch.randn(2, 3)
+    plain = model(x)
+    package.attach_align_device_hook(model, execution_device="cpu", offload=True, preload_module_classes=["Unused"])
+    assert model[0].linear1.weight.is_meta
+    assert torch.equal(model(x), plain)
+    assert model[0].linear1.weight.is_meta
+    assert not hasattr(model[0].linear1, "_hf_hook")
+
+
+def test_a_module_that_ties_its_childrens_weights_can_load_them_whole():
+    model, x = seeded(Square), torch.randn(2, 3)
+    plain = model(x)
+    ours.attach_align_device_hook(model, execution_device="cpu", offload=True, preload_module_classes=["Square"])
+    assert model.b.weight.is_meta  # Accelerate leaves the second name where it was
+    assert torch.equal(model(x), plain)
+
+
+class Square(nn.Module):
+    """Two layers with one weight, whose forward calls neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return x @ self.a.weight @ self.b.weight
+
+
+@pytest.mark.parametrize("package", BOTH)
+def test_an_output_goes_where_the_input_was_and_skipped_keys_stay(package):
+    layer = nn.Linear(2, 2)
+    package.add_hook_to_module(layer, package.AlignDevicesHook(execution_device="cpu", io_same_device=True))
+    assert layer(torch.randn(1, 2)).device.type == "cpu"
+    hook = package.AlignDevicesHook(execution_device="meta", io_same_device=True, skip_keys="extra")
+    block = package.add_hook_to_module(Block(3), hook)
+    args, kwargs = block._hf_hook.pre_forward(block, torch.ones(3), extra=torch.ones(3), other=[torch.ones(3)])
+    assert args[0].is_meta
+    assert not kwargs["extra"].is_meta
+    assert kwargs["other"][0].is_meta
+    assert hook.input_device == torch.device("cpu")
+
+
+def test_a_hook_says_what_it_is():
+    for package in (ours, theirs):
+        assert repr(package.AlignDevicesHook("cpu", offload=True, skip_keys="x")) == (
+            "AlignDevicesHook(execution_device=cpu, offload=True, io_same_device=False, offload_buffers=False, "
+            "place_submodules=False, skip_keys='x')"
+        )
+
+
+@pytest.mark.parametrize("package", BOTH)
+def test_hooks_of_blocks_stand_where_accelerate_puts_them(package):
+    """The same modules have hooks, of the same kind, under both packages."""
+    places = {"gain": "cpu", "mask": "cpu", "body.0": "cpu", "body.1.0": "cpu", "body.1.1": "cpu", "head": "cpu"}
+    offload = {"gain": False, "mask": False, "body.0": True, "body.1.0": False, "body.1.1": True, "head": False}
+    found = {}
+    for each in (theirs, package):
+        model = seeded(Deep)
+        weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        each.attach_align_device_hook_on_blocks(model, places, offload, weights_map=weights)
+        found[each.__name__] = {name: kinds(module) for name, module in model.named_modules()}
+        assert torch.equal(model(torch.ones(2, 8)), seeded(Deep)(torch.ones(2, 8)))
+    assert found["accelerate.hooks"] == found[package.__name__]
+
+
+def kinds(module):
+    hook = getattr(module, "_hf_hook", None)
+    return [(type(each).__name__, repr(each)) for each in getattr(hook, "hooks", (hook,))]
+
+
+def test_one_device_and_one_wish_make_hooks_for_the_whole_model():
+    model, x = seeded(Deep), torch.ones(2, 8)
+    plain = model(x)
+    ours.attach_align_device_hook_on_blocks(model, "cpu", True, preload_module_classes=["Block"])
+    assert model.body[0][0].up.weight.is_meta
+    assert has_offloaded_params(model.body[0][0])
+    assert not hasattr(model.body[0][0].up, "_hf_hook")
+    assert torch.equal(model(x), plain)
+
+
+@pytest.mark.parametrize("package", BOTH)
+def test_a_block_brings_offloaded_weights_where_they_can_be_read(package):
+    layer = nn.Linear(2, 2)
+    weight = layer.weight.detach().clone()
+    package.add_hook_to_module(layer, package.AlignDevicesHook("cpu", offload=True))
+    assert has_offloaded_params(layer)  # of Accelerate's hooks, too: transformers attaches those
+    with align_module_device(layer):
+        assert torch.equal(layer.weight, weight)
+    assert layer.weight.is_meta
+    with pytest.raises(KeyError), align_module_device(layer, "cpu"):
+        raise KeyError
+    assert layer.weight.is_meta
+    assert layer._hf_hook.execution_device == "cpu"
+
+
+def test_offloaded_weights_are_seen_behind_other_hooks():
+    layer = ours.add_hook_to_module(nn.Linear(2, 2), ours.AlignDevicesHook("cpu", offload=True))
+    ours.add_hook_to_module(layer, ours.ModelHook(), append=True)
+    assert layer.weight.device.type == "cpu" or has_offloaded_params(layer)
+    assert has_offloaded_params(layer)
+
+
+def test_a_block_moves_parameters_that_are_not_offloaded():
+    layer = nn.Linear(2, 2)
+    with align_module_device(layer):
+        assert layer.weight.device.type == "cpu"
+    with pytest.raises(ValueError, match="meta device"), align_module_device(layer, "meta"):
+        assert layer.weight.is_meta  # and has lost its numbers, so it can't come back
+
+
+@pytest.mark.parametrize("package", BOTH)
+def test_models_take_turns(package):
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    x = torch.ones(1, 2)
+    plain = second(first(x))
+    hook = package.CpuOffload(execution_device="cpu")
+    package.add_hook_to_module(first, hook)
+    user = package.UserCpuOffloadHook(first, hook)
+    package.add_hook_to_module(second, package.CpuOffload(execution_device="cpu", prev_module_hook=user))
+    assert torch.equal(second(first(x)), plain)
+    user.offload()
+    user.remove()
+    assert not hasattr(first, "_hf_hook")
+
+
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator beside the CPU")
+def test_models_take_turns_on_an_accelerator():
+    from accelerate_nb import cpu_offload_with_hook
+
+    device = torch.accelerator.current_accelerator().type
+    first, one = cpu_offload_with_hook(nn.Linear(2, 2))
+    second, two = cpu_offload_with_hook(nn.Linear(2, 2), prev_module_hook=one)
+    hidden = first(torch.ones(1, 2))
+    assert (first.weight.device.type, second.weight.device.type) == (device, "cpu")
+    second(hidden)
+    assert (first.weight.device.type, second.weight.device.type) == ("cpu", device)
+    two.offload()
+    assert second.weight.device.type == "cpu"

@@ -1,0 +1,389 @@
+"""Checkpoints of either side are loaded by the other, whole or named for what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import time
+
+import accelerate
+import accelerate.utils.modeling as theirs
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import accelerate_nb
+import accelerate_nb.utils.modeling as ours
+from accelerate_nb.errors import CheckpointError, ConfigurationError
+from tests.big_models.models import Deep, Small, Tied, gpt2, seeded
+
+BOTH = [pytest.param(theirs, id="accelerate"), pytest.param(ours, id="accelerate_nb")]
+MAKE = {"deep": lambda seed: seeded(Deep, seed=seed), "tied": lambda seed: seeded(Tied, seed=seed)}
+
+
+def differences(model, wanted) -> list[str]:
+    state = model.state_dict()
+    return [name for name, tensor in wanted.state_dict().items() if not torch.equal(state[name], tensor)]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Folders that each side wrote: whole and in shards, of both kinds."""
+    folder = tmp_path_factory.mktemp("saved")
+    for package in (accelerate, accelerate_nb):
+        accelerator = package.Accelerator(cpu=True)
+        for name, make in MAKE.items():
+            for size in ("10GB", 500):
+                for safe in (True, False):
+                    place = folder / f"{package.__name__}-{name}-{size}-{safe}"
+                    accelerator.save_model(make(1), place, max_shard_size=size, safe_serialization=safe)
+    return folder
+
+
+@pytest.mark.parametrize("package", BOTH)
+@pytest.mark.parametrize("name", MAKE)
+def test_checkpoints_of_both_sides_are_loaded(package, name, saved, tmp_path):
+    wanted = MAKE[name](1)
+    folders = sorted(each for each in saved.iterdir() if f"-{name}-" in each.name)
+    assert len(folders) == 8
+    for number, folder in enumerate(folders):
+        sharded = [each for each in os.listdir(folder) if each.endswith(".index.json")]
+        assert bool(sharded) == ("500" in folder.name)
+        path = folder / sharded[0] if sharded and number % 2 else folder
+        for device_map in (None, {"": "cpu"}):
+            model = MAKE[name](2)
+            package.load_checkpoint_in_model(model, path, device_map=device_map)
+            assert differences(model, wanted) == [], (folder, device_map)
+            assert sorted(package.find_tied_parameters(model)) == sorted(package.find_tied_parameters(wanted))
+        with accelerate_nb.init_empty_weights():  # tied weights stay tied in ours
+            empty = type(wanted)()
+        parts = {part: "disk" if part in ("body", "inner") else "cpu" for part in top(wanted)}
+        package.load_checkpoint_in_model(empty, path, parts, offload_folder=tmp_path / f"{number}")
+        accelerate_nb.dispatch_model(empty, parts, offload_dir=tmp_path / f"{number}")
+        assert differences_of(ours.get_state_dict_offloaded_model(empty), wanted) == [], folder
+
+
+def differences_of(state, wanted) -> list[str]:
+    return [name for name, tensor in wanted.state_dict().items() if not torch.equal(state[name], tensor)]
+
+
+def top(model) -> list[str]:
+    return list(dict.fromkeys(name.split(".")[0] for name in model.state_dict()))
+
+
+@pytest.mark.parametrize("package", BOTH)
+@pytest.mark.parametrize("device_map", ["auto", "balanced", "balanced_low_0", "sequential", {"": "cpu"}, None])
+def test_a_checkpoint_is_loaded_and_dispatched(package, device_map, saved, tmp_path):
+    outer = accelerate_nb if package is ours else accelerate
+    with outer.init_empty_weights():
+        empty = Deep().eval()
+    model = outer.load_checkpoint_and_dispatch(
+        empty, saved / "accelerate-deep-500-True", device_map, offload_folder=tmp_path,
+        no_split_module_classes=["Block"], max_memory={"cpu": "1MB"},
+    )  # fmt: skip
+    x = torch.ones(2, 8)
+    assert torch.equal(model(x), MAKE["deep"](1)(x))
+
+
+def test_parts_that_a_small_memory_leaves_go_to_disk(saved, tmp_path):
+    with accelerate_nb.init_empty_weights():
+        empty = Deep().eval()
+    model = accelerate_nb.load_checkpoint_and_dispatch(
+        empty, saved / "accelerate_nb-deep-500-False", "auto", max_memory={"cpu": 4000}, offload_folder=tmp_path
+    )
+    assert set(model.hf_device_map.values()) == {"cpu", "disk"}
+    assert torch.equal(model(torch.ones(2, 8)), MAKE["deep"](1)(torch.ones(2, 8)))
+
+
+def test_tied_weights_on_disk_need_one_entry(tmp_path):
+    plain, words = gpt2(), torch.tensor([[1, 2, 3]])
+    accelerate_nb.Accelerator(cpu=True).save_model(plain, tmp_path / "w")
+    with accelerate_nb.init_empty_weights():
+        empty = type(plain)(plain.config).eval()
+    empty.tie_weights()
+    model = accelerate_nb.load_checkpoint_and_dispatch(
+        empty, tmp_path / "w", {"transformer": "disk", "lm_head": "disk"}, offload_folder=tmp_path / "off"
+    )
+    with torch.no_grad():
+        assert torch.equal(model(words).logits, plain(words).logits)
+
+
+@pytest.mark.parametrize("package", BOTH)
+@pytest.mark.parametrize("dtype", [torch.float16, "bfloat16", torch.float64])
+def test_weights_are_converted_as_accelerate_does(package, dtype, saved):
+    model = seeded(Deep)
+    package.load_checkpoint_in_model(model, saved / "accelerate-deep-10GB-True", {"": "cpu"}, dtype=dtype)
+    wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    assert {each.dtype for each in model.parameters()} == {wanted}
+    expected = MAKE["deep"](1).to(wanted)
+    assert differences(model, expected) == []
+
+
+@pytest.mark.parametrize("package", BOTH)
+def test_some_modules_can_stay_in_float32(package, saved):
+    model = seeded(Deep)
+    package.load_checkpoint_in_model(
+        model, saved / "accelerate-deep-10GB-True", {"": "cpu"}, dtype="float16", keep_in_fp32_modules=["head"]
+    )
+    assert model.head.weight.dtype == torch.float32
+    assert model.gain.dtype == torch.float16
+
+
+def test_weights_on_disk_have_the_type_that_was_asked_for(saved, tmp_path):
+    for dtype, wanted in (("float16", torch.float16), (None, torch.float32)):
+        with accelerate_nb.init_empty_weights():
+            model = Deep().eval()
+        accelerate_nb.load_checkpoint_and_dispatch(
+            model, saved / "accelerate-deep-10GB-True", {"": "disk"}, offload_folder=tmp_path / str(dtype), dtype=dtype
+        )
+        index = json.loads((tmp_path / str(dtype) / "index.json").read_text())
+        assert {entry["dtype"] for entry in index.values()} == {str(wanted).removeprefix("torch.")}
+        assert model(torch.ones(1, 8).to(wanted)).dtype == wanted
+
+
+def test_a_type_is_taken_without_a_device_map_too(saved):
+    model = seeded(Deep)
+    ours.load_checkpoint_in_model(model, saved / "accelerate-deep-10GB-True", dtype=torch.float16)
+    assert {each.dtype for each in model.parameters()} == {torch.float16}  # Accelerate leaves the argument out
+
+
+@pytest.mark.parametrize("package", BOTH)
+def test_a_checkpoint_is_loaded_in_place(package, saved):
+    """An optimizer that was made before still has the model's parameters."""
+    model = seeded(Deep)
+    parameter = model.head.weight
+    package.load_checkpoint_in_model(model, saved / "accelerate-deep-500-True")
+    assert model.head.weight is parameter
+
+
+@pytest.mark.parametrize("device_map", [None, {"": "cpu"}])
+def test_strict_loading_names_what_differs_and_changes_nothing(device_map, tmp_path):
+    state = seeded(Small, seed=1).state_dict()
+    del state["linear2.bias"]
+    torch.save({**state, "linear3.bias": torch.ones(1)}, tmp_path / "w.bin")
+    model = seeded(Small)
+    with pytest.raises(CheckpointError, match=r"\['linear3\.bias'\]; missing names: \['linear2\.bias'\]"):
+        ours.load_checkpoint_in_model(model, tmp_path / "w.bin", device_map, strict=True)
+    assert differences(model, seeded(Small)) == []
+    ours.load_checkpoint_in_model(model, tmp_path / "w.bin", device_map)
+    assert set(differences(model, seeded(Small, seed=1))) == {"linear2.bias"}
+
+
+@pytest.mark.parametrize("package", BOTH)
+@pytest.mark.parametrize("device_map", [None, {"": "cpu"}])
+def test_unexpected_names_are_told(package, device_map, tmp_path, caplog):
+    torch.save({**seeded(Small).state_dict(), "other": torch.ones(1)}, tmp_path / "w.bin")
+    package.load_checkpoint_in_model(seeded(Small), str(tmp_path / "w.bin"), device_map)
+    assert "were not used when" in caplog.text
+    assert "other" in caplog.text
+
+
+def test_shards_can_be_loaded_strictly(saved):
+    model = seeded(Deep)  # Accelerate takes each shard for the whole checkpoint
+    ours.load_checkpoint_in_model(model, saved / "accelerate-deep-500-True", strict=True)
+    assert differences(model, MAKE["deep"](1)) == []
+
+
+def test_weights_that_stay_empty_are_told(tmp_path, caplog):
+    save_file({"linear1.weight": torch.ones(4, 3)}, tmp_path / "w.safetensors")
+    with accelerate_nb.init_empty_weights():
+        model = Small()
+    ours.load_checkpoint_in_model(model, tmp_path / "w.safetensors")
+    assert "has no weights for batchnorm.bias" in caplog.text
+    assert "stay on the meta device" in caplog.text
+
+
+def test_buffers_of_parts_on_disk_are_loaded(tmp_path):
+    plain = seeded(Small)
+    plain.batchnorm.running_mean += 3
+    torch.save(plain.state_dict(), tmp_path / "w.bin")
+    with accelerate_nb.init_empty_weights():
+        model = Small().eval()
+    accelerate_nb.load_checkpoint_and_dispatch(model, tmp_path / "w.bin", {"": "disk"}, offload_folder=tmp_path / "off")
+    assert torch.equal(model(torch.ones(1, 3)), plain(torch.ones(1, 3)))  # Accelerate leaves them as they were made
+
+
+class Evil:
+    def __reduce__(self):
+        return (os.mkdir, ("executed",))
+
+
+def write_damaged(kind: str, folder) -> str:
+    """A folder with something wrong in it; the file to load."""
+    state = {name: tensor.clone() for name, tensor in seeded(Small).state_dict().items()}
+    name = "w.safetensors" if kind in {"cut", "text", "foreign", "other"} else "w.bin"
+    save_file(state, folder / "w.safetensors", metadata={"format": "tf"} if kind == "foreign" else None)
+    torch.save(state, folder / "w.bin")
+    match kind:
+        case "cut" | "cut-bin":
+            path = folder / name
+            path.write_bytes(path.read_bytes()[:-40])
+        case "text":
+            (folder / name).write_text("<html>not found</html>")
+        case "empty-bin":
+            (folder / name).write_bytes(b"")
+        case "text-bin":
+            (folder / name).write_text("version https://git-lfs.github.com/spec/v1")
+        case "code":
+            torch.save({"linear1.weight": Evil()}, folder / name)
+        case "code-pickle":
+            (folder / name).write_bytes(pickle.dumps(Evil()))
+        case "nested":
+            torch.save({"state_dict": state, "epoch": 3}, folder / name)
+        case "list":
+            torch.save([torch.ones(1)], folder / name)
+        case "other":
+            save_file({"linear1.weight": torch.ones(9, 9)}, folder / name)
+    return str(folder / name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("cut", r"w\.safetensors should be a safetensors file, but is damaged"),
+        ("text", r"w\.safetensors should be a safetensors file, but is damaged"),
+        ("foreign", r"w\.safetensors was saved with the format 'tf'"),
+        ("other", "doesn't fit this model"),
+        ("cut-bin", r"w\.bin should hold a state dict written by torch\.save, but is damaged"),
+        ("empty-bin", r"w\.bin should hold a state dict written by torch\.save, but is damaged"),
+        ("text-bin", r"w\.bin should hold a state dict written by torch\.save, but is damaged"),
+        ("code", "could run code"),
+        ("code-pickle", "could run code"),
+        ("nested", r"holds a mapping of \['state_dict', 'epoch'\]"),
+        ("list", "holds a list"),
+    ],
+)
+@pytest.mark.parametrize("device_map", [None, {"": "cpu"}])
+def test_a_damaged_or_foreign_file_is_named(kind, said, device_map, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write_damaged(kind, tmp_path)
+    with pytest.raises(CheckpointError, match=said):
+        ours.load_checkpoint_in_model(seeded(Small), path, device_map)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_checkpoint_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(ValueError, match="should be the path to a file"):
+        ours.load_checkpoint_in_model(seeded(Small), tmp_path / "none")
+    with pytest.raises(ValueError, match=r"is not a folder containing a `\.index\.json` file.* It holds: nothing"):
+        ours.load_checkpoint_in_model(seeded(Small), tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
+    with pytest.raises(CheckpointError, match=r"not beside it: gone\.safetensors"):
+        ours.load_checkpoint_in_model(seeded(Small), tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("[1]")
+    with pytest.raises(CheckpointError, match="should be an index"):
+        ours.load_checkpoint_in_model(seeded(Small), tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.index.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match="more than one"):
+        ours.load_checkpoint_in_model(seeded(Small), tmp_path)
+    with pytest.raises(ValueError, match="please pass along an `offload_folder`"):
+        ours.load_checkpoint_in_model(seeded(Small), __file__, {"": "disk"})
+    with pytest.raises(ValueError, match="please choose 'auto'"):
+        accelerate_nb.load_checkpoint_and_dispatch(seeded(Small), __file__, "everywhere")
+    with pytest.raises(NotImplementedError, match="8 bits"):
+        ours.load_checkpoint_in_model(seeded(Small), __file__, offload_8bit_bnb=True)
+
+
+@pytest.mark.parametrize("newer", ["whole", "shards"])
+def test_of_several_checkpoints_in_a_folder_the_newest_is_loaded(newer, tmp_path):
+    """What an older save of another size left behind; Accelerate's own `save_model` leaves it."""
+    old, new = seeded(Small, seed=1), seeded(Small, seed=2)
+    accelerate_nb.Accelerator(cpu=True).save_model(new, tmp_path, max_shard_size=40 if newer == "shards" else "1GB")
+    side = tmp_path / "side"
+    accelerate_nb.Accelerator(cpu=True).save_model(old, side, max_shard_size="1GB" if newer == "shards" else 40)
+    past = time.time() - 60
+    for each in side.iterdir():
+        if not (tmp_path / each.name).exists():
+            os.utime(each, (past, past))
+            each.rename(tmp_path / each.name)
+    model = seeded(Small)
+    ours.load_checkpoint_in_model(model, tmp_path)
+    assert differences(model, new) == []
+
+
+def test_a_file_may_be_written_anew_under_a_loaded_model(tmp_path):
+    """Weights are no part of the file's memory: a shorter file in its place would crash the process."""
+    for name in ("w.safetensors", "w.bin"):
+        wanted = seeded(Small, seed=1)
+        save_file(wanted.state_dict(), tmp_path / name) if "safe" in name else torch.save(
+            wanted.state_dict(), tmp_path / name
+        )
+        with accelerate_nb.init_empty_weights():
+            models = [Small(), Small()]
+        ours.load_checkpoint_in_model(models[0], tmp_path / name)
+        ours.load_checkpoint_in_model(models[1], tmp_path / name, {"": "cpu"})
+        with (tmp_path / name).open("r+b") as file:
+            file.truncate(10)
+        assert [differences(model, wanted) for model in models] == [[], []]
+
+
+@pytest.mark.parametrize("device_map", [None, {"": "cpu"}, {"linear1": "cpu", "linear2": "disk"}])
+def test_a_file_is_read_as_accelerate_reads_it(device_map, tmp_path):
+    state = seeded(Small).state_dict()
+    save_file(state, tmp_path / "w.safetensors", metadata={"format": "pt"})
+    torch.save(state, tmp_path / "w.bin")
+    torch.save(state, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
+    for name in ("w.safetensors", "w.bin", "old.bin"):
+        path = str(tmp_path / name)
+        found, wanted = ours.load_state_dict(path, device_map), theirs.load_state_dict(path, device_map)
+        assert set(found) == set(wanted)
+        assert all(torch.equal(found[each], wanted[each]) for each in wanted)
+
+
+@pytest.mark.parametrize("package", BOTH)
+def test_a_tensor_is_put_and_converted(package):
+    layer = nn.Linear(2, 3)
+    layer.register_buffer("seen", torch.zeros(2))
+    model = nn.Sequential(layer)
+    put = package.set_module_tensor_to_device
+    kept = layer.weight
+    put(model, "0.weight", "cpu")
+    assert layer.weight is kept
+    put(model, "0.weight", "meta")
+    assert layer.weight.is_meta
+    with pytest.raises(ValueError, match="is on the meta device"):
+        put(model, "0.weight", "cpu")
+    value = torch.ones(3, 2, dtype=torch.float64)
+    put(model, "0.weight", "cpu", value=value)
+    assert layer.weight.dtype == torch.float32
+    put(model, "0.weight", "cpu", value=value, dtype=torch.float16)
+    assert layer.weight.dtype == torch.float16
+    assert isinstance(layer.weight, nn.Parameter)
+    put(model, "0.seen", "cpu", value=torch.ones(2))
+    assert torch.equal(layer.seen, torch.ones(2))
+    assert isinstance(layer._buffers["seen"], torch.Tensor)
+    put(model, "0.weight", "meta", dtype=torch.bfloat16)
+    assert layer.weight.dtype == torch.bfloat16
+    layer.weight.requires_grad_(False)
+    put(model, "0.weight", "cpu", value=value)
+    assert not layer.weight.requires_grad
+    for name, shape in (("0.weight", (2, 2)), ("0.nothing", (1,)), ("1.weight", (1,))):
+        with pytest.raises((ValueError, AttributeError)):
+            put(model, name, "cpu", value=torch.ones(shape))
+
+
+def test_tied_weights_are_put_on_a_device_once():
+    weight = torch.ones(2, 2)
+    a, b = nn.Linear(2, 2), nn.Linear(2, 2)
+    tied = {weight.data_ptr(): {}}
+    for layer in (a, b):
+        ours.set_module_tensor_to_device(layer, "weight", "cpu", value=weight, tied_params_map=tied)
+    assert a.weight is b.weight
+    assert ours.find_tied_parameters(nn.ModuleList([a, b])) == [["0.weight", "1.weight"]]
+
+
+@pytest.mark.parametrize("recurse", [False, True])
+@pytest.mark.parametrize("buffers", [False, True])
+def test_tensors_of_a_module_are_those_of_accelerate(recurse, buffers):
+    model = seeded(Deep)
+    names = [[name for name, _ in package.named_module_tensors(model, buffers, recurse)] for package in (ours, theirs)]
+    assert names[0] == names[1]
+    kept = [name for name, _ in ours.named_module_tensors(model, True, recurse, remove_non_persistent=True)]
+    assert "step" not in kept
+    assert "mask" in kept
+    assert ours.get_non_persistent_buffers(model, recurse) == theirs.get_non_persistent_buffers(model, recurse)
+    assert ours.id_tensor_storage(model.gain) == theirs.id_tensor_storage(model.gain)
+    assert ours.id_tensor_storage(model.gain[2:]) == ours.id_tensor_storage(model.gain)
