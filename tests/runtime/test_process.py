@@ -133,7 +133,6 @@ def test_a_state_without_an_accelerator_says_what_to_do() -> None:
     ("options", "kind", "says"),
     [
         ({"mixed_precision": "bf15"}, ConfigurationError, "'no', 'fp8', 'fp16', 'bf16'"),
-        ({"mixed_precision": "fp8"}, NotYetError, "fp8"),
         ({"fsdp_plugin": object()}, NotYetError, "fsdp_plugin"),
         ({"kwargs_handlers": [object()]}, ConfigurationError, "Unsupported kwargs handler passed"),
     ],
