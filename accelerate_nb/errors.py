@@ -58,7 +58,13 @@ class StateError(AccelerateNbError, RuntimeError):
 
 
 class OperationError(AccelerateNbError, RuntimeError):
-    """A collective operation was called with values that don't fit together."""
+    """
+    A collective operation was called with values that don't fit together.
+
+    `calls` holds what each process called, in the order of ranks, where their calls differed.
+    """
+
+    calls: tuple[str, ...] = ()
 
 
 class DataError(OperationError, TypeError, ValueError):

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from accelerate_nb.errors import StateError
+from accelerate_nb.errors import OperationError, StateError
 from accelerate_nb.runtime.current import current_world, is_joined
-from accelerate_nb.runtime.operations.collective import reduce
+from accelerate_nb.runtime.operations.exchange import Call, agree
 
 _OUT_OF_MEMORY = (
     " out of memory.",
@@ -59,7 +59,9 @@ def find_executable_batch_size(
     """
     A decorator: the function is called with a batch size as its first argument, with a smaller one if memory was too small.
 
-    All processes take the smaller size when one of them must. Each call begins anew with `starting_batch_size`.
+    All processes take the smaller size when one of them must, also those that wait for it in an operation of this package;
+    one that waits in another collective (a backward of DDP) does so until that times out. Each call begins anew with
+    `starting_batch_size`.
 
     >>> @find_executable_batch_size(starting_batch_size=64)
     ... def train(batch_size): return batch_size
@@ -97,16 +99,28 @@ def _attempt(function: Callable[..., Any], size: int, args: Any, kwargs: Any) ->
     clear_device_cache(garbage_collection=True)
     try:
         result = function(size, *args, **kwargs)
+    except OperationError as error:
+        if str(_TOO_LARGE) not in error.calls:
+            raise
+        return False, None  # another process gave up while this one waited for it
     except RuntimeError as error:
         if not should_reduce_batch_size(error):
             raise
-        fitted, result = False, None
-    else:
-        fitted = True
-    return _everywhere(fitted), result
+        return _everywhere(_TOO_LARGE), None
+    return _everywhere(_FITS), result
 
 
-def _everywhere(fitted: bool) -> bool:
-    if not is_joined() or current_world().size == 1:
-        return fitted
-    return bool(reduce(torch.tensor(int(fitted)), "min").item())
+_FITS = Call("find_executable_batch_size", "memory was enough")
+_TOO_LARGE = Call("find_executable_batch_size", "memory was too small")
+
+
+def _everywhere(found: Call) -> bool:
+    """Whether all processes found that memory was enough."""
+    if is_joined() and current_world().size > 1:
+        try:
+            agree(current_world(), found)
+        except OperationError as error:
+            if str(_TOO_LARGE) not in error.calls:
+                raise
+            return False
+    return found is _FITS

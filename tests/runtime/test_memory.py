@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from accelerate_nb import PartialState
+from accelerate_nb import Accelerator, PartialState
 from accelerate_nb.errors import StateError
 from accelerate_nb.utils.memory import find_executable_batch_size, release_memory, should_reduce_batch_size
+from tests.peers import Peer, under_both
 from tests.ranks import run_on_ranks
 
 
@@ -95,3 +96,54 @@ def test_released_objects_become_nothing() -> None:
 )
 def test_errors_of_memory_are_told_from_others(error: Exception, answer: bool) -> None:
     assert should_reduce_batch_size(error) is answer
+
+
+def shrinking(peer: Peer) -> list[Any]:
+    """The sizes that are tried, and what comes of it."""
+    memory = peer.door("utils.memory")
+    tried: list[int] = []
+
+    @memory.find_executable_batch_size(starting_batch_size=100)
+    def train(batch_size: int, fits: int) -> int:
+        tried.append(batch_size)
+        if batch_size > fits:
+            raise RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)")
+        return batch_size
+
+    fitting = train(60)
+    given = [memory.should_reduce_batch_size(error) for error in ERRORS]
+    return [fitting, tried, given, memory.release_memory(torch.ones(1), 2)]
+
+
+ERRORS = [
+    RuntimeError("CUDA out of memory. Tried"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED."),
+    RuntimeError("FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed"),
+    RuntimeError("CUDA out of memory. Tried", 2),
+    RuntimeError("anything"),
+    KeyError(" out of memory."),
+]
+
+
+def test_sizes_and_errors_are_accelerates() -> None:
+    both = under_both(shrinking, 1)
+    assert both.ours == both.theirs
+    assert both.ours[0][0] == 58
+
+
+def too_large_while_another_gathers() -> Any:
+    accelerator = Accelerator()
+    tried: list[int] = []
+
+    @find_executable_batch_size(starting_batch_size=10)
+    def train(batch_size: int) -> int:
+        tried.append(batch_size)
+        if accelerator.process_index == 0 and batch_size > 8:
+            too_large()
+        return int(accelerator.gather(torch.ones(batch_size)).sum())
+
+    return [train(), tried]
+
+
+def test_a_process_that_waits_for_one_without_memory_takes_the_smaller_size_too() -> None:
+    assert run_on_ranks(too_large_while_another_gathers, 2) == [[16, [10, 9, 8]]] * 2

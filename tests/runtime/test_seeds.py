@@ -12,6 +12,7 @@ import torch
 
 import accelerate_nb.utils.random as ours
 from accelerate_nb.errors import ConfigurationError, NotYetError
+from tests.peers import Peer, under_both
 from tests.ranks import run_on_ranks
 
 
@@ -73,3 +74,26 @@ def test_a_synchronized_generator_is_the_main_processs() -> None:
 def test_a_generator_that_is_not_there_is_an_error(kind: str, error: type, says: str) -> None:
     with pytest.raises(error, match=says):
         ours.synchronize_rng_state(kind)
+
+
+def seeded(peer: Peer) -> list[Any]:
+    """What is drawn after every way to seed, and after every generator was made equal."""
+    accelerator = peer.Accelerator()
+    utils, rank = peer.door("utils"), accelerator.process_index
+    found: list[Any] = []
+    for own in (False, True):
+        utils.set_seed(5, device_specific=own)
+        found.append(drawn())
+    generator = torch.Generator().manual_seed(rank)
+    utils.synchronize_rng_states(["torch", "generator"], generator=generator)
+    found.append([torch.rand(1).item(), torch.rand(1, generator=generator).item()])
+    peer.door("utils.random").synchronize_rng_state(utils.RNGType.TORCH)
+    found.append(torch.rand(1).item())
+    utils.set_seed(0, deterministic=True)
+    return [*found, torch.are_deterministic_algorithms_enabled()]
+
+
+def test_seeds_and_shared_states_are_accelerates() -> None:
+    both = under_both(seeded, 2)
+    assert both.ours == both.theirs
+    assert both.ours[0][1] != both.ours[1][1]

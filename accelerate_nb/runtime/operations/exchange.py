@@ -191,11 +191,13 @@ def exchange_rows(world: World, call: Call, row: Tensor) -> list[Tensor]:
 
 
 def _disagree(world: World, call: Call) -> NoReturn:
-    calls: list[str | None] = [None] * world.size
+    calls: list[Any] = [None] * world.size
     dist.all_gather_object(calls, str(call))
     each = "\n".join(f"  rank {rank}: {said}" for rank, said in enumerate(calls))
-    raise OperationError(
+    error = OperationError(
         f"The processes made calls that don't fit together, at {call.operation} on rank {world.rank}:\n{each}\n"
         "All of them have to make the same calls in the same order, with tensors of the same shapes and types; "
         "`pad_across_processes` makes shapes equal."
     )
+    error.calls = tuple(calls)
+    raise error
