@@ -36,6 +36,7 @@ class AcceleratedOptimizer(Optimizer):
         self.precision = precision or Precision()
         self._is_overflow = False
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
+        self._is_done_in_backward = updates_in_backward(optimizer)
         self._is_plain = type(self.precision) is Precision
         if device_placement and device is not None and optimizer.state:
             move_state(optimizer, device)
@@ -74,7 +75,7 @@ class AcceleratedOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]  # as Accelerate's
         """Step, if gradients are synchronised."""
-        if not self.gradient_state.sync_gradients:
+        if not self.gradient_state.sync_gradients or self._is_done_in_backward:
             return
         if self._is_plain:
             self.optimizer.step(closure)
@@ -142,3 +143,8 @@ def innermost(optimizer: Any) -> Any:
     while isinstance(optimizer, AcceleratedOptimizer):
         optimizer = optimizer.optimizer
     return optimizer
+
+
+def updates_in_backward(optimizer: Any) -> bool:
+    """Whether the optimizer updates weights inside of a backward of its own, as lomo-optim's do; it has no step to make."""
+    return hasattr(innermost(optimizer), "fused_backward")

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator
-from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.errors import ConfigurationError, StateError
 from accelerate_nb.optimizer import AcceleratedOptimizer
 from accelerate_nb.scheduler import AcceleratedScheduler
 from accelerate_nb.utils.dataclasses import (
@@ -23,6 +23,7 @@ from accelerate_nb.utils.dataclasses import (
     DistributedDataParallelKwargs,
     GradScalerKwargs,
 )
+from tests.peers import Peer, under_both
 from tests.ranks import run_on_ranks
 from tests.runtime.loops import net, samples
 
@@ -359,3 +360,91 @@ def test_a_second_accelerator_may_compute_in_other_numbers() -> None:
         model(torch.ones(1, 2))
         assert model.computed_in == dtype
     accelerator.end_training()
+
+
+class UpdatesInBackward(torch.optim.Optimizer):
+    """An optimizer as lomo-optim's: it updates weights in a backward of its own, and has no step."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.0})
+
+    def fused_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
+        loss.backward()
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data -= learning_rate * parameter.grad
+
+
+def test_an_optimizer_may_update_weights_in_a_backward_of_its_own() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    parameter = nn.Parameter(torch.ones(1))
+    with pytest.raises(StateError, match="no LOMO optimizer is prepared"):
+        accelerator.lomo_backward(parameter.sum(), 0.5)
+    optimizer = accelerator.prepare(UpdatesInBackward([parameter]))
+    accelerator.backward(parameter.sum(), learning_rate=0.5)
+    optimizer.step()
+    optimizer.zero_grad()
+    assert (parameter.item(), parameter.grad) == (0.75, None)
+    accelerator.lomo_backward(parameter.sum(), 0.5)
+    assert parameter.item() == 0.25
+    with pytest.raises(ConfigurationError, match="A learning rate must be passed"):
+        accelerator.lomo_backward(parameter.sum(), None)
+    accelerator.end_training()
+
+
+def placed(peer: Peer) -> list[Any]:
+    """What is asked of a process that trains alone or by copies; on which devices things are put."""
+    accelerator = peer.Accelerator(cpu=True, device_placement=False)
+    model, optimizer, schedule, loader = parts()
+    split = nn.Sequential(nn.Linear(2, 2))
+    split[0].hf_device_map = {"a": 0, "b": 1}  # as transformers marks a part with places of its own
+    found = [
+        accelerator.verify_device_map(model),
+        accelerator.verify_device_map(split),
+        accelerator.device_placement,
+        (accelerator.should_save_model, accelerator.torch_device_mesh, accelerator.parallelism_config),
+        (accelerator.is_composable_parallelism_enabled, accelerator.is_fsdp2, accelerator.multi_device),
+        accelerator.deepspeed_ulysses_dl_adapter(loader, model) is loader,
+        copy.deepcopy(accelerator) is accelerator,
+    ]
+    for name in ("tensor", "data", "context", "pipeline"):
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            getattr(accelerator, f"{name}_parallel_rank")
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        accelerator.data_parallel_shard_rank  # noqa: B018
+    with accelerator.maybe_context_parallel(buffers=[torch.ones(2)], buffer_seq_dims=[0]):
+        prepared = accelerator.prepare(model, optimizer, schedule, loader)
+    accelerator.step = 5
+    found.append(accelerator.clear(*prepared))
+    found.append((accelerator.step, accelerator._models, accelerator._schedulers, accelerator._dataloaders))
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_process_answers_as_accelerates_does(size: int) -> None:
+    both = under_both(placed, size)
+    assert both.ours == both.theirs
+
+
+def clipped(peer: Peer) -> list[Any]:
+    accelerator = peer.Accelerator(cpu=True)
+    torch.manual_seed(accelerator.process_index)
+    model = net()
+    prepared, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    found: list[Any] = []
+    for norm, kind in ((0.1, 2), (0.1, float("inf")), (100.0, 1)):
+        accelerator.backward(prepared(torch.ones(4, 8)).square().sum())
+        accelerator.unscale_gradients()
+        accelerator.unscale_gradients(optimizer)
+        found.append(accelerator.clip_grad_norm_(prepared.parameters(), norm, norm_type=kind).item())
+        found.append([parameter.grad.tolist() for parameter in model.parameters()])
+        accelerator.clip_grad_value_(prepared.parameters(), 0.01)
+        found.append([parameter.grad.tolist() for parameter in model.parameters()])
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*found, [parameter.tolist() for parameter in model.parameters()]]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_gradients_are_clipped_as_accelerates_are(size: int) -> None:
+    both = under_both(clipped, size)
+    assert both.ours == both.theirs

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from accelerate_nb.errors import ConfigurationError, StateError
 from accelerate_nb.runtime.accumulation import GradientState, Window, Windows
 from accelerate_nb.runtime.bundle import Bundle
 from accelerate_nb.runtime.handlers import AutocastKwargs, DataLoaderConfiguration
-from accelerate_nb.runtime.optimizer import innermost
+from accelerate_nb.runtime.optimizer import innermost, updates_in_backward
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.process import Process
 from accelerate_nb.runtime.strategies.base import Strategy
@@ -79,11 +80,38 @@ class Stepping(Process):
         return self.strategy.send_gradients(model)
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        """Compute gradients of the loss, divided by the number of micro-steps in a step."""
+        """
+        Compute gradients of the loss, divided by the number of micro-steps in a step.
+
+        With a `learning_rate` and a prepared LOMO optimizer it is `lomo_backward`; other arguments are those of
+        `Tensor.backward`.
+        """
         steps = self._divisor or self.gradient_state.num_steps
         if steps != 1:
             loss = loss / steps
-        self.strategy.backward(self.precision.scale(loss), **kwargs)
+        if "learning_rate" in kwargs and self._lomo_optimizers:
+            self.lomo_backward(loss, kwargs["learning_rate"])
+        else:
+            self.strategy.backward(self.precision.scale(loss), **kwargs)
+
+    def lomo_backward(self, loss: Tensor, learning_rate: float) -> None:
+        """Compute gradients with prepared LOMO optimizers (lomo-optim's), which update the weights in the same backward."""
+        if learning_rate is None:
+            raise ConfigurationError(
+                "A learning rate must be passed in order to call backward with LOMO optimizers, but it is None. "
+                "Pass `backward(loss, learning_rate=...)`."
+            )
+        optimizers = self._lomo_optimizers
+        if not optimizers:
+            raise StateError(
+                "lomo_backward was called, but no LOMO optimizer is prepared. Give one to `prepare`, or call `backward`."
+            )
+        for optimizer in optimizers:
+            optimizer.fused_backward(loss, learning_rate)
+
+    @property
+    def _lomo_optimizers(self) -> list[Any]:
+        return [innermost(each) for each in self.bundle.optimizers if updates_in_backward(each)]
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Bring fp16's gradients back to their true size, of the given optimizers or of all; otherwise nothing to do."""
