@@ -123,10 +123,22 @@ def test_a_compiled_model_holds_its_gradients_where_it_is_told_to() -> None:
     assert one[2] != two[2]
 
 
+def by_inductor() -> float:
+    import torch._inductor.config as inductor
+
+    inductor.compile_threads = 1  # a pool of compilers takes longer to begin than one small graph to compile
+    accelerator = Accelerator(cpu=True, dynamo_backend="inductor")
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    prepared, inputs = accelerator.prepare(model), torch.ones(2, 8)
+    with torch.no_grad():
+        return (prepared(inputs) - model(inputs)).abs().max().item()
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("gcc")), reason="inductor needs a C++ compiler")
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 def test_inductor_compiles_what_eager_computes() -> None:
-    assert run_on_ranks(whole_and_not, 1, "inductor", limit=110)[0][:2] == [False, True]
+    assert run_on_ranks(by_inductor, 1, limit=280)[0] < 1e-5
 
 
 def test_blocks_are_compiled_and_the_model_stays_as_it_was() -> None:
