@@ -260,7 +260,6 @@ from accelerate_nb.utils.operations import (
     CannotPadNestedTensorWarning as CannotPadNestedTensorWarning,
     ConvertOutputsToFp32 as ConvertOutputsToFp32,
     GatheredParameters as GatheredParameters,
-    GatheredParameters as GatheredParameters,
     TensorInformation as TensorInformation,
     broadcast as broadcast,
     broadcast_object_list as broadcast_object_list,
