@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -44,3 +45,85 @@ def test_objects_are_joined_and_cut_like_tensors() -> None:
 def test_a_number_of_each_process_is_no_sample() -> None:
     for found in run_on_ranks(gathered, 2, 9, 4, "scalars"):
         assert found == [[0, 1]] * 2
+
+
+def of_every_kind(length: int) -> dict[str, Any]:
+    """What is gathered of the last batch, and what was said about it."""
+    accelerator = Accelerator()
+    rank = accelerator.process_index
+    found: dict[str, Any] = {}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for numbers in accelerator.prepare(DataLoader(torch.arange(length), batch_size=4)):
+            names = [f"n{number}" for number in numbers.tolist()]
+            found = {
+                "dictionary of numbers": accelerator.gather_for_metrics({"loss": rank, "name": "x"}),
+                "number": accelerator.gather_for_metrics(0.5 + rank),
+                "text": accelerator.gather_for_metrics("text"),
+                "none": accelerator.gather_for_metrics(None),
+                "mixed": accelerator.gather_for_metrics({"numbers": numbers, "names": names, "count": 4}),
+                "mean": accelerator.gather_for_metrics(torch.tensor(float(rank))),
+                "rows as objects": accelerator.gather_for_metrics(numbers, use_gather_object=True),
+                "array": accelerator.gather_for_metrics(numbers.numpy()),
+                "dictionary as an object": accelerator.gather_for_metrics({"rank": rank}, use_gather_object=True),
+                "samples of any length": accelerator.gather_for_metrics([[name] * rank for name in names]),
+            }
+        warned = [str(each.message) for each in said if "gather_for_metrics was given" in str(each.message)]
+        found["warned"] = warned
+        return found
+
+
+def test_whatever_is_gathered_is_right_or_kept_whole() -> None:
+    first, second = run_on_ranks(of_every_kind, 2, 9)
+    assert first == second
+    assert first == {
+        "dictionary of numbers": {"loss": [0, 1], "name": ["x", "x"]},
+        "number": [0.5, 1.5],
+        "text": ["text", "text"],
+        "none": [None, None],
+        "mixed": {"numbers": torch.tensor([8]), "names": ["n8"], "count": [4, 4]},
+        "mean": first["mean"],
+        "rows as objects": [torch.tensor(8)],
+        "array": [8],
+        "dictionary as an object": [{"rank": 0}, {"rank": 1}],
+        "samples of any length": [[]],
+        "warned": [],
+    }
+    assert first["mean"].tolist() == [0.0, 1.0]
+
+
+def statistics() -> Any:
+    """What is gathered of a tensor that has not one row a sample, at a loader's end."""
+    accelerator = Accelerator()
+    kept = torch.zeros(0)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in accelerator.prepare(DataLoader(torch.arange(9), batch_size=4)):
+            kept = accelerator.gather_for_metrics(torch.ones(3) * accelerator.process_index)
+    return kept.tolist(), [str(each.message) for each in said]
+
+
+def test_what_has_not_one_row_a_sample_is_kept_whole_and_said() -> None:
+    for kept, said in run_on_ranks(statistics, 2):
+        assert kept == [0, 0, 0, 1, 1, 1]
+        assert len(said) == 1
+        assert "7 of 8 samples of the loader's last step are repeated ones" in said[0]
+        assert "given 3 rows for the 4 samples" in said[0]
+
+
+def epochs(counted: bool) -> list[str]:
+    """What is said in two epochs of training on repeated samples."""
+    accelerator = Accelerator()
+    loader = accelerator.prepare(DataLoader(torch.arange(11), batch_size=4))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            for batch in loader:
+                if counted:
+                    accelerator.gather_for_metrics(batch)
+    return [str(each.message).split(",")[0] for each in said]
+
+
+def test_repeated_samples_are_said_once_by_the_main_process_unless_they_are_left_out() -> None:
+    assert run_on_ranks(epochs, 2, False) == [["5 of the 16 samples of this epoch were repeated ones"], []]
+    assert run_on_ranks(epochs, 2, True) == [[], []]

@@ -13,6 +13,8 @@ from torch import Tensor
 from accelerate_nb.errors import DataError
 from accelerate_nb.runtime.operations.nested import honor_type, is_namedtuple, send_to_device
 
+_COMMON = (list, dict, Tensor, tuple)  # what most batches are: not asked at each step whether they are something else
+
 
 def mapped(function: Callable[[Any], Any], data: Any) -> Any:
     """
@@ -88,13 +90,24 @@ def _like(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 def placed(batch: Any, device: Any, non_blocking: bool = False) -> Any:
     """The batch on the device: every tensor in it, and everything that has a `to`."""
-    if is_record(batch) and not hasattr(batch, "to"):
+    if type(batch) not in _COMMON and is_record(batch) and not hasattr(batch, "to"):
         return record_like(batch, {name: placed(each, device, non_blocking) for name, each in fields_of(batch)})
     return send_to_device(batch, device, non_blocking)
 
 
+def is_at_hand(batch: Any) -> bool:
+    """Whether a batch is tensors in the host's memory, and no more: on a CPU there is nothing to move."""
+    kind = type(batch)
+    if kind is Tensor:
+        return bool(batch.is_cpu)
+    each = batch.values() if kind is dict else batch if kind in (list, tuple) else ()
+    return bool(each) and all(type(one) is Tensor and one.is_cpu for one in each)
+
+
 def size_of(batch: Any) -> int:
     """How many samples there are: the rows of the first tensor, or the things of the first column where there is none."""
+    if isinstance(batch, (list, tuple)) and batch and isinstance(batch[0], Tensor) and batch[0].ndim > 0:
+        return int(batch[0].shape[0])  # as most batches are
     leaves = leaves_of(batch)
     rows = [leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim > 0]
     columns = [len(leaf) for leaf in leaves if is_column(leaf)]
@@ -132,6 +145,8 @@ def _check_rows(leaf: Tensor, size: int) -> None:
 
 def joined(batches: list[Any]) -> Any:
     """One batch of the samples of several; what is not a row a sample has to be the same in all of them."""
+    if len(batches) == 1:
+        return batches[0]
     rows = [leaves_of(batch) for batch in batches]
     if len({len(leaves) for leaves in rows}) != 1:
         raise DataError(

@@ -14,32 +14,25 @@ class Indices:
         self.given = 0
         self.exhausted = False
         self._source = source
-        self._held: list[Any] = []
-        self._begun = False
+        self._first: list[Any] | None = None
 
-    def __iter__(self) -> Indices:
-        return self
-
-    def __next__(self) -> Any:
-        self.begin()
-        if self.exhausted:
-            raise StopIteration
-        index = self._held.pop()
-        self._take()
-        self.given += 1
-        return index
-
-    def begin(self) -> None:
+    def begin(self) -> list[Any]:
         """Ask the sampler for its first index, unless that has happened: it is when samplers draw their order."""
-        if not self._begun:
-            self._begun = True
-            self._take()
+        if self._first is None:
+            self._first = list(islice(self._source, 1))
+            self.exhausted = not self._first
+        return self._first
 
-    def _take(self) -> None:
-        for index in self._source:
-            self._held.append(index)
-            return
-        self.exhausted = True
+    def __iter__(self) -> Iterator[Any]:
+        for held in self.begin():
+            index = held
+            for following in self._source:
+                self.given += 1
+                yield index
+                index = following
+            self.exhausted = True
+            self.given += 1
+            yield index
 
 
 class IndexSource:
@@ -50,10 +43,10 @@ class IndexSource:
         self.skip = 0
         self.current = Indices(iter(()))
 
-    def __iter__(self) -> Indices:
+    def __iter__(self) -> Iterator[Any]:
         source = iter(self.sampler)
         self.current = Indices(islice(source, self.skip, None) if self.skip else source)
-        return self.current
+        return iter(self.current)
 
     def __len__(self) -> int:
         return len(self.sampler)

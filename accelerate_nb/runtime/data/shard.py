@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from accelerate_nb.errors import StateError
-from accelerate_nb.runtime.data.batches import placed
+from accelerate_nb.runtime.data.batches import is_at_hand, placed
 from accelerate_nb.runtime.data.indices import Indices
 from accelerate_nb.runtime.data.overlap import one_copy_ahead, overlapping
 from accelerate_nb.runtime.data.reading import PreparedLoader, Reading, drawn_from, length_of
@@ -53,11 +53,15 @@ class DataLoaderShard(PreparedLoader):
         marked = self._ahead(batches) if self._source is None else self._counted(batches, self._source.current)
         if device is not None and (copier := overlapping(device, non_blocking)) is not None:
             marked, device = one_copy_ahead(marked, copier), None
+        stays = device is not None and torch.device(device).type == "cpu"
         for batch, is_last in marked:
             course.batches += 1
             if is_last:
                 self._ends()
-            yield batch if device is None else placed(batch, device, non_blocking)
+            if device is None or (stays and is_at_hand(batch)):
+                yield batch
+            else:
+                yield placed(batch, device, non_blocking)
 
     def _read(self, skip: int) -> Iterator[Any]:
         """Torch's iterator over the batches after the first `skip`, its order drawn."""
@@ -73,7 +77,9 @@ class DataLoaderShard(PreparedLoader):
 
     def _counted(self, batches: Iterator[Any], indices: Indices) -> Iterator[tuple[Any, bool]]:
         """Each batch with whether it is the last, which its indices have told."""
-        for count, batch in enumerate(batches, self._given_before(batches) + 1):
+        count = self._given_before(batches)
+        for batch in batches:
+            count += 1
             yield batch, indices.exhausted and count == indices.given
 
     def _given_before(self, batches: Any) -> int:
