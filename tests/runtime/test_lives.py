@@ -1,0 +1,75 @@
+"""Several Accelerators one after another in one worker each start clean, whatever the former one had chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from accelerate_nb import Accelerator
+from accelerate_nb.runtime.current import current_world
+from accelerate_nb.utils import gather, gather_object
+from tests.ranks import run_on_ranks
+
+
+def one_life(precision: str, steps: int, *, ends: bool) -> list[Any]:
+    accelerator = Accelerator(mixed_precision=precision, gradient_accumulation_steps=steps, cpu=True)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 2))
+    prepared = accelerator.prepare(model)
+    optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+    inside: list[torch.dtype] = []
+    model[0].register_forward_hook(lambda module, given, output: inside.append(output.dtype))
+    synchronised = []
+    for _ in range(2 * steps):
+        with accelerator.accumulate(prepared):
+            accelerator.backward(prepared(torch.ones(3, 4) * (accelerator.process_index + 1)).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+            synchronised.append(accelerator.sync_gradients)
+    rank = torch.tensor([accelerator.process_index])
+    # a large one, so that the frames of the next life would not have its size
+    ranks = accelerator.gather(rank.expand(20000).clone()).unique().tolist()
+    equal = bool(accelerator.gather(model[0].weight.detach()[None]).std(0).max() == 0)
+    found = [accelerator.mixed_precision, str(inside[0])[6:], synchronised, ranks, equal, accelerator.step]
+    if ends:
+        accelerator.end_training()
+    return found
+
+
+def lives(ends: bool) -> list[Any]:
+    return [one_life(precision, steps, ends=ends) for precision, steps in (("no", 2), ("bf16", 1), ("no", 3))]
+
+
+def expected() -> list[Any]:
+    return [
+        ["no", "float32", [False, True] * 2, [0, 1], True, 4],
+        ["bf16", "bfloat16", [True] * 2, [0, 1], True, 2],
+        ["no", "float32", [False, False, True] * 2, [0, 1], True, 6],
+    ]
+
+
+def test_a_new_accelerator_works_after_the_former_one_has_ended() -> None:
+    for found in run_on_ranks(lives, 2, True):
+        assert found == expected()
+
+
+def test_a_new_accelerator_can_compute_in_other_numbers_beside_the_former_one() -> None:
+    for found in run_on_ranks(lives, 2, False):
+        assert found == expected()
+
+
+def rooms() -> list[Any]:
+    rank = current_world().rank
+    found = []
+    for rows in (50000, 1, 50000):
+        accelerator = Accelerator(cpu=True)
+        found.append(gather(torch.full((rows,), rank)).sum().item())
+        found.append(gather_object([rank]))
+        accelerator.end_training()
+    return found
+
+
+def test_each_world_has_frames_of_its_own() -> None:
+    assert run_on_ranks(rooms, 2) == [[50000, [0, 1], 1, [0, 1], 50000, [0, 1]]] * 2
