@@ -20,8 +20,8 @@ def check_device_map(model: Module, device_map: DeviceMap) -> None:
     no part of the model.
     """
     names = list(model.state_dict())
-    modules = (name for name, _ in model.named_modules())
-    known = {*modules, *names, *(name for name, _ in model.named_buffers())}
+    tensors = [*names, *(name for name, _ in model.named_buffers())]
+    known = {*tensors, *(name for name, _ in model.named_modules())}
     strange = [name for name in device_map if name and name not in known]
     if strange:
         warnings.warn(
