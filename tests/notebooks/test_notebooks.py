@@ -86,12 +86,12 @@ def test_a_language_model_learns_from_the_manual_on_two_processes(tmp_path: Path
         "03_language_model.ipynb", tmp_path, "{key: result[key] for key in ('losses', 'tests', 'processes')}"
     )
     assert result["processes"] == 2
-    assert len(result["losses"]) == 4 * 143
+    assert len(result["losses"]) == 3 * 142
     assert result["losses"][0] == pytest.approx(math.log(1024), abs=0.2)  # before it has learned anything
     assert result["tests"] == sorted(result["tests"], reverse=True)
-    assert result["tests"][-1] < 4.0
+    assert result["tests"][-1] < 4.2
     cells = {cell.id: cell for cell in notebook.cells}
-    assert printed(cells["launch"]).count("on 200 unseen pieces") == 4
+    assert printed(cells["launch"]).count("on 214 unseen pieces") == 3
     before, after = (printed(cells[name]).partition("The for statement")[2] for name in ("model", "after"))
     assert before
     assert after
