@@ -72,6 +72,8 @@ class Copier:
         """The value with all of its tensors in host memory; what is neither a tensor nor holds any is copied deeply."""
         if isinstance(value, Tensor):
             return self._tensor(value)
+        if value is None or type(value) in (int, float, str, bytes, bool):
+            return value
         if type(value) is list:
             return [self.copy(each) for each in value]
         if type(value) is tuple:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -16,6 +17,8 @@ from accelerate_nb.runtime.checkpoints import names
 
 _BLOCK = 1 << 20
 _WORD = 1 << 64
+_WINDOW = 64 << 20
+_SHOWN = getattr(mmap, "MAP_SHARED", 0) | getattr(mmap, "MAP_POPULATE", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +31,18 @@ class Entry:
 
 def entry_of(path: Path) -> Entry:
     """The file as it is now; its sum is that of its 64-bit words by blocks of a MiB, so that it costs no more than reading."""
-    block = bytearray(_BLOCK)
-    sums, size = [], 0
+    sums: list[int] = []
     with path.open("rb", buffering=0) as file:
-        while length := _filled(file, block):
-            block[length:] = bytes(_BLOCK - length)
-            sums += sums_of(np.frombuffer(block, np.uint8))
-            size += length
+        size = os.fstat(file.fileno()).st_size
+        for start in range(0, size, _WINDOW):
+            length = min(_WINDOW, size - start)
+            # a window on the page cache: nothing is copied, and no page is waited for by itself
+            with mmap.mmap(file.fileno(), length, flags=_SHOWN, prot=mmap.PROT_READ, offset=start) as window:
+                whole = length // _BLOCK * _BLOCK
+                sums += sums_of(np.frombuffer(window, np.uint8, whole))
+                if whole < length:
+                    rest = window[whole:]
+                    sums += sums_of(np.frombuffer(rest + bytes(-length % 8), np.uint8))
     return Entry(size, folded(sums))
 
 
@@ -50,13 +58,6 @@ def folded(sums: Iterable[int]) -> int:
     for each in sums:
         total = (total * 31 + each) % _WORD
     return total
-
-
-def _filled(file: Any, block: bytearray) -> int:
-    view, length = memoryview(block), 0
-    while length < len(block) and (read := file.readinto(view[length:])):
-        length += read
-    return length
 
 
 def write(folder: Path, known: Mapping[str, Entry], token: str, processes: int) -> None:

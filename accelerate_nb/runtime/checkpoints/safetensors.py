@@ -28,7 +28,8 @@ _NAMES = {
 def write_safetensors(tensors: Mapping[str, Tensor], file: Any) -> None:
     """Write tensors to an open file, as `safetensors.torch.save_file` does."""
     if any(each.dtype not in _NAMES or type(each) not in (Tensor, torch.nn.Parameter) for each in tensors.values()):
-        file.write(to_bytes(dict(tensors), metadata={"format": "pt"}))
+        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        file.write(to_bytes(whole, metadata={"format": "pt"}))
         return
     # wide numbers come first, so that each tensor begins at a multiple of its numbers' width
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
