@@ -1,12 +1,15 @@
-"""
-What processes tell each other before they move data: which call each of them is at, with how much to send.
+"""What processes tell each other before they move data: which call each of them is at, with how much to send.
 
-Every operation begins with one frame from each process. All frames have one size, whatever the call, so calls that don't fit
-together still meet and are an error that names them, on every process, where they would hang, end the process from inside
-gloo, or return what was in memory before. No call goes without it, with or without ACCELERATE_DEBUG_MODE, because a process
-can't know that another one's shapes have changed: a check that is left out on the tenth call of one process meets a check
-that another one makes. It costs little instead. What is small travels inside the frame, so the check is no collective of its
-own; what is large follows when the frames agree, and is made ready (copied, its room allocated) while they are under way.
+Every operation begins with one frame from each process. All frames of an exchange have one size, whatever the call, so calls
+that don't fit together still meet and are an error that names them, on every process, where they would hang, end the process
+from inside gloo, or return what was in memory before. No call goes without it, with or without ACCELERATE_DEBUG_MODE, because
+a process can't know that another one's shapes have changed: a check that one process leaves out on its tenth call would meet
+the check that another one makes.
+
+It costs little instead. What is small travels inside the frame, so the check is no collective of its own, and frames grow
+with what was sent in the last exchanges, which all processes know alike. What is larger than any frame follows when the
+frames agree, and is made ready (copied, its room allocated) while they are under way. What remains is one round of frames for
+large reductions, and for broadcasts, whose sender would not wait for anyone without it.
 """
 
 from __future__ import annotations
