@@ -76,7 +76,9 @@ def training(peer: Peer, regional: bool, precision: str, folder: str) -> list[An
         assert same
         assert bare is model
         assert list(accelerator.get_state_dict(prepared)) == saved
+        names = list(prepared.state_dict())
         kept = accelerator.unwrap_model(prepared)
+        assert list(prepared.state_dict()) == names  # what is trained goes on as it was
         assert has_compiled_regions(kept)
         assert accelerator.unwrap_model(prepared) is kept
         assert accelerator.unwrap_model(kept, keep_torch_compile=False) is model
@@ -91,7 +93,7 @@ def test_a_compiled_training_gives_accelerates_numbers_and_is_saved_under_its_ow
     size: int, tmp_path: Path
 ) -> None:
     folder = str(tmp_path / "state")
-    for regional, precision in ((False, "no"), (True, "no"), (True, "bf16")):
+    for regional, precision in ((False, "no"), (True, "bf16")):
         both = under_both(training, size, regional, precision, folder)
         assert both.ours == both.theirs
         shutil.rmtree(folder)
