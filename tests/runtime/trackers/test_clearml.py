@@ -33,7 +33,7 @@ def log_more(accelerator):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_folder_holds_what_accelerates_holds(tmp_path):
-    init = {"clearml": {"auto_resource_monitoring": False, "auto_connect_frameworks": False}}
+    init = {"clearml": {"auto_resource_monitoring": False, "auto_connect_frameworks": {"detect_repository": False}}}
     theirs, ours = records("clearml", tmp_path, read, init, log_more)
     assert ours[3].pop(("tensor", "train")) == [(4, 2.5)]  # Accelerate leaves tensors out
     assert theirs == ours

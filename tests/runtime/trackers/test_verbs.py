@@ -159,3 +159,13 @@ def test_an_unknown_tracker_lists_those_there_are():
     with pytest.raises(ConfigurationError, match=r"wandb is not an available tracker.* has diary, panel"):
         accelerator.get_tracker("wandb")
     assert accelerator.get_tracker("panel", unwrap=True) is accelerator.panel
+
+
+def test_trackers_are_told_in_the_order_in_which_they_were_named():
+    first, second = OurDiary("first"), OurDiary("second")
+    second.told = first.told
+    accelerator = Accelerator(log_with=[first, second], cpu=True)
+    accelerator.init_trackers("digits")
+    accelerator.log({"loss": 1}, log_kwargs={"first": {"place": 1}, "second": {"place": 2}})
+    accelerator.end_training()
+    assert [entry[3]["place"] for entry in first.told if entry[0] == "log"] == [1, 2]
