@@ -1,16 +1,4 @@
-"""What processes tell each other before they move data: which call each of them is at, with how much to send.
-
-Every operation begins with one frame from each process. All frames of an exchange have one size, whatever the call, so calls
-that don't fit together still meet and are an error that names them, on every process, where they would hang, end the process
-from inside gloo, or return what was in memory before. No call goes without it, with or without ACCELERATE_DEBUG_MODE, because
-a process can't know that another one's shapes have changed: a check that one process leaves out on its tenth call would meet
-the check that another one makes.
-
-It costs little instead. What is small travels inside the frame, so the check is no collective of its own, and frames grow
-with what was sent in the last exchanges, which all processes know alike. What is larger than any frame follows when the
-frames agree, and is made ready (copied, its room allocated) while they are under way. What remains is one round of frames for
-large reductions, and for broadcasts, whose sender would not wait for anyone without it.
-"""
+"""What processes tell each other before they move data: which call each of them is at, with how much to send."""
 
 from __future__ import annotations
 
@@ -31,6 +19,17 @@ from torch import Tensor
 from accelerate_nb.errors import OperationError
 from accelerate_nb.runtime.operations.wire import Frames, Wire, wire_of
 from accelerate_nb.runtime.world import World
+
+# Every operation begins with one frame from each process. All frames of an exchange have one size, whatever the call, so calls
+# that don't fit together still meet and are an error that names them, on every process, where they would hang, end the process
+# from inside gloo, or return what was in memory before. No call goes without it, with or without ACCELERATE_DEBUG_MODE, because
+# a process can't know that another one's shapes have changed: a check that one process leaves out on its tenth call would meet
+# the check that another one makes.
+#
+# It costs little instead. What is small travels inside the frame, so the check is no collective of its own, and frames grow
+# with what was sent in the last exchanges, which all processes know alike. What is larger than any frame follows when the
+# frames agree, and is made ready (copied, its room allocated) while they are under way. What remains is one round of frames for
+# large reductions, and for broadcasts, whose sender would not wait for anyone without it.
 
 _HEAD = 32
 _ALIGNED = 16
