@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -137,10 +138,16 @@ class Stepping(Process):
         """
         A block in which processes may have different numbers of batches: who has none left answers the others.
 
-        `even_batches` holds for the prepared loaders inside the block.
+        `even_batches` holds for the prepared loaders inside the block; of an iterable data set it can't, which is warned of.
         """
         even = self.dataloader_config.even_batches if even_batches is None else even_batches
         samplers = [] if even_batches is None else [*filter(_can_be_even, map(_batch_sampler, self.bundle.loaders))]
+        if even_batches is not None and len(samplers) < len(self.bundle.loaders):
+            warnings.warn(
+                "join_uneven_inputs(even_batches=...) is only supported for map-style datasets: "
+                f"{len(self.bundle.loaders) - len(samplers)} of {len(self.bundle.loaders)} prepared loaders go on as they were.",
+                stacklevel=3,
+            )
         before = [sampler.even_batches for sampler in samplers]
         for sampler in samplers:
             sampler.even_batches = even
