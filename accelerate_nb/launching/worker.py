@@ -13,6 +13,7 @@ import time
 from multiprocessing import process, util
 from typing import Any, NoReturn
 
+from accelerate_nb.events import pending
 from accelerate_nb.events.channel import Sender
 from accelerate_nb.events.emit import connect
 from accelerate_nb.events.model import State, StateChange
@@ -83,7 +84,9 @@ def _run(order: Order, sender: Sender, payload: Payload, store: list[Any]) -> in
         _set_threads(order.surroundings.threads)
         call = payload.unpack()
         _tell(sender, "running")
-        write_returned(outcome, call(), loaded_since(before))
+        value = call()
+        pending.finish()
+        write_returned(outcome, value, loaded_since(before))
     except BaseException as error:
         failure = failure_of(error, rank, payload.sources)
         write_raised(outcome, Raised(failure, error, loaded_since(before)))

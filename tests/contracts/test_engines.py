@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from accelerate_nb import HangError, WorkerError
+from accelerate_nb.errors import CheckpointError
 from tests.contracts import functions
 
 
@@ -383,3 +384,20 @@ def test_signals_of_this_process_are_as_they_were(engine):
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)}
     engine.run(functions.logs)
     assert {number: signal.getsignal(number) for number in before} == before
+
+
+# ----------------------------------------------------------------------------------------------------- what goes on behind
+
+
+def test_a_checkpoint_that_is_being_written_is_finished_first(engine, tmp_path):
+    folder = tmp_path / "checkpoint"
+    run = engine.launch(functions.saves_in_the_background, (str(folder), False))
+    run.wait(60)
+    assert run.results[0] == []  # nothing was there yet when the function returned
+    assert (folder / "model.safetensors").exists()
+
+
+def test_a_checkpoint_that_fails_after_the_function_has_returned_fails_the_run(engine, tmp_path):
+    run = engine.launch(functions.saves_in_the_background, (str(tmp_path / "checkpoint"), True))
+    with pytest.raises(CheckpointError, match="no such folder"):
+        run.wait(60)

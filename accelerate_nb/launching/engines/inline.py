@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from accelerate_nb.config.environment import saying
+from accelerate_nb.events import pending
 from accelerate_nb.events.model import StateChange
 from accelerate_nb.launching.attempt import Scene, Stop
 from accelerate_nb.launching.ending import Ending
@@ -31,6 +32,7 @@ class Here:
         try:
             with saying(self._environ, os.environ):
                 value = self._call()
+                pending.finish()
         except KeyboardInterrupt:
             self._scene.take(StateChange(0, "stopped", time.time()))
             raise

@@ -9,14 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from accelerate_nb.errors import CheckpointError
+from accelerate_nb.events import pending
 
 
 class Writing:
     """
     One checkpoint on its way to the disk, written by a thread.
 
-    The thread is not a daemon: a program that ends waits for it. A failure that nobody has asked for by then is told on
-    stderr.
+    A launched function has not finished before it, and a program that ends waits for it: the thread is not a daemon. A
+    failure that nobody has asked for by then is told on stderr.
     """
 
     def __init__(self, folder: Path, work: Callable[[], None]) -> None:
@@ -25,6 +26,7 @@ class Writing:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="accelerate_nb checkpoint writer", daemon=False)
         atexit.register(self._last_words)
+        pending.begun(self.wait)
         self._thread.start()
 
     @property
@@ -36,6 +38,7 @@ class Writing:
         """Wait until the checkpoint is in its place; a `CheckpointError` says why it is not."""
         self._thread.join()
         atexit.unregister(self._last_words)
+        pending.done(self.wait)
         if self._error is not None:
             raise CheckpointError(
                 f"The checkpoint that was written in the background did not come about: {self._error} "
