@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import yaml
 
 from accelerate_nb.runtime.installed import is_tensorboard_available
 from accelerate_nb.runtime.logging import get_logger
@@ -55,6 +54,8 @@ class TensorBoardTracker(PackageTracker):
 
         TensorBoard knows numbers, strings and booleans: others are kept by their `str`, nested names joined by a slash.
         """
+        import yaml
+
         kept = settings(values)
         self.writer.add_hparams({name: _hyperparameter(value) for name, value in flat(kept)}, metric_dict={})
         self.writer.flush()
