@@ -6,7 +6,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,10 +15,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
+from accelerate_nb.errors import ConfigurationError, NotYetError
 from accelerate_nb.runtime import current
 from accelerate_nb.runtime.accumulation import GradientState
 from accelerate_nb.runtime.bundle import Bundle, add, is_prepared
+from accelerate_nb.runtime.checkpoints.saving import Saver
 from accelerate_nb.runtime.compiling import TorchDynamoPlugin, choose_plugin
 from accelerate_nb.runtime.data.loading import prepare_data_loader
 from accelerate_nb.runtime.data.skipping import skip_first_batches
@@ -47,6 +48,7 @@ from accelerate_nb.runtime.precision.fp8_te import TERecipeKwargs
 from accelerate_nb.runtime.process import AcceleratorState, join
 from accelerate_nb.runtime.profiling import ProfileKwargs
 from accelerate_nb.runtime.scheduler import AcceleratedScheduler
+from accelerate_nb.runtime.staying import stays
 from accelerate_nb.runtime.strategies.choosing import choose_strategy
 from accelerate_nb.runtime.trackers.choosing import filter_trackers
 from accelerate_nb.runtime.trackers.panel import PanelTracker
@@ -136,6 +138,7 @@ class Accelerator(Stepping, Saving, Splitting, Watching):
         )
         self.bundle = Bundle()
         self._life = current.life()
+        self._saver = Saver(self._world)
 
         self.device_placement = device_placement
         self.dataloader_config = _loading(dataloader_config, split_batches)
@@ -298,6 +301,7 @@ class Accelerator(Stepping, Saving, Splitting, Watching):
         """The model on its device, computing in the chosen numbers, and, unless it is only evaluated, spread as the run is."""
         if is_prepared(model, self._kind_of_life):
             return add(self.bundle.models, model, self._kind_of_life)
+        self.strategy.accept(model)
         model = self.precision.wrap_forward(extract_model_from_parallel(model) if is_prepared(model) else model)
         if self._places(device_placement):
             model = self.strategy.place(model)
@@ -441,11 +445,9 @@ class Accelerator(Stepping, Saving, Splitting, Watching):
     def __deepcopy__(self, memo: dict[int, Any]) -> Accelerator:
         return self  # the copies of an object that refers to it (a Trainer) belong to the same process
 
-    def __reduce__(self) -> NoReturn:
-        raise StateError(
-            "An Accelerator can't travel to another process: it belongs to the one in which it was made. "
-            "Make it inside the function that is launched."
-        )
+    def __reduce__(self) -> tuple[Any, ...]:
+        # what is pickled for other objects of this process (a Trainer, a loader) refers to this one when it is loaded
+        return stays(self)
 
 
 def _by_class(handlers: Sequence[Any]) -> dict[type, Any]:

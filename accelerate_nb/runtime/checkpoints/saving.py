@@ -9,7 +9,7 @@ from pathlib import Path
 
 from accelerate_nb.errors import CheckpointError
 from accelerate_nb.runtime.checkpoints import committing, manifest
-from accelerate_nb.runtime.checkpoints.agreeing import Alone, agreement
+from accelerate_nb.runtime.checkpoints.agreeing import Alone, Line
 from accelerate_nb.runtime.checkpoints.background import Writing
 from accelerate_nb.runtime.checkpoints.committing import Place
 from accelerate_nb.runtime.checkpoints.hosting import Copier, HostMemory
@@ -27,8 +27,11 @@ class Saver:
     world: World
     writing: Writing | None = None
     _memory: HostMemory = field(default_factory=HostMemory)
-    _absent: set[int] = field(default_factory=set)
-    _times: dict[str, int] = field(default_factory=dict)
+    _line: Line | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        # before the first save, so that a process that dies until then is missed
+        self._line = None if self.world.size == 1 else Line(self.world)
 
     def wait(self) -> Path | None:
         """Wait for the save that is still being written; the folder that it went to."""
@@ -50,9 +53,10 @@ class Saver:
         """
         Save what `files` gives for a draft, and call `after` when it is in its place; all processes call it.
 
-        `moment` is what all processes know this save by. Without `blocking` it returns when the state has been copied.
+        `moment` is of the training: processes that save in the same one belong together. Without `blocking` it
+        returns when the state has been copied.
         """
-        agreed = agreement(self.world, place.folder, self._key(place, moment), self._absent)
+        agreed = Alone() if self._line is None else self._line.agreement(place.folder, moment)
         one = _Save(self.world, place, agreed)
         with named(place.folder):
             agreed.begin(lambda: committing.clear(place))
@@ -72,7 +76,6 @@ class Saver:
 
     def _finish(self, one: _Save, files: list[File], after: Callable[[], None], threads: int) -> None:
         one.write(files, threads)
-        self._absent = set(one.agreed.absent)
         after()
 
     def _copied(self, files: list[File]) -> list[File]:
@@ -81,11 +84,6 @@ class Saver:
         copies = [File(file.name, copier.copy(file.content), file.safe) for file in files]
         copier.finish()
         return copies
-
-    def _key(self, place: Place, moment: str) -> str:
-        name = f"{place.folder} {moment}"
-        self._times[name] = self._times.get(name, -1) + 1
-        return f"{name} {self._times[name]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +120,7 @@ class _Save:
                 self._put_in_place(written)
 
         self.agreed.finish(complaint, commit)
-        if not self.world.is_main and self.place.draft.exists():
+        if not (self.world.is_main or self.agreed.is_apart) and self.place.draft.exists():
             self._come_after(written, commit)
 
     def _come_after(self, written: dict[str, manifest.Entry], commit: Callable[[], None]) -> None:
@@ -140,5 +138,5 @@ class _Save:
         for each in draft.rglob("*"):
             if each.is_dir() or each.name not in written:
                 committing.sync(each)  # what hooks have written; the other processes' files are there already
-        manifest.write(draft, written, self.agreed.token, self.world.size - absent)
+        manifest.write(draft, written, self.agreed.token, 1 if self.agreed.is_apart else self.world.size - absent)
         committing.commit(self.place)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -36,6 +35,7 @@ class Saving(Process):
     project_configuration: ProjectConfiguration
     step: int
     strategy: Strategy
+    _saver: Saver
     _save_model_state_pre_hook: OrderedDict[int, Callable[..., None]]
     _load_model_state_pre_hook: OrderedDict[int, Callable[..., None]]
 
@@ -161,10 +161,6 @@ class Saving(Process):
     def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
         """Call `hook(models, folder)` before `load_state` reads weights; it may take models out of the list."""
         return _register(self._load_model_state_pre_hook, hook)
-
-    @functools.cached_property
-    def _saver(self) -> Saver:
-        return Saver(self.world)
 
     @property
     def _checkpoint(self) -> Checkpoint:

@@ -1,0 +1,102 @@
+"""Which processes of a run have died, as far as one of them can know."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import weakref
+from contextlib import suppress
+from functools import partial
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+from accelerate_nb.events import pending
+from accelerate_nb.runtime.world import World
+
+
+class Presence:
+    """
+    The processes of a run, each registered with its machine and its number there.
+
+    A process that ended in peace is no dead one: a main process may save alone when the others are through. Of those on other
+    machines nothing is known; they are taken to be alive, and their launcher ends everybody when one of them dies.
+    """
+
+    def __init__(self, world: World, store: Any) -> None:
+        self._world = world
+        self._store = store
+        self._known: dict[int, dict[str, Any]] = {}
+        self._here = {"machine": _machine(), "pid": os.getpid(), "began": _began(os.getpid())}
+        self._say(self._here)
+        last_words = partial(_last_words, weakref.ref(self))
+        # the first is for a launched function; the second for scripts, and for children of multiprocessing, which have no atexit
+        pending.begun(last_words)
+        Finalize(None, last_words, exitpriority=0)
+
+    def is_dead(self, rank: int) -> bool:
+        """Whether a process is known to have ended otherwise than in peace."""
+        seat = self._seat(rank)
+        if seat.get("machine") != _machine() or _is_alive(seat):
+            return False
+        return "ended" not in self._read(rank)
+
+    def ended(self) -> None:
+        """This process has reached its end; the others need not miss it."""
+        # the process that holds the store may have gone before
+        with suppress(RuntimeError):
+            self._say({**self._here, "ended": True})
+
+    def _say(self, seat: dict[str, Any]) -> None:
+        self._store.set(f"alive/{self._world.rank}", json.dumps(seat))
+
+    def _seat(self, rank: int) -> dict[str, Any]:
+        if rank not in self._known and (seat := self._read(rank)):
+            self._known[rank] = seat
+        return self._known.get(rank, {})
+
+    def _read(self, rank: int) -> dict[str, Any]:
+        key = f"alive/{rank}"
+        seat: dict[str, Any] = json.loads(self._store.get(key)) if self._store.check([key]) else {}
+        return seat
+
+
+def _last_words(presence: weakref.ref[Presence]) -> None:
+    here = presence()
+    # whichever exception ends an interpreter is kept as its last; that which ends a child is being handled now
+    if here is not None and sys.exc_info()[0] is None and getattr(sys, "last_value", None) is None:
+        here.ended()
+
+
+def _machine() -> str:
+    """What two processes have in common that know each other by the same number."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        return f"{boot.strip()} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return os.uname().nodename if hasattr(os, "uname") else ""
+
+
+def _is_alive(seat: dict[str, Any]) -> bool:
+    if seat["began"] is not None:
+        return bool(_began(seat["pid"]) == seat["began"])
+    if os.name == "nt":
+        return True  # a signal would end it there
+    try:
+        os.kill(seat["pid"], 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _began(pid: int) -> str | None:
+    """When a process began, by which it is told from a later one of the same number; `None` if it is gone, or not on Linux."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    # proc(5): the state is the first field after the name, and the start time the twentieth; a zombie has died
+    return None if fields[0] in "ZX" else fields[19]
