@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -14,6 +13,7 @@ from torch.nn import Module
 from accelerate_nb.big_models.devices import DeviceMap
 from accelerate_nb.big_models.memory import Memory
 from accelerate_nb.errors import ConfigurationError, MissingExtraError, NotYetError
+from accelerate_nb.notices import notice
 from accelerate_nb.runtime.kinds import CustomDtype
 
 _TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -53,7 +53,7 @@ class BnbQuantizationConfig:
                 raise ConfigurationError(f"{name}={getattr(self, name)!r} must be a list of strings.")
         self.target_dtype = CustomDtype.INT4 if self.load_in_4bit else torch.int8
         if self.load_in_4bit and self.llm_int8_threshold != 6.0:
-            warnings.warn("llm_int8_threshold can only be used for model loaded in 8bit", stacklevel=3)
+            notice("llm_int8_threshold can only be used for model loaded in 8bit")
 
 
 def _type(name: str, value: Any) -> torch.dtype:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Iterable
 
 from torch.nn import Module
 
 from accelerate_nb.big_models.devices import DISK, Device, DeviceMap, as_device
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.notices import notice
 
 
 def check_device_map(model: Module, device_map: DeviceMap) -> None:
@@ -24,10 +24,9 @@ def check_device_map(model: Module, device_map: DeviceMap) -> None:
     known = {*tensors, *(name for name, _ in model.named_modules())}
     strange = [name for name in device_map if name and name not in known]
     if strange:
-        warnings.warn(
+        notice(
             f"The following device_map keys do not match any submodules in the model: {strange}.{_meant(strange, known)}",
             UserWarning,
-            stacklevel=2,
         )
     left = [name for name in names if covering(name, device_map) is None]
     if left:

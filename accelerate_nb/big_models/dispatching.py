@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +32,7 @@ from accelerate_nb.big_models.offloading import (
 from accelerate_nb.big_models.tensors import tensor_of
 from accelerate_nb.big_models.tied import find_tied_parameters, retie_parameters
 from accelerate_nb.errors import CheckpointError, ConfigurationError, StateError
+from accelerate_nb.notices import notice
 
 logger = logging.getLogger(__name__)
 
@@ -252,10 +252,9 @@ def _guard(model: Module) -> None:
 
 def _move_guarded(model: Module, name: str, *args: Any, **kwargs: Any) -> Any:
     if name != "to" or torch._C._nn._parse_to(*args, **kwargs)[0] is not None:
-        warnings.warn(
+        notice(
             "You shouldn't move a model that is dispatched: its parts have devices of their own. Take its hooks off first, "
-            "with remove_hook_from_submodules.",
-            stacklevel=2,
+            "with remove_hook_from_submodules."
         )
     if any(parameter.is_meta for parameter in model.parameters()):
         raise StateError(

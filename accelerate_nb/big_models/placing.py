@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import warnings
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from accelerate_nb.big_models.sizes import (
 )
 from accelerate_nb.big_models.tied import find_tied_parameters, warn_if_untied
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.notices import notice
 from accelerate_nb.runtime.checkpoints.weights import parse_size
 
 logger = logging.getLogger(__name__)
@@ -215,10 +215,9 @@ class _Placing:
             self.memory[device] >= offloaded + self.used[device] for device in self.accelerators if device != DISK
         )
         if offloaded and self.accelerators and not fits:
-            warnings.warn(
+            notice(
                 f"The buffers of offloaded layers take {offloaded} bytes on the accelerator, and none has so much left. "
-                "If memory runs out, pass offload_buffers=True.",
-                stacklevel=3,
+                "If memory runs out, pass offload_buffers=True."
             )
         if self.would_need:
             lines = "\n".join(f"  - {device}: {size} bytes required" for device, size in self.would_need.items())

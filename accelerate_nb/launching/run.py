@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
@@ -17,6 +16,7 @@ from accelerate_nb.launching.blame import hang_error, worker_error
 from accelerate_nb.launching.ending import Ending
 from accelerate_nb.launching.sources import Sources
 from accelerate_nb.launching.stacks import stacks_text
+from accelerate_nb.notices import notice
 
 # How often the front end may draw while somebody waits.
 _BETWEEN_REFRESHES = 0.2
@@ -234,7 +234,7 @@ class Run:
     def _warn_of_trouble(self) -> None:
         trouble = self._scene.record.trouble
         if trouble is not None:
-            warnings.warn(f"Not all of the run is kept in {self.folder}: {trouble}", RuntimeWarning, stacklevel=3)
+            notice(f"Not all of the run is kept in {self.folder}: {trouble}", RuntimeWarning)
 
 
 class RunHere(Run):

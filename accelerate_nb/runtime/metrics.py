@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from accelerate_nb.errors import OperationError
+from accelerate_nb.notices import notice
 from accelerate_nb.runtime.accumulation import GradientState
 from accelerate_nb.runtime.current import current_world
 from accelerate_nb.runtime.data.batches import is_column, leaves_of, with_leaves
@@ -106,11 +106,10 @@ class Ending:
         if self.share == 0 or set(lengths) == {self.share}:
             return True
         if any(lengths):
-            warnings.warn(
+            notice(
                 f"{self.last.dealt - self.last.real} of {self.last.dealt} samples of the loader's last step are repeated ones, "
                 f"but gather_for_metrics was given {lengths[0]} rows for the {self.share} samples of a process: all were kept. "
-                "Pass one row a sample; a single number of each process goes without dimensions.",
-                stacklevel=5,
+                "Pass one row a sample; a single number of each process goes without dimensions."
             )
         return False
 
@@ -125,9 +124,8 @@ def _last_step(gradients: GradientState) -> LastStep | None:
         return LastStep(loader.remainder, 0) if loader.remainder > 0 else None
     loader.told_of_repeated = True
     if loader.last_step is None and loader.may_repeat_unseen:
-        warnings.warn(
+        notice(
             "The last batch may hold repeated samples, and gather_for_metrics can't tell them: the data set says no length, and "
-            "is read by worker processes. Give it a `__len__`, or pass num_workers=0 or drop_last=True to the loader.",
-            stacklevel=4,
+            "is read by worker processes. Give it a `__len__`, or pass num_workers=0 or drop_last=True to the loader."
         )
     return loader.last_step

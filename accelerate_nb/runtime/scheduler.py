@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from accelerate_nb.notices import notice
 from accelerate_nb.runtime.accumulation import GradientState
 from accelerate_nb.runtime.current import current_world
 
@@ -44,7 +44,7 @@ class AcceleratedScheduler:
         self.gradient_state = GradientState()
         self._moves = 1 if split_batches else (replicas or current_world().size)
         if step_with_optimizer and self._moves > 1 and current_world().is_main:
-            warnings.warn(_NOTICE.format(self._moves), ScheduleNotice, stacklevel=2)
+            notice(_NOTICE.format(self._moves), ScheduleNotice)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Move on, if the optimizer stepped."""

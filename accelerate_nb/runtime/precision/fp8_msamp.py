@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from accelerate_nb.errors import MissingExtraError, NotYetError
+from accelerate_nb.notices import notice
 from accelerate_nb.runtime.handlers import AutocastKwargs, KwargsHandler
 from accelerate_nb.runtime.installed import is_msamp_available
 from accelerate_nb.runtime.kinds import FP8BackendType
@@ -50,11 +50,7 @@ class FP8RecipeKwargs(TERecipeKwargs, MSAMPRecipeKwargs):
     backend: str | None = None
 
     def _fill(self, environment: Mapping[str, str]) -> None:
-        warnings.warn(
-            "FP8RecipeKwargs is deprecated. Use TERecipeKwargs, MSAMPRecipeKwargs or AORecipeKwargs.",
-            FutureWarning,
-            stacklevel=4,
-        )
+        notice("FP8RecipeKwargs is deprecated. Use TERecipeKwargs, MSAMPRecipeKwargs or AORecipeKwargs.", FutureWarning)
         default = "MSAMP" if is_msamp_available() else "TE"
         asked = environment.get("ACCELERATE_FP8_BACKEND", default) if self.backend is None else self.backend
         self.backend = one_of("backend", asked.upper(), ("MSAMP", "TE"))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
+from accelerate_nb.notices import notice
 from accelerate_nb.runtime.kinds import LoggerType
 from accelerate_nb.runtime.trackers.aim import AimTracker
 from accelerate_nb.runtime.trackers.base import GeneralTracker
@@ -44,9 +44,7 @@ class Register(dict[str, type[Any]]):
                 "given the folder for logs after the project's name, false otherwise."
             )
         if name in self:
-            warnings.warn(
-                f"{tracker_class.__name__} replaces {self[name].__name__} as the tracker {name!r}.", stacklevel=3
-            )
+            notice(f"{tracker_class.__name__} replaces {self[name].__name__} as the tracker {name!r}.")
         self[name] = tracker_class
 
 
@@ -106,10 +104,7 @@ def _all(logging_dir: Place) -> list[LoggerType]:
     available = get_available_trackers()
     homeless = [] if logging_dir is not None else [each for each in available if _needs_place(each)]
     if homeless:
-        warnings.warn(
-            f"log_with='all' leaves out {', '.join(homeless)}: there is no folder to write to. Pass `project_dir`.",
-            stacklevel=2,
-        )
+        notice(f"log_with='all' leaves out {', '.join(homeless)}: there is no folder to write to. Pass `project_dir`.")
     return [each for each in available if each not in homeless]
 
 
@@ -128,7 +123,7 @@ def _named(asked: Any, logging_dir: Place) -> str:
         )
     if logging_dir is None and _needs_place(kind):
         raise ConfigurationError(
-            f"log_with={name!r} requires a `logging_dir`, and there is none. "
+            f"Logging with `{name}` requires a `logging_dir`, and there is none. "
             "Pass `project_dir` to the Accelerator, or `logging_dir` in its `project_config`."
         )
     return kind

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from accelerate_nb.errors import ConfigurationError, StateError
+from accelerate_nb.notices import notice
 from accelerate_nb.runtime.accumulation import GradientState, Window, Windows
 from accelerate_nb.runtime.bundle import Bundle
 from accelerate_nb.runtime.handlers import AutocastKwargs, DataLoaderConfiguration
@@ -143,10 +143,9 @@ class Stepping(Process):
         even = self.dataloader_config.even_batches if even_batches is None else even_batches
         samplers = [] if even_batches is None else [*filter(_can_be_even, map(_batch_sampler, self.bundle.loaders))]
         if even_batches is not None and len(samplers) < len(self.bundle.loaders):
-            warnings.warn(
+            notice(
                 "join_uneven_inputs(even_batches=...) is only supported for map-style datasets: "
-                f"{len(self.bundle.loaders) - len(samplers)} of {len(self.bundle.loaders)} prepared loaders go on as they were.",
-                stacklevel=3,
+                f"{len(self.bundle.loaders) - len(samplers)} of {len(self.bundle.loaders)} prepared loaders go on as they were."
             )
         before = [sampler.even_batches for sampler in samplers]
         for sampler in samplers:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.notices import notice
 from accelerate_nb.runtime.process import Process
 from accelerate_nb.runtime.profiling import ProfileKwargs, profiled
 from accelerate_nb.runtime.trackers.base import Elsewhere
@@ -117,10 +117,9 @@ class Watching(Process):
             return
         self._was_told_of_trackers = True
         names = ", ".join(str(each) if isinstance(each, str) else each.name for each in self.log_with)
-        warnings.warn(
+        notice(
             f"log_with asks for {names}, and `init_trackers` was not called: values are shown in the notebook's panel only. "
-            "Call `accelerator.init_trackers(project_name)` before the first `log`.",
-            stacklevel=3,
+            "Call `accelerator.init_trackers(project_name)` before the first `log`."
         )
 
     def _finish_trackers(self) -> None:

@@ -97,7 +97,7 @@ def test_an_unknown_name_lists_the_known_ones():
 
 def test_what_needs_a_folder_says_which_argument_gives_it(monkeypatch):
     monkeypatch.setattr(AimTracker, "_is_available", staticmethod(lambda: True))
-    with pytest.raises(ConfigurationError, match=r"'aim' requires a `logging_dir`.*Pass `project_dir`"):
+    with pytest.raises(ConfigurationError, match=r"`aim` requires a `logging_dir`.*Pass `project_dir`"):
         filter_trackers("aim")
 
 

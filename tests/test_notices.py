@@ -1,0 +1,74 @@
+"""Warnings name the person's own line, whatever of this package lies between."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+
+from accelerate_nb import Accelerator
+from accelerate_nb.scheduler import AcceleratedScheduler
+from accelerate_nb.tracking import GeneralTracker, register_tracker_class
+from accelerate_nb.utils import FP8RecipeKwargs
+from accelerate_nb.utils.modeling import check_device_map
+from tests.ranks import run_on_ranks
+
+
+def in_a_with_block() -> None:
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(torch.utils.data.DataLoader(Endless()))
+    with accelerator.join_uneven_inputs([], even_batches=False):
+        pass
+
+
+class Endless(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+def in_a_data_class() -> None:
+    FP8RecipeKwargs(backend="TE")
+
+
+def in_a_function() -> None:
+    check_device_map(torch.nn.Linear(1, 1), {"": 0, "nobody": 1})
+
+
+def in_a_register() -> None:
+    class Twice(GeneralTracker):
+        name = "twice"
+        requires_logging_directory = False
+
+    register_tracker_class(Twice)
+    register_tracker_class(Twice)
+
+
+@pytest.mark.parametrize("calls", [in_a_with_block, in_a_data_class, in_a_function, in_a_register])
+def test_a_warning_names_the_line_that_called(calls: Callable[[], None]) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with suppress(ImportError):  # of the package that a setting is for
+            calls()
+    ours = [each for each in caught if "deprecated, please" not in str(each.message)]
+    assert [each.filename for each in ours] == [__file__]
+    assert calls.__code__.co_firstlineno < ours[0].lineno <= calls.__code__.co_firstlineno + 10
+
+
+def schedules() -> list[Any]:
+    accelerator = Accelerator(cpu=True)
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        accelerator.prepare(optimizer, schedule)
+        AcceleratedScheduler(schedule, optimizer)
+    accelerator.end_training()
+    return [each.filename for each in caught]
+
+
+def test_a_schedule_s_notice_names_the_line_that_prepares_it() -> None:
+    assert run_on_ranks(schedules, 2) == [[__file__] * 2, []]
