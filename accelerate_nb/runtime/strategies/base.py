@@ -12,6 +12,7 @@ from torch.nn import Module
 
 from accelerate_nb.runtime.compiling import TorchDynamoPlugin
 from accelerate_nb.runtime.kinds import DistributedType
+from accelerate_nb.runtime.strategies.places import check_quantised, has_places
 from accelerate_nb.runtime.unwrapping import extract_model_from_parallel
 from accelerate_nb.runtime.world import World
 
@@ -40,6 +41,10 @@ class Strategy:
     def prepare(self, objects: tuple[Any, ...]) -> tuple[Any, ...]:
         """The objects of one call of `prepare`, before each is prepared for itself."""
         return objects
+
+    def accept(self, model: Module) -> None:
+        """Raise a `ConfigurationError` for a model that can't be trained where its weights lie."""
+        check_quantised(model, self.world.device)
 
     def place(self, model: Module) -> Module:
         """The model on this process's device, unless its weights were given places of their own."""
@@ -95,14 +100,3 @@ class Strategy:
 
     def close(self) -> None:
         """The training is over."""
-
-
-def has_places(model: Module) -> bool:
-    """Whether a model was loaded with its weights on several devices, or quantised onto one, and can't be moved."""
-    quantised = getattr(model, "is_loaded_in_8bit", False) or getattr(model, "is_loaded_in_4bit", False)
-    return bool(quantised) or len(devices_of(model)) > 1
-
-
-def devices_of(model: Module) -> set[Any]:
-    """The devices that transformers' `device_map` gave a model's weights; empty for one without a map."""
-    return set(getattr(model, "hf_device_map", {}).values())

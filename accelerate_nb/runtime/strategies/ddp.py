@@ -15,8 +15,10 @@ from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compiling import TorchDynamoPlugin
 from accelerate_nb.runtime.current import before_leaving
 from accelerate_nb.runtime.handlers import DistributedDataParallelKwargs
-from accelerate_nb.runtime.strategies.base import Strategy, devices_of
+from accelerate_nb.runtime.strategies.base import Strategy
+from accelerate_nb.runtime.strategies.places import devices_of
 from accelerate_nb.runtime.unwrapping import copies_in
+from accelerate_nb.runtime.variables import parse_flag_from_env
 from accelerate_nb.runtime.world import World
 
 
@@ -29,19 +31,23 @@ class DDP(Strategy):
         self._wrapped: WeakSet[DistributedDataParallel] = WeakSet()
         before_leaving(self._let_go)
 
-    def wrap_model(self, model: Module) -> Module:
-        """The model in `DistributedDataParallel`, unless none of its weights learns."""
+    def accept(self, model: Module) -> None:
+        """Raise a `ConfigurationError` for a model whose weights lie on several devices, unless that is meant."""
         places = devices_of(model)
-        if len(places) > 1:
+        if len(places) > 1 and not parse_flag_from_env("ACCELERATE_BYPASS_DEVICE_MAP"):
             raise ConfigurationError(
                 "You can't train a model that has been loaded with `device_map='auto'` in any distributed mode: its weights "
                 f"lie on {', '.join(sorted(map(str, places)))}. Load it without a device map, or start one process."
             )
+        super().accept(model)
+
+    def wrap_model(self, model: Module) -> Module:
+        """The model in `DistributedDataParallel`, unless none of its weights learns."""
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
-        on_cpu = self.world.device.type == "cpu"
+        elsewhere = self.world.device.type == "cpu" or len(devices_of(model)) > 1
         wrapped = DistributedDataParallel(
-            model, device_ids=None if on_cpu else [self.world.device], **self.options.to_kwargs()
+            model, device_ids=None if elsewhere else [self.world.device], **self.options.to_kwargs()
         )
         # Attributes are let go in the order in which they were set. Whoever lets go of a group that has been destroyed waits
         # for its threads; if that is the C++ reducer, it holds the interpreter's lock, which one of them may be waiting for.

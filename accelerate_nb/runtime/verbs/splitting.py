@@ -10,7 +10,7 @@ from torch.nn import Module
 
 from accelerate_nb.errors import NotYetError, StateError
 from accelerate_nb.runtime.process import AcceleratorState, Process
-from accelerate_nb.runtime.strategies.base import devices_of
+from accelerate_nb.runtime.strategies.places import devices_of
 
 
 class Splitting(Process):

@@ -1,0 +1,57 @@
+"""An Accelerator that is pickled comes back as itself in its process, and is refused in every other one."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from accelerate_nb import Accelerator
+from accelerate_nb.errors import StateError
+from accelerate_nb.launching.payload import Call, pack
+from accelerate_nb.utils import DataLoaderConfiguration
+from tests.ranks import run_on_ranks
+
+
+def test_in_its_process_it_is_itself() -> None:
+    accelerator = Accelerator(cpu=True)
+    held = pickle.loads(pickle.dumps({"accelerator": accelerator, "more": [accelerator]}))
+    assert held["accelerator"] is accelerator
+    assert held["more"] == [accelerator]
+    assert copy.copy(accelerator) is accelerator
+
+
+def pickled(_: Any = None) -> bytes:
+    return pickle.dumps(Accelerator(cpu=True))
+
+
+def test_elsewhere_it_says_where_it_belongs() -> None:
+    ((from_a_worker,), late) = run_on_ranks(pickled, 1), pickled()
+    with pytest.raises(StateError, match="belongs to the process in which it was made"):
+        pickle.loads(from_a_worker)
+    with pytest.raises(StateError, match="for as long as it is in use there"):
+        pickle.loads(late)
+
+
+def test_a_function_that_captures_one_is_not_launched() -> None:
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(StateError, match="Make it inside the function that is launched"):
+        pack(Call(lambda: accelerator.device, (), {}))
+    spawned = multiprocessing.get_context("spawn").Process(target=print, args=(accelerator,))
+    with pytest.raises(StateError, match="Make it inside the function that is launched"):
+        spawned.start()
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_a_prepared_loader_is_pickled_with_its_order(dispatched: bool) -> None:
+    config = DataLoaderConfiguration(dispatch_batches=dispatched, use_seedable_sampler=True, data_seed=3)
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(10)), batch_size=2, shuffle=True))
+    again = pickle.loads(pickle.dumps(loader))
+    assert type(again) is type(loader)
+    assert [batch.tolist() for (batch,) in again] == [batch.tolist() for (batch,) in loader]
