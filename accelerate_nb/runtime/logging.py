@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import MutableMapping
 from typing import Any
 
 from accelerate_nb.errors import StateError
 from accelerate_nb.runtime.current import current_world, is_joined
 
-# How far the caller is from where the line is handed on: Python 3.10 counts the frame inside its own module as well.
-_FRAMES_OF_OURS = 1 if sys.version_info >= (3, 11) else 2
+# As Accelerate counts: what is said to be the writer is the caller of `log`, unless the caller says something else.
+_CALLER_OF_LOG = 2
 
 
 class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
     """
     A logger whose lines begin with the rank, and come from the main process unless something else is asked.
 
-    `main_process_only=False` lets every process write, `in_order=True` one after the other.
+    `main_process_only=False` lets every process write, `in_order=True` one after the other. `stacklevel` counts this adapter
+    too, as Accelerate's does: 2 is the line's own place, 3 that of its caller.
     """
 
     def __init__(self, logger: logging.Logger, extra: dict[str, Any] | None = None) -> None:
@@ -29,7 +29,7 @@ class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """The line with its rank; the caller's own place in the file is kept."""
         msg, kwargs = super().process(msg, kwargs)
-        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + _FRAMES_OF_OURS
+        kwargs.setdefault("stacklevel", _CALLER_OF_LOG)
         return f"[RANK {current_world().rank}] {msg}", kwargs
 
     def log(self, level: int, msg: Any, *args: Any, **kwargs: Any) -> None:
@@ -54,7 +54,7 @@ class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
         key = (args, tuple(sorted(kwargs.items())))
         if key not in self._said:
             self._said.add(key)
-            self.warning(*args, **{"stacklevel": 2, **kwargs})
+            self.log(logging.WARNING, *args, **{"stacklevel": _CALLER_OF_LOG + 1, **kwargs})
 
     def _log_in_turn(self, level: int, msg: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         world = current_world()

@@ -169,6 +169,7 @@ class PartialState(Process):
             return
         asked = Asked.read(os.environ)
         world = join(cpu=cpu or asked.cpu, **options)
+        self.__dict__ = self._shared_state  # whoever joins leaves a former life behind, and what its instances share
         self.__dict__.update(_cpu=cpu or asked.cpu, debug=asked.debug, _world=world)
         self.fork_launched = parse_flag_from_env("FORK_LAUNCHED")
 

@@ -19,7 +19,6 @@ def check_os_kernel() -> None:
     if platform.system() != "Linux" or found is None or Version(found[0]) >= Version(_HANGS_BELOW):
         return
     _log.warning(
-        "Linux %s runs here, and below %s a process can hang. Upgrade the kernel to that version or a newer one.",
-        found[0],
-        _HANGS_BELOW,
+        f"Linux {found[0]} runs here, and below {_HANGS_BELOW} a process can hang. Upgrade the kernel to that version or a "
+        "newer one."
     )

@@ -142,6 +142,44 @@ def test_sizes_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
         assert described(ours.ParallelismConfig, sizes) == described(TheirConfig, sizes)
 
 
+HANDLED: list[tuple[str, dict[str, str], dict[str, Any]]] = [
+    ("TorchContextParallelConfig", {}, {}),
+    ("TorchContextParallelConfig", {}, {"cp_comm_strategy": "alltoall"}),
+    ("TorchContextParallelConfig", {"CP_COMM_STRATEGY": "alltoall"}, {}),
+    ("TorchContextParallelConfig", {"CP_COMM_STRATEGY": "other"}, {}),
+    ("DeepSpeedSequenceParallelConfig", {}, {}),
+    ("DeepSpeedSequenceParallelConfig", {}, {"sp_seq_length_is_variable": False}),
+    ("DeepSpeedSequenceParallelConfig", {"SP_SEQ_LENGTH": "8"}, {"sp_seq_length_is_variable": False}),
+    ("DeepSpeedSequenceParallelConfig", {"SP_SEQ_LENGTH": "None"}, {"sp_seq_length_is_variable": False}),
+    ("DeepSpeedSequenceParallelConfig", {"SP_SEQ_LENGTH_IS_VARIABLE": "false"}, {"sp_seq_length": 4}),
+    ("DeepSpeedSequenceParallelConfig", {"SP_ATTN_IMPLEMENTATION": "sdpa"}, {}),
+    ("DeepSpeedSequenceParallelConfig", {}, {"sp_attn_implementation": "kernels-community/flash-attn2"}),
+    ("DeepSpeedSequenceParallelConfig", {}, {"sp_attn_implementation": "eager"}),
+]
+
+
+@pytest.mark.parametrize(("name", "environment", "given"), HANDLED)
+def test_the_ways_to_split_a_sequence_are_accelerates(
+    name: str, environment: dict[str, str], given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in environment.items():
+        monkeypatch.setenv(f"PARALLELISM_CONFIG_{variable}", value)
+    assert settled(getattr(ours, name), given) == settled(getattr(theirs, name), given)
+
+
+def settled(kind: Any, given: dict[str, Any]) -> Any:
+    """The settings as they are filled in, or that they are refused."""
+    try:
+        return vars(kind(**given))
+    except ValueError:
+        return "refused"
+
+
+@pytest.mark.parametrize("sizes", [{"tp_size": 2}, {"tp_size": 2, "dp_shard_size": 4}, {"cp_size": 2, "tp_size": 3}])
+def test_the_axes_of_a_mesh_are_accelerates(sizes: dict[str, int]) -> None:
+    assert ours.ParallelismConfig(**sizes)._get_mesh() == TheirConfig(**sizes)._get_mesh()
+
+
 def described(kind: Any, sizes: dict[str, Any]) -> Any:
     """What sizes mean, or that they are refused."""
     try:

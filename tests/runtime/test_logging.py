@@ -77,12 +77,46 @@ def test_a_line_names_the_place_that_it_was_written_at(caplog: pytest.LogCapture
 
     def helper() -> None:
         logger.info("mine")
-        logger.info("my caller's", stacklevel=2)  # as a plain logger counts, which Accelerate's does not
+        logger.info("my caller's", stacklevel=3)
         logger.warning_once("mine")
 
     helper()
     here = "test_a_line_names_the_place_that_it_was_written_at"
     assert [record.funcName for record in caplog.records] == ["helper", here, "helper"]
+
+
+class Wrapped(logging.LoggerAdapter[Any]):
+    """A logger of somebody's own around ours, which says how far its caller is."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        self.logger.log(level, msg, *args, **{**kwargs, "stacklevel": 3})
+
+
+def around(peer: Peer) -> list[str]:
+    """Which functions are said to have written lines, with `stacklevel` and through a logger around the logger."""
+    peer.PartialState(cpu=True)
+    seen: list[str] = []
+
+    class Noting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record.funcName)
+
+    logger = peer.door("logging").get_logger("around", log_level="info")
+    logger.logger.addHandler(Noting())
+
+    def helper() -> None:
+        Wrapped(logger, {}).info("through")
+        for level in (2, 3):
+            logger.info("straight", stacklevel=level)
+            logger.info("in order", stacklevel=level, in_order=True)
+
+    helper()
+    return seen
+
+
+def test_a_logger_around_ours_counts_as_around_accelerates() -> None:
+    both = under_both(around, 1)
+    assert both.ours == both.theirs == [["helper", "helper", "helper", "around", "around"]]
 
 
 def in_turn(rounds: int) -> list[int]:

@@ -107,6 +107,22 @@ def test_after_the_end_a_new_accelerator_begins_anew(size: int) -> None:
     assert run_on_ranks(states_after_the_end, size) == [["bf16", 4, "no", 1, size, float(size)]] * size
 
 
+def states_of_one_process() -> list[bool]:
+    first = PartialState(cpu=True)
+    first.noted = "by the first"  # type: ignore[attr-defined]  # people keep things there
+    seen = [PartialState().__dict__ is first.__dict__, PartialState().noted == "by the first"]  # type: ignore[attr-defined]  # the same
+    first._reset_state()
+    try:
+        first.num_processes  # noqa: B018 - what is tested
+    except AttributeError as error:
+        seen.append("`PartialState._reset_state()` was called" in str(error))
+    return seen
+
+
+def test_the_first_state_shares_with_the_next_ones_and_is_reset_with_them() -> None:
+    assert run_on_ranks(states_of_one_process, 1) == [[True, True, True]]
+
+
 def state_resets() -> list[str]:
     said = []
     try:
@@ -157,17 +173,6 @@ def test_a_way_of_training_that_is_not_here_is_not_left_out_unnoticed(monkeypatc
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(NotYetError, match="ACCELERATE_USE_FSDP asks for FSDP"):
         Accelerator()
-
-
-def test_an_accelerator_does_not_travel() -> None:
-    import copy
-    import pickle
-
-    accelerator = Accelerator()
-    with pytest.raises(StateError, match="Make it inside the function that is launched"):
-        pickle.dumps(accelerator)
-    assert copy.deepcopy(accelerator) is accelerator
-    accelerator.end_training()
 
 
 def logs(folder: str) -> str:

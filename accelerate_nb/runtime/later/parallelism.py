@@ -6,13 +6,18 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed import device_mesh as meshes
+from torch.distributed.device_mesh import DeviceMesh
 
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.variables import parse_flag_from_env
 
 # The order of the mesh's axes: neighbours on the last one have the fastest connection.
 _AXES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
 _BACKENDS = {"cp": "torch", "sp": "deepspeed"}
+_EXCHANGES = ("allgather", "alltoall")
+_ATTENTIONS = ("flash_attention_2", "flash_attention_3", "sdpa")
+_PREFIX = "PARALLELISM_CONFIG_"
 
 
 @dataclass
@@ -24,18 +29,48 @@ class TorchTensorParallelConfig:
 
 @dataclass
 class TorchContextParallelConfig:
-    """How a sequence is split; `cp_comm_strategy` is "allgather" (the default) or "alltoall"."""
+    """
+    How a sequence is split; `cp_comm_strategy` is "allgather" or "alltoall".
+
+    What is `None` is read from the variable `PARALLELISM_CONFIG_CP_COMM_STRATEGY`, and is "allgather" without it.
+    """
 
     cp_comm_strategy: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.cp_comm_strategy is None:
+            self.cp_comm_strategy = os.environ.get(f"{_PREFIX}CP_COMM_STRATEGY", _EXCHANGES[0])
+        if self.cp_comm_strategy not in _EXCHANGES:
+            raise ConfigurationError(
+                f"Invalid cp_comm_strategy: {self.cp_comm_strategy}. Known ones are {', '.join(_EXCHANGES)}."
+            )
 
 
 @dataclass
 class DeepSpeedSequenceParallelConfig:
-    """How DeepSpeed splits a sequence."""
+    """
+    How DeepSpeed splits a sequence; its length is a variable one, unless it is said to be `sp_seq_length`.
+
+    What is `None` is read from the variables `PARALLELISM_CONFIG_SP_*`. `sp_attn_implementation` is one of torch's or a flash
+    attention of the hub, such as "kernels-community/flash-attn2".
+    """
 
     sp_seq_length: int | None = None
     sp_seq_length_is_variable: bool | None = None
     sp_attn_implementation: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.sp_seq_length_is_variable is None:
+            self.sp_seq_length_is_variable = parse_flag_from_env(f"{_PREFIX}SP_SEQ_LENGTH_IS_VARIABLE", True)
+        if self.sp_seq_length is None and not self.sp_seq_length_is_variable:
+            self.sp_seq_length = _length(os.environ.get(f"{_PREFIX}SP_SEQ_LENGTH"))
+        if self.sp_attn_implementation is None:
+            self.sp_attn_implementation = os.environ.get(f"{_PREFIX}SP_ATTN_IMPLEMENTATION")
+        if self.sp_attn_implementation is not None and not _is_attention(self.sp_attn_implementation):
+            raise ConfigurationError(
+                f"Invalid sp_attn_implementation: {self.sp_attn_implementation}. Known ones are {', '.join(_ATTENTIONS)} and "
+                "flash attentions of the hub, such as 'kernels-community/flash-attn2'."
+            )
 
 
 @dataclass
@@ -149,14 +184,14 @@ class ParallelismConfig:
 
     def build_device_mesh(self, device_type: str) -> DeviceMesh | None:
         """The mesh of processes, with the joint axes `dp`, `dp_shard_cp` and `dp_cp`; `None` where no axis is in use."""
-        used = self._used(*_AXES)
-        if not used or self.sp_enabled:
+        if not self.active_mesh_dims or self.sp_enabled:
             return None  # DeepSpeed makes its own groups for a sequence
-        mesh = init_device_mesh(device_type, tuple(map(self._size, used)), mesh_dim_names=tuple(used))
+        names, shape = self._get_mesh()
+        mesh = meshes.init_device_mesh(device_type, shape, mesh_dim_names=names)
         joint = {"dp": self.dp_dim_names, "dp_shard_cp": self.dp_shard_cp_dim_names, "dp_cp": self.dp_cp_dim_names}
         for name, axes in joint.items():
             if axes:
-                mesh[tuple(axes)]._flatten(name)
+                mesh[axes]._flatten(name)  # type: ignore[index]  # torch takes a list too, as Accelerate's callers see it
         return mesh
 
     def get_device_mesh(self, device_type: str | None = None) -> DeviceMesh | None:
@@ -179,6 +214,11 @@ class ParallelismConfig:
         settings = {name: value for name, value in vars(self).items() if name != "device_mesh"}
         return {name: dict(vars(value)) if hasattr(value, "__dict__") else value for name, value in settings.items()}
 
+    def _get_mesh(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """The names and sizes of the mesh's axes, those in use (Hugging Face's name, which others read)."""
+        used = self._used(*_AXES)
+        return tuple(used), tuple(map(self._size, used))
+
     def _size(self, axis: str) -> int:
         size: int = getattr(self, f"{axis}_size")
         return size
@@ -188,7 +228,7 @@ class ParallelismConfig:
 
     def _read(self, name: str, otherwise: str, kind: type[int] | type[str]) -> None:
         if getattr(self, name) is None:
-            setattr(self, name, kind(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", otherwise)))
+            setattr(self, name, kind(os.environ.get(f"{_PREFIX}{name.upper()}", otherwise)))
 
     def _check(self) -> None:
         for axis in _AXES:
@@ -218,3 +258,15 @@ class ParallelismConfig:
             self.cp_handler = self.cp_handler or TorchContextParallelConfig()
         if self.sp_enabled:
             self.sp_handler = self.sp_handler or DeepSpeedSequenceParallelConfig()
+
+
+def _length(said: str | None) -> int | None:
+    if said is None:
+        raise ConfigurationError(
+            "sp_seq_length_is_variable is false, and there is no sp_seq_length. Pass it, or set PARALLELISM_CONFIG_SP_SEQ_LENGTH."
+        )
+    return None if said == "None" else int(said)
+
+
+def _is_attention(name: str) -> bool:
+    return name in _ATTENTIONS or ("/" in name and "flash-attn" in name)
