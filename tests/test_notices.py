@@ -18,13 +18,6 @@ from accelerate_nb.utils.modeling import check_device_map
 from tests.ranks import run_on_ranks
 
 
-def in_a_with_block() -> None:
-    accelerator = Accelerator(cpu=True)
-    accelerator.prepare(torch.utils.data.DataLoader(Endless()))
-    with accelerator.join_uneven_inputs([], even_batches=False):
-        pass
-
-
 class Endless(torch.utils.data.IterableDataset[int]):
     def __iter__(self) -> Any:
         return iter(range(3))
@@ -47,7 +40,7 @@ def in_a_register() -> None:
     register_tracker_class(Twice)
 
 
-@pytest.mark.parametrize("calls", [in_a_with_block, in_a_data_class, in_a_function, in_a_register])
+@pytest.mark.parametrize("calls", [in_a_data_class, in_a_function, in_a_register])
 def test_a_warning_names_the_line_that_called(calls: Callable[[], None]) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -56,6 +49,21 @@ def test_a_warning_names_the_line_that_called(calls: Callable[[], None]) -> None
     ours = [each for each in caught if "deprecated, please" not in str(each.message)]
     assert [each.filename for each in ours] == [__file__]
     assert calls.__code__.co_firstlineno < ours[0].lineno <= calls.__code__.co_firstlineno + 10
+
+
+def in_a_with_block() -> list[Any]:
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(torch.utils.data.DataLoader(Endless()))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with accelerator.join_uneven_inputs([], even_batches=False):
+            pass
+    accelerator.end_training()
+    return [each.filename for each in caught]
+
+
+def test_a_warning_of_a_with_block_names_the_block() -> None:
+    assert run_on_ranks(in_a_with_block, 2) == [[__file__]] * 2
 
 
 def schedules() -> list[Any]:

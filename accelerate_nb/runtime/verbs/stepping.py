@@ -142,7 +142,7 @@ class Stepping(Process):
         """
         even = self.dataloader_config.even_batches if even_batches is None else even_batches
         samplers = [] if even_batches is None else [*filter(_can_be_even, map(_batch_sampler, self.bundle.loaders))]
-        if even_batches is not None and len(samplers) < len(self.bundle.loaders):
+        if even_batches is not None and self.world.size > 1 and len(samplers) < len(self.bundle.loaders):
             notice(
                 "join_uneven_inputs(even_batches=...) is only supported for map-style datasets: "
                 f"{len(self.bundle.loaders) - len(samplers)} of {len(self.bundle.loaders)} prepared loaders go on as they were."
