@@ -65,7 +65,8 @@ class WandBTracker(PackageTracker):
         """Keep a table, given by `columns` and rows of `data`, or as a `dataframe`."""
         import wandb
 
-        self.log({table_name: wandb.Table(columns=columns, data=data, dataframe=dataframe)}, step=step, **kwargs)
+        named: list[str | int] | None = None if columns is None else [*columns]  # wandb's type, of which ours is a part
+        self.log({table_name: wandb.Table(columns=named, data=data, dataframe=dataframe)}, step=step, **kwargs)
 
     @on_main_process
     def finish(self) -> None:
