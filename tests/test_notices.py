@@ -53,10 +53,10 @@ def test_a_warning_names_the_line_that_called(calls: Callable[[], None]) -> None
 
 def in_a_with_block() -> list[Any]:
     accelerator = Accelerator(cpu=True)
-    accelerator.prepare(torch.utils.data.DataLoader(Endless()))
+    model, _ = accelerator.prepare(torch.nn.Linear(1, 1), torch.utils.data.DataLoader(Endless()))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with accelerator.join_uneven_inputs([], even_batches=False):
+        with accelerator.join_uneven_inputs([model], even_batches=False):
             pass
     accelerator.end_training()
     return [each.filename for each in caught]
