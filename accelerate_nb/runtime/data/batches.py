@@ -13,8 +13,6 @@ from torch import Tensor
 from accelerate_nb.errors import DataError
 from accelerate_nb.runtime.operations.nested import honor_type, is_namedtuple, send_to_device
 
-_COMMON = (list, dict, Tensor, tuple)  # what most batches are: not asked at each step whether they are something else
-
 
 def mapped(function: Callable[[Any], Any], data: Any) -> Any:
     """
@@ -89,10 +87,16 @@ def _like(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 
 def placed(batch: Any, device: Any, non_blocking: bool = False) -> Any:
-    """The batch on the device: every tensor in it, and everything that has a `to`."""
-    if type(batch) not in _COMMON and is_record(batch) and not hasattr(batch, "to"):
+    """The batch on the device: every tensor in it, and everything that has a `to`, also in data classes."""
+    if hasattr(batch, "to"):
+        return send_to_device(batch, device, non_blocking)
+    if isinstance(batch, (list, tuple)):
+        return honor_type(batch, [placed(each, device, non_blocking) for each in batch])
+    if isinstance(batch, Mapping):
+        return _like(batch, {key: placed(each, device, non_blocking) for key, each in batch.items()})
+    if is_record(batch):
         return record_like(batch, {name: placed(each, device, non_blocking) for name, each in fields_of(batch)})
-    return send_to_device(batch, device, non_blocking)
+    return batch
 
 
 def is_at_hand(batch: Any) -> bool:

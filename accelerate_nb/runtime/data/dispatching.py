@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from accelerate_nb.errors import DataError, NotYetError, OperationError
+from accelerate_nb.notices import notice
 from accelerate_nb.runtime.current import current_world
 from accelerate_nb.runtime.data.batches import cut, joined, placed, size_of
 from accelerate_nb.runtime.data.indices import IndexSource
@@ -77,7 +78,7 @@ class DataLoaderDispatcher(PreparedLoader):
         with drawn_from(random):
             parcels = self._parcels(world)
             first = next(parcels, None)
-            filling = None if first is None else self._beginning(first.batch, world)
+            filling = None if first is None or world.size == 1 else self._beginning(first.batch, world)
             # what is skipped is read, since the last batch may need samples of the first
             waiting = _after(first, parcels, skip)
         for parcel in waiting:
@@ -99,6 +100,8 @@ class DataLoaderDispatcher(PreparedLoader):
     def _share(self, parcel: Parcel, filling: Any, world: World) -> Any:
         """This process's part of a batch."""
         batch = parcel.batch
+        if world.size == 1 and self.slice_fn is None:
+            return self._all_of(parcel)
         observed = size_of(batch)
         size, left = divmod(observed, world.size)
         if parcel.is_last:
@@ -113,6 +116,14 @@ class DataLoaderDispatcher(PreparedLoader):
             _warn_of_samples_left_out(left, observed, world)
         part = slice(world.rank * size, (world.rank + 1) * size)
         return self._slice(batch, part, size_of(batch), world)
+
+    def _all_of(self, parcel: Parcel) -> Any:
+        """The batch as it is, for a process that shares it with nobody: what can't be cut need not be."""
+        if parcel.is_last:
+            self._ends()
+            with suppress(DataError):
+                self.remainder = size_of(parcel.batch)
+        return parcel.batch
 
     def _slice(self, batch: Any, part: slice, size: int, world: World) -> Any:
         if self.slice_fn is None:
@@ -145,7 +156,7 @@ class DataLoaderDispatcher(PreparedLoader):
     def _received(self, post: Post) -> Iterator[Parcel]:
         if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
             super(PreparedLoader, self).__iter__()  # data pipes agree on a seed when iteration begins
-        else:
+        elif self._course.is_first or not self.persistent_workers:
             drawn_seed()  # torch's loader draws one for its workers on the main process: generators stay in step
         while (parcel := post.receive()) is not None:
             yield parcel
@@ -154,7 +165,7 @@ class DataLoaderDispatcher(PreparedLoader):
 
     def _read(self, world: World) -> Iterator[Parcel]:
         """The main process's batches on its device, each with whether it is the last."""
-        for batch, is_last in self._ahead(self._joined(super(PreparedLoader, self).__iter__(), world)):
+        for batch, is_last in self._ahead(self._joined(self._begun(), world)):
             yield Parcel(placed(batch, world.device, self._non_blocking), is_last)
 
     def _joined(self, batches: Iterator[Any], world: World) -> Iterator[Any]:
@@ -195,8 +206,7 @@ def _as_one(batches: list[Any]) -> Any:
 
 
 def _warn_of_samples_left_out(left: int, observed: int, world: World) -> None:
-    warnings.warn(
+    notice(
         f"{left} of {observed} samples in a dispatched batch were left out, since they don't divide among {world.size} "
-        "processes. Use batches whose size is a multiple of that.",
-        stacklevel=2,
+        "processes. Use batches whose size is a multiple of that."
     )

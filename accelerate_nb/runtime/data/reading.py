@@ -15,8 +15,17 @@ from accelerate_nb.errors import StateError
 from accelerate_nb.runtime.accumulation import GradientState
 from accelerate_nb.runtime.data.adapter import DataLoaderAdapter, DataLoaderStateMixin
 from accelerate_nb.runtime.data.indices import IndexSource
-from accelerate_nb.runtime.data.sampling import SeedableRandomSampler, get_sampler, index_source
+from accelerate_nb.runtime.data.sampling import (
+    SeedableRandomSampler,
+    drawn_seed,
+    get_sampler,
+    index_source,
+    new_generator,
+)
 from accelerate_nb.runtime.data.sharding import LastStep, with_last
+
+# What an epoch that goes on keeps of its first beginning, where a position tells it.
+_TAKEN_UP = ("random", "running")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,7 @@ class Course:
         self.epoch = epoch
         self.batches = 0
         self.at_end = False
+        self.is_first = True
         self.start: dict[str, Any] | None = None
         self.left: dict[str, Any] = {}
         self.pending: dict[str, Any] | None = None
@@ -48,7 +58,7 @@ class Course:
         """The epoch is over, in whatever way; the next one is a new one."""
         self.left = {"epoch": self.epoch, "batches": self.batches, **(self.start or {})}
         self.epoch += 1
-        self.batches, self.start = 0, None
+        self.batches, self.start, self.is_first = 0, None, False
 
 
 class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
@@ -61,6 +71,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def __init__(self, dataset: Any, reading: Reading, use_stateful_dataloader: bool = False, **kwargs: Any) -> None:
         self._source: IndexSource | None = None
+        self._whole: PreparedLoader | None = None
         super().__init__(dataset, use_stateful_dataloader, **kwargs)
         self._source = self._own_source()
         self.gradient_state = GradientState()
@@ -99,7 +110,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self.begin()
         try:
             self.set_epoch(self.iteration)
-            self._course.begin(done, {**start, "random": pending.get("random", start["random"])})
+            self._course.begin(done, {**start, **{name: pending[name] for name in _TAKEN_UP if name in pending}})
             yield from self._batches(self._to_skip(done), pending.get("random"))
             self._tell_of_repeated()
         finally:
@@ -109,6 +120,30 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def _batches(self, skip: int, random: torch.Tensor | None) -> Iterator[Any]:
         """This process's batches after the first `skip`, with the order drawn from `random` where it is given."""
         raise NotImplementedError
+
+    def _begun(self) -> Iterator[Any]:
+        """Torch's iterator over the batches, which draws from generators what the epoch drew when it was begun first."""
+        loader = self if self._whole is None else self._whole
+        began_running = self._course.start is not None and self._course.start["running"]
+        if self._running and not began_running:
+            drawn_seed(loader.generator)  # workers that run already don't ask for a seed, and these did
+        elif began_running and not self._running:
+            return loader._started_beside()
+        return super(PreparedLoader, loader).__iter__()
+
+    def _started_beside(self) -> Iterator[Any]:
+        """Torch's iterator, whose workers get a seed of their own."""
+        own, self.generator = self.generator, new_generator()
+        self.generator.manual_seed(torch.initial_seed() + self.iteration)
+        try:
+            return super().__iter__()
+        finally:
+            self.generator = own
+
+    @property
+    def _running(self) -> bool:
+        """Whether workers from a former epoch wait for this one."""
+        return self.persistent_workers and (self if self._whole is None else self._whole)._iterator is not None
 
     def _to_skip(self, done: int) -> int:
         """How many batches torch's loader has to read and leave out, where so many are done."""
@@ -202,7 +237,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             return course.pending
         if course.start is None or course.at_end:
             following = course.epoch + (course.start is not None)
-            states = {"generators": self._states()["generators"]}
+            states = {"generators": self._states()["generators"], "running": self._running}
             return {"epoch": following, "batches": 0, "stride": self.stride, "seed": self._seed, **states}
         here = {"epoch": course.epoch, "batches": course.batches, "stride": self.stride, "seed": self._seed}
         return {**here, **course.start}
@@ -235,9 +270,9 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def skipping(self, batches: int) -> PreparedLoader:
         """The same loader without its first batches; reading either of them is an epoch of both."""
         twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__, _iterator=None, skip_batches=self.skip_batches + batches)
-        if self._source is not None:
-            twin.__dict__["_source"] = IndexSource(self._source.sampler)
+        # what reads for it is the loader itself, whose workers may run already
+        whole = self if self._whole is None else self._whole
+        twin.__dict__.update(self.__dict__, _iterator=None, _whole=whole, skip_batches=self.skip_batches + batches)
         return twin
 
     def _take_pending(self) -> dict[str, Any]:
@@ -258,7 +293,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def _states(self) -> dict[str, Any]:
         generators = {name: generator.get_state() for name, generator in self._generators().items()}
-        return {"generators": generators, "random": torch.get_rng_state()}
+        return {"generators": generators, "random": torch.get_rng_state(), "running": self._running}
 
     def _generators(self) -> dict[str, torch.Generator]:
         """The generators on which the order of samples depends, besides torch's own."""

@@ -34,9 +34,9 @@ def new_generator() -> torch.Generator:
     return torch.Generator(device=torch.get_default_device())
 
 
-def drawn_seed() -> int:
-    """A seed from torch's global generator: the draw that `RandomSampler` makes, so that equal programs stay in step."""
-    return int(torch.empty((), dtype=torch.int64).random_().item())
+def drawn_seed(generator: torch.Generator | None = None) -> int:
+    """A seed from torch's global generator: the draw that torch's samplers and loaders make, so that equal programs stay in step."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 def index_source(dataloader: Any) -> Any:

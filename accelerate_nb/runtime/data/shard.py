@@ -66,12 +66,12 @@ class DataLoaderShard(PreparedLoader):
     def _read(self, skip: int) -> Iterator[Any]:
         """Torch's iterator over the batches after the first `skip`, its order drawn."""
         if self._source is None:
-            batches = super(PreparedLoader, self).__iter__()
+            batches = self._begun()
             for _ in islice(batches, skip):
                 pass
             return batches
         self._source.skip = skip
-        batches = super(PreparedLoader, self).__iter__()
+        batches = self._begun()
         self._source.current.begin()
         return batches
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from typing import Any
@@ -73,11 +73,19 @@ class BatchSamplerShard(BatchSampler):
 
     def __len__(self) -> int:
         if self.split_batches:
-            return self.total_length
+            return self.total_length - self._has_no_part_of_last()
         whole, left = divmod(self.total_length, self.num_processes)
         if left == 0 or self.drop_last:
             return whole
         return whole + (self.even_batches or self.process_index < left)
+
+    def _has_no_part_of_last(self) -> bool:
+        """Whether the last batch is known to be too short for all processes, and this is one that gets nothing of it."""
+        sampler = getattr(self.batch_sampler, "sampler", None)
+        if self.even_batches or self.drop_last or not isinstance(sampler, Sized):
+            return False
+        last = len(sampler) % self.batch_size
+        return bool(0 < last <= self.process_index * (self.batch_size // self.num_processes))
 
     def __iter__(self) -> Iterator[Any]:
         self.last_step = None

@@ -54,6 +54,15 @@ class Remembering(PreparedLoader, StatefulDataLoader):  # type: ignore[misc]  # 
         sampler = DataLoader._index_sampler.fget(self)  # type: ignore[attr-defined]  # torch's own, whatever we put before it
         return isinstance(sampler, StatefulBatchSampler) or hasattr(sampler, "state_dict")
 
+    @property
+    def _running(self) -> bool:
+        return False  # what workers drew is in torchdata's own state
+
+    def skipping(self, batches: int) -> PreparedLoader:
+        twin = super().skipping(batches)
+        twin._whole = None  # torchdata keeps the state of the loader that is read
+        return twin
+
     def _to_skip(self, done: int) -> int:
         self._at_hand = None
         if self.skip_batches:

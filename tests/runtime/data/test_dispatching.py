@@ -11,6 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from accelerate_nb.errors import OperationError
+from accelerate_nb.runtime.data.loading import prepare_data_loader
+from accelerate_nb.runtime.data.skipping import skip_first_batches
 from tests.ranks import RanksFailed, run_on_ranks
 from tests.runtime.data.loaders import Broken, Numbers, Shuffled, Stream, plain
 
@@ -149,3 +151,11 @@ def skipped() -> Any:
 
 def test_a_dispatched_epoch_goes_on_after_its_first_batches() -> None:
     assert run_on_ranks(skipped, 2) == [([[4, 5], [8, 9]], 3, 1), ([[6, 7], [10, 0]], 3, 1)]
+
+
+def test_one_process_reads_what_could_not_be_cut() -> None:
+    for size, expected in ((None, [0, 1, 2]), (2, [[0, 1], [2]])):
+        loader = prepare_data_loader(DataLoader(Stream(3), size), CPU, put_on_device=True)
+        assert [(plain(batch), loader.end_of_dataloader) for batch in loader][-1] == (expected[-1], True)
+        assert [plain(batch) for batch in loader] == expected
+        assert [plain(batch) for batch in skip_first_batches(loader, 1)] == expected[1:]

@@ -94,7 +94,7 @@ def test_every_one_that_wants_to_know_is_told_the_epoch() -> None:
     assert [plain(batch) for batch in loader] == first
 
 
-def go_on(how: str, stop: int, workers: int) -> bool:
+def go_on(how: str, stop: int, workers: int, persistent: bool = False) -> bool:
     """Whether what is read after a pause, by a new loader, is what would have been read without one."""
     options = {
         "use_seedable_sampler": how == "seedable",
@@ -105,7 +105,9 @@ def go_on(how: str, stop: int, workers: int) -> bool:
     shuffle = None if how == "stream" else True
 
     def make() -> Any:
-        loader = DataLoader(data, 2, shuffle=shuffle, generator=generator, num_workers=workers)
+        loader = DataLoader(
+            data, 2, shuffle=shuffle, generator=generator, num_workers=workers, persistent_workers=persistent
+        )
         return prepare_data_loader(loader, CPU, put_on_device=True, dispatch_batches=how == "dispatched", **options)
 
     draws = 1 + current_world().rank  # processes draw what they like from torch's own generator
@@ -149,8 +151,33 @@ def test_a_resumed_epoch_goes_on_where_it_was(how: str, size: int) -> None:
         assert run_on_ranks(go_on, size, how, stop, 0) == [True] * size
 
 
-def test_workers_go_on_too() -> None:
-    assert run_on_ranks(go_on, 1, "global generator", 2, 2) == [True]
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_go_on_too(persistent: bool) -> None:
+    assert run_on_ranks(go_on, 1, "global generator", 2, 2, persistent) == [True]
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_workers_that_stay_read_the_rest_of_an_epoch_too(dispatch: bool) -> None:
+    def epochs(skipped: int) -> list[Any]:
+        torch.manual_seed(3)
+        loader = DataLoader(Numbers(6), 2, shuffle=True, num_workers=1, persistent_workers=True)
+        loader = prepare_data_loader(loader, CPU, 1, 0, put_on_device=True, dispatch_batches=dispatch)
+        first = [plain(batch) for batch in skip_first_batches(loader, skipped)]
+        return [first, *[[plain(batch) for batch in loader] for _ in range(2)], torch.rand(()).item()]
+
+    (first, *others), (rest, *same) = epochs(0), epochs(1)
+    assert (rest, same) == (first[1:], others)
+
+
+def test_workers_that_run_already_take_up_an_epoch_whose_workers_did_not() -> None:
+    torch.manual_seed(3)
+    loader = prepared(Numbers(6), shuffle=True, num_workers=1, persistent_workers=True)
+    batches = iter(loader)
+    next(batches)
+    position = loader.position()
+    rest = [plain(batch) for batch in batches]
+    loader.resume(position)
+    assert [plain(batch) for batch in loader] == rest
 
 
 def test_a_position_fits_any_number_of_processes() -> None:

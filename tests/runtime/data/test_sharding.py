@@ -47,7 +47,12 @@ def test_batches_are_dealt_out_as_accelerate_does(processes: int, split: bool, e
             return BatchSampler(SequentialSampler(range(length)), size, drop)
 
         options = {"split_batches": split, "even_batches": even}
-        assert shards(ours, make, processes, **options) == shards(theirs, make, processes, **options), (length, size)
+        dealt = shards(ours, make, processes, **options)
+        expected = shards(theirs, make, processes, **options)
+        assert [batches for _, batches in dealt] == [batches for _, batches in expected], (length, size)
+        assert all(told == len(batches) for told, batches in dealt), (
+            "Accelerate counts a part that a process doesn't get"
+        )
 
 
 @pytest.mark.parametrize("even", [True, False])
