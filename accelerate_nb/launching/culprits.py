@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from accelerate_nb.errors import AccelerateNbError, PayloadError
-from accelerate_nb.launching.pickling import dump
+from accelerate_nb.errors import AccelerateNbError, NeedsForkError, PayloadError
+from accelerate_nb.launching.pickling import PROTOCOL, dump
 from accelerate_nb.launching.sources import Sources
 
 # How far the search looks into what captures what.
@@ -27,7 +27,7 @@ class Culprit:
 
 def explain(values: Mapping[str, Any], error: BaseException, sources: Sources) -> AccelerateNbError:
     """The error to raise for named values of which one, at least, could not be pickled with `error`."""
-    if isinstance(error, AccelerateNbError):
+    if isinstance(error, NeedsForkError):
         return error
     seen: set[int] = set()
     searches = (_search(value, (name,), None, seen, 0) for name, value in values.items())
@@ -59,6 +59,8 @@ def _search(
     if id(value) in seen or depth > _DEEPEST or _travels(value):
         return None
     seen.add(id(value))
+    if _refuses(value):
+        return Culprit(value, path, owner)
     for name, part, holder in _parts(value):
         found = _search(part, (*path, name), holder or owner, seen, depth + 1)
         if found is not None:
@@ -72,6 +74,17 @@ def _travels(value: Any) -> bool:
     except Exception:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
         return False
     return True
+
+
+def _refuses(value: Any) -> bool:
+    """Whether it is the value itself that says no, as an `Accelerator` does, whatever its parts would do."""
+    try:
+        value.__reduce_ex__(PROTOCOL)
+    except AccelerateNbError:
+        return True
+    except Exception:  # noqa: BLE001 - anybody's code, as above
+        return False
+    return False
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any, types.CodeType | None]]:

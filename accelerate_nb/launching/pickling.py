@@ -17,7 +17,7 @@ from accelerate_nb.launching.exceptions import reduced
 from accelerate_nb.launching.main_module import is_of_main
 from accelerate_nb.launching.packing import Bytes
 
-_PROTOCOL = 5
+PROTOCOL = 5
 
 
 def dump(value: Any, names: dict[str, Any] | None = None) -> list[Bytes]:
@@ -54,7 +54,7 @@ def load(entries: Sequence[Bytes]) -> Any:
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], names: dict[str, Any]) -> None:
-        super().__init__(file, protocol=_PROTOCOL, buffer_callback=buffers.append)
+        super().__init__(file, protocol=PROTOCOL, buffer_callback=buffers.append)
         self._names = names
 
     def reducer_override(self, obj: Any) -> Any:
