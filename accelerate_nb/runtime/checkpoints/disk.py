@@ -103,8 +103,7 @@ class DiskFile:
                 raise self._error
             os.ftruncate(self._descriptor, size)
             os.fsync(self._descriptor)
-            # the sum of the zeros that filled the last block up is none of the file's
-            return Entry(size, folded(sums[: -(-size // (1 << 20))]))
+            return Entry(size, folded(sums))
         finally:
             os.close(self._descriptor)
 
@@ -124,11 +123,12 @@ class DiskFile:
 
     def _put(self, block: np.ndarray[Any, Any], length: int, position: int) -> list[int]:
         try:
+            sums = sums_of(block[:length], position >> 20)
             rest = block[:length].data
             while rest:
                 count = os.pwrite(self._descriptor, rest, position)
                 rest, position = rest[count:], position + count
-            return sums_of(block[:length])
+            return sums
         finally:
             self._blocks.give_back(block)
 

@@ -11,7 +11,6 @@ from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.checkpoints import committing
 from accelerate_nb.runtime.checkpoints.committing import Place
 from accelerate_nb.runtime.checkpoints.manifest import why_incomplete
-from accelerate_nb.runtime.checkpoints.writing import write_file as write_file  # noqa: PLC0414 - found here too
 from accelerate_nb.runtime.handlers import ProjectConfiguration
 
 _NUMBERED = re.compile(r"checkpoint_(\d+)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,39 +16,44 @@ from accelerate_nb.runtime.checkpoints import names
 
 _BLOCK = 1 << 20
 _WORD = 1 << 64
-_WINDOW = 64 << 20
-_SHOWN = getattr(mmap, "MAP_SHARED", 0) | getattr(mmap, "MAP_POPULATE", 0)
+# Of a file the first blocks are summed, and of what comes after them one in so many: reading a large file twice would take
+# about as long as loading it.
+_SUMMED = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file: how long it is, and a number that nearly any damage changes."""
+    """One file: how long it is, and a number that damage changes (of a large file, damage to what was summed)."""
 
     bytes: int
     sum: int
 
 
 def entry_of(path: Path) -> Entry:
-    """The file as it is now; its sum is that of its 64-bit words by blocks of a MiB, so that it costs no more than reading."""
+    """The file as it is now; its sum is that of the 64-bit words of its first 16 MiB, and of each 16th MiB after them."""
     sums: list[int] = []
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
-        for start in range(0, size, _WINDOW):
-            length = min(_WINDOW, size - start)
-            # a window on the page cache: nothing is copied, and no page is waited for by itself
-            with mmap.mmap(file.fileno(), length, flags=_SHOWN, prot=mmap.PROT_READ, offset=start) as window:
-                whole = length // _BLOCK * _BLOCK
-                sums += sums_of(np.frombuffer(window, np.uint8, whole))
-                if whole < length:
-                    rest = window[whole:]
-                    sums += sums_of(np.frombuffer(rest + bytes(-length % 8), np.uint8))
+        for number in range(-(-size // _BLOCK)):
+            if _counts(number):
+                file.seek(number * _BLOCK)
+                content = file.read(_BLOCK)
+                sums += sums_of(np.frombuffer(content + bytes(-len(content) % 8), np.uint8), 0)
     return Entry(size, folded(sums))
 
 
-def sums_of(content: np.ndarray[Any, Any]) -> list[int]:
-    """The sums of the words of each MiB of some bytes, whose number is a multiple of eight."""
-    words = content.view(np.uint64)
-    return [int(words[start : start + _BLOCK // 8].sum(dtype=np.uint64)) for start in range(0, len(words), _BLOCK // 8)]
+def _counts(number: int) -> bool:
+    return number < _SUMMED or number % _SUMMED == 0
+
+
+def sums_of(content: np.ndarray[Any, Any], first: int) -> list[int]:
+    """The sums of the words of each MiB that counts; the content's length is a multiple of eight, and `first` the file's MiB."""
+    words, step = content.view(np.uint64), _BLOCK // 8
+    return [
+        int(words[start : start + step].sum(dtype=np.uint64))
+        for number, start in enumerate(range(0, len(words), step), first)
+        if _counts(number)
+    ]
 
 
 def folded(sums: Iterable[int]) -> int:

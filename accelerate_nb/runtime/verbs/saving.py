@@ -143,7 +143,7 @@ class Saving(Process):
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Keep these objects in checkpoints too; each has a `state_dict` and a `load_state_dict`."""
         missing = [
-            f"{type(each).__name__} at index {index}"
+            f"Item at index {index} ({type(each).__name__})"
             for index, each in enumerate(objects)
             if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict"))
         ]

@@ -114,6 +114,25 @@ def test_one_changed_byte_is_found(tmp_path: Path, name: str) -> None:
     accelerator.end_training()
 
 
+def test_damage_to_a_large_file_is_found_where_it_was_summed(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(nn.Linear(3000, 2000, bias=False))  # 24 MB: the first 16 MiB, and the one after them
+    path = accelerator.save_state(tmp_path / "saved") / "model.safetensors"
+    for place in (15 << 20, (16 << 20) + 5):
+        content = bytearray(path.read_bytes())
+        content[place] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match="is damaged: its content"):
+            accelerator.load_state(tmp_path / "saved")
+        content[place] ^= 1
+        path.write_bytes(content)
+    accelerator.load_state(tmp_path / "saved")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="bytes were expected"):
+        accelerator.load_state(tmp_path / "saved")
+    accelerator.end_training()
+
+
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     accelerator = training()
     accelerator.save_state(tmp_path / "saved")

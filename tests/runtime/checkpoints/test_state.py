@@ -303,7 +303,7 @@ def test_hooks_may_save_a_model_in_their_own_way(tmp_path: Path) -> None:
 
 def test_registered_objects_must_match(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True)
-    with pytest.raises(ConfigurationError, match="object at index 1"):
+    with pytest.raises(ConfigurationError, match="Item at index 1"):
         accelerator.register_for_checkpointing(Counter(), object())
     accelerator.save_state(tmp_path / "saved")
     accelerator.register_for_checkpointing(Counter())
