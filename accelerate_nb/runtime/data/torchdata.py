@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from accelerate_nb.errors import MissingExtraError
@@ -57,6 +58,19 @@ class Remembering(PreparedLoader, StatefulDataLoader):  # type: ignore[misc]  # 
     @property
     def _running(self) -> bool:
         return False  # what workers drew is in torchdata's own state
+
+    def _begun(self) -> Iterator[Any]:
+        if self.next_iter_state is not None and self.next_iter_state.get(_FINISHED):
+            self._read_what_is_finished()
+        return super()._begun()
+
+    def _read_what_is_finished(self) -> None:
+        """Have torchdata's iterator of an epoch that is at its end, which it makes before the next one's, draw nothing."""
+        present = self._states()
+        StatefulDataLoader.state_dict(self)
+        torch.set_rng_state(present["random"])
+        for name, generator in self._generators().items():
+            generator.set_state(present["generators"][name])
 
     def skipping(self, batches: int) -> PreparedLoader:
         twin = super().skipping(batches)

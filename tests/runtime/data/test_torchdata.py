@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from accelerate_nb.data_loader import DataLoaderAdapter, DataLoaderShard, SkipDataLoader
+from accelerate_nb.data_loader import DataLoaderAdapter, DataLoaderShard, SkipDataLoader, prepare_data_loader
 from accelerate_nb.errors import MissingExtraError, StateError
 from accelerate_nb.utils import DataLoaderConfiguration
 from tests.peers import Peer, under_both
@@ -160,3 +160,16 @@ def test_where_torchdata_is_missing_the_extra_is_named(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "torchdata.stateful_dataloader", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'accelerate-nb\[torchdata\]'"):
         DataLoaderShard(Numbers(2), use_stateful_dataloader=True)
+
+
+def test_a_state_of_an_epochs_last_batch_is_followed_by_the_next_epoch() -> None:
+    def make() -> Any:
+        loader = DataLoader(Numbers(6), 2, shuffle=True, generator=torch.Generator().manual_seed(1))
+        return prepare_data_loader(loader, num_processes=2, process_index=0, use_stateful_dataloader=True)
+
+    loader = make()
+    for _ in loader:
+        state = pickle.loads(pickle.dumps(loader.state_dict()))
+    again = make()
+    again.load_state_dict(state)
+    assert [plain(batch) for batch in again] == [plain(batch) for batch in loader]
