@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-import warnings
 from collections.abc import Callable, Set as AbstractSet
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from accelerate_nb.errors import CheckpointError
+from accelerate_nb.notices import notice
 from accelerate_nb.runtime.checkpoints import manifest
 from accelerate_nb.runtime.checkpoints.presence import Presence
 from accelerate_nb.runtime.world import World
@@ -265,11 +265,10 @@ class Following(Alone):
         self._line.past.add(passed)
         self._line.settle = SETTLE / 10
         self._number = passed
-        warnings.warn(
+        notice(
             f"save_state was called with {self._folder} on rank {self._line.world.rank}, and with "
             f"{self._opening(passed)['folder']} on the main process: this process's own files are in its folder, and those "
-            "that all have in common in the main process's. Pass the same folder on every process.",
-            stacklevel=6,
+            "that all have in common in the main process's. Pass the same folder on every process."
         )
 
     def _opening(self, number: int) -> dict[str, str]:

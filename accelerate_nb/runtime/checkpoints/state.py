@@ -16,6 +16,7 @@ from torch.nn import Module, Parameter
 from accelerate_nb.errors import CheckpointError
 from accelerate_nb.runtime.bundle import Bundle
 from accelerate_nb.runtime.checkpoints import manifest, names
+from accelerate_nb.runtime.checkpoints.offloaded import complete
 from accelerate_nb.runtime.checkpoints.randomness import random_states, restore_random_states
 from accelerate_nb.runtime.checkpoints.reading import device_of, fitting, read
 from accelerate_nb.runtime.checkpoints.weights import file_of_weights, load_weights, with_aliases
@@ -51,7 +52,9 @@ class Checkpoint:
         `in_window` says that gradients are being accumulated: they belong to the state of each process. Hooks may write files
         of their own to `draft`.
         """
-        weights = [self.strategy.model_state(model) for model in self.bundle.models]
+        weights = [
+            complete(self.strategy.unwrap(model), self.strategy.model_state(model)) for model in self.bundle.models
+        ]
         for hook in hooks:
             hook(self.bundle.models, weights, str(draft))
         files = self._shared(weights, safe=safe) if self.writes else []

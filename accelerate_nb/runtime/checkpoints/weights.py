@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from accelerate_nb.runtime.checkpoints.committing import remove, sync
 from accelerate_nb.runtime.checkpoints.reading import read, read_weights
 from accelerate_nb.runtime.checkpoints.writing import File, write_file, write_files
 
+_logger = logging.getLogger(__name__)
 _UNITS = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3, "TIB": 2**40, "GIB": 2**30, "MIB": 2**20, "KIB": 2**10}
 _WEIGHT_FILE = re.compile(
     r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
@@ -106,13 +108,21 @@ def without_aliases(state: Mapping[str, Any]) -> dict[str, Tensor]:
     seen: set[tuple[Any, ...]] = set()
     storages: set[int] = set()
     kept: dict[str, Tensor] = {}
+    removed: set[str] = set()
     for name, tensor in state.items():
         if _memory(tensor) in seen and tensor.numel():
+            removed.add(name)
             continue
         seen.add(_memory(tensor))
         storage = tensor.untyped_storage().data_ptr()
         kept[name] = tensor.clone().contiguous() if storage in storages else tensor.contiguous()
         storages.add(storage)
+    if removed:
+        _logger.warning(
+            "Removed shared tensor %s while saving: safetensors keeps each memory under one name. Loading into a model that "
+            "shares them fills them in.",
+            removed,
+        )
     return kept
 
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from accelerate_nb.errors import ConfigurationError, StateError
+from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.accumulation import GradientState
 from accelerate_nb.runtime.bundle import Bundle
 from accelerate_nb.runtime.checkpoints.folders import folder_to_read, number_of, place_to_write, prune
+from accelerate_nb.runtime.checkpoints.offloaded import complete
 from accelerate_nb.runtime.checkpoints.saving import Saver
 from accelerate_nb.runtime.checkpoints.state import Checkpoint
 from accelerate_nb.runtime.checkpoints.weights import save_model_files
@@ -63,9 +63,7 @@ class Saving(Process):
         folder = Path(save_directory)
         if folder.is_file():
             raise ConfigurationError(f"Provided path ({folder}) should be a directory, not a file. Pass a folder.")
-        state = self.get_state_dict(model)
-        if any(isinstance(value, Tensor) and value.is_meta for value in state.values()):
-            raise StateError("You can't save the model since some parameters are on the meta device. Load them first.")
+        state = complete(self.strategy.unwrap(model), self.get_state_dict(model))
         if self.should_save_model:
             save_model_files(state, folder, max_shard_size, safe=safe_serialization)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from accelerate_nb import Accelerator
-from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.errors import ConfigurationError, StateError
 from accelerate_nb.runtime.checkpoints.weights import parse_size, split, with_aliases, without_aliases
 
 
@@ -58,6 +61,44 @@ def test_new_weights_replace_old_ones(tmp_path: Path, before: tuple[str, bool], 
         accelerator.save_model(filled(value), tmp_path, max_shard_size=size, safe_serialization=safe)
     assert reads_with_accelerate(tmp_path) == 2.0
     assert (tmp_path / "config.json").exists()
+
+
+@pytest.mark.parametrize("dispatcher", ["accelerate", "accelerate_nb"])
+@pytest.mark.parametrize(
+    "device_map", [{"0": "cpu", "1": "disk", "2": "disk", "3": "cpu"}, {"": "disk"}], ids=["both", "disk"]
+)
+def test_a_model_whose_weights_are_offloaded_is_saved_whole(tmp_path: Path, dispatcher: str, device_map: Any) -> None:
+    if dispatcher == "accelerate" and "" in device_map:
+        pytest.skip("Accelerate writes nothing for the empty name")
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
+    wanted = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    import_module(dispatcher).dispatch_model(model, device_map, offload_dir=tmp_path / "offloaded", main_device="cpu")
+    assert any(each.is_meta for each in model.parameters())
+    accelerator = Accelerator(cpu=True)
+    accelerator.save_model(model, tmp_path / "model")
+    accelerator.bundle.models.append(model)
+    accelerator.save_state(tmp_path / "state")
+    for folder in ("model", "state"):
+        saved = load_file(tmp_path / folder / "model.safetensors")
+        assert saved.keys() == wanted.keys()
+        assert all(torch.equal(saved[name], tensor) for name, tensor in wanted.items())
+    assert any(each.is_meta for each in model.parameters())
+    accelerator.end_training()
+
+
+def test_a_model_whose_weights_are_nowhere_is_not_saved(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        model = nn.Linear(2, 2)
+    with pytest.raises(StateError, match=r"on the meta device, and no hook has them: weight, bias"):
+        Accelerator(cpu=True).save_model(model, tmp_path)
+
+
+def test_weights_that_are_left_out_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Accelerator(cpu=True).save_model(Tied(), tmp_path)
+    assert [each.getMessage().split(" while")[0] for each in caplog.records] == [
+        "Removed shared tensor {'second.weight'}"
+    ]
 
 
 def test_shards_have_an_index_of_every_tensor(tmp_path: Path) -> None:
