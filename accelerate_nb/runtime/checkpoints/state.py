@@ -85,6 +85,7 @@ class Checkpoint:
             found += self._customs(folder, weights_only=options.get("weights_only", True))
             gradients, states = self._read_gradients(folder), self._read_random(folder)
             positions = self._read_positions(folder, options)
+            found += [] if positions else self._loaders(folder, options)
             checked.result()
         # until here nothing has changed: a checkpoint that can't be read leaves the training as it is
         for each in found:
@@ -150,12 +151,26 @@ class Checkpoint:
             File(names.numbered(names.SCHEDULER_NAME, index), scheduler.state_dict())
             for index, scheduler in enumerate(bundle.schedulers)
         ]
+        files += [
+            File(names.numbered(names.LOADER_NAME, index), loader.state_dict()) for index, loader in self._stateful()
+        ]
         if self.precision.scaler is not None:
             files.append(File(names.SCALER_NAME, self.precision.scaler.state_dict()))
         files += [
             File(f"{names.CUSTOM_NAME}_{index}.pkl", each.state_dict()) for index, each in enumerate(bundle.custom)
         ]
         return files
+
+    def _stateful(self) -> list[tuple[int, Any]]:
+        """The loaders of which Accelerate keeps a state too, by their number among all."""
+        numbered = enumerate(self.bundle.loaders)
+        return [(index, each) for index, each in numbered if getattr(each, "use_stateful_dataloader", False)]
+
+    def _loaders(self, folder: Path, options: Mapping[str, Any]) -> list[_Found]:
+        """Where Accelerate has written where its loaders stood."""
+        paths = [(loader, folder / names.numbered(names.LOADER_NAME, index)) for index, loader in self._stateful()]
+        only = {"weights_only": options.get("weights_only", True)}
+        return [_find(loader, path, "the state of a loader", only) for loader, path in paths if path.exists()]
 
     def _own(self, step: int) -> list[File]:
         rank = self.world.rank

@@ -201,3 +201,37 @@ def test_the_parts_of_a_checkpoint_are_those_of_accelerate(tmp_path: Path) -> No
     both = under_both(parts, 2, str(tmp_path))
     assert both.ours == both.theirs
     assert both.ours[0][:4] == (True, {"step": 7}, 4, True)
+
+
+def stateful(peer: Peer) -> tuple[Any, Any]:
+    config = peer.door("utils").DataLoaderConfiguration(use_stateful_dataloader=True)
+    accelerator = peer.Accelerator(cpu=True, dataloader_config=config)
+    return accelerator, accelerator.prepare(DataLoader(torch.arange(32), batch_size=4), DataLoader(range(8)))[0]
+
+
+def stops_in_the_middle(peer: Peer, folder: str) -> list[Any]:
+    accelerator, loader = stateful(peer)
+    seen = []
+    for batch in loader:
+        seen.append(batch.tolist())
+        if len(seen) == 2:
+            accelerator.save_state(f"{folder}/{peer.name}")
+    accelerator.wait_for_everyone()
+    return seen[2:]
+
+
+def goes_on_with_the_others(peer: Peer, folder: str) -> list[Any]:
+    accelerator, loader = stateful(peer)
+    accelerator.load_state(f"{folder}/{'accelerate' if peer.is_ours else 'accelerate_nb'}")
+    rest = [batch.tolist() for batch in loader]
+    return [rest, len(list(loader))]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_loaders_of_torchdata_go_on_in_the_other_package(tmp_path: Path, size: int) -> None:
+    pytest.importorskip("torchdata")
+    written = under_both(stops_in_the_middle, size, str(tmp_path))
+    read = under_both(goes_on_with_the_others, size, str(tmp_path))
+    whole = 8 // size
+    assert read.ours == [[rest, whole] for rest in written.theirs]
+    assert [rest for rest, _ in read.theirs] == written.ours
