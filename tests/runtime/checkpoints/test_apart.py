@@ -150,7 +150,7 @@ def runs_with_a_rank_that(how: str, folder: Path) -> str:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a process is killed by a signal")
-@pytest.mark.parametrize("how", ["is killed", "raises"])
+@pytest.mark.parametrize("how", ["is killed", pytest.param("raises", marks=pytest.mark.slow)])
 def test_a_checkpoint_that_lacks_the_files_of_a_dead_rank_does_not_appear(tmp_path: Path, how: str) -> None:
     assert "Rank 1 has died before it wrote its files" in runs_with_a_rank_that(how, tmp_path)
     assert (tmp_path / "first" / "checkpoint.json").exists()
