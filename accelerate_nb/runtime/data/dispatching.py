@@ -141,6 +141,7 @@ class DataLoaderDispatcher(PreparedLoader):
     def _sent(self, post: Post, world: World) -> Iterator[Parcel]:
         parcels = self._read(world)
         while True:
+            post.meet()
             try:
                 parcel = next(parcels, None)
                 post.send(parcel)
@@ -158,7 +159,11 @@ class DataLoaderDispatcher(PreparedLoader):
             super(PreparedLoader, self).__iter__()  # data pipes agree on a seed when iteration begins
         elif self._course.is_first or not self.persistent_workers:
             drawn_seed()  # torch's loader draws one for its workers on the main process: generators stay in step
-        while (parcel := post.receive()) is not None:
+        while True:
+            post.meet()
+            parcel = post.receive()
+            if parcel is None:
+                return
             yield parcel
             if parcel.is_last:
                 return

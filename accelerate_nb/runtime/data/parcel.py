@@ -14,11 +14,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accelerate_nb.errors import OperationError
-from accelerate_nb.runtime.operations.exchange import places
+from accelerate_nb.runtime.operations.exchange import Call, agree, places
 from accelerate_nb.runtime.operations.wire import as_bytes
 from accelerate_nb.runtime.world import World
 
 _HEAD = 32
+_NEXT = Call("next", "a loader whose batches the main process dispatches")
 
 
 class Kind(IntEnum):
@@ -50,6 +51,14 @@ class Post:
         self.world = world
         self._structure = b""
         self._room = 0
+
+    def meet(self) -> None:
+        """
+        Wait until every process asks for the next batch; `OperationError`, on all of them, if one does something else.
+
+        A process that left the loader alone, or makes a call of its own inside of it, would leave the others waiting for ever.
+        """
+        agree(self.world, _NEXT)
 
     def send(self, parcel: Parcel | None) -> None:
         """Send a batch, or with `None` say that there is none; called by the main process."""

@@ -11,8 +11,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from accelerate_nb.errors import OperationError
+from accelerate_nb.runtime.current import current_world
 from accelerate_nb.runtime.data.loading import prepare_data_loader
 from accelerate_nb.runtime.data.skipping import skip_first_batches
+from accelerate_nb.runtime.operations.collective import gather
 from tests.ranks import RanksFailed, run_on_ranks
 from tests.runtime.data.loaders import Broken, Numbers, Shuffled, Stream, plain
 
@@ -159,3 +161,25 @@ def test_one_process_reads_what_could_not_be_cut() -> None:
         assert [(plain(batch), loader.end_of_dataloader) for batch in loader][-1] == (expected[-1], True)
         assert [plain(batch) for batch in loader] == expected
         assert [plain(batch) for batch in skip_first_batches(loader, 1)] == expected[1:]
+
+
+def leaves_alone(who: int) -> tuple[str, list[int]]:
+    loader = prepare_data_loader(DataLoader(Numbers(12), 2), CPU, put_on_device=True, dispatch_batches=True)
+    rank = current_world().rank
+    said = ""
+    try:
+        for _ in loader:
+            if rank == who:
+                break
+        gather(torch.tensor([rank]))
+    except OperationError as error:
+        said = str(error)
+    return said, gather(torch.tensor([rank])).tolist()
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_process_that_leaves_a_loader_alone_is_an_error_on_all(who: int) -> None:
+    for said, after in run_on_ranks(leaves_alone, 2, who):
+        assert f"rank {1 - who}: next(a loader whose batches the main process dispatches)" in said
+        assert f"rank {who}: gather(int64[1])" in said
+        assert after == [0, 1]
