@@ -141,13 +141,15 @@ class DataLoaderDispatcher(PreparedLoader):
     def _sent(self, post: Post, world: World) -> Iterator[Parcel]:
         parcels = self._read(world)
         while True:
-            post.meet()
+            asked = post.ask()  # the others' questions come in while this process reads
             try:
                 parcel = next(parcels, None)
-                post.send(parcel)
             except Exception as error:
-                post.fail(f"{type(error).__name__}: {error}")
+                asked.finish()
+                post.fail(error)
                 raise
+            asked.finish()
+            post.send(parcel)
             if parcel is None:
                 return
             yield parcel
@@ -160,7 +162,7 @@ class DataLoaderDispatcher(PreparedLoader):
         elif self._course.is_first or not self.persistent_workers:
             drawn_seed()  # torch's loader draws one for its workers on the main process: generators stay in step
         while True:
-            post.meet()
+            post.ask().finish()
             parcel = post.receive()
             if parcel is None:
                 return

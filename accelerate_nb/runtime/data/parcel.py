@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accelerate_nb.errors import OperationError
-from accelerate_nb.runtime.operations.exchange import Call, agree, places
+from accelerate_nb.runtime.operations.exchange import Call, Exchange, places
 from accelerate_nb.runtime.operations.wire import as_bytes
 from accelerate_nb.runtime.world import World
 
@@ -52,21 +52,25 @@ class Post:
         self._structure = b""
         self._room = 0
 
-    def meet(self) -> None:
+    def ask(self) -> Exchange:
         """
-        Wait until every process asks for the next batch; `OperationError`, on all of them, if one does something else.
+        Say that this process asks for the next batch; `finish` waits for the others, and raises if one does something else.
 
         A process that left the loader alone, or makes a call of its own inside of it, would leave the others waiting for ever.
         """
-        agree(self.world, _NEXT)
+        return Exchange(self.world, _NEXT)
 
     def send(self, parcel: Parcel | None) -> None:
         """Send a batch, or with `None` say that there is none; called by the main process."""
         if parcel is None:
             self._send_frame(Kind.END)
             return
-        structure, tensors = taken_apart(parcel.batch)
-        parts = [as_bytes(tensor) for tensor in tensors]
+        try:
+            structure, tensors = taken_apart(parcel.batch)
+            parts = [as_bytes(tensor) for tensor in tensors]
+        except Exception as error:
+            self.fail(error)
+            raise
         if structure == self._structure:
             self._send_frame(Kind.SAME, parcel.is_last, parts)
             return
@@ -75,9 +79,9 @@ class Post:
         self._broadcast(self._row([told, *parts]))
         self._structure, self._room = structure, places(parts)[1]
 
-    def fail(self, reason: str) -> None:
+    def fail(self, error: Exception) -> None:
         """Tell the others why nothing will come; called by the main process."""
-        text = torch.frombuffer(bytearray(reason.encode()), dtype=torch.uint8)
+        text = torch.frombuffer(bytearray(f"{type(error).__name__}: {error}".encode()), dtype=torch.uint8)
         self._send_frame(Kind.FAILED, second=(text.numel(), text.numel()))
         self._broadcast(text.to(self.world.device))
 
