@@ -88,6 +88,7 @@ def training(peer: Peer, regional: bool, precision: str, folder: str) -> list[An
     return [seen, [weight.tolist() for weight in weights], saved]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_compiled_training_gives_accelerates_numbers_and_is_saved_under_its_own_names(
     size: int, tmp_path: Path
