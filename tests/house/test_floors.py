@@ -196,3 +196,8 @@ def built(folder: Path, files: dict[str, str]) -> list[Module]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return modules(folder / "accelerate_nb")
+
+
+def test_warnings_are_given_where_they_name_the_persons_line():
+    calling = [module.name for module in ALL if "warnings.warn(" in module.path.read_text(encoding="utf-8")]
+    assert calling == ["accelerate_nb.notices"]

@@ -73,3 +73,13 @@ def rooms() -> list[Any]:
 
 def test_each_world_has_frames_of_its_own() -> None:
     assert run_on_ranks(rooms, 2) == [[50000, [0, 1], 1, [0, 1], 50000, [0, 1]]] * 2
+
+
+def many_accelerators():
+    for _ in range(300):
+        accelerator = Accelerator()
+    return accelerator.gather(torch.ones(1)).sum().item()
+
+
+def test_a_worker_may_make_any_number_of_accelerators():
+    assert run_on_ranks(many_accelerators, 2, limit=30) == [2.0, 2.0]

@@ -6,9 +6,11 @@ import json
 import os
 import time
 from collections.abc import Callable, Set as AbstractSet
+from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
@@ -79,6 +81,18 @@ class Line:
     def agreement(self, folder: Path, moment: str) -> Alone:
         """What the processes agree with about one save; `moment` tells of the training's step."""
         return (Leading if self.world.is_main else Following)(self, folder, moment)
+
+
+# by group: a process makes one connection for all of its Accelerators, and a new one after it has joined another group
+_lines: ContextVar[WeakKeyDictionary[Any, Line]] = ContextVar("accelerate_nb_lines", default=WeakKeyDictionary())  # noqa: B039 - shared on purpose
+
+
+def line_of(world: World) -> Line:
+    """The one connection of this process's group over which its saves are agreed on."""
+    lines, group = _lines.get(), dist.group.WORLD
+    if group not in lines:
+        lines[group] = Line(world)
+    return lines[group]
 
 
 class Leading(Alone):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from pathlib import Path
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
+from accelerate_nb.notices import notice
 from accelerate_nb.runtime.checkpoints import committing
 from accelerate_nb.runtime.checkpoints.committing import Place
 from accelerate_nb.runtime.checkpoints.manifest import why_incomplete
@@ -64,7 +64,7 @@ def _newest(folder: Path) -> Path:
         reason = why_incomplete(each)
         if reason is None:
             return each
-        warnings.warn(f"{each} is passed over, since it is not a whole checkpoint: {reason}", stacklevel=5)
+        notice(f"{each} is passed over, since it is not a whole checkpoint: {reason}")
     raise CheckpointError(f"There is no checkpoint in {folder} yet. Call save_state() first.")
 
 

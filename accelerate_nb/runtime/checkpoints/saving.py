@@ -9,7 +9,7 @@ from pathlib import Path
 
 from accelerate_nb.errors import CheckpointError
 from accelerate_nb.runtime.checkpoints import committing, manifest
-from accelerate_nb.runtime.checkpoints.agreeing import Alone, Line
+from accelerate_nb.runtime.checkpoints.agreeing import Alone, Line, line_of
 from accelerate_nb.runtime.checkpoints.background import Writing
 from accelerate_nb.runtime.checkpoints.committing import Place
 from accelerate_nb.runtime.checkpoints.hosting import Copier, HostMemory
@@ -31,7 +31,7 @@ class Saver:
 
     def __post_init__(self) -> None:
         # before the first save, so that a process that dies until then is missed
-        self._line = None if self.world.size == 1 else Line(self.world)
+        self._line = None if self.world.size == 1 else line_of(self.world)
 
     def wait(self) -> Path | None:
         """Wait for the save that is still being written; the folder that it went to."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from accelerate_nb.errors import CheckpointError
+from accelerate_nb.notices import notice
 from accelerate_nb.runtime.bundle import Bundle
 from accelerate_nb.runtime.checkpoints import manifest, names
 from accelerate_nb.runtime.checkpoints.offloaded import complete
@@ -133,7 +133,7 @@ class Checkpoint:
         scaler, path = self.precision.scaler, folder / names.SCALER_NAME
         if scaler is not None and not path.exists() and manifest.read(folder) is None:
             # Accelerate has no scaler on a CPU
-            warnings.warn(f"{path} does not exist, so the gradient scaler begins anew.", stacklevel=5)
+            notice(f"{path} does not exist, so the gradient scaler begins anew.")
         elif scaler is not None:
             found.append(_find(scaler, path, "the state of the gradient scaler", {}))
         return found
@@ -209,10 +209,9 @@ class Checkpoint:
         )
         if len(positions) == len(self.bundle.loaders):
             return positions
-        warnings.warn(
+        notice(
             f"{path} tells where {len(positions)} loaders stood, but {len(self.bundle.loaders)} are prepared; all of "
             "them begin at their beginning. Prepare the same loaders as when it was saved.",
-            stacklevel=4,
         )
         return []
 
@@ -248,10 +247,9 @@ class Checkpoint:
         if path.exists():
             states: dict[str, Any] = read(path, "the random states of a process")
             return states
-        warnings.warn(
+        notice(
             f"{path} does not exist: the checkpoint was written by fewer processes than there are now ({self.world.size})."
             " Random numbers go on from where they are, and the count of micro-steps from zero.",
-            stacklevel=4,
         )
         return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from accelerate_nb.errors import StateError
+from accelerate_nb.notices import notice
 from accelerate_nb.runtime.accumulation import GradientState
 from accelerate_nb.runtime.data.adapter import DataLoaderAdapter, DataLoaderStateMixin
 from accelerate_nb.runtime.data.indices import IndexSource
@@ -200,11 +200,10 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             return
         what = "batches" if last.whole else "samples"
         total = (self._course.batches - 1) * last.dealt + last.dealt
-        warnings.warn(
+        notice(
             f"{last.dealt - last.real} of the {total} {what} of this epoch were repeated ones, so that all processes have "
             "equally many (even_batches). `gather_for_metrics` leaves them out; a loader with drop_last=True leaves out what "
             "does not divide instead. This is said once.",
-            stacklevel=3,
         )
 
     @property

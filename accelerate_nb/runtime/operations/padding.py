@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from accelerate_nb.notices import notice
 from accelerate_nb.runtime.current import current_world
 from accelerate_nb.runtime.operations.exchange import Call, exchange_rows
 from accelerate_nb.runtime.operations.nested import description, leaves_of, recursively_apply, with_leaves
@@ -40,10 +40,9 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
 
 def _warned(leaf: Tensor) -> Tensor:
     if leaf.is_nested:
-        warnings.warn(
+        notice(
             "A nested tensor can't be padded: it has many lengths. It is left as it is; use `to_padded_tensor` first.",
             CannotPadNestedTensorWarning,
-            stacklevel=6,
         )
     return leaf
 
