@@ -6,6 +6,8 @@ import os
 import socket
 import time
 from collections import Counter
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -233,8 +235,12 @@ def held(kernel: Kernel) -> Counter[str]:
 
 def descriptors(process: psutil.Process) -> list[str]:
     """What a process has open: `socket`, `pipe`, `/memfd` and such, and files by their names."""
-    folder = f"/proc/{process.pid}/fd"
-    return [os.readlink(f"{folder}/{number}").partition(":")[0] for number in os.listdir(folder)]
+    folder = Path(f"/proc/{process.pid}/fd")
+    found = []
+    for each in folder.iterdir():
+        with suppress(FileNotFoundError):  # closed while it was looked at
+            found.append(os.readlink(each).partition(":")[0])
+    return found
 
 
 def grown(kernel: Kernel, before: Counter[str], launches: int) -> dict[str, int]:
