@@ -18,10 +18,27 @@ def as_device(device: Device) -> torch.device:
     """Torch's own device; a number is one of the accelerators of this machine."""
     if isinstance(device, torch.device):
         return device
+    if isinstance(device, int):
+        return _accelerator(device)
     try:
         return torch.device(device)
     except RuntimeError as error:
-        raise ConfigurationError(f"{device!r} was asked for as a device, but {_reason(device, error)}.") from None
+        raise ConfigurationError(
+            f"{device!r} was asked for as a device, but torch knows no such device ({str(error).splitlines()[0]}). Use a "
+            "number, 'cpu', 'disk' or a name of torch's."
+        ) from None
+
+
+def _accelerator(number: int) -> torch.device:
+    kind = accelerator()
+    count = 0 if kind is None else torch.accelerator.device_count()
+    # torch itself gives a build for CUDA the device 0 also where there is no GPU
+    if kind is None or not 0 <= number < count:
+        found = "no accelerator" if kind is None else f"{count} of kind {kind!r}"
+        raise ConfigurationError(
+            f"{number!r} was asked for as a device, but this machine has {found}. Name a device that is here, such as 'cpu'."
+        )
+    return torch.device(kind, number)
 
 
 def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
@@ -55,13 +72,3 @@ def _numbered(device: torch.device) -> torch.device:
     if device.type == "cpu" or device != torch.device(device.type):
         return device
     return torch.device(device.type, 0)
-
-
-def _reason(device: Device, error: RuntimeError) -> str:
-    if isinstance(device, int):
-        kind = accelerator()
-        found = "no accelerator" if kind is None else f"{torch.accelerator.device_count()} of kind {kind!r}"
-        return f"this machine has {found}. Name a device that is here, such as 'cpu'"
-    return (
-        f"torch knows no such device ({str(error).splitlines()[0]}). Use a number, 'cpu', 'disk' or a name of torch's"
-    )

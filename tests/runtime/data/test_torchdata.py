@@ -19,6 +19,8 @@ from tests.peers import Peer, under_both
 from tests.ranks import run_on_ranks
 from tests.runtime.data.loaders import Numbers, Shuffled, Stream, plain
 
+pytest.importorskip("torchdata", reason="these loaders are torchdata's")
+
 
 class Counting(Stream):
     """A stream that keeps its own place."""
