@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,22 @@ def test_weights_load_on_another_number_of_processes(tmp_path: Path, before: int
 
 def initial() -> Any:
     return flat(Training().model)
+
+
+def warned_of(folder: str) -> list[str]:
+    training = Training()
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        training.accelerator.load_state(folder)
+    return [str(each.message) for each in given]
+
+
+def test_a_process_that_finds_no_random_states_of_its_own_says_so(tmp_path: Path) -> None:
+    folder = str(tmp_path / "saved")
+    run_on_ranks(saves, 1, folder)
+    first, second = run_on_ranks(warned_of, 2, folder)
+    assert first == []
+    assert any("random_states_1.pkl does not exist" in each for each in second)
 
 
 class FailsOnSecondSave(Counter):
