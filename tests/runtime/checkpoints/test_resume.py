@@ -122,8 +122,7 @@ def resumed(folder: str) -> dict[str, Any]:
 def resumed_by_skipping(folder: str) -> dict[str, Any]:
     """As loops that were written for Accelerate do it."""
     found = {}
-    # workers that persist begin anew after the rest of an epoch was read by another loader, which draws one number more
-    for kind in [each for each in KINDS if each != "workers"]:
+    for kind in KINDS:
         run = Run(kind)
         torch.manual_seed(77)
         run.accelerator.load_state(f"{folder}/{kind}")
