@@ -161,8 +161,15 @@ class Leading(Alone):
             self._mourn(missing)
             time.sleep(0.02)
         self._mourn(missing)
-        self._line.absent = {rank for rank in missing if self._say(rank, _LEFT_OUT) == _LEFT_OUT}
-        return self._line.absent | elsewhere
+        absent = {rank for rank in missing if self._say(rank, _LEFT_OUT) == _LEFT_OUT}
+        if absent - self._line.absent:
+            notice(
+                f"save_state was called on the main process, and {GRACE:g} seconds later not on rank "
+                f"{', '.join(map(str, sorted(absent)))}: the checkpoint is without what those keep for themselves (random states, "
+                "where their loaders stand). Call save_state on every process; where it is meant so, later saves don't wait."
+            )
+        self._line.absent = absent
+        return absent | elsewhere
 
     def _place_of(self, rank: int) -> str | None:
         key = f"{self._number}/{rank}"

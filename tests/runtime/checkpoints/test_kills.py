@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -167,18 +168,25 @@ def reads_project(folder: str) -> float:
     return values.pop()
 
 
-def saves_on_the_main_process_alone(folder: str) -> list[str]:
+def saves_on_the_main_process_alone(folder: str) -> tuple[list[str], list[str]]:
     agreeing.GRACE = 0.2
     accelerator, _ = training(folder, False)
-    for _ in range(2):
-        if accelerator.is_main_process:
-            accelerator.save_state(f"{folder}/saved")
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            if accelerator.is_main_process:
+                accelerator.save_state(f"{folder}/saved")
     accelerator.wait_for_everyone()
-    return sorted(each.name for each in Path(folder, "saved").iterdir())
+    return sorted(each.name for each in Path(folder, "saved").iterdir()), [str(each.message) for each in given]
 
 
-def test_a_save_on_the_main_process_alone_ends_as_it_does_with_accelerate(tmp_path: Path) -> None:
-    first, second = run_on_ranks(saves_on_the_main_process_alone, 2, str(tmp_path))
+def test_a_save_on_the_main_process_alone_ends_as_it_does_with_accelerate_and_says_who_is_missing(
+    tmp_path: Path,
+) -> None:
+    (first, said), (second, nothing) = run_on_ranks(saves_on_the_main_process_alone, 2, str(tmp_path))
     assert first == second
+    assert [each for each in said if "not on rank 1" in each] == said
+    assert len(said) == 1
+    assert nothing == []
     assert "random_states_0.pkl" in first
     assert "random_states_1.pkl" not in first
