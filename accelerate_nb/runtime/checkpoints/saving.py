@@ -120,8 +120,12 @@ class _Save:
                 self._put_in_place(written)
 
         self.agreed.finish(complaint, commit)
-        if not (self.world.is_main or self.agreed.is_apart) and self.place.draft.exists():
+        if not (self.world.is_main or self.agreed.is_apart) and self._is_left(written):
             self._come_after(written, commit)
+
+    def _is_left(self, written: dict[str, manifest.Entry]) -> bool:
+        """Whether the draft still holds this process's files; by now there may be a draft of the main process's next save."""
+        return bool(written) and all((self.place.draft / name).exists() for name in written)
 
     def _come_after(self, written: dict[str, manifest.Entry], commit: Callable[[], None]) -> None:
         """There is still a draft: this machine's disk is its own, or this process began when the others were done."""

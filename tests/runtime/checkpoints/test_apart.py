@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,27 @@ def test_a_save_of_the_main_process_alone_is_not_taken_for_one_of_all(tmp_path: 
     best = {each.name for each in (tmp_path / "best").iterdir()}
     assert "random_states_0.pkl" in best
     assert "random_states_1.pkl" not in best
+
+
+def hears_late_that_a_save_is_over(folder: str) -> list[str]:
+    accelerator, _ = training(folder, False)
+    finish = agreeing.Following.finish
+
+    def late(following: Any, complaint: str | None, commit: Any) -> None:
+        finish(following, complaint, commit)
+        threading.Event().wait(1)  # the main process drafts its next save meanwhile
+
+    agreeing.Following.finish = late  # type: ignore[method-assign]
+    for _ in range(3):
+        accelerator.save_state(f"{folder}/last")
+    accelerator.wait_for_everyone()
+    return sorted(each.name for each in Path(folder, "last").iterdir())
+
+
+def test_a_process_that_hears_late_of_a_save_leaves_the_next_draft_alone(tmp_path: Path) -> None:
+    first, second = run_on_ranks(hears_late_that_a_save_is_over, 2, str(tmp_path))
+    assert first == second
+    assert {"random_states_0.pkl", "random_states_1.pkl", "model.safetensors"} <= set(first)
 
 
 def counts_differ(folder: str) -> list[str]:
