@@ -17,6 +17,7 @@ from accelerate_nb.big_models.moving import TiedParameters, set_module_tensor_to
 from accelerate_nb.big_models.offloading import PrefixedDataset
 from accelerate_nb.big_models.tensors import all_names, get_non_persistent_buffers, named_module_tensors, tensor_of
 from accelerate_nb.big_models.tied import find_tied_parameters, retie_parameters
+from accelerate_nb.runtime.checkpoints.offloaded import offloading_hooks
 from accelerate_nb.runtime.operations.nested import find_device, send_to_device
 
 
@@ -309,12 +310,7 @@ def _inside(name: str, child: str) -> str:
 
 def offloading_hook(module: Module) -> Any:
     """The hook that brings a module's weights for each forward, alone or among others; `None` where there is none."""
-    hook: Any = getattr(module, "_hf_hook", None)
-    # asked by what they have, so that models which Accelerate has dispatched are understood too
-    for each in getattr(hook, "hooks", (hook,)):
-        if getattr(each, "offload", False) is True and hasattr(each, "weights_map"):
-            return each
-    return None
+    return next(offloading_hooks(module), None)
 
 
 def has_offloaded_params(module: Module) -> bool:

@@ -85,7 +85,7 @@ def is_transformer_engine_available() -> bool:
 
 
 def is_torchao_available() -> bool:
-    """Whether torchao, in a version that trains in fp8 is installed."""
+    """Whether torchao, in a version that trains in fp8, is installed."""
     return is_installed("torchao", at_least="0.6.1")
 
 
@@ -95,12 +95,12 @@ def is_deepspeed_available() -> bool:
 
 
 def is_4bit_bnb_available() -> bool:
-    """Whether bitsandbytes, in a version that knows 4 bits is installed."""
+    """Whether bitsandbytes, in a version that knows 4 bits, is installed."""
     return is_installed("bitsandbytes", at_least="0.39.0")
 
 
 def is_8bit_bnb_available() -> bool:
-    """Whether bitsandbytes, in a version that knows 8 bits is installed."""
+    """Whether bitsandbytes, in a version that knows 8 bits, is installed."""
     return is_installed("bitsandbytes", at_least="0.37.2")
 
 
@@ -135,7 +135,7 @@ def is_triton_available() -> bool:
 
 
 def is_aim_available() -> bool:
-    """Whether Aim, in a version that tracks runs is installed."""
+    """Whether Aim, in a version that tracks runs, is installed."""
     return is_installed("aim", below="4.0.0")
 
 
@@ -205,7 +205,7 @@ def is_torchdata_available() -> bool:
 
 
 def is_torchdata_stateful_dataloader_available() -> bool:
-    """Whether torchdata, in a version that has stateful loaders is installed."""
+    """Whether torchdata, in a version that has stateful loaders, is installed."""
     return is_installed("torchdata", at_least="0.8.0")
 
 

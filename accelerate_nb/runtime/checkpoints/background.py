@@ -29,11 +29,6 @@ class Writing:
         pending.begun(self.wait)
         self._thread.start()
 
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is left to be written."""
-        return not self._thread.is_alive()
-
     def wait(self) -> None:
         """Wait until the checkpoint is in its place; a `CheckpointError` says why it is not."""
         self._thread.join()

@@ -35,13 +35,20 @@ def _is_missing(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_meta
 
 
+def offloading_hooks(module: Module) -> Iterator[Any]:
+    """The hooks that bring a module's weights for each forward, alone or among others."""
+    hook: Any = getattr(module, "_hf_hook", None)
+    # asked by what they have, so that models which Accelerate has dispatched are understood too
+    for each in getattr(hook, "hooks", (hook,)):
+        if getattr(each, "offload", False) is True and hasattr(each, "weights_map"):
+            yield each
+
+
 def _kept(model: Module) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
     for path, module in model.named_modules(remove_duplicate=False):
-        hook: Any = getattr(module, "_hf_hook", None)
-        for each in getattr(hook, "hooks", (hook,)):
-            weights = getattr(each, "weights_map", None)
-            if getattr(each, "offload", False) is True and weights is not None:
-                yield f"{path}." if path else "", weights
+        for hook in offloading_hooks(module):
+            if hook.weights_map is not None:
+                yield f"{path}." if path else "", hook.weights_map
 
 
 def _fill(state: dict[str, Any], prefix: str, weights: Mapping[str, Tensor]) -> None:

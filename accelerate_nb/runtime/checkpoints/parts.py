@@ -13,7 +13,7 @@ from accelerate_nb.runtime.checkpoints import names
 from accelerate_nb.runtime.checkpoints.randomness import random_states, restore_random_states
 from accelerate_nb.runtime.checkpoints.reading import device_of, fitting, read
 from accelerate_nb.runtime.checkpoints.weights import file_of_weights, load_weights, with_aliases
-from accelerate_nb.runtime.checkpoints.writing import File, write_files
+from accelerate_nb.runtime.checkpoints.writing import File, files_of, write_files
 from accelerate_nb.runtime.process import PartialState
 from accelerate_nb.runtime.unwrapping import extract_model_from_parallel
 
@@ -43,8 +43,7 @@ def save_accelerator_state(
             file_of_weights(weights, names.weights(index, safe=safe_serialization), safe=safe_serialization)
             for index, weights in enumerate(model_states)
         ]
-        for stem, kind in ((names.OPTIMIZER_NAME, optimizers), (names.SCHEDULER_NAME, schedulers)):
-            files += [File(names.numbered(stem, index), each.state_dict()) for index, each in enumerate(kind)]
+        files += files_of(names.OPTIMIZER_NAME, optimizers) + files_of(names.SCHEDULER_NAME, schedulers)
         if scaler is not None:
             files.append(File(names.SCALER_NAME, scaler.state_dict()))
     positions = [loader.position() for loader in dataloaders if hasattr(loader, "position")]

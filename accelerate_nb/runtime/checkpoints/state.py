@@ -20,7 +20,7 @@ from accelerate_nb.runtime.checkpoints.offloaded import complete
 from accelerate_nb.runtime.checkpoints.randomness import random_states, restore_random_states
 from accelerate_nb.runtime.checkpoints.reading import device_of, fitting, read
 from accelerate_nb.runtime.checkpoints.weights import file_of_weights, load_weights, with_aliases
-from accelerate_nb.runtime.checkpoints.writing import File
+from accelerate_nb.runtime.checkpoints.writing import File, files_of
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.world import World
@@ -111,24 +111,14 @@ class Checkpoint:
         return _Found(path, f"the weights of model {index}", loaded, receive)
 
     def _states(self, folder: Path, options: Mapping[str, Any]) -> list[_Found]:
-        found = [
-            _find(
-                optimizer,
-                folder / names.numbered(names.OPTIMIZER_NAME, index),
-                f"the state of optimizer {index}",
-                options,
-            )
-            for index, optimizer in enumerate(self.bundle.optimizers)
-        ]
         elsewhere = {name: value for name, value in options.items() if name != "map_location"}
-        found += [
-            _find(
-                scheduler,
-                folder / names.numbered(names.SCHEDULER_NAME, index),
-                f"the state of scheduler {index}",
-                elsewhere,
+        found = [
+            _find(each, folder / names.numbered(stem, index), f"the state of {stem} {index}", told)
+            for stem, objects, told in (
+                (names.OPTIMIZER_NAME, self.bundle.optimizers, options),
+                (names.SCHEDULER_NAME, self.bundle.schedulers, elsewhere),
             )
-            for index, scheduler in enumerate(self.bundle.schedulers)
+            for index, each in enumerate(objects)
         ]
         scaler, path = self.precision.scaler, folder / names.SCALER_NAME
         if scaler is not None and not path.exists() and manifest.read(folder) is None:
@@ -140,17 +130,11 @@ class Checkpoint:
 
     def _shared(self, weights: list[dict[str, Any]], *, safe: bool) -> list[File]:
         bundle = self.bundle
-        files = [
-            File(names.numbered(names.OPTIMIZER_NAME, index), optimizer.state_dict())
-            for index, optimizer in enumerate(bundle.optimizers)
-        ]
+        files = files_of(names.OPTIMIZER_NAME, bundle.optimizers)
         files += [
             file_of_weights(state, names.weights(index, safe=safe), safe=safe) for index, state in enumerate(weights)
         ]
-        files += [
-            File(names.numbered(names.SCHEDULER_NAME, index), scheduler.state_dict())
-            for index, scheduler in enumerate(bundle.schedulers)
-        ]
+        files += files_of(names.SCHEDULER_NAME, bundle.schedulers)
         files += [
             File(names.numbered(names.LOADER_NAME, index), loader.state_dict()) for index, loader in self._stateful()
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from accelerate_nb.errors import CheckpointError
+from accelerate_nb.runtime.checkpoints import names
 from accelerate_nb.runtime.checkpoints.committing import sync
 from accelerate_nb.runtime.checkpoints.disk import Blocks, DiskFile
 from accelerate_nb.runtime.checkpoints.manifest import Entry, entry_of
@@ -60,6 +61,11 @@ class File:
             write_safetensors(self.content, file)
         else:
             torch.save(self.content, file)
+
+
+def files_of(stem: str, objects: Iterable[Any]) -> list[File]:
+    """The states of some objects of one kind, as files under the names that Accelerate gives them."""
+    return [File(names.numbered(stem, index), each.state_dict()) for index, each in enumerate(objects)]
 
 
 def write_files(files: Sequence[File], folder: Path, *, threads: int = 1) -> dict[str, Entry]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accelerate_nb.errors import OperationError
-from accelerate_nb.runtime.operations.exchange import Call, Exchange, places
+from accelerate_nb.runtime.operations.exchange import Call, Exchange, aligned, places
 from accelerate_nb.runtime.operations.wire import as_bytes
 from accelerate_nb.runtime.world import World
 
@@ -99,7 +99,7 @@ class Post:
         told_bytes = bytes(second[:told].cpu().numpy().tobytes())
         if kind == Kind.FAILED:
             raise OperationError(f"The main process could not read the next batch: {told_bytes.decode()}")
-        row = second[places([second[:told]])[1] :]
+        row = second[aligned(told) :]
         self._structure, self._room = told_bytes, row.numel()
         return Parcel(self._opened(row), bool(is_last))
 
@@ -159,5 +159,5 @@ class _Opener(pickle.Unpickler):
     def persistent_load(self, pid: tuple[tuple[int, ...], torch.dtype]) -> Tensor:
         shape, dtype = pid
         part = self._row[self._start : self._start + prod(shape) * dtype.itemsize]
-        self._start += places([part])[1]
+        self._start += aligned(part.numel())
         return part.view(dtype).view(shape)

@@ -199,7 +199,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         if not self.leads:
             return
         what = "batches" if last.whole else "samples"
-        total = (self._course.batches - 1) * last.dealt + last.dealt
+        total = self._course.batches * last.dealt
         notice(
             f"{last.dealt - last.real} of the {total} {what} of this epoch were repeated ones, so that all processes have "
             "equally many (even_batches). `gather_for_metrics` leaves them out; a loader with drop_last=True leaves out what "

@@ -117,7 +117,7 @@ class Exchange:
         self.wire = wire_of(world)
         self._room = _rooms.get().setdefault(self.wire.group, Room())
         self._frames = self._room.frames(self.wire)
-        lengths = [_aligned(part.numel() * part.element_size()) for part in payload]
+        lengths = [aligned(part.numel() * part.element_size()) for part in payload]
         self._spots = _spots([length if length <= largest else LARGEST for length in lengths], self._frames.length)
         self.carries = [spot is not None for spot in self._spots]
         self.lengths = [sum(length for length in lengths if length <= largest)] * world.size
@@ -166,7 +166,8 @@ def _spots(lengths: Sequence[int], size: int) -> list[int | None]:
     return spots
 
 
-def _aligned(length: int) -> int:
+def aligned(length: int) -> int:
+    """How much room so many bytes take, where what follows them begins where any type of number may."""
     return -(-length // _ALIGNED) * _ALIGNED
 
 
@@ -175,7 +176,7 @@ def places(parts: Sequence[Tensor]) -> tuple[list[int], int]:
     spots, end = [], 0
     for part in parts:
         spots.append(end)
-        end += _aligned(part.numel())
+        end += aligned(part.numel())
     return spots, end
 
 

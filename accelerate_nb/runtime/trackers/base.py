@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from accelerate_nb.errors import IncompleteTrackerError
 from accelerate_nb.runtime.current import current_world
+from accelerate_nb.runtime.trackers.values import plain
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -88,6 +89,37 @@ class PackageTracker(GeneralTracker):
     def tracker(self) -> Any:
         """The package's own object, there once the tracker was started."""
         raise NotImplementedError
+
+
+class RunTracker(PackageTracker):
+    """
+    A tracker whose package makes a run of a project, and gives it to be logged to; the run is also the attribute `run`.
+
+    A subclass begins the run in `start`, with `init_kwargs`.
+    """
+
+    main_process_only = False
+
+    run: Any
+
+    def __init__(self, run_name: str, **kwargs: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.init_kwargs = kwargs
+
+    @property
+    def tracker(self) -> Any:
+        """The package's run."""
+        return self.run
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Keep whatever the package can keep by name: numbers, its own media; `kwargs` go to the run's `log`."""
+        self.run.log(plain(values), step=step, **kwargs)
+
+    @on_main_process
+    def finish(self) -> None:
+        self.run.finish()
 
 
 class Elsewhere(GeneralTracker):

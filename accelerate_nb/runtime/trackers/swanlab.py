@@ -5,34 +5,21 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from accelerate_nb.runtime.installed import is_swanlab_available
-from accelerate_nb.runtime.trackers.base import PackageTracker, on_main_process
-from accelerate_nb.runtime.trackers.values import plain, settings
+from accelerate_nb.runtime.trackers.base import RunTracker, on_main_process
+from accelerate_nb.runtime.trackers.values import settings
 
 
-class SwanLabTracker(PackageTracker):
+class SwanLabTracker(RunTracker):
     """A run of the project `run_name`; further arguments go to `swanlab.init`. The run is also the attribute `run`."""
 
     name: ClassVar[str] = "swanlab"
-    main_process_only = False
     _is_available = staticmethod(is_swanlab_available)
-
-    run: Any
-
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.init_kwargs = kwargs
 
     @on_main_process
     def start(self) -> None:
         import swanlab
 
         self.run = swanlab.init(project=self.run_name, **self.init_kwargs)
-
-    @property
-    def tracker(self) -> Any:
-        """SwanLab's run."""
-        return self.run
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
@@ -43,18 +30,9 @@ class SwanLabTracker(PackageTracker):
         swanlab.config.update(settings(values))
 
     @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Keep numbers and SwanLab's own media; without a step it counts by itself."""
-        self.run.log(plain(values), step=step, **kwargs)
-
-    @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Keep lists of pictures (arrays, tensors or PIL's images) by name."""
         import swanlab
 
         for name, images in values.items():
             self.log({name: [swanlab.Image(image) for image in images]}, step=step, **kwargs)
-
-    @on_main_process
-    def finish(self) -> None:
-        self.run.finish()

@@ -5,23 +5,15 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from accelerate_nb.runtime.installed import is_trackio_available
-from accelerate_nb.runtime.trackers.base import PackageTracker, on_main_process
-from accelerate_nb.runtime.trackers.values import plain, settings
+from accelerate_nb.runtime.trackers.base import RunTracker, on_main_process
+from accelerate_nb.runtime.trackers.values import settings
 
 
-class TrackioTracker(PackageTracker):
+class TrackioTracker(RunTracker):
     """A run of the project `run_name`; further arguments go to `trackio.init`. The run is also the attribute `run`."""
 
     name: ClassVar[str] = "trackio"
-    main_process_only = False
     _is_available = staticmethod(is_trackio_available)
-
-    run: Any
-
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.init_kwargs = kwargs
 
     @on_main_process
     def start(self) -> None:
@@ -29,22 +21,8 @@ class TrackioTracker(PackageTracker):
 
         self.run = trackio.init(project=self.run_name, **self.init_kwargs)
 
-    @property
-    def tracker(self) -> Any:
-        """Trackio's run."""
-        return self.run
-
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep the settings with the run; trackio writes them with the first values that are logged."""
         # a plain dictionary: wandb's `allow_val_change=True` would be kept as one more setting
         self.run.config.update(settings(values))
-
-    @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Keep numbers, strings, trackio's own media, nested dictionaries of them."""
-        self.run.log(plain(values), step=step, **kwargs)
-
-    @on_main_process
-    def finish(self) -> None:
-        self.run.finish()

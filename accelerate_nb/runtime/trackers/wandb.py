@@ -5,23 +5,14 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from accelerate_nb.runtime.installed import is_wandb_available
-from accelerate_nb.runtime.trackers.base import PackageTracker, on_main_process
-from accelerate_nb.runtime.trackers.values import plain
+from accelerate_nb.runtime.trackers.base import RunTracker, on_main_process
 
 
-class WandBTracker(PackageTracker):
+class WandBTracker(RunTracker):
     """A run of the project `run_name`; further arguments go to `wandb.init`. The run is also the attribute `run`."""
 
     name: ClassVar[str] = "wandb"
-    main_process_only = False
     _is_available = staticmethod(is_wandb_available)
-
-    run: Any
-
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.init_kwargs = kwargs
 
     @on_main_process
     def start(self) -> None:
@@ -29,20 +20,10 @@ class WandBTracker(PackageTracker):
 
         self.run = wandb.init(project=self.run_name, **self.init_kwargs)
 
-    @property
-    def tracker(self) -> Any:
-        """The run of wandb."""
-        return self.run
-
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep the settings as the run's config; what is there under the same names is replaced."""
         self.run.config.update(values, allow_val_change=True)
-
-    @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Keep whatever wandb can keep: numbers, strings, its own media, nested dictionaries of them."""
-        self.run.log(plain(values), step=step, **kwargs)
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
@@ -67,7 +48,3 @@ class WandBTracker(PackageTracker):
 
         named: list[str | int] | None = None if columns is None else [*columns]  # wandb's type, of which ours is a part
         self.log({table_name: wandb.Table(columns=named, data=data, dataframe=dataframe)}, step=step, **kwargs)
-
-    @on_main_process
-    def finish(self) -> None:
-        self.run.finish()
