@@ -60,6 +60,15 @@ class Launching:
     folder: str | None = setting(
         None, help="The folder in which each run has its own; without it, one in the user's cache."
     )
+    panel: Literal["auto", "widget", "text", "off"] = setting(
+        "auto",
+        help="How the run is shown: a live panel ('widget'), lines of text, nothing, or what the place can show ('auto').",
+    )
+    quiet: float = setting(
+        60.0,
+        minimum=0,
+        help="After how many seconds without a word from any rank one is told where they are; 0: never.",
+    )
     grace: float = setting(2.0, minimum=0, help="Seconds in which workers may end by themselves after an interrupt.")
 
     def __post_init__(self) -> None:

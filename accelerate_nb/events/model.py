@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from accelerate_nb.errors import ConfigurationError
 
@@ -36,13 +36,20 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A rank has done `done` of `total` units of something."""
+    """
+    A rank has done `done` of `total` units of something.
+
+    `rate` is in units a second, `closed` says that the bar has ended and will not move again.
+    """
 
     rank: int
     label: str
     done: float
     total: float | None
     time: float
+    rate: float | None = None
+    unit: str = "it"
+    closed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,17 @@ class DeviceSample:
 
 
 @dataclass(frozen=True, slots=True)
+class HostSample:
+    """How busy the machine is: `cpu` in percent of all cores, the others as `(used, total)` in bytes."""
+
+    cpu: float
+    memory: tuple[int, int]
+    disk: tuple[int, int] | None
+    shared_memory: tuple[int, int] | None
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
 class StateChange:
     """A rank, or with `rank=None` the whole run, came into a state; `detail` is for people."""
 
@@ -78,6 +96,28 @@ class StateChange:
 
 
 @dataclass(frozen=True, slots=True)
+class Quiet:
+    """
+    Nothing has come from any rank for `seconds`; with 0 something has again.
+
+    `text` says, for people, which ranks wait where, and which one is elsewhere.
+    """
+
+    seconds: float
+    text: str
+    time: float
+
+
+class Frame(NamedTuple):
+    """A call of a traceback: its place as a person names it, the function, the line; `own` where it is the person's code."""
+
+    place: str
+    function: str
+    source: str
+    own: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """
     A rank failed.
@@ -85,6 +125,7 @@ class Failure:
     `type` and `message` are those of its exception, `traceback` the text that a person should read; a process that died
     without one has an `exit_code` (negative: the signal that ended it, as in `subprocess`) and `last_lines`, what it wrote last.
     `lost_connection` says that the rank only noticed that another one had gone, `ended_by_us` that it was ended because of another.
+    `frames` are the calls of the traceback, outermost first, `advice` a sentence on what to do about a mistake that is known.
     """
 
     rank: int
@@ -96,12 +137,15 @@ class Failure:
     last_lines: tuple[str, ...] = ()
     lost_connection: bool = False
     ended_by_us: bool = False
+    frames: tuple[Frame, ...] = ()
+    advice: str = ""
 
 
-Event: TypeAlias = LogLine | Metric | Progress | Display | DeviceSample | StateChange | Failure
+Event: TypeAlias = LogLine | Metric | Progress | Display | DeviceSample | HostSample | StateChange | Quiet | Failure
 
 KINDS: dict[str, type[Event]] = {
-    kind.__name__: kind for kind in (LogLine, Metric, Progress, Display, DeviceSample, StateChange, Failure)
+    kind.__name__: kind
+    for kind in (LogLine, Metric, Progress, Display, DeviceSample, HostSample, StateChange, Quiet, Failure)
 }
 
 
@@ -121,4 +165,6 @@ def from_line(line: bytes | str) -> Event:
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in said.items() if key in known
     }
+    if "frames" in values:
+        values["frames"] = tuple(Frame(*frame) for frame in values["frames"])
     return kind(**values)

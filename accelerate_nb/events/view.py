@@ -6,16 +6,18 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
 from threading import Lock
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from accelerate_nb.events.model import (
     DeviceSample,
     Display,
     Event,
     Failure,
+    HostSample,
     LogLine,
     Metric,
     Progress,
+    Quiet,
     State,
     StateChange,
     Stream,
@@ -25,6 +27,9 @@ T = TypeVar("T")
 Shown: TypeAlias = LogLine | Display
 
 _MILLION = 1_000_000
+_OVER = frozenset({"finished", "failed", "stopped"})
+# A loop that names its bars anew each time has no end of them; these many are kept of a rank.
+_MOST_BARS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +47,35 @@ class News:
 
 
 @dataclass(frozen=True, slots=True)
-class RankView:
-    """One rank at one moment; `lines` are the last whole ones, `open_lines` those that have not ended yet."""
+class MetricNews:
+    """The numbers that were logged since a cursor, oldest first; `skipped` of them are kept no longer one by one."""
+
+    metrics: tuple[Metric, ...]
+    skipped: int
+    cursor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """One rank at one moment, without what is long: `metrics` and `progress` are the newest of each name."""
 
     rank: int
     state: State
     detail: str
     line_count: int
-    lines: tuple[LogLine, ...]
     open_lines: tuple[LogLine, ...]
     metrics: dict[str, Metric]
-    series: dict[str, tuple[Metric, ...]]
     progress: dict[str, Progress]
     devices: dict[str, DeviceSample]
     failure: Failure | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankView(Glance):
+    """One rank at one moment: `lines` are its last whole ones, `series` its metrics over time, thinned evenly."""
+
+    lines: tuple[LogLine, ...]
+    series: dict[str, tuple[Metric, ...]]
 
 
 class RunView:
@@ -78,6 +98,10 @@ class RunView:
         self._points = points
         self._ranks: dict[int, _Rank] = {rank: self._new_rank() for rank in range(size)}
         self._shown: _Bounded[Shown] = _Bounded(backlog, 32 * _MILLION)
+        self._metrics: _Bounded[Metric] = _Bounded(backlog, backlog)
+        self._host: HostSample | None = None
+        self._quiet: Quiet | None = None
+        self._ended: float | None = None
         self._line_count = 0
         self._changes = 0
         self._state: State = "starting"
@@ -93,13 +117,18 @@ class RunView:
                 case StateChange():
                     self._take_state(event)
                 case Metric():
+                    self._metrics.append(event, 1)
                     self._rank(event.rank).take_metric(event, self._points)
                 case Progress():
-                    self._rank(event.rank).progress[event.label] = event
+                    self._rank(event.rank).take_progress(event)
                 case Display():
                     self._shown.append(event, _weight(event))
                 case DeviceSample():
                     self._rank(event.rank).devices[event.device] = event
+                case HostSample():
+                    self._host = event
+                case Quiet():
+                    self._quiet = event if event.seconds else None
                 case Failure():
                     self._rank(event.rank).failure = event
 
@@ -117,6 +146,8 @@ class RunView:
     def _take_state(self, change: StateChange) -> None:
         if change.rank is None:
             self._state, self._detail = change.state, change.detail
+            self._ended = change.time if change.state in _OVER else None
+            self._quiet = None
         else:
             self._rank(change.rank).take_state(change)
 
@@ -139,6 +170,21 @@ class RunView:
     def detail(self) -> str:
         """What was said to people when the run came into its state."""
         return self._detail
+
+    @property
+    def ended(self) -> float | None:
+        """When the run came to its end, in seconds since 1970; `None` while it has not."""
+        return self._ended
+
+    @property
+    def host(self) -> HostSample | None:
+        """How busy the machine was when it was last looked at."""
+        return self._host
+
+    @property
+    def quiet(self) -> Quiet | None:
+        """What is to be said of a run from which nothing has come for long."""
+        return self._quiet
 
     @property
     def changes(self) -> int:
@@ -168,6 +214,18 @@ class RunView:
             came = self._shown.count - cursor
             shown = self._shown.last(came)
             return News(shown, skipped=came - len(shown), cursor=self._shown.count)
+
+    def metrics_since(self, cursor: int) -> MetricNews:
+        """What all ranks logged after `cursor`, in the order in which it came; start with 0."""
+        with self._lock:
+            came = self._metrics.count - cursor
+            metrics = self._metrics.last(came)
+            return MetricNews(metrics, skipped=came - len(metrics), cursor=self._metrics.count)
+
+    def glances(self) -> tuple[Glance, ...]:
+        """All ranks at this moment, in order, without their lines and series: cheap enough for ten times a second."""
+        with self._lock:
+            return tuple(one.glance(rank) for rank, one in sorted(self._ranks.items()))
 
     def open_lines(self) -> tuple[LogLine, ...]:
         """The lines that have not ended yet, such as progress bars, in the order of ranks."""
@@ -214,20 +272,35 @@ class _Rank:
             self.series[metric.name] = _Series(points)
         self.series[metric.name].append(metric)
 
+    def take_progress(self, progress: Progress) -> None:
+        # the newest last
+        self.progress.pop(progress.label, None)
+        self.progress[progress.label] = progress
+        if len(self.progress) > _MOST_BARS:
+            del self.progress[next(iter(self.progress))]
+
+    def glance(self, rank: int) -> Glance:
+        return Glance(**self._short(rank))
+
     def seen(self, rank: int) -> RankView:
         return RankView(
-            rank=rank,
-            state=self.state,
-            detail=self.detail,
-            line_count=self.lines.count,
+            **self._short(rank),
             lines=self.lines.last(self.lines.count),
-            open_lines=tuple(self.open_lines.values()),
-            metrics={name: series.newest for name, series in self.series.items() if series.newest is not None},
             series={name: series.points() for name, series in self.series.items()},
-            progress=dict(self.progress),
-            devices=dict(self.devices),
-            failure=self.failure,
         )
+
+    def _short(self, rank: int) -> dict[str, Any]:
+        return {
+            "rank": rank,
+            "state": self.state,
+            "detail": self.detail,
+            "line_count": self.lines.count,
+            "open_lines": tuple(self.open_lines.values()),
+            "metrics": {name: series.newest for name, series in self.series.items() if series.newest is not None},
+            "progress": dict(self.progress),
+            "devices": dict(self.devices),
+            "failure": self.failure,
+        }
 
 
 class _Bounded(Generic[T]):

@@ -8,9 +8,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from accelerate_nb.events.capture import Line, LineAssembler
 from accelerate_nb.events.channel import EventReader
@@ -19,6 +19,7 @@ from accelerate_nb.events.record import Record
 from accelerate_nb.events.view import RunView
 from accelerate_nb.launching.ending import Ending, died
 from accelerate_nb.launching.engines.base import Placing, Workers
+from accelerate_nb.launching.inbox import tell
 from accelerate_nb.launching.outcome import Raised, Returned, read_outcome
 from accelerate_nb.launching.plan import Plan, meeting_place
 from accelerate_nb.launching.stacks import answers, crash_text, lengths
@@ -75,6 +76,7 @@ class Attempt:
         self._failed_at: float | None = None
         self._cause_is_known = False
         self._stacks_lock = threading.Lock()
+        self._tell_lock = threading.Lock()
         self._heard: set[int] = set()
         self._gone: set[int] = set()
         self.began = False
@@ -105,6 +107,11 @@ class Attempt:
         if self._asked != "kill":
             self._asked = how
         self._scene.wake()
+
+    def tell(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
+        """Send a message to a worker's inbox; whether there was somebody to take it."""
+        with self._tell_lock:
+            return tell(self._wires[rank].events, message, descriptors)
 
     def stacks(self) -> dict[int, str]:
         """What every rank that runs answers when it is asked where it is."""
@@ -173,8 +180,8 @@ class Attempt:
 
     def _until_gone(self) -> None:
         """Let the workers leave, and wait until each process has ended."""
-        for wires in self._wires:
-            _poke(wires.events)
+        for rank in range(self._plan.size):
+            self.tell(rank, {"do": "leave"})
         deadline = time.monotonic() + _PARTING
         while len(self._workers.exit_codes()) < self._plan.size and self._workers.lost() is None:
             if time.monotonic() > deadline:

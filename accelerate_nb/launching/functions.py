@@ -115,6 +115,7 @@ def _run(
         results=wish.results,
         front_end=front_end,
         sources=sources_here(),
+        name=name,
         why=choice.why,
         at_end=at_end,
     )

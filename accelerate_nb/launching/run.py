@@ -19,20 +19,57 @@ from accelerate_nb.launching.stacks import stacks_text
 from accelerate_nb.notices import notice
 
 # How often the front end may draw while somebody waits.
-_BETWEEN_REFRESHES = 0.2
+_BETWEEN_REFRESHES = 0.1
+
+
+class Watched(Protocol):
+    """What a front end may know of a run, and ask of it."""
+
+    @property
+    def name(self) -> str:
+        """What a person calls the function that runs."""
+
+    @property
+    def why(self) -> str:
+        """How many workers there are, what placed them, and why."""
+
+    @property
+    def folder(self) -> Path:
+        """Where every rank's output is kept."""
+
+    @property
+    def view(self) -> RunView:
+        """Everything that has happened so far."""
+
+    @property
+    def started(self) -> float:
+        """When the run began, in seconds since 1970."""
+
+    @property
+    def done(self) -> bool:
+        """Whether every worker has ended."""
+
+    def ask(self, how: Stop) -> None:
+        """Ask for the end, from any thread, without waiting for it."""
+
+    def stacks(self) -> str:
+        """Where every rank that still runs is now; takes up to some seconds."""
 
 
 class FrontEnd(Protocol):
     """What shows a run to a person; it reads the view and holds nothing of the run."""
 
-    def opened(self, view: RunView, run_folder: Path, why: str) -> None:
-        """Somebody waits for the run from now on."""
+    def opened(self, run: Watched) -> None:
+        """Somebody waits for the run from now on, in the cell that runs at this moment."""
 
     def refresh(self) -> None:
-        """Draw what is new; called a few times a second from the waiting thread."""
+        """Draw what is new; called some times a second from the waiting thread."""
 
     def closed(self) -> None:
         """Nobody waits any more: draw the last."""
+
+    def follow(self, run: Watched) -> None:
+        """Show the run in the cell that runs at this moment, and go on by oneself until it is over; returns at once."""
 
 
 class Attempting(Protocol):
@@ -70,10 +107,12 @@ class Run:
         results: Literal["main", "all"],
         front_end: FrontEnd,
         sources: Sources,
+        name: str,
         why: str,
         at_end: Callable[[tuple[Ending, ...]], None],
     ) -> None:
-        self.why = why
+        self.name, self.why = name, why
+        self.started = time.time()
         self._scene, self._make_attempt, self._max_restarts = scene, attempt, max_restarts
         self._timeout, self._wanted, self._front_end, self._sources = timeout, results, front_end, sources
         self._at_end = at_end
@@ -143,9 +182,17 @@ class Run:
 
     def stop(self) -> None:
         """End the workers: they are interrupted, and killed where they don't end within the grace."""
-        self._ask("interrupt")
+        self.ask("interrupt")
         if self._thread is not None and self._thread.is_alive():
             self._over.wait(self._scene.grace + 5)
+
+    def ask(self, how: Stop) -> None:
+        """Ask for the end, from any thread, without waiting for it."""
+        if self.done:
+            return
+        self._stopped = how
+        if (attempt := self._attempt) is not None:
+            attempt.stop(how)
 
     # ------------------------------------------------------------------------------------------------------ inside
 
@@ -162,7 +209,7 @@ class Run:
         """Show the run until it is over or the time is; whether it was interrupted."""
         __tracebackhide__ = True
         interrupts = 0
-        self._front_end.opened(self.view, self.folder, self.why)
+        self._front_end.opened(self)
         try:
             while not self._over.is_set() and (deadline is None or time.monotonic() < deadline):
                 try:
@@ -170,15 +217,10 @@ class Run:
                     self._front_end.refresh()
                 except KeyboardInterrupt:
                     interrupts += 1
-                    self._ask("interrupt" if interrupts == 1 else "kill")
+                    self.ask("interrupt" if interrupts == 1 else "kill")
         finally:
             self._front_end.closed()
         return interrupts > 0
-
-    def _ask(self, how: Stop) -> None:
-        self._stopped = how
-        if self._attempt is not None:
-            self._attempt.stop(how)
 
     def _conduct(self) -> None:
         try:

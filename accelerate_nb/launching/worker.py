@@ -17,7 +17,7 @@ from accelerate_nb.events import pending
 from accelerate_nb.events.channel import Sender
 from accelerate_nb.events.emit import connect
 from accelerate_nb.events.model import State, StateChange
-from accelerate_nb.launching import showing, streams
+from accelerate_nb.launching import inbox, showing, streams
 from accelerate_nb.launching.installed import loaded_since
 from accelerate_nb.launching.order import Order
 from accelerate_nb.launching.outcome import Raised, failure_of, write_raised, write_returned
@@ -35,14 +35,17 @@ def work(order: Order, parent: int, payload: Payload | None = None) -> NoReturn:
     """Be a worker: run the payload, leave its outcome, wait until all have, and end the process."""
     try:
         _settle(order, parent)
-        sender = Sender(socket.socket(fileno=order.descriptors.events), order.seat.rank)
+        sock = socket.socket(fileno=order.descriptors.events)
+        sender = Sender(sock, order.seat.rank)
         connect(sender)
+        told = inbox.Inbox(sock)
+        inbox.connect(told)
         # from here on it answers the signal that asks where it is
         _tell(sender, "starting")
         # other ranks need the store also after this one's function has returned: it lasts until all have
         store: list[Any] = []
         code = _run(order, sender, payload or arrived(order.descriptors.payload, order.descriptors.more), store)
-        _wait_for_leave(sender)
+        _wait_for_leave(told)
         _part()
         os._exit(code)
     finally:
@@ -135,11 +138,11 @@ def _flush() -> None:
             continue
 
 
-def _wait_for_leave(sender: Sender) -> None:
+def _wait_for_leave(told: inbox.Inbox) -> None:
     """Stay until the kernel says so, or has gone: connections of other ranks end here."""
     try:
-        sender._socket.recv(1)
-    except (OSError, KeyboardInterrupt):
+        told.wait_for_leave()
+    except KeyboardInterrupt:
         return
 
 

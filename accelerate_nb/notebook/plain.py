@@ -12,6 +12,8 @@ from string import Template
 
 from accelerate_nb.events.model import Display, LogLine, Stream
 from accelerate_nb.events.view import News, RunView
+from accelerate_nb.launching.run import Watched
+from accelerate_nb.notebook.following import keep_drawing
 from accelerate_nb.notebook.screens import WIDGET_VIEW, Line, Screen
 
 # Colours pass; what moves a cursor or rings a bell would disturb the lines of other ranks.
@@ -34,7 +36,7 @@ class PlainText:
     Waiting for the same run again, in another cell perhaps, goes on where the last wait ended.
 
     >>> front_end = PlainText(Pipe)
-    >>> front_end.opened(view, folder, why="")
+    >>> front_end.opened(run)
     >>> front_end.refresh()
     >>> front_end.closed()
     """
@@ -67,10 +69,10 @@ class PlainText:
         self._is_full = False
         self._last_stream: Stream = "stdout"
 
-    def opened(self, view: RunView, run_folder: Path, why: str) -> None:
-        """Somebody waits for a run from now on; `why` says how it is run."""
-        self._view = view
-        self._folder = run_folder
+    def opened(self, run: Watched) -> None:
+        """Somebody waits for a run from now on."""
+        self._view = run.view
+        self._folder = run.folder
         self._begin_screen()
 
     def refresh(self) -> None:
@@ -90,6 +92,11 @@ class PlainText:
         self._screen.write(self._labelled(self._view.open_lines()))
         if self._is_full:
             self._write_tails(self._view)
+
+    def follow(self, run: Watched) -> None:
+        """Write the run's lines under the cell that runs at this moment, until it is over; returns at once."""
+        self.opened(run)
+        keep_drawing(self, run)
 
     # --------------------------------------------------------------------------------------------------------- lines
 

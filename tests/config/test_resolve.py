@@ -201,6 +201,8 @@ EXAMPLES = {
     "log_line_prefix_template": "${rank}>",
     "folder": "runs",
     "grace": "1",
+    "panel": "text",
+    "quiet": "5",
     "mixed_precision": "fp16",
     "gradient_accumulation_steps": "2",
     "debug": "true",

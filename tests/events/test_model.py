@@ -13,9 +13,12 @@ from accelerate_nb.events.model import (
     DeviceSample,
     Display,
     Failure,
+    Frame,
+    HostSample,
     LogLine,
     Metric,
     Progress,
+    Quiet,
     StateChange,
     from_line,
     to_line,
@@ -26,11 +29,14 @@ EVENTS = [
     Metric(3, "loss/train", -1e-300, 12, 2.0),
     Metric(3, "loss", math.inf, None, 2.0),
     Progress(1, "epoch", 3.0, None, 0.0),
+    HostSample(12.5, (1, 2), None, (3, 4), 0.0),
+    Quiet(61.0, "rank 1 is elsewhere", 0.0),
     Display(0, {"text/plain": "x", "application/json": {"a": [1, {"b": None}]}}, {"isolated": True}, 0.0),
     DeviceSample(0, "cuda:0", 12.5, 2**40, None, 0.0),
     StateChange(None, "failed", 7.25, "why"),
     StateChange(0, "running", 0.0),
     Failure(2, "KeyError", "'x'", "a\nb", 1.0, -11, ("last", "words"), lost_connection=True, ended_by_us=True),
+    Failure(0, "E", "m", "t", 1.0, frames=(Frame("Cell In[3], line 7", "train", "x = 1 / 0", True),), advice="Do."),
 ]
 
 

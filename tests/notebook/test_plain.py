@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -54,7 +55,7 @@ class Desk:
         self.paper = Paper(bound)
         self.view = RunView(**sizes)
         self.front_end = PlainText(lambda: self.paper, template, clock=lambda: self.now)
-        self.front_end.opened(self.view, FOLDER, "for a test")
+        self.front_end.opened(SimpleNamespace(view=self.view, folder=FOLDER))
 
     def feed(self, *events):
         for event in events:
@@ -224,11 +225,11 @@ def test_a_second_wait_goes_on_where_the_first_ended_with_room_of_its_own():
     desk.feed(*(line(str(i)) for i in range(6)))
     first = list(desk.close())
     assert first[-2:] == ["[0] ... 2 lines are only in /runs/1 ...", "[0] 5"]
-    desk.front_end.opened(desk.view, FOLDER, "again")
+    desk.front_end.opened(SimpleNamespace(view=desk.view, folder=FOLDER))
     desk.feed(line("6"), line("7"))
     second = list(desk.close())
     assert second[len(first) :] == ["[0] 6", "[0] 7"]
-    desk.front_end.opened(desk.view, FOLDER, "again")
+    desk.front_end.opened(SimpleNamespace(view=desk.view, folder=FOLDER))
     desk.feed(*(line(str(i)) for i in range(8, 14)))
     assert desk.close()[len(second) :][-2:] == ["[0] ... 2 lines are only in /runs/1 ...", "[0] 13"]
 

@@ -14,6 +14,7 @@ from nbclient import NotebookClient
 
 FEED = """
 from pathlib import Path
+from types import SimpleNamespace
 from accelerate_nb.events.model import Display, LogLine
 from accelerate_nb.events.view import RunView
 from accelerate_nb.notebook.host import host
@@ -26,7 +27,7 @@ def line(text, rank=0, stream="stdout", open=False):
 def start():
     view = RunView(size=2)
     front_end = PlainText(host(os.environ).screen, interval=0.0)
-    front_end.opened(view, Path("/runs/1"), "")
+    front_end.opened(SimpleNamespace(view=view, folder=Path("/runs/1")))
     return view, front_end
 """
 
