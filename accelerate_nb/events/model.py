@@ -39,7 +39,9 @@ class Progress:
     """
     A rank has done `done` of `total` units of something.
 
-    `rate` is in units a second, `closed` says that the bar has ended and will not move again.
+    `rate` is in units a second, `closed` says that the bar has ended and will not move again. `bar` is the bar's own name
+    among those of its rank, without it the label is: an event replaces the last one of the same bar, whatever it was
+    labelled then. `note` is what its owner adds at the moment, such as a loss.
     """
 
     rank: int
@@ -50,6 +52,8 @@ class Progress:
     rate: float | None = None
     unit: str = "it"
     closed: bool = False
+    bar: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class MetricNews:
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """One rank at one moment, without what is long: `metrics` and `progress` are the newest of each name."""
+    """One rank at one moment, without what is long: `metrics` are the newest of each name, `progress` of each bar."""
 
     rank: int
     state: State
@@ -274,8 +274,9 @@ class _Rank:
 
     def take_progress(self, progress: Progress) -> None:
         # the newest last
-        self.progress.pop(progress.label, None)
-        self.progress[progress.label] = progress
+        bar = progress.bar or progress.label
+        self.progress.pop(bar, None)
+        self.progress[bar] = progress
         if len(self.progress) > _MOST_BARS:
             del self.progress[next(iter(self.progress))]
 

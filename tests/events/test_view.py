@@ -136,6 +136,11 @@ def test_progress_and_devices_show_their_newest():
     assert view.rank(0).devices["cuda:0"].utilisation == 90.0
 
 
+def test_a_bar_that_changes_its_label_is_still_one_bar():
+    view = fed(Progress(0, "epoch 1", 3, 3, 0.0, bar="outer"), Progress(0, "epoch 2", 1, 3, 0.0, bar="outer"))
+    assert [bar.label for bar in view.rank(0).progress.values()] == ["epoch 2"]
+
+
 def test_failures_come_in_the_order_of_ranks():
     view = fed(Failure(2, "KeyError", "x", "", 0.0), Failure(0, "ValueError", "y", "", 1.0), size=4)
     assert [failure.rank for failure in view.failures] == [0, 2]
