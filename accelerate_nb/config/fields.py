@@ -13,6 +13,21 @@ from accelerate_nb.errors import ConfigurationError, NotYetError
 
 T = TypeVar("T")
 
+# The headings under which settings are shown, in their order.
+GROUPS: dict[str, str] = {
+    "where": "Where it runs",
+    "many": "How many processes",
+    "precision": "Precision",
+    "training": "Training",
+    "sharding": "Sharding",
+    "checkpoints": "Checkpoints",
+    "machines": "Several machines",
+    "failures": "Time limits, failures",
+    "shown": "How it is shown",
+    "kept": "What comes back, what is kept",
+    "more": "More",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Said:
@@ -25,6 +40,8 @@ class _Said:
     variables: tuple[str, ...]
     keys: tuple[str, ...]
     later: tuple[str, ...]
+    group: str
+    advanced: bool
 
 
 def setting(
@@ -37,13 +54,16 @@ def setting(
     variables: Iterable[str] = (),
     keys: Iterable[str] = (),
     later: Iterable[str] = (),
+    group: str = "more",
+    advanced: bool = False,
 ) -> Any:
     """
     A field of a settings class. Its choices are those of its `Literal` type.
 
     `variables` and `keys` are further names of it, in the environment and in Hugging Face's configuration file; its own
     are `ACCELERATE_NB_<NAME>` and `<name>`. `also_as_text` lets an argument be a number written as a text. `later` holds
-    choices that are known and not offered yet.
+    choices that are known and not offered yet. `group` is the key in `GROUPS` of the heading under which a form shows it;
+    an `advanced` one is folded there.
 
     >>> num_processes: int | None = setting(None, minimum=1, help="How many processes run the function.")
     """
@@ -55,6 +75,8 @@ def setting(
         variables=tuple(variables),
         keys=tuple(keys),
         later=tuple(later),
+        group=group,
+        advanced=advanced,
     )
     return field(default=default, metadata={"said": said})
 
@@ -70,6 +92,9 @@ class Setting:
     variables: tuple[str, ...]
     keys: tuple[str, ...]
     section: str
+    group: str
+    advanced: bool
+    nullable: bool
 
     @property
     def flag(self) -> str:
@@ -80,6 +105,11 @@ class Setting:
     def choices(self) -> tuple[str, ...]:
         """The words that it can be, where it can be only some."""
         return self.kind.choices if isinstance(self.kind, OneOf) else ()
+
+    @property
+    def later(self) -> tuple[str, ...]:
+        """The words that are known and not offered yet."""
+        return self.kind.later if isinstance(self.kind, OneOf) else ()
 
     def check(self, value: Any, where: str) -> Any:
         """The value of an argument, as the setting keeps it."""
@@ -118,6 +148,9 @@ def _described(name: str, hint: Any, default: Any, said: _Said, section: type) -
         variables=(f"ACCELERATE_NB_{name.upper()}", *said.variables),
         keys=(name, *said.keys),
         section=section.__name__.lower(),
+        group=said.group,
+        advanced=said.advanced,
+        nullable=hint is not _without_none(hint),
     )
 
 

@@ -16,29 +16,43 @@ class Launching:
     """How many workers there are, what places them, and for how long."""
 
     num_processes: int | None = setting(
-        None, minimum=1, help="How many processes run the function; without it, one for each accelerator."
+        None,
+        minimum=1,
+        help="How many processes run the function; without it, one for each accelerator.",
+        group="many",
     )
     engine: Literal["auto", "inline", "local"] = setting(
         "auto",
         help="What places the workers: this very process ('inline'), or processes on this machine ('local').",
         later=("ray", "torchrun", "xla"),
+        group="where",
+        advanced=True,
     )
     start_method: Literal["auto", "supervisor", "fork", "spawn"] = setting(
         "auto",
         help="How a local worker starts: forked by the supervisor, forked by this process, or as a fresh Python.",
+        group="where",
+        advanced=True,
     )
     cpu: bool = setting(
         False,
         help="Compute on the CPU, also where there are accelerators.",
         variables=["ACCELERATE_USE_CPU"],
         keys=["use_cpu"],
+        group="where",
     )
-    timeout: float | None = setting(None, minimum=0, help="How many seconds the whole run may take.")
+    timeout: float | None = setting(None, minimum=0, help="How many seconds the whole run may take.", group="failures")
     results: Literal["main", "all"] = setting(
-        "main", help="What comes back: rank 0's value ('main'), or a list of every rank's ('all')."
+        "main",
+        help="What comes back: rank 0's value ('main'), or a list of every rank's ('all').",
+        group="kept",
     )
-    max_restarts: int = setting(0, minimum=0, help="How often all workers are started again after a failure.")
-    monitor_interval: float = setting(0.1, minimum=0, help="Seconds between two looks at the workers.")
+    max_restarts: int = setting(
+        0, minimum=0, help="How often all workers are started again after a failure.", group="failures"
+    )
+    monitor_interval: float = setting(
+        0.1, minimum=0, help="Seconds between two looks at the workers.", group="failures", advanced=True
+    )
     use_port: int | None = setting(
         None,
         minimum=0,
@@ -46,30 +60,58 @@ class Launching:
         also_as_text=True,
         help="The port at which workers meet; without it, or with 0, any free one.",
         keys=["main_process_port"],
+        group="where",
+        advanced=True,
     )
-    master_addr: str = setting("127.0.0.1", help="The address at which workers meet.", keys=["main_process_ip"])
-    node_rank: int = setting(0, minimum=0, help="Which of the machines this one is.", keys=["machine_rank"])
-    num_nodes: int = setting(1, minimum=1, help="How many machines there are.", keys=["num_machines"])
-    rdzv_backend: str = setting("static", help="How machines find each other.")
-    rdzv_endpoint: str = setting("", help="Where machines find each other.")
-    rdzv_conf: Mapping[str, Any] | None = setting(None, help="More for the way in which machines find each other.")
-    rdzv_id: str = setting("none", help="A name for the run, equal on all machines.")
+    master_addr: str = setting(
+        "127.0.0.1",
+        help="The address at which workers meet.",
+        keys=["main_process_ip"],
+        group="machines",
+        advanced=True,
+    )
+    node_rank: int = setting(
+        0, minimum=0, help="Which of the machines this one is.", keys=["machine_rank"], group="machines", advanced=True
+    )
+    num_nodes: int = setting(
+        1, minimum=1, help="How many machines there are.", keys=["num_machines"], group="machines", advanced=True
+    )
+    rdzv_backend: str = setting("static", help="How machines find each other.", group="machines", advanced=True)
+    rdzv_endpoint: str = setting("", help="Where machines find each other.", group="machines", advanced=True)
+    rdzv_conf: Mapping[str, Any] | None = setting(
+        None, help="More for the way in which machines find each other.", group="machines", advanced=True
+    )
+    rdzv_id: str = setting("none", help="A name for the run, equal on all machines.", group="machines", advanced=True)
     log_line_prefix_template: str | None = setting(
-        None, help="What stands before a rank's line; ${role_name}, ${local_rank} and ${rank} are filled in."
+        None,
+        help="What stands before a rank's line; ${role_name}, ${local_rank} and ${rank} are filled in.",
+        group="shown",
+        advanced=True,
     )
     folder: str | None = setting(
-        None, help="The folder in which each run has its own; without it, one in the user's cache."
+        None,
+        help="The folder in which each run has its own; without it, one in the user's cache.",
+        group="kept",
     )
     panel: Literal["auto", "widget", "text", "off"] = setting(
         "auto",
         help="How the run is shown: a live panel ('widget'), lines of text, nothing, or what the place can show ('auto').",
+        group="shown",
     )
     quiet: float = setting(
         60.0,
         minimum=0,
         help="After how many seconds without a word from any rank one is told where they are; 0: never.",
+        group="failures",
+        advanced=True,
     )
-    grace: float = setting(2.0, minimum=0, help="Seconds in which workers may end by themselves after an interrupt.")
+    grace: float = setting(
+        2.0,
+        minimum=0,
+        help="Seconds in which workers may end by themselves after an interrupt.",
+        group="failures",
+        advanced=True,
+    )
 
     def __post_init__(self) -> None:
         for asked, name in self._on_several_machines():

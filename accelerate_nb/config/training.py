@@ -17,17 +17,20 @@ class Training:
         help="The numbers to compute with, where 16 bits are safe.",
         variables=["ACCELERATE_MIXED_PRECISION"],
         later=["fp8"],
+        group="precision",
     )
     gradient_accumulation_steps: int | None = setting(
         None,
         minimum=1,
         help="How many batches make one optimizer step.",
         variables=["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"],
+        group="training",
     )
     debug: bool | None = setting(
         None,
         help="Compare shapes on all ranks before each collective operation.",
         variables=["ACCELERATE_DEBUG_MODE"],
+        group="training",
     )
 
     def environ(self) -> dict[str, str]:
