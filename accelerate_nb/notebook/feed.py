@@ -1,0 +1,317 @@
+"""What a page is told of a run: the whole of it once, then what is new, as plain JSON in numbered messages."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from accelerate_nb.events.model import DeviceSample, Display, Failure, HostSample, LogLine, Metric, Progress, Stream
+from accelerate_nb.events.view import Glance, RunView, Shown
+from accelerate_nb.launching.ending import cause
+from accelerate_nb.launching.run import Watched
+
+Message: TypeAlias = dict[str, Any]
+T = TypeVar("T")
+
+_MOST_LINES = 2000  # in one message; a page draws no more in a tenth of a second
+_MOST_CHARACTERS = 1_000_000  # of all lines of one message
+_LONGEST_LINE = 20_000
+_LONGEST_TEXT = 200_000  # a traceback
+_MOST_POINTS = 5000  # of all metrics of one message
+_FROZEN_LINES = 1000  # what a page without a kernel shows
+_FROZEN_POINTS = 200  # of each metric of each rank
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What does not change while a run is shown."""
+
+    name: str
+    why: str
+    folder: str
+    started: float
+    size: int
+    host: str = "jupyter"
+    background: bool = False
+    can_act: bool = True
+
+    @classmethod
+    def of(cls, run: Watched, host: str, *, background: bool, can_act: bool) -> Facts:
+        """The facts of a run that is watched."""
+        return cls(
+            name=run.name,
+            why=run.why,
+            folder=str(run.folder),
+            started=run.started,
+            size=len(run.view.ranks),
+            host=host,
+            background=background,
+            can_act=can_act,
+        )
+
+    def message(self) -> Message:
+        """The facts as a page reads them."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Feed:
+    """
+    Follows a run's view for one panel: `news()` is what has changed since the last call, `backlog()` everything anew.
+
+    >>> feed = Feed(view)
+    >>> for message in feed.backlog(facts): send(message)
+    >>> feed.news()  # None where nothing has changed
+    """
+
+    def __init__(self, view: RunView, clock: Callable[[], float] = time.time) -> None:
+        self._view, self._clock = view, clock
+        self.seq = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lines = self._metrics = 0
+        self._changes: tuple[int, bool] | None = None
+        self._state: Any = None
+        self._ranks: dict[int, tuple[Any, ...]] = {}
+        self._progress: dict[tuple[int, str], Progress] = {}
+        self._devices: dict[tuple[int, str], DeviceSample] = {}
+        self._open: dict[tuple[int, Stream], LogLine] = {}
+        self._failures: tuple[Failure, ...] = ()
+        self._host: HostSample | None = None
+        self._quiet: Any = None
+        self._line_count = 0
+        self.displays: list[Display] = []
+
+    def numbered(self, message: Message) -> Message:
+        """A message with the next number and the kernel's time."""
+        self.seq += 1
+        return {"seq": self.seq, "now": self._clock(), **message}
+
+    # ---------------------------------------------------------------------------------------------------- everything
+
+    def backlog(self, facts: Facts, *, stopping: bool = False) -> Iterator[Message]:
+        """All that is kept of the run, in messages of bounded size; the first tells the page to forget what it has."""
+        self._forget()
+        news = self._view.since(0)
+        self._lines, skipped = news.cursor, news.skipped
+        self._metrics = self._view.metrics_since(2**62).cursor
+        first: Message = {"reset": True, "run": facts.message(), **self._small(stopping)}
+        first["metrics"] = [*_series(self._view, _MOST_POINTS)]
+        parts = [*_parts([*map(_row, _lines_of(news.shown))])]
+        for number, lines in enumerate(parts or [[]]):
+            yield self.numbered({**(first if number == 0 else {}), "lines": lines, "skipped": skipped})
+            skipped = 0
+        if rows := self._open_rows(self._view.glances(), set()):
+            yield self.numbered({"lines": rows})
+
+    # --------------------------------------------------------------------------------------------------- what is new
+
+    def news(self, *, stopping: bool = False) -> Message | None:
+        """What has changed since the last message, of bounded size; `None` where nothing has."""
+        if (key := (self._view.changes, stopping)) == self._changes:
+            return None
+        self._changes = key
+        message = {**self._new_lines(), **self._small(stopping), **self._new_metrics()}
+        return self.numbered(message) if message else None
+
+    def _new_lines(self) -> Message:
+        news = self._view.since(self._lines)
+        self._lines = news.cursor
+        lines = [*_lines_of(news.shown)]
+        self.displays += [one for one in news.shown if isinstance(one, Display) and not is_text(one)]
+        kept = _newest([*map(_row, lines[-_MOST_LINES:])])
+        closed = {(line.rank, line.stream) for line in lines}
+        rows = kept + self._open_rows(self._view.glances(), closed)
+        skipped = news.skipped + len(lines) - len(kept)
+        return {**({"lines": rows} if rows else {}), **({"skipped": skipped} if skipped else {})}
+
+    def _open_rows(self, glances: Sequence[Glance], closed: set[tuple[int, Stream]]) -> list[list[Any]]:
+        """Lines that have not ended and that the page does not have so; it forgets those that were closed."""
+        now = {(one.rank, line.stream): line for one in glances for line in one.open_lines}
+        known = {place: line for place, line in self._open.items() if place not in closed}
+        self._open = now
+        gone = [
+            [rank, _number(stream), "", line.time, 1]
+            for (rank, stream), line in known.items()
+            if (rank, stream) not in now
+        ]
+        return gone + [_row(line) for place, line in now.items() if known.get(place) is not line]
+
+    def _new_metrics(self) -> Message:
+        news = self._view.metrics_since(self._metrics)
+        self._metrics = news.cursor
+        series: dict[tuple[str, int], list[Metric]] = {}
+        for one in news.metrics:
+            series.setdefault((one.name, one.rank), []).append(one)
+        if not series:
+            return {}
+        most = max(_MOST_POINTS // len(series), 2)
+        return {
+            "metrics": [[name, rank, [*map(_point, _thinned(all_, most))]] for (name, rank), all_ in series.items()]
+        }
+
+    def _small(self, stopping: bool) -> Message:
+        """Whatever else has changed: states, bars, devices, the machine, failures."""
+        glances = self._view.glances()
+        found: Message = {
+            "state": self._new_state(stopping),
+            "ranks": [*self._new_ranks(glances)],
+            "progress": [*self._new_progress(glances)],
+            "devices": [*self._new_devices(glances)],
+            "host": self._new_host(),
+        }
+        message = {name: value for name, value in found.items() if value}
+        if (failures := tuple(one.failure for one in glances if one.failure is not None)) != self._failures:
+            # a rank that has started anew has not failed any more
+            self._failures = failures
+            message["failure"] = failure_message(failures) if failures else None
+        if self._view.line_count != self._line_count:
+            self._line_count = message["line_count"] = self._view.line_count
+        if self._view.quiet is not self._quiet:
+            self._quiet = self._view.quiet
+            message["quiet"] = self._quiet and {"seconds": self._quiet.seconds, "text": self._quiet.text}
+        return message
+
+    def _new_state(self, stopping: bool) -> Message | None:
+        view = self._view
+        state = "stopping" if stopping and view.ended is None else view.state
+        now = (state, view.detail, view.ended)
+        if now == self._state:
+            return None
+        self._state = now
+        return {"state": state, "detail": view.detail, "ended": view.ended}
+
+    def _new_ranks(self, glances: Sequence[Glance]) -> Iterator[list[Any]]:
+        for one in glances:
+            now = (one.state, one.detail, one.line_count)
+            if self._ranks.get(one.rank) != now:
+                self._ranks[one.rank] = now
+                yield [one.rank, *now]
+
+    def _new_progress(self, glances: Sequence[Glance]) -> Iterator[list[Any]]:
+        for rank, label, bar in ((one.rank, label, bar) for one in glances for label, bar in one.progress.items()):
+            if self._progress.get((rank, label)) is not bar:
+                self._progress[rank, label] = bar
+                yield [rank, label, *map(_plain, (bar.done, bar.total, bar.rate)), bar.unit, bar.closed]
+
+    def _new_devices(self, glances: Sequence[Glance]) -> Iterator[list[Any]]:
+        for rank, name, sample in ((one.rank, name, sample) for one in glances for name, sample in one.devices.items()):
+            if self._devices.get((rank, name)) is not sample:
+                self._devices[rank, name] = sample
+                yield [rank, name, _plain(sample.utilisation), sample.memory_used, sample.memory_total]
+
+    def _new_host(self) -> list[list[Any]] | None:
+        host = self._view.host
+        if host is None or host is self._host:
+            return None
+        self._host = host
+        sizes = {"memory": host.memory, "disk": host.disk, "shared memory": host.shared_memory}
+        return [["cpu", _plain(host.cpu), 100, "%"], *([name, *size, "B"] for name, size in sizes.items() if size)]
+
+    # ---------------------------------------------------------------------------------------------------- at the end
+
+    def frozen(self, facts: Facts) -> list[Message]:
+        """The end of the run in one short message: what a view shows that has no kernel."""
+        former = Feed(self._view, self._clock)
+        small = former._small(stopping=False)
+        ranks = self._view.ranks
+        share = _FROZEN_LINES // max(len(ranks), 1)
+        lines = sorted((line for rank in ranks for line in self._view.tail(rank, share)), key=lambda line: line.time)
+        rows = _newest([*map(_row, lines)])
+        more = {"lines": rows, "skipped": self._view.line_count - len(rows)}
+        metrics = [*_series(self._view, _MOST_POINTS, each=_FROZEN_POINTS)]
+        return [former.numbered({"reset": True, "run": facts.message(), **small, "metrics": metrics, **more})]
+
+
+def failure_message(failures: Sequence[Failure]) -> Message:
+    """The failure that led to the others, and one line of each of those."""
+    first = cause(failures)
+    others = [one for one in failures if one is not first]
+    return {
+        "rank": first.rank,
+        "type": first.type,
+        "message": first.message[:_LONGEST_TEXT],
+        "advice": first.advice,
+        "frames": [[*frame] for frame in first.frames],
+        "traceback": first.traceback[-_LONGEST_TEXT:],
+        "last_lines": [*first.last_lines],
+        "others": [f"rank {one.rank}: {one.type}: {(one.message.splitlines() or [''])[0][:500]}" for one in others],
+    }
+
+
+def is_text(display: Display) -> bool:
+    """Whether a page can show nothing of a display but its text."""
+    return set(display.data) <= {"text/plain", "application/vnd.jupyter.widget-view+json"}
+
+
+def _lines_of(shown: Sequence[Shown]) -> Iterator[LogLine]:
+    """Lines, those of displays that are only text among them."""
+    for one in shown:
+        if isinstance(one, LogLine):
+            yield one
+        elif is_text(one):
+            for text in str(one.data.get("text/plain", "")).splitlines():
+                yield LogLine(one.rank, "stdout", text, one.time)
+
+
+def _row(line: LogLine) -> list[Any]:
+    text, more = line.text, len(line.text) - _LONGEST_LINE
+    if more > 0:
+        text = f"{text[:_LONGEST_LINE]} ... ({more:,} more characters are in the run's folder)"
+    return [line.rank, _number(line.stream), text, line.time, int(line.open)]
+
+
+def _number(stream: Stream) -> int:
+    return 1 if stream == "stderr" else 0
+
+
+def _newest(rows: list[list[Any]]) -> list[list[Any]]:
+    """The last rows that fit into one message."""
+    room = _MOST_CHARACTERS
+    for number in range(len(rows) - 1, -1, -1):
+        room -= len(rows[number][2])
+        if room < 0:
+            return rows[number + 1 :]
+    return rows
+
+
+def _parts(rows: list[list[Any]]) -> Iterator[list[list[Any]]]:
+    """All rows, in portions of the size of a message."""
+    part: list[list[Any]] = []
+    size = 0
+    for row in rows:
+        if part and (len(part) == _MOST_LINES or size + len(row[2]) > _MOST_CHARACTERS):
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += len(row[2])
+    if part:
+        yield part
+
+
+def _series(view: RunView, most: int, each: int | None = None) -> Iterator[list[Any]]:
+    """Every metric of every rank, thinned so that all together have about `most` points, and each at most `each`."""
+    found = [(name, rank, points) for rank in view.ranks for name, points in view.rank(rank).series.items()]
+    share = max(most // max(len(found), 1), 50)
+    for name, rank, points in found:
+        yield [name, rank, [*map(_point, _thinned(points, min(share, each or share)))]]
+
+
+def _thinned(values: Sequence[T], most: int) -> Sequence[T]:
+    """Some of the values, evenly, with the last."""
+    every = math.ceil(len(values) / most)
+    return values if every <= 1 else [*values[:-1:every], values[-1]]
+
+
+def _point(metric: Metric) -> list[Any]:
+    return [metric.step, _plain(metric.value), metric.time]
+
+
+def _plain(number: float | None) -> float | str | None:
+    """A number as JSON can say it: it knows neither NaN nor infinities."""
+    if number is None or math.isfinite(number):
+        return number
+    return "nan" if math.isnan(number) else "inf" if number > 0 else "-inf"
