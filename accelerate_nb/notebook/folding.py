@@ -1,0 +1,133 @@
+"""Equal output of several ranks, folded into one."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Iterator
+from typing import NamedTuple
+
+from accelerate_nb.events.model import Display, LogLine
+from accelerate_nb.events.view import Shown
+from accelerate_nb.notebook.screens import WIDGET_VIEW
+
+# For so many seconds an item waits for the same of other ranks: too short to be noticed.
+WINDOW = 0.25
+# The two streams of a rank come through two pipes: what is read at one time has no order between them.
+_ONE_READ = 0.02
+
+
+class Folded(NamedTuple):
+    """What these ranks, and no others, put out at this place of their output."""
+
+    ranks: tuple[int, ...]
+    item: Shown
+
+
+class _Waiting(NamedTuple):
+    key: Hashable
+    item: Shown
+    number: int
+    came: float
+
+
+class Folding:
+    """
+    Puts the output of ranks into one order, in which what all of them put out stands once.
+
+    What every rank has put out comes at once; anything else waits for at most `window` seconds, so that slower ranks can
+    catch up. The order within a rank's stream never changes, and nothing is lost or comes twice.
+
+    >>> folding = Folding([0, 1])
+    >>> folding.take([LogLine(0, "stdout", "a", 0.0), LogLine(1, "stdout", "a", 0.0)], now=0.0)
+    >>> [one.ranks for one in folding.ready(now=0.0)]
+    [(0, 1)]
+    """
+
+    def __init__(self, ranks: Iterable[int], window: float = WINDOW) -> None:
+        self._window = window
+        self._queues: dict[int, deque[_Waiting]] = {rank: deque() for rank in ranks}
+        self._held: dict[int, Counter[Hashable]] = {rank: Counter() for rank in self._queues}
+        self._number = 0
+
+    def take(self, items: Iterable[Shown], now: float) -> None:
+        """Take in what ranks have put out, oldest first; `now` is in seconds of any clock that goes on evenly."""
+        for item in items:
+            self._number += 1
+            waiting = _Waiting(key_of(item), item, self._number, now)
+            queue = self._queues.setdefault(item.rank, deque())
+            self._held.setdefault(item.rank, Counter())[waiting.key] += 1
+            queue.insert(_place(queue, item), waiting)
+
+    def ready(self, now: float) -> Iterator[Folded]:
+        """What need not wait any longer."""
+        while self._heads() and (self._are_equal() or self._oldest().came + self._window <= now):
+            yield self._pop()
+
+    def rest(self) -> Iterator[Folded]:
+        """All that is still there: no more will come."""
+        while self._heads():
+            yield self._pop()
+
+    def _heads(self) -> dict[int, _Waiting]:
+        return {rank: queue[0] for rank, queue in self._queues.items() if queue}
+
+    def _are_equal(self) -> bool:
+        """Whether every rank's next item is there, and the same."""
+        heads = self._heads()
+        return len(heads) == len(self._queues) and len({head.key for head in heads.values()}) == 1
+
+    def _oldest(self) -> _Waiting:
+        return min(self._heads().values(), key=lambda head: head.number)
+
+    def _pop(self) -> Folded:
+        """The next in order: what other ranks put out only later gives way to what comes before it there."""
+        heads = self._heads()
+        by_key: dict[Hashable, list[int]] = {}
+        for rank, head in heads.items():
+            by_key.setdefault(head.key, []).append(rank)
+        in_order = sorted(by_key, key=lambda key: min(heads[rank].number for rank in by_key[key]))
+        chosen = next((key for key in in_order if not self._comes_later(key, by_key[key])), in_order[0])
+        ranks = sorted(by_key[chosen])
+        for rank in ranks:
+            self._queues[rank].popleft()
+            self._held[rank][chosen] -= 1
+        return Folded(tuple(ranks), heads[ranks[0]].item)
+
+    def _comes_later(self, key: Hashable, ranks: list[int]) -> bool:
+        return any(held[key] > 0 for rank, held in self._held.items() if rank not in ranks)
+
+
+def folded(items: Iterable[Shown]) -> list[Folded]:
+    """Items that stand side by side, such as progress bars: equal ones once, in the order of their first ranks."""
+    by_key: dict[Hashable, list[Shown]] = {}
+    for item in items:
+        by_key.setdefault(key_of(item), []).append(item)
+    return [Folded(tuple(sorted({one.rank for one in group})), group[0]) for group in by_key.values()]
+
+
+def is_text(display: Display) -> bool:
+    """Whether a notebook can show nothing of it but its text."""
+    return set(display.data) <= {"text/plain", WIDGET_VIEW}
+
+
+def key_of(item: Shown) -> Hashable:
+    """What two items have in common if a person would see the same."""
+    if isinstance(item, LogLine):
+        return item.stream, item.text
+    if is_text(item):
+        return "result", str(item.data.get("text/plain", ""))
+    return "display", json.dumps(item.data, sort_keys=True, default=str)
+
+
+def _place(queue: deque[_Waiting], item: Shown) -> int:
+    """Where an item goes in its rank's queue: of one read, standard output comes before standard error."""
+    place = len(queue)
+    if isinstance(item, LogLine) and item.stream == "stdout":
+        while place and _is_of_the_same_read(queue[place - 1].item, item):
+            place -= 1
+    return place
+
+
+def _is_of_the_same_read(before: Shown, item: LogLine) -> bool:
+    return isinstance(before, LogLine) and before.stream == "stderr" and item.time - before.time < _ONE_READ
