@@ -142,20 +142,13 @@ class PlainText:
         """The bytes that a line takes in a saved notebook."""
         switch = 0 if line.stream == self._last_stream else _PER_SWITCH
         self._last_stream = line.stream
-        return _saved_size(line.text) + _PER_LINE + switch
+        return saved_size(line.text) + _PER_LINE + switch
 
     def _labelled(self, lines: Iterable[LogLine]) -> list[Line]:
         """Lines as they are written: labelled, cut to the screen's width, without what would disturb others."""
-        clean = ((line, self._clean(line.text)) for line in lines if not _is_drawn_over(line))
+        clean = ((line, cleaned(line.text, self._screen.bound.width)) for line in lines if not is_drawn_over(line))
         # a line of nothing but cursor movements is no line
         return [Line(line.stream, self._label(line.rank) + text) for line, text in clean if text or not line.text]
-
-    def _clean(self, text: str) -> str:
-        width = self._screen.bound.width
-        if width is not None and len(text) > width:
-            text = f"{text[:width]} ... ({len(text) - width:,} more characters are in the run's folder)"
-        text = _DISTURBING.sub("", text)
-        return text + _RESET if "\x1b[" in text and not text.endswith(_RESET) else text
 
     def _label(self, rank: int) -> str:
         return self._template.safe_substitute(role_name="default", local_rank=rank, rank=rank)
@@ -178,7 +171,7 @@ class PlainText:
         """The newest of these lines that fit into the room, in bytes of a saved notebook."""
         fitting: list[Line] = []
         for line in reversed(self._labelled(lines)):
-            room -= _saved_size(line.text) + _PER_LINE + _PER_SWITCH
+            room -= saved_size(line.text) + _PER_LINE + _PER_SWITCH
             if room < 0:
                 break
             fitting.insert(0, line)
@@ -209,7 +202,20 @@ class PlainText:
             self._note(f"a cell shows no more; the other displays are in {self._folder}")
 
 
-def _is_drawn_over(line: LogLine) -> bool:
+def cleaned(text: str, width: int | None) -> str:
+    """A rank's text, cut to a width, without what would disturb the lines of others."""
+    if width is not None and len(text) > width:
+        text = f"{text[:width]} ... ({len(text) - width:,} more characters are in the run's folder)"
+    text = _DISTURBING.sub("", text)
+    return text + _RESET if "\x1b[" in text and not text.endswith(_RESET) else text
+
+
+def saved_size(text: str) -> int:
+    """The bytes of a text in a notebook's file: JSON writes a colour's escape with six."""
+    return len(json.dumps(text, ensure_ascii=False).encode(errors="replace"))
+
+
+def is_drawn_over(line: LogLine) -> bool:
     """Whether a terminal would lose the line: a nested progress bar ends with the cursor going up, its newline comes back."""
     return not line.open and line.text.endswith("\x1b[A")
 
@@ -222,8 +228,3 @@ def _is_text(display: Display) -> bool:
 def _lines_of(display: Display) -> list[LogLine]:
     text = str(display.data.get("text/plain", ""))
     return [LogLine(display.rank, "stdout", part, display.time) for part in text.splitlines()]
-
-
-def _saved_size(text: str) -> int:
-    """The bytes of a text in a notebook's file: JSON writes a colour's escape with six."""
-    return len(json.dumps(text, ensure_ascii=False).encode(errors="replace"))
