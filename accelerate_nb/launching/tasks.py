@@ -1,0 +1,81 @@
+"""What a session asks of its workers, and what they answer: the plain values that travel between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from accelerate_nb.events.model import Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Run the text of a cell, in the worker's `__main__`; its lines are known under `filename`, its number is that of `In [N]`."""
+
+    source: str
+    filename: str
+    number: int
+    silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Give these names these values."""
+
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Bring the values of these names; `known` are the functions and classes of the notebook, which go by name."""
+
+    names: tuple[str, ...]
+    known: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Invoke:
+    """Call a function, and bring what it returns."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    known: frozenset[str]
+
+
+Task: TypeAlias = Cell | Push | Pull | Invoke
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """
+    A task on its way, with what the worker has to know first.
+
+    `lines` and `numbers` are cells of the notebook that it may not know yet, `names` the functions and classes of the
+    notebook's `__main__` that travel along. `renewal` is the name under which the process groups are made anew before the
+    task, where the last one left them broken.
+    """
+
+    task: Task
+    lines: Mapping[str, list[str]] = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    names: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """
+    What came of a task on one rank.
+
+    `result` is the MIME bundle of a cell's last expression, `value` what was pulled or returned; `error` is the exception
+    behind `failure`, as far as it can travel. `groups` says how many collectives each process group has seen.
+    """
+
+    seconds: float
+    result: dict[str, Any] | None = None
+    value: Any = None
+    failure: Failure | None = None
+    error: BaseException | None = None
+    groups: Mapping[str, int] = field(default_factory=dict)
+    in_collective: bool = False
