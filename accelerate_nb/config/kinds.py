@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 import os
@@ -159,7 +160,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A mapping from texts to anything."""
+    """A mapping from texts to anything; a text of it is `name=value, name=value`, or JSON."""
 
     @property
     def expected(self) -> str:
@@ -171,8 +172,17 @@ class Table:
         return dict(value)
 
     def parse(self, text: str) -> dict[str, Any]:
+        if text.lstrip().startswith("{"):
+            return self.check(_from_json(text))
         pairs = (part.partition("=") for part in text.split(",") if part)
         return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise Unfit from None
 
 
 def _bounds(minimum: float | None, maximum: float | None) -> str:

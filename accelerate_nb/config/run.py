@@ -50,45 +50,78 @@ def resolve(
     return RunConfig(launching=_made(Launching, places), training=_made(Training, places))
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a setting's value was said: `place` is for people, and empty for a default."""
+
+    value: Any
+    place: str = ""
+
+
+def origins(
+    arguments: Mapping[str, Any], environment: Mapping[str, str], file: Mapping[str, Any] | None = None
+) -> dict[str, Origin]:
+    """
+    Where each setting gets its value from, by the same rules as in `resolve`, which tells what can't be a value.
+
+    >>> origins({}, {"ACCELERATE_USE_CPU": "1"})["cpu"]
+    Origin(value=True, place='the variable ACCELERATE_USE_CPU')
+    """
+    places: tuple[_Place, ...] = (_Arguments(said(arguments)), _Environment(environment), _File(file or {}))
+    return {one.name: _first(one, places) or Origin(one.default) for one in all_settings()}
+
+
+def values(config: RunConfig) -> dict[str, Any]:
+    """The value of every setting, by its name."""
+    sections = {"launching": config.launching, "training": config.training}
+    return {one.name: getattr(sections[one.section], one.name) for one in all_settings()}
+
+
+def differing(config: RunConfig) -> dict[str, Any]:
+    """The settings whose values are not their defaults: as arguments, they give the same configuration again."""
+    found = values(config)
+    return {one.name: found[one.name] for one in all_settings() if found[one.name] != one.default}
+
+
 class _Place(Protocol):
     """Where a setting can be said."""
 
-    def values(self, one: Setting) -> Iterator[Any]:
+    def values(self, one: Setting) -> Iterator[Origin]:
         """What this place says of a setting, checked; the first counts."""
 
 
 class _Arguments(NamedTuple):
     said: Mapping[str, Any]
 
-    def values(self, one: Setting) -> Iterator[Any]:
+    def values(self, one: Setting) -> Iterator[Origin]:
         if one.name in self.said:
-            yield one.check(self.said[one.name], f"{one.name} was given as")
+            yield Origin(one.check(self.said[one.name], f"{one.name} was given as"), "the call")
 
 
 class _Environment(NamedTuple):
     variables: Mapping[str, str]
 
-    def values(self, one: Setting) -> Iterator[Any]:
+    def values(self, one: Setting) -> Iterator[Origin]:
         for name in one.variables:
             if text := self.variables.get(name):
-                yield one.parse(text, f"The variable {name} says")
+                yield Origin(one.parse(text, f"The variable {name} says"), f"the variable {name}")
 
 
 class _File(NamedTuple):
     content: Mapping[str, Any]
 
-    def values(self, one: Setting) -> Iterator[Any]:
+    def values(self, one: Setting) -> Iterator[Origin]:
         for key in one.keys:
             value = self.content.get(key)
             if value is not None:
                 read = one.parse if isinstance(value, str) else one.check
-                yield read(value, f"{key} in the configuration file says")
+                yield Origin(read(value, f"{key} in the configuration file says"), "the configuration file")
+
+
+def _first(one: Setting, places: tuple[_Place, ...]) -> Origin | None:
+    return next((origin for place in places for origin in place.values(one)), None)
 
 
 def _made(section: type[Section], places: tuple[_Place, ...]) -> Section:
-    found: dict[str, Any] = {}
-    for one in settings(section):
-        for value in (value for place in places for value in place.values(one)):
-            found[one.name] = value
-            break
-    return section(**found)
+    found = {one.name: _first(one, places) for one in settings(section)}
+    return section(**{name: origin.value for name, origin in found.items() if origin is not None})

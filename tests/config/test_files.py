@@ -145,3 +145,71 @@ def test_what_a_file_asks_for_and_comes_later_is_not_left_out_unnoticed(tmp_path
     path.write_text(text)
     with pytest.raises(NotYetError, match=r"config\.yaml asks for .*config_file=''"):
         files.read(path)
+
+
+def saved(path, content):
+    draft = files.draft(path, content)
+    draft.write()
+    return draft
+
+
+def test_a_file_is_written_with_its_folders(tmp_path):
+    path = tmp_path / "new" / "config.yaml"
+    assert not saved(path, {"num_processes": 2, "mixed_precision": "no"}).replaces
+    assert files.read(path) == {"num_processes": 2, "mixed_precision": "no"}
+    assert [one.name for one in path.parent.iterdir()] == ["config.yaml"]
+
+
+def test_keys_of_others_are_kept_and_named(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("# mine\nuse_cpu: true\nnum_processes: 4\nmain_training_function: run\nfsdp_config: {a: 1}\n")
+    draft = saved(path, {"num_processes": 2})
+    assert draft.replaces
+    assert draft.comments
+    assert draft.kept == ("main_training_function", "fsdp_config")
+    assert draft.changed == ("use_cpu", "num_processes")
+    assert files.read(path) == {"num_processes": 2, "main_training_function": "run", "fsdp_config": {"a": 1}}
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [("a: [1\nb: 2\n", "line 2"), ("- a\n", "holds list"), ("distributed_type: FSDP\n", "asks for FSDP")],
+)
+def test_a_file_that_is_not_understood_is_not_written_over(tmp_path, text, error):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises((ConfigurationError, NotYetError), match=error):
+        saved(path, {"num_processes": 2})
+    assert path.read_text() == text
+
+
+def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path, monkeypatch):
+    path = tmp_path / "config.yaml"
+    path.write_text("num_processes: 4\n")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigurationError, match="No space left on device"):
+        saved(path, {"num_processes": 2})
+    assert path.read_text() == "num_processes: 4\n"
+    assert [one.name for one in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_a_link_and_the_rights_of_a_file_stay(tmp_path):
+    real, link = tmp_path / "real.yaml", tmp_path / "link.yaml"
+    real.write_text("num_processes: 4\n")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    saved(link, {"num_processes": 2})
+    assert link.is_symlink()
+    assert files.read(real) == {"num_processes": 2}
+    assert real.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("place", ["", "file.yaml/config.yaml"])
+def test_a_place_that_cannot_be_written_is_told(tmp_path, place):
+    (tmp_path / "file.yaml").write_text("")
+    with pytest.raises(ConfigurationError, match="to be written to"):
+        saved(tmp_path / place, {})

@@ -1,0 +1,67 @@
+"""What would go wrong at a launch is told before it, in the words of the launch itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from accelerate_nb.config.run import resolve
+from accelerate_nb.devices.base import Devices
+from accelerate_nb.errors import AccelerateNbError
+from accelerate_nb.launching.choosing import choose
+from accelerate_nb.launching.preflight import look_ahead
+
+TWO_GPUS = Devices("cuda", "GPU", 2, 16)
+LAPTOP = Devices("cpu", "CPU", 0, 2)
+
+
+def ask(said, devices=LAPTOP, can_fork=True):
+    return look_ahead(said, devices, can_fork)
+
+
+def test_what_fits_is_ready_to_be_launched():
+    outlook = ask({"num_processes": 2, "mixed_precision": "bf16"}, TWO_GPUS)
+    assert outlook.possible
+    assert outlook.objections == ()
+    assert outlook.config == resolve({"num_processes": 2, "mixed_precision": "bf16"}, {})
+    assert outlook.choice == choose(outlook.config.launching, TWO_GPUS, can_fork=True)
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "says"),
+    [
+        ({"num_processes": 3}, "num_processes", "this machine has 2 GPUs"),
+        ({"num_processes": 0}, "num_processes", "at least 1"),
+        ({"mixed_precision": "fp8"}, "mixed_precision", "not offered here yet"),
+        ({"num_nodes": 2}, "num_nodes", "only one machine"),
+        ({"engine": "inline", "num_processes": 2}, "engine", "this process is only one"),
+        ({"timeout": "soon"}, "timeout", "should be a number"),
+    ],
+)
+def test_each_objection_stands_at_the_setting_to_change_in_the_words_of_the_launch(said, name, says):
+    outlook = ask(said, TWO_GPUS if name != "engine" else LAPTOP)
+    assert not outlook.possible
+    (objection,) = outlook.objections
+    assert objection.name == name
+    assert says in objection.text
+    with pytest.raises(AccelerateNbError) as raised:
+        choose(resolve(said, {}).launching, TWO_GPUS if name != "engine" else LAPTOP, can_fork=True)
+    assert str(raised.value) == objection.text
+
+
+def test_several_wrong_settings_are_each_told():
+    assert [one.name for one in ask({"num_processes": 0, "timeout": -1}).objections] == ["num_processes", "timeout"]
+
+
+def test_a_system_that_cannot_fork_says_so():
+    (objection,) = ask({"start_method": "fork"}, can_fork=False).objections
+    assert objection.name == "start_method"
+
+
+@pytest.mark.parametrize(
+    ("said", "name"), [({"num_processes": 3}, "num_processes"), ({"mixed_precision": "fp16"}, "mixed_precision")]
+)
+def test_what_works_and_is_slow_is_advice(said, name):
+    outlook = ask(said)
+    assert outlook.possible
+    assert [(one.name, one.grave) for one in outlook.objections] == [(name, False)]
+    assert not ask(said, Devices("cuda", "GPU", 8, 16)).objections
