@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from accelerate_nb.events.model import Event, LogLine, Metric, to_line
+from accelerate_nb.events.model import DeviceSample, Event, HostSample, LogLine, Metric, Progress, to_line
 
 # Run folders beyond this number are removed, oldest first, when a run has ended.
 KEPT_RUNS = 50
@@ -23,7 +23,9 @@ _RUN = re.compile(r"\d{4}-\d\d-\d\d_\d{6}_")
 
 class Record:
     r"""
-    A run's folder: `rank_N.log` (each rank's bytes), `metrics.jsonl`, `events.jsonl` (all but log lines), `status.json`.
+    A run's folder: `rank_N.log` (each rank's bytes), `metrics.jsonl`, `events.jsonl`, `status.json`.
+
+    Log lines are not among the events, nor is what would fill a disk in a long run: bars that move, how busy things are.
 
     >>> with Record(folder) as record:
     ...     record.output(0, b"a line\n")
@@ -50,8 +52,8 @@ class Record:
             self._file(f"rank_{rank}.log").write(data)
 
     def event(self, event: Event) -> None:
-        """Keep an event; log lines are in the ranks' logs already."""
-        if isinstance(event, LogLine):
+        """Keep an event, of bars only their ends; log lines are in the ranks' logs already."""
+        if isinstance(event, (LogLine, DeviceSample, HostSample)) or (isinstance(event, Progress) and not event.closed):
             return
         line = to_line(event)
         with self._as_far_as_possible():

@@ -17,7 +17,7 @@ from accelerate_nb.events import pending
 from accelerate_nb.events.channel import Sender
 from accelerate_nb.events.emit import connect
 from accelerate_nb.events.model import State, StateChange
-from accelerate_nb.launching import inbox, showing, streams
+from accelerate_nb.launching import answering, bars, inbox, showing, streams
 from accelerate_nb.launching.installed import loaded_since
 from accelerate_nb.launching.order import Order
 from accelerate_nb.launching.outcome import Raised, failure_of, write_raised, write_returned
@@ -40,6 +40,7 @@ def work(order: Order, parent: int, payload: Payload | None = None) -> NoReturn:
         connect(sender)
         told = inbox.Inbox(sock)
         inbox.connect(told)
+        answering.answer(told)
         # from here on it answers the signal that asks where it is
         _tell(sender, "starting")
         # other ranks need the store also after this one's function has returned: it lasts until all have
@@ -77,6 +78,7 @@ def _settle(order: Order, parent: int) -> None:
     order.surroundings.take_over()
     os.environ.update(order.seat.environ())
     showing.install()
+    bars.install()
 
 
 def _run(order: Order, sender: Sender, payload: Payload, store: list[Any]) -> int:

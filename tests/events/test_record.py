@@ -6,7 +6,7 @@ import json
 import os
 import stat
 
-from accelerate_nb.events.model import LogLine, Metric, StateChange, from_line
+from accelerate_nb.events.model import DeviceSample, HostSample, LogLine, Metric, Progress, StateChange, from_line
 from accelerate_nb.events.record import KEPT_RUNS, Record, new_folder, prune
 
 
@@ -27,6 +27,15 @@ def test_events_are_kept_and_metrics_also_by_themselves(tmp_path):
     kept = {name: (tmp_path / name).read_bytes().splitlines() for name in ("events.jsonl", "metrics.jsonl")}
     assert [from_line(line) for line in kept["events.jsonl"]] == [state, metric]
     assert [from_line(line) for line in kept["metrics.jsonl"]] == [metric]
+
+
+def test_what_comes_every_moment_of_a_long_run_is_not_kept(tmp_path):
+    moves, ends = (Progress(0, "epoch", 3, 3, 0.0, closed=closed) for closed in (False, True))
+    busy = (DeviceSample(0, "cpu", 5.0, 1, 2, 0.0), HostSample(5.0, (1, 2), None, None, 0.0))
+    with Record(tmp_path) as record:
+        for event in (moves, ends, *busy):
+            record.event(event)
+    assert [from_line(line) for line in (tmp_path / "events.jsonl").read_bytes().splitlines()] == [ends]
 
 
 def test_what_was_flushed_can_be_read_while_the_run_goes_on(tmp_path):

@@ -1,0 +1,267 @@
+"""Whatever tqdm a function uses, its bars are the rank's bars."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from textwrap import dedent
+
+import pytest
+
+from accelerate_nb import launch
+from accelerate_nb.events.emit import connect, outlet
+from accelerate_nb.events.model import Progress
+
+SETTINGS = {"num_processes": 1, "cpu": True, "config_file": "", "timeout": 60, "panel": "off"}
+
+
+def listening(loop, *arguments):
+    """In a worker: what the loop's bars said, as it would have been sent."""
+    said = []
+
+    class Listener:
+        rank = outlet().rank
+
+        def send(self, event):
+            said.append(event)
+
+    connect(Listener())
+    loop(*arguments)
+    return [event for event in said if isinstance(event, Progress)]
+
+
+def told(loop, *arguments, **settings):
+    return launch(listening, (loop, *arguments), **{**SETTINGS, **settings}).wait(60)
+
+
+def bar_named(name):
+    from importlib import import_module
+
+    module, _, kind = name.rpartition(".")
+    return getattr(import_module(module), kind)
+
+
+def goes_through(name):
+    for _ in bar_named(name)(range(4), desc="going"):
+        time.sleep(0.06)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tqdm.tqdm",
+        "tqdm.auto.tqdm",
+        "tqdm.notebook.tqdm",
+        "tqdm.notebook.tqdm_notebook",
+        "tqdm.autonotebook.tqdm",
+        "tqdm.asyncio.tqdm",
+        "tqdm.rich.tqdm",
+        "accelerate_nb.utils.tqdm",
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_bar_of_any_kind_is_told_from_its_beginning_to_its_end(name):
+    first, *middle, last = told(goes_through, name)
+    assert (first.label, first.done, first.total, first.closed) == ("going", 0, 4, False)
+    assert middle
+    assert not any(one.closed for one in middle)
+    assert (last.done, last.closed, last.bar) == (4, True, first.bar)
+    assert 1 < last.rate < 17
+
+
+def short_ways():
+    from tqdm import tnrange, trange
+    from tqdm.auto import trange as auto
+    from tqdm.notebook import trange as notebook
+
+    for way in (trange, auto, notebook, tnrange):
+        for _ in way(2, desc="short", mininterval=0):
+            time.sleep(0.11)
+        # a bar that follows at once is told of a moment later
+        time.sleep(0.11)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_short_ways_are_bars_too():
+    assert [(one.done, one.closed) for one in told(short_ways)] == [(0, False), (1, False), (2, False), (2, True)] * 4
+
+
+@pytest.mark.parametrize("start_method", ["supervisor", "spawn", "fork"])
+def test_bars_are_told_however_the_worker_started(start_method):
+    assert told(goes_through, "tqdm.tqdm", start_method=start_method)[-1].closed
+
+
+def test_tqdm_is_not_loaded_for_its_bars_and_is_told_of_when_somebody_does():
+    code = """
+    import sys
+    from accelerate_nb.events.emit import connect
+    from accelerate_nb.launching import bars
+    class Listener:
+        rank = 3
+        send = print
+    connect(Listener())
+    bars.install()
+    assert "tqdm" not in sys.modules
+    from tqdm.notebook import tqdm
+    from tqdm.auto import tqdm as auto
+    tqdm(total=5, desc="late").close()
+    auto(total=5, desc="later").close()
+    import inspect
+    inspect.getsource(tqdm)
+    """
+    said = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True, timeout=60)
+    assert "rank=3, label='late', done=0, total=5" in said.stdout
+    assert "closed=True" in said.stdout
+
+
+def nested():
+    from tqdm import tqdm
+
+    for _ in tqdm(range(3), desc="outer"):
+        for _ in tqdm(range(2), desc="inner", leave=False, mininterval=0):
+            time.sleep(0.11)
+
+
+def test_nested_bars_keep_their_places():
+    said = told(nested)
+    bars = {one.label: {each.bar for each in said if each.label == one.label} for one in said}
+    assert len(bars["outer"]) == len(bars["inner"]) == 1
+    assert bars["outer"] != bars["inner"]
+    assert [one.done for one in said if one.closed] == [2, 2, 2, 3]
+
+
+def relabelled():
+    from tqdm import tqdm
+
+    bar = tqdm(total=100, desc="epoch 0", mininterval=0)
+    for step in range(3):
+        time.sleep(0.11)
+        bar.set_description(f"epoch {step}")
+        time.sleep(0.11)
+        bar.set_postfix(loss=step / 2)
+    bar.close()
+
+
+def test_a_bar_that_is_relabelled_is_still_the_same_bar():
+    said = told(relabelled)
+    assert {one.bar for one in said} == {"tqdm 0"}
+    assert [one.label for one in said] == [f"epoch {step}" for step in (0, 0, 0, 1, 1, 2, 2, 2)]
+    assert said[-1].note == "loss=1"
+
+
+def quiet():
+    from tqdm import tqdm
+
+    for _ in tqdm(range(3), disable=True):
+        pass
+    with tqdm(total=3, delay=60) as bar:
+        bar.update(3)
+
+
+def test_a_bar_that_nobody_would_see_says_nothing():
+    assert told(quiet) == []
+
+
+def many():
+    from tqdm import tqdm
+
+    for _ in range(2000):
+        for _ in tqdm(range(3), mininterval=0, leave=False):
+            pass
+    for _ in tqdm(range(5000), mininterval=0):
+        pass
+
+
+def test_bars_are_told_of_some_times_a_second_however_many_there_are():
+    said = told(many)
+    # each tenth of a second: one that begins, moves and ends
+    assert len(said) <= 3 * (1 + (said[-1].time - said[0].time) / 0.1) + 3
+
+
+def scaled():
+    import numpy as np
+    from tqdm import tqdm
+
+    with tqdm(total=4096, unit="MB", unit_scale=1 / 1024) as bar:
+        bar.update(np.float64(4096))
+    with tqdm(unit="B", unit_scale=True, desc="read: ") as bar:
+        time.sleep(0.11)
+        bar.update(10)
+
+
+def test_numbers_are_those_that_the_bar_shows():
+    said = told(scaled)
+    first, second = (one for one in said if one.closed)
+    assert (first.done, first.total, first.unit, first.label) == (4.0, 4.0, "MB", "progress")
+    assert (second.done, second.total, second.unit, second.label) == (10, None, "B", "read")
+
+
+def draws(disable):
+    import sys
+
+    from tqdm.auto import tqdm
+
+    bar = tqdm(total=2, desc="drawn", disable=disable, bar_format="{desc}{n}/{total}", mininterval=0)
+    bar.update()
+    bar.update()
+    bar.close()
+    print("done", file=sys.stderr)
+
+
+def test_what_a_bar_draws_stays_in_the_rank_s_log(tmp_path):
+    run = launch(draws, (False,), folder=str(tmp_path), **SETTINGS)
+    run.wait(60)
+    drawn = [line.strip() for line in run.logs(0).split("\r")]
+    assert drawn == ["", "drawn0/2", "drawn1/2", "drawn2/2", "drawn2/2\ndone"]
+    (bar,) = run.view.rank(0).progress.values()
+    assert (bar.rank, bar.done, bar.closed) == (0, 2, True)
+
+
+def in_another_process():
+    import multiprocessing
+
+    from tqdm import tqdm
+
+    def child():
+        for _ in tqdm(range(3), desc="child", mininterval=0):
+            pass
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_bars_of_a_rank_s_own_processes_are_text():
+    run = launch(in_another_process, **SETTINGS)
+    run.wait(60)
+    assert run.view.rank(0).progress == {}
+    assert "child" in run.logs(0)
+
+
+def trains(folder):
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def forward(self, x, labels=None):
+            loss = self.layer(x).square().mean()
+            return {"loss": loss, "logits": x}
+
+    data = [{"x": torch.ones(2), "labels": torch.ones(1)} for _ in range(16)]
+    arguments = TrainingArguments(
+        output_dir=folder, max_steps=4, per_device_train_batch_size=2, report_to=[], save_strategy="no", use_cpu=True
+    )
+    Trainer(Model(), arguments, train_dataset=data).train()
+
+
+@pytest.mark.slow
+def test_the_bars_of_transformers_trainer_are_the_rank_s_bars(tmp_path):
+    said = told(trains, str(tmp_path), timeout=100)
+    assert (said[0].done, said[0].total) == (0, 4)
+    assert (said[-1].done, said[-1].closed) == (4, True)
