@@ -73,7 +73,7 @@ class Feed:
 
     def _forget(self) -> None:
         self._lines = self._metrics = 0
-        self._changes: tuple[int, bool] | None = None
+        self._changes = -1
         self._state: Any = None
         self._ranks: dict[int, tuple[Any, ...]] = {}
         self._progress: dict[tuple[int, str], Progress] = {}
@@ -92,13 +92,13 @@ class Feed:
 
     # ---------------------------------------------------------------------------------------------------- everything
 
-    def backlog(self, facts: Facts, *, stopping: bool = False) -> Iterator[Message]:
+    def backlog(self, facts: Facts) -> Iterator[Message]:
         """All that is kept of the run, in messages of bounded size; the first tells the page to forget what it has."""
         self._forget()
         news = self._view.since(0)
         self._lines, skipped = news.cursor, news.skipped
         self._metrics = self._view.metrics_since(2**62).cursor
-        first: Message = {"reset": True, "run": facts.message(), **self._small(stopping)}
+        first: Message = {"reset": True, "run": facts.message(), **self._small()}
         first["metrics"] = [*_series(self._view, _MOST_POINTS)]
         parts = [*_parts([*map(_row, _lines_of(news.shown))])]
         for number, lines in enumerate(parts or [[]]):
@@ -109,12 +109,12 @@ class Feed:
 
     # --------------------------------------------------------------------------------------------------- what is new
 
-    def news(self, *, stopping: bool = False) -> Message | None:
+    def news(self) -> Message | None:
         """What has changed since the last message, of bounded size; `None` where nothing has."""
-        if (key := (self._view.changes, stopping)) == self._changes:
+        if (changes := self._view.changes) == self._changes:
             return None
-        self._changes = key
-        message = {**self._new_lines(), **self._small(stopping), **self._new_metrics()}
+        self._changes = changes
+        message = {**self._new_lines(), **self._small(), **self._new_metrics()}
         return self.numbered(message) if message else None
 
     def _new_lines(self) -> Message:
@@ -153,11 +153,11 @@ class Feed:
             "metrics": [[name, rank, [*map(_point, _thinned(all_, most))]] for (name, rank), all_ in series.items()]
         }
 
-    def _small(self, stopping: bool) -> Message:
+    def _small(self) -> Message:
         """Whatever else has changed: states, bars, devices, the machine, failures."""
         glances = self._view.glances()
         found: Message = {
-            "state": self._new_state(stopping),
+            "state": self._new_state(),
             "ranks": [*self._new_ranks(glances)],
             "progress": [*self._new_progress(glances)],
             "devices": [*self._new_devices(glances)],
@@ -175,14 +175,13 @@ class Feed:
             message["quiet"] = self._quiet and {"seconds": self._quiet.seconds, "text": self._quiet.text}
         return message
 
-    def _new_state(self, stopping: bool) -> Message | None:
+    def _new_state(self) -> Message | None:
         view = self._view
-        state = "stopping" if stopping and view.ended is None else view.state
-        now = (state, view.detail, view.ended)
+        now = (view.state, view.detail, view.ended)
         if now == self._state:
             return None
         self._state = now
-        return {"state": state, "detail": view.detail, "ended": view.ended}
+        return {"state": view.state, "detail": view.detail, "ended": view.ended}
 
     def _new_ranks(self, glances: Sequence[Glance]) -> Iterator[list[Any]]:
         for one in glances:
@@ -216,7 +215,7 @@ class Feed:
     def frozen(self, facts: Facts) -> list[Message]:
         """The end of the run in one short message: what a view shows that has no kernel."""
         former = Feed(self._view, self._clock)
-        small = former._small(stopping=False)
+        small = former._small()
         ranks = self._view.ranks
         share = _FROZEN_LINES // max(len(ranks), 1)
         lines = sorted((line for rank in ranks for line in self._view.tail(rank, share)), key=lambda line: line.time)

@@ -90,7 +90,12 @@ class Lane:
         if former != self._take:  # its removal may not have been its turn yet
             self._former = former
         laid = threading.Event()
-        self._change(lambda: (stream.on_recv(self._take, copy=False), laid.set()))
+
+        def lay() -> None:
+            self._stream.on_recv(self._take, copy=False)
+            laid.set()
+
+        self._change(lay)
         return laid.wait(_PATIENCE) if self._in_own_thread() else True
 
     def _remove(self) -> None:
