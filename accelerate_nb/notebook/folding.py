@@ -46,7 +46,8 @@ class Folding:
 
     def __init__(self, ranks: Iterable[int], window: float = WINDOW) -> None:
         self._window = window
-        self._queues: dict[int, deque[_Waiting]] = {rank: deque() for rank in ranks}
+        self._expected = frozenset(ranks)
+        self._queues: dict[int, deque[_Waiting]] = {rank: deque() for rank in self._expected}
         self._held: dict[int, Counter[Hashable]] = {rank: Counter() for rank in self._queues}
         self._number = 0
 
@@ -75,7 +76,7 @@ class Folding:
     def _are_equal(self) -> bool:
         """Whether every rank's next item is there, and the same."""
         heads = self._heads()
-        return len(heads) == len(self._queues) and len({head.key for head in heads.values()}) == 1
+        return self._expected <= heads.keys() and len({head.key for head in heads.values()}) == 1
 
     def _oldest(self) -> _Waiting:
         return min(self._heads().values(), key=lambda head: head.number)

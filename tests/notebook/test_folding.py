@@ -136,6 +136,8 @@ def test_a_rank_that_was_not_expected_is_taken_too():
     folding = Folding([0])
     folding.take([line(3, "from before")], 0.0)
     assert shown(folding.rest()) == [((3,), "from before")]
+    folding.take([line(0, "now")], 1.0)
+    assert shown(folding.ready(1.0)) == [((0,), "now")]
 
 
 def test_bars_that_stand_side_by_side_are_folded():

@@ -1,0 +1,176 @@
+"""The front end of a cell that runs on every rank: what ranks put out, equal output once."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from string import Template
+from typing import Literal
+
+from accelerate_nb.events.model import Display, LogLine
+from accelerate_nb.events.view import RunView
+from accelerate_nb.notebook.flags import named
+from accelerate_nb.notebook.folding import Folded, Folding, folded, is_text
+from accelerate_nb.notebook.plain import cleaned, is_drawn_over, saved_size
+from accelerate_nb.notebook.screens import Line, Screen
+
+_INTERVAL = 0.1
+_PER_LINE = 160  # bytes with which a saved notebook surrounds a line, if each is of another stream than the one before
+_OPEN_LINES = 32
+
+
+class CellOutput:
+    """
+    Writes what the ranks of a session put out while a cell runs, on a screen and within its bounds.
+
+    A line stands behind the ranks that wrote it, such as `[0-7]`, or behind what `prefix_template` makes of them. Figures
+    and tables are shown of the cell's first rank, or with `displays="all"` of every rank. `cursor` is where in the view
+    the cell begins, and afterwards where it ended.
+
+    >>> output = CellOutput(Pipe(), session.view, ranks=(0, 1), size=2, folder=session.folder)
+    >>> output.refresh()
+    >>> output.closed()
+    """
+
+    def __init__(
+        self,
+        screen: Screen,
+        view: RunView,
+        *,
+        ranks: Sequence[int],
+        size: int,
+        folder: Path,
+        cursor: int = 0,
+        displays: Literal["main", "all"] = "main",
+        prefix_template: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.cursor = cursor
+        self._screen, self._view, self._folder = screen, view, folder
+        self._leading, self._shows_all = ranks[0], displays == "all"
+        self._template = None if prefix_template is None else Template(prefix_template)
+        self._width = len(f"[{named(range(size))}] ")
+        self._folding = Folding(ranks)
+        self._clock, self._due = clock, clock()
+        self._lines_left, self._size_left = screen.bound.lines, screen.bound.size
+        self._displays_left = screen.bound.displays
+        self._tail: deque[Line] = deque(maxlen=max(screen.bound.tail_lines, 1))
+        self._not_written = 0
+        self._seen_open: set[tuple[int, str]] = set()
+        self._left_out: set[int] = set()
+
+    def refresh(self) -> None:
+        """Write what is new; called often, it does so a few times a second."""
+        if self._clock() < self._due:
+            return
+        self._read()
+        self._write(self._folding.ready(self._clock()))
+        self._draw_open()
+        self._due = self._clock() + _INTERVAL
+
+    def closed(self) -> None:
+        """Write all that is left: the cell has run."""
+        self._read()
+        self._write(self._folding.rest())
+        self._screen.show_open(())
+        self._write(folded(self._view.open_lines()))
+        self._write_tail()
+        if self._left_out:
+            self._note(f"displays of {_ranks(self._left_out)} are left out; --displays all shows them")
+
+    def _read(self) -> None:
+        news = self._view.since(self.cursor)
+        self.cursor = news.cursor
+        if news.skipped and not self._not_written:
+            self._note(f"{news.skipped:,} lines came faster than they could be shown; they are in {self._folder}")
+        self._folding.take(news.shown, self._clock())
+
+    def _note(self, text: str) -> None:
+        self._screen.write([Line("stdout", f"... {text} ...")])
+
+    # --------------------------------------------------------------------------------------------------------- writing
+
+    def _write(self, came: Iterable[Folded]) -> None:
+        batch: list[Line] = []
+        for one in came:
+            if isinstance(one.item, Display) and not is_text(one.item):
+                self._screen.write(batch)
+                batch = []
+                self._show(one.ranks, one.item)
+            else:
+                self._add(self._lines(one), batch)
+        self._screen.write(batch)
+
+    def _add(self, lines: Sequence[Line], batch: list[Line]) -> None:
+        """Add lines to those to be written while there is room; the last ones are kept for the end."""
+        cost = sum(saved_size(line.text) + _PER_LINE for line in lines)
+        if not self._not_written and len(lines) <= self._lines_left and cost <= self._size_left:
+            self._lines_left -= len(lines)
+            self._size_left -= cost
+            batch.extend(lines)
+            return
+        if not self._not_written:
+            batch.append(Line("stdout", f"... a cell holds no more; all lines of each rank are in {self._folder} ..."))
+        self._not_written += len(lines)
+        self._tail.extend(lines)
+
+    def _lines(self, one: Folded) -> list[Line]:
+        item, label, width = one.item, self._label(one.ranks), self._screen.bound.width
+        if isinstance(item, Display):
+            text = str(item.data.get("text/plain", ""))
+            return [Line("stdout", label + cleaned(part, width)) for part in text.splitlines()]
+        text = cleaned(item.text, width)
+        # a line of nothing but cursor movements is no line
+        return [] if is_drawn_over(item) or (item.text and not text) else [Line(item.stream, label + text)]
+
+    def _label(self, ranks: Sequence[int]) -> str:
+        name = named(ranks)
+        if self._template is not None:
+            return self._template.safe_substitute(role_name="default", local_rank=name, rank=name)
+        return f"[{name}] ".ljust(self._width)
+
+    def _write_tail(self) -> None:
+        """The last lines, where there was no room for all."""
+        if not self._not_written:
+            return
+        room, fitting = self._screen.bound.tail_size, deque[Line]()
+        for line in reversed(self._tail):
+            room -= saved_size(line.text) + _PER_LINE
+            if room < 0:
+                break
+            fitting.appendleft(line)
+        if left_out := self._not_written - len(fitting):
+            self._note(f"{left_out:,} lines are only in {self._folder}")
+        self._screen.write(list(fitting))
+
+    # -------------------------------------------------------------------------------------------- displays, progress
+
+    def _show(self, ranks: tuple[int, ...], display: Display) -> None:
+        """Show something rich under its label, if it is one to show."""
+        if not self._shows_all and self._leading not in ranks:
+            self._left_out.update(ranks)
+            return
+        if self._displays_left < 1:
+            return
+        self._displays_left -= 1
+        self._screen.write([Line("stdout", self._label(ranks).rstrip())])
+        self._screen.show(display.data, display.metadata)
+        if self._displays_left < 1:
+            self._note(f"a cell shows no more; the other displays are in {self._folder}")
+
+    def _draw_open(self) -> None:
+        """Show the lines that were open a moment ago already: what only waits for its newline is no progress bar."""
+        now = self._view.open_lines()
+        lasting: list[LogLine] = [line for line in now if (line.rank, line.stream) in self._seen_open]
+        self._seen_open = {(line.rank, line.stream) for line in now}
+        texts = [line.text for one in folded(lasting) for line in self._lines(one)]
+        if len(texts) > _OPEN_LINES:
+            texts[_OPEN_LINES:] = [f"... and {len(texts) - _OPEN_LINES} more"]
+        self._screen.show_open(texts)
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    every = sorted(ranks)
+    return f"rank {every[0]}" if len(every) == 1 else f"ranks {named(every)}"
