@@ -107,3 +107,15 @@ class WorkerError(AccelerateNbError, RuntimeError):
 
 class HangError(WorkerError, TimeoutError):
     """The run took longer than its `timeout`; the message holds every rank's stack."""
+
+
+class StoppedError(WorkerError, KeyboardInterrupt):
+    """The run was stopped because somebody asked for it, before its function had returned on every rank."""
+
+
+class StopRequested(KeyboardInterrupt):
+    """
+    Somebody asked the run to stop, and every rank has made the same last step: it is raised there, in each of them.
+
+    Whatever saves on an interrupt does so here, on all ranks alike; `Accelerator.stop_requested` does without it.
+    """

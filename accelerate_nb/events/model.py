@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from accelerate_nb.errors import ConfigurationError
 
 Stream: TypeAlias = Literal["stdout", "stderr"]
-State: TypeAlias = Literal["starting", "running", "finished", "failed", "stopped"]
+State: TypeAlias = Literal["starting", "running", "stopping", "finished", "failed", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)

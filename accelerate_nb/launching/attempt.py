@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import signal
@@ -9,9 +10,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
+from accelerate_nb.events.asks import Position
 from accelerate_nb.events.capture import Line, LineAssembler
 from accelerate_nb.events.channel import EventReader
 from accelerate_nb.events.model import Event, Failure, LogLine, StateChange, Stream
@@ -23,10 +26,13 @@ from accelerate_nb.launching.inbox import tell
 from accelerate_nb.launching.outcome import Raised, Returned, read_outcome
 from accelerate_nb.launching.plan import Plan, meeting_place
 from accelerate_nb.launching.stacks import answers, crash_text, lengths
+from accelerate_nb.launching.stopping import Asking
 from accelerate_nb.launching.wires import Wires
 from accelerate_nb.launching.worker import STACKS_SIGNAL
 
-Stop: TypeAlias = Literal["interrupt", "kill"]
+# Asked at a step that all ranks share, interrupted wherever they are, or ended on the spot.
+Stop: TypeAlias = Literal["finish", "interrupt", "kill"]
+_FORCE: tuple[Stop | None, ...] = (None, "finish", "interrupt", "kill")
 
 # Pipes are emptied at most this often: a reader that wakes for every line costs the workers more than the lines do.
 _BETWEEN_READS = 0.02
@@ -51,11 +57,13 @@ class Scene:
     deadline: float | None
     grace: float
     wake: Callable[[], None] = lambda: None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, event: Event) -> None:
-        """Keep an event."""
-        self.view.apply(event)
-        self.record.event(event)
+        """Keep an event, from any thread."""
+        with self._lock:
+            self.view.apply(event)
+            self.record.event(event)
 
 
 class Attempt:
@@ -79,9 +87,16 @@ class Attempt:
         self._tell_lock = threading.Lock()
         self._heard: set[int] = set()
         self._gone: set[int] = set()
+        self._questions: list[int] = []
         self.began = False
+        self._asking: Asking | None = None
         self.timed_out_stacks: dict[int, str] | None = None
         self.lost: str | None = None
+
+    @property
+    def last_step(self) -> int | None:
+        """The step after which ranks stopped because they were asked to."""
+        return self._asking.last_step if self._asking is not None and self._asking.came_to_it else None
 
     def follow(self) -> tuple[Ending, ...]:
         """Run the workers to their end; gives every rank's ending, in the order of ranks."""
@@ -103,9 +118,8 @@ class Attempt:
                 self._close()
 
     def stop(self, how: Stop) -> None:
-        """Ask for the end: an interrupt gives the workers their grace, a kill does not."""
-        if self._asked != "kill":
-            self._asked = how
+        """Ask for the end; what was asked with more force before stays."""
+        self._asked = stronger(self._asked, how)
         self._scene.wake()
 
     def tell(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
@@ -157,7 +171,9 @@ class Attempt:
                 self._read_logs()
                 read_next = now + _BETWEEN_READS
             self._step(min(_BETWEEN_READS, 0.1))
-            if self._asked is not None:
+            if self._asked == "finish" and self._asking is None:
+                self._asking = self._ask_to_hold()
+            if self._asked in {"interrupt", "kill"} or self._is_asked_in_vain():
                 return self._end_with_grace(self._scene.grace)
             if self._is_late():
                 self.timed_out_stacks = self.stacks()
@@ -167,6 +183,44 @@ class Attempt:
             if self._has_settled():
                 return self._end_with_grace(_GRACE_AFTER_FAILURE)
         return None
+
+    def _ask_to_hold(self) -> Asking:
+        """Ask every rank that runs to wait at the end of its step, and to tell how far it is."""
+        ranks = [rank for rank in range(self._plan.size) if rank not in self._reported]
+        asking = Asking(ranks, self._scene.grace, time.monotonic())
+        for rank in ranks:
+            self._ask(rank, {"do": "hold"}, partial(self._take_position, asking, rank))
+        return asking
+
+    def _ask(self, rank: int, message: Mapping[str, Any], take: Callable[[Any], None]) -> None:
+        """Ask a worker something; `take` gets its answer, in the run's thread, or `None` from one that can't give any."""
+        mine, its = os.pipe()
+        try:
+            heard = rank in self._heard and self.tell(rank, message, [its])
+        finally:
+            os.close(its)
+        if not heard:
+            os.close(mine)
+            take(None)
+            return
+        self._questions.append(mine)
+        self._urgent.register(mine, selectors.EVENT_READ, lambda: self._hear_answer(mine, take))
+
+    def _hear_answer(self, pipe: int, take: Callable[[Any], None]) -> None:
+        said = os.read(pipe, _READ_AT_ONCE)
+        self._urgent.unregister(pipe)
+        self._questions.remove(pipe)
+        os.close(pipe)
+        take(json.loads(said) if said else None)
+
+    def _take_position(self, asking: Asking, rank: int, said: list[Any] | None) -> None:
+        asking.answer(rank, None if said is None else Position(*said), time.monotonic())
+        if asking.last_step is not None:
+            for each in asking.ranks:
+                self.tell(each, {"do": "until", "steps": asking.last_step, "raises": asking.raises})
+
+    def _is_asked_in_vain(self) -> bool:
+        return self._asking is not None and self._asking.is_in_vain(self._reported, time.monotonic())
 
     def _end_with_grace(self, grace: float) -> None:
         """Interrupt those that run, and kill those that are still there when the grace is over."""
@@ -212,6 +266,8 @@ class Attempt:
 
     def _close(self) -> None:
         self._scene.record.flush()
+        for pipe in self._questions:
+            os.close(pipe)
         with self._stacks_lock:
             # nobody is asked any more
             self._gone.update(range(self._plan.size))
@@ -256,15 +312,22 @@ class Attempt:
             return
         self._heard.add(rank)
         for event in self._readers[rank].feed(data):
-            if isinstance(event, StateChange) and event.state == "running":
-                self.began = True
-            if isinstance(event, StateChange) and event.state in {"finished", "failed", "stopped"}:
-                self._reported[rank] = event.time
-                if event.state != "finished":
-                    self._fail()
+            if isinstance(event, StateChange):
+                self._hear_state(rank, event)
             if isinstance(event, Failure) and not event.lost_connection:
                 self._cause_is_known = True
             self._scene.take(event)
+
+    def _hear_state(self, rank: int, change: StateChange) -> None:
+        if change.state == "running":
+            self.began = True
+        if change.state == "stopping" and self._asking is not None:
+            self._asking.come(rank)
+        if change.state in {"finished", "failed", "stopped"}:
+            self._reported[rank] = change.time
+            # where all were asked to stop, those that have done so wait for those that still save
+            if change.state == "failed" or (change.state == "stopped" and self._asking is None):
+                self._fail()
 
     def _fail(self) -> None:
         if self._failed_at is None:
@@ -347,6 +410,11 @@ class Attempt:
         when = self._reported.get(rank, time.time())
         crash = crash_text(self._wires[rank].stacks, self._plan.payload.sources)
         return died(rank, code, last_lines=last, crash=crash, time=when, ended_by_us=by_us)
+
+
+def stronger(asked: Stop | None, how: Stop) -> Stop:
+    """Of two ways to end a run the one with more force."""
+    return how if _FORCE.index(how) > _FORCE.index(asked) else asked or how
 
 
 def _poke(sock: socket.socket) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from accelerate_nb.errors import HangError, WorkerError
+from accelerate_nb.errors import HangError, StoppedError, WorkerError
 from accelerate_nb.events.model import Failure
 from accelerate_nb.launching.ending import Ending, cause
 from accelerate_nb.launching.exceptions import held, remade
@@ -50,6 +50,17 @@ def hang_error(timeout: float, stacks: str, endings: Sequence[Ending], folder: P
         f"timeout={timeout:g} was asked for, and after {timeout:g} s the run had not ended{done}. It was stopped; "
         f"the ranks were here:\n\n{stacks}\n\nAll output: {folder}"
     )
+    error.rank = failures[0].rank if failures else -1
+    error.failures, error.folder = failures, str(folder)
+    return error
+
+
+def stopped_error(last_step: int | None, endings: Sequence[Ending], folder: Path) -> StoppedError:
+    """The error for a run that somebody asked to stop, where not every rank's function returned."""
+    failures = tuple(ending.failure for ending in endings if ending.failure is not None)
+    when = "wherever its ranks were" if last_step is None else f"after step {last_step}, on every rank"
+    error = StoppedError()
+    error.message = f"the run was stopped, as was asked, {when}.\n\nAll output: {folder}"
     error.rank = failures[0].rank if failures else -1
     error.failures, error.folder = failures, str(folder)
     return error

@@ -11,8 +11,8 @@ from typing import Any, Literal, NoReturn, Protocol
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.model import State, StateChange
 from accelerate_nb.events.view import RunView
-from accelerate_nb.launching.attempt import Scene, Stop
-from accelerate_nb.launching.blame import hang_error, worker_error
+from accelerate_nb.launching.attempt import Scene, Stop, stronger
+from accelerate_nb.launching.blame import hang_error, stopped_error, worker_error
 from accelerate_nb.launching.ending import Ending
 from accelerate_nb.launching.sources import Sources
 from accelerate_nb.launching.stacks import stacks_text
@@ -50,7 +50,11 @@ class Watched(Protocol):
         """Whether every worker has ended."""
 
     def ask(self, how: Stop) -> None:
-        """Ask for the end, from any thread, without waiting for it."""
+        """
+        Ask for the end, from any thread, without waiting for it.
+
+        "finish" lets every rank end after the same step, "interrupt" interrupts them where they are, "kill" just ends them.
+        """
 
     def stacks(self) -> str:
         """Where every rank that still runs is now; takes up to some seconds."""
@@ -78,6 +82,10 @@ class Attempting(Protocol):
     began: bool
     timed_out_stacks: dict[int, str] | None
     lost: str | None
+
+    @property
+    def last_step(self) -> int | None:
+        """The step after which ranks stopped because they were asked to."""
 
     def follow(self) -> tuple[Ending, ...]:
         """Run to the end."""
@@ -180,17 +188,27 @@ class Run:
             _raise(error)
         return self.results if self._wanted == "all" else self.results[0]
 
-    def stop(self) -> None:
-        """End the workers: they are interrupted, and killed where they don't end within the grace."""
-        self.ask("interrupt")
-        if self._thread is not None and self._thread.is_alive():
+    def stop(self, timeout: float | None = None) -> None:
+        """
+        End the workers: they are asked to stop, all after the same optimizer step, and may save and return what they have.
+
+        Ranks that make no steps with an `Accelerator`, or don't come to the end of one within the grace, are interrupted,
+        and killed where they don't end within the grace after that; so are all after `timeout` seconds.
+        """
+        self.ask("finish")
+        if self._thread is None or not self._thread.is_alive():
+            return
+        if not self._over.wait(timeout):
+            self.ask("interrupt")
             self._over.wait(self._scene.grace + 5)
 
     def ask(self, how: Stop) -> None:
-        """Ask for the end, from any thread, without waiting for it."""
+        """Ask for the end, from any thread, without waiting for it: "finish", "interrupt" or "kill", as `Watched` says."""
         if self.done:
             return
-        self._stopped = how
+        if self._stopped is None:
+            self._scene.take(StateChange(None, "stopping", time.time(), "as was asked"))
+        self._stopped = stronger(self._stopped, how)
         if (attempt := self._attempt) is not None:
             attempt.stop(how)
 
@@ -260,18 +278,30 @@ class Run:
             return hang_error(self._timeout, stacks_text(attempt.timed_out_stacks, self._sources), endings, self.folder)
         if attempt.lost is not None:
             return LaunchError(f"The workers were lost: {attempt.lost}. They were ended; launch again.")
+        if self._stopped is not None and all(
+            ending.failure is None or ending.failure.ended_by_us for ending in endings
+        ):
+            return stopped_error(attempt.last_step, endings, self.folder)
         return worker_error(endings, self.folder)
 
     def _finish(self) -> None:
-        state: State = "stopped" if self._stopped else "failed" if self._error is not None else "finished"
+        state, detail = self._end_state()
         try:
-            self._scene.take(StateChange(None, state, time.time()))
+            self._scene.take(StateChange(None, state, time.time(), detail))
             self._scene.record.status(state=state, why=self.why, error=str(self._error) if self._error else None)
             self._scene.record.close()
             self._at_end(self._endings)
         finally:
             self._attempt = None
             self._over.set()
+
+    def _end_state(self) -> tuple[State, str]:
+        last_step = self._attempt.last_step if self._attempt is not None else None
+        if last_step is not None:
+            return "stopped", f"as was asked, after step {last_step}"
+        if self._stopped is not None and (self._stopped != "finish" or self._error is not None):
+            return "stopped", "as was asked"
+        return ("finished" if self._error is None else "failed"), ""
 
     def _warn_of_trouble(self) -> None:
         trouble = self._scene.record.trouble

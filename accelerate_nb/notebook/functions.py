@@ -185,7 +185,7 @@ def _waited_for(run: Run) -> Any:
         return run.start().wait()
     except KeyboardInterrupt:
         # one that came before the wait, which ends the workers at its own
-        run.stop()
+        run.stop(timeout=0)
         raise
 
 

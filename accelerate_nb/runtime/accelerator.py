@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from accelerate_nb.errors import ConfigurationError, NotYetError
+from accelerate_nb.events.asks import current_asks
 from accelerate_nb.runtime import current
 from accelerate_nb.runtime.accumulation import GradientState
 from accelerate_nb.runtime.bundle import Bundle, add, is_prepared
@@ -245,6 +246,24 @@ class Accelerator(Stepping, Saving, Splitting, Watching):
     def optimizer_step_was_skipped(self) -> bool:
         """Whether some optimizer left its last step out because a gradient overflowed."""
         return any(optimizer.step_was_skipped for optimizer in self.bundle.optimizers)
+
+    @property
+    def stop_requested(self) -> bool:
+        """
+        Whether the run was asked to stop, and has made its last step; it turns true after the same step on all ranks.
+
+        A function in which every rank looks here ends by itself and returns what it has, which is then what the launch
+        returns. Where some rank never looks, a kind of `KeyboardInterrupt` is raised in all of them after that step instead.
+
+        >>> for batch in loader:  # doctest: +SKIP
+        ...     ...
+        ...     optimizer.step()
+        ...     if accelerator.stop_requested:
+        ...         break
+        """
+        asks = current_asks()
+        asks.looks = True
+        return asks.stopping
 
     @property
     def _models(self) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from accelerate_nb.events.asks import current_asks
 from accelerate_nb.runtime.accumulation import GradientState
 from accelerate_nb.runtime.precision.base import Precision
 
@@ -38,6 +39,8 @@ class AcceleratedOptimizer(Optimizer):
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
         self._is_done_in_backward = updates_in_backward(optimizer)
         self._is_plain = type(self.precision) is Precision
+        self._asks = current_asks()
+        self._asks.begin()
         if device_placement and device is not None and optimizer.state:
             move_state(optimizer, device)
 
@@ -81,6 +84,7 @@ class AcceleratedOptimizer(Optimizer):
             self.optimizer.step(closure)
         else:
             self._is_overflow = not self.precision.step(self.optimizer, closure)
+        self._asks.stepped()
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Throw the gradients away, if they are synchronised."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from accelerate_nb.config.environment import saying
 from accelerate_nb.events import pending
+from accelerate_nb.events.asks import current_asks
 from accelerate_nb.events.model import StateChange
 from accelerate_nb.launching.attempt import Scene, Stop
 from accelerate_nb.launching.ending import Ending
@@ -28,6 +29,7 @@ class Here:
 
     def follow(self) -> tuple[Ending, ...]:
         """Call the function."""
+        current_asks().reset()
         self._scene.take(StateChange(0, "running", time.time()))
         try:
             with saying(self._environ, os.environ):
@@ -45,7 +47,14 @@ class Here:
         return (Ending(0, value=value),)
 
     def stop(self, how: Stop) -> None:
-        """A call can't be stopped from outside; an interrupt of this process does it."""
+        """Let the call end after its step; one that makes none can't be stopped from outside, but by an interrupt."""
+        if (position := current_asks().hold()) is not None:
+            current_asks().until(position.steps + 1, raises=not position.looks)
+
+    @property
+    def last_step(self) -> int | None:
+        """The step after which the call stopped because it was asked to."""
+        return current_asks().steps if current_asks().stopping else None
 
     def stacks(self) -> dict[int, str]:
         """Where the call is, this process's own tools tell."""

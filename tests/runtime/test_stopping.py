@@ -1,0 +1,224 @@
+"""A run that is asked to stop ends after the same step on every rank, and whatever can't is ended all the same."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from accelerate_nb import Accelerator, launch
+from accelerate_nb.errors import StoppedError, StopRequested, WorkerError
+from accelerate_nb.runtime.local_sgd import LocalSGD
+
+SETTINGS = {"num_processes": 2, "cpu": True, "config_file": "", "timeout": 60, "results": "all"}
+ENDLESS = 1_000_000
+
+
+def prepared(accelerator):
+    model = torch.nn.Linear(4, 1)
+    return accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def one_step(accelerator, model, optimizer):
+    with accelerator.accumulate(model):
+        accelerator.backward(model(torch.ones(2, 4)).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def says_that_it_trains(folder, step):
+    if step == 3:
+        Path(folder, os.environ["RANK"]).touch()
+
+
+def until_training(run, folder, ranks=2):
+    deadline = time.monotonic() + 50
+    while len(list(folder.iterdir())) < ranks:
+        assert time.monotonic() < deadline
+        assert not run.done
+        threading.Event().wait(0.01)
+
+
+def looks(folder, accumulation):
+    accelerator = Accelerator(gradient_accumulation_steps=accumulation)
+    model, optimizer = prepared(accelerator)
+    for step in range(ENDLESS):
+        one_step(accelerator, model, optimizer)
+        says_that_it_trains(folder, step)
+        if accelerator.stop_requested:
+            total = accelerator.gather(torch.tensor([step]))
+            return step, total.tolist()
+    return None
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_a_function_that_looks_returns_what_it_has_after_the_same_step_on_all_ranks(tmp_path, accumulation):
+    run = launch(looks, (str(tmp_path), accumulation), **SETTINGS)
+    until_training(run, tmp_path)
+    run.stop()
+    (first, all_first), (second, _) = run.wait(60)
+    assert first == second
+    assert all_first == [first, first]
+    assert (first + 1) % accumulation == 0
+    assert run.view.state == "stopped"
+    assert run.view.detail == f"as was asked, after step {(first + 1) // accumulation}"
+
+
+def saves_on_an_interrupt(folder):
+    accelerator = Accelerator()
+    model, optimizer = prepared(accelerator)
+    step = 0
+    try:
+        for step in range(ENDLESS):
+            one_step(accelerator, model, optimizer)
+            says_that_it_trains(folder, step)
+    except KeyboardInterrupt as interrupt:
+        assert isinstance(interrupt, StopRequested)
+        # it takes as long as it takes: the others wait here, for longer than the grace
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            threading.Event().wait(1.5)
+        accelerator.wait_for_everyone()
+        Path(folder, f"saved {os.environ['RANK']}").write_text(str(step))
+        raise
+
+
+def test_a_function_that_saves_on_an_interrupt_does_so_on_all_ranks_after_the_same_step(tmp_path):
+    run = launch(saves_on_an_interrupt, (str(tmp_path),), grace=0.5, **SETTINGS)
+    until_training(run, tmp_path)
+    run.stop()
+    with pytest.raises(StoppedError, match=r"stopped, as was asked, after step \d+") as caught:
+        run.wait(60)
+    assert isinstance(caught.value, WorkerError)
+    assert isinstance(caught.value, KeyboardInterrupt)
+    saved = [(tmp_path / f"saved {rank}").read_text() for rank in range(2)]
+    assert saved[0] == saved[1]
+
+
+def one_rank_looks(folder):
+    accelerator = Accelerator()
+    model, optimizer = prepared(accelerator)
+    for step in range(ENDLESS):
+        one_step(accelerator, model, optimizer)
+        says_that_it_trains(folder, step)
+        if accelerator.is_main_process and accelerator.stop_requested:
+            return step
+    return None
+
+
+def without_a_model(folder):
+    accelerator = Accelerator()
+    optimizer = accelerator.prepare(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
+    pause = threading.Event()
+    for step in range(ENDLESS):
+        optimizer.step()
+        says_that_it_trains(folder, step)
+        # the ranks are at different steps
+        pause.wait(0.001 + 0.01 * accelerator.process_index)
+    return None
+
+
+def averages_now_and_then(folder):
+    accelerator = Accelerator()
+    model, optimizer = prepared(accelerator)
+    with LocalSGD(accelerator, model, local_sgd_steps=7) as local:
+        for step in range(ENDLESS):
+            one_step(accelerator, model, optimizer)
+            local.step()
+            says_that_it_trains(folder, step)
+
+
+@pytest.mark.parametrize("function", [one_rank_looks, without_a_model, averages_now_and_then])
+def test_ranks_that_go_their_own_ways_end_after_the_same_step(tmp_path, function):
+    run = launch(function, (str(tmp_path),), **SETTINGS)
+    until_training(run, tmp_path)
+    run.stop()
+    with pytest.raises(StoppedError, match=r"after step \d+"):
+        run.wait(60)
+    assert {failure.type for failure in run.view.failures} == {"StopRequested"}
+    steps = {failure.message for failure in run.view.failures}
+    assert len(steps) == 1
+
+
+def one_rank_has_no_more_steps(folder):
+    accelerator = Accelerator()
+    optimizer = accelerator.prepare(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
+    for step in range(ENDLESS if accelerator.is_main_process else 5):
+        optimizer.step()
+        says_that_it_trains(folder, step)
+    accelerator.wait_for_everyone()
+
+
+def hangs_in_a_step(folder):
+    accelerator = Accelerator()
+    prepared(accelerator)
+    Path(folder, os.environ["RANK"]).touch()
+    threading.Event().wait(60)
+
+
+def has_no_accelerator(folder):
+    Path(folder, os.environ["RANK"]).touch()
+    threading.Event().wait(60)
+
+
+@pytest.mark.parametrize("function", [one_rank_has_no_more_steps, hangs_in_a_step, has_no_accelerator])
+def test_ranks_that_don_t_come_to_a_step_are_ended_all_the_same(tmp_path, function):
+    run = launch(function, (str(tmp_path),), grace=0.3, **SETTINGS)
+    until_training(run, tmp_path)
+    run.stop()
+    with pytest.raises(StoppedError, match="stopped, as was asked"):
+        run.wait(60)
+    assert run.done
+    assert run.view.state == "stopped"
+
+
+def here(folder):
+    accelerator = Accelerator()
+    model, optimizer = prepared(accelerator)
+    for step in range(ENDLESS):
+        one_step(accelerator, model, optimizer)
+        if step == 3:
+            Path(folder, "0").touch()
+        if accelerator.stop_requested:
+            return step
+    return None
+
+
+def test_a_function_in_this_process_is_asked_too(tmp_path):
+    from accelerate_nb.config.run import resolve
+    from accelerate_nb.launching.functions import prepare
+
+    wish = resolve({"engine": "inline", "cpu": True, "folder": str(tmp_path / "runs")}, {})
+    run = prepare(here, (str(tmp_path),), wish, Nothing())
+
+    def stops():
+        until_training(run, tmp_path, ranks=2)
+        run.ask("finish")
+
+    thread = threading.Thread(target=stops)
+    thread.start()
+    (tmp_path / "runs").mkdir(exist_ok=True)
+    run.start()
+    thread.join(60)
+    assert run.wait() > 3
+    assert run.view.state == "stopped"
+
+
+class Nothing:
+    """Shows nothing."""
+
+    def opened(self, run):
+        """Nothing."""
+
+    def refresh(self):
+        """Nothing."""
+
+    def closed(self):
+        """Nothing."""
+
+    def follow(self, run):
+        """Nothing."""
