@@ -1,0 +1,68 @@
+"""Numbers as a person reads them: values, bytes, times, and ranks that follow each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
+
+
+def value_text(value: float) -> str:
+    """
+    A number in four digits or so.
+
+    >>> value_text(0.65184), value_text(0.000127), value_text(12345)
+    ('0.6518', '1.27e-04', '12345')
+    """
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if size >= 1e7 or 0 < size < 1e-3:
+        return f"{value:.2e}"
+    if value == int(value):
+        return str(int(value))
+    return f"{value:.1f}" if size >= 1000 else f"{value:.4g}"
+
+
+def bytes_text(used: float, total: float | None = None) -> str:
+    """Bytes, alone or of so many, in the unit of the larger: `55.0/80.0 GB`."""
+    largest = max(used, total or 0)
+    unit = min(int(math.log(largest, 1000)) if largest >= 1 else 0, len(_UNITS) - 1)
+    parts = [used] if total is None else [used, total]
+    digits = 0 if unit == 0 else 1
+    return "/".join(f"{part / 1000**unit:.{digits}f}" for part in parts) + f" {_UNITS[unit]}"
+
+
+def time_text(seconds: float) -> str:
+    """A length of time as a clock shows it: `00:14`, `1:02:03`, `2 d 01:00:00`."""
+    whole = max(int(seconds), 0)
+    days, rest = divmod(whole, 86_400)
+    hours, rest = divmod(rest, 3600)
+    minutes, seconds_left = divmod(rest, 60)
+    if days:
+        return f"{days} d {hours:02}:{minutes:02}:{seconds_left:02}"
+    if hours:
+        return f"{hours}:{minutes:02}:{seconds_left:02}"
+    return f"{minutes:02}:{seconds_left:02}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """
+    Ranks, those that follow each other as a span.
+
+    >>> ranks_text([0, 1, 2, 5])
+    '0–2, 5'
+    """
+    spans: list[tuple[int, int]] = []
+    for rank in sorted(ranks):
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1] = (spans[-1][0], rank)
+        else:
+            spans.append((rank, rank))
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in spans)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: `1 line`, `1,200 lines`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,214 @@
+"""What a report says of a run at one moment, before it is HTML or text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from accelerate_nb.events.model import DeviceSample, HostSample, LogLine, Progress
+from accelerate_nb.events.view import Glance, RankView, RunView
+from accelerate_nb.notebook.amounts import bytes_text, counted, ranks_text, time_text, value_text
+from accelerate_nb.notebook.colours import plain
+from accelerate_nb.notebook.curves import Curve, curves_of, names_of
+from accelerate_nb.notebook.failures import Cause, cause_of
+from accelerate_nb.notebook.feed import Facts
+from accelerate_nb.notebook.fitting import narrowed
+from accelerate_nb.notebook.sparkline import sparkline
+
+# More ranks than this are shown in groups of one state.
+MOST_ROWS = 16
+_MOST_COLUMNS = 6
+_MOST_CURVES = 60
+_MOST_BARS = 2
+_TAIL, _TAIL_OF_MANY = 100, 40
+_BAR = 12
+SIGNS = {"starting": "○", "running": "●", "finished": "✔", "failed": "✖", "stopped": "■"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rank, or several in the same state; `values` are those of the table's metrics, empty where there is none."""
+
+    ranks: str
+    state: str
+    progress: tuple[str, ...]
+    values: tuple[str, ...]
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The last lines of a rank, and how many came before them."""
+
+    rank: int
+    lines: tuple[LogLine, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """
+    A run at one moment: `head` is its function, `columns` name the metrics of the table, `curves` are all of them.
+
+    `unshown` says what was left out because there is too much of it.
+    """
+
+    head: str
+    why: str
+    state: str
+    detail: str
+    facts: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    host: tuple[tuple[str, str], ...]
+    quiet: str
+    curves: tuple[Curve, ...]
+    unshown: str
+    cause: Cause | None
+    tails: tuple[Tail, ...]
+    folder: str
+
+
+def digest_of(facts: Facts, view: RunView, *, live: bool, error_room: int) -> Digest:
+    """The run as it is now; of one that still runs, fewer curves and lines are looked at."""
+    ranks = [view.rank(rank) for rank in view.ranks]
+    names = names_of(ranks)
+    shown = names[: 12 if live else _MOST_CURVES]
+    columns = names[:_MOST_COLUMNS]
+    ended = view.ended
+    lasted = time_text((time.time() if ended is None else ended) - facts.started)
+    return Digest(
+        head=narrowed(plain(facts.name), 200),
+        why=narrowed(plain(facts.why), 300),
+        state=view.state,
+        # a run that goes on says why it runs the way it does, which is told already
+        detail="" if view.detail == facts.why or ended is None else narrowed(plain(view.detail), 300),
+        facts=", ".join([lasted, counted(view.line_count, "line")]),
+        columns=tuple(narrowed(plain(name), 60) for name in columns),
+        rows=(*_rows(ranks, columns),),
+        host=(*_host(view.host),),
+        quiet=narrowed(plain(view.quiet.text), 1500) if view.quiet is not None else "",
+        curves=curves_of(ranks, shown),
+        unshown=f"{counted(len(names) - len(shown), 'more metric')} not shown here" if len(names) > len(shown) else "",
+        cause=cause_of(view.failures, error_room),
+        tails=(*_tails(_telling(ranks), 20 if live else _TAIL if len(ranks) <= 4 else _TAIL_OF_MANY),),
+        folder=facts.folder,
+    )
+
+
+def curve_text(curve: Curve) -> tuple[str, str, str, str]:
+    """A curve in a line of a table: its name, its course, its newest value, and from where to where it went."""
+    several = [value for value in curve.newest.values() if value != curve.mean]
+    newest = f"{'mean ' if several else ''}{value_text(curve.mean)}"
+    span = f"{value_text(curve.low)} … {value_text(curve.high)}" if curve.whole else ""
+    step = f"step {curve.last_step:,}" if curve.last_step is not None else ""
+    odd = f"{curve.odd:,} × not finite" if curve.odd else ""
+    course = sparkline([one.mean for one in curve.whole])
+    return narrowed(plain(curve.name), 60), course, newest, ", ".join(filter(None, (span, step, odd)))
+
+
+def bar_text(bar: Progress, *, moves: bool = True) -> str:
+    """
+    A progress bar in a line of text, with the time that is left where it still moves.
+
+    >>> bar_text(Progress(0, "train", 30, 60, 0.0, rate=10.0))
+    'train ██████░░░░░░ 30/60 10 it/s 00:03'
+    """
+    done = f"{value_text(bar.done)}/{value_text(bar.total)}" if bar.total else f"{value_text(bar.done)} {bar.unit}"
+    filled = round(_BAR * min(max(bar.done / bar.total, 0), 1)) if bar.total else 0
+    drawn = "█" * filled + "░" * (_BAR - filled) if bar.total else ""
+    rate = f"{value_text(bar.rate)} {bar.unit}/s" if bar.rate else ""
+    left = time_text((bar.total - bar.done) / bar.rate) if moves and bar.rate and bar.total and not bar.closed else ""
+    return " ".join(filter(None, (narrowed(plain(bar.label), 40).rstrip(": "), drawn, done, plain(rate), left)))
+
+
+# ----------------------------------------------------------------------------------------------------------------- rows
+
+
+def _telling(ranks: Sequence[RankView]) -> list[RankView]:
+    """The ranks that are shown one by one: all of them, or of many the first, those that failed, and the last."""
+    if len(ranks) <= MOST_ROWS:
+        return list(ranks)
+    failed = [one for one in ranks if one.failure is not None and not one.failure.ended_by_us]
+    chosen = {one.rank: one for one in (ranks[0], *failed[: MOST_ROWS - 2], ranks[-1])}
+    return [chosen[rank] for rank in sorted(chosen)]
+
+
+def _rows(ranks: Sequence[RankView], columns: Sequence[str]) -> Iterator[Row]:
+    alone = _telling(ranks)
+    yield from (_row([one], columns) for one in alone)
+    known = {one.rank for one in alone}
+    rest = sorted((one for one in ranks if one.rank not in known), key=lambda one: one.state)
+    for _, group in groupby(rest, key=lambda one: one.state):
+        yield _row(list(group), columns)
+
+
+def _row(ranks: Sequence[RankView], columns: Sequence[str]) -> Row:
+    return Row(
+        ranks=ranks_text([one.rank for one in ranks]),
+        state=ranks[0].state,
+        progress=(*_progress(ranks),),
+        values=tuple(_value(ranks, name) for name in columns),
+        devices=(*_devices(ranks),),
+    )
+
+
+def _progress(ranks: Sequence[Glance]) -> Iterator[str]:
+    moves = ranks[0].state == "running"
+    if len(ranks) > 1:
+        last = [bars[-1] for one in ranks if (bars := bars_of(one))]
+        if last:
+            slowest = min(last, key=lambda bar: bar.done)
+            yield f"{bar_text(slowest, moves=moves)} (the slowest of {len(last)})"
+        return
+    yield from (bar_text(bar, moves=moves) for bar in bars_of(ranks[0]))
+
+
+def bars_of(rank: Glance) -> list[Progress]:
+    """The bars of a rank that say most: the newest that still move, or else the one that moved last."""
+    bars = list(rank.progress.values())
+    return [bar for bar in bars if not bar.closed][-_MOST_BARS:] or bars[-1:]
+
+
+def _value(ranks: Sequence[Glance], name: str) -> str:
+    values = [one.metrics[name].value for one in ranks if name in one.metrics]
+    if not values:
+        return ""
+    mean = sum(value / len(values) for value in values)
+    return value_text(mean) if len(values) == 1 else f"{value_text(mean)} (mean)"
+
+
+def _devices(ranks: Sequence[Glance]) -> Iterator[str]:
+    samples = [sample for one in ranks for sample in one.devices.values()]
+    if len(ranks) == 1:
+        yield from map(_device, samples)
+    elif busy := [sample.utilisation for sample in samples if sample.utilisation is not None]:
+        yield f"{counted(len(samples), 'device')}, {sum(busy) / len(busy):.0f}% busy"
+
+
+def _device(sample: DeviceSample) -> str:
+    busy = f"{sample.utilisation:.0f}%" if sample.utilisation is not None else ""
+    memory = bytes_text(sample.memory_used, sample.memory_total) if sample.memory_used is not None else ""
+    return " ".join(filter(None, (narrowed(plain(sample.device), 40), busy, memory)))
+
+
+def _host(host: HostSample | None) -> Iterator[tuple[str, str]]:
+    if host is None:
+        return
+    yield "CPU", f"{host.cpu:.0f}%"
+    for name, amount in (("memory", host.memory), ("disk", host.disk), ("shared memory", host.shared_memory)):
+        if amount is not None:
+            yield name, bytes_text(*amount)
+
+
+# ---------------------------------------------------------------------------------------------------------------- tails
+
+
+def _tails(ranks: Sequence[RankView], most: int) -> Iterator[Tail]:
+    for one in ranks:
+        # a line that has not ended, such as a bar, was the last that the rank wrote
+        lines = (*one.lines[-most:], *one.open_lines)
+        if lines:
+            yield Tail(one.rank, lines, one.line_count + len(one.open_lines))

@@ -1,0 +1,77 @@
+"""The script that turns a saved report into the panel itself, wherever scripts of outputs may run."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from importlib.resources import files
+from string import Template
+
+from accelerate_nb.notebook.feed import Message
+from accelerate_nb.notebook.fitting import saved_size
+
+# Base 64 holds no letter that HTML or JSON would escape, so no log line can end the script. A place that blocks scripts
+# or blobs, or a browser that is too old, leaves the static report as it is.
+_SCRIPT = Template("""<script type="module">
+const unpacked = async text => (await new Response(new Blob([Uint8Array.from(atob(text), c => c.charCodeAt(0))]).stream()
+  .pipeThrough(new DecompressionStream("gzip"))).json());
+const packed = "$packed";
+try {
+  const {code, css, messages} = await unpacked(packed);
+  const url = URL.createObjectURL(new Blob([code], {type: "text/javascript"}));
+  const {mount} = await import(url);
+  URL.revokeObjectURL(url);
+  for (const report of document.querySelectorAll('[id="$place"]')) {
+    if (report.dataset.mounted) continue;
+    report.dataset.mounted = "true";
+    const panel = document.createElement("div");
+    report.before(panel);
+    try { mount(panel, messages, css); report.hidden = true; } catch (error) { panel.remove(); console.warn(error); }
+  }
+} catch (error) { console.warn("accelerate_nb: the report stays static.", error); }
+</script>""")
+
+
+def place_of(name: str, folder: str, started: float) -> str:
+    """What marks a run's report on a page."""
+    return "accelerate-nb-" + hashlib.sha256(f"{name}\0{folder}\0{started}".encode(errors="replace")).hexdigest()[:12]
+
+
+def script(place: str, messages: list[Message], room: int) -> str:
+    """
+    The script that mounts the panel over the element with the id `place`, of at most `room` bytes of a notebook's file.
+
+    Of lines and points, older ones are left out until it fits; it is empty where even the rest does not.
+    """
+    page = {"code": _file("panel.js"), "css": _file("panel.css")}
+    while True:
+        made = _SCRIPT.substitute(packed=_packed({**page, "messages": messages}), place=place)
+        if saved_size(made) <= room:
+            return made
+        if not any(message.get("lines") or message.get("metrics") for message in messages):
+            return ""
+        messages = [_lighter(message) for message in messages]
+
+
+def _packed(page: dict[str, object]) -> str:
+    # without a time: the same run is saved as the same bytes
+    return base64.b64encode(gzip.compress(json.dumps(page).encode(), mtime=0)).decode()
+
+
+def _file(name: str) -> str:
+    return files("accelerate_nb.notebook").joinpath(name).read_text(encoding="utf-8")
+
+
+def _lighter(message: Message) -> Message:
+    """A message with half of its lines, the newest, each shorter, and with half of each metric's points."""
+    lines = message.get("lines", [])
+    kept = lines[(len(lines) + 1) // 2 :]
+    cut = [[rank, stream, text[:2000], *rest] for rank, stream, text, *rest in kept]
+    lighter = {**message, "skipped": message.get("skipped", 0) + len(lines) - len(kept), "lines": cut}
+    if metrics := message.get("metrics"):
+        lighter["metrics"] = [
+            [name, rank, [*points[:-1:2], *points[-1:]]] for name, rank, points in metrics if len(points) > 1
+        ]
+    return lighter

@@ -1,0 +1,167 @@
+"""A report as HTML that means the same where scripts, styles or pictures are taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from accelerate_nb.events.model import LogLine
+from accelerate_nb.notebook.amounts import counted
+from accelerate_nb.notebook.colours import as_html
+from accelerate_nb.notebook.digest import SIGNS, Digest, Row, Tail, curve_text
+from accelerate_nb.notebook.failures import Cause
+from accelerate_nb.notebook.fitting import first_fitting, fitted, narrowed, newest_fitting, saved_size
+from accelerate_nb.notebook.pictures import picture
+
+_STATE_COLOURS = {
+    "starting": "#7f7f7f",
+    "running": "#3b82c4",
+    "finished": "#2e8b3d",
+    "failed": "#d13438",
+    "stopped": "#a97000",
+}
+_LEFT = ' style="text-align:left"'
+_PRE = ' style="max-height:24em;overflow:auto"'
+_ERROR = "#b5682a"
+_MOST_PICTURES = 24
+_WIDEST = 1000
+_LIVE_LINES = 20
+# What each part may take of a notebook's file, in bytes.
+_TABLE, _CURVES, _PICTURES, _CALLS, _EVERY, _ENDING = 40_000, 25_000, 60_000, 14_000, 10_000, 6_000
+
+
+def live_html(digest: Digest) -> str:
+    """The report while the run goes on: what is new last, nothing that a reader could unfold."""
+    parts = [*_upper(digest, _PICTURES // 2)]
+    lines = sorted((line for tail in digest.tails for line in tail.lines), key=lambda line: line.time)[-_LIVE_LINES:]
+    if lines:
+        label = "[{}] " if len(digest.tails) > 1 else ""
+        shown = newest_fitting([*map(str, range(len(lines)))], 20_000, lambda n: _line(lines[int(n)], label))
+        parts.append(f"<pre>{chr(10).join(shown)}</pre>")
+    return "\n".join(parts)
+
+
+def full_html(digest: Digest, room: int) -> str:
+    """The report to keep, of at most `room` bytes of a notebook's file."""
+    parts = [*_upper(digest, _PICTURES)]
+    foot = f"<div>All output: {escape(narrowed(digest.folder, 500))}</div>"
+    left = room - sum(map(saved_size, [*parts, foot]))
+    return "\n".join([*parts, *_tails(digest, left), foot])
+
+
+def _upper(digest: Digest, pictures: int) -> Iterator[str]:
+    """All but the logs."""
+    yield _head(digest)
+    if digest.quiet:
+        yield f"<pre>{escape(fitted(digest.quiet, 6000, escape))}</pre>"
+    if digest.cause is not None:
+        yield from _cause(digest.cause)
+    yield _table(digest)
+    if digest.host:
+        told = " &nbsp; ".join(f"{escape(name)} {escape(amount)}" for name, amount in digest.host)
+        yield f"<div>{told}</div>"
+    if digest.curves:
+        yield _curves(digest)
+        drawn = first_fitting([*map(picture, digest.curves[:_MOST_PICTURES])], pictures)
+        if drawn:
+            yield f"<div>{' '.join(drawn)}</div>"
+
+
+def _head(digest: Digest) -> str:
+    detail = f", {escape(digest.detail)}" if digest.detail else ""
+    return (
+        f"<div><b>{escape(digest.head)}</b> &nbsp; {_state(digest.state)}{detail} &nbsp; {escape(digest.facts)}</div>\n"
+        f"<div>{escape(digest.why)}</div>"
+    )
+
+
+def _state(state: str) -> str:
+    return f'<b style="color:{_STATE_COLOURS[state]}">{SIGNS[state]} {state}</b>'
+
+
+# ---------------------------------------------------------------------------------------------------------------- tables
+
+
+def _table(digest: Digest) -> str:
+    """A row for each rank; what no rank has gets no column."""
+    progress = any(row.progress for row in digest.rows)
+    devices = any(row.devices for row in digest.rows)
+    names = ["rank", "state", *(["progress"] if progress else []), *digest.columns, *(["device"] if devices else [])]
+    rows = [_cells(row, progress, devices) for row in digest.rows]
+    fitting = first_fitting([_row([f"<b>{escape(name)}</b>" for name in names]), *map(_row, rows)], _TABLE)
+    return _as_table(fitting)
+
+
+def _cells(row: Row, progress: bool, devices: bool) -> Iterator[str]:
+    yield escape(row.ranks)
+    yield _state(row.state)
+    if progress:
+        yield "<br>".join(map(escape, row.progress))
+    yield from map(escape, row.values)
+    if devices:
+        yield "<br>".join(map(escape, row.devices[:4]))
+
+
+def _curves(digest: Digest) -> str:
+    names = ("metric", "over time", "newest", "range")
+    rows = [[escape(part) for part in curve_text(curve)] for curve in digest.curves]
+    fitting = first_fitting([_row([f"<b>{name}</b>" for name in names]), *map(_row, rows)], _CURVES)
+    more = f"\n<div>… {escape(digest.unshown)}</div>" if digest.unshown else ""
+    return _as_table(fitting) + more
+
+
+def _row(cells: Iterator[str] | Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<td{_LEFT}>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _as_table(rows: Sequence[str]) -> str:
+    return "<table>\n" + "\n".join(rows) + "\n</table>"
+
+
+# ----------------------------------------------------------------------------------------------------------------- error
+
+
+def _cause(cause: Cause) -> Iterator[str]:
+    headline = fitted(cause.headline, 3000, escape)
+    yield f'<div><b style="color:{_STATE_COLOURS["failed"]}">{SIGNS["failed"]} {escape(headline)}</b></div>'
+    yield f"<pre{_PRE}>{escape(fitted(cause.text, _CALLS, escape))}</pre>"
+    if cause.advice:
+        yield f"<div><b>{escape(fitted(cause.advice, _ENDING, escape))}</b></div>"
+    if cause.last_lines:
+        last = newest_fitting(cause.last_lines, _ENDING, escape)
+        yield f"<div>The last that it wrote:</div>\n<pre>{chr(10).join(last)}</pre>"
+    others = first_fitting([escape(line) for line in cause.others], _ENDING)
+    if others:
+        yield f"<div>{'<br>'.join(others)}</div>"
+    if cause.every:
+        yield _folded("all calls", escape(fitted("\n".join(cause.every), _EVERY, escape)))
+
+
+# ------------------------------------------------------------------------------------------------------------------ logs
+
+
+def _tails(digest: Digest, room: int) -> Iterator[str]:
+    """The last lines of each rank, which share the room."""
+    told = digest.cause.rank if digest.cause is not None else digest.tails[0].rank if digest.tails else 0
+    for number, tail in enumerate(digest.tails):
+        share = room // (len(digest.tails) - number)
+        text = _tail(tail, share - 300, is_open=tail.rank == told)
+        room -= saved_size(text)
+        yield text
+
+
+def _tail(tail: Tail, room: int, *, is_open: bool) -> str:
+    lines = list(tail.lines)
+    shown = newest_fitting([*map(str, range(len(lines)))], room, lambda n: _line(lines[int(n)]))
+    last = counted(tail.count, "line") if len(shown) == tail.count else f"the last {len(shown)} of {tail.count:,} lines"
+    return _folded(f"rank {tail.rank}: {last}", "\n".join(shown), is_open=is_open)
+
+
+def _line(line: LogLine, label: str = "") -> str:
+    text = label.format(line.rank) + as_html(narrowed(line.text, _WIDEST))
+    return f'<span style="color:{_ERROR}">{text}</span>' if line.stream == "stderr" else text
+
+
+def _folded(title: str, text: str, *, is_open: bool = False) -> str:
+    opened = " open" if is_open else ""
+    return f"<details{opened}><summary>{escape(title)}</summary><pre{_PRE}>{text}</pre></details>"

@@ -1,0 +1,118 @@
+"""A metric's curve as a picture that stands in HTML by itself, legible on light and on dark."""
+
+from __future__ import annotations
+
+import base64
+import html
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from accelerate_nb.notebook.amounts import counted, time_text, value_text
+from accelerate_nb.notebook.colours import plain
+from accelerate_nb.notebook.curves import Bin, Curve
+
+# Each is told from white and from black; a rank keeps its colour in every chart.
+COLOURS = ("#3b82c4", "#d97f23", "#3a9a5b", "#cf4a4a", "#8b6bbf", "#9c6b4f", "#c75fa5", "#2a979b")
+_GREY = "#7f7f7f"
+_WIDTH, _HEIGHT = 300, 110
+_LEFT, _TOP, _BOTTOM = 8, 26, 94
+# The curve is drawn ten times as fine as the picture's pixels: whole numbers are short.
+_FINE = 10
+
+
+def picture(curve: Curve) -> str:
+    """An `<img>` of a metric's curve: a line for each rank, or the mean in a band from the lowest to the highest."""
+    source = base64.b64encode(svg(curve).encode()).decode()
+    return (
+        f'<img width="{_WIDTH}" height="{_HEIGHT}" alt="{html.escape(described(curve))}" '
+        f'src="data:image/svg+xml;base64,{source}">'
+    )
+
+
+def described(curve: Curve) -> str:
+    """A curve in words, for those who can't see it."""
+    over = f" up to step {curve.last_step:,}" if curve.last_step is not None else ""
+    return (
+        f"chart of {_name(curve)}{over}, {counted(len(curve.ranks), 'rank')}: newest {value_text(curve.mean)}, "
+        f"from {value_text(curve.low)} to {value_text(curve.high)}"
+    )
+
+
+def svg(curve: Curve) -> str:
+    """The picture itself."""
+    frame = _Frame(curve)
+    shapes = "".join(
+        frame.line(bins, COLOURS[rank % len(COLOURS)], 14) for rank, bins in sorted(curve.lines.items(), reverse=True)
+    ) or frame.band(curve.whole)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="11" '
+        f'fill="{_GREY}"><rect x=".5" y=".5" width="{_WIDTH - 1}" height="{_HEIGHT - 1}" rx="4" fill="none" '
+        f'stroke="{_GREY}" stroke-opacity=".4"/>'
+        f'<text x="{_LEFT}" y="17" font-size="12" font-weight="bold">{_label(curve)}</text>'
+        f"{_text(_WIDTH - _LEFT, 17, _span(curve), 'end')}"
+        f"{_text(_WIDTH - _LEFT, _HEIGHT - 5, _end(curve), 'end')}"
+        f'<g transform="scale({1 / _FINE:g})" fill="none" stroke-linejoin="round" stroke-linecap="round">{shapes}</g></svg>'
+    )
+
+
+class _Frame:
+    """Where a curve's values lie in the picture."""
+
+    def __init__(self, curve: Curve) -> None:
+        xs = [one.x for one in curve.whole]
+        self._first, self._end = min(xs, default=0.0), max(xs, default=0.0)
+        self._low, self._high = (0.0, 0.0) if math.isnan(curve.low) else (curve.low, curve.high)
+
+    def line(self, bins: Sequence[Bin], colour: str, width: int) -> str:
+        """The means as a line; a single one is a dot, which is what a line of no length with round ends is."""
+        points = [self._place(one.x, one.mean) for one in bins]
+        return f'<path stroke="{colour}" stroke-width="{width if len(points) > 1 else 60}" d="{_path(points)}"/>'
+
+    def band(self, bins: Sequence[Bin]) -> str:
+        """The means as a line, from the lowest to the highest as a band."""
+        if not bins:
+            return ""
+        edge = [self._place(one.x, one.high) for one in bins] + [self._place(one.x, one.low) for one in bins[::-1]]
+        return f'<path fill="{COLOURS[0]}" fill-opacity=".25" d="{_path(edge)}z"/>{self.line(bins, COLOURS[0], 16)}'
+
+    def _place(self, x: float, y: float) -> tuple[int, int]:
+        across = (x - self._first) / (self._end - self._first) if self._end > self._first else 0.5
+        up = (y / 2 - self._low / 2) / (self._high / 2 - self._low / 2) if self._high > self._low else 0.5
+        return (
+            round(_FINE * (_LEFT + across * (_WIDTH - 2 * _LEFT))),
+            round(_FINE * (_BOTTOM - 4 - up * (_BOTTOM - _TOP - 6))),
+        )
+
+
+def _path(points: Sequence[tuple[int, int]]) -> str:
+    """An SVG path through these points: the first where it is, each other one by how far it is from the last."""
+    if len(points) == 1:
+        return f"M{points[0][0]} {points[0][1]}h.1"
+    steps = (f"{x - a} {y - b}" for (a, b), (x, y) in pairwise(points))
+    return f"M{points[0][0]} {points[0][1]}l{' '.join(steps)}".replace(" -", "-")
+
+
+def _text(x: int, y: int, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{html.escape(text)}</text>'
+
+
+def _name(curve: Curve) -> str:
+    name = plain(curve.name)
+    return name if len(name) <= 60 else f"{name[:60]}…"
+
+
+def _label(curve: Curve) -> str:
+    name = _name(curve)
+    shown = name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}"
+    return f'{html.escape(shown)} <tspan font-weight="normal">{value_text(curve.mean)}</tspan>'
+
+
+def _span(curve: Curve) -> str:
+    return "" if math.isnan(curve.low) else f"{value_text(curve.low)} … {value_text(curve.high)}"
+
+
+def _end(curve: Curve) -> str:
+    if curve.by_step and curve.last_step is not None:
+        return f"step {curve.last_step:,}"
+    return time_text(curve.whole[-1].x - curve.whole[0].x) if curve.whole else ""

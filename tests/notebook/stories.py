@@ -1,0 +1,108 @@
+"""Runs that never happened, told as events: what front ends have to show."""
+
+from __future__ import annotations
+
+import math
+
+from accelerate_nb.events.model import (
+    DeviceSample,
+    Event,
+    Failure,
+    Frame,
+    HostSample,
+    LogLine,
+    Metric,
+    Progress,
+    Quiet,
+    StateChange,
+)
+from accelerate_nb.events.view import RunView
+from accelerate_nb.notebook.feed import Facts
+
+STARTED = 1_800_000_000.0
+GB = 10**9
+
+
+def facts(name: str = "train", size: int = 2) -> Facts:
+    return Facts(name, f"{size} processes on this machine, forked by the supervisor", "/runs/train", STARTED, size)
+
+
+def view_of(*events: Event, size: int = 0) -> RunView:
+    view = RunView(size)
+    for event in events:
+        view.apply(event)
+    return view
+
+
+def training(size: int = 2, steps: int = 300) -> RunView:
+    """A run in its midst: lines, metrics, bars, devices."""
+    view = view_of(StateChange(None, "running", STARTED), size=size)
+    for rank in range(size):
+        view.apply(StateChange(rank, "running", STARTED + 1, "4711"))
+    for step in range(steps):
+        time = STARTED + 1 + step / 10
+        for rank in range(size):
+            loss = 2.3 * math.exp(-step / 120) + 0.3 + 0.05 * math.sin(step * 0.7 + rank)
+            view.apply(Metric(rank, "loss", loss, step, time))
+            if rank == 0:
+                view.apply(Metric(0, "lr", 3e-4 * (1 - step / steps / 2), step, time))
+            if step % 10 == 0:
+                text = f"\x1b[36mstep {step:>5}\x1b[0m loss \x1b[1m{loss:.4f}\x1b[0m grad_norm 0.7"
+                view.apply(LogLine(rank, "stdout", text, time))
+    view.apply(LogLine(0, "stderr", "UserWarning: careful <script>alert(1)</script>", STARTED + 2))
+    for rank in range(size):
+        view.apply(Progress(rank, "train", steps // 2 + rank, steps, STARTED + 30, 24.9, "it"))
+        view.apply(DeviceSample(rank, f"cuda:{rank}", 87.0, 55 * GB, 80 * GB, STARTED + 30))
+    view.apply(HostSample(50.0, (141 * GB, 256 * GB), (1860 * GB, 2000 * GB), (8 * GB, 64 * GB), STARTED + 30))
+    return view
+
+
+def end(view: RunView, state: str = "finished") -> RunView:
+    """The same run when it is over."""
+    for rank in view.ranks:
+        if view.rank(rank).failure is None:
+            view.apply(StateChange(rank, state, STARTED + 31))
+    view.apply(StateChange(None, state, STARTED + 32))
+    return view
+
+
+def finished(size: int = 2, steps: int = 300) -> RunView:
+    view = training(size, steps)
+    for rank in range(size):
+        view.apply(Progress(rank, "train", steps, steps, STARTED + 31, 24.9, "it", closed=True))
+    return end(view)
+
+
+FAILURE = Failure(
+    rank=1,
+    type="ValueError",
+    message="Expected input batch_size (32) to match target batch_size (16).",
+    traceback="  Cell In[3], line 9, in train\n    loss = criterion(model(x), y)\nValueError: Expected input batch_size …",
+    time=STARTED + 30,
+    frames=(
+        Frame("Cell In[3], line 9", "train", "loss = criterion(model(x), y)", True),
+        Frame("torch/nn/modules/module.py, line 1775", "_wrapped_call_impl", "return self._call_impl(*args)", False),
+        Frame("torch/nn/modules/module.py, line 1786", "_call_impl", "return forward_call(*args, **kwargs)", False),
+        Frame("torch/nn/functional.py, line 3462", "cross_entropy", "return torch._C._nn.cross_entropy_loss(", False),
+    ),
+    advice="The last batch is shorter: pass drop_last=True to the DataLoader, or pad it.",
+)
+
+
+def failed(size: int = 4) -> RunView:
+    view = training(size)
+    view.apply(FAILURE)
+    view.apply(StateChange(1, "failed", STARTED + 30))
+    for rank in range(size):
+        if rank != 1:
+            lost = Failure(rank, "DistBackendError", "Connection closed by peer", "…", STARTED + 31, lost_connection=True)
+            view.apply(lost)
+            view.apply(StateChange(rank, "failed", STARTED + 31))
+    view.apply(StateChange(None, "failed", STARTED + 32))
+    return view
+
+
+def quiet(size: int = 2) -> RunView:
+    view = training(size)
+    view.apply(Quiet(65.0, "Nothing has come for 65 s. Rank 0 waits in all_reduce, rank 1 is in Cell In[3], line 12.", STARTED))
+    return view
