@@ -3,20 +3,48 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import pairwise
+from pathlib import PurePath
+from typing import Any, Literal, TypeAlias
+
+import psutil
 
 from accelerate_nb.notebook.screens import Cell, Pipe, Screen, Terminal
+
+Service: TypeAlias = Literal["colab", "kaggle", "vscode"]
+Reader: TypeAlias = Literal["page", "file", "console"]
+
+# What executes a notebook to write it to a file, and what shows a kernel in a window of text.
+_EXECUTORS = {
+    "jcache",
+    "nbclient",
+    "nbconvert",
+    "nbval",
+    "papermill",
+    "ploomber",
+    "quarto",
+    "sphinx-build",
+    "testbook",
+} | {f"jupyter-{name}" for name in ("book", "cache", "execute", "nbconvert", "run")}
+_CONSOLES = {"jupyter-console", "jupyter_console", "jupyter-qtconsole", "qtconsole", "spyder"}
+_FIRST_WORDS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What is known of the place; `service` names a hosted notebook service."""
+    """
+    What is known of the place.
+
+    `service` names what shows the notebook where that is no Jupyter server; `reader` says what the kernel's output goes to:
+    a page in which things can move, a file, or a window of text.
+    """
 
     kind: Literal["jupyter", "ipython", "script"]
-    service: Literal["colab", "kaggle"] | None
+    service: Service | None
     screen: Callable[[], Screen]
+    reader: Reader = "console"
 
 
 def host(environment: Mapping[str, str]) -> Host:
@@ -24,7 +52,7 @@ def host(environment: Mapping[str, str]) -> Host:
     shell = _shell()
     service = _service(shell, environment)
     if getattr(shell, "kernel", None) is not None:
-        return Host("jupyter", service, Cell)
+        return Host("jupyter", service, Cell, _reader(shell, environment))
     screen = Terminal if _is_terminal(sys.stdout) else Pipe
     return Host("script" if shell is None else "ipython", service, screen)
 
@@ -35,11 +63,45 @@ def _shell() -> Any:
     return ipython.get_ipython() if ipython is not None else None
 
 
-def _service(shell: Any, environment: Mapping[str, str]) -> Literal["colab", "kaggle"] | None:
+def _service(shell: Any, environment: Mapping[str, str]) -> Service | None:
     if type(shell).__module__.startswith("google.colab"):
         return "colab"
     # KAGGLE_USERNAME and KAGGLE_KEY are credentials, which people set everywhere
-    return "kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in environment else None
+    if "KAGGLE_KERNEL_RUN_TYPE" in environment:
+        return "kaggle"
+    # VS Code's own kernels inherit the first, its notebooks have the second; its terminals have neither
+    is_vscode = "VSCODE_PID" in environment or "__vsc_ipynb_file__" in getattr(shell, "user_ns", {})
+    return "vscode" if is_vscode and getattr(shell, "kernel", None) is not None else None
+
+
+def _reader(shell: Any, environment: Mapping[str, str]) -> Reader:
+    if type(shell).__module__.startswith("spyder_kernels"):
+        return "console"
+    # jupyter_client names the process that starts a kernel
+    return reader_of(_command(environment.get("JPY_PARENT_PID", "")))
+
+
+def reader_of(command: Sequence[str]) -> Reader:
+    """
+    What the process with this command line does with a kernel's output; one that is not known may well show a page.
+
+    >>> reader_of(["python", "/usr/bin/jupyter-nbconvert", "--execute", "a.ipynb"])
+    'file'
+    """
+    words = [PurePath(word).name.removesuffix(".py").removesuffix(".exe") for word in command[:_FIRST_WORDS]]
+    # `jupyter nbconvert` calls `jupyter-nbconvert`, and stays beside it where processes can't become others
+    called = {*words, *(f"jupyter-{second}" for first, second in pairwise(words) if first == "jupyter")}
+    if called & _CONSOLES:
+        return "console"
+    return "file" if called & _EXECUTORS else "page"
+
+
+def _command(process: str) -> list[str]:
+    """The command line of a process, empty where it can't be seen."""
+    try:
+        return psutil.Process(int(process)).cmdline()
+    except (ValueError, OverflowError, psutil.Error):
+        return []
 
 
 def _is_terminal(stream: Any) -> bool:
