@@ -101,8 +101,8 @@ def notebook_launcher(
         **settings,
     }
     if already_launched(os.environ):
-        return _called(function, args, _resolved(_of_training(said), config_file))
-    config = _resolved(said, config_file)
+        return _called(function, args, resolved(_of_training(said), config_file))
+    config = resolved(said, config_file)
     return _waited_for(_prepared(function, args, config))
 
 
@@ -139,12 +139,12 @@ def launch(
     [2, 2]
     """
     __tracebackhide__ = True  # IPython shows the person's own frames alone
-    config = _resolved(settings, config_file)
+    config = resolved(settings, config_file)
     _refuse_in_a_worker()
     return _prepared(partial(function, **kwargs) if kwargs else function, args, config).start()
 
 
-def _resolved(said: Mapping[str, Any], config_file: str | Path | None) -> RunConfig:
+def resolved(said: Mapping[str, Any], config_file: str | Path | None) -> RunConfig:
     """What was said here, in the environment and in a file, as one wish."""
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     path = files.find(os.environ, config_file)
