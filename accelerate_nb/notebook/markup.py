@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from html import escape
 
@@ -20,8 +21,13 @@ _STATE_COLOURS = {
     "failed": "#d13438",
     "stopped": "#a97000",
 }
+_BLOCKS = re.compile("[█▁-▇░]+")
 _LEFT = ' style="text-align:left"'
-_PRE = ' style="max-height:24em;overflow:auto"'
+_PRE = ' style="max-height:24em;overflow:auto;margin:4px 0"'
+# a column in reverse begins at its end: the newest lines are seen first
+_LOG = ' style="max-height:24em;overflow:auto;margin:4px 0;display:flex;flex-direction:column-reverse"'
+_GAP = ' style="margin:6px 0"'
+_QUIET = ' style="color:#7f7f7f"'
 _ERROR = "#b5682a"
 _MOST_PICTURES = 24
 _WIDEST = 1000
@@ -44,7 +50,7 @@ def live_html(digest: Digest) -> str:
 def full_html(digest: Digest, room: int) -> str:
     """The report to keep, of at most `room` bytes of a notebook's file."""
     parts = [*_upper(digest, _PICTURES)]
-    foot = f"<div>All output: {escape(narrowed(digest.folder, 500))}</div>"
+    foot = f"<div{_QUIET}>All output: {escape(narrowed(digest.folder, 500))}</div>"
     left = room - sum(map(saved_size, [*parts, foot]))
     return "\n".join([*parts, *_tails(digest, left), foot])
 
@@ -59,19 +65,19 @@ def _upper(digest: Digest, pictures: int) -> Iterator[str]:
     yield _table(digest)
     if digest.host:
         told = " &nbsp; ".join(f"{escape(name)} {escape(amount)}" for name, amount in digest.host)
-        yield f"<div>{told}</div>"
+        yield f"<div{_GAP}>{told}</div>"
     if digest.curves:
         yield _curves(digest)
         drawn = first_fitting([*map(picture, digest.curves[:_MOST_PICTURES])], pictures)
         if drawn:
-            yield f"<div>{' '.join(drawn)}</div>"
+            yield f"<div{_GAP}>{' '.join(drawn)}</div>"
 
 
 def _head(digest: Digest) -> str:
     detail = f", {escape(digest.detail)}" if digest.detail else ""
     return (
         f"<div><b>{escape(digest.head)}</b> &nbsp; {_state(digest.state)}{detail} &nbsp; {escape(digest.facts)}</div>\n"
-        f"<div>{escape(digest.why)}</div>"
+        f"<div{_QUIET}>{escape(digest.why)}</div>"
     )
 
 
@@ -96,7 +102,7 @@ def _cells(row: Row, progress: bool, devices: bool) -> Iterator[str]:
     yield escape(row.ranks)
     yield _state(row.state)
     if progress:
-        yield "<br>".join(map(escape, row.progress))
+        yield "<br>".join(_coloured(escape(bar)) for bar in row.progress)
     yield from map(escape, row.values)
     if devices:
         yield "<br>".join(map(escape, row.devices[:4]))
@@ -104,10 +110,15 @@ def _cells(row: Row, progress: bool, devices: bool) -> Iterator[str]:
 
 def _curves(digest: Digest) -> str:
     names = ("metric", "over time", "newest", "range")
-    rows = [[escape(part) for part in curve_text(curve)] for curve in digest.curves]
+    rows = [[_coloured(escape(part)) for part in curve_text(curve)] for curve in digest.curves]
     fitting = first_fitting([_row([f"<b>{name}</b>" for name in names]), *map(_row, rows)], _CURVES)
     more = f"\n<div>… {escape(digest.unshown)}</div>" if digest.unshown else ""
     return _as_table(fitting) + more
+
+
+def _coloured(text: str) -> str:
+    """Blocks of a bar or a curve in the colour of what runs."""
+    return _BLOCKS.sub(f'<span style="color:{_STATE_COLOURS["running"]}">\\g<0></span>', text)
 
 
 def _row(cells: Iterator[str] | Sequence[str]) -> str:
@@ -123,7 +134,7 @@ def _as_table(rows: Sequence[str]) -> str:
 
 def _cause(cause: Cause) -> Iterator[str]:
     headline = fitted(cause.headline, 3000, escape)
-    yield f'<div><b style="color:{_STATE_COLOURS["failed"]}">{SIGNS["failed"]} {escape(headline)}</b></div>'
+    yield f'<div{_GAP}><b style="color:{_STATE_COLOURS["failed"]}">{SIGNS["failed"]} {escape(headline)}</b></div>'
     yield f"<pre{_PRE}>{escape(fitted(cause.text, _CALLS, escape))}</pre>"
     if cause.advice:
         yield f"<div><b>{escape(fitted(cause.advice, _ENDING, escape))}</b></div>"
@@ -164,4 +175,4 @@ def _line(line: LogLine, label: str = "") -> str:
 
 def _folded(title: str, text: str, *, is_open: bool = False) -> str:
     opened = " open" if is_open else ""
-    return f"<details{opened}><summary>{escape(title)}</summary><pre{_PRE}>{text}</pre></details>"
+    return f"<details{opened}><summary>{escape(title)}</summary><pre{_LOG}><span>{text}</span></pre></details>"
