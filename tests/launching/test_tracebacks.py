@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import linecache
+import sys
 import traceback
 
 import pytest
 
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.events.model import Frame
 from accelerate_nb.launching.sources import Sources, sources_here
-from accelerate_nb.launching.tracebacks import frames_text, traceback_text
+from accelerate_nb.launching.tracebacks import frames_of, frames_text, traceback_text
 
 NOWHERE = Sources({}, {})
 
@@ -22,6 +25,13 @@ def told(function, sources=NOWHERE):
         error.__traceback__ = error.__traceback__.tb_next
         return traceback_text(error, sources).split("\n")
     raise AssertionError("nothing was raised")
+
+
+def calls(function, sources=NOWHERE):
+    """The frames of what a function raises, without the test's own."""
+    with pytest.raises(BaseException) as caught:
+        function()
+    return frames_of(caught.value.with_traceback(caught.value.__traceback__.tb_next), sources)
 
 
 @pytest.fixture
@@ -159,3 +169,79 @@ def test_no_frames_are_no_lines():
         '  File "a.py", line 3, in f',
         "    x = 1",
     ]
+
+
+def test_this_package_s_frames_are_folded_wherever_it_is_installed():
+    def fails():
+        from accelerate_nb.config.run import resolve
+
+        resolve({"num_processes": -3}, {})
+
+    lines = told(fails)
+    assert sum("accelerate_nb" in line for line in lines[:-1]) == 1
+    assert lines[-2].startswith("  … ")
+    assert lines[-2].endswith(" in accelerate_nb")
+    assert lines[-1].startswith(f"{ConfigurationError.__module__}.ConfigurationError: ")
+    assert [frame.own for frame in calls(fails)] == [True] + [False] * (len(calls(fails)) - 1)
+
+
+def test_installed_frames_between_the_person_s_are_one_line():
+    def odd(value):
+        raise KeyError("odd")
+
+    lines = told(lambda: json.dumps(object(), default=odd))
+    assert lines[2] == "  … 3 frames in json"
+    assert lines[3].startswith(f'  File "{__file__}", line ')
+    assert lines[-1] == "KeyError: 'odd'"
+
+
+def test_frames_name_places_as_people_do_and_say_whose_they_are(cell):
+    names, sources = cell("import json\ndef f():\n    return json.loads('{')\n")
+    outermost, *inner = calls(names["f"], sources)
+    assert outermost == Frame("Cell In[4], line 3", "f", "return json.loads('{')", own=True)
+    assert {frame.own for frame in inner} == {False}
+    assert [frame.function for frame in inner] == ["loads", "decode", "raw_decode"]
+
+
+def test_frames_of_a_recursion_are_few():
+    def deeper(depth):
+        return deeper(depth + 1)
+
+    assert len(calls(lambda: deeper(0))) < 10
+
+
+def test_frames_of_very_many_calls_are_the_first_and_the_last(cell):
+    text = "".join(f"def f{i}():\n    return f{i + 1}()\n" for i in range(90)) + "def f90():\n    raise OSError\n"
+    names, sources = cell(text)
+    functions = [frame.function for frame in calls(names["f0"], sources)]
+    assert functions[0] == "f0"
+    assert functions[-1] == "f90"
+    assert len(functions) == 60
+
+
+def test_frames_of_a_syntax_error_end_where_python_could_not_read_on(cell):
+    names, sources = cell("def f():\n    compile('a = = 1', '<text>', 'exec')\n")
+    frames = calls(names["f"], sources)
+    assert frames[-1] == Frame('File "<text>", line 1', "<syntax>", "a = = 1", own=True)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with Python 3.11")
+def test_a_group_tells_its_exceptions(cell):
+    names, sources = cell("""
+def one(number):
+    raise ValueError(number)
+def f():
+    errors = []
+    for number in range(5):
+        try:
+            one(number)
+        except ValueError as error:
+            errors.append(error)
+    raise ExceptionGroup("several", errors)
+""")
+    lines = told(names["f"], sources)
+    assert "ExceptionGroup: several (5 sub-exceptions)" in lines
+    assert "  1 of 5:" in lines
+    assert "  … and 2 more" in lines
+    frames = calls(names["f"], sources)
+    assert [frame.function for frame in frames] == ["f", "f", "one"]
