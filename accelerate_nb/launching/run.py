@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
 
@@ -14,6 +16,7 @@ from accelerate_nb.events.view import RunView
 from accelerate_nb.launching.attempt import Scene, Stop, stronger
 from accelerate_nb.launching.blame import hang_error, stopped_error, worker_error
 from accelerate_nb.launching.ending import Ending
+from accelerate_nb.launching.sampling import Sampler
 from accelerate_nb.launching.sources import Sources
 from accelerate_nb.launching.stacks import stacks_text
 from accelerate_nb.notices import notice
@@ -59,6 +62,9 @@ class Watched(Protocol):
     def stacks(self) -> str:
         """Where every rank that still runs is now; takes up to some seconds."""
 
+    def log_file(self, rank: int) -> Path:
+        """The file that holds all that a rank wrote so far; there is none where it wrote nothing."""
+
 
 class FrontEnd(Protocol):
     """What shows a run to a person; it reads the view and holds nothing of the run."""
@@ -74,6 +80,9 @@ class FrontEnd(Protocol):
 
     def follow(self, run: Watched) -> None:
         """Show the run in the cell that runs at this moment, and go on by oneself until it is over; returns at once."""
+
+    def show(self, run: Watched) -> None:
+        """Show the run in the cell that runs at this moment as well, during the run or after it; returns at once."""
 
 
 class Attempting(Protocol):
@@ -101,6 +110,9 @@ class Run:
     """
     Workers that run a function; `launch(...)` gives one.
 
+    It is waited for with `run.wait()`, or in a notebook that should go on meanwhile with `await run`. As the last line of
+    a cell, `run` shows itself there, too.
+
     >>> run = launch(train, num_processes=2)
     >>> run.wait()
     """
@@ -118,17 +130,20 @@ class Run:
         name: str,
         why: str,
         at_end: Callable[[tuple[Ending, ...]], None],
+        sampler: Sampler,
     ) -> None:
         self.name, self.why = name, why
         self.started = time.time()
         self._scene, self._make_attempt, self._max_restarts = scene, attempt, max_restarts
         self._timeout, self._wanted, self._front_end, self._sources = timeout, results, front_end, sources
-        self._at_end = at_end
+        self._at_end, self._sampler = at_end, sampler
         self._attempt: Attempting | None = None
         self._stopped: Stop | None = None
         self._endings: tuple[Ending, ...] = ()
         self._error: BaseException | None = None
         self._over = threading.Event()
+        self._at_over: list[Callable[[], None]] = []
+        self._is_followed = False
         self._thread: threading.Thread | None = None
 
     # ------------------------------------------------------------------------------------------------------ reading
@@ -153,16 +168,29 @@ class Run:
         """What each rank's function returned, in the order of ranks; `None` for one that failed; empty while it runs."""
         return [ending.value for ending in self._endings]
 
+    def log_file(self, rank: int) -> Path:
+        """The file that holds all that a rank wrote so far; there is none where it wrote nothing."""
+        self._scene.record.flush()
+        return self.folder / f"rank_{rank}.log"
+
     def logs(self, rank: int) -> str:
         """All that a rank wrote; undecodable bytes are shown as escapes."""
-        self._scene.record.flush()
-        path = self.folder / f"rank_{rank}.log"
+        path = self.log_file(rank)
         return path.read_bytes().decode(errors="backslashreplace") if path.exists() else ""
 
     def stacks(self) -> str:
         """Where every rank that still runs is now, with the notebook's own lines."""
         attempt = self._attempt
         return "" if attempt is None or self.done else stacks_text(attempt.stacks(), self._sources)
+
+    def __repr__(self) -> str:
+        ranks = len(self.view.ranks)
+        return (
+            f"<Run of {self.name}: {self.view.state}, {ranks} rank{'' if ranks == 1 else 's'}, output in {self.folder}>"
+        )
+
+    def _ipython_display_(self) -> None:
+        self._front_end.show(self)
 
     # ------------------------------------------------------------------------------------------------------- acting
 
@@ -184,9 +212,25 @@ class Run:
         deadline = None if timeout is None else time.monotonic() + timeout
         interrupted = self._show_until(deadline)
         self._warn_of_trouble()
-        if (error := self._what_happened(interrupted, timeout)) is not None:
-            _raise(error)
-        return self.results if self._wanted == "all" else self.results[0]
+        return self._outcome(self._what_happened(interrupted, timeout))
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """
+        Wait for the run while the notebook goes on, and give or raise what `wait()` does.
+
+        A wait that is cancelled, by the notebook's interrupt too, ends the workers first, as an interrupt of `wait()` does;
+        `asyncio.shield(run)` leaves them alone.
+
+        >>> await run
+        """
+        __tracebackhide__ = True
+        return self._awaited().__await__()
+
+    def follow(self) -> None:
+        """Show the run under the cell that runs at this moment, and go on until it is over; returns at once."""
+        if not self._is_followed:
+            self._is_followed = True
+            self._front_end.follow(self)
 
     def stop(self, timeout: float | None = None) -> None:
         """
@@ -223,6 +267,40 @@ class Run:
             )
         return self._error
 
+    def _outcome(self, error: BaseException | None) -> Any:
+        __tracebackhide__ = True
+        if error is not None:
+            _raise(error)
+        return self.results if self._wanted == "all" else self.results[0]
+
+    async def _awaited(self) -> Any:
+        __tracebackhide__ = True
+        self.follow()
+        over, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._when_over(lambda: loop.call_soon_threadsafe(over.set))
+        cancelled: asyncio.CancelledError | None = None
+        while not over.is_set():
+            try:
+                await over.wait()
+            except asyncio.CancelledError as error:
+                self.ask("interrupt" if cancelled is None else "kill")
+                cancelled = error
+        self._warn_of_trouble()
+        return self._outcome(cancelled or self._error)
+
+    def _when_over(self, call: Callable[[], Any]) -> None:
+        """Have something called when the run is over, or now if it is."""
+        self._at_over.append(call)
+        if self.done:
+            self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        while self._at_over:
+            with contextlib.suppress(
+                IndexError, RuntimeError
+            ):  # another thread took it; a loop that is closed waits no more
+                self._at_over.pop()()
+
     def _show_until(self, deadline: float | None) -> bool:
         """Show the run until it is over or the time is; whether it was interrupted."""
         __tracebackhide__ = True
@@ -243,7 +321,8 @@ class Run:
     def _conduct(self) -> None:
         try:
             self._scene.take(StateChange(None, "running", time.time(), self.why))
-            self._endings = self._attempts()
+            with self._sampler:
+                self._endings = self._attempts()
         except Exception as error:  # noqa: BLE001 - raised where the run is waited for
             self._error = error
         finally:
@@ -294,6 +373,7 @@ class Run:
         finally:
             self._attempt = None
             self._over.set()
+            self._tell_waiting()
 
     def _end_state(self) -> tuple[State, str]:
         last_step = self._attempt.last_step if self._attempt is not None else None
