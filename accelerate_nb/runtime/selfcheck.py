@@ -1,0 +1,212 @@
+"""What a worker of the self-test does: it tries each thing that training needs, and compares with what must come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from accelerate_nb.errors import StateError
+from accelerate_nb.events.checks import Check, Progress, to_display
+from accelerate_nb.events.emit import outlet
+from accelerate_nb.runtime.accelerator import Accelerator
+from accelerate_nb.runtime.handlers import GradScalerKwargs
+
+T = TypeVar("T")
+
+_SAMPLES = 23  # a number that no number of processes divides
+_STEPS = 4
+_DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# How far losses may lie apart where sums are rounded differently.
+_TOLERANCES = {"no": 1e-4, "bf16": 5e-2, "fp16": 1e-2}
+
+
+class Step(NamedTuple):
+    """One thing to try; `try_it` says what was found, and raises where that is not what must be."""
+
+    name: str
+    title: str
+    try_it: Callable[[Accelerator], str]
+
+
+def run_checks() -> None:
+    """Try everything on this rank, in the same order as on all others; rank 0 tells how it goes."""
+    for step in STEPS:
+        _tell(step, "waiting")
+    # a scale at which a small model does not overflow: a step that is left out would change what comes out
+    accelerator = Accelerator(kwargs_handlers=[GradScalerKwargs(init_scale=1024.0)])
+    for step in STEPS:
+        _tell(step, "running")
+        found = step.try_it(accelerator)
+        # only when all have got this far has it worked
+        accelerator.wait_for_everyone()
+        _tell(step, "passed", found)
+
+
+def _tell(step: Step, state: Progress, text: str = "") -> None:
+    listener = outlet()
+    if listener is not None and listener.rank == 0:
+        listener.send(to_display(Check(step.name, step.title, state, text), rank=0))
+
+
+def devices(accelerator: Accelerator) -> str:
+    """Each process computes on a device of its own, and right."""
+    device = accelerator.device
+    numbers = torch.arange(16.0).view(4, 4)
+    _expect("a matrix product", (numbers.to(device) @ numbers.to(device)).cpu(), numbers @ numbers, str(device))
+    found = _from_all(accelerator, str(device))
+    if device.type != "cpu" and len(set(found)) < len(found):
+        raise StateError(
+            f"Each process should have a device of its own, but they have {', '.join(found)}. "
+            "Ask for fewer processes, or see what CUDA_VISIBLE_DEVICES hides."
+        )
+    if device.type == "cpu":
+        threads = torch.get_num_threads()
+        return f"{_processes(accelerator)} on the CPU, {threads} thread{'s' if threads > 1 else ''} each"
+    return ", ".join(found)
+
+
+def group(accelerator: Accelerator) -> str:
+    """The processes know each other."""
+    if accelerator.num_processes == 1:
+        return "one process alone: no group is needed"
+    ranks = _from_all(accelerator, accelerator.process_index)
+    if ranks != list(range(accelerator.num_processes)):
+        raise StateError(
+            f"The group should have ranks 0 to {accelerator.num_processes - 1} in order, but has {ranks}. "
+            "See whether RANK or WORLD_SIZE is set in the notebook's own environment, and remove it."
+        )
+    return f"{_processes(accelerator)} talk through {torch.distributed.get_backend()}"
+
+
+def collectives(accelerator: Accelerator) -> str:
+    """What processes exchange arrives whole and in order."""
+    size, rank = accelerator.num_processes, accelerator.process_index
+    own = torch.full((3,), float(rank + 1), device=accelerator.device)
+    expected = torch.arange(1.0, size + 1)
+    _expect("reduce(sum)", accelerator.reduce(own.clone()).cpu(), expected.sum().expand(3))
+    _expect("reduce(mean)", accelerator.reduce(own.clone(), "mean").cpu(), expected.mean().expand(3))
+    _expect("gather", accelerator.gather(own).cpu(), expected.repeat_interleave(3))
+    return "sums, means and gathered tensors are right"
+
+
+def loader(accelerator: Accelerator) -> str:
+    """A prepared loader gives each sample to one process."""
+    batches = accelerator.prepare(DataLoader(TensorDataset(torch.arange(_SAMPLES)), batch_size=4))
+    seen = [number for (batch,) in batches for number in accelerator.gather_for_metrics(batch).tolist()]
+    if sorted(seen) != list(range(_SAMPLES)):
+        raise StateError(
+            f"Each of {_SAMPLES} samples should come once, but these came: {sorted(seen)}. "
+            "Please report this, with the versions of torch and accelerate_nb."
+        )
+    return f"each of {_SAMPLES} samples came once, on {_processes(accelerator)}"
+
+
+def precision(accelerator: Accelerator) -> str:
+    """Operations compute in the numbers that were asked for."""
+    asked = str(accelerator.mixed_precision)
+    numbers = torch.linspace(-1.0, 1.0, 64, device=accelerator.device).view(8, 8)
+    with accelerator.autocast():
+        product = numbers @ numbers
+    expected = _DTYPES.get(asked)
+    if (expected is not None and product.dtype != expected) or not product.isfinite().all():
+        raise StateError(
+            f"mixed_precision={asked!r} should compute in {expected}, but gave {product.dtype}"
+            f"{'' if product.isfinite().all() else ' with numbers that are not finite'}. Use mixed_precision='no'."
+        )
+    return f"{'full precision' if asked == 'no' else asked}: matrix products in {str(product.dtype).removeprefix('torch.')}"
+
+
+def training(accelerator: Accelerator) -> str:
+    """A short training has the losses of the same training in one process."""
+    micro_steps = accelerator.gradient_accumulation_steps
+    batch = 4
+    together = batch * accelerator.num_processes * micro_steps
+    inputs = torch.randn(together * _STEPS, 8, generator=torch.Generator().manual_seed(0))
+    targets = inputs.sum(dim=1, keepdim=True).sin()
+    alone = _alone(accelerator, inputs, targets, together)
+    model, optimizer = _model()
+    model, optimizer, batches = accelerator.prepare(
+        model, optimizer, DataLoader(TensorDataset(inputs, targets), batch_size=batch)
+    )
+    losses = []
+    for own_inputs, own_targets in batches:
+        with accelerator.accumulate(model):
+            loss = F.mse_loss(model(own_inputs), own_targets)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(float(accelerator.reduce(loss.detach(), "mean")))
+    spread = [sum(losses[i : i + micro_steps]) / micro_steps for i in range(0, len(losses), micro_steps)]
+    return _compared(spread, alone, _TOLERANCES.get(str(accelerator.mixed_precision), 5e-2), accelerator)
+
+
+STEPS = (
+    Step("devices", "Devices", devices),
+    Step("group", "Process group", group),
+    Step("collectives", "All-reduce, gather", collectives),
+    Step("loader", "A split data loader", loader),
+    Step("precision", "Mixed precision", precision),
+    Step("training", "A short training", training),
+)
+
+
+def _model() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The same small model on every process, and what trains it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def _alone(accelerator: Accelerator, inputs: Tensor, targets: Tensor, batch: int) -> list[float]:
+    """The losses of the training in this process alone, each step on all that the processes take together."""
+    model, _ = _model()
+    model.to(accelerator.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for own_inputs, own_targets in zip(inputs.split(batch), targets.split(batch), strict=True):
+        with accelerator.autocast():
+            outputs = model(own_inputs.to(accelerator.device))
+        loss = F.mse_loss(outputs.float(), own_targets.to(accelerator.device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def _compared(spread: list[float], alone: list[float], tolerance: float, accelerator: Accelerator) -> str:
+    apart = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(spread, alone, strict=True))
+    if apart > tolerance:
+        raise StateError(
+            f"The losses should be those of one process to {tolerance:g}, but {_short(spread)} stand against {_short(alone)}. "
+            "Try mixed_precision='no' and one process to find what makes the difference."
+        )
+    if accelerator.num_processes == 1:
+        return f"loss from {spread[0]:.3f} to {spread[-1]:.3f} in {len(spread)} steps"
+    return f"{len(spread)} losses on {_processes(accelerator)} are those of one process (apart by {apart:.0e})"
+
+
+def _expect(what: str, found: Tensor, expected: Tensor, where: str = "this rank") -> None:
+    if not torch.allclose(found, expected):
+        raise StateError(
+            f"{what} should give {expected.tolist()}, but gave {found.tolist()} on {where}. "
+            "Restart the kernel; if it stays so, run with cpu=True to see whether the device or its driver is at fault."
+        )
+
+
+def _from_all(accelerator: Accelerator, value: T) -> list[T]:
+    return list(accelerator.gather_for_metrics([value], use_gather_object=True))
+
+
+def _processes(accelerator: Accelerator) -> str:
+    return f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''}"
+
+
+def _short(numbers: Iterable[float]) -> str:
+    return ", ".join(f"{number:.4f}" for number in numbers)
