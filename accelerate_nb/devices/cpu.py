@@ -5,26 +5,33 @@ from __future__ import annotations
 import os
 from pathlib import Path, PurePosixPath
 
-_CGROUPS = Path("/sys/fs/cgroup")
-_MEMBERSHIP = Path("/proc/self/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+def bound() -> tuple[int, ...]:
+    """The cores that this process is bound to, by number; all of them where it is bound to none."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
 
 
 def cores() -> int:
     """How many cores this process may keep busy: those it is bound to, or fewer where a container's quota says so."""
-    quota = cgroup_quota(_CGROUPS, _MEMBERSHIP)
-    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return bound if quota is None else max(1, min(bound, int(quota)))
+    quota = cgroup_quota(CGROUPS, MEMBERSHIP)
+    own = len(bound())
+    return own if quota is None else max(1, min(own, int(quota)))
 
 
 def cgroup_quota(cgroups: Path, membership: Path) -> float | None:
     """How many cores' time the control groups of this process allow, in either version of them; `None` is no limit."""
-    groups = _groups(membership)
-    quotas = [_quota_v2(cgroups / parent) for parent in _with_parents(groups.get("", "/"))]
-    quotas += [_quota_v1(cgroups / "cpu" / parent) for parent in _with_parents(groups.get("cpu", "/"))]
+    groups = groups_of(membership)
+    quotas = [_quota_v2(cgroups / parent) for parent in with_parents(groups.get("", "/"))]
+    quotas += [_quota_v1(cgroups / "cpu" / parent) for parent in with_parents(groups.get("cpu", "/"))]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def _groups(membership: Path) -> dict[str, str]:
+def groups_of(membership: Path) -> dict[str, str]:
     """The process's group for each controller; version 2 has one group for all, under the empty name."""
     try:
         lines = membership.read_text(encoding="utf-8").splitlines()
@@ -34,7 +41,7 @@ def _groups(membership: Path) -> dict[str, str]:
     return {name: path for _, names, path in entries for name in names.split(",")}
 
 
-def _with_parents(group: str) -> list[str]:
+def with_parents(group: str) -> list[str]:
     """A group and all above it, relative to the root; a container may see its own group as the root."""
     path = PurePosixPath(group.lstrip("/"))
     return [str(path), *map(str, path.parents)] if path.parts else ["."]

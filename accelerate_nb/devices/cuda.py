@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
 import sys
 from collections.abc import Mapping
@@ -29,20 +30,24 @@ def visible(said: str | None, physical: int) -> int:
     """
     How many of `physical` GPUs a process sees to which `CUDA_VISIBLE_DEVICES` says this.
 
-    CUDA reads entries up to the first that is no GPU, takes a GPU named twice for a mistake that leaves none, and of the
-    slices of a GPU (MIG) gives a process only one
+    Of the slices of a GPU (MIG) CUDA gives a process only one
     (https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#cuda-environment-variables).
     """
-    if said is None or physical == 0:
-        return physical
-    seen: list[str] = []
-    for entry in (part.strip() for part in said.split(",")):
-        if not _is_gpu(entry, physical):
-            break
-        seen.append(entry)
-    if len(set(seen)) < len(seen):
-        return 0
+    seen = entries(said, physical)
     return 1 if any(entry.startswith("MIG-") for entry in seen) else len(seen)
+
+
+def entries(said: str | None, physical: int) -> tuple[str, ...]:
+    """
+    The GPUs that `CUDA_VISIBLE_DEVICES` names, by number or by UUID, in the order in which a process counts them.
+
+    CUDA reads entries up to the first that is no GPU, and takes a GPU named twice for a mistake that leaves none.
+    """
+    if said is None:
+        return tuple(map(str, range(physical)))
+    named = itertools.takewhile(lambda entry: _is_gpu(entry, physical), (part.strip() for part in said.split(",")))
+    seen = tuple(named) if physical else ()
+    return seen if len(set(seen)) == len(seen) else ()
 
 
 def _is_gpu(entry: str, physical: int) -> bool:
@@ -53,17 +58,18 @@ def _is_gpu(entry: str, physical: int) -> bool:
 
 def _managed() -> int | None:
     """How many GPUs the management library (NVML) counts; `None` where there is none to ask."""
-    library = _library()
-    if library is None or library.nvmlInit_v2() != 0:
+    nvml = library()
+    if nvml is None or nvml.nvmlInit_v2() != 0:
         return None
     try:
         number = ctypes.c_uint(0)
-        return number.value if library.nvmlDeviceGetCount_v2(ctypes.byref(number)) == 0 else None
+        return number.value if nvml.nvmlDeviceGetCount_v2(ctypes.byref(number)) == 0 else None
     finally:
-        library.nvmlShutdown()
+        nvml.nvmlShutdown()
 
 
-def _library() -> ctypes.CDLL | None:
+def library() -> ctypes.CDLL | None:
+    """NVIDIA's management library (NVML), which comes with the driver."""
     for name in _LIBRARIES.get(sys.platform, ()):
         try:
             return ctypes.CDLL(name)

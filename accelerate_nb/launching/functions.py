@@ -28,6 +28,7 @@ from accelerate_nb.launching.order import surroundings_here
 from accelerate_nb.launching.payload import Call, Payload, inherit, pack
 from accelerate_nb.launching.plan import Plan
 from accelerate_nb.launching.run import FrontEnd, Run, RunHere
+from accelerate_nb.launching.sampling import Sampler
 from accelerate_nb.launching.seat import on_loopback
 from accelerate_nb.launching.sources import sources_here
 
@@ -118,6 +119,13 @@ def _run(
         name=name,
         why=choice.why,
         at_end=at_end,
+        sampler=Sampler(
+            scene.view,
+            choice.size,
+            "cpu" if choice.cpu else probe().kind,
+            os.environ,
+            [scene.record.folder, Path.cwd()],
+        ),
     )
 
 

@@ -1,0 +1,86 @@
+"""How busy NVIDIA's GPUs are, asked of the management library: no process becomes a user of a GPU by asking it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+from accelerate_nb.devices.cuda import entries, library
+from accelerate_nb.events.model import DeviceSample
+
+_LONGEST_UUID = 96
+
+
+class _Utilisation(ctypes.Structure):
+    """`nvmlUtilization_t` of nvml.h."""
+
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+
+
+class _Memory(ctypes.Structure):
+    """`nvmlMemory_t` of nvml.h."""
+
+    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
+
+
+class Gpus:
+    """
+    The GPUs that a process with an environment sees, in its order: the rank's own is the one at its number.
+
+    CUDA counts the fastest GPU first, and the library by their slots: where a machine has unlike GPUs, the two agree with
+    `CUDA_DEVICE_ORDER=PCI_BUS_ID`. Where there is no such library there are no GPUs. Ends with its `close`.
+    """
+
+    def __init__(self, environment: Mapping[str, str], nvml: Any = None) -> None:
+        self._nvml: Any = library() if nvml is None else nvml
+        if self._nvml is not None and self._nvml.nvmlInit_v2() != 0:
+            self._nvml = None
+        self._handles = [] if self._nvml is None else self._seen(environment.get("CUDA_VISIBLE_DEVICES"))
+
+    def sample(self, rank: int, now: float) -> DeviceSample | None:
+        """How busy a rank's GPU is; `None` where it has none that is known here."""
+        if rank >= len(self._handles) or (handle := self._handles[rank]) is None:
+            return None
+        busy, memory = _Utilisation(), _Memory()
+        # a slice of a GPU (MIG) knows its memory, and not how busy it is
+        knows_busy = self._nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(busy)) == 0
+        knows_memory = self._nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
+        return DeviceSample(
+            rank=rank,
+            device=f"cuda:{rank}",
+            utilisation=float(busy.gpu) if knows_busy else None,
+            memory_used=int(memory.used) if knows_memory else None,
+            memory_total=int(memory.total) if knows_memory else None,
+            time=now,
+        )
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._nvml is not None:
+            self._nvml.nvmlShutdown()
+        self._nvml, self._handles = None, []
+
+    def _seen(self, said: str | None) -> list[ctypes.c_void_p | None]:
+        number = ctypes.c_uint(0)
+        if self._nvml.nvmlDeviceGetCount_v2(ctypes.byref(number)) != 0:
+            return []
+        every = [self._handle("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index)) for index in range(number.value)]
+        return [self._named(entry, every) for entry in entries(said, number.value)]
+
+    def _named(self, entry: str, every: list[ctypes.c_void_p | None]) -> ctypes.c_void_p | None:
+        if entry.isdecimal():
+            return every[int(entry)]
+        if entry.startswith("MIG-"):
+            return self._handle("nvmlDeviceGetHandleByUUID", ctypes.c_char_p(entry.encode()))
+        # the beginning of a UUID is enough for CUDA
+        return next((one for one in every if one is not None and self._uuid(one).startswith(entry)), None)
+
+    def _handle(self, function: str, which: Any) -> ctypes.c_void_p | None:
+        handle = ctypes.c_void_p()
+        return handle if getattr(self._nvml, function)(which, ctypes.byref(handle)) == 0 else None
+
+    def _uuid(self, handle: ctypes.c_void_p) -> str:
+        text = ctypes.create_string_buffer(_LONGEST_UUID)
+        self._nvml.nvmlDeviceGetUUID(handle, text, ctypes.c_uint(_LONGEST_UUID))
+        return text.value.decode()

@@ -1,0 +1,81 @@
+"""The thread that looks once a second how busy the machine is, and each rank of a run."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from accelerate_nb.devices.nvml import Gpus
+from accelerate_nb.devices.sampling import HostGauge, WorkerGauge
+from accelerate_nb.events.view import RunView
+
+_BETWEEN = 1.0
+# Where there are thousands of processes a look takes longer; it never takes more than this part of a core.
+_PART = 0.01
+
+
+class Sampler:
+    """
+    While its block runs, what a view knows of the machine and of its ranks is as of about a second ago.
+
+    Samples go to the view alone: they are no sign of life of any rank, and would fill the run's folder. `kind` is what ranks
+    compute on, "cpu" or torch's name for an accelerator; of accelerators other than NVIDIA's nothing is known.
+
+    >>> with Sampler(view, 2, "cpu", {}, [folder]):
+    ...     ...
+    """
+
+    def __init__(
+        self, view: RunView, size: int, kind: str, environment: Mapping[str, str], folders: list[Path]
+    ) -> None:
+        self._view, self._size, self._kind = view, size, kind
+        self._environment, self._folders = dict(environment), folders
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="accelerate_nb samples", daemon=True)
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        # a driver that does not answer keeps nobody waiting
+        self._thread.join(_BETWEEN)
+
+    def _look(self) -> None:
+        host, workers = HostGauge(self._folders), WorkerGauge(self._size)
+        # a run that is over by then is not looked at
+        if self._over.wait(_BETWEEN):
+            return
+        gpus = Gpus(self._environment) if self._kind == "cuda" else None
+        try:
+            patience = 0.0
+            while not self._over.wait(patience):
+                began = time.thread_time()
+                self._sample(host, workers, gpus)
+                patience = max(_BETWEEN, (time.thread_time() - began) / _PART)
+        finally:
+            if gpus is not None:
+                gpus.close()
+
+    def _sample(self, host: HostGauge, workers: WorkerGauge, gpus: Gpus | None) -> None:
+        now = time.time()
+        self._view.apply(host.sample())
+        if self._kind == "cpu":
+            for sample in workers.sample(self._pids(), host.memory()[1], now):
+                self._view.apply(sample)
+        for rank in range(self._size if gpus is not None else 0):
+            if gpus is not None and (known := gpus.sample(rank, now)) is not None:
+                self._view.apply(known)
+
+    def _pids(self) -> dict[int, int]:
+        """The processes of ranks that run; a rank in this very process says none."""
+        running = [one for one in self._view.glances() if one.state in {"starting", "running"}]
+        here = os.getpid()
+        return {one.rank: int(one.detail) if one.detail.isdecimal() else here for one in running}

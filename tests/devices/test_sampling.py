@@ -1,0 +1,245 @@
+"""How busy the machine and its ranks are is measured against what they may use."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from accelerate_nb.devices import sampling
+from accelerate_nb.devices.cpu import cores
+from accelerate_nb.devices.nvml import Gpus
+from accelerate_nb.devices.sampling import HostGauge, WorkerGauge, usage
+
+GIB = 1 << 30
+COMPUTES = "import sys\nprint(1, flush=True)\nwhile True: pass"
+
+
+def test_the_machine_is_as_psutil_sees_it(tmp_path):
+    found = HostGauge([tmp_path], tmp_path, tmp_path / "none").sample()
+    memory = psutil.virtual_memory()
+    assert 0 <= found.cpu <= 100
+    assert found.memory[1] == memory.total
+    assert found.memory[0] == pytest.approx(memory.total - memory.available, abs=GIB)
+    disk = psutil.disk_usage(str(tmp_path))
+    assert found.disk == pytest.approx((disk.used, disk.used + disk.free), abs=GIB)
+    assert (found.shared_memory is not None) == Path("/dev/shm").exists()
+
+
+def test_the_fullest_disk_is_shown_and_one_that_has_gone_is_not(tmp_path, monkeypatch):
+    disks = {tmp_path / "a": (10, 100), tmp_path / "b": (90, 100), tmp_path / "gone": None}
+    monkeypatch.setattr(sampling, "_disk", lambda folder: disks.get(folder))
+    assert HostGauge(list(disks)).sample().disk == (90, 100)
+    assert HostGauge([tmp_path / "gone"]).sample().disk is None
+
+
+def groups(folder: Path, membership: str, files: dict[str, str]) -> HostGauge:
+    for name, text in files.items():
+        file = folder / "cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (folder / "membership").write_text(membership)
+    return HostGauge([], folder / "cgroup", folder / "membership")
+
+
+def test_a_container_has_the_memory_of_its_group(tmp_path):
+    files = {
+        "box/memory.max": f"{2 * GIB}\n",
+        "box/memory.current": f"{GIB}\n",
+        "box/memory.stat": f"anon 5\ninactive_file {GIB // 4}\n",
+        "memory.max": "max\n",
+    }
+    assert groups(tmp_path, "0::/box\n", files).memory() == (GIB - GIB // 4, 2 * GIB)
+
+
+def test_a_container_of_the_first_kind_has_the_memory_of_its_group(tmp_path):
+    files = {
+        "memory/memory.limit_in_bytes": f"{2 * GIB}\n",
+        "memory/memory.usage_in_bytes": f"{GIB}\n",
+        "memory/memory.stat": f"total_inactive_file {GIB // 2}\n",
+    }
+    assert groups(tmp_path, "4:memory:/box\n", files).memory() == (GIB // 2, 2 * GIB)
+
+
+def test_of_several_limits_the_one_that_is_nearest_counts(tmp_path):
+    files = {
+        "box/memory.max": f"{2 * GIB}",
+        "box/memory.current": "0",
+        "memory.max": f"{3 * GIB}",
+        "memory.current": f"{2 * GIB}",
+        "box/memory.stat": "",
+        "memory.stat": "",
+    }
+    assert groups(tmp_path, "0::/box\n", files).memory() == (2 * GIB, 3 * GIB)
+
+
+def test_no_limit_is_the_machine_itself(tmp_path):
+    files = {"memory/memory.limit_in_bytes": str((1 << 63) - 4096), "memory/memory.usage_in_bytes": "5"}
+    assert groups(tmp_path, "", files).memory()[1] == psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(
+    ("membership", "quota", "file", "unit"),
+    [
+        ("0::/\n", {"cpu.max": "50000 100000\n"}, "cpu.stat", "usage_usec {:.0f}\n"),
+        (
+            "2:cpuacct:/\n1:cpu:/\n",
+            {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"},
+            "cpuacct/cpuacct.usage",
+            "{:.0f}000",
+        ),
+    ],
+)
+def test_a_container_s_cpu_is_its_share(tmp_path, membership, quota, file, unit):
+    gauge = groups(tmp_path, membership, {**quota, file: unit.format(0)})
+    began = time.monotonic()
+    while time.monotonic() - began < 0.05:
+        continue
+    # half of a core is allowed, and a quarter of one was used
+    (tmp_path / "cgroup" / file).write_text(unit.format((time.monotonic() - began) * 0.25 * 1e6))
+    assert gauge.sample().cpu == pytest.approx(50, abs=15)
+
+
+@pytest.fixture
+def computing():
+    """A process that leads a session, as a worker does, with a child of its own; both compute."""
+    code = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {COMPUTES!r}])\n{COMPUTES}"
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == process.stdout.readline() == b"1\n"
+    yield process
+    os.killpg(process.pid, 9)
+    process.wait()
+    process.stdout.close()
+
+
+def until(condition, patience=30.0):
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_rank_is_its_process_with_those_that_it_started(computing):
+    ours = usage([computing.pid, os.getpid()])
+    assert len(ours[computing.pid]) == 2
+    assert ours[computing.pid][0].memory > 1 << 20
+    until(lambda: all(one.seconds > 0 for one in usage([computing.pid])[computing.pid]))
+    everywhere = sampling._asked(computing.pid)
+    assert {one.pid for one in everywhere} == {one.pid for one in ours[computing.pid]}
+
+
+def test_a_rank_that_computes_is_busy_and_one_that_waits_is_not(computing):
+    idle = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
+    gauge = WorkerGauge(2)
+    pids = {0: computing.pid, 1: idle.pid}
+    assert [one.utilisation for one in gauge.sample(pids, 7, 1.0)] == [None, None]
+    before = usage([computing.pid])[computing.pid][0].seconds
+    until(lambda: usage([computing.pid])[computing.pid][0].seconds > before + 0.2)
+    busy, waiting = gauge.sample(pids, 7, 2.0)
+    assert (busy.rank, busy.device, busy.memory_total, busy.time) == (0, "cpu", 7, 2.0)
+    assert busy.memory_used > 1 << 20
+    assert 0 < busy.utilisation <= 100
+    assert waiting.utilisation < busy.utilisation
+    idle.communicate()
+    assert gauge.sample({1: idle.pid}, 7, 3.0) == []
+
+
+def test_a_rank_that_keeps_its_share_of_the_cores_busy_is_at_100(monkeypatch):
+    gauge = WorkerGauge(1)
+    seconds = iter([0.0, 1000.0 * cores()])
+    monkeypatch.setattr(sampling, "usage", lambda pids: {1: [sampling.Usage(1, next(seconds), 5)]})
+    gauge.sample({0: 1}, 7, 0.0)
+    assert gauge.sample({0: 1}, 7, 0.0)[0].utilisation == 100.0
+
+
+class Driver:
+    """NVIDIA's library as far as it is asked, with two GPUs and a slice of one."""
+
+    UUIDS = ("GPU-11112222-aaaa", "GPU-33334444-bbbb", "MIG-55556666-cccc")
+
+    def __init__(self) -> None:
+        self.open = 0
+
+    def nvmlInit_v2(self):
+        self.open += 1
+        return 0
+
+    def nvmlShutdown(self):
+        self.open -= 1
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, number):
+        number._obj.value = 2
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index, handle):
+        handle._obj.value = index.value + 1
+        return 0
+
+    def nvmlDeviceGetHandleByUUID(self, uuid, handle):
+        if uuid.value.decode() not in self.UUIDS:
+            return 6
+        handle._obj.value = self.UUIDS.index(uuid.value.decode()) + 1
+        return 0
+
+    def nvmlDeviceGetUUID(self, handle, text, length):
+        text.value = self.UUIDS[handle.value - 1].encode()
+        return 0
+
+    def nvmlDeviceGetUtilizationRates(self, handle, into):
+        if handle.value == 3:
+            return 3
+        into._obj.gpu = 10 * handle.value
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle, into):
+        into._obj.total, into._obj.used = 80 * GIB, handle.value * GIB
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("said", "busy"),
+    [
+        (None, [10.0, 20.0]),
+        ("1,0", [20.0, 10.0]),
+        ("GPU-3333", [20.0]),
+        ("GPU-33334444-bbbb,GPU-1", [20.0, 10.0]),
+        ("MIG-55556666-cccc", [None]),
+        ("MIG-unknown", []),
+        ("", []),
+        ("-1", []),
+        ("1,7,0", [20.0]),
+    ],
+)
+def test_a_rank_s_gpu_is_the_one_that_it_sees(said, busy):
+    driver = Driver()
+    gpus = Gpus({} if said is None else {"CUDA_VISIBLE_DEVICES": said}, driver)
+    found = [one for rank in range(2) if (one := gpus.sample(rank, 3.0)) is not None]
+    assert [one.utilisation for one in found] == busy
+    assert [one.device for one in found] == [f"cuda:{rank}" for rank in range(len(busy))]
+    assert all(one.memory_total == 80 * GIB and one.memory_used % GIB == 0 for one in found)
+    gpus.close()
+    assert driver.open == 0
+    assert gpus.sample(0, 3.0) is None
+
+
+def test_without_a_driver_there_are_no_gpus(monkeypatch):
+    driver = Driver()
+    monkeypatch.setattr(driver, "nvmlInit_v2", lambda: 9)
+    assert Gpus({}, driver).sample(0, 0.0) is None
+
+
+@pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="this machine has no NVIDIA GPU")
+def test_a_real_gpu_says_how_busy_it_is():
+    gpus = Gpus({})
+    found = gpus.sample(0, 1.0)
+    gpus.close()
+    assert 0 <= found.utilisation <= 100
+    assert 0 < found.memory_used < found.memory_total
+    assert found.memory_total > ctypes.sizeof(ctypes.c_void_p) * GIB // 8

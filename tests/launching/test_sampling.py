@@ -1,0 +1,76 @@
+"""While a run goes on its view knows how busy the machine is, and each rank."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from accelerate_nb import launch
+from accelerate_nb.events.model import StateChange
+from accelerate_nb.events.view import RunView
+from accelerate_nb.launching.sampling import Sampler
+
+SETTINGS = {"cpu": True, "config_file": "", "timeout": 60, "panel": "off"}
+
+
+def computes_until(path):
+    while not Path(path).exists():
+        sum(range(1000))
+
+
+def until(condition, patience=30.0):
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def samplers():
+    return [thread for thread in threading.enumerate() if thread.name == "accelerate_nb samples"]
+
+
+def test_a_run_knows_how_busy_its_ranks_are(tmp_path):
+    go = tmp_path / "go"
+    run = launch(computes_until, (str(go),), num_processes=2, folder=str(tmp_path / "runs"), **SETTINGS)
+
+    def known():
+        devices = [one.devices.get("cpu") for one in run.view.glances()]
+        return all(device is not None and device.utilisation for device in devices)
+
+    until(known)
+    host = run.view.host
+    assert host.memory[0] <= host.memory[1]
+    for one in run.view.glances():
+        device = one.devices["cpu"]
+        assert 0 < device.utilisation <= 100
+        assert 1 << 20 < device.memory_used < device.memory_total == host.memory[1]
+    go.touch()
+    run.wait(60)
+    assert "Sample" not in (run.folder / "events.jsonl").read_text()
+    assert samplers() == []
+
+
+def test_a_rank_in_this_process_is_this_process(tmp_path):
+    view = RunView(1)
+    view.apply(StateChange(0, "running", time.time()))
+    with Sampler(view, 1, "cpu", {}, [tmp_path]):
+        until(lambda: view.rank(0).devices)
+    assert view.rank(0).devices["cpu"].memory_used > 1 << 20
+    assert samplers() == []
+
+
+def test_a_run_of_a_moment_is_not_looked_at(tmp_path):
+    view = RunView(1)
+    with Sampler(view, 1, "cpu", {}, [tmp_path]):
+        pass
+    assert view.host is None
+    assert samplers() == []
+
+
+def test_on_a_device_that_cannot_be_asked_only_the_machine_is_known(tmp_path):
+    view = RunView(1)
+    view.apply(StateChange(0, "running", time.time()))
+    with Sampler(view, 1, "mps", {}, [tmp_path]):
+        until(lambda: view.host)
+    assert view.rank(0).devices == {}
