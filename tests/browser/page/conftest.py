@@ -1,0 +1,71 @@
+"""A real Chromium with the panel in a page of its own: no notebook, no kernel, nothing but messages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+NOTEBOOK = HERE.parents[2] / "accelerate_nb" / "notebook"
+FILES = {"/": HERE / "page.html", "/panel.js": NOTEBOOK / "panel.js", "/panel.css": NOTEBOOK / "panel.css"}
+KINDS = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css"}
+ADDRESS = "http://127.0.0.1:1/"  # nothing listens there: every file is given by `_serve`
+
+
+def _browser_file() -> str | None:
+    return os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def _serve(route: Any) -> None:
+    path = "/" + route.request.url.removeprefix(ADDRESS)
+    file = FILES.get(path)
+    if file is None:
+        route.fulfill(status=404, body="")
+    else:
+        route.fulfill(body=file.read_bytes(), content_type=KINDS[file.suffix])
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    file = _browser_file()
+    if file is None:
+        pytest.skip("there is no Chromium on this machine")
+    with playwright.sync_playwright() as play:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        browser = play.chromium.launch(executable_path=file, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium: Any) -> Iterator[Any]:
+    """An empty page with the module loaded as `panel`; errors of its scripts fail the test."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 1400}, accept_downloads=True)
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.route("**/*", _serve)
+    page.goto(ADDRESS)
+    page.wait_for_function("window.ready === true")
+    yield page
+    context.close()
+    assert errors == []
+
+
+@pytest.fixture
+def show(page: Any) -> Any:
+    """Draws the panel and gives it messages."""
+
+    def _show(messages: list[dict[str, Any]]) -> Any:
+        page.evaluate("() => { window.start(); }")
+        page.evaluate("(messages) => window.give(...messages)", messages)
+        page.wait_for_function("document.querySelector('.anb-name').textContent !== 'run'")
+        return page
+
+    return _show
