@@ -28,7 +28,7 @@ Shown: TypeAlias = LogLine | Display
 
 _MILLION = 1_000_000
 _OVER = frozenset({"finished", "failed", "stopped"})
-# A loop that names its bars anew each time has no end of them; these many are kept of a rank.
+# A loop that names its bars anew each time has no end of them; these many are kept of a rank, those that move first.
 _MOST_BARS = 20
 
 
@@ -273,12 +273,16 @@ class _Rank:
         self.series[metric.name].append(metric)
 
     def take_progress(self, progress: Progress) -> None:
-        # the newest last
-        bar = progress.bar or progress.label
-        self.progress.pop(bar, None)
-        self.progress[bar] = progress
+        # in the order in which they began, those that have ended behind them: nested bars keep their order while they move
+        name = progress.bar or progress.label
+        before = self.progress.get(name)
+        if progress.closed or (before is not None and before.closed):
+            self.progress.pop(name, None)
+        self.progress[name] = progress
         if len(self.progress) > _MOST_BARS:
-            del self.progress[next(iter(self.progress))]
+            del self.progress[
+                next((one for one, bar in self.progress.items() if bar.closed), next(iter(self.progress)))
+            ]
 
     def glance(self, rank: int) -> Glance:
         return Glance(**self._short(rank))

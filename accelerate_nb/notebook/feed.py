@@ -191,10 +191,11 @@ class Feed:
                 yield [one.rank, *now]
 
     def _new_progress(self, glances: Sequence[Glance]) -> Iterator[list[Any]]:
-        for rank, label, bar in ((one.rank, label, bar) for one in glances for label, bar in one.progress.items()):
-            if self._progress.get((rank, label)) is not bar:
-                self._progress[rank, label] = bar
-                yield [rank, label, *map(_plain, (bar.done, bar.total, bar.rate)), bar.unit, bar.closed]
+        for rank, name, bar in ((one.rank, name, bar) for one in glances for name, bar in one.progress.items()):
+            if self._progress.get((rank, name)) is not bar:
+                self._progress[rank, name] = bar
+                numbers = map(_plain, (bar.done, bar.total, bar.rate))
+                yield [rank, bar.label, *numbers, bar.unit, bar.closed, name, bar.note]
 
     def _new_devices(self, glances: Sequence[Glance]) -> Iterator[list[Any]]:
         for rank, name, sample in ((one.rank, name, sample) for one in glances for name, sample in one.devices.items()):

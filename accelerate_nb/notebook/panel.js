@@ -61,6 +61,13 @@ export function number(value) {
   return size >= 1e4 ? value.toFixed(0) : value.toPrecision(4);
 }
 
+/** A mark of a scale: the shortest that says it. */
+function mark(value) {
+  const text = number(value);
+  if (text.includes("e")) return text.replace(/\.?0*e/, "e");
+  return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
+}
+
 /** How many of something: 1,234, or 12.3 M where that is shorter. */
 export function count(value) {
   if (value === null || value === undefined) return "?";
@@ -83,6 +90,13 @@ export function bytes(value) {
   let unit = 0;
   for (; value >= 1000 && unit < units.length - 1; unit++) value /= 1024;
   return `${value >= 100 || unit === 0 ? value.toFixed(0) : value.toFixed(1)} ${units[unit]}`;
+}
+
+/** 55.0/80.0 GiB: the unit once where it is the same. */
+function ofBytes(used, total) {
+  const [a, b] = [bytes(used), bytes(total)];
+  const unit = b.split(" ")[1];
+  return a.endsWith(` ${unit}`) ? `${a.split(" ")[0]}/${b}` : `${a}/${b}`;
 }
 
 function clockTime(seconds) {
@@ -455,11 +469,12 @@ function thinLongest(store) {
   store.points -= before - longest.length;
 }
 
-function takeProgress(store, [rank, label, done, total, rate, unit, closed]) {
+function takeProgress(store, [rank, label, done, total, rate, unit, closed, name = label, note = ""]) {
   const { bars } = rankOf(store, rank);
-  bars.delete(label); // the newest last
-  bars.set(label, { label, done, total, rate, unit: unit || "it", closed });
-  if (bars.size > 20) bars.delete(bars.keys().next().value);
+  // in the order in which they began, those that have ended behind them: nested bars keep their order while they move
+  if (closed || bars.get(name)?.closed) bars.delete(name);
+  bars.set(name, { label, done, total, rate, unit: unit || "it", closed, note });
+  if (bars.size > 20) bars.delete([...bars.keys()].find((one) => bars.get(one).closed) ?? bars.keys().next().value);
 }
 
 /** Takes one message of the kernel in. */
@@ -909,7 +924,7 @@ class Chart {
     const range = this.range();
     const marks = range.empty ? [] : this.logarithmic ? logTicks(range.least, range.most) : ticks(range.least, range.most);
     pen.font = `10px ${this.view.palette.font}`;
-    const gutter = Math.max(24, ...marks.map((mark) => pen.measureText(number(mark)).width + 8));
+    const gutter = Math.max(24, ...marks.map((value) => pen.measureText(mark(value)).width + 8));
     const box = { left: Math.ceil(gutter), right: width - 6, top: 5, bottom: height - 15 };
     this.scale = { ...range, ...box, ...this.scales(range, box) };
     this.paintAxes(pen, marks);
@@ -934,13 +949,13 @@ class Chart {
     pen.lineWidth = 1;
     pen.textAlign = "right";
     pen.textBaseline = "middle";
-    for (const mark of marks) {
-      const y = Math.round(place(mark)) + 0.5;
+    for (const value of marks) {
+      const y = Math.round(place(value)) + 0.5;
       pen.beginPath();
       pen.moveTo(left, y);
       pen.lineTo(right, y);
       pen.stroke();
-      pen.fillText(number(mark), left - 4, y);
+      pen.fillText(mark(value), left - 4, y);
     }
     pen.textBaseline = "alphabetic";
     if (empty) {
@@ -997,7 +1012,7 @@ class Chart {
     pen.globalAlpha = 0.22;
     pen.beginPath();
     for (const { x, most } of band) pen.lineTo(left + x, place(most));
-    for (const { x, least } of band.toReversed?.() ?? [...band].reverse()) pen.lineTo(left + x, place(least));
+    for (const { x, least } of [...band].reverse()) pen.lineTo(left + x, place(least));
     pen.fill();
     pen.globalAlpha = 1;
     pen.strokeStyle = accent;
@@ -1176,10 +1191,10 @@ export function progressOf(known) {
   return { bar, around: open.length > 1 ? open.at(-2) : null };
 }
 
-export function progressText(bar) {
+export function progressText(bar, moving = true) {
   const parts = [`${count(bar.done)}${bar.total === null || bar.total === undefined ? ` ${bar.unit}` : `/${count(bar.total)}`}`];
-  if (bar.rate) parts.push(bar.rate >= 1 ? `${number(bar.rate)} ${bar.unit}/s` : `${number(1 / bar.rate)} s/${bar.unit}`);
-  if (bar.rate && bar.total && !bar.closed && bar.done < bar.total) parts.push(`${duration((bar.total - bar.done) / bar.rate)} left`);
+  if (bar.rate) parts.push(bar.rate >= 1 ? `${bar.rate.toFixed(bar.rate < 100 ? 1 : 0)} ${bar.unit}/s` : `${(1 / bar.rate).toFixed(1)} s/${bar.unit}`);
+  if (moving && bar.rate && bar.total && !bar.closed && bar.done < bar.total) parts.push(`${duration((bar.total - bar.done) / bar.rate)} left`);
   return parts.join(" · ");
 }
 
@@ -1231,8 +1246,8 @@ class RankRow {
     this.bar.classList.toggle("anb-none", !bar);
     this.bar.classList.toggle("anb-endless", Boolean(bar && !bar.total && !bar.closed));
     const outer = around ? `${around.label} ${progressText({ ...around, rate: null })} · ` : "";
-    say(this.label, bar ? `${outer}${bar.label}` : known.detail);
-    say(this.text, bar ? progressText(bar) : "");
+    say(this.label, bar ? `${outer}${[bar.label, bar.note].filter(Boolean).join(" · ")}` : known.detail);
+    say(this.text, bar ? progressText(bar, !OVER.has(known.state)) : "");
     this.fill.style.transform = `scaleX(${shareOf(bar).toFixed(4)})`;
     set(this.bar, "aria-valuenow", Math.round(shareOf(bar) * 100));
     set(this.bar, "aria-valuetext", bar ? `${bar.label} ${progressText(bar)}` : known.detail || known.state);
@@ -1263,7 +1278,7 @@ class RankRow {
     say(this.busyText, busyKnown ? `${Math.round(busy)} %` : "");
     if (busyKnown) this.busy.set(busy / 100, `${Math.round(busy)} %`);
     this.busy.element.classList.remove("anb-hot"); // a busy device is a good thing
-    const memory = used === null || used === undefined ? "" : total ? `${bytes(used)} of ${bytes(total)}` : bytes(used);
+    const memory = used === null || used === undefined ? "" : total ? ofBytes(used, total) : bytes(used);
     show(this.memory.element, Boolean(total));
     say(this.memoryText, total && used / total > 0.9 ? `⚠ ${memory}` : memory);
     if (total) this.memory.set(used / total, memory);
@@ -1296,6 +1311,7 @@ function failureView(failure, announce) {
 function frameRuns(frames) {
   const parts = [];
   let strange = [];
+  const guilty = [...frames].reverse().find((frame) => frame[3]);
   const fold = () => {
     if (strange.length) parts.push(folded(`${strange.length} ${strange.length === 1 ? "call" : "calls"} in other code`, ...strange.map(frameView)));
     strange = [];
@@ -1305,6 +1321,7 @@ function frameRuns(frames) {
     else {
       fold();
       parts.push(frameView(frame));
+      parts.at(-1).classList.toggle("anb-guilty", frame === guilty);
     }
   }
   fold();
@@ -1902,10 +1919,10 @@ class View {
       if (!one) {
         one = { meter: meter(name), text: span("anb-num") };
         this.hostMeters.set(name, one);
-        this.host.append(div("anb-host-one", span("anb-host-name", name), one.meter.element, one.text));
+        this.host.append(div("anb-host-one", span("anb-host-name", name === "cpu" ? "CPU" : name), one.meter.element, one.text));
       }
       const share = total ? used / total : 0;
-      const text = unit === "%" ? `${Math.round(used)} %` : `${bytes(used)} of ${bytes(total)}`;
+      const text = unit === "%" ? `${Math.round(used)} %` : ofBytes(used, total);
       one.meter.set(share, text);
       say(one.text, share > 0.9 ? `⚠ ${text}` : text);
     }

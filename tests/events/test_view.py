@@ -141,6 +141,23 @@ def test_a_bar_that_changes_its_label_is_still_one_bar():
     assert [bar.label for bar in view.rank(0).progress.values()] == ["epoch 2"]
 
 
+def test_nested_bars_keep_their_order_whichever_moved_last():
+    view = fed(Progress(0, "outer", 0, 3, 0.0), Progress(0, "inner", 0, 3, 0.0), Progress(0, "outer", 1, 3, 0.0))
+    assert list(view.rank(0).progress) == ["outer", "inner"]
+    view.apply(Progress(0, "inner", 3, 3, 0.0, closed=True))
+    view.apply(Progress(0, "outer", 3, 3, 0.0, closed=True))
+    assert list(view.rank(0).progress) == ["inner", "outer"]
+    view.apply(Progress(0, "inner", 0, 3, 0.0))
+    assert list(view.rank(0).progress) == ["outer", "inner"]
+
+
+def test_a_bar_that_moves_is_kept_however_many_others_have_ended():
+    ended = [Progress(0, f"epoch {number}", 3, 3, 0.0, closed=True) for number in range(50)]
+    view = fed(Progress(0, "all", 0, 50, 0.0), *ended)
+    assert len(view.rank(0).progress) == 20
+    assert {"all", "epoch 49"} <= set(view.rank(0).progress)
+
+
 def test_failures_come_in_the_order_of_ranks():
     view = fed(Failure(2, "KeyError", "x", "", 0.0), Failure(0, "ValueError", "y", "", 1.0), size=4)
     assert [failure.rank for failure in view.failures] == [0, 2]
