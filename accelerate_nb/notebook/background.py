@@ -1,0 +1,102 @@
+"""A cell that runs in a session beside the notebook."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from accelerate_nb.launching.cell_run import CellEnd, CellRun
+from accelerate_nb.notebook.cell_output import CellOutput
+from accelerate_nb.notebook.flags import named
+from accelerate_nb.notebook.following import keep_drawing
+from accelerate_nb.notebook.screens import Line, Screen
+
+_BETWEEN_LOOKS = 0.05
+
+
+class BackgroundCell:
+    """
+    What `%%accelerate --background` gives: to wait for, to ask, to interrupt. Its output goes on under its cell.
+
+    >>> cell = _
+    >>> cell.wait()
+    """
+
+    def __init__(self, run: CellRun, output: CellOutput, screen: Screen, ended: Callable[[], None]) -> None:
+        self._run, self._output, self._screen, self._ended = run, output, screen, ended
+        self._drawing: threading.Thread | None = None
+
+    def follow(self) -> BackgroundCell:
+        """Show its output under the cell that runs at this moment; returns at once."""
+        self._drawing = keep_drawing(self, self._run)
+        return self
+
+    @property
+    def name(self) -> str:
+        """What a person calls the cell."""
+        return self._run.name
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that run it."""
+        return self._run.ranks
+
+    @property
+    def done(self) -> bool:
+        """Whether every rank has run it, and all its output is shown."""
+        return self._run.done and not (self._drawing is not None and self._drawing.is_alive())
+
+    @property
+    def seconds(self) -> float:
+        """How long it has run, or ran."""
+        return (
+            max((end.seconds for end in self._run.ends), default=0.0)
+            if self._run.done
+            else time.time() - self._run.started
+        )
+
+    def wait(self, timeout: float | None = None) -> tuple[CellEnd, ...]:
+        """
+        Wait until it has run, for at most `timeout` seconds; how each rank ended.
+
+        Raises what a rank raised, and `TimeoutError`. An interrupt ends the waiting: the cell goes on.
+        """
+        __tracebackhide__ = True  # IPython shows the person's own frames alone
+        self.finish(timeout)
+        if not self.done:
+            raise TimeoutError(f"{self.name} has not ended after {timeout:g} s of waiting. It goes on; wait again.")
+        return self._run.wait()
+
+    def finish(self, timeout: float | None = None) -> None:
+        """Wait until it has run, whatever came of it."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = threading.Event()
+        while not self.done and (deadline is None or time.monotonic() < deadline):
+            pause.wait(_BETWEEN_LOOKS)
+
+    def interrupt(self) -> None:
+        """Interrupt it on every rank; the session goes on."""
+        self._run.interrupt()
+
+    def stacks(self) -> str:
+        """Where every rank is now."""
+        return self._run.stacks()
+
+    def refresh(self) -> None:
+        """Draw what is new."""
+        self._output.refresh()
+
+    def closed(self) -> None:
+        """Draw the last, and what became of it."""
+        self._output.closed()
+        self._ended()
+        if self._run.error is not None:
+            self._screen.write([Line("stderr", line) for line in f"{self.name}: {self._run.error}".splitlines()])
+
+    def __repr__(self) -> str:
+        where = f"rank {self.ranks[0]}" if len(self.ranks) == 1 else f"ranks {named(self.ranks)}"
+        if not self._run.done:
+            return f"<{self.name} runs on {where} in the background: .wait(), .interrupt(), %accelerate status>"
+        how = "has run" if self._run.error is None else f"stopped with {type(self._run.error).__name__}"
+        return f"<{self.name} {how} on {where}: {self.seconds:.1f} s>"

@@ -1,0 +1,94 @@
+"""The code of a cell that goes to every rank: whether it is Python, and how it runs in the notebook too."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from inspect import CO_COROUTINE
+from types import CodeType, TracebackType
+from typing import Any
+
+from accelerate_nb.errors import ConfigurationError, LaunchError
+
+# The line with the magic stands above the code.
+FIRST_LINE = 2
+
+
+@dataclass(frozen=True)
+class CellCode:
+    """
+    A cell's text under the magic's line, in the shell in which it was written.
+
+    >>> CellCode(get_ipython(), "x = 1").check()
+    """
+
+    shell: Any
+    text: str
+
+    @property
+    def number(self) -> int:
+        """The number that the notebook shows beside the cell."""
+        # IPython's `execution_count` is one ahead while a cell runs in some versions
+        return len(self.shell.user_ns.get("In", [""])) - 1
+
+    def check(self) -> None:
+        """Raise what IPython shows of a cell that is not Python, with the lines of the whole cell."""
+        try:
+            self._compiled()
+        except SyntaxError as error:
+            lines = self.shell.SyntaxTB.structured_traceback(type(error), error, [])
+            raise shown_as(LaunchError(f"{error.msg} (line {error.lineno})"), lines) from None
+
+    def run_here(self) -> None:
+        """Run it in the notebook, with the value of its last expression shown."""
+        __tracebackhide__ = True
+        name, code = self._compiled()
+        if any(part.co_flags & CO_COROUTINE for part in code):
+            raise ConfigurationError(
+                "--also-here was given for a cell that awaits something outside of functions. Leave the flag or the await out."
+            )
+        try:
+            for part in code:
+                exec(part, self.shell.user_global_ns, self.shell.user_ns)
+        except BaseException as error:
+            trace = _from(name, error.__traceback__)
+            lines = self.shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
+            shown_as(error, [*lines, "", "It failed in the notebook, and was not run on the ranks."])
+            raise
+
+    def _compiled(self) -> tuple[str, tuple[CodeType, ...]]:
+        """The name of the cell's file, and its code: the last expression apart, so that its value is shown."""
+        above = FIRST_LINE - 1 + len(self.text) - len(self.text.lstrip("\n"))
+        # IPython's own transformation drops the empty lines at the top
+        source = "\n" * above + self.shell.transform_cell(self.text)
+        name = self.shell.compile.cache(source, self.number, raw_code=source)
+        flags = self.shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        with warnings.catch_warnings():
+            # the ranks will warn of what is doubtful in it
+            warnings.simplefilter("ignore")
+            compile(source, name, "exec", flags)
+            return name, tuple(compile(part, name, kind, flags) for part, kind in _parts(ast.parse(source)))
+
+
+def shown_as(error: BaseException, lines: list[str]) -> BaseException:
+    """The same error, of which the notebook shows these lines."""
+    with suppress(AttributeError):
+        # IPython asks for it (`InteractiveShell.showtraceback`); a worker's class may refuse plain assignment
+        object.__setattr__(error, "_render_traceback_", lambda: lines)
+    return error
+
+
+def _parts(tree: ast.Module) -> list[tuple[Any, str]]:
+    if not tree.body or not isinstance(tree.body[-1], ast.Expr):
+        return [(tree, "exec")]
+    rest = ast.Module(tree.body[:-1], tree.type_ignores)
+    return [(rest, "exec"), (ast.Interactive(tree.body[-1:]), "single")]
+
+
+def _from(name: str, trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that begins in a file."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != name:
+        trace = trace.tb_next
+    return trace

@@ -1,0 +1,330 @@
+"""What `%accelerate` does in one line: ask a session, stop it, send it values and fetch them."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import html
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate_nb.config.fields import Setting, settings
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.events.view import Glance
+from accelerate_nb.launching.session import Session
+from accelerate_nb.notebook.cell_output import CellOutput
+from accelerate_nb.notebook.flags import LogsWish, PullWish, named, read, refuse, session_flags
+from accelerate_nb.notebook.host import Host
+from accelerate_nb.notebook.kept_session import KeptSession
+from accelerate_nb.notebook.saying import say
+
+
+@dataclass(frozen=True)
+class Command:
+    """A word behind `%accelerate`, what follows it, and what it does."""
+
+    word: str
+    usage: str
+    help: str
+    flags: tuple[Setting, ...] = ()
+
+
+COMMANDS = (
+    Command("status", "", "How the session is: its ranks, what they do, its settings and its folder."),
+    Command("stop", "", "End the session; its variables are gone."),
+    Command("restart", "[flags]", "Start the session anew, with the same settings and these flags.", session_flags()),
+    Command("push", "x y", "Give variables of the notebook to every rank."),
+    Command("pull", "z", "Fetch variables of a rank into the notebook; tensors come to the CPU.", settings(PullWish)),
+    Command("run", "fn(args)", "Call a function of the notebook on every rank; gives what it returned on the first."),
+    Command("wait", "", "Wait for the cell that runs in the background."),
+    Command("interrupt", "", "Interrupt the cell that runs in the background; the session goes on."),
+    Command("stacks", "", "Where every rank is at this moment."),
+    Command("logs", "", "The last lines of the ranks, also those that no cell shows.", settings(LogsWish)),
+    Command("config", "", "Pick settings in a form."),
+)
+
+
+@dataclass(frozen=True)
+class Commands:
+    """The commands of one notebook."""
+
+    shell: Any
+    kept: KeptSession
+    host: Callable[[], Host]
+
+    def run(self, line: str) -> Any:
+        """Do what a line says; a line of nothing asks for the status."""
+        __tracebackhide__ = True
+        word, _, rest = line.strip().partition(" ")
+        known = {one.word: one for one in COMMANDS}
+        if word and word not in known:
+            near = difflib.get_close_matches(word, known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else "Leave it out to see the status."
+            raise ConfigurationError(f"%accelerate was given {word!r}. {hint} It knows {', '.join(known)}.")
+        command = known[word or "status"]
+        return getattr(self, f"_{command.word}")(rest.strip(), command)
+
+    # ------------------------------------------------------------------------------------------------ asking, ending
+
+    def _status(self, rest: str, command: Command) -> Status:
+        refuse(rest.split(), "%accelerate status", "It takes nothing.")
+        return Status.of(self.kept)
+
+    def _stop(self, rest: str, command: Command) -> None:
+        refuse(rest.split(), "%accelerate stop", "It takes nothing.")
+        say("The session has ended." if self.kept.stop() else "There is no session to stop.")
+
+    def _restart(self, rest: str, command: Command) -> None:
+        said, words = read(rest, command.flags, "%accelerate restart")
+        refuse(words, "%accelerate restart", "It takes flags of settings only.")
+        self.kept.ready(said, fresh=True)
+
+    def _stacks(self, rest: str, command: Command) -> None:
+        refuse(rest.split(), "%accelerate stacks", "It takes nothing.")
+        say(self.kept.there("%accelerate stacks").stacks())
+
+    def _logs(self, rest: str, command: Command) -> None:
+        said, words = read(rest, command.flags, "%accelerate logs")
+        refuse(words, "%accelerate logs", "Choose a rank by --rank.")
+        wish = LogsWish(**said)
+        # also of a session that has ended
+        session = self.kept.session or self.kept.there("%accelerate logs")
+        for rank in _one_of(wish.rank, session) or range(session.size):
+            count = session.view.line_count_of(rank)
+            tail = session.view.tail(rank, wish.lines)
+            say(f"rank {rank}: {f'the last {len(tail)} of ' if count > len(tail) else ''}{count:,} lines")
+            say("\n".join(f"  {line.text}" for line in tail))
+        say(f"All of it: {session.folder}")
+
+    def _wait(self, rest: str, command: Command) -> None:
+        __tracebackhide__ = True
+        refuse(rest.split(), "%accelerate wait", "It takes nothing.")
+        if self.kept.background is None:
+            say("No cell runs in the background.")
+            return
+        self.kept.background.wait()
+
+    def _interrupt(self, rest: str, command: Command) -> None:
+        refuse(rest.split(), "%accelerate interrupt", "It takes nothing.")
+        background = self.kept.background
+        if background is None or background.done:
+            say("No cell runs in the background.")
+            return
+        background.interrupt()
+        say(f"{background.name} was interrupted.")
+
+    def _config(self, rest: str, command: Command) -> Any:
+        refuse(rest.split(), "%accelerate config", "It takes nothing.")
+        from accelerate_nb.notebook.picker import config_picker
+
+        return config_picker()
+
+    # -------------------------------------------------------------------------------------------------- values, calls
+
+    def _push(self, rest: str, command: Command) -> None:
+        names = _names(rest, "%accelerate push")
+        values = {name: self._value(name, "%accelerate push") for name in names}
+        session = self.kept.ready()
+        session.push(values)
+        where = _on(range(session.size))
+        say("\n".join(f"{name} is on {where} now: {described(value)}" for name, value in values.items()))
+
+    def _pull(self, rest: str, command: Command) -> None:
+        said, words = read(rest, command.flags, "%accelerate pull")
+        wish = PullWish(**said)
+        names = _names(" ".join(words), "%accelerate pull")
+        session = self.kept.there("%accelerate pull")
+        ranks = tuple(range(session.size)) if wish.all else _one_of(wish.rank, session) or (0,)
+        pulled = session.pull(names, ranks=ranks)
+        for name in names:
+            values = [pulled[rank][name] for rank in ranks]
+            self.shell.user_ns[name] = values if wish.all else values[0]
+            what = f"a list of {len(values)}, the first: {described(values[0])}" if wish.all else described(values[0])
+            say(f"{name} is in the notebook now, from {_on(ranks)}: {what}")
+
+    def _run(self, rest: str, command: Command) -> Any:
+        __tracebackhide__ = True
+        function, args, kwargs = self._call(rest)
+        session = self.kept.ready()
+        run = session.call(function, args, kwargs)
+        output = CellOutput(
+            self.host().screen(),
+            session.view,
+            ranks=run.ranks,
+            size=session.size,
+            folder=session.folder,
+            cursor=self.kept.cursor,
+            prefix_template=session.config.launching.log_line_prefix_template,
+        )
+        try:
+            ends = run.wait(output.refresh)
+        finally:
+            output.closed()
+            self.kept.cursor = output.cursor
+        return ends[0].value
+
+    def _call(self, text: str) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
+        """The function and the arguments of a call, evaluated here."""
+        __tracebackhide__ = True
+        try:
+            call = ast.parse(text, mode="eval").body
+        except SyntaxError:
+            call = ast.Constant(None)
+        if not isinstance(call, ast.Call):
+            raise ConfigurationError(
+                f"%accelerate run was given {text!r}, which is no call. Write one, such as %accelerate run train(3, rate=0.1)."
+            )
+        name = ast.unparse(call.func)
+        try:
+            function = self._evaluated(call.func)
+        except NameError:
+            raise ConfigurationError(
+                f"%accelerate run was given {name}, which the notebook does not know. Define it in a cell of the notebook (or "
+                "with %%accelerate --also-here); a call of what only the ranks know goes into a %%accelerate cell."
+            ) from None
+        collect = ast.Call(ast.Name("_collect_", ast.Load()), call.args, call.keywords)
+        args, kwargs = self._evaluated(collect, _collect_=lambda *args, **kwargs: (args, kwargs))
+        return function, args, kwargs
+
+    def _evaluated(self, node: ast.expr, **more: Any) -> Any:
+        code = compile(ast.fix_missing_locations(ast.Expression(node)), "<%accelerate run>", "eval")
+        return eval(code, {**self.shell.user_global_ns, **more})
+
+    def _value(self, name: str, where: str) -> Any:
+        known = self.shell.user_ns
+        if name in known:
+            return known[name]
+        near = difflib.get_close_matches(name, (one for one in known if not one.startswith("_")), n=1)
+        hint = f"Did you mean {near[0]}?" if near else "Define it first."
+        raise ConfigurationError(f"{where} was given {name}, which the notebook does not know. {hint}")
+
+
+def _names(text: str, where: str) -> list[str]:
+    names = text.replace(",", " ").split()
+    wrong = next((name for name in names if not name.isidentifier()), None)
+    if not names or wrong is not None:
+        found = "no name" if wrong is None else repr(wrong)
+        raise ConfigurationError(f"{where} was given {found}. Write names of variables, such as {where} x y.")
+    return names
+
+
+def _one_of(rank: int | None, session: Session) -> tuple[int, ...]:
+    """The rank that was asked for, if one was."""
+    if rank is not None and rank >= session.size:
+        raise ConfigurationError(
+            f"--rank was given {rank}, and the session has the ranks {named(range(session.size))}. Choose among them."
+        )
+    return () if rank is None else (rank,)
+
+
+def _on(ranks: Iterable[int]) -> str:
+    every = list(ranks)
+    return f"rank {every[0]}" if len(every) == 1 else f"ranks {named(every)}"
+
+
+def described(value: Any) -> str:
+    """
+    What a value is, in a few words.
+
+    >>> described([1, 2])
+    '[1, 2]'
+    """
+    shape, kind = getattr(value, "shape", None), type(value).__name__
+    if isinstance(shape, tuple) and shape and hasattr(value, "dtype"):
+        return f"{kind} of shape {tuple(shape)}, {str(value.dtype).removeprefix('torch.')}"
+    text = repr(value)
+    if len(text) <= 60 and "\n" not in text:
+        return text
+    return f"{kind} of length {len(value)}" if hasattr(value, "__len__") else kind
+
+
+# -------------------------------------------------------------------------------------------------------------- status
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a session is at one moment; a notebook shows it as a table, a terminal as text."""
+
+    headline: str
+    facts: tuple[tuple[str, str], ...] = ()
+    ranks: tuple[tuple[str, ...], ...] = ()
+
+    @classmethod
+    def of(cls, kept: KeptSession) -> Status:
+        """The status of the notebook's session."""
+        session = kept.session
+        if session is None:
+            return cls("No session. A cell with %%accelerate starts one.")
+        state = "is ready" if not session.busy else "is busy"
+        if not session.alive:
+            reason = f": {str(session.error).partition(chr(10))[0]}" if session.error is not None else ""
+            state = f"has ended{reason}"
+        facts = [
+            ("where", session.why),
+            ("since", f"{time.strftime('%H:%M:%S', time.localtime(session.started))} ({_ago(session.started)})"),
+            ("settings", ", ".join(f"{name}={value}" for name, value in kept.said.items()) or "the defaults"),
+            ("output", str(_short(session.folder))),
+        ]
+        facts += [("runs", f"{one.name} on {_on(one.ranks)}, for {_ago(one.started)}") for one in session.busy]
+        count = "1 process" if session.size == 1 else f"{session.size} processes"
+        busy = {rank: one.name for one in session.busy for rank in one.ranks}
+        rows = tuple(_row(glance, busy.get(glance.rank, "")) for glance in session.view.glances())
+        return cls(f"A session of {count} {state}", tuple(facts), rows)
+
+    def __repr__(self) -> str:
+        width = max((len(name) for name, _ in self.facts), default=0)
+        rows = [("rank", "state", "device", "lines"), *self.ranks] if self.ranks else []
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        return "\n".join([self.headline, *(f"  {name.ljust(width)}  {text}" for name, text in self.facts), *lines])
+
+    def _repr_html_(self) -> str:
+        facts = "".join(
+            f'<div style="opacity:.65">{html.escape(name)}</div><div>{html.escape(text)}</div>'
+            for name, text in self.facts
+        )
+        cells = "".join(
+            f'<div style="padding-right:2em">{html.escape(cell)}</div>'
+            for row in ([("rank", "state", "device", "lines")] if self.ranks else []) + list(self.ranks)
+            for cell in row
+        )
+        grid = "display:grid;column-gap:1em;row-gap:.15em;margin:.4em 0;justify-content:start;"
+        table = f'<div style="{grid}grid-template-columns:repeat(4,max-content)">{cells}</div>' if cells else ""
+        return (
+            f"<div><b>{html.escape(self.headline)}</b>"
+            f'<div style="{grid}grid-template-columns:max-content auto">{facts}</div>{table}</div>'
+        )
+
+
+def _row(glance: Glance, runs: str) -> tuple[str, str, str, str]:
+    ended = glance.state in {"finished", "failed", "stopped"}
+    state = glance.state if ended else f"runs {runs}" if runs else "waits"
+    devices = ", ".join(_device(name, one.utilisation, one.memory_used) for name, one in glance.devices.items())
+    return str(glance.rank), state, devices or "-", f"{glance.line_count:,}"
+
+
+def _device(name: str, utilisation: float | None, used: int | None) -> str:
+    parts = [name]
+    if utilisation is not None:
+        parts.append(f"{utilisation:.0f} %")
+    if used is not None:
+        parts.append(f"{used / 2**30:.1f} GB")
+    return " ".join(parts)
+
+
+def _ago(then: float) -> str:
+    seconds = max(0, int(time.time() - then))
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def _short(folder: Path) -> Path:
+    home = Path.home()
+    return Path("~") / folder.relative_to(home) if folder.is_relative_to(home) else folder
