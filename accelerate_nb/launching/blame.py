@@ -14,6 +14,8 @@ from accelerate_nb.launching.exceptions import held, remade
 
 # How many failures are told beside the one that leads.
 _MOST_OTHERS = 3
+# How much of a message stands beside a rank: of the one that leads, and of the others.
+_WIDE, _SHORT = 300, 120
 
 
 def worker_error(endings: Sequence[Ending], folder: Path) -> WorkerError:
@@ -72,26 +74,31 @@ def _message(first: Failure, failures: Sequence[Failure], folder: Path) -> str:
         parts.append(first.traceback)
     if first.last_lines:
         parts.append("The last that it wrote:\n" + "\n".join(f"  {line}" for line in first.last_lines))
-    others = _others([one for one in failures if one is not first])
+    others = _others(first, [one for one in failures if one is not first])
     if others:
         parts.append("\n".join(others))
+    if first.advice:
+        parts.append(f"What to do: {first.advice}")
     parts.append(f"All output: {folder}")
     return "\n\n".join(parts)
 
 
-def _headline(failure: Failure) -> str:
+def _headline(failure: Failure, width: int = _WIDE) -> str:
     if failure.exit_code is not None:
         return f"rank {failure.rank} ended with {failure.type}: {failure.message}"
-    return f"rank {failure.rank} stopped with {failure.type}: {_first_line(failure.message)}"
+    return f"rank {failure.rank} stopped with {failure.type}: {_first_line(failure.message, width)}"
 
 
-def _others(failures: Sequence[Failure]) -> list[str]:
+def _others(first: Failure, failures: Sequence[Failure]) -> list[str]:
     """What is to be said of ranks that did not lead: a line for one of its own making, and one for all that only followed."""
     ended = [str(one.rank) for one in failures if one.ended_by_us]
     lost = [str(one.rank) for one in failures if one.lost_connection and not one.ended_by_us]
-    own = [_headline(one) for one in failures if not (one.lost_connection or one.ended_by_us)]
-    lines = own[:_MOST_OTHERS]
-    if more := own[_MOST_OTHERS:]:
+    own = [one for one in failures if not (one.lost_connection or one.ended_by_us)]
+    same = [str(one.rank) for one in own if _is_like(one, first)]
+    others = [_headline(one, _SHORT) for one in own if not _is_like(one, first)]
+    lines = [f"{_ranks(same)} stopped with the same"] if same else []
+    lines += others[:_MOST_OTHERS]
+    if more := others[_MOST_OTHERS:]:
         lines.append(f"and {len(more)} more failed by themselves")
     if lost:
         lines.append(f"{_ranks(lost)} lost {'its connection' if len(lost) == 1 else 'their connections'}")
@@ -100,9 +107,14 @@ def _others(failures: Sequence[Failure]) -> list[str]:
     return lines
 
 
-def _first_line(text: str) -> str:
+def _is_like(one: Failure, other: Failure) -> bool:
+    """Whether two ranks failed in the same place with the same words."""
+    return (one.type, one.message, one.traceback) == (other.type, other.message, other.traceback)
+
+
+def _first_line(text: str, width: int) -> str:
     line = text.partition("\n")[0]
-    return line if len(line) <= 300 else line[:300] + " …"
+    return line if len(line) <= width else line[:width] + " …"
 
 
 def _ranks(names: Sequence[str]) -> str:

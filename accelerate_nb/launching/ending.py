@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accelerate_nb.events.model import Failure
+from accelerate_nb.launching.advice import advice_on_death
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,13 @@ def died(
     return Failure(
         rank=rank,
         type=name or f"exit code {code}",
-        message="it was ended with the others" if ended_by_us else _advice(code, name),
+        message="it was ended with the others" if ended_by_us else _reason(code, name),
         traceback=crash,
         time=time,
         exit_code=code,
         last_lines=tuple(last_lines),
         ended_by_us=ended_by_us,
+        advice="" if ended_by_us else advice_on_death(name or "", last_lines),
     )
 
 
@@ -66,7 +68,7 @@ def _signal_name(code: int) -> str | None:
         return f"signal {-code}"
 
 
-def _advice(code: int, name: str | None) -> str:
+def _reason(code: int, name: str | None) -> str:
     if name == "SIGKILL":
         return "it was killed from outside; Linux does that to a process when memory runs out"
     if name in {"SIGSEGV", "SIGBUS"}:

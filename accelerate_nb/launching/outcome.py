@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from accelerate_nb.events.model import Failure
+from accelerate_nb.launching.advice import advice_on
 from accelerate_nb.launching.exceptions import remade
 from accelerate_nb.launching.packing import read_entries, write_entries
 from accelerate_nb.launching.pickling import dump_homeward, load
 from accelerate_nb.launching.sources import Sources
-from accelerate_nb.launching.tracebacks import traceback_text
+from accelerate_nb.launching.tracebacks import frames_of, traceback_text
 
 # What torch.distributed says on a rank whose peer has gone (gloo, NCCL, the store).
 _LOST = re.compile(
@@ -61,6 +62,8 @@ def failure_of(error: BaseException, rank: int, sources: Sources) -> Failure:
         time=time.time(),
         lost_connection=_is_lost_connection(error),
         ended_by_us=isinstance(error, KeyboardInterrupt),
+        frames=frames_of(error, sources),
+        advice=advice_on(error),
     )
 
 

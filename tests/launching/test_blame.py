@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from accelerate_nb.errors import HangError, WorkerError
 from accelerate_nb.events.model import Failure
-from accelerate_nb.launching.blame import hang_error, worker_error
+from accelerate_nb.launching.blame import hang_error, stopped_error, worker_error
 from accelerate_nb.launching.ending import Ending, died
 
 FOLDER = Path("/runs/one")
@@ -123,6 +123,27 @@ def test_every_rank_is_told_of_and_those_that_only_followed_in_one_line():
     assert "rank 4 stopped with ValueError: own 4" in text
     assert "rank 11" not in text
     assert len(text.splitlines()) < 20
+
+
+def test_ranks_that_failed_alike_are_one_line():
+    same = [raised(rank, ValueError("alike"), float(rank)) for rank in range(4)]
+    text = str(worker_error([*same, raised(4, ValueError("other"), 9.0)], FOLDER))
+    assert text.count("alike") == 1
+    assert "ranks 1, 2, 3 stopped with the same\nrank 4 stopped with ValueError: other" in text
+
+
+def test_advice_stands_before_the_folder():
+    text = str(worker_error([raised(0, ValueError("x"), advice="Do this.")], FOLDER))
+    assert text.endswith(f"\n\nWhat to do: Do this.\n\nAll output: {FOLDER}")
+
+
+def test_a_run_that_was_stopped_says_after_which_step():
+    endings = [Ending(0, value=1), raised(1, KeyboardInterrupt(), ended_by_us=True)]
+    found = stopped_error(7, endings, FOLDER)
+    assert isinstance(found, KeyboardInterrupt)
+    assert str(found).startswith("the run was stopped, as was asked, after step 7, on every rank.")
+    assert (found.rank, found.folder) == (1, str(FOLDER))
+    assert "wherever its ranks were" in str(stopped_error(None, endings, FOLDER))
 
 
 def test_a_death_tells_the_last_words():

@@ -1,0 +1,175 @@
+"""What to do about mistakes that are known: one sentence for what an exception says, or for what a process wrote last."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from traceback import extract_tb
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A mistake: what an error `says` (its class, a colon, its message), what calls led to it, and what to do."""
+
+    says: str
+    todo: str
+    calls: str = ""
+
+
+# The messages are those of torch 2.9 to 2.13, of Python 3.10 to 3.13 and of this package. The first case that fits is told.
+_CASES = (
+    Case(
+        r"Expected all tensors to be on the same device|is not on the expected device|should be the same.*cuda",
+        "Give model and loader to accelerator.prepare(...) and use what it returns; what you make yourself goes to "
+        "accelerator.device.",
+    ),
+    Case(
+        r"Torch not compiled with CUDA enabled|Found no NVIDIA driver",
+        "Use accelerator.device in place of .cuda() and 'cuda': it is where this run computes.",
+    ),
+    Case(
+        r"_scale is None|No inf checks were recorded",
+        "Call accelerator.backward(loss) in place of loss.backward(): in fp16 it scales the loss for the step.",
+    ),
+    Case(
+        r"does not require grad and does not have a grad_fn",
+        "The loss depends on nothing that learns: look for no_grad(), .detach(), .item() or frozen weights on its way.",
+    ),
+    Case(
+        r"OutOfMemoryError|CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED",
+        "Take a smaller batch and gradient_accumulation_steps=..., or mixed_precision='bf16'; find_executable_batch_size "
+        "looks for the largest batch that fits. What a cell of the notebook holds on the GPU is freed by del and "
+        "torch.cuda.empty_cache().",
+    ),
+    Case(
+        r"DefaultCPUAllocator: can't allocate memory|DefaultCPUAllocator: not enough memory|^MemoryError",
+        "The machine's memory is full: take fewer processes, a smaller batch, or less data at once.",
+    ),
+    Case(
+        r"device-side assert triggered",
+        "Mostly a label or an index is out of its range. Run once with cpu=True, which names the line, or with "
+        "CUDA_LAUNCH_BLOCKING=1.",
+    ),
+    Case(
+        r"Cannot re-initialize (CUDA|XPU) in forked subprocess",
+        "A data loader's worker touched the GPU: let the data set give CPU tensors, which the prepared loader moves.",
+        calls=r"dataloader\.py|worker\.py _worker_loop",
+    ),
+    Case(
+        r"Cannot re-initialize (CUDA|XPU) in forked subprocess",
+        "The notebook has used the GPU already: leave start_method out, so that workers come from a process that has not.",
+    ),
+    Case(
+        r"Can't (pickle|get) (local object|<function|<class)|Can't pickle",
+        "The loader starts its workers anew, and sends them the data set and collate_fn: pass "
+        "multiprocessing_context='fork' or num_workers=0, or define them in a module, without a lambda.",
+        calls=r"dataloader\.py",
+    ),
+    Case(
+        r"out of shared memory|unable to (allocate|write|open|resize|mmap).*(shared memory|/torch_|shm)|Bus error",
+        "/dev/shm is too small for the loader's workers: pass num_workers=0, or give the container more (docker run --shm-size=8g).",
+    ),
+    Case(
+        r"DataLoader worker .* (exited unexpectedly|is killed by signal)",
+        "A loader's worker was ended, mostly since memory ran out: take fewer workers, or num_workers=0 to see what it does.",
+    ),
+    Case(
+        r"stack expects each tensor to be equal size",
+        "The samples of a batch have different shapes: pad them in the loader's collate_fn.",
+        calls=r"collate\.py",
+    ),
+    Case(
+        r"has no len\(\)",
+        "An iterable data set does not know its length: count the batches yourself, or give its class a __len__.",
+        calls=r"__len__",
+    ),
+    Case(
+        r"Expected to have finished reduction.*not used in producing loss",
+        "Some weights took no part in the loss: Accelerator(kwargs_handlers=[DistributedDataParallelKwargs("
+        "find_unused_parameters=True)]), or freeze them with requires_grad_(False).",
+    ),
+    Case(
+        r"Expected to mark a variable ready only once",
+        "A weight got its gradient twice in one backward: with gradient checkpointing pass use_reentrant=False, otherwise "
+        "call the prepared model once for each backward.",
+    ),
+    Case(
+        r"AttributeError: 'DistributedDataParallel' object has no attribute",
+        "The prepared model is wrapped: accelerator.unwrap_model(model) has the attributes of your own.",
+    ),
+    Case(
+        r"Error\(s\) in loading state_dict.*module\.",
+        "The weights' names have a wrapper's 'module.' in front: save and load accelerator.unwrap_model(model).",
+    ),
+    Case(
+        r"OperationError|invalid tensor size at index|op\.preamble\.length <= op\.nbytes",
+        "Where ranks have batches of different sizes, gather_for_metrics and pad_across_processes take them; "
+        "join_uneven_inputs is for different numbers of batches.",
+    ),
+    Case(
+        r"doesn't have NCCL built in",
+        "This torch has no NCCL, which connects GPUs: let Accelerator() choose, pass cpu=True, or install torch with CUDA.",
+    ),
+    Case(
+        r"Duplicate GPU detected",
+        "Two ranks use one GPU: use accelerator.device, and at most as many processes as there are GPUs.",
+    ),
+    Case(
+        r"NCCL error|nccl(System|UnhandledCuda|Internal|Remote)Error|ncclInvalidUsage|DistBackendError: .*NCCL",
+        "NCCL_DEBUG=INFO in os.environ before the launch makes NCCL say why, in the rank's output.",
+    ),
+    Case(
+        r"EADDRINUSE|[Aa]ddress already in use",
+        "Leave out use_port, and any free port is taken.",
+    ),
+    Case(
+        r"[Dd]efault process group has not been initialized",
+        "Make an Accelerator() before: it connects the ranks.",
+    ),
+)
+
+
+def advice_on(error: BaseException) -> str:
+    """A sentence on what to do about an exception, its causes or the exceptions of a group; empty for what is not known."""
+    for one in _all_of(error):
+        if found := _found(f"{type(one).__name__}: {_said(one)}", _calls(one)):
+            return found
+    return ""
+
+
+def advice_on_death(signal_name: str, last_lines: Sequence[str]) -> str:
+    """A sentence on what to do about a process that ended without an exception, from its signal and what it wrote last."""
+    if signal_name == "SIGKILL":
+        return "The machine's memory may be full: take fewer processes, a smaller batch, or less data at once."
+    if signal_name == "SIGBUS":
+        return _found("Bus error", "")
+    return _found("\n".join(last_lines), "")
+
+
+def _found(said: str, calls: str) -> str:
+    for case in _CASES:
+        if re.search(case.says, said, re.DOTALL) and re.search(case.calls, calls):
+            return case.todo
+    return ""
+
+
+def _all_of(error: BaseException | None, depth: int = 0) -> Iterator[BaseException]:
+    # a chain of causes may bite its tail
+    if error is None or depth > 10:
+        return
+    yield error
+    for inner in getattr(error, "exceptions", ()):
+        yield from _all_of(inner, depth + 1)
+    yield from _all_of(error.__cause__ or (None if error.__suppress_context__ else error.__context__), depth + 1)
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a person's __str__ may raise anything
+        return ""
+
+
+def _calls(error: BaseException) -> str:
+    return "\n".join(f"{frame.filename} {frame.name}" for frame in extract_tb(error.__traceback__))

@@ -1,0 +1,197 @@
+"""Mistakes that are known get a sentence on what to do; the errors here are torch's own, made as people make them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from accelerate_nb import Accelerator, WorkerError, launch
+from accelerate_nb.launching.advice import advice_on, advice_on_death
+
+SETTINGS = {"cpu": True, "config_file": "", "timeout": 60}
+
+
+class DiesAtOnce(Dataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+def on_another_device():
+    torch.nn.Linear(2, 2).to("meta")(torch.ones(2, 2))
+
+
+def cuda_by_name():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    torch.ones(1).cuda()
+
+
+def fp16_without_its_scale():
+    model = torch.nn.Linear(2, 1)
+    model(torch.ones(2, 2)).sum().backward()
+    torch.amp.GradScaler("cpu").step(torch.optim.SGD(model.parameters(), 0.1))
+
+
+def a_loss_without_a_graph():
+    torch.ones(1).backward()
+
+
+def memory_for_a_petabyte():
+    torch.empty(10**15)
+
+
+def a_lambda_for_new_processes():
+    list(DataLoader([1, 2, 3], num_workers=1, collate_fn=lambda batch: batch, multiprocessing_context="spawn"))
+
+
+def a_worker_that_is_killed():
+    list(DataLoader(DiesAtOnce(), num_workers=1, multiprocessing_context="fork"))
+
+
+def samples_of_two_shapes():
+    list(DataLoader([torch.ones(2), torch.ones(3)], batch_size=2))
+
+
+def the_length_of_a_stream():
+    len(DataLoader(Endless()))
+
+
+def a_port_that_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        dist.TCPStore("127.0.0.1", taken.getsockname()[1], is_master=True)
+
+
+def no_group():
+    dist.all_reduce(torch.ones(1))
+
+
+def weights_of_a_wrapper():
+    model = torch.nn.Linear(2, 1)
+    model.load_state_dict({f"module.{name}": value for name, value in model.state_dict().items()})
+
+
+HERE = {
+    on_another_device: "accelerator.prepare",
+    cuda_by_name: "accelerator.device in place of .cuda()",
+    fp16_without_its_scale: "accelerator.backward(loss) in place of loss.backward()",
+    a_loss_without_a_graph: "depends on nothing that learns",
+    memory_for_a_petabyte: "memory is full",
+    a_lambda_for_new_processes: "multiprocessing_context='fork'",
+    a_worker_that_is_killed: "loader's worker was ended",
+    samples_of_two_shapes: "pad them",
+    the_length_of_a_stream: "count the batches",
+    a_port_that_is_taken: "Leave out use_port",
+    no_group: "Make an Accelerator",
+    weights_of_a_wrapper: "unwrap_model",
+}
+
+
+@pytest.mark.parametrize("mistake", HERE)
+def test_a_known_mistake_is_answered(mistake):
+    with pytest.raises(Exception) as caught:
+        mistake()
+    assert HERE[mistake] in advice_on(caught.value)
+
+
+def unused_weights():
+    class Half(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+
+        def forward(self, batch):
+            return self.used(batch)
+
+    accelerator = Accelerator()
+    model = accelerator.prepare(Half())
+    for _ in range(3):
+        accelerator.backward(model(torch.ones(2, 2)).sum())
+
+
+def an_attribute_of_the_model():
+    model = Accelerator().prepare(torch.nn.Linear(2, 1))
+    return model.in_features
+
+
+def batches_of_two_sizes():
+    accelerator = Accelerator()
+    return accelerator.gather(torch.ones(3 + accelerator.process_index))
+
+
+def batches_of_two_sizes_with_torch_alone():
+    # gloo ends the process that gets too much, from inside its own thread
+    dist.all_reduce(torch.ones(3 + 100_000 * Accelerator().process_index))
+
+
+def nccl_on_a_cpu():
+    if dist.is_nccl_available():
+        raise RuntimeError("Distributed package doesn't have NCCL built in")
+    dist.init_process_group("nccl")
+
+
+ON_RANKS = {
+    unused_weights: r"find_unused_parameters=True",
+    an_attribute_of_the_model: r"accelerator\.unwrap_model\(model\) has",
+    batches_of_two_sizes: r"gather_for_metrics and pad_across_processes",
+    batches_of_two_sizes_with_torch_alone: r"gather_for_metrics and pad_across_processes",
+    nccl_on_a_cpu: r"has no NCCL",
+}
+
+
+@pytest.mark.parametrize("mistake", ON_RANKS)
+def test_a_mistake_of_ranks_is_answered_in_the_error(mistake):
+    with pytest.raises(WorkerError, match=rf"\n\nWhat to do: [^\n]*{ON_RANKS[mistake]}[^\n]*\n\nAll output") as caught:
+        launch(mistake, num_processes=2, **SETTINGS).wait()
+    assert any(failure.advice for failure in caught.value.failures)
+
+
+# What only a GPU says, word for word: torch/cuda/__init__.py, c10/cuda, ProcessGroupNCCL.
+ELSEWHERE = {
+    "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.10 GiB": "smaller batch",
+    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing": "leave start_method out",
+    "CUDA error: device-side assert triggered": "cpu=True",
+    "NCCL error in: ProcessGroupNCCL.cpp:2356, unhandled system error": "NCCL_DEBUG=INFO",
+    "DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that dataloader's workers are out of "
+    "shared memory. Please try to raise your shared memory limit.": "/dev/shm",
+}
+
+
+@pytest.mark.parametrize("said", ELSEWHERE)
+def test_what_only_a_gpu_or_a_small_container_says_is_answered(said):
+    assert ELSEWHERE[said] in advice_on(RuntimeError(said))
+
+
+def test_a_cause_and_an_exception_of_a_group_are_answered_too():
+    cause = ValueError("no")
+    cause.__cause__ = torch.OutOfMemoryError("CUDA out of memory.")
+    assert "smaller batch" in advice_on(cause)
+    group = RuntimeError("several")
+    group.exceptions = [KeyError("x"), cause]
+    assert "smaller batch" in advice_on(group)
+
+
+def test_what_is_not_known_gets_no_advice():
+    first, second = ValueError("a"), KeyError("b")
+    first.__cause__, second.__cause__ = second, first
+    assert advice_on(first) == ""
+    assert advice_on(AttributeError("Can't pickle local object 'f'")) == ""
+
+
+def test_a_process_that_was_killed_or_touched_memory_that_is_not_there_is_answered():
+    assert "memory may be full" in advice_on_death("SIGKILL", [])
+    assert "/dev/shm" in advice_on_death("SIGBUS", [])
+    assert advice_on_death("SIGSEGV", ["hello"]) == ""
