@@ -83,12 +83,15 @@ class Feed:
         self._host: HostSample | None = None
         self._quiet: Any = None
         self._line_count = 0
-        self.displays: list[Display] = []
 
     def numbered(self, message: Message) -> Message:
         """A message with the next number and the kernel's time."""
         self.seq += 1
         return {"seq": self.seq, "now": self._clock(), **message}
+
+    def is_far_behind(self) -> bool:
+        """Whether so much has come that `news()` would leave lines out that `backlog` still has."""
+        return self._view.since(self._lines).cursor - self._lines > _MOST_LINES
 
     # ---------------------------------------------------------------------------------------------------- everything
 
@@ -121,7 +124,6 @@ class Feed:
         news = self._view.since(self._lines)
         self._lines = news.cursor
         lines = [*_lines_of(news.shown)]
-        self.displays += [one for one in news.shown if isinstance(one, Display) and not is_text(one)]
         kept = _newest([*map(_row, lines[-_MOST_LINES:])])
         closed = {(line.rank, line.stream) for line in lines}
         rows = kept + self._open_rows(self._view.glances(), closed)
