@@ -24,7 +24,7 @@ _MOST_CURVES = 60
 _MOST_BARS = 2
 _TAIL, _TAIL_OF_MANY = 100, 40
 _BAR = 12
-SIGNS = {"starting": "○", "running": "●", "finished": "✔", "failed": "✖", "stopped": "■"}
+SIGNS = {"starting": "○", "running": "●", "stopping": "◌", "finished": "✔", "failed": "✖", "stopped": "■"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,8 @@ def bar_text(bar: Progress, *, moves: bool = True) -> str:
     drawn = "█" * filled + "░" * (_BAR - filled) if bar.total else ""
     rate = f"{value_text(bar.rate)} {bar.unit}/s" if bar.rate else ""
     left = time_text((bar.total - bar.done) / bar.rate) if moves and bar.rate and bar.total and not bar.closed else ""
-    return " ".join(filter(None, (narrowed(plain(bar.label), 40).rstrip(": "), drawn, done, plain(rate), left)))
+    label, note = (narrowed(plain(text), 60) for text in (bar.label, bar.note))
+    return " ".join(filter(None, (label, drawn, done, plain(rate), left, note)))
 
 
 # ----------------------------------------------------------------------------------------------------------------- rows
@@ -138,14 +139,15 @@ def _telling(ranks: Sequence[RankView]) -> list[RankView]:
 
 def _rows(ranks: Sequence[RankView], columns: Sequence[str]) -> Iterator[Row]:
     alone = _telling(ranks)
-    yield from (_row([one], columns) for one in alone)
+    yield from (row_of([one], columns) for one in alone)
     known = {one.rank for one in alone}
     rest = sorted((one for one in ranks if one.rank not in known), key=lambda one: one.state)
     for _, group in groupby(rest, key=lambda one: one.state):
-        yield _row(list(group), columns)
+        yield row_of(list(group), columns)
 
 
-def _row(ranks: Sequence[RankView], columns: Sequence[str]) -> Row:
+def row_of(ranks: Sequence[Glance], columns: Sequence[str]) -> Row:
+    """A table's row for one rank, or for several in the same state together."""
     return Row(
         ranks=ranks_text([one.rank for one in ranks]),
         state=ranks[0].state,
@@ -156,7 +158,7 @@ def _row(ranks: Sequence[RankView], columns: Sequence[str]) -> Row:
 
 
 def _progress(ranks: Sequence[Glance]) -> Iterator[str]:
-    moves = ranks[0].state == "running"
+    moves = ranks[0].state in {"running", "stopping"}
     if len(ranks) > 1:
         last = [bars[-1] for one in ranks if (bars := bars_of(one))]
         if last:

@@ -17,6 +17,7 @@ from accelerate_nb.notebook.pictures import picture
 _STATE_COLOURS = {
     "starting": "#7f7f7f",
     "running": "#3b82c4",
+    "stopping": "#a97000",
     "finished": "#2e8b3d",
     "failed": "#d13438",
     "stopped": "#a97000",

@@ -1,4 +1,4 @@
-"""The plain-text front end: every rank's lines under its label, as they come."""
+"""The plain-text front end: every rank's lines under its label as they come, its bars and metrics where there is room."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from string import Template
 
 from accelerate_nb.events.model import Display, LogLine, Stream
-from accelerate_nb.events.view import News, RunView
+from accelerate_nb.events.view import Glance, News, RunView
 from accelerate_nb.launching.run import Watched
 from accelerate_nb.notebook.following import keep_drawing
+from accelerate_nb.notebook.report import Facts, bundle
 from accelerate_nb.notebook.screens import WIDGET_VIEW, Line, Screen
+from accelerate_nb.notebook.status import Happenings, Seldom, status_lines, summary, undrawn
 
 # Colours pass; what moves a cursor or rings a bell would disturb the lines of other ranks.
 _DISTURBING = re.compile(
@@ -24,6 +26,7 @@ _RESET = "\x1b[0m"
 _PER_LINE = 14  # bytes with which a saved notebook surrounds a line of output
 _PER_SWITCH = 150  # and an output of another stream
 _OPEN_LINES = 32
+_BETWEEN_STATUS = 0.3
 
 
 class PlainText:
@@ -32,6 +35,9 @@ class PlainText:
 
     A rank's line stands behind `[rank] `, or behind what `prefix_template` makes of `role_name`, `local_rank` and `rank`
     (`string.Template`, as in torchelastic). It writes only when it is called, so its text is in the cell that waits for the run.
+
+    Bars and metrics stand below the lines where a screen can draw over them; in a log they are told now and then. A run
+    that logged metrics ends with a summary; one that has neither metrics nor bars shows its lines and nothing else.
 
     Waiting for the same run again, in another cell perhaps, goes on where the last wait ended.
 
@@ -54,8 +60,11 @@ class PlainText:
         self._interval = interval
         self._clock = clock
         self._due = clock()
+        self._run: Watched | None = None
         self._view: RunView | None = None
         self._folder = Path()
+        self._happenings = Happenings()
+        self._is_summed_up = False
         self._cursor = 0
         self._accounted: Counter[int] = Counter()  # lines of each rank that were written, or said to be left out
         self._seen_open: set[tuple[int, Stream]] = set()
@@ -68,9 +77,13 @@ class PlainText:
         self._displays_left = self._screen.bound.displays
         self._is_full = False
         self._last_stream: Stream = "stdout"
+        self._seldom = Seldom(self._clock())
+        self._status: list[str] = []
+        self._status_due = self._clock()
 
     def opened(self, run: Watched) -> None:
         """Somebody waits for a run from now on."""
+        self._run = run
         self._view = run.view
         self._folder = run.folder
         self._begin_screen()
@@ -80,7 +93,7 @@ class PlainText:
         if self._view is None or self._clock() < self._due:
             return
         self._write(self._view)
-        self._draw_open(self._view)
+        self._tell(self._view)
         self._due = self._clock() + self._interval
 
     def closed(self) -> None:
@@ -92,11 +105,17 @@ class PlainText:
         self._screen.write(self._labelled(self._view.open_lines()))
         if self._is_full:
             self._write_tails(self._view)
+        self._sum_up()
 
     def follow(self, run: Watched) -> None:
         """Write the run's lines under the cell that runs at this moment, until it is over; returns at once."""
         self.opened(run)
         keep_drawing(self, run)
+
+    def show(self, run: Watched) -> None:
+        """Show how the run stands at this moment in the cell that runs, as a report."""
+        facts = Facts.of(run, host="", background=False, can_act=False)
+        self._new_screen().show(dict(bundle(facts, run.view, live=not run.done, interactive=False)), {})
 
     # --------------------------------------------------------------------------------------------------------- lines
 
@@ -179,15 +198,39 @@ class PlainText:
 
     # ---------------------------------------------------------------------------------------- lines that have not ended
 
-    def _draw_open(self, view: RunView) -> None:
+    def _tell(self, view: RunView) -> None:
+        """Show where the ranks are: below the lines, or now and then among them."""
+        ranks = view.glances()
+        for news in self._happenings.news(view, ranks, time.time()):
+            self._note(news)
+        if not self._screen.redraws:
+            self._screen.write([Line("stdout", text) for text in self._told(self._seldom.lines(self._clock(), ranks))])
+            return
+        if self._clock() >= self._status_due:
+            self._status = self._told(status_lines([undrawn(one) for one in ranks]))
+            self._status_due = self._clock() + _BETWEEN_STATUS
+        self._draw_open(ranks)
+
+    def _told(self, status: Iterable[tuple[int | None, str]]) -> list[str]:
+        return [text if rank is None else self._label(rank) + text for rank, text in status]
+
+    def _sum_up(self) -> None:
+        """Say how the run went, once."""
+        if self._run is None or self._is_summed_up:
+            return
+        lines = summary(self._run)
+        self._is_summed_up = bool(lines)
+        self._screen.write([Line("stdout", line) for line in lines])
+
+    def _draw_open(self, ranks: Sequence[Glance]) -> None:
         """Show the lines that were open a moment ago already: what only waits for its newline is no progress bar."""
-        now = view.open_lines()
+        now = [line for one in ranks for line in one.open_lines]
         lasting = [line for line in now if (line.rank, line.stream) in self._seen_open]
         self._seen_open = {(line.rank, line.stream) for line in now}
         texts = [line.text for line in self._labelled(lasting)]
         if len(texts) > _OPEN_LINES:
             texts[_OPEN_LINES:] = [f"... and {len(texts) - _OPEN_LINES} more"]
-        self._screen.show_open(texts)
+        self._screen.show_open([*texts, *self._status])
 
     # ------------------------------------------------------------------------------------------------------- displays
 

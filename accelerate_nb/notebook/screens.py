@@ -7,8 +7,9 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple, Protocol
+from unicodedata import east_asian_width
 
 from accelerate_nb.events.model import Stream
 
@@ -42,6 +43,10 @@ class Screen(Protocol):
     def bound(self) -> Bound:
         """How much of a run should be written on it."""
 
+    @property
+    def redraws(self) -> bool:
+        """Whether lines that have not ended can be shown, and drawn over."""
+
     def write(self, lines: Sequence[Line]) -> None:
         """Write whole lines, in this order."""
 
@@ -56,6 +61,7 @@ class Pipe:
     """A plain script's standard streams, going to a file or another program: lines that have not ended are not shown."""
 
     bound = Bound()
+    redraws = False
 
     def write(self, lines: Sequence[Line]) -> None:
         for stream, text in _by_stream(lines):
@@ -74,6 +80,8 @@ class Pipe:
 class Terminal(Pipe):
     """A terminal: lines that have not ended stand at the bottom and are drawn over."""
 
+    redraws = True
+
     def __init__(self) -> None:
         self._open: list[str] = []
 
@@ -85,8 +93,9 @@ class Terminal(Pipe):
         self._draw()
 
     def show_open(self, texts: Sequence[str]) -> None:
-        columns = shutil.get_terminal_size().columns - 1
-        wanted = [_COLOUR.sub("", text)[:columns] for text in texts]
+        columns, lines = shutil.get_terminal_size()
+        # what has left the screen at its top can't be drawn over
+        wanted = [_within(_COLOUR.sub("", text), columns - 1) for text in texts[: max(lines - 1, 1)]]
         if wanted == self._open:
             return
         self._erase()
@@ -112,6 +121,7 @@ class Cell(Pipe):
     and the end of a long run, well under a megabyte.
     """
 
+    redraws = True
     bound = Bound(lines=2000, size=300_000, width=2000, tail_lines=40, tail_size=250_000, displays=100)
 
     def __init__(self) -> None:
@@ -138,6 +148,14 @@ def _display(bundle: dict[str, Any], **options: Any) -> Any:
     from IPython.display import display
 
     return display(bundle, raw=True, **options)  # type: ignore[no-untyped-call]  # IPython leaves it without types
+
+
+def _within(text: str, columns: int) -> str:
+    """The beginning of a text that takes no more than these columns; letters of East Asia take two."""
+    if text.isascii():
+        return text[:columns]
+    ends = accumulate(2 if east_asian_width(letter) in "WF" else 1 for letter in text)
+    return "".join(letter for letter, end in zip(text, ends, strict=True) if end <= columns)
 
 
 def _by_stream(lines: Sequence[Line]) -> Iterator[tuple[Stream, str]]:

@@ -22,8 +22,9 @@ FOLDER = Path("/runs/1")
 class Paper:
     """A screen that keeps what is put on it."""
 
-    def __init__(self, bound: Bound = Bound()):  # noqa: B008
+    def __init__(self, bound: Bound = Bound(), redraws: bool = True):  # noqa: B008
         self.bound = bound
+        self.redraws = redraws
         self.lines: list[Line] = []
         self.writes = 0
         self.open: list[str] = []
@@ -76,7 +77,7 @@ def line(text, rank=0, stream="stdout", open=False):
 
 def test_a_quiet_run_prints_nothing():
     desk = Desk(size=2)
-    desk.feed(StateChange(None, "running", 0.0), Metric(0, "loss", 1.0, 0, 0.0))
+    desk.feed(StateChange(None, "running", 0.0), StateChange(0, "running", 0.0, "4711"))
     desk.refresh()
     assert desk.close() == []
     assert desk.paper.open == []
