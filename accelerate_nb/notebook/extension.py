@@ -1,4 +1,4 @@
-"""What `%load_ext accelerate_nb` does: the first launch finds its supervisor warm."""
+"""What `%load_ext accelerate_nb` does: the first launch finds its supervisor warm, and cells can run on every rank."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from accelerate_nb.launching.engines import supervised
 from accelerate_nb.launching.installed import is_installed
+from accelerate_nb.notebook import magic
 
 _EVENT = "post_run_cell"
 # Already loaded by the supervisor, or of use to the notebook alone.
@@ -21,18 +22,22 @@ def load_ipython_extension(ipython: Any) -> None:
     """
     Start the supervisor in the background, and tell it after each cell which installed modules the notebook uses.
 
+    `%%accelerate` and `%accelerate` are there from then on.
+
     >>> %load_ext accelerate_nb
     """
     supervised.warm()
     watcher = Watcher(ipython)
     watcher()
     ipython.events.register(_EVENT, watcher)
+    magic.register(ipython)
 
 
 def unload_ipython_extension(ipython: Any) -> None:
-    """Stop the supervisor, and watch the notebook no longer."""
+    """End the session of `%%accelerate`, stop the supervisor, and watch the notebook no longer."""
     if Watcher(ipython) in ipython.events.callbacks[_EVENT]:
         ipython.events.unregister(_EVENT, Watcher(ipython))
+    magic.unregister(ipython)
     supervised.cool()
 
 
