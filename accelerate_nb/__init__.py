@@ -13,6 +13,7 @@ _HOMES: dict[str, str] = {
     "debug_launcher": "accelerate_nb.notebook.functions",
     "launch": "accelerate_nb.notebook.functions",
     "Run": "accelerate_nb.launching.run",
+    "config_picker": "accelerate_nb.notebook.picker",
     "load_ipython_extension": "accelerate_nb.notebook.extension",
     "unload_ipython_extension": "accelerate_nb.notebook.extension",
     "Accelerator": "accelerate_nb.runtime.accelerator",
@@ -104,6 +105,7 @@ if TYPE_CHECKING:
         launch as launch,
         notebook_launcher as notebook_launcher,
     )
+    from accelerate_nb.notebook.picker import config_picker as config_picker
     from accelerate_nb.runtime.accelerator import Accelerator as Accelerator
     from accelerate_nb.runtime.data.skipping import skip_first_batches as skip_first_batches
     from accelerate_nb.runtime.handlers import (

@@ -67,8 +67,15 @@ def origins(
     >>> origins({}, {"ACCELERATE_USE_CPU": "1"})["cpu"]
     Origin(value=True, place='the variable ACCELERATE_USE_CPU')
     """
+    return {one.name: origin(one, arguments, environment, file) for one in all_settings()}
+
+
+def origin(
+    one: Setting, arguments: Mapping[str, Any], environment: Mapping[str, str], file: Mapping[str, Any] | None = None
+) -> Origin:
+    """Where one setting gets its value from, whatever is said of the others."""
     places: tuple[_Place, ...] = (_Arguments(said(arguments)), _Environment(environment), _File(file or {}))
-    return {one.name: _first(one, places) or Origin(one.default) for one in all_settings()}
+    return _first(one, places) or Origin(one.default)
 
 
 def values(config: RunConfig) -> dict[str, Any]:

@@ -32,6 +32,10 @@ class Training:
         variables=["ACCELERATE_DEBUG_MODE"],
         group="training",
     )
+    loader_progress: bool | None = setting(
+        None,
+        help="Show each epoch of a prepared loader as a bar of its rank, in the panel only.",
+    )
 
     def environ(self) -> dict[str, str]:
         """The variables that say this to an `Accelerator`; what was not said is not among them."""
@@ -39,5 +43,8 @@ class Training:
             "ACCELERATE_MIXED_PRECISION": self.mixed_precision,
             "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": self.gradient_accumulation_steps,
             "ACCELERATE_DEBUG_MODE": None if self.debug is None else str(self.debug).lower(),
+            "ACCELERATE_NB_LOADER_PROGRESS": None
+            if self.loader_progress is None
+            else str(self.loader_progress).lower(),
         }
         return {name: str(value) for name, value in asked.items() if value is not None}

@@ -114,6 +114,9 @@ class _Listener:
     def follow(self, run: Watched) -> None:
         self.opened(run)
 
+    def show(self, run: Watched) -> None:
+        self.opened(run)
+
 
 def _for_a_test(config: RunConfig) -> RunConfig:
     """The configuration with what would make a test longer, or touch the notebook's own process, left out."""

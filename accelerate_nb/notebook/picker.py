@@ -1,0 +1,203 @@
+"""The picker: a form in which a configuration is chosen, checked, copied, kept and tried."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ipywidgets
+
+from accelerate_nb.config import files
+from accelerate_nb.config.fields import GROUPS, Setting, unknown_setting
+from accelerate_nb.config.run import RunConfig, all_settings
+from accelerate_nb.devices.base import Devices
+from accelerate_nb.devices.nvml import Gpus
+from accelerate_nb.devices.probe import probe
+from accelerate_nb.devices.sampling import HostGauge
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.events.checks import Check
+from accelerate_nb.notebook import picker_page as page
+from accelerate_nb.notebook.picker_appraisal import Appraisal, Beginning, appraise, begin
+from accelerate_nb.notebook.picker_fields import Field, Group
+from accelerate_nb.notebook.picker_files import FileSection
+from accelerate_nb.notebook.picker_test import TestSection
+
+_SPELLINGS = {
+    "call": "Cell",
+    "magic": "First line of a cell on every rank",
+    "command": "Command line",
+    "file": "Configuration file",
+}
+_NOT_YET = "Correct what is marked first."
+
+
+def config_picker(config_file: str | Path | None = None, **settings: Any) -> ConfigPicker:
+    """
+    A form in which to choose how a run should be: its `value` is what a launcher takes.
+
+    It begins with what the environment and the configuration file say (`config_file` names another one, `""` none), and
+    with `settings`, by name. What can't be chosen on this machine is told beside its field while one types; the equivalent
+    cell, command line and file are there to copy; the file can be saved; a press tests the settings with real workers.
+
+    Raises `ConfigurationError` for an unknown setting, and for a value that can't be one.
+
+    >>> picker = config_picker(num_processes=2)
+    >>> picker                      # the form, as the last line of a cell
+    >>> notebook_launcher(train, config=picker.value)
+    """
+    return ConfigPicker(None if config_file is None else str(config_file), settings)
+
+
+class ConfigPicker:
+    """The form; `config_picker(...)` gives one."""
+
+    def __init__(self, config_file: str | None, settings: Mapping[str, Any]) -> None:
+        self._devices = probe()
+        self._beginning = begin(os.environ, config_file)
+        self._appraisal = Appraisal(None)
+        self._marks = {name: one.place for name, one in self._beginning.origins.items()}
+        self._quiet = False
+        self._fields = {one.name: Field(one) for one in all_settings()}
+        self._groups = [Group(key, own) for key in GROUPS if (own := self._of_group(key))]
+        self._general, self._leads = ipywidgets.HTML(), ipywidgets.HTML()
+        self._texts = {name: ipywidgets.HTML() for name in _SPELLINGS}
+        path = self._beginning.file or str(files.default_place(os.environ))
+        self.file = FileSection(lambda: self._appraisal.content, self.load, path)
+        self.test = TestSection(lambda: self.value)
+        self._again = ipywidgets.Button(
+            description="Begin again", tooltip="Back to what the environment and the file say"
+        )
+        self._again.on_click(lambda _: self.reset())
+        self.form = self._laid_out()
+        self._begin_from(self._beginning)
+        self.set(**settings)
+        for field in self._fields.values():
+            field.on_change(self._typed)
+
+    @property
+    def value(self) -> RunConfig:
+        """
+        The configuration that the form shows, as a launcher takes it.
+
+        Raises `ConfigurationError` where a launch with it would fail, with all that has to be corrected.
+        """
+        if self._appraisal.config is None:
+            wrong = [*self._appraisal.wrong.values(), *self._appraisal.general]
+            raise ConfigurationError("The form shows settings that can't be launched with:\n" + "\n".join(wrong))
+        return self._appraisal.config
+
+    @property
+    def checks(self) -> list[Check]:
+        """What the latest self-test has found."""
+        return self.test.checks
+
+    def set(self, **settings: Any) -> None:
+        """
+        Put values into the form; `None` leaves a setting open.
+
+        Raises `ConfigurationError` for an unknown setting, and for a value that can't be one; then nothing changes.
+        """
+        checked = {name: self._checked(name, value) for name, value in settings.items()}
+        self._show(checked)
+        self._marks.update(dict.fromkeys(checked, "given in the notebook"))
+        self._appraise()
+
+    def reset(self) -> None:
+        """Go back to what the environment and the configuration file say now."""
+        self._begin_from(begin(os.environ, self._beginning.file))
+
+    def load(self, path: str) -> None:
+        """Show what the environment and this file say; raises `ConfigurationError` where the file can't be read."""
+        files.read(Path(path))
+        self._begin_from(begin(os.environ, path))
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        bundle = self.form._repr_mimebundle_(**kwargs)
+        if isinstance(bundle, dict):
+            bundle["text/plain"] = repr(self)
+        return bundle
+
+    def __repr__(self) -> str:
+        return f"<ConfigPicker: {self._appraisal.call or _NOT_YET}>"
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    def _of_group(self, key: str) -> list[Field]:
+        return [field for field in self._fields.values() if field.setting.group == key]
+
+    def _checked(self, name: str, value: Any) -> Any:
+        if name not in self._fields:
+            raise unknown_setting(name, self._fields)
+        one = self._fields[name].setting
+        return one.default if value is None else one.check(value, f"{name} was given as")
+
+    def _begin_from(self, beginning: Beginning) -> None:
+        self._beginning = beginning
+        self._marks = {name: _from(one.place, beginning.file) for name, one in beginning.origins.items()}
+        self._show({name: one.value for name, one in beginning.origins.items()})
+        self._appraise()
+
+    def _show(self, values: Mapping[str, Any]) -> None:
+        """Put values into controls, as one change."""
+        self._quiet = True
+        try:
+            for name, value in values.items():
+                self._fields[name].show(value)
+        finally:
+            self._quiet = False
+
+    def _typed(self, one: Setting) -> None:
+        if not self._quiet:
+            self._marks[one.name] = ""
+            self._appraise()
+
+    def _appraise(self) -> None:
+        """Say all that the form has to say of what stands in it."""
+        typed = {name: field.typed for name, field in self._fields.items()}
+        self._appraisal = found = appraise(typed, self._devices, self._beginning.said, can_fork=hasattr(os, "fork"))
+        for name, field in self._fields.items():
+            field.remark(found.wrong.get(name), found.advice.get(name))
+            field.mark(self._marks[name])
+        for group in self._groups:
+            group.unfold_wrong(found.wrong)
+        self._general.value = page.remarks([*self._beginning.trouble, *found.general])
+        for name, label in _SPELLINGS.items():
+            self._texts[name].value = page.to_copy(label, getattr(found, name), found.notes.get(name, ""))
+        self._leads.value = page.leads_to(found.choice.why if found.choice is not None else "", _NOT_YET)
+        self.file.allow(possible=found.config is not None)
+        self.test.allow(possible=found.config is not None)
+
+    def _laid_out(self) -> Any:
+        left = ipywidgets.VBox([group.box for group in self._groups])
+        texts = ipywidgets.VBox(
+            [ipywidgets.HTML(page.heading("The same, to copy")), self._leads, *self._texts.values()]
+        )
+        texts.add_class("acc-group")
+        right = ipywidgets.VBox([texts, self.file.box, self.test.box])
+        right.add_class("acc-side")
+        halves = ipywidgets.Box([left, right])
+        halves.add_class("acc-halves")
+        again = ipywidgets.Box([self._again])
+        again.add_class("acc-row")
+        form = ipywidgets.VBox([ipywidgets.HTML(page.style()), _title(self._devices), self._general, halves, again])
+        form.add_class("acc-picker")
+        return form
+
+
+def _title(devices: Devices) -> Any:
+    gpus = Gpus(os.environ) if devices.kind == "cuda" else None
+    try:
+        samples = [gpus.sample(number, 0.0) for number in range(devices.count)] if gpus is not None else []
+    finally:
+        if gpus is not None:
+            gpus.close()
+    memory = [sample.memory_total for sample in samples if sample is not None]
+    return ipywidgets.HTML(page.title(devices, HostGauge([]).memory()[1], memory))
+
+
+def _from(place: str, file: str | None) -> str:
+    if not place:
+        return ""
+    return f"from {file}" if place == "the configuration file" and file else f"from {place}"

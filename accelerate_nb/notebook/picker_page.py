@@ -1,0 +1,121 @@
+"""The pieces of HTML in the picker's form: headings, marks, texts to copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+from accelerate_nb.devices.base import Devices
+from accelerate_nb.events.checks import Check
+from accelerate_nb.notebook.amounts import bytes_text
+
+# A press copies the text beside the button; pages that are not served securely have no clipboard of their own.
+_COPY = (
+    "const t=this.closest('.acc-copy').querySelector('textarea');t.focus();t.select();"
+    "const done=()=>{this.textContent='Copied';setTimeout(()=>{this.textContent='Copy'},1500)};"
+    "if(navigator.clipboard&&window.isSecureContext){navigator.clipboard.writeText(t.value).then(done)}"
+    "else if(document.execCommand('copy')){done()}"
+)
+_MARKS = {"waiting": "○", "running": "◌", "passed": "✓", "failed": "✗", "left out": "–"}
+
+
+def style() -> str:
+    """The form's looks, in the colours of the notebook's theme."""
+    return f"<style>{Path(__file__).with_suffix('.css').read_text(encoding='utf-8')}</style>"
+
+
+def heading(text: str) -> str:
+    """A group's title."""
+    return f'<div class="acc-heading" role="heading" aria-level="3">{escape(text)}</div>'
+
+
+def title(devices: Devices, memory: int, accelerator_memory: Sequence[int | None]) -> str:
+    """The form's head: what this machine has to compute with."""
+    facts = [
+        accelerators(devices, accelerator_memory),
+        _count(devices.cores, "CPU core"),
+        f"{bytes_text(memory)} of memory",
+    ]
+    items = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
+    return (
+        '<div class="acc-title" role="heading" aria-level="2">Pick a configuration</div>'
+        f'<ul class="acc-facts" aria-label="This machine">{items}</ul>'
+    )
+
+
+def accelerators(devices: Devices, memory: Sequence[int | None]) -> str:
+    """What a machine has of accelerators, in words."""
+    if not devices.count:
+        return "no accelerator: computes on the CPU"
+    known = {size for size in memory if size}
+    each = f" with {bytes_text(min(known))}" if known else ""
+    return _count(devices.count, devices.label) + each + (" each" if each and devices.count > 1 else "")
+
+
+def help_line(text: str, default: str, later: Sequence[str]) -> str:
+    """What a setting means."""
+    more = f" Default: <code>{escape(default)}</code>." if default else ""
+    not_yet = f" Not offered yet: {escape(', '.join(later))}." if later else ""
+    return f'<div class="acc-help">{escape(text)}{more}{not_yet}</div>'
+
+
+def origin_mark(text: str) -> str:
+    """Where a value comes from."""
+    return f'<span class="acc-origin">{escape(text)}</span>' if text else ""
+
+
+def remark(text: str, *, grave: bool) -> str:
+    """What is said of a setting that can't be so, or had better not be; read aloud when it comes."""
+    if not text:
+        return ""
+    kind, mark = ("wrong", "✗") if grave else ("advice", "!")
+    return f'<div class="acc-{kind}" role="alert"><span aria-hidden="true">{mark}</span> {escape(text)}</div>'
+
+
+def remarks(texts: Iterable[str]) -> str:
+    """Several things that are wrong, of no setting in particular."""
+    return "".join(remark(text, grave=True) for text in texts)
+
+
+def leads_to(why: str, not_yet: str) -> str:
+    """What a launch would do."""
+    return f'<div class="acc-leads">{f"Runs {escape(why)}." if why else escape(not_yet)}</div>'
+
+
+def said(text: str) -> str:
+    """What was done, read aloud in its turn."""
+    return f'<div class="acc-said" role="status">{escape(text)}</div>' if text else ""
+
+
+def to_copy(label: str, text: str, note: str) -> str:
+    """A text with its name and a button that copies it."""
+    rows = min(max(text.count("\n") + 1 - text.endswith("\n"), 1), 14)
+    about = f'<div class="acc-help">{escape(note)}</div>' if note else ""
+    return (
+        '<div class="acc-copy" data-lm-suppress-shortcuts="true"><div class="acc-copy-head">'
+        f'<span class="acc-copy-name">{escape(label)}</span>'
+        f'<button type="button" class="jupyter-button acc-button" aria-label="Copy: {escape(label)}"'
+        f' onclick="{escape(_COPY)}"{"" if text else " disabled"}>Copy</button></div>'
+        f'<textarea readonly spellcheck="false" rows="{rows}" aria-label="{escape(label)}">{escape(text)}</textarea>'
+        f"{about}</div>"
+    )
+
+
+def checks(found: Iterable[Check]) -> str:
+    """The self-test as a list, a line and a mark for each check."""
+    return f'<ul class="acc-checks" aria-label="Self-test">{"".join(map(_check, found))}</ul>'
+
+
+def _check(one: Check) -> str:
+    about = f'<span class="acc-check-text">{escape(one.text)}</span>' if one.text else ""
+    advice = f'<div class="acc-check-advice">{escape(one.advice)}</div>' if one.advice else ""
+    state = one.state.replace(" ", "-")
+    return (
+        f'<li class="acc-check acc-check-{state}"><span class="acc-check-mark" role="img" aria-label="{one.state}">'
+        f"{_MARKS[one.state]}</span><span>{escape(one.title)}</span>{about}{advice}</li>"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
