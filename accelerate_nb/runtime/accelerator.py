@@ -6,6 +6,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -39,6 +40,7 @@ from accelerate_nb.runtime.kinds import DistributedType, DynamoBackend, FP8Backe
 from accelerate_nb.runtime.later.base import refuse
 from accelerate_nb.runtime.memory import release_memory
 from accelerate_nb.runtime.metrics import gather_for_metrics
+from accelerate_nb.runtime.mistakes import look
 from accelerate_nb.runtime.operations import collective, padding
 from accelerate_nb.runtime.optimizer import AcceleratedOptimizer, innermost
 from accelerate_nb.runtime.precision.base import precision_name
@@ -143,6 +145,8 @@ class Accelerator(Stepping, Saving, Splitting, Watching):
 
         self.device_placement = device_placement
         self.dataloader_config = _loading(dataloader_config, split_batches)
+        progress = self.dataloader_config.progress
+        self._shows_epochs = asked.loader_progress if progress is None else progress
         self.project_configuration = project_config or ProjectConfiguration()
         if project_dir is not None and self.project_configuration.project_dir is None:
             self.project_configuration.set_directories(os.fspath(project_dir))
@@ -339,6 +343,7 @@ class Accelerator(Stepping, Saving, Splitting, Watching):
             self.scaler,
             precision=self.precision,
             device=self.device,
+            first_look=partial(look, self),
         )
         return add(self.bundle.optimizers, prepared, self._kind_of_life)
 
@@ -381,6 +386,7 @@ class Accelerator(Stepping, Saving, Splitting, Watching):
             non_blocking=self.non_blocking,
             use_stateful_dataloader=self.use_stateful_dataloader,
         )
+        prepared.bar = len(self.bundle.loaders) if self._shows_epochs else None
         return add(self.bundle.loaders, prepared)
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:

@@ -25,6 +25,7 @@ class Asked:
     accumulation_steps: int | None
     debug: bool
     fp8_package: str
+    loader_progress: bool
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Asked:
@@ -38,6 +39,7 @@ class Asked:
             accumulation_steps=_steps(environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")),
             debug=is_yes(environment, "ACCELERATE_DEBUG_MODE"),
             fp8_package=environment.get("ACCELERATE_FP8_BACKEND") or "NO",
+            loader_progress=is_yes(environment, "ACCELERATE_NB_LOADER_PROGRESS"),
         )
 
 

@@ -124,7 +124,12 @@ class GradientAccumulationPlugin(KwargsHandler):
 
 @dataclass
 class DataLoaderConfiguration:
-    """How loaders are shared out among processes."""
+    """
+    How loaders are shared out among processes.
+
+    `progress` shows each epoch as a bar of its rank in the notebook, without writing anything; `None` leaves it to the
+    launcher's `loader_progress`.
+    """
 
     split_batches: bool = False
     dispatch_batches: bool | None = None
@@ -133,6 +138,7 @@ class DataLoaderConfiguration:
     data_seed: int | None = None
     non_blocking: bool = False
     use_stateful_dataloader: bool = False
+    progress: bool | None = None
 
 
 @dataclass

@@ -1,13 +1,23 @@
-"""A progress bar that one process of each machine shows."""
+"""Progress bars that need no thought: one process of each machine draws it, or nobody does and the notebook shows it."""
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from tqdm import auto
 
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.events.emit import emit, outlet
+from accelerate_nb.events.model import Progress
 from accelerate_nb.runtime.process import PartialState
+
+T = TypeVar("T")
+
+_BETWEEN = 0.1
 
 
 def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
@@ -20,3 +30,49 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
     hidden = kwargs.pop("disable", False) or (main_process_only and not PartialState().is_local_main_process)
     bar: Any = auto.tqdm  # a person's own arguments pass through
     return bar(*args, disable=hidden, **kwargs)
+
+
+@dataclass(slots=True)
+class Shown:
+    """
+    How far a process is in something, as the notebook shows it under its rank; nothing is written anywhere.
+
+    `bar` is the bar's name among those of the rank: the next one of that name takes its place.
+    """
+
+    bar: str
+    label: str
+    total: int | None
+    done: int = 0
+    unit: str = "batch"
+    _first: int = field(init=False)
+    _began: float = field(init=False)
+    _told: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        self._first, self._began = self.done, time.monotonic()
+
+    def through(self, items: Generator[T, None, None]) -> Generator[T, None, None]:
+        """All of the items; each is done when the next one is asked for."""
+        self._tell(closed=False)
+        try:
+            with closing(items):
+                for item in items:
+                    yield item
+                    self.done += 1
+                    if time.monotonic() - self._told >= _BETWEEN:
+                        self._tell(closed=False)
+        finally:
+            self._tell(closed=True)
+
+    def _tell(self, *, closed: bool) -> None:
+        listener, now = outlet(), time.monotonic()
+        if listener is None:
+            return
+        self._told, passed = now, now - self._began
+        rate = (self.done - self._first) / passed if passed > 0 and self.done > self._first else None
+        emit(
+            Progress(
+                listener.rank, self.label, self.done, self.total, time.time(), rate, self.unit, closed, bar=self.bar
+            )
+        )

@@ -206,6 +206,7 @@ EXAMPLES = {
     "mixed_precision": "fp16",
     "gradient_accumulation_steps": "2",
     "debug": "true",
+    "loader_progress": "yes",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -72,7 +72,7 @@ class DataLoaderDispatcher(PreparedLoader):
         size = self.batch_size if self.batch_sampler is None else self.batch_sampler.batch_size  # type: ignore[attr-defined]
         return int(size or 1) * self.stride
 
-    def _batches(self, skip: int, random: torch.Tensor | None) -> Iterator[Any]:
+    def _batches(self, skip: int, random: torch.Tensor | None) -> Generator[Any, None, None]:
         world = current_world()
         self._last_step = None
         with drawn_from(random):

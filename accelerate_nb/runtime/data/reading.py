@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from accelerate_nb.runtime.data.sampling import (
     new_generator,
 )
 from accelerate_nb.runtime.data.sharding import LastStep, with_last
+from accelerate_nb.runtime.progress import Shown
 
 # What an epoch that goes on keeps of its first beginning, where a position tells it.
 _TAKEN_UP = ("random", "running")
@@ -77,6 +78,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self.gradient_state = GradientState()
         self.skip_batches = reading.skip_batches
         self.told_of_repeated = False
+        # which of its process's loaders it is, where its epochs are shown as a bar
+        self.bar: int | None = None
         self._drop_last = reading.drop_last
         self._non_blocking = reading.non_blocking
         self._course = Course(reading.iteration)
@@ -111,13 +114,20 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         try:
             self.set_epoch(self.iteration)
             self._course.begin(done, {**start, **{name: pending[name] for name in _TAKEN_UP if name in pending}})
-            yield from self._batches(self._to_skip(done), pending.get("random"))
+            batches = self._batches(self._to_skip(done), pending.get("random"))
+            yield from (batches if self.bar is None else self._bar_of_epoch(self.bar, done).through(batches))
             self._tell_of_repeated()
         finally:
             self._course.end()
             self.end()
 
-    def _batches(self, skip: int, random: torch.Tensor | None) -> Iterator[Any]:
+    def _bar_of_epoch(self, number: int, done: int) -> Shown:
+        rest = length_of(self)
+        total = None if rest is None else rest + self.skip_batches
+        which = "" if number == 0 else f", loader {number + 1}"
+        return Shown(f"loader {number}", f"epoch {self.iteration}{which}", total, done)
+
+    def _batches(self, skip: int, random: torch.Tensor | None) -> Generator[Any, None, None]:
         """This process's batches after the first `skip`, with the order drawn from `random` where it is given."""
         raise NotImplementedError
 

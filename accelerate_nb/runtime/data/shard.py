@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import islice
 from typing import Any
 
@@ -46,7 +46,7 @@ class DataLoaderShard(PreparedLoader):
         wanted = [each for each in self.rng_types or () if not resumed or named(each) == "generator"]
         synchronize_rng_states(wanted, self.synchronized_generator)
 
-    def _batches(self, skip: int, random: torch.Tensor | None) -> Iterator[Any]:
+    def _batches(self, skip: int, random: torch.Tensor | None) -> Generator[Any, None, None]:
         course, device, non_blocking = self._course, self.device, self._non_blocking
         with drawn_from(random):
             batches = self._read(skip)

@@ -1,0 +1,114 @@
+"""A prepared loader's epochs are bars of its rank, where that was asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from accelerate_nb import Accelerator, launch
+from accelerate_nb.events.emit import connect
+from accelerate_nb.events.model import Progress
+from accelerate_nb.utils import DataLoaderConfiguration
+from tests.runtime.data.loaders import Numbers, Stream
+
+
+class Listener:
+    """Keeps what is sent."""
+
+    rank = 0
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+    def send(self, event: Any) -> None:
+        self.said.append(event)
+
+    @property
+    def bars(self) -> list[Progress]:
+        return [event for event in self.said if isinstance(event, Progress)]
+
+
+@pytest.fixture
+def listener():
+    one = Listener()
+    connect(one)
+    yield one
+    connect(None)
+
+
+def prepared(*loaders, **config):
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**config))
+    return accelerator.prepare(*loaders)
+
+
+def test_each_epoch_is_a_bar_that_begins_and_ends(listener, capfd):
+    loader = prepared(DataLoader(Numbers(6), 2), progress=True)
+    for _ in range(2):
+        assert len(list(loader)) == 3
+    assert [(one.label, one.done, one.total, one.closed) for one in listener.bars] == [
+        ("epoch 0", 0, 3, False),
+        ("epoch 0", 3, 3, True),
+        ("epoch 1", 0, 3, False),
+        ("epoch 1", 3, 3, True),
+    ]
+    assert {one.bar for one in listener.bars} == {"loader 0"}
+    assert {one.unit for one in listener.bars} == {"batch"}
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+def test_bars_of_several_loaders_are_told_apart(listener):
+    one, other = prepared(DataLoader(Numbers(6), 2), DataLoader(Numbers(4), 2), progress=True)
+    for _ in one:
+        list(other)
+        break
+    assert {(bar.bar, bar.label) for bar in listener.bars} == {
+        ("loader 0", "epoch 0"),
+        ("loader 1", "epoch 0, loader 2"),
+    }
+
+
+def test_an_epoch_that_is_left_ends_where_it_was_left(listener):
+    loader = prepared(DataLoader(Numbers(6), 2), progress=True)
+    batches = iter(loader)
+    next(batches), next(batches)
+    batches.close()
+    assert (listener.bars[-1].done, listener.bars[-1].closed) == (1, True)
+    assert loader.iteration == 1
+
+
+def test_a_loader_without_a_length_has_a_bar_without_a_total(listener):
+    list(prepared(DataLoader(Stream(6), 2), progress=True))
+    assert (listener.bars[-1].done, listener.bars[-1].total) == (3, None)
+
+
+def test_an_epoch_that_goes_on_goes_on_in_its_bar(listener):
+    loader = prepared(DataLoader(Numbers(8), 2), progress=True)
+    list(Accelerator(cpu=True).skip_first_batches(loader, 3))
+    assert [(one.done, one.total) for one in listener.bars] == [(3, 4), (4, 4)]
+
+
+def test_nobody_is_told_unless_it_was_asked_for(listener):
+    list(prepared(DataLoader(Numbers(6), 2)))
+    assert listener.bars == []
+
+
+def test_where_nobody_watches_a_loader_gives_the_same():
+    assert [batch.tolist() for batch in prepared(DataLoader(Numbers(4), 2), progress=True)] == [[0, 1], [2, 3]]
+
+
+def epoch() -> None:
+    list(Accelerator().prepare(DataLoader(Numbers(8), 2)))
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_launch_asks_for_the_bars_of_all_its_loaders(asked):
+    run = launch(epoch, num_processes=2, cpu=True, config_file="", timeout=60, panel="off", loader_progress=asked)
+    run.wait(60)
+    bars = [one.progress.get("loader 0") for one in run.view.glances()]
+    if asked:
+        assert [(bar.label, bar.done, bar.total, bar.closed) for bar in bars] == [("epoch 0", 2, 2, True)] * 2
+    else:
+        assert bars == [None, None]
