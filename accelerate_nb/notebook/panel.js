@@ -139,7 +139,7 @@ function copyButton(label, text, announce) {
 
 // -------------------------------------------------------------------------------------------------------------------- ANSI
 
-const ESCAPES = /\x1b\[([0-9;:]*)m|\x1b\[[0-9;?<>=!]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\|$)|\x1b[()][A-Z0-9]|\x1b.?|[\x00-\x08\x0b-\x1f\x7f]/g;
+const ESCAPES = /\x1b\[([0-9;:]*)m|\x1b\[[0-9;:?<>=!]*(?:[@-~]|$)|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\|$)|\x1b[()][A-Z0-9]|\x1b.?|[\x00-\x08\x0b-\x1f\x7f]/g;
 const CUBE = [0, 95, 135, 175, 215, 255];
 
 function colourOf256(n) {
@@ -1415,7 +1415,7 @@ class View {
     this.quiet = h(
       "div",
       { class: "anb-quiet", role: "region", "aria-label": "Nothing has come for a while" },
-      h("span", { class: "anb-quiet-mark", "aria-hidden": "true" }, "⏸"), this.quietText, this.quietStacks,
+      h("span", { class: "anb-quiet-mark", "aria-hidden": "true" }, "⚠"), this.quietText, this.quietStacks,
     );
     this.failure = div("anb-failure-place");
     this.stacksText = h("div", { class: "anb-stacks-text", tabindex: "0", role: "group", "aria-label": "stacks of every rank" });

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 Message = dict[str, Any]
 
 GIB = 2**30
+NOTEBOOK_CSS = Path(__file__).parents[3] / "accelerate_nb" / "notebook" / "panel.css"
 STARTED = 1_790_000_000.0
 SECONDS = 74.0
 
@@ -75,7 +77,9 @@ def _lines(size: int, chance: random.Random) -> list[list[Any]]:
             text = f"\x1b[36mstep\x1b[0m {step:5d}  loss \x1b[1m{loss:.4f}\x1b[0m  lr {3e-4:.2e}  \x1b[32mok\x1b[0m"
             lines.append([rank, 0, text, at, 0])
         if step % 60 == 30:
-            lines.append([1 % size, 1, "UserWarning: The dataloader has few workers, which may be a bottleneck.", at, 0])
+            lines.append(
+                [1 % size, 1, "UserWarning: The dataloader has few workers, which may be a bottleneck.", at, 0]
+            )
     lines.append([0, 0, "saving\x1b[38;5;208m checkpoint\x1b[0m …", STARTED + SECONDS, 1])
     return lines
 

@@ -1,0 +1,548 @@
+"""What a person sees and presses in the panel."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.page.feeds import GIB, NOTEBOOK_CSS, STACKS, STARTED, failed, running, start
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+
+def _sent(page: Any, kind: str) -> list[dict[str, Any]]:
+    return page.evaluate("(kind) => model.sent.filter((one) => one.do === kind)", kind)
+
+
+def _give(page: Any, **message: Any) -> None:
+    page.evaluate("(message) => give(message)", message)
+
+
+def _rows(page: Any) -> Any:
+    return page.locator(".anb-ranks .anb-row:not(.anb-header)")
+
+
+def _log(page: Any) -> Any:
+    return page.locator(".anb-output .anb-log").first
+
+
+def _lines(number: int, size: int = 2) -> list[list[Any]]:
+    return [[i % size, 0, f"line {i}", STARTED + i, 0] for i in range(number)]
+
+
+# ------------------------------------------------------------------------------------------------------------------- head
+
+
+def test_it_says_hello_when_it_is_drawn(page: Any, show: Any) -> None:
+    show(running(2))
+    (hello,) = _sent(page, "hello")
+    assert hello["view"]
+
+
+def test_the_head_says_what_runs_where_since_when(page: Any, show: Any) -> None:
+    show(running(4))
+    expect(page.get_by_role("heading", name="train")).to_be_visible()
+    expect(page.locator(".anb-title .anb-chip")).to_contain_text("running")
+    expect(page.locator(".anb-elapsed")).to_have_text(re.compile("01:1[4-9]"))
+    expect(page.locator(".anb-sub")).to_contain_text("4 ranks on cuda:0 … cuda:3")
+    expect(page.locator(".anb-sub")).to_contain_text("local: one machine, the supervisor is warm")
+
+
+def test_elapsed_ends_with_the_run(page: Any, show: Any) -> None:
+    show(running(1))
+    _give(page, seq=3, state={"state": "finished", "detail": "", "ended": STARTED + 3600})
+    expect(page.locator(".anb-elapsed")).to_have_text("1:00:00")
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    expect(page.locator(".anb [role=status][aria-live=polite]").last).to_have_text("train: finished")
+
+
+def test_stop_asks_first_and_a_second_press_kills(page: Any, show: Any) -> None:
+    show(running(2))
+    page.get_by_role("button", name="Stop", exact=True).dblclick()
+    assert _sent(page, "stop") == [{"do": "stop"}]
+    expect(page.locator(".anb-title .anb-chip")).to_contain_text("stopping")
+    page.get_by_role("button", name="Kill").click()
+    assert _sent(page, "kill") == [{"do": "kill"}]
+    assert len(_sent(page, "stop")) == 1
+
+
+def test_a_run_that_is_stopping_already_offers_to_kill(page: Any, show: Any) -> None:
+    show(running(2))
+    _give(page, seq=3, state={"state": "stopping", "detail": "", "ended": None})
+    page.get_by_role("button", name="Kill").click()
+    assert _sent(page, "kill") == [{"do": "kill"}]
+
+
+def test_buttons_stand_only_where_they_work(page: Any, show: Any) -> None:
+    show([start(2, can_act=False)])
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    expect(page.get_by_role("button", name="Stacks")).to_be_hidden()
+    expect(page.get_by_role("button", name="Pause")).to_be_hidden()
+
+
+def test_a_background_run_can_be_left_alone_for_a_while(page: Any, show: Any) -> None:
+    show([start(2, background=True)])
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Resume").click()
+    assert _sent(page, "follow") == [{"do": "follow", "on": False}, {"do": "follow", "on": True}]
+
+
+def test_stacks_are_asked_for_shown_marked_copied_and_closed(page: Any, show: Any) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    show(running(3))
+    page.get_by_role("button", name="Stacks").click()
+    assert _sent(page, "stacks") == [{"do": "stacks"}]
+    _give(page, seq=3, stacks={"text": STACKS})
+    stacks = page.get_by_role("region", name="Stacks")
+    expect(stacks.locator(".anb-stack")).to_have_count(3)
+    expect(stacks.locator(".anb-odd")).to_have_count(1)
+    expect(stacks.locator(".anb-odd")).to_contain_text("rank 1:   ◀ elsewhere than the others")
+    stacks.get_by_role("button", name="Copy").click()
+    expect(stacks.get_by_role("button", name="Copied")).to_be_visible()
+    # the clipboard is read only on a page of its own origin with focus
+    assert page.evaluate("() => navigator.clipboard?.readText() ?? null") in (STACKS, None)
+    stacks.get_by_role("button", name="Close").click()
+    expect(stacks).to_be_hidden()
+    expect(page.get_by_role("button", name="Stacks")).to_be_focused()
+    _give(page, seq=4, stacks={"text": STACKS})
+    expect(stacks).to_be_visible()
+
+
+def test_a_quiet_run_offers_stacks(page: Any, show: Any) -> None:
+    show(running(2))
+    _give(page, seq=3, quiet={"seconds": 65, "text": "Rank 1 is elsewhere."})
+    notice = page.get_by_role("region", name="Nothing has come for a while")
+    expect(notice).to_contain_text("for 01:05. Rank 1 is elsewhere.")
+    notice.get_by_role("button", name="Stacks").click()
+    assert len(_sent(page, "stacks")) == 1
+    _give(page, seq=4, quiet=None)
+    expect(notice).to_be_hidden()
+
+
+def test_gaps_and_skipped_lines_are_admitted(page: Any, show: Any) -> None:
+    show(running(1))
+    _give(page, seq=5, skipped=12000)
+    notes = page.locator(".anb-notes")
+    expect(notes).to_contain_text("2 messages from the kernel did not arrive")
+    expect(notes).to_contain_text("12,000 lines are only in the files")
+
+
+def test_the_kernel_hears_how_far_the_page_is(page: Any, show: Any) -> None:
+    show(running(1))
+    page.wait_for_function("model.sent.some((one) => one.do === 'ack' && one.seq === 2)")
+    for seq in range(3, 30):
+        _give(page, seq=seq)
+    page.wait_for_function("model.sent.some((one) => one.do === 'ack' && one.seq === 29)")
+    assert len(_sent(page, "ack")) <= 5
+
+
+# ------------------------------------------------------------------------------------------------------------------ ranks
+
+
+def test_a_row_tells_state_progress_metrics_and_device(page: Any, show: Any) -> None:
+    show(running(2))
+    row = _rows(page).nth(1)
+    expect(row.locator(".anb-chip")).to_contain_text("running")
+    expect(row.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "54")
+    expect(row).to_contain_text("epoch 2/10 · train")
+    expect(row).to_contain_text("326/600 · 24.8 it/s · 00:11 left")
+    expect(row).to_contain_text("cuda:1")
+    expect(row).to_contain_text("81 %")
+    expect(row).to_contain_text("55.0/80.0 GiB")
+    expect(page.locator(".anb-ranks .anb-header")).to_contain_text("loss")
+
+
+def test_a_bar_without_a_total_and_a_slow_one(page: Any, show: Any) -> None:
+    show([start(2)])
+    bars = [[0, "read", 1234, None, 20.0, "rows", 0], [1, "save", 1, 4, 0.1, "file", 0]]
+    _give(page, seq=2, progress=bars)
+    expect(_rows(page).nth(0)).to_contain_text("1,234 rows · 20.0 rows/s")
+    expect(_rows(page).nth(1)).to_contain_text("1/4 · 10.0 s/file · 00:30 left")
+
+
+def test_a_metric_that_is_not_a_number_stands_out(page: Any, show: Any) -> None:
+    show([start(1)])
+    _give(page, seq=2, metrics=[["loss", 0, [[0, 1.0, 0], [1, "nan", 0]]]])
+    expect(_rows(page).locator(".anb-bad")).to_have_text("nan")
+    expect(page.locator(".anb-chart-note")).to_have_text("⚠ 1 not finite")
+
+
+def test_a_machine_that_is_nearly_full_warns(page: Any, show: Any) -> None:
+    show(running(1))
+    hot = page.locator(".anb-host-one", has=page.locator(".anb-hot"))
+    expect(hot).to_have_count(1)
+    expect(hot).to_contain_text("disk")
+    expect(hot).to_contain_text("⚠ 1.9/2.0 TiB")
+    _give(page, seq=3, host=[["disk", 10 * GIB, 2048 * GIB, "B"]])
+    expect(hot).to_have_count(0)
+
+
+def test_sixty_four_ranks_have_an_overview_and_a_list_to_choose_from(page: Any, show: Any) -> None:
+    show(running(64))
+    expect(page.locator(".anb-heat")).to_have_count(64)
+    expect(page.get_by_role("tab")).to_have_count(0)
+    page.get_by_role("button", name="rank 40: running", exact=False).first.click()
+    expect(page.get_by_label("whose output", exact=True).locator("visible=true")).to_have_value("40")
+    expect(_log(page)).to_contain_text("step")
+    expect(page.get_by_role("button", name="Band")).to_have_attribute("aria-pressed", "true")
+    assert page.locator(".anb-ranks").bounding_box()["height"] < 420
+    _give(page, seq=3, ranks=[[40, "failed", "KeyError", 3]])
+    expect(page.get_by_role("button", name=re.compile("rank 40: failed"))).to_have_text("✕40")
+
+
+# ----------------------------------------------------------------------------------------------------------------- output
+
+
+def test_lines_of_all_ranks_of_one_and_side_by_side(page: Any, show: Any) -> None:
+    show([start(3)])
+    _give(page, seq=2, lines=[[0, 0, "from zero", 1.0, 0], [1, 0, "from one", 2.0, 0], [2, 1, "from two", 3.0, 0]])
+    expect(_log(page).locator(".anb-line")).to_have_text([re.compile("zero"), re.compile("one"), re.compile("two")])
+    page.get_by_role("tab", name="rank 1").click()
+    expect(_log(page).locator(".anb-line")).to_have_text(["from one\n"])
+    page.get_by_role("button", name="Side by side").click()
+    expect(page.locator(".anb-side-box")).to_have_count(3)
+    expect(page.get_by_role("log", name="output of rank 2")).to_contain_text("from two")
+    page.get_by_role("tab", name="all ranks").click()
+    expect(page.locator(".anb-side-box")).to_have_count(0)
+
+
+def test_stderr_is_marked_by_more_than_colour(page: Any, show: Any) -> None:
+    show([start(1)])
+    _give(page, seq=2, lines=[[0, 1, "warning", 1.0, 0]])
+    expect(_log(page).locator(".anb-stderr .anb-mark")).to_contain_text("!")
+    expect(_log(page).locator(".anb-stderr")).to_contain_text("stderr")
+
+
+def test_an_open_line_stands_last_and_moves(page: Any, show: Any) -> None:
+    show([start(1)])
+    _give(page, seq=2, lines=[[0, 0, "10 %", 1.0, 1], [0, 1, "note", 1.0, 0]])
+    expect(_log(page).locator(".anb-line").last).to_have_text("10 %\n")
+    _give(page, seq=3, lines=[[0, 0, "20 %", 2.0, 1]])
+    expect(_log(page).locator(".anb-line").last).to_have_text("20 %\n")
+    _give(page, seq=4, lines=[[0, 0, "done", 3.0, 0]])
+    expect(_log(page).locator(".anb-line")).to_have_count(2)
+
+
+def test_search_counts_steps_and_filters(page: Any, show: Any) -> None:
+    show([start(2)])
+    _give(page, seq=2, lines=_lines(400))
+    search = page.get_by_label("search in the output")
+    search.fill("LINE 39")
+    found = page.locator(".anb-found")
+    expect(found).to_have_text("11 matches")
+    search.press("Enter")
+    expect(found).to_have_text("1 of 11")
+    expect(_log(page).locator(".anb-current")).to_contain_text("line 39")
+    search.press("Enter")
+    expect(_log(page).locator(".anb-current")).to_contain_text("line 390")
+    page.get_by_role("button", name="previous match").click()
+    page.get_by_role("button", name="previous match").click()
+    expect(found).to_have_text("11 of 11")
+    page.get_by_role("button", name="Only matches").click()
+    expect(_log(page).locator(".anb-line")).to_have_count(11)
+    expect(_log(page).locator("mark").first).to_have_text("line 39")
+    _give(page, seq=3, lines=[[0, 0, "one more line 39", 1.0, 0], [0, 0, "other", 1.0, 0]])
+    expect(_log(page).locator(".anb-line")).to_have_count(12)
+    search.fill("nowhere to be found")
+    expect(found).to_have_text("0 matches")
+    expect(page.locator(".anb-empty").locator("visible=true")).to_have_text("No line matches")
+    search.press("Escape")
+    expect(search).to_have_value("")
+
+
+def test_a_match_is_found_across_colours(page: Any, show: Any) -> None:
+    show([start(1)])
+    _give(page, seq=2, lines=[[0, 0, "lo\x1b[31mss 0\x1b[0m.5", 1.0, 0]])
+    page.get_by_label("search in the output").fill("loss 0.5")
+    expect(page.locator(".anb-found")).to_have_text("1 match")
+    assert "".join(_log(page).locator("mark").all_text_contents()) == "loss 0.5"
+
+
+def test_following_stops_when_one_scrolls_up_and_begins_again(page: Any, show: Any) -> None:
+    show([start(2)])
+    _give(page, seq=2, lines=_lines(500))
+    expect(_log(page)).to_contain_text("line 499")
+    follow = page.get_by_role("button", name="Follow")
+    _log(page).hover()
+    page.mouse.wheel(0, -2000)
+    expect(follow).to_have_attribute("aria-pressed", "false")
+    top = _log(page).evaluate("(log) => log.scrollTop")
+    _give(page, seq=3, lines=[[0, 0, "news", 1.0, 0]])
+    jump = page.get_by_role("button", name="Jump to newest (1 new)")
+    expect(jump).to_be_visible()
+    assert _log(page).evaluate("(log) => log.scrollTop") == top
+    jump.click()
+    expect(_log(page)).to_contain_text("news")
+    expect(follow).to_have_attribute("aria-pressed", "true")
+    follow.click()
+    expect(follow).to_have_attribute("aria-pressed", "false")
+
+
+def test_what_one_reads_stays_in_place_when_old_lines_are_forgotten(page: Any, show: Any) -> None:
+    show([start(1)])
+    _give(page, seq=2, lines=_lines(20_000, size=1))
+    page.get_by_role("tab", name="rank 0").click()
+    _log(page).evaluate("(log) => { log.scrollTop -= 9000; }")
+    expect(page.get_by_role("button", name="Follow")).to_have_attribute("aria-pressed", "false")
+    middle = "(log) => document.elementFromPoint(log.getBoundingClientRect().x + 60, log.getBoundingClientRect().y + 100).textContent"
+    page.wait_for_function("document.querySelectorAll('.anb-output .anb-line').length > 10")
+    before = _log(page).evaluate(middle)
+    _give(page, seq=3, lines=[[0, 0, f"more {i}", 1.0, 0] for i in range(100)])
+    expect(page.locator(".anb-jump").locator("visible=true")).to_contain_text("100 new")
+    assert _log(page).evaluate(middle) == before
+
+
+def test_a_selection_lives_through_new_lines(page: Any, show: Any) -> None:
+    show([start(1)])
+    _give(page, seq=2, lines=_lines(100, size=1))
+    expect(_log(page)).to_contain_text("line 99")
+    _log(page).locator(".anb-line", has_text="line 97").evaluate("(row) => getSelection().selectAllChildren(row)")
+    _give(page, seq=3, lines=[[0, 0, f"more {i}", 1.0, 0] for i in range(200)])
+    expect(page.get_by_role("button", name="Jump to newest")).to_be_visible()
+    assert page.evaluate("getSelection().toString()").strip() == "line 97"
+    page.get_by_role("button", name="Jump to newest").click()
+    expect(_log(page)).to_contain_text("more 199")
+
+
+def test_only_the_lines_in_sight_are_in_the_page(page: Any, show: Any) -> None:
+    show([start(8)])
+    _give(page, seq=2, lines=_lines(50_000, size=8))
+    expect(_log(page)).to_contain_text("line 49999")
+    assert page.locator(".anb-output .anb-line").count() < 40
+    page.get_by_role("button", name="Side by side").click()
+    expect(page.locator(".anb-side-box").first).to_contain_text("line")
+    assert page.locator(".anb-output .anb-line").count() < 200
+    assert page.evaluate("document.querySelectorAll('.anb *').length") < 2000
+
+
+def test_a_very_long_line_neither_breaks_the_panel_nor_its_neighbours(page: Any, show: Any) -> None:
+    show([start(1)])
+    _give(page, seq=2, lines=[[0, 0, "x" * 200_000, 1.0, 0], [0, 0, "after", 1.0, 0]])
+    expect(_log(page)).to_contain_text("190,000 more characters in the file")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+    heights = _log(page).locator(".anb-line").evaluate_all("(rows) => rows.map((row) => row.offsetHeight)")
+    assert heights == [18, 18]
+
+
+def test_times_can_be_shown(page: Any, show: Any) -> None:
+    show([start(1)])
+    _give(page, seq=2, lines=[[0, 0, "now", STARTED + 0.25, 0]])
+    page.get_by_role("button", name="Times").click()
+    expect(_log(page).locator(".anb-time")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d\.250$"))
+
+
+def test_the_output_is_copied_as_plain_text(page: Any, show: Any) -> None:
+    show([start(2)])
+    page.evaluate(
+        "() => Object.defineProperty(navigator, 'clipboard', { value: { writeText: async (text) => { window.copied = text; } } })"
+    )
+    _give(page, seq=2, lines=[[0, 0, "\x1b[31mred\x1b[0m", 1.0, 0], [1, 0, "plain", 2.0, 0]])
+    expect(_log(page)).to_contain_text("plain")
+    page.locator(".anb-output").get_by_role("button", name="Copy").click()
+    assert page.evaluate("window.copied") == "[0] red\n[1] plain"
+
+
+def test_the_whole_file_of_a_rank_is_saved(page: Any, show: Any) -> None:
+    show(running(2))
+    expect(page.get_by_role("button", name="Whole file")).to_be_hidden()
+    page.get_by_role("tab", name="rank 1").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Whole file").click()
+        assert _sent(page, "log") == [{"do": "log", "rank": 1}]
+        page.evaluate("() => giveFile({ log: { rank: 1, name: 'rank_1.log' } }, 'every line\\n')")
+    assert download.value.suggested_filename == "rank_1.log"
+    assert Path(download.value.path()).read_text() == "every line\n"
+
+
+# ----------------------------------------------------------------------------------------------------------------- charts
+
+
+def _chart(page: Any, name: str) -> Any:
+    return page.get_by_role("group", name=f"metric {name}", exact=True)
+
+
+def _points(*values: Any) -> list[list[Any]]:
+    return [[10 * i, value, 0] for i, value in enumerate(values)]
+
+
+def _hover(page: Any, name: str, share: float) -> None:
+    box = _chart(page, name).locator(".anb-plot").bounding_box()
+    page.mouse.move(box["x"] + 24 + share * (box["width"] - 30), box["y"] + 40)
+
+
+def test_pointing_at_a_chart_tells_every_ranks_value_at_the_nearest_step(page: Any, show: Any) -> None:
+    show([start(2)])
+    _give(
+        page,
+        seq=2,
+        metrics=[["loss", 0, _points(3, 2, 1)], ["loss", 1, _points(3.5, 2.5, 1.5)], ["lr", 0, _points(7, 8, 9)]],
+    )
+    expect(_chart(page, "loss").locator(".anb-chart-value")).to_have_text("1.250")
+    _hover(page, "loss", 0.52)
+    tip = _chart(page, "loss").locator(".anb-tip")
+    expect(tip).to_be_visible()
+    assert tip.inner_text().split("\n") == ["step 10", "0", "2", "1", "2.500"]
+    # every chart stands at the same step
+    expect(_chart(page, "lr").locator(".anb-chart-value")).to_have_text("8")
+    expect(_chart(page, "lr").locator(".anb-cross")).to_be_visible()
+    page.mouse.move(5, 5)
+    expect(tip).to_be_hidden()
+    expect(_chart(page, "lr").locator(".anb-chart-value")).to_have_text("9")
+
+
+def test_a_band_tells_mean_and_range(page: Any, show: Any) -> None:
+    show([start(3)])
+    _give(page, seq=2, metrics=[["loss", rank, _points(rank, rank + 1, rank + 2)] for rank in range(3)])
+    page.get_by_role("button", name="Band").click()
+    _hover(page, "loss", 0.5)
+    text = _chart(page, "loss").locator(".anb-tip").inner_text().split("\n")
+    assert text == ["step 10", "mean", "2", "least · rank 0", "1", "most · rank 2", "3"]
+
+
+def _ink(page: Any, name: str) -> int:
+    script = """(canvas) => { const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+        let ink = 0; for (let i = 0; i < data.length; i += 4) if (data[i + 3] && Math.max(...data.slice(i, i + 3)) - Math.min(...data.slice(i, i + 3)) > 60) ink++; return ink; }"""
+    return _chart(page, name).locator("canvas").evaluate(script)
+
+
+def test_a_logarithmic_scale_leaves_out_what_has_no_logarithm(page: Any, show: Any) -> None:
+    show([start(1)])
+    _give(page, seq=2, metrics=[["loss", 0, _points(100, 1, 0, -5, 0.01)], ["bad", 0, _points(-1, -2)]])
+    page.get_by_role("button", name="loss: logarithmic scale").click()
+    expect(_chart(page, "loss").locator(".anb-chart-note")).to_have_text("⚠ 2 ≤ 0 not shown")
+    assert _ink(page, "loss") > 50
+    page.get_by_role("button", name="bad: logarithmic scale").click()
+    assert _ink(page, "bad") == 0
+
+
+def test_charts_are_painted_and_only_again_when_something_came(page: Any, show: Any) -> None:
+    show([start(1)])
+    _give(page, seq=2, metrics=[["loss", 0, _points(3, "nan", 1)], ["one", 0, _points(5)], ["none", 0, _points("nan")]])
+    page.wait_for_function("document.querySelectorAll('.anb-chart').length === 3")
+    assert _ink(page, "loss") > 20
+    assert _ink(page, "one") > 5
+    assert _ink(page, "none") == 0
+
+
+def test_charts_follow_the_theme(page: Any, show: Any) -> None:
+    show(running(1))
+    page.wait_for_function("document.querySelectorAll('.anb-chart').length === 4")
+    light = _chart(page, "loss").locator("canvas").evaluate("(canvas) => canvas.toDataURL()")
+    page.evaluate("theme(false)")
+    expect(page.locator(".anb")).to_have_attribute("data-anb-theme", "dark")
+    assert _chart(page, "loss").locator("canvas").evaluate("(canvas) => canvas.toDataURL()") != light
+
+
+def test_the_numbers_of_the_charts_stand_in_a_table_too(page: Any, show: Any) -> None:
+    show([start(2)])
+    _give(page, seq=2, metrics=[["loss", 0, _points(3, 2, 1)], ["loss", 1, _points(4, 2, 5)]])
+    page.get_by_role("button", name="Table").click()
+    row = page.get_by_role("table", name="metrics").get_by_role("row").nth(2)
+    assert row.get_by_role("cell").all_inner_texts() == ["1", "5", "2", "5", "20", "3"]
+
+
+# ----------------------------------------------------------------------------------------------------------------- errors
+
+
+def test_the_error_leads_with_the_notebooks_own_lines(page: Any, show: Any) -> None:
+    show(failed(4))
+    error = page.get_by_role("region", name="The error")
+    expect(error.locator(".anb-failure-head")).to_have_text("rank 1KeyError'label'")
+    expect(error.locator(".anb-advice")).to_contain_text("Read batch['labels'].")
+    expect(error.locator(".anb-own").locator("visible=true")).to_have_count(2)
+    expect(error.locator(".anb-guilty")).to_contain_text('targets = batch["label"]')
+    expect(error.get_by_text("tokenization.py")).to_be_hidden()
+    error.get_by_role("button", name="2 calls in other code").click()
+    expect(error.get_by_text("tokenization.py")).to_be_visible()
+    expect(error.get_by_text("rank 3: waited in all_reduce")).to_be_visible()
+    error.get_by_role("button", name="Whole traceback").click()
+    expect(error.get_by_label("traceback")).to_contain_text("Traceback (most recent call last)")
+    expect(page.locator(".anb-chip").first).to_contain_text("failed")
+    # a rank that has ended has no time left
+    expect(_rows(page).nth(1)).not_to_contain_text("left")
+
+
+def test_a_process_that_died_shows_its_last_words(page: Any, show: Any) -> None:
+    show(running(2))
+    failure = {"rank": 0, "type": "Killed", "message": "by SIGKILL", "last_lines": ["one", "\x1b[31mtwo\x1b[0m"]}
+    _give(page, seq=3, failure=failure)
+    expect(page.get_by_label("last lines")).to_have_text("one\ntwo")
+
+
+# ------------------------------------------------------------------------------------------------- several views, no kernel
+
+
+def test_two_views_show_the_same_run(page: Any, show: Any) -> None:
+    show(running(2))
+    page.evaluate(
+        "() => { const el = document.createElement('div'); document.querySelector('main').append(el); window.end = render(el); }"
+    )
+    expect(page.locator(".anb")).to_have_count(2)
+    expect(page.locator(".anb").nth(1)).to_contain_text("326/600")
+    _give(page, seq=3, lines=[[0, 0, "to both", 1.0, 0]])
+    expect(page.get_by_text("to both")).to_have_count(2)
+    assert len({one["view"] for one in _sent(page, "hello")}) == 2
+    page.evaluate("end()")
+    expect(page.locator(".anb")).to_have_count(1)
+
+
+def test_a_reset_begins_anew(page: Any, show: Any) -> None:
+    show(running(8))
+    page.get_by_role("tab", name="rank 7").click()
+    page.evaluate(
+        "(messages) => give(...messages)", [{**start(2), "seq": 9}, {"seq": 10, "lines": [[0, 0, "again", 1.0, 0]]}]
+    )
+    expect(_rows(page)).to_have_count(2)
+    expect(page.get_by_role("tab")).to_have_count(3)
+    expect(page.locator(".anb-chart")).to_have_count(0)
+    expect(_log(page)).to_contain_text("again")
+    expect(page.locator(".anb-notes")).to_have_text("")
+
+
+def test_a_saved_panel_needs_no_kernel(page: Any) -> None:
+    page.evaluate(
+        "([messages, css]) => { window.end = panel.mount(document.getElementById('here'), messages, css); }",
+        [failed(2), NOTEBOOK_CSS.read_text()],
+    )
+    expect(page.get_by_role("heading", name="train")).to_be_visible()
+    expect(page.get_by_role("region", name="The error")).to_be_visible()
+    expect(_log(page)).to_contain_text("step")
+    page.get_by_role("tab", name="rank 1").click()
+    for name in ("Stop", "Stacks", "Pause", "Whole file"):
+        expect(page.get_by_role("button", name=name, exact=True)).to_be_hidden()
+    assert page.evaluate("model.sent") == []
+    assert page.evaluate("end()") is None
+    expect(page.locator(".anb")).to_have_count(0)
+
+
+def test_a_snapshot_is_shown_before_the_kernel_says_anything(page: Any) -> None:
+    page.evaluate("(messages) => { model.traits.snapshot = messages; start(); }", running(2))
+    expect(page.get_by_role("heading", name="train")).to_be_visible()
+    expect(_rows(page)).to_have_count(2)
+
+
+EVIL = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>'
+
+
+def test_nothing_that_a_worker_writes_becomes_part_of_the_page(page: Any, show: Any) -> None:
+    run = start(1, name=EVIL, why=EVIL, folder=EVIL)
+    run["state"]["detail"] = EVIL
+    failure = {
+        "rank": 0, "type": EVIL, "message": EVIL, "advice": EVIL, "frames": [[EVIL, EVIL, EVIL, True]] * 2,
+        "traceback": EVIL, "last_lines": [EVIL], "others": [EVIL],
+    }  # fmt: skip
+    message = {
+        "seq": 2, "failure": failure, "quiet": {"seconds": 1, "text": EVIL}, "stacks": {"text": EVIL},
+        "lines": [[0, 0, EVIL, 1.0, 0], [0, 1, f"\x1b[31m{EVIL}", 1.0, 1]], "ranks": [[0, "running", EVIL, 2]],
+        "progress": [[0, EVIL, 1, 2, 1.0, EVIL, 0]], "devices": [[0, EVIL, 1, 1, 1]], "host": [[EVIL, 1, 2, "B"]],
+        "metrics": [[EVIL, 0, [[0, 1.0, 0]]]],
+    }  # fmt: skip
+    show([run, message])
+    page.get_by_label("search in the output").fill("<img")
+    page.get_by_role("button", name="Table").click()
+    expect(page.locator(".anb-found")).to_have_text("1 match")
+    assert page.locator(".anb img, .anb script").count() == 0
+    assert page.evaluate("window.pwned") is None

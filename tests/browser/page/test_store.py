@@ -1,0 +1,184 @@
+"""What the page keeps of what the kernel says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.browser.page.feeds import running, start
+
+
+def _pieces(page: Any, text: str) -> Any:
+    return page.evaluate("(text) => panel.ansi(text)", text)
+
+
+def test_colours_of_all_three_kinds_are_read(page: Any) -> None:
+    text = "\x1b[31mred\x1b[0m \x1b[38;5;208morange\x1b[39m \x1b[48;2;1;2;3mblue\x1b[49m \x1b[1;94mbold"
+    assert _pieces(page, text) == [
+        {"text": "red", "css": "color:var(--anb-a1)"},
+        {"text": " ", "css": ""},
+        {"text": "orange", "css": "color:rgb(255,135,0)"},
+        {"text": " ", "css": ""},
+        {"text": "blue", "css": "background:rgb(1,2,3)"},
+        {"text": " ", "css": ""},
+        {"text": "bold", "css": "color:var(--anb-a12);font-weight:700"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("\x1b[2K\x1b[1Aup", "up"),
+        ("\x1b]8;;https://x.org\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("a\x07b\x00c\td", "abc\td"),
+        ("\x1b[?25lhidden\x1b[?25h", "hidden"),
+        ("\x1b[m\x1b[99999mtext\x1b[38;5", "text"),
+        ("", ""),
+    ],
+)
+def test_control_characters_leave_nothing_behind(page: Any, text: str, left: str) -> None:
+    assert page.evaluate("(text) => panel.plain(text)", text) == left
+    assert "".join(piece["text"] for piece in _pieces(page, text)) == left
+
+
+def test_a_ring_keeps_the_newest_lines_and_counts_the_others(page: Any) -> None:
+    kept = page.evaluate(
+        """() => {
+            const ring = new panel.Ring(3, 100);
+            for (let i = 0; i < 8; i++) ring.push({ text: "line " + i });
+            const long = new panel.Ring(10, 12);
+            for (const text of ["aaaaa", "bbbbb", "ccccc"]) long.push({ text });
+            const texts = (ring) => Array.from({ length: ring.length }, (_, i) => ring.at(i).text);
+            return [texts(ring), ring.dropped, texts(long), long.dropped, long.size];
+        }"""
+    )
+    assert kept == [["line 5", "line 6", "line 7"], 5, ["bbbbb", "ccccc"], 1, 10]
+
+
+def _store(page: Any, messages: list[dict[str, Any]], read: str) -> Any:
+    return page.evaluate(
+        "([messages, read]) => { const store = panel.makeStore(); for (const one of messages) panel.feed(store, one);"
+        " return new Function('store', 'return ' + read)(store); }",
+        [messages, read],
+    )
+
+
+def test_an_open_line_is_replaced_until_it_ends(page: Any) -> None:
+    lines = [[0, 0, "1 %", 1.0, 1], [0, 0, "50 %", 2.0, 1], [0, 1, "oh", 2.5, 0]]
+    read = "[store.ranks.get(0).ring.length, store.ranks.get(0).open.get(0)?.text, store.all.length]"
+    assert _store(page, [start(1), {"seq": 2, "lines": lines}], read) == [1, "50 %", 1]
+    closed = {"seq": 3, "lines": [[0, 0, "100 %", 3.0, 0]]}
+    assert _store(page, [start(1), {"seq": 2, "lines": lines}, closed], read) == [2, None, 2]
+
+
+def test_a_missing_message_is_counted_and_a_reset_forgets(page: Any) -> None:
+    gap = [start(2), {"seq": 2}, {"seq": 5}, {"seq": 6, "skipped": 10}]
+    assert _store(page, gap, "[store.gaps, store.skipped]") == [2, 10]
+    again = {**start(2), "seq": 9}
+    assert _store(page, [*gap, again, {"seq": 10}], "[store.gaps, store.skipped, store.all.length]") == [0, 0, 0]
+
+
+def test_a_rank_that_nobody_announced_gets_its_place(page: Any) -> None:
+    messages = [start(2), {"seq": 2, "lines": [[5, 0, "late", 1.0, 0], [3, 0, "later", 1.0, 0]]}]
+    assert _store(page, messages, "[...store.ranks.keys()]") == [0, 1, 3, 5]
+
+
+def test_memory_is_bounded_however_much_comes(page: Any) -> None:
+    sizes = page.evaluate(
+        """(first) => {
+            const store = panel.makeStore();
+            panel.feed(store, first);
+            for (let k = 0; k < 60; k++) {
+                const lines = [];
+                for (let i = 0; i < 2000; i++) lines.push([i % 2, 0, "x".repeat(i % 50 ? 40 : 30000), k, 0]);
+                const points = Array.from({ length: 10000 }, (_, i) => [k * 10000 + i, Math.sin(i), k]);
+                panel.feed(store, { seq: k + 2, lines, metrics: [["loss", 0, points]] });
+            }
+            const series = store.metrics.get("loss").get(0);
+            const ranks = [...store.ranks.values()];
+            return { all: store.all.length, rank: Math.max(...ranks.map((one) => one.ring.length)), points: series.length,
+                     buckets: series.buckets.length, came: series.came, longest: store.all.at(0).text.length,
+                     characters: store.all.size };
+        }""",
+        start(2),
+    )
+    assert sizes["all"] <= 50_000
+    assert sizes["rank"] <= 20_000
+    assert sizes["points"] <= 400_000
+    assert sizes["buckets"] <= 2048
+    assert sizes["came"] == 600_000
+    assert sizes["longest"] < 11_000
+    assert sizes["characters"] <= 24_000_000
+
+
+def test_a_spike_among_many_points_is_still_drawn(page: Any) -> None:
+    found = page.evaluate(
+        """() => {
+            const series = new panel.Series();
+            for (let i = 0; i < 200000; i++) series.add(i, i === 123456 ? 1000 : 1);
+            const columns = panel.columns(series, 0, 199999, 300, false);
+            return [columns.filter((one) => one && one.most === 1000).length, series.nearest(123456.2), columns.length];
+        }"""
+    )
+    assert found == [1, [123456, 1000], 300]
+
+
+def test_what_is_not_finite_is_counted_and_left_out(page: Any) -> None:
+    points = [[0, 1.0, 0], [1, "nan", 0], [2, "inf", 0], [3, "-inf", 0], [4, 3.0, 0]]
+    read = "(({odd, least, most, last}) => [odd, least, most, last])(store.metrics.get('loss').get(0))"
+    assert _store(page, [start(1), {"seq": 2, "metrics": [["loss", 0, points]]}], read) == [3, 1, 3, [4, 3]]
+
+
+def test_values_without_a_step_are_counted_on(page: Any) -> None:
+    points = [[None, 1.0, 0], [None, 2.0, 0]]
+    read = "Array.from(store.metrics.get('loss').get(0).x.slice(0, 2))"
+    assert _store(page, [start(1), {"seq": 2, "metrics": [["loss", 0, points]]}], read) == [0, 1]
+
+
+def test_steps_that_begin_again_still_find_the_nearest(page: Any) -> None:
+    near = page.evaluate(
+        """() => {
+            const series = new panel.Series();
+            for (const [x, y] of [[0, 1], [10, 2], [0, 3], [10, 4], [20, 5]]) series.add(x, y);
+            return [series.nearest(9), series.nearest(100), series.nearest(-5)];
+        }"""
+    )
+    assert near == [[10, 4], [20, 5], [0, 3]]
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "marks"), [(0, 1, [0, 0.5, 1]), (0.3, 2.7, [1, 2]), (-5, 5, [-5, 0, 5]), (7, 7, [7])]
+)
+def test_a_scale_has_round_numbers(page: Any, least: float, most: float, marks: list[float]) -> None:
+    assert page.evaluate("([least, most]) => panel.ticks(least, most)", [least, most]) == marks
+
+
+def test_a_scale_of_powers_has_powers(page: Any) -> None:
+    assert page.evaluate("() => panel.logTicks(0.002, 50)") == [0.01, 0.1, 1, 10]
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        ("number(0.00001234)", "1.23e-5"),
+        ("number(1234567)", "1.23e6"),
+        ("number(0.5)", "0.5000"),
+        ("number(12)", "12"),
+        ("number(NaN)", "nan"),
+        ("number(undefined)", "–"),
+        ("duration(3723)", "1:02:03"),
+        ("duration(59.9)", "00:59"),
+        ("bytes(85899345920)", "80.0 GiB"),
+        ("bytes(512)", "512 B"),
+        ("count(1234)", "1,234"),
+        ("count(2.5e6)", "2.50 M"),
+    ],
+)
+def test_numbers_are_written_short(page: Any, call: str, text: str) -> None:
+    assert page.evaluate(f"() => panel.{call}") == text
+
+
+def test_the_newest_bar_leads_and_the_one_around_it_is_known(page: Any) -> None:
+    read = "(({bar, around}) => [bar.label, around.label])(panel.progressOf(store.ranks.get(0)))"
+    assert _store(page, running(1), read) == ["train", "epoch"]
