@@ -10,15 +10,15 @@ from typing import Any
 
 from accelerate_nb.config import files
 from accelerate_nb.config.environment import already_launched, asks_for_tpu, saying, warms_early
-from accelerate_nb.config.fields import settings as settings_of, unsaid
-from accelerate_nb.config.run import RunConfig, resolve
+from accelerate_nb.config.fields import said, settings as settings_of, unsaid
+from accelerate_nb.config.run import RunConfig, differing, resolve
 from accelerate_nb.config.training import Training
 from accelerate_nb.errors import ConfigurationError, LaunchError, NotYetError
 from accelerate_nb.launching import functions as launching
 from accelerate_nb.launching.engines.supervised import warm
-from accelerate_nb.launching.run import Run
+from accelerate_nb.launching.run import FrontEnd, Run
+from accelerate_nb.notebook import choosing
 from accelerate_nb.notebook.host import host
-from accelerate_nb.notebook.plain import PlainText
 
 
 def notebook_launcher(
@@ -42,6 +42,8 @@ def notebook_launcher(
     start_method: str = unsaid("auto"),
     timeout: float | None = None,
     results: str = unsaid("main"),
+    panel: bool | str = unsaid("auto"),
+    config: RunConfig | None = None,
     config_file: str | Path | None = None,
     **settings: Any,
 ) -> Any:
@@ -64,6 +66,10 @@ def notebook_launcher(
     - `start_method`: "supervisor" (forked by a process that has touched no device), "fork", "spawn", or "auto".
     - `timeout`: seconds for the whole run; then every rank's stack is shown.
     - `results`: "main" for rank 0's return value, "all" for a list of every rank's.
+    - `panel`: how the run is shown: "widget" for a live panel, "text" for lines, `False` or "off" for results and errors
+      only, or "auto" for what the place can show.
+    - `config`: a whole configuration, such as a picker's `value`, in place of the environment and the file; what is said in
+      the call beside it wins.
     - `config_file`: another configuration file; `""` for none.
     - `settings`: any other setting, such as `gradient_accumulation_steps`, `engine`, `folder` or `grace` (seconds in which
       processes may end by themselves after an interrupt).
@@ -80,7 +86,7 @@ def notebook_launcher(
     2
     """
     __tracebackhide__ = True  # IPython shows the person's own frames alone
-    said = {
+    arguments = {
         "num_processes": num_processes,
         "mixed_precision": mixed_precision,
         "use_port": use_port,
@@ -98,12 +104,12 @@ def notebook_launcher(
         "start_method": start_method,
         "timeout": timeout,
         "results": results,
+        **_shown(panel),
         **settings,
     }
     if already_launched(os.environ):
-        return _called(function, args, resolved(_of_training(said), config_file))
-    config = resolved(said, config_file)
-    return _waited_for(_prepared(function, args, config))
+        return _called(function, args, resolved(_of_training(arguments), config_file, config))
+    return _waited_for(_prepared(function, args, resolved(arguments, config_file, config)))
 
 
 def debug_launcher(function: Callable[..., Any], args: Iterable[Any] = (), num_processes: int = 2) -> Any:
@@ -125,30 +131,52 @@ def launch(
     args: Iterable[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
+    panel: bool | str | None = None,
+    config: RunConfig | None = None,
     config_file: str | Path | None = None,
     **settings: Any,
 ) -> Run:
     """
     Run `function(*args, **kwargs)` on every process, and return at once with the `Run`, which is waited for or stopped.
 
-    `settings` are those of `notebook_launcher`, by name. Raises `ConfigurationError`, `NotYetError`, `PayloadError` or
-    `LaunchError` before any process starts, a `LaunchError` also in a process that a launcher started.
+    In a notebook the run's panel appears under the cell and lives on beside whatever is done next; lines of text are written
+    where the run is waited for, or with `panel=True` under this cell, too. `panel=False` shows nothing but a word on a
+    failure that nobody waits for; a text is the setting of that name, and `config` and `settings` are those of
+    `notebook_launcher`.
+
+    Raises `ConfigurationError`, `NotYetError`, `PayloadError` or `LaunchError` before any process starts, a `LaunchError`
+    also in a process that a launcher started.
 
     >>> run = launch(train, args=(3,), num_processes=2, results="all")
     >>> run.wait()
     [2, 2]
     """
     __tracebackhide__ = True  # IPython shows the person's own frames alone
-    config = resolved(settings, config_file)
+    wish = resolved({**_shown(panel), **settings}, config_file, config)
     _refuse_in_a_worker()
-    return _prepared(partial(function, **kwargs) if kwargs else function, args, config).start()
+    front_end = choosing.front_end(wish.launching, os.environ)
+    run = _prepared(partial(function, **kwargs) if kwargs else function, args, wish, front_end).start()
+    if panel is True or choosing.shows_at_once(front_end):
+        run.follow()
+    return run
 
 
-def resolved(said: Mapping[str, Any], config_file: str | Path | None) -> RunConfig:
-    """What was said here, in the environment and in a file, as one wish."""
+def _shown(panel: bool | str | None) -> dict[str, Any]:
+    """What `panel` says, as the setting of that name."""
+    if isinstance(panel, bool):
+        return {} if panel else {"panel": "off"}
+    return {"panel": panel}
+
+
+def resolved(arguments: Mapping[str, Any], config_file: str | Path | None, whole: RunConfig | None = None) -> RunConfig:
+    """What was said here, and in a whole configuration or else in the environment and in a file, as one wish."""
     __tracebackhide__ = True  # IPython shows the person's own frames alone
-    path = files.find(os.environ, config_file)
-    config = resolve(said, os.environ, files.read(path) if path is not None else None)
+    if whole is None:
+        path = files.find(os.environ, config_file)
+        config = resolve(arguments, os.environ, files.read(path) if path is not None else None)
+    else:
+        _check_whole(whole, config_file)
+        config = resolve({**differing(whole), **said(arguments)}, {})
     if asks_for_tpu(os.environ) and not config.launching.cpu:
         raise NotYetError(
             "The environment asks for a TPU (PJRT_DEVICE or TPU_NAME), and TPUs are not offered here yet. "
@@ -157,10 +185,23 @@ def resolved(said: Mapping[str, Any], config_file: str | Path | None) -> RunConf
     return config
 
 
-def _of_training(said: Mapping[str, Any]) -> dict[str, Any]:
+def _check_whole(config: RunConfig, config_file: str | Path | None) -> None:
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    if not isinstance(config, RunConfig):
+        raise ConfigurationError(
+            f"config should be a RunConfig, but is {type(config).__name__} {config!r:.100}. "
+            "Pass a picker's value, config=picker.value; a file is named by config_file=."
+        )
+    if config_file is not None:
+        raise ConfigurationError(
+            f"Both config and config_file={str(config_file)!r} were given, and each is a whole configuration. Pass one of them."
+        )
+
+
+def _of_training(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What is left to say in a process that was launched: how many there are and where, its launcher decided."""
     names = {one.name for one in settings_of(Training)}
-    return {name: value for name, value in said.items() if name in names}
+    return {name: value for name, value in arguments.items() if name in names}
 
 
 def _called(function: Callable[..., Any], args: Iterable[Any], config: RunConfig) -> Any:
@@ -189,15 +230,17 @@ def _waited_for(run: Run) -> Any:
         raise
 
 
-def _prepared(function: Callable[..., Any], args: Iterable[Any], config: RunConfig) -> Run:
+def _prepared(
+    function: Callable[..., Any], args: Iterable[Any], config: RunConfig, front_end: FrontEnd | None = None
+) -> Run:
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     if not callable(function):
         raise ConfigurationError(
             f"A function is what a launcher runs, but {function!r} can't be called. "
             "Pass the function itself, without parentheses, and its arguments as args=(...)."
         )
-    front_end = PlainText(host(os.environ).screen, config.launching.log_line_prefix_template)
-    return launching.prepare(function, _as_arguments(args), config, front_end)
+    shown = front_end or choosing.front_end(config.launching, os.environ)
+    return launching.prepare(function, _as_arguments(args), config, shown)
 
 
 def _as_arguments(args: Iterable[Any]) -> tuple[Any, ...]:

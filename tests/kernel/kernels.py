@@ -265,7 +265,8 @@ def kernel(folder: Path, **environment: str) -> Iterator[Kernel]:
     mark = uuid.uuid4().hex
     own = {name: value for name, value in os.environ.items() if name not in _OF_A_SHELL}
     own["CUDA_VISIBLE_DEVICES"] = ""  # a machine without accelerators, whatever this one has
-    environ = {**own, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder), _MARK: mark, **environment}
+    shown = {"ACCELERATE_NB_PANEL": "text"}  # what a run says is in the cell's text
+    environ = {**own, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder), _MARK: mark, **shown, **environment}
     manager = KernelManager(kernel_name="python3")
     manager.start_kernel(env=environ, cwd=str(folder))
     client = manager.blocking_client()
