@@ -18,7 +18,8 @@ class AcceleratedOptimizer(Optimizer):
     """
     An optimizer whose `step` and `zero_grad` do nothing while gradients are being accumulated.
 
-    Everything else is the wrapped optimizer's own; `precision` decides how a step is made.
+    Everything else is the wrapped optimizer's own; `precision` decides how a step is made, and `first_look` is called with
+    this object before the first one.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class AcceleratedOptimizer(Optimizer):
         *,
         precision: Precision | None = None,
         device: torch.device | None = None,
+        first_look: Callable[[Any], None] | None = None,
     ) -> None:
         self.optimizer = optimizer
         self.scaler = scaler
@@ -39,6 +41,7 @@ class AcceleratedOptimizer(Optimizer):
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
         self._is_done_in_backward = updates_in_backward(optimizer)
         self._is_plain = type(self.precision) is Precision
+        self._first_look = first_look
         self._asks = current_asks()
         self._asks.begin()
         if device_placement and device is not None and optimizer.state:
@@ -80,11 +83,19 @@ class AcceleratedOptimizer(Optimizer):
         """Step, if gradients are synchronised."""
         if not self.gradient_state.sync_gradients or self._is_done_in_backward:
             return
+        if self._first_look is not None:
+            self._look()
         if self._is_plain:
             self.optimizer.step(closure)
         else:
             self._is_overflow = not self.precision.step(self.optimizer, closure)
         self._asks.stepped()
+
+    def _look(self) -> None:
+        """Before the first step: somebody looks whether the gradients are what they should be."""
+        look, self._first_look = self._first_look, None
+        if look is not None:
+            look(self)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Throw the gradients away, if they are synchronised."""
@@ -124,7 +135,8 @@ class AcceleratedOptimizer(Optimizer):
             switch()
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__)
+        # who looks at the first step belongs to this process
+        return {**self.__dict__, "_first_look": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

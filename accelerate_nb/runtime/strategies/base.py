@@ -95,6 +95,10 @@ class Strategy:
         """A block in which processes may have different numbers of batches."""
         return nullcontext()
 
+    def unshared(self, models: Sequence[Any], learning: Sequence[Tensor]) -> list[str]:
+        """What is to be said where gradients of weights that learn are not shared as they should be; `models` are prepared."""
+        return []
+
     def release(self) -> None:
         """Let go of what was prepared."""
 

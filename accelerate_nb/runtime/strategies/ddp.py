@@ -7,12 +7,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from weakref import WeakSet
 
+from torch import Tensor
 from torch.distributed.algorithms.join import Join
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.compiling import TorchDynamoPlugin
+from accelerate_nb.runtime.compiling import TorchDynamoPlugin, is_compiled_module
 from accelerate_nb.runtime.current import before_leaving
 from accelerate_nb.runtime.handlers import DistributedDataParallelKwargs
 from accelerate_nb.runtime.strategies.base import Strategy
@@ -77,6 +78,19 @@ class DDP(Strategy):
         """`torch.distributed.algorithms.Join`: a process without batches answers the others' collectives."""
         return Join([copies_in(each) or each for each in joinables], throw_on_early_termination=False)
 
+    def unshared(self, models: Sequence[Any], learning: Sequence[Tensor]) -> list[str]:
+        """What is to be said of copies that were never called, and of weights that are in none: nobody averages their gradients."""
+        known = {id(each) for each in learning}
+        own = [(model, copies) for model in models if (copies := copies_in(model)) and _has_any(copies, known)]
+        alone = f"each of the {self.world.size} processes trains a model of its own"
+        if not own:
+            return [
+                f"The optimizer's weights are in no prepared model, so {alone}. Give the model to accelerator.prepare(...), too."
+            ]
+        # inside of what torch compiles, DDP doesn't note its first call
+        called = all(copies._lazy_init_ran or is_compiled_module(model) for model, copies in own)
+        return [] if called else [f"The prepared model was not called, so {alone}. Call what prepare returned for it."]
+
     def _let_go(self) -> None:
         """
         Part the models from the process group before it ends.
@@ -86,6 +100,10 @@ class DDP(Strategy):
         """
         for model in self._wrapped:
             model.__dict__.update(reducer=None, logger=None)
+
+
+def _has_any(model: Module, known: set[int]) -> bool:
+    return any(id(each) in known for each in model.parameters())
 
 
 @contextmanager

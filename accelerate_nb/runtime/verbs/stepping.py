@@ -28,6 +28,7 @@ class Stepping(Process):
     precision: Precision
     strategy: Strategy
     windows: Windows
+    has_gone_backward: bool = False
     _divisor: int | None = None
 
     @property
@@ -87,6 +88,7 @@ class Stepping(Process):
         With a `learning_rate` and a prepared LOMO optimizer it is `lomo_backward`; other arguments are those of
         `Tensor.backward`.
         """
+        self.has_gone_backward = True
         steps = self._divisor or self.gradient_state.num_steps
         if steps != 1:
             loss = loss / steps

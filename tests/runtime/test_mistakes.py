@@ -1,0 +1,128 @@
+"""Mistakes that raise nothing are warned of at the first step, once, at the person's own line; what is right is not."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from accelerate_nb import Accelerator
+from accelerate_nb.runtime.local_sgd import LocalSGD
+from tests.ranks import run_on_ranks
+
+
+def steps(call, model, optimizer, backward, count=3):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(count):
+            backward(call(torch.ones(2, 4)).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+    ours = [one for one in caught if "accelerator" in str(one.message) or "prepare" in str(one.message)]
+    assert all(one.filename == __file__ for one in ours)
+    return [str(one.message) for one in ours]
+
+
+def made(**settings):
+    model = nn.Linear(4, 1)
+    return Accelerator(cpu=True, **settings), model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def the_model_as_it_was():
+    accelerator, model, optimizer = made()
+    _, optimizer = accelerator.prepare(model, optimizer)
+    return steps(model, model, optimizer, accelerator.backward)
+
+
+def an_optimizer_without_its_model():
+    accelerator, model, optimizer = made()
+    optimizer = accelerator.prepare(optimizer)
+    return steps(model, model, optimizer, accelerator.backward)
+
+
+def a_plain_backward():
+    accelerator, model, optimizer = made(gradient_accumulation_steps=4)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    return steps(model, model, optimizer, torch.Tensor.backward)
+
+
+MISTAKES = {
+    the_model_as_it_was: "The prepared model was not called",
+    an_optimizer_without_its_model: "in no prepared model",
+    a_plain_backward: "4 times as large",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_that_raises_nothing_is_told_once(mistake):
+    for told in run_on_ranks(mistake, 2):
+        assert len(told) == 1
+        assert MISTAKES[mistake] in told[0]
+
+
+def everything_right():
+    accelerator, model, optimizer = made(gradient_accumulation_steps=2)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    told = steps(model, model, optimizer, accelerator.backward)
+    with LocalSGD(accelerator, model, local_sgd_steps=2) as local:
+        told += steps(model, model, optimizer, accelerator.backward)
+        local.step()
+    return told
+
+
+def a_plain_backward_where_it_does_not_matter():
+    accelerator, model, optimizer = made()
+    model, optimizer = accelerator.prepare(model, optimizer)
+    return steps(model, model, optimizer, torch.Tensor.backward)
+
+
+def a_model_that_is_only_evaluated_and_one_that_learns():
+    accelerator, model, optimizer = made()
+    frozen = accelerator.prepare_model(nn.Linear(4, 4), evaluation_mode=True)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    return steps(lambda batch: model(frozen(batch).detach()), model, optimizer, accelerator.backward)
+
+
+def two_that_take_turns():
+    accelerator, model, optimizer = made()
+    other = nn.Linear(4, 1)
+    model, other, optimizer, second = accelerator.prepare(
+        model, other, optimizer, torch.optim.SGD(other.parameters(), lr=0.1)
+    )
+    told = steps(model, model, optimizer, accelerator.backward)
+    return told + steps(other, other, second, accelerator.backward)
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        everything_right,
+        a_plain_backward_where_it_does_not_matter,
+        a_model_that_is_only_evaluated_and_one_that_learns,
+        two_that_take_turns,
+    ],
+)
+def test_what_is_right_is_not_warned_of(loop):
+    assert run_on_ranks(loop, 2) == [[], []]
+    assert run_on_ranks(loop, 1) == [[]]
+
+
+def test_one_process_needs_no_prepared_model():
+    assert run_on_ranks(the_model_as_it_was, 1) == [[]]
+    assert run_on_ranks(an_optimizer_without_its_model, 1) == [[]]
+
+
+def copies_of_an_optimizer():
+    accelerator, _, optimizer = made()
+    optimizer = accelerator.prepare(optimizer)
+    for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        other.step()
+    return True
+
+
+def test_an_optimizer_can_be_copied_and_pickled():
+    assert run_on_ranks(copies_of_an_optimizer, 1) == [True]
