@@ -35,6 +35,7 @@ class Training:
     loader_progress: bool | None = setting(
         None,
         help="Show each epoch of a prepared loader as a bar of its rank, in the panel only.",
+        group="shown",
     )
 
     def environ(self) -> dict[str, str]:

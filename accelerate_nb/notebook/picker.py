@@ -19,7 +19,7 @@ from accelerate_nb.devices.sampling import HostGauge
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.events.checks import Check
 from accelerate_nb.notebook import picker_page as page
-from accelerate_nb.notebook.picker_appraisal import Appraisal, Beginning, appraise, begin
+from accelerate_nb.notebook.picker_appraisal import Appraisal, Beginning, appraise, begin, several_machines
 from accelerate_nb.notebook.picker_fields import Field, Group
 from accelerate_nb.notebook.picker_files import FileSection
 from accelerate_nb.notebook.picker_test import TestSection
@@ -60,7 +60,8 @@ class ConfigPicker:
         self._marks = {name: one.place for name, one in self._beginning.origins.items()}
         self._quiet = False
         self._fields = {one.name: Field(one) for one in all_settings()}
-        self._groups = [Group(key, own) for key in GROUPS if (own := self._of_group(key))]
+        notes = {"machines": several_machines()}
+        self._groups = [Group(key, own, notes.get(key, "")) for key in GROUPS if (own := self._of_group(key))]
         self._general, self._leads = ipywidgets.HTML(), ipywidgets.HTML()
         self._texts = {name: ipywidgets.HTML() for name in _SPELLINGS}
         path = self._beginning.file or str(files.default_place(os.environ))

@@ -8,9 +8,9 @@ from typing import Any
 
 from accelerate_nb.config import files, spelling
 from accelerate_nb.config.fields import Setting
-from accelerate_nb.config.run import Origin, RunConfig, all_settings, origin
+from accelerate_nb.config.run import Origin, RunConfig, all_settings, origin, resolve
 from accelerate_nb.devices.base import Devices
-from accelerate_nb.errors import AccelerateNbError
+from accelerate_nb.errors import AccelerateNbError, NotYetError
 from accelerate_nb.launching.choosing import Choice
 from accelerate_nb.launching.preflight import Objection, look_ahead
 from accelerate_nb.notebook.flags import cell_flags
@@ -105,6 +105,15 @@ def appraise(
         content=content,
         notes=_notes(config, to_say, content, elsewhere, in_a_cell),
     )
+
+
+def several_machines() -> str:
+    """What stands in the way of several machines; empty where nothing does."""
+    try:
+        resolve({"num_nodes": 2}, {})
+    except NotYetError:
+        return "Only one machine is offered here yet."
+    return ""
 
 
 def value_of(one: Setting, typed: Any) -> Any:

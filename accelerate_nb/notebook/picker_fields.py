@@ -53,16 +53,18 @@ class Field:
 class Group:
     """The settings under one heading; advanced ones are folded."""
 
-    def __init__(self, key: str, fields: Iterable[Field]) -> None:
+    def __init__(self, key: str, fields: Iterable[Field], note: str = "") -> None:
         own = list(fields)
         self._advanced = [field for field in own if field.setting.advanced]
         self._folded = _grid(self._advanced)
         self._button = ipywidgets.Button(tooltip=f"Settings of {GROUPS[key]} that are seldom changed")
         self._button.add_class("acc-more")
         self._button.on_click(lambda _: self.unfold(folded=not self._is_folded()))
-        plain = _grid([field for field in own if not field.setting.advanced])
-        more = [self._button, self._folded] if self._advanced else []
-        self.box = ipywidgets.VBox([ipywidgets.HTML(page.heading(GROUPS[key])), plain, *more])
+        plain = [field for field in own if not field.setting.advanced]
+        self._more = "more " if plain else ""
+        folded = [self._button, self._folded] if self._advanced else []
+        head = ipywidgets.HTML(page.heading(GROUPS[key], note))
+        self.box = ipywidgets.VBox([head, *([_grid(plain)] if plain else []), *folded])
         self.box.add_class("acc-group")
         self.unfold(folded=True)
 
@@ -71,7 +73,7 @@ class Group:
         self._folded.layout.display = "none" if folded else None
         number = len(self._advanced)
         self._button.description = (
-            f"▸ {number} more setting{'s' if number > 1 else ''}" if folded else "▾ Fewer settings"
+            f"▸ {number} {self._more}setting{'s' if number > 1 else ''}" if folded else "▾ Fewer settings"
         )
 
     def unfold_wrong(self, wrong: Mapping[str, str]) -> None:
@@ -94,17 +96,17 @@ def _control(one: Setting) -> Any:
         return ipywidgets.Checkbox(value=one.default, description=one.name, indent=False, tooltip=one.help)
     if isinstance(one.kind, (YesNo, OneOf)):
         options = [(str(choice), choice) for choice in one.choices or (True, False)]
-        open_too = [(_LEFT_OPEN, None)] if one.nullable else []
-        return ipywidgets.Dropdown(
-            options=[*open_too, *options], value=one.default, description=one.name, tooltip=one.help
-        )
+        # a control whose value is None shows nothing at all
+        open_too = [(_LEFT_OPEN, "")] if one.nullable else []
+        value = _as_typed(one, one.default)
+        return ipywidgets.Dropdown(options=[*open_too, *options], value=value, description=one.name, tooltip=one.help)
     return ipywidgets.Text(description=one.name, placeholder=_default(one) or _LEFT_OPEN, tooltip=one.help)
 
 
 def _as_typed(one: Setting, value: Any) -> Any:
     """A value as it stands in the setting's control; a default in a control for texts is left out."""
     if isinstance(one.kind, (YesNo, OneOf)):
-        return value
+        return "" if value is None else value
     if value is None or value == one.default:
         return ""
     if isinstance(one.kind, Table):

@@ -17,6 +17,8 @@ _COPY = (
     "if(navigator.clipboard&&window.isSecureContext){navigator.clipboard.writeText(t.value).then(done)}"
     "else if(document.execCommand('copy')){done()}"
 )
+# Where a browser does not fit a text's height by itself, about so many characters are a row.
+_WIDTH, _MOST_ROWS = 44, 14
 _MARKS = {"waiting": "○", "running": "◌", "passed": "✓", "failed": "✗", "left out": "–"}
 
 
@@ -25,9 +27,10 @@ def style() -> str:
     return f"<style>{Path(__file__).with_suffix('.css').read_text(encoding='utf-8')}</style>"
 
 
-def heading(text: str) -> str:
-    """A group's title."""
-    return f'<div class="acc-heading" role="heading" aria-level="3">{escape(text)}</div>'
+def heading(text: str, note: str = "") -> str:
+    """A group's title, with what is to be known of the whole group."""
+    about = f'<div class="acc-help">{escape(note)}</div>' if note else ""
+    return f'<div class="acc-heading" role="heading" aria-level="3">{escape(text)}</div>{about}'
 
 
 def title(devices: Devices, memory: int, accelerator_memory: Sequence[int | None]) -> str:
@@ -90,7 +93,7 @@ def said(text: str) -> str:
 
 def to_copy(label: str, text: str, note: str) -> str:
     """A text with its name and a button that copies it."""
-    rows = min(max(text.count("\n") + 1 - text.endswith("\n"), 1), 14)
+    rows = min(sum(1 + len(line) // _WIDTH for line in text.splitlines()), _MOST_ROWS) or 1
     about = f'<div class="acc-help">{escape(note)}</div>' if note else ""
     return (
         '<div class="acc-copy" data-lm-suppress-shortcuts="true"><div class="acc-copy-head">'
