@@ -11,6 +11,7 @@ from typing import Any
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError, WorkerError
 from accelerate_nb.launching.cell_run import CellRun
 from accelerate_nb.launching.session import Session
+from accelerate_nb.notebook import completing
 from accelerate_nb.notebook.background import BackgroundCell
 from accelerate_nb.notebook.cell_code import FIRST_LINE, CellCode, shown_as
 from accelerate_nb.notebook.cell_output import CellOutput
@@ -18,7 +19,6 @@ from accelerate_nb.notebook.commands import COMMANDS, Commands
 from accelerate_nb.notebook.flags import (
     CellWish,
     cell_flags,
-    completions,
     help_of,
     ranks_of,
     read_cell_line,
@@ -35,13 +35,11 @@ def register(shell: Any) -> None:
     """Make `%%accelerate` and `%accelerate` known to a shell, with their completion; a session that it has stays."""
     former = shell.find_cell_magic(NAME)
     kept = former.kept if isinstance(former, CellMagic) else KeptSession()
-    unregister_completion(shell)
     where = _host_here
     magics = (("cell", CellMagic(shell, kept, where)), ("line", LineMagic(Commands(shell, kept, where))))
     for kind, magic in magics:
         shell.register_magic_function(magic, kind, NAME)
-    shell.set_hook("complete_command", complete_cell_line, str_key=f"%%{NAME}")
-    shell.set_hook("complete_command", _LineCompleter(shell), str_key=f"%{NAME}")
+    completing.register(shell, NAME)
 
 
 def unregister(shell: Any) -> None:
@@ -52,14 +50,7 @@ def unregister(shell: Any) -> None:
     magic.kept.stop()
     for kind in ("cell", "line"):
         shell.magics_manager.magics[kind].pop(NAME, None)
-    unregister_completion(shell)
-
-
-def unregister_completion(shell: Any) -> None:
-    """Forget who completes the magics' lines."""
-    if "complete_command" in shell.strdispatchers:
-        for key in (f"%%{NAME}", f"%{NAME}"):
-            shell.strdispatchers["complete_command"].strs.pop(key, None)
+    completing.unregister(shell)
 
 
 def _host_here() -> Host:
@@ -242,40 +233,3 @@ def line_help() -> str:
         if one.flags and one.usage != "[flags]":
             lines += [f"    {line}" for line in help_of(one.flags).splitlines()]
     return "\n".join([*lines, "", "`%accelerate` alone is `%accelerate status`; `%%accelerate?` lists the settings."])
-
-
-# ---------------------------------------------------------------------------------------------------------- completion
-
-
-def complete_cell_line(_shell: Any, event: Any) -> list[str]:
-    """What can stand at the end of a `%%accelerate` line: IPython's `complete_command` hook."""
-    return completions(_typed(event), cell_flags())
-
-
-@dataclass(frozen=True)
-class _LineCompleter:
-    """What can stand at the end of an `%accelerate` line."""
-
-    shell: Any
-
-    def __call__(self, _shell: Any, event: Any) -> list[str]:
-        """IPython's `complete_command` hook."""
-        from IPython.core.error import TryNext
-
-        word, space, rest = _typed(event).partition(" ")
-        if not space:
-            return [one.word for one in COMMANDS if one.word.startswith(word)]
-        command = next((one for one in COMMANDS if one.word == word), None)
-        if command is None or command.word == "run":
-            raise TryNext
-        names = self._variables() if command.word in {"push", "pull"} else ()
-        return completions(rest.lstrip(), command.flags, names)
-
-    def _variables(self) -> list[str]:
-        hidden = self.shell.user_ns_hidden
-        return sorted(name for name in self.shell.user_ns if not name.startswith("_") and name not in hidden)
-
-
-def _typed(event: Any) -> str:
-    """What stands between the magic's name and the cursor."""
-    return str(event.text_until_cursor).lstrip().partition(" ")[2].lstrip()

@@ -1,0 +1,75 @@
+"""How IPython completes the lines of `%%accelerate` and `%accelerate`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from accelerate_nb.notebook.commands import COMMANDS
+from accelerate_nb.notebook.flags import cell_flags, completions
+
+_IDENTIFIER = "accelerate_nb"
+_FIRST = 1000  # of all matchers
+
+
+@dataclass(frozen=True)
+class Matcher:
+    """A matcher for IPython's completer, of its second interface: no other is asked where this one knows an answer."""
+
+    shell: Any
+    name: str
+
+    def __call__(self, context: Any) -> dict[str, Any]:
+        """What can stand where the cursor is."""
+        found = self._found(context.text_until_cursor, first_line=context.cursor_line == 0)
+        fitting = [text for text in found if text.startswith(context.token)]
+        return {
+            "completions": [SimpleNamespace(text=text, type="magic") for text in fitting],
+            "suppress": bool(fitting),
+            "ordered": True,
+        }
+
+    def _found(self, text: str, *, first_line: bool) -> list[str]:
+        if first_line and (match := re.match(rf"%%{self.name}\s+(.*)", text)):
+            return completions(match[1], cell_flags())
+        if match := re.match(rf"(?:[^%]*=)?\s*%{self.name}\s+(.*)", text):
+            return self._of_line(match[1])
+        return []
+
+    def _of_line(self, text: str) -> list[str]:
+        word, space, rest = text.partition(" ")
+        if not space:
+            return [one.word for one in COMMANDS if one.word.startswith(word)]
+        command = next((one for one in COMMANDS if one.word == word), None)
+        # a call is Python, which IPython completes
+        if command is None or command.word == "run":
+            return []
+        names = self._variables() if command.word in {"push", "pull"} else ()
+        return completions(rest.lstrip(), command.flags, names)
+
+    def _variables(self) -> list[str]:
+        hidden = self.shell.user_ns_hidden
+        return sorted(name for name in self.shell.user_ns if not name.startswith("_") and name not in hidden)
+
+
+def register(shell: Any, name: str) -> None:
+    """Complete the lines of the magics of this name from now on."""
+    from IPython.core.completer import context_matcher
+
+    unregister(shell)
+    matcher = Matcher(shell, name)
+
+    # IPython writes on a matcher, and asks for what only a function has
+    @context_matcher(priority=_FIRST, identifier=_IDENTIFIER)  # type: ignore[untyped-decorator]  # IPython leaves it without types
+    def match(context: Any) -> dict[str, Any]:
+        return matcher(context)
+
+    shell.Completer.custom_matchers.append(match)
+
+
+def unregister(shell: Any) -> None:
+    """Complete them no longer."""
+    matchers = shell.Completer.custom_matchers
+    matchers[:] = [one for one in matchers if getattr(one, "matcher_identifier", None) != _IDENTIFIER]

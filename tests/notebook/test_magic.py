@@ -1,0 +1,283 @@
+"""`%%accelerate` and `%accelerate` in a shell: registered, completed, explained, and refused where they make no sense."""
+
+from __future__ import annotations
+
+import atexit
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+from IPython.core.completer import provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from accelerate_nb.config.fields import settings
+from accelerate_nb.errors import ConfigurationError, LaunchError
+from accelerate_nb.notebook import magic
+from accelerate_nb.notebook.commands import COMMANDS, described
+from accelerate_nb.notebook.flags import cell_flags
+from accelerate_nb.notebook.kept_session import KeptSession
+
+
+@pytest.fixture(scope="module")
+def one_shell(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # a shell puts its own there
+        folder = str(tmp_path_factory.mktemp("ipython"))
+        made = InteractiveShell(ipython_dir=folder, config=Config({"HistoryManager": {"enabled": False}}))
+        made.colors = "nocolor"
+        yield made
+        made.atexit_operations()
+        atexit.unregister(made.atexit_operations)
+
+
+@pytest.fixture
+def shell(one_shell):
+    magic.register(one_shell)
+    yield one_shell
+    magic.unregister(one_shell)
+
+
+def completed(shell, text):
+    with provisionalcompleter():
+        return [one.text for one in shell.Completer.completions(text, len(text))]
+
+
+def failed(shell, cell, capsys):
+    """What a person sees of a cell that fails, and its error."""
+    result = shell.run_cell(cell, store_history=True)
+    assert result.error_in_exec is not None
+    return capsys.readouterr().out, result.error_in_exec
+
+
+def test_registered_twice_it_is_one_pair_with_one_session(shell):
+    first = shell.find_cell_magic("accelerate")
+    magic.register(shell)
+    assert shell.find_cell_magic("accelerate").kept is first.kept
+    assert len(shell.Completer.custom_matchers) == 1
+
+
+def test_unregistered_it_is_gone(shell):
+    magic.unregister(shell)
+    assert shell.find_cell_magic("accelerate") is None
+    assert shell.find_line_magic("accelerate") is None
+    assert "--fresh" not in completed(shell, "%%accelerate --fr")
+    magic.unregister(shell)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("%%accelerate --mi", ["--mixed-precision"]),
+        ("%%accelerate -n 2 --mixed-precision b", ["bf16"]),
+        ("%%accelerate --start-method ", ["auto", "fork", "spawn", "supervisor"]),
+        ("%accelerate st", ["stacks", "status", "stop"]),
+        ("%accelerate pull --", ["--all", "--rank"]),
+        ("%accelerate restart --mixed-precision f", ["fp16"]),
+        ("%%accelerate --mixed-precision=b", ["bf16"]),
+        ("x = %accelerate pu", ["pull", "push"]),
+    ],
+)
+def test_flags_values_and_commands_are_completed(shell, text, found):
+    assert sorted(completed(shell, text)) == found
+
+
+def test_names_of_the_notebook_are_completed_where_they_can_stand(shell):
+    shell.user_ns["learning_rate"] = 0.1
+    assert completed(shell, "%accelerate push learn") == ["learning_rate"]
+    assert "learning_rate" in completed(shell, "%accelerate run print(learn")
+
+
+def test_the_help_of_both_says_every_flag_and_every_command(shell, capsys):
+    shell.run_cell("%accelerate --help")
+    lines = capsys.readouterr().out
+    assert all(one.word in lines and one.help in lines for one in COMMANDS)
+    shell.run_cell("%%accelerate --help\npass")
+    cell = capsys.readouterr().out
+    assert all(one.flag in cell and one.help in cell for one in cell_flags())
+    assert shell.find_cell_magic("accelerate").getdoc() == cell.rstrip("\n")
+
+
+@pytest.mark.parametrize("name", ["%%accelerate", "%accelerate"])
+def test_a_question_mark_shows_the_help(shell, name):
+    told = shell.object_inspect_mime(name)["text/plain"]
+    assert "a session, which keeps" in told or "Look after the session" in told
+    assert ("--mixed-precision" in told) == (name == "%%accelerate")
+
+
+def test_a_syntax_error_looks_as_in_any_cell_and_no_session_starts(shell, capsys):
+    told, error = failed(shell, "%%accelerate\nx = 1\n\ny = = 2\n", capsys)
+    assert isinstance(error, LaunchError)
+    assert re.search(r"(line |:)4\b", told)
+    assert "y = = 2" in told
+    assert "SyntaxError: invalid syntax" in told
+    assert "magic.py" not in told
+    assert shell.find_cell_magic("accelerate").kept.session is None
+
+
+@pytest.mark.parametrize("above", ["", "\n\n", "# a comment\n"])
+def test_lines_above_the_code_count(shell, capsys, above):
+    told, _ = failed(shell, f"%%accelerate\n{above}y = = 2\n", capsys)
+    assert re.search(rf"(line |:){2 + above.count(chr(10))}\b", told)
+
+
+@pytest.mark.parametrize("code", ["%pwd", "!true", "await accelerator", "x = !ls", "%%time\nx = 1"])
+def test_what_only_a_notebook_understands_is_no_syntax_error(shell, code):
+    magic.CellCode(shell, code).check()
+
+
+def test_errors_of_ours_are_told_shortly(shell, capsys):
+    told, error = failed(shell, "%%accelerate --mixed-precison bf16\npass", capsys)
+    assert isinstance(error, ConfigurationError)
+    assert "Did you mean --mixed-precision?" in told
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("stat", "Did you mean status?"),
+        ("zzz", "It knows status, stop, restart"),
+        ("pull x", "there is no session. A cell with %%accelerate starts one."),
+        ("stacks", "there is no session"),
+        ("logs", "there is no session"),
+        ("push", "was given no name"),
+        ("push a+b", "was given 'a+b'"),
+        ("push learning_rat", "Did you mean learning_rate?"),
+        ("run learning_rate", "which is no call"),
+        ("run train(1)", "which the notebook does not know. Define it"),
+        ("status now", "It takes nothing."),
+        ("pull x --rnk 1", "Did you mean --rank?"),
+    ],
+)
+def test_a_command_that_makes_no_sense_says_what_would(shell, capsys, line, said):
+    shell.user_ns["learning_rate"] = 0.1
+    told, _ = failed(shell, f"%accelerate {line}", capsys)
+    assert said in told
+
+
+def test_without_a_session_its_status_says_how_to_start_one(shell, capsys):
+    shell.run_cell("%accelerate\n")
+    assert "No session. A cell with %%accelerate starts one." in capsys.readouterr().out
+    shell.run_cell("%accelerate stop")
+    assert "There is no session to stop." in capsys.readouterr().out
+
+
+def test_arguments_of_a_call_are_evaluated_in_the_notebook(shell):
+    shell.user_ns["rates"] = {"a": [1, 2]}
+    commands = shell.find_line_magic("accelerate").commands
+    function, args, kwargs = commands._call("print(*rates['a'], sep={'x': 1}['x'], end='{rates} $rates')")
+    assert (function, args, kwargs) == (print, (1, 2), {"sep": 1, "end": "{rates} $rates"})
+
+
+def test_code_that_runs_here_too_shows_its_value_and_its_own_lines(shell, capsys):
+    magic.CellCode(shell, "x = 40\nx + 2").run_here()
+    assert shell.user_ns["x"] == 40
+    assert "42" in capsys.readouterr().out
+    with pytest.raises(ZeroDivisionError) as raised:
+        magic.CellCode(shell, "def f():\n    return 1 / 0\nf()").run_here()
+    told = "\n".join(raised.value._render_traceback_())
+    assert "return 1 / 0" in told
+    assert "was not run on the ranks" in told
+    assert "cell_code.py" not in told
+    with pytest.raises(ConfigurationError, match="awaits"):
+        magic.CellCode(shell, "await f()").run_here()
+
+
+class Fake:
+    """A session of which only the settings count."""
+
+    def __init__(self, config):
+        self.config, self.size, self.why, self.alive, self.done, self.error = (
+            config,
+            2,
+            "2 on the CPU",
+            True,
+            False,
+            None,
+        )
+        self.closed = 0
+
+    def close(self):
+        self.closed += 1
+        self.alive, self.done = False, True
+
+
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("ACCELERATE_NB_CONFIG_FILE", "")
+    made = []
+
+    def start(config):
+        made.append(Fake(config))
+        return made[-1]
+
+    monkeypatch.setattr("accelerate_nb.notebook.kept_session.Session", SimpleNamespace(start=start))
+    keeps = KeptSession()
+    keeps.made = made
+    return keeps
+
+
+def test_a_session_starts_once_and_stays(kept, capsys):
+    first = kept.ready({"num_processes": 2, "mixed_precision": "bf16"})
+    for said in ({}, {"num_processes": 2}, {"mixed_precision": "bf16"}, {"cpu": False}):
+        assert kept.ready(said) is first
+    told = capsys.readouterr().out
+    assert "2 processes are ready after" in told
+    assert len(told.splitlines()) == 1
+
+
+def test_another_setting_starts_it_anew_and_says_which(kept, capsys):
+    first = kept.ready({"num_processes": 2, "mixed_precision": "bf16"})
+    second = kept.ready({"num_processes": 4})
+    assert first.closed == 1
+    assert second.config.launching.num_processes == 4
+    assert second.config.training.mixed_precision == "bf16"  # what was said before still holds
+    told = capsys.readouterr().out
+    assert "starts anew (num_processes was 2 and is 4 now); its variables are gone" in told
+
+
+def test_a_fresh_one_can_be_asked_for(kept, capsys):
+    first = kept.ready({"num_processes": 2})
+    assert kept.ready(fresh=True) is not first
+    assert first.closed == 1
+    assert "that was asked for" in capsys.readouterr().out
+
+
+def test_a_session_that_has_died_is_followed_by_a_new_one_that_says_why(kept, capsys):
+    first = kept.ready({"num_processes": 2})
+    first.alive, first.error = False, LaunchError("rank 1 ended with SIGKILL: out of memory\nmore")
+    with pytest.raises(LaunchError, match="rank 1 ended with SIGKILL"):
+        kept.there("%accelerate pull")
+    second = kept.ready()
+    assert second.config.launching.num_processes == 2
+    told = capsys.readouterr().out
+    assert "The session has ended, and its variables are gone: rank 1 ended with SIGKILL: out of memory." in told
+
+
+def test_no_session_starts_in_a_worker(kept, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(LaunchError, match="inside rank 1 of 2"):
+        kept.ready()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(3, "3"), ("a" * 100, "str of length 100"), ([1, 2], "[1, 2]"), (list(range(100)), "list of length 100")],
+)
+def test_a_value_is_described_in_a_few_words(value, text):
+    assert described(value) == text
+
+
+def test_arrays_are_described_by_their_shapes():
+    import numpy
+
+    assert described(numpy.zeros((2, 3), "float32")) == "ndarray of shape (2, 3), float32"
+
+
+def test_flags_of_commands_are_settings():
+    for one in COMMANDS:
+        assert all(flag.help for flag in one.flags)
+    assert settings(magic.CellWish)
