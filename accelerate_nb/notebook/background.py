@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from accelerate_nb.launching.cell_run import CellEnd, CellRun
-from accelerate_nb.notebook.cell_output import CellOutput
+from accelerate_nb.notebook.cell_output import CellOutput, results_of
 from accelerate_nb.notebook.flags import named
 from accelerate_nb.notebook.following import keep_drawing
 from accelerate_nb.notebook.screens import Line, Screen
@@ -89,7 +89,7 @@ class BackgroundCell:
 
     def closed(self) -> None:
         """Draw the last, and what became of it."""
-        self._output.closed()
+        self._output.closed(results_of(self._run.ends))
         self._ended()
         if self._run.error is not None:
             self._screen.write([Line("stderr", line) for line in f"{self.name}: {self._run.error}".splitlines()])

@@ -11,6 +11,7 @@ from typing import Literal
 
 from accelerate_nb.events.model import Display, LogLine
 from accelerate_nb.events.view import RunView
+from accelerate_nb.launching.cell_run import CellEnd
 from accelerate_nb.notebook.flags import named
 from accelerate_nb.notebook.folding import Folded, Folding, folded, is_text
 from accelerate_nb.notebook.plain import cleaned, is_drawn_over, saved_size
@@ -70,12 +71,14 @@ class CellOutput:
         self._draw_open()
         self._due = self._clock() + _INTERVAL
 
-    def closed(self) -> None:
-        """Write all that is left: the cell has run."""
+    def closed(self, results: Iterable[Display] = ()) -> None:
+        """Write all that is left: the cell has run; `results` are the values of its last expression."""
         self._read()
         self._write(self._folding.rest())
         self._screen.show_open(())
         self._write(folded(self._view.open_lines()))
+        self._folding.take(results, self._clock())
+        self._write(self._folding.rest())
         self._write_tail()
         if self._left_out:
             self._note(f"displays of {_ranks(self._left_out)} are left out; --displays all shows them")
@@ -169,6 +172,11 @@ class CellOutput:
         if len(texts) > _OPEN_LINES:
             texts[_OPEN_LINES:] = [f"... and {len(texts) - _OPEN_LINES} more"]
         self._screen.show_open(texts)
+
+
+def results_of(ends: Iterable[CellEnd]) -> list[Display]:
+    """The values of a cell's last expression, of those ranks where it has one."""
+    return [Display(end.rank, end.result, {}, time.time()) for end in ends if end.result is not None]
 
 
 def _ranks(ranks: Iterable[int]) -> str:

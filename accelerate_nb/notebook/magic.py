@@ -14,7 +14,7 @@ from accelerate_nb.launching.session import Session
 from accelerate_nb.notebook import completing
 from accelerate_nb.notebook.background import BackgroundCell
 from accelerate_nb.notebook.cell_code import FIRST_LINE, CellCode, shown_as
-from accelerate_nb.notebook.cell_output import CellOutput
+from accelerate_nb.notebook.cell_output import CellOutput, results_of
 from accelerate_nb.notebook.commands import COMMANDS, Commands
 from accelerate_nb.notebook.flags import (
     CellWish,
@@ -106,7 +106,7 @@ class CellMagic:
         try:
             run.wait(output.refresh, throw=False)
         finally:
-            output.closed()
+            output.closed(results_of(run.ends))
             self.kept.cursor = output.cursor
         if run.error is not None:
             raise _with_what_follows(run.error, session)

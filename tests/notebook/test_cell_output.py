@@ -8,7 +8,8 @@ import pytest
 
 from accelerate_nb.events.model import Display, LogLine, Metric
 from accelerate_nb.events.view import RunView
-from accelerate_nb.notebook.cell_output import CellOutput
+from accelerate_nb.launching.cell_run import CellEnd
+from accelerate_nb.notebook.cell_output import CellOutput, results_of
 from accelerate_nb.notebook.folding import WINDOW
 from accelerate_nb.notebook.screens import Bound, Cell, Line
 
@@ -127,6 +128,18 @@ def test_equal_results_are_folded_and_the_first_ranks_tables_are_shown():
         "... displays of rank 1 are left out; --displays all shows them ...",
     ]
     assert [data["text/html"] for data in desk.paper.shown] == ["<b>0", "<i>"]
+
+
+def test_values_of_the_last_expression_come_last():
+    desk = Desk()
+    desk.feed(line("a", 0), line("late", 1))
+    ends = [
+        CellEnd(0, True, 0.1, {"text/plain": "3"}),
+        CellEnd(1, True, 0.1, {"text/plain": "3"}),
+        CellEnd(2, True, 0.1),
+    ]
+    desk.output.closed(results_of(ends))
+    assert [one.text for one in desk.paper.lines] == ["[0]   a", "[1]   late", "[0-1] 3"]
 
 
 def test_displays_of_every_rank_can_be_asked_for():
