@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def value_text(value: float) -> str:
@@ -13,25 +13,26 @@ def value_text(value: float) -> str:
     A number in four digits or so.
 
     >>> value_text(0.65184), value_text(0.000127), value_text(12345)
-    ('0.6518', '1.27e-04', '12345')
+    ('0.6518', '1.27e-4', '12345')
     """
     if not math.isfinite(value):
         return str(value)
     size = abs(value)
     if size >= 1e7 or 0 < size < 1e-3:
-        return f"{value:.2e}"
+        mantissa, _, exponent = f"{value:.2e}".partition("e")
+        return f"{mantissa}e{int(exponent)}"
     if value == int(value):
         return str(int(value))
     return f"{value:.1f}" if size >= 1000 else f"{value:.4g}"
 
 
 def bytes_text(used: float, total: float | None = None) -> str:
-    """Bytes, alone or of so many, in the unit of the larger: `55.0/80.0 GB`."""
+    """Bytes, alone or of so many, in the unit of the larger: `55.0/80.0 GiB`."""
     largest = max(used, total or 0)
-    unit = min(int(math.log(largest, 1000)) if largest >= 1 else 0, len(_UNITS) - 1)
+    unit = min(int(math.log(largest, 1024)) if largest >= 1 else 0, len(_UNITS) - 1)
     parts = [used] if total is None else [used, total]
     digits = 0 if unit == 0 else 1
-    return "/".join(f"{part / 1000**unit:.{digits}f}" for part in parts) + f" {_UNITS[unit]}"
+    return "/".join(f"{part / 1024**unit:.{digits}f}" for part in parts) + f" {_UNITS[unit]}"
 
 
 def time_text(seconds: float) -> str:
