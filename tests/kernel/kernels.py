@@ -143,6 +143,8 @@ class Kernel:
     def __init__(self, manager: KernelManager, client: BlockingKernelClient, mark: str) -> None:
         self._manager, self._client, self._mark = manager, client, mark
         self._cells: dict[str, Cell] = {}
+        # called with every message that the kernel publishes
+        self.listeners: list[Callable[[dict[str, Any]], None]] = []
 
     # ---------------------------------------------------------------------------------------------------------- cells
 
@@ -182,6 +184,8 @@ class Kernel:
         except Empty:
             assert self._manager.is_alive(), "the kernel has died"
             return
+        for listen in self.listeners:
+            listen(message)
         cell = self._cells.get(message["parent_header"].get("msg_id", ""))
         if cell is not None:
             cell.take(message)
@@ -191,6 +195,20 @@ class Kernel:
     def interrupt(self) -> None:
         """What the notebook's stop button does."""
         self._manager.interrupt_kernel()
+
+    def send(self, kind: str, content: dict[str, Any], **metadata: Any) -> str:
+        """Send a message on the channel of cells, as a page does; gives its name."""
+        message = self._client.session.msg(kind, content, metadata=metadata)
+        self._client.shell_channel.send(message)
+        return str(message["header"]["msg_id"])
+
+    def reply(self, message: str, timeout: float) -> dict[str, Any]:
+        """What the kernel replies to such a message; `Empty` is raised after `timeout`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            reply = self._client.get_shell_msg(timeout=max(0.01, deadline - time.monotonic()))
+            if reply["parent_header"].get("msg_id") == message:
+                return dict(reply["content"])
 
     def answers(self, timeout: float) -> float:
         """The seconds until the kernel answers a request beside the running cell; `Empty` is raised after `timeout`."""

@@ -1,0 +1,88 @@
+"""What a browser's page does with a panel, without a browser: it hears the kernel's messages and sends its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.kernel.kernels import PATIENCE, Kernel
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+class Page:
+    """A page that shows a kernel's panels; `told` is what the newest panel was told, `widgets` are all."""
+
+    def __init__(self, kernel: Kernel, *, acknowledges: bool = True) -> None:
+        self.kernel = kernel
+        self.widgets: dict[str, dict[str, Any]] = {}
+        self.told: dict[str, list[dict[str, Any]]] = {}
+        self.buffers: list[bytes] = []
+        self.closed: list[str] = []
+        self.acknowledges = acknowledges
+        kernel.listeners.append(self._hear)
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        kind, content = message["msg_type"], message["content"]
+        if kind == "comm_open" and "_esm" in content["data"].get("state", {}):
+            self.widgets[content["comm_id"]] = content["data"]["state"]
+            self.told[content["comm_id"]] = []
+        elif kind == "comm_close":
+            self.closed.append(content["comm_id"])
+        elif kind == "comm_msg" and content["comm_id"] in self.widgets:
+            self._take(content["comm_id"], content["data"], message)
+
+    def _take(self, comm: str, data: dict[str, Any], message: dict[str, Any]) -> None:
+        if data["method"] == "update":
+            self.widgets[comm].update(data["state"])
+        if data["method"] != "custom":
+            return
+        self.buffers += [bytes(one) for one in message.get("buffers", [])]
+        self.told[comm].append(data["content"])
+        if self.acknowledges:
+            self.say({"do": "ack", "seq": data["content"]["seq"]}, comm)
+
+    @property
+    def panel(self) -> str:
+        """The newest panel."""
+        return next(reversed(self.widgets))
+
+    def say(self, content: dict[str, Any], panel: str | None = None) -> None:
+        """Send what a panel sends."""
+        data = {"method": "custom", "content": content}
+        self.kernel.send("comm_msg", {"comm_id": panel or self.panel, "data": data})
+
+    def hello(self, panel: str | None = None, seq: int = 0) -> None:
+        """Say that a panel is drawn."""
+        self.say({"do": "hello", "view": "1", "seq": seq}, panel)
+
+    def until(self, happened: Callable[[], Any], timeout: float = PATIENCE) -> None:
+        """Hear messages until something has happened."""
+        deadline = time.monotonic() + timeout
+        while not happened():
+            assert time.monotonic() < deadline, f"not within {timeout:g} s; told: {str(self.told)[-3000:]}"
+            self.kernel.hear(0.1)
+
+    def until_shown(self, number: int = 1) -> str:
+        """Hear messages until so many panels are there; the newest."""
+        self.until(lambda: len(self.widgets) >= number)
+        return self.panel
+
+    # ------------------------------------------------------------------------------------------ what a page would show
+
+    def all_of(self, key: str, panel: str | None = None) -> list[Any]:
+        """Everything that messages since the last reset say under a key, lists joined."""
+        messages = self.told[panel or self.panel]
+        begin = max((number for number, one in enumerate(messages) if one.get("reset")), default=0)
+        found = [one[key] for one in messages[begin:] if key in one]
+        return [item for one in found for item in one] if found and isinstance(found[0], list) else found
+
+    def lines(self, panel: str | None = None) -> list[str]:
+        """The texts of all lines."""
+        return [text for _, _, text, _, _ in self.all_of("lines", panel)]
+
+    def state(self, panel: str | None = None) -> str:
+        """The state of the run."""
+        states = self.all_of("state", panel)
+        return str(states[-1]["state"]) if states else ""
