@@ -1,0 +1,340 @@
+"""Cells that run on every rank of a session, in a real kernel, as a person would write them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kernel.kernels import Kernel, kernel as started
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel with the extension, which the tests of this file share."""
+    with started(tmp_path_factory.mktemp("cells")) as running:
+        running.ok("%load_ext accelerate_nb")
+        yield running
+
+
+@pytest.fixture
+def two(notebook: Kernel) -> Kernel:
+    """The same, with a session of two ranks, in which other tests have run cells before."""
+    notebook.ok("%%accelerate -n 2\npass")
+    return notebook
+
+
+def test_variables_stay_between_cells_and_some_are_there_from_the_start(two: Kernel) -> None:
+    two.ok("%%accelerate\nx = (rank + 1) * 10")
+    cell = two.ok("%%accelerate\nprint(x, world_size, device, accelerator.process_index)")
+    assert cell.stdout.splitlines() == ["[0]   10 2 cpu 0", "[1]   20 2 cpu 1"]
+
+
+def test_equal_output_is_folded_and_the_streams_stay_apart(two: Kernel) -> None:
+    cell = two.ok("""
+    %%accelerate
+    import sys
+    print("hello")
+    print(f"I am {rank}")
+    print("warned", file=sys.stderr)
+    """)
+    assert cell.stdout.splitlines() == ["[0-1] hello", "[0]   I am 0", "[1]   I am 1"]
+    assert cell.stderr.splitlines() == ["[0-1] warned"]
+
+
+def test_values_of_the_last_expression_are_shown(two: Kernel) -> None:
+    assert two.ok("%%accelerate\n1 + 1").stdout.splitlines() == ["[0-1] 2"]
+    assert two.ok("%%accelerate\nrank").stdout.splitlines() == ["[0]   0", "[1]   1"]
+    assert two.ok("%%accelerate\nrank;").text.strip() == ""
+
+
+def test_collectives_work_and_tensors_come_to_the_notebook(two: Kernel) -> None:
+    two.ok("""
+    %%accelerate
+    import torch
+    weights = torch.arange(3.0, device=device, requires_grad=True) + rank
+    total = accelerator.reduce(weights.detach(), reduction="sum")
+    """)
+    told = two.ok("%accelerate pull total")
+    assert "total is in the notebook now, from rank 0: Tensor of shape (3,), float32" in told.stdout
+    assert two.value("total.tolist()") == [1.0, 3.0, 5.0]
+    two.ok("%accelerate pull weights --rank 1")
+    assert two.value("[weights.tolist(), weights.requires_grad]") == [[1.0, 2.0, 3.0], False]
+    two.ok("%accelerate pull weights --all")
+    assert two.value("[one.tolist() for one in weights]") == [[0.0, 1.0, 2.0], [1.0, 2.0, 3.0]]
+
+
+def test_values_of_the_notebook_go_to_every_rank(two: Kernel) -> None:
+    two.ok("import torch\ntable = torch.ones(2, 3)\nrate = 0.5")
+    told = two.ok("%accelerate push table rate").stdout
+    assert "table is on ranks 0-1 now: Tensor of shape (2, 3), float32" in told
+    assert "rate is on ranks 0-1 now: 0.5" in told
+    assert two.ok("%%accelerate\nprint((table * rate).sum().item())").stdout == "[0-1] 3.0\n"
+
+
+def test_a_function_of_the_notebook_is_called_on_every_rank(two: Kernel) -> None:
+    cell = two.ok("""
+    offset = 100
+    def shifted(number, *, by):
+        import os
+        print("called")
+        return number + by + offset + int(os.environ["RANK"])
+    came = %accelerate run shifted(1, by={"a": 10}["a"])
+    """)
+    assert cell.stdout == "[0-1] called\n"
+    assert two.value("came") == 111
+
+
+def test_a_cell_runs_on_some_ranks(two: Kernel) -> None:
+    assert two.ok("%%accelerate --ranks 1\nprint(rank)").stdout == "[1]   1\n"
+    error = two.run("%%accelerate --ranks 2\npass").error
+    assert error is not None
+    assert "the session has the ranks 0-1" in error.text
+
+
+def test_magics_and_await_work_in_the_workers(two: Kernel) -> None:
+    cell = two.ok("""
+    %%accelerate
+    import asyncio
+    %env IN_A_CELL=yes
+    await asyncio.sleep(0)
+    import os
+    os.environ["IN_A_CELL"]
+    """)
+    assert "'yes'" in cell.stdout
+    assert two.value("__import__('os').environ.get('IN_A_CELL')") is None
+
+
+def test_a_figure_of_the_first_rank_is_shown(two: Kernel) -> None:
+    cell = two.ok("""
+    %%accelerate
+    import matplotlib.pyplot as plt
+    plt.plot([rank, 1 + rank * 2])
+    plt.show()
+    """)
+    assert [one for one in cell.displays if "image/png" in one]
+    assert sum("image/png" in one for one in cell.displays) == 1
+    assert "displays of rank 1 are left out" in cell.stdout
+
+
+def test_a_table_is_shown_once_where_it_is_equal_and_of_every_rank_where_that_is_asked(two: Kernel) -> None:
+    made = "from IPython.display import HTML, display\n"
+    cell = two.ok(f"%%accelerate\n{made}display(HTML('<b>same</b>'))\nHTML('<i>last</i>')")
+    assert [one.get("text/html") for one in cell.displays] == ["<b>same</b>", "<i>last</i>"]
+    cell = two.ok(f"%%accelerate --displays all\n{made}display(HTML(f'<b>{{rank}}</b>'))")
+    assert [one.get("text/html") for one in cell.displays] == ["<b>0</b>", "<b>1</b>"]
+
+
+def test_another_setting_starts_the_session_anew_and_says_why(notebook: Kernel) -> None:
+    notebook.ok("%%accelerate -n 2\nkept = 1")
+    cell = notebook.ok("%%accelerate -n 2\nprint('kept' in globals())")
+    assert cell.stdout == "[0-1] True\n"
+    cell = notebook.ok(
+        "%%accelerate -n 2 --mixed-precision bf16\nprint('kept' in globals(), accelerator.mixed_precision)"
+    )
+    assert "mixed_precision was None and is 'bf16' now" in cell.stdout
+    assert cell.stdout.splitlines()[-1] == "[0-1] False bf16"
+    cell = notebook.ok("%%accelerate --fresh --mixed-precision no\nprint(world_size, accelerator.mixed_precision)")
+    assert cell.stdout.splitlines()[-1] == "[0-1] 2 no"
+
+
+def test_an_error_is_shown_with_the_cells_own_lines_and_the_session_goes_on(two: Kernel) -> None:
+    two.ok("%%accelerate\nstays = 7")
+    cell = two.run("""
+    %%accelerate
+    def divide(by):
+        return 1 / by
+
+    divide(rank)
+    """)
+    assert cell.error is not None
+    assert cell.error.name == "ZeroDivisionError"
+    told = cell.error.traceback
+    assert "rank 0" in told
+    assert f"Cell In[{cell.number}], line 3" in told
+    assert "return 1 / by" in told
+    assert "The session goes on" in told
+    for noise in ("run_cell_magic", "magic.py", "interactiveshell"):
+        assert noise not in told
+    assert two.ok("%%accelerate\nprint(stays)").stdout == "[0-1] 7\n"
+
+
+def test_a_rank_that_fails_frees_the_others_from_their_collective(two: Kernel) -> None:
+    cell = two.run("""
+    %%accelerate
+    import torch
+    if rank == 1:
+        raise KeyError("lost")
+    accelerator.reduce(torch.ones(1))
+    """)
+    assert cell.error is not None
+    assert "rank 1" in cell.error.traceback
+    assert "lost" in cell.error.traceback
+    cell = two.ok("%%accelerate\nprint(accelerator.reduce(torch.ones(1), reduction='sum').item())")
+    assert cell.stdout == "[0-1] 2.0\n"
+
+
+def test_a_syntax_error_names_the_line_of_the_whole_cell(two: Kernel) -> None:
+    cell = two.run("%%accelerate\nx = 1\n\ny = = 2")
+    assert cell.error is not None
+    assert "line 4" in cell.error.traceback
+    assert "SyntaxError: invalid syntax" in cell.error.traceback
+
+
+def test_an_interrupt_stops_the_cell_and_not_the_session(two: Kernel) -> None:
+    two.ok("%%accelerate\nstays = 8")
+    cell = two.start("%%accelerate\nimport time\nprint('began')\nwhile True: time.sleep(0.01)")
+    cell.until_said("began")
+    two.interrupt()
+    cell.wait(30)
+    assert cell.error is not None
+    assert cell.error.name == "KeyboardInterrupt"
+    assert "The session goes on" in cell.error.traceback
+    assert two.ok("%%accelerate\nprint(stays)").stdout == "[0-1] 8\n"
+
+
+def test_a_cell_has_its_time(two: Kernel) -> None:
+    cell = two.run("%%accelerate --timeout 0.5\nimport time\ntime.sleep(60)")
+    assert cell.error is not None
+    assert "0.5" in cell.error.traceback
+    assert two.ok("%%accelerate\nprint('on')").stdout == "[0-1] on\n"
+
+
+def test_a_worker_that_dies_says_its_last_words_and_the_next_cell_starts_a_new_session(two: Kernel) -> None:
+    cell = two.run("""
+    %%accelerate
+    import os
+    if rank == 1:
+        print("last words", flush=True)
+        os._exit(3)
+    import time
+    time.sleep(60)
+    """)
+    assert cell.error is not None
+    assert "last words" in cell.text
+    assert "The next %%accelerate cell starts a new one" in cell.error.traceback
+    cell = two.ok("%%accelerate\nprint(world_size)")
+    assert "The session has ended, and its variables are gone" in cell.stdout
+    assert cell.stdout.splitlines()[-1] == "[0-1] 2"
+
+
+def test_a_worker_that_is_killed_between_cells_is_told_of(two: Kernel) -> None:
+    two.ok("%%accelerate\nimport os\npid = os.getpid()")
+    two.ok("%accelerate pull pid --rank 1")
+    os.kill(two.value("pid"), signal.SIGKILL)
+    two.ok("""
+    import time
+    session = get_ipython().find_cell_magic("accelerate").kept.session
+    while session.alive:
+        time.sleep(0.01)
+    """)
+    assert "has ended" in two.ok("%accelerate").text
+    cell = two.ok("%%accelerate\nprint('back')")
+    assert "SIGKILL" in cell.stdout
+    assert cell.stdout.splitlines()[-1] == "[0-1] back"
+
+
+def test_a_cell_goes_to_both_sides(two: Kernel) -> None:
+    cell = two.ok("""
+    %%accelerate --also-here
+    class Model:
+        size = 3
+    def twice(x):
+        return 2 * x
+    """)
+    assert cell.text.strip() == ""
+    assert two.value("twice(Model.size)") == 6
+    assert two.ok("%%accelerate\nprint(twice(Model.size))").stdout == "[0-1] 6\n"
+
+
+def test_what_fails_in_the_notebook_is_not_run_on_the_ranks(two: Kernel) -> None:
+    cell = two.run("%%accelerate --also-here\nprint('here')\n1 / 0")
+    assert cell.error is not None
+    assert cell.error.name == "ZeroDivisionError"
+    assert "was not run on the ranks" in cell.error.traceback
+    assert cell.stdout == "here\n"
+
+
+def test_a_cell_in_the_background_gives_the_notebook_back_and_its_output_goes_on(two: Kernel) -> None:
+    cell = two.start("""
+    %%accelerate --background
+    import time, pathlib
+    print("began")
+    while not pathlib.Path("go").exists():
+        time.sleep(0.01)
+    print("went on")
+    """)
+    cell.wait()
+    assert "runs on ranks 0-1 in the background" in cell.text
+    assert two.value("1 + 1") == 2
+    assert "runs" in two.ok("%accelerate status").text
+    refused = two.run("%%accelerate --background\npass")
+    assert refused.error is not None
+    assert "runs in the background already" in refused.error.text
+    behind = two.start("%%accelerate\nprint('behind')")
+    behind.until_said("waits for")
+    two.interrupt()
+    behind.wait(30)
+    assert behind.error is not None
+    assert two.value("get_ipython().find_cell_magic('accelerate').kept.background.done") is False
+    two.ok("import pathlib\npathlib.Path('go').touch()\n%accelerate wait")
+    pathlike = Path("go")
+    assert not pathlike.exists()  # it is in the kernel's own folder
+    assert cell.stdout.splitlines() == ["[0-1] began", "[0-1] went on"]
+    assert two.ok("%%accelerate\nprint('next')").stdout == "[0-1] next\n"
+
+
+def test_a_cell_in_the_background_can_be_interrupted_and_tells_its_error_under_its_cell(two: Kernel) -> None:
+    cell = two.ok("%%accelerate --background\nimport time\nwhile True: time.sleep(0.01)")
+    assert "was interrupted" in two.ok("%accelerate interrupt").stdout
+    raised = two.run("%accelerate wait")
+    assert raised.error is not None
+    assert "Interrupt" in cell.stderr
+    assert two.ok("%%accelerate\nprint('next')").stdout == "[0-1] next\n"
+
+
+def test_status_stacks_and_logs_tell_of_the_session(two: Kernel) -> None:
+    two.ok("%%accelerate\nprint('in the log')")
+    status = two.ok("%accelerate").displays[-1]
+    assert "A session of 2 processes is ready" in status["text/plain"]
+    assert "A session of 2 processes is ready" in status["text/html"]
+    assert "num_processes=2" in status["text/plain"]
+    logs = two.ok("%accelerate logs --rank 1 --lines 1").stdout
+    assert "in the log" in logs
+    assert "rank 0" not in logs
+    assert "rank 0" in two.ok("%accelerate stacks").stdout
+
+
+def test_flags_are_completed_in_a_kernel(two: Kernel) -> None:
+    for text, found in (
+        ("%%accelerate --mi", ["--mixed-precision"]),
+        ("%%accelerate --mixed-precision ", ["no", "fp16", "bf16"]),
+        ("%accelerate sta", ["stacks", "status"]),
+    ):
+        reply = two.value(f"get_ipython().kernel.do_complete({text!r}, {len(text)})['matches']")
+        assert sorted(reply) == sorted(found)
+
+
+def test_stopped_and_started_again(two: Kernel) -> None:
+    assert "has ended" in two.ok("%accelerate stop").stdout
+    assert two.workers() == []
+    assert "No session" in two.ok("%accelerate").text
+    cell = two.ok("%%accelerate -n 2\nprint('again')")
+    assert cell.stdout.splitlines()[-1] == "[0-1] again"
+
+
+def test_unloading_the_extension_ends_the_session_and_loading_it_again_works(two: Kernel) -> None:
+    two.ok("%unload_ext accelerate_nb")
+    assert two.run("%%accelerate\npass").error is not None or "not found" in two.run("%%accelerate\npass").text
+    two.ok("%load_ext accelerate_nb")
+    assert two.ok("%%accelerate -n 2\nprint(1)").stdout.splitlines()[-1] == "[0-1] 1"
+
+
+def test_a_flood_of_lines_stays_bounded_and_ends_with_the_last(two: Kernel) -> None:
+    cell = two.ok("%%accelerate\nfor i in range(20_000): print(rank, i)")
+    assert cell.saved_size() < 1_000_000
+    assert "19999" in cell.stdout
+    assert "are in " in cell.stdout
