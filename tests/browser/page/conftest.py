@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,6 @@ KINDS = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": 
 ADDRESS = "http://127.0.0.1:1/"  # nothing listens there: every file is given by `_serve`
 
 
-def _browser_file() -> str | None:
-    return os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-
-
 def _serve(route: Any) -> None:
     path = "/" + route.request.url.removeprefix(ADDRESS)
     file = FILES.get(path)
@@ -28,19 +22,6 @@ def _serve(route: Any) -> None:
         route.fulfill(status=404, body="")
     else:
         route.fulfill(body=file.read_bytes(), content_type=KINDS[file.suffix])
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    file = _browser_file()
-    if file is None:
-        pytest.skip("there is no Chromium on this machine")
-    with playwright.sync_playwright() as play:
-        arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        browser = play.chromium.launch(executable_path=file, args=arguments)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -1,0 +1,66 @@
+"""Kernels of other ipykernel versions, for tests: each is this environment with another ipykernel before it on the path."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# The last of 6 before its last, its last, and every one of 7 that takes a page's messages in another way.
+OTHERS = ("6.29.5", "6.31.0", "7.0.1", "7.1.0", "7.3.0")
+INSTALLED = version("ipykernel")
+
+
+def name_of(ipykernel: str) -> str:
+    """The name of the kernel with this ipykernel."""
+    return "python3" if ipykernel == INSTALLED else f"ipykernel-{ipykernel}"
+
+
+def fetched(ipykernel: str) -> Path:
+    """The folder that holds this ipykernel alone, fetched once; the test is skipped where that can't be had."""
+    folder = _cache() / f"ipykernel-{ipykernel}"
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as beside:
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+        done = subprocess.run(
+            [*pip, "--target", f"{beside}/new", f"ipykernel=={ipykernel}"], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            pytest.skip(f"ipykernel {ipykernel} can't be fetched: {done.stderr.strip().splitlines()[-1:]}")
+        if not folder.exists():  # another process of pytest may have been faster
+            Path(beside, "new").rename(folder)
+    return folder
+
+
+def install(ipykernel: str, kernels: Path) -> str:
+    """Put the kernel with this ipykernel among those of a data folder (`share/jupyter/kernels`); gives its name."""
+    name = name_of(ipykernel)
+    if name == "python3":
+        return name
+    path = [fetched(ipykernel), ROOT, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    spec = {
+        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "display_name": name,
+        "language": "python",
+        "env": {"PYTHONPATH": os.pathsep.join(map(str, path))},
+    }
+    folder = kernels / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "kernel.json").write_text(json.dumps(spec))
+    return name
+
+
+def _cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "accelerate_nb_tests"
