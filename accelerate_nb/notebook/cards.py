@@ -15,7 +15,7 @@ from accelerate_nb.events.model import Display
 from accelerate_nb.launching.run import Watched
 from accelerate_nb.notebook import report
 from accelerate_nb.notebook.feed import Facts, is_text
-from accelerate_nb.notebook.following import keep_drawing
+from accelerate_nb.notebook.following import ByItself, keep_drawing
 from accelerate_nb.notebook.lane import lane
 from accelerate_nb.notebook.outputs import Bundle, Output, cell_now
 from accelerate_nb.notebook.screens import Cell
@@ -144,7 +144,7 @@ class Card:
     def _go_on(self, run: Watched) -> None:
         with self._lock:
             if not self._is_over and (self._thread is None or not self._thread.is_alive()):
-                self._thread = keep_drawing(_ByItself(self._step, self._end), run)
+                self._thread = keep_drawing(ByItself(self._step, self._end), run)
 
     def _step(self) -> None:
         try:
@@ -211,9 +211,12 @@ class Card:
     def _bundle(self) -> Bundle:
         if self._is_over:
             return Bundle(report.bundle(self._facts, self._watched.view, live=False, interactive=self._live))
-        if self._panel is not None and not self._is_static:
-            return self._panel.bundle()
-        return Bundle(report.bundle(self._facts, self._watched.view, live=True, interactive=False))
+        drawn = report.bundle(self._facts, self._watched.view, live=True, interactive=False)
+        if self._panel is None or self._is_static:
+            return Bundle(drawn)
+        # a page draws the panel; a notebook that is saved now keeps the rest for whoever has no kernel
+        data, metadata = self._panel.bundle()
+        return Bundle({**data, **drawn}, metadata)
 
     def _update(self) -> None:
         bundle = self._bundle()
@@ -229,10 +232,3 @@ class Card:
                 self._displays_left -= 1
                 sys.stdout.write(f"[{one.rank}]\n")
                 Cell().show(one.data, one.metadata)
-
-
-class _ByItself:
-    """What is drawn while nobody waits."""
-
-    def __init__(self, refresh: Callable[[], None], closed: Callable[[], None]) -> None:
-        self.refresh, self.closed = refresh, closed

@@ -166,7 +166,7 @@ class Feed:
             "host": self._new_host(),
         }
         message = {name: value for name, value in found.items() if value}
-        if (failures := tuple(one.failure for one in glances if one.failure is not None)) != self._failures:
+        if (failures := self._failures_of(glances)) != self._failures:
             # a rank that has started anew has not failed any more
             self._failures = failures
             message["failure"] = failure_message(failures) if failures else None
@@ -176,6 +176,12 @@ class Feed:
             self._quiet = self._view.quiet
             message["quiet"] = self._quiet and {"seconds": self._quiet.seconds, "text": self._quiet.text}
         return message
+
+    def _failures_of(self, glances: Sequence[Glance]) -> tuple[Failure, ...]:
+        """What went wrong; that ranks of a run which was stopped have ended is nothing of that."""
+        failures = tuple(one.failure for one in glances if one.failure is not None)
+        asked = self._view.state in {"stopping", "stopped"}
+        return () if asked and all(one.type == "KeyboardInterrupt" or one.ended_by_us for one in failures) else failures
 
     def _new_state(self) -> Message | None:
         view = self._view

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 from accelerate_nb.launching.run import Watched
@@ -36,3 +37,10 @@ def keep_drawing(front_end: Refreshed, run: Watched) -> threading.Thread:
     thread = threading.Thread(target=context.run, args=(draw,), name="accelerate_nb panel", daemon=True)
     thread.start()
     return thread
+
+
+class ByItself:
+    """What is drawn while nobody waits."""
+
+    def __init__(self, refresh: Callable[[], None], closed: Callable[[], None]) -> None:
+        self.refresh, self.closed = refresh, closed

@@ -66,7 +66,7 @@ class LivePanel:
     def bundle(self) -> Bundle:
         """What makes a page draw the panel."""
         data, metadata = self._panel._repr_mimebundle_() or ({}, {})
-        return Bundle({**data, "text/plain": f"{self.facts.name}: {self.facts.why}"}, metadata)
+        return Bundle(data, metadata)
 
     def step(self) -> None:
         """Hear what pages have asked, and tell what is new."""

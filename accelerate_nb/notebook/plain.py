@@ -13,7 +13,7 @@ from string import Template
 from accelerate_nb.events.model import Display, LogLine, Stream
 from accelerate_nb.events.view import Glance, News, RunView
 from accelerate_nb.launching.run import Watched
-from accelerate_nb.notebook.following import keep_drawing
+from accelerate_nb.notebook.following import ByItself, keep_drawing
 from accelerate_nb.notebook.report import Facts, bundle
 from accelerate_nb.notebook.screens import WIDGET_VIEW, Line, Screen
 from accelerate_nb.notebook.status import Happenings, Seldom, status_lines, summary, undrawn
@@ -64,7 +64,7 @@ class PlainText:
         self._view: RunView | None = None
         self._folder = Path()
         self._happenings = Happenings()
-        self._is_summed_up = False
+        self._is_summed_up = self._is_followed = False
         self._cursor = 0
         self._accounted: Counter[int] = Counter()  # lines of each rank that were written, or said to be left out
         self._seen_open: set[tuple[int, Stream]] = set()
@@ -82,7 +82,11 @@ class PlainText:
         self._status_due = self._clock()
 
     def opened(self, run: Watched) -> None:
-        """Somebody waits for a run from now on."""
+        """Somebody waits for a run from now on; one that is followed goes on where it is."""
+        if not self._is_followed:
+            self._open(run)
+
+    def _open(self, run: Watched) -> None:
         self._run = run
         self._view = run.view
         self._folder = run.folder
@@ -90,6 +94,10 @@ class PlainText:
 
     def refresh(self) -> None:
         """Write what is new; called often, it does so a few times a second."""
+        if not self._is_followed:
+            self._refresh()
+
+    def _refresh(self) -> None:
         if self._view is None or self._clock() < self._due:
             return
         self._write(self._view)
@@ -98,6 +106,10 @@ class PlainText:
 
     def closed(self) -> None:
         """Write what is left of the run: its last lines too, where there was no room for all."""
+        if not self._is_followed:
+            self._close()
+
+    def _close(self) -> None:
         if self._view is None:
             return
         self._write(self._view)
@@ -109,8 +121,9 @@ class PlainText:
 
     def follow(self, run: Watched) -> None:
         """Write the run's lines under the cell that runs at this moment, until it is over; returns at once."""
-        self.opened(run)
-        keep_drawing(self, run)
+        self._open(run)
+        self._is_followed = True
+        keep_drawing(ByItself(self._refresh, self._close), run)
 
     def show(self, run: Watched) -> None:
         """Show how the run stands at this moment in the cell that runs, as a report."""
