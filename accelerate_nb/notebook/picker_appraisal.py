@@ -8,6 +8,7 @@ from typing import Any
 
 from accelerate_nb.config import files, spelling
 from accelerate_nb.config.fields import Setting
+from accelerate_nb.config.kinds import Text
 from accelerate_nb.config.run import Origin, RunConfig, all_settings, origin, resolve
 from accelerate_nb.devices.base import Devices
 from accelerate_nb.errors import AccelerateNbError, NotYetError
@@ -118,10 +119,12 @@ def several_machines() -> str:
 
 def value_of(one: Setting, typed: Any) -> Any:
     """What a control of the form says of a setting: `None` is nothing."""
-    if typed is None or (isinstance(typed, str) and not typed.strip()):
+    # a text is taken as it is: a template may well end with a space
+    text = typed.strip() if isinstance(typed, str) and not isinstance(one.kind, Text) else typed
+    if text is None or text == "":
         return None
     where = f"{one.name} was given as"
-    return one.parse(typed.strip(), where) if isinstance(typed, str) else one.check(typed, where)
+    return one.parse(text, where) if isinstance(text, str) else one.check(text, where)
 
 
 def accelerates_word(choice: Choice, devices: Devices) -> str:

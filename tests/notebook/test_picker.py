@@ -1,0 +1,357 @@
+"""The picker's form amounts to a configuration, and says beside each field why not."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+import ipywidgets
+import pytest
+import yaml
+
+import accelerate_nb
+from accelerate_nb import ConfigurationError, config_picker, notebook_launcher
+from accelerate_nb.config import files
+from accelerate_nb.config.fields import GROUPS
+from accelerate_nb.config.run import all_settings, differing, resolve, values
+from accelerate_nb.devices.base import Devices
+from accelerate_nb.errors import NotYetError
+from accelerate_nb.notebook.flags import read_cell_line
+from accelerate_nb.notebook.picker_appraisal import appraise, begin, several_machines
+from tests.config.test_spelling import EACH
+
+LAPTOP = Devices("cpu", "CPU", 0, 2)
+SERVER = Devices("cuda", "GPU", 2, 32)
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+
+
+@pytest.fixture
+def default_file(tmp_path):
+    path = tmp_path / "hf" / "accelerate" / "default_config.yaml"
+    path.parent.mkdir(parents=True)
+    return path
+
+
+def every(widget, kind):
+    """All widgets of a kind in a form, in its order."""
+    found = [widget] if isinstance(widget, kind) else []
+    return found + [each for child in getattr(widget, "children", ()) for each in every(child, kind)]
+
+
+def control(picker, name):
+    """What one types a setting into."""
+    kinds = (ipywidgets.Text, ipywidgets.Dropdown, ipywidgets.Checkbox)
+    (found,) = [one for one in every(picker.form, kinds) if one.description == name]
+    return found
+
+
+def button(picker, *names):
+    (found,) = [one for one in every(picker.form, ipywidgets.Button) if one.description in names]
+    return found
+
+
+def shown(picker):
+    """All that a form says."""
+    return "\n".join(one.value for one in every(picker.form, ipywidgets.HTML) if "<style>" not in one.value)
+
+
+# ----------------------------------------------------------------------------------------------------------- the form
+
+
+def test_every_setting_has_a_labelled_field_with_its_help_under_a_known_heading():
+    picker = config_picker()
+    for one in all_settings():
+        field = control(picker, one.name)
+        assert field.tooltip == one.help
+        assert one.group in GROUPS
+        for word in one.later:
+            assert word in shown(picker)
+
+
+@pytest.mark.parametrize("said", EACH, ids=lambda said: next(iter(said)))
+def test_each_setting_goes_through_the_form_unchanged(said):
+    picker = config_picker()
+    before = picker.value
+    picker.set(**said)
+    assert picker.value == resolve(said, {})
+    picker.set(**dict.fromkeys(said))
+    assert picker.value == before
+
+
+def test_an_untouched_form_is_what_nothing_was_said_for():
+    picker = config_picker()
+    assert picker.value == resolve({}, {})
+    assert repr(picker) == "<ConfigPicker: notebook_launcher(train)>"
+
+
+def test_what_is_typed_is_in_the_value_and_in_every_spelling():
+    picker = config_picker()
+    control(picker, "num_processes").value = " 2 "
+    control(picker, "mixed_precision").value = "bf16"
+    control(picker, "cpu").value = True
+    said = {"num_processes": 2, "mixed_precision": "bf16", "cpu": True}
+    assert differing(picker.value) == said
+    text = shown(picker)
+    for spelled in (
+        "notebook_launcher(train, num_processes=2, cpu=True, mixed_precision=&quot;bf16&quot;)",
+        "%%accelerate --num-processes 2 --cpu --mixed-precision bf16",
+        "accelerate-nb launch --num-processes 2 --cpu --mixed-precision bf16 train.py",
+        "distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\nmixed_precision: bf16\n",
+    ):
+        assert spelled in text
+
+
+@pytest.mark.parametrize(
+    ("name", "typed"),
+    [("num_processes", "two"), ("num_processes", "0"), ("timeout", "-1"), ("use_port", "70000"), ("rdzv_conf", "{")],
+)
+def test_a_wrong_text_is_told_beside_its_field_in_the_words_of_a_wrong_argument(name, typed):
+    picker = config_picker()
+    field = control(picker, name)
+    field.value = typed
+    (box,) = [one for one in every(picker.form, ipywidgets.VBox) if one.children and one.children[0] is field]
+    assert "acc-is-wrong" in box._dom_classes
+    assert f"{name} was given as" in box.children[1].value
+    assert 'role="alert"' in box.children[1].value
+    with pytest.raises(ConfigurationError, match=f"{name} was given as"):
+        _ = picker.value
+    assert button(picker, "Save").disabled
+    assert button(picker, "Test these settings").disabled
+    field.value = ""
+    assert "acc-is-wrong" not in box._dom_classes
+    assert box.children[1].value == ""
+    assert picker.value == resolve({}, {})
+    assert not button(picker, "Save").disabled
+
+
+def test_a_wrong_setting_that_is_folded_is_unfolded():
+    picker = config_picker()
+    control(picker, "num_nodes").value = "2"
+    assert "only one machine is offered here yet" in shown(picker)
+    (folded,) = [
+        box for box in every(picker.form, ipywidgets.Box) if "acc-fields" in box._dom_classes
+        and any(control(picker, "num_nodes") in child.children for child in box.children)
+    ]  # fmt: skip
+    assert folded.layout.display is None
+
+
+def test_what_people_type_is_no_html():
+    picker = config_picker(folder="<b onclick=x>")
+    control(picker, "num_processes").value = "<script>"
+    assert "<script>" not in shown(picker)
+    assert "<b onclick" not in shown(picker)
+
+
+def test_a_setting_that_is_unknown_or_wrong_in_a_call_is_raised_and_changes_nothing():
+    with pytest.raises(ConfigurationError, match="Did you mean num_processes"):
+        config_picker(num_proceses=2)
+    picker = config_picker(num_processes=2)
+    with pytest.raises(ConfigurationError, match="timeout was given as"):
+        picker.set(num_processes=3, timeout="soon")
+    assert picker.value.launching.num_processes == 2
+
+
+def test_the_form_is_shown_by_its_name_at_the_end_of_a_cell():
+    bundle = config_picker()._repr_mimebundle_()
+    assert bundle["text/plain"] == "<ConfigPicker: notebook_launcher(train)>"
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+
+
+# ------------------------------------------------------------------------------------------- what is said elsewhere
+
+
+def test_the_form_begins_with_the_environment_and_the_file_and_says_so(default_file, monkeypatch):
+    default_file.write_text("num_processes: 2\nmixed_precision: fp16\nuse_cpu: true\n")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    picker = config_picker(gradient_accumulation_steps=4)
+    assert differing(picker.value) == {
+        "num_processes": 2, "cpu": True, "mixed_precision": "bf16", "gradient_accumulation_steps": 4
+    }  # fmt: skip
+    assert shown(picker).count(f"from {default_file}") == 2
+    assert "from the variable ACCELERATE_MIXED_PRECISION" in shown(picker)
+    assert "given in the notebook" in shown(picker)
+    control(picker, "num_processes").value = "3"
+    assert shown(picker).count(f"from {default_file}") == 1
+    button(picker, "Begin again").click()
+    assert picker.value == resolve({}, os.environ, files.read(default_file))
+
+
+def test_a_call_takes_back_what_is_said_elsewhere(default_file):
+    default_file.write_text("mixed_precision: bf16\nuse_cpu: true\n")
+    picker = config_picker(cpu=False, mixed_precision="no")
+    assert "notebook_launcher(train, cpu=False, mixed_precision=&quot;no&quot;)" in shown(picker)
+    picker.set(mixed_precision=None)
+    assert "mixed_precision is left open here, but said by the environment or the file" in shown(picker)
+
+
+@pytest.mark.parametrize(
+    "text", ["num_processes: [\n", "num_processes: soon\nuse_cpu: true\n", "distributed_type: FSDP\n"]
+)
+def test_a_broken_file_is_told_and_the_form_works(default_file, text):
+    default_file.write_text(text)
+    picker = config_picker()
+    assert str(default_file) in shown(picker) or "in the configuration file says &#x27;soon&#x27;" in shown(picker)
+    assert picker.value.launching.num_processes is None
+    assert picker.value.launching.cpu is ("use_cpu" in text)
+
+
+def test_a_broken_variable_is_told_and_the_form_works(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "float7")
+    picker = config_picker()
+    assert "The variable ACCELERATE_MIXED_PRECISION says" in shown(picker)
+    assert picker.value == resolve({}, {})
+
+
+def test_no_file_is_read_where_none_is_wanted(default_file):
+    default_file.write_text("num_processes: 7\n")
+    assert config_picker(config_file="").value.launching.num_processes is None
+
+
+# ----------------------------------------------------------------------------------------------------- other machines
+
+
+def test_more_processes_than_gpus_are_told_before_a_launch():
+    found = appraise({"num_processes": "3"}, SERVER, {})
+    assert found.config is None
+    assert found.wrong["num_processes"].startswith("num_processes=3 was asked for, but this machine has 2 GPUs")
+    assert appraise({"num_processes": "3", "cpu": True}, SERVER, {}).config is not None
+
+
+def test_a_machine_with_gpus_is_named_as_accelerate_names_it():
+    assert appraise({}, SERVER, {}).content["distributed_type"] == "MULTI_GPU"
+    assert appraise({"num_processes": "1"}, SERVER, {}).content["distributed_type"] == "NO"
+    assert appraise({}, Devices("xpu", "GPU", 2, 8), {}).content["distributed_type"] == "MULTI_XPU"
+    assert appraise({}, Devices("mps", "Apple GPU", 1, 8), {}).content["distributed_type"] == "NO"
+
+
+def test_the_note_on_several_machines_is_true():
+    try:
+        resolve({"num_nodes": 2}, {})
+    except NotYetError:
+        assert several_machines()
+    else:
+        assert not several_machines()
+
+
+@pytest.mark.parametrize("said", EACH, ids=lambda said: next(iter(said)))
+def test_the_cells_first_line_is_understood_by_the_cell(said):
+    found = appraise(values(resolve(said, {})), LAPTOP, {})
+    if found.config is None:
+        pytest.skip(f"not possible on a laptop: {found.wrong}")
+    _, settings = read_cell_line(found.magic.removeprefix("%%accelerate"))
+    wanted = differing(found.config)
+    unsaid = set(wanted) - set(settings)
+    assert unsaid <= {"timeout", "results", "max_restarts", "monitor_interval"}
+    assert all(name in found.notes.get("magic", "timeout") for name in unsaid)
+    assert resolve(settings, {}) == resolve({name: wanted[name] for name in set(wanted) - unsaid}, {})
+    assert shlex.split(found.command)[0] == "accelerate-nb"
+
+
+def test_a_file_that_accelerate_would_refuse_is_told():
+    assert "panel is unknown to Hugging Face" in appraise({"panel": "off"}, LAPTOP, {}).notes["file"]
+    assert "file" not in appraise({"num_processes": "2"}, LAPTOP, {}).notes
+
+
+def test_begin_never_raises(tmp_path):
+    assert "is not there" in begin({}, str(tmp_path / "gone.yaml")).trouble[0]
+
+
+# ----------------------------------------------------------------------------------------------------- the file
+
+
+def test_a_saved_file_is_what_every_launch_takes(default_file):
+    picker = config_picker(num_processes=2, mixed_precision="bf16", cpu=True)
+    button(picker, "Save").click()
+    assert f"Saved to {default_file}" in shown(picker)
+    assert files.find(os.environ) == default_file
+    assert resolve({}, {}, files.read(default_file)) == picker.value
+    picker.set(num_processes=3)
+    button(picker, "Save").click()  # its own file is not asked about
+    assert files.read(default_file)["num_processes"] == 3
+
+
+def test_a_file_of_somebody_else_is_asked_about_and_keeps_its_own_keys(default_file):
+    default_file.write_text("# mine\nnum_processes: 4\nmain_training_function: run\n")
+    picker = config_picker(num_processes=2)
+    button(picker, "Save").click()
+    assert yaml.safe_load(default_file.read_text())["num_processes"] == 4
+    assert "changes num_processes, keeps main_training_function, leaves out its comments" in shown(picker)
+    button(picker, "Save over it").click()
+    assert files.read(default_file)["num_processes"] == 2
+    assert files.read(default_file)["main_training_function"] == "run"
+    assert button(picker, "Save")
+
+
+def test_what_was_agreed_to_is_asked_again_when_it_changes(default_file):
+    default_file.write_text("num_processes: 4\n")
+    picker = config_picker(num_processes=2)
+    button(picker, "Save").click()
+    control(picker, "num_processes").value = "3"
+    button(picker, "Save").click()
+    assert files.read(default_file)["num_processes"] == 4
+    button(picker, "Save over it").click()
+    assert files.read(default_file)["num_processes"] == 3
+
+
+@pytest.mark.parametrize("text", ["num_processes: [\n", "distributed_type: DEEPSPEED\n"])
+def test_a_file_that_is_not_understood_is_not_written_over(default_file, text):
+    default_file.write_text(text)
+    picker = config_picker(config_file="", num_processes=2)
+    button(picker, "Save").click()
+    assert 'class="acc-wrong"' in picker.file.said
+    assert default_file.read_text() == text
+
+
+def test_another_file_is_loaded_and_saved(tmp_path, default_file):
+    other = tmp_path / "other.yaml"
+    other.write_text("num_processes: 2\nuse_cpu: true\n")
+    picker = config_picker()
+    picker.file.path.value = str(other)
+    button(picker, "Load").click()
+    assert differing(picker.value) == {"num_processes": 2, "cpu": True}
+    assert f"Loaded from {other}" in picker.file.said
+    control(picker, "num_processes").value = "1"
+    button(picker, "Save").click()
+    assert f"Launch with config_file={str(other)!r}" in picker.file.said.replace("&#x27;", "'")
+    assert config_picker(config_file=other).value == picker.value
+
+
+@pytest.mark.parametrize("name", ["gone.yaml", ""])
+def test_a_file_that_cannot_be_loaded_is_told_and_changes_nothing(tmp_path, name):
+    picker = config_picker(num_processes=2)
+    picker.file.path.value = str(tmp_path / name)
+    before = picker.value
+    button(picker, "Load").click()
+    assert "is not there" in picker.file.said
+    assert picker.value == before
+
+
+# ---------------------------------------------------------------------------------------------------- trying it
+
+
+def test_a_press_tests_the_settings_with_real_workers():
+    picker = config_picker(num_processes=2, cpu=True)
+    assert picker.checks == []
+    button(picker, "Test these settings").click()
+    checks = picker.test.wait(60)
+    assert {one.state for one in checks} == {"passed"}
+    assert "All 7 checks passed." in shown(picker)
+    assert not picker.test.begin.disabled
+    assert picker.test.end.disabled
+
+
+def test_the_value_feeds_a_launch():
+    picker = config_picker(num_processes=2, cpu=True, mixed_precision="bf16")
+    found = notebook_launcher(
+        lambda: (os.environ["WORLD_SIZE"], os.environ["ACCELERATE_MIXED_PRECISION"]), config=picker.value
+    )
+    assert found == ("2", "bf16")
+
+
+def test_the_picker_is_a_public_name():
+    assert accelerate_nb.config_picker is config_picker
