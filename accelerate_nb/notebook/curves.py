@@ -11,7 +11,7 @@ from accelerate_nb.events.model import Metric
 from accelerate_nb.events.view import RankView
 
 # So many values are looked at in all: a report of fifty metrics on sixty-four ranks takes a second, not a minute.
-_MOST_VALUES = 200_000
+MOST_VALUES = 200_000
 _BINS = 120
 # More ranks than this are drawn as a band: nobody tells nine lines apart.
 MOST_LINES = 8
@@ -70,10 +70,10 @@ def names_of(ranks: Iterable[RankView]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for rank in ranks for name in rank.series))
 
 
-def curves_of(ranks: Sequence[RankView], names: Sequence[str]) -> tuple[Curve, ...]:
-    """These metrics as curves."""
+def curves_of(ranks: Sequence[RankView], names: Sequence[str], most: int = MOST_VALUES) -> tuple[Curve, ...]:
+    """These metrics as curves, of which about `most` values are looked at."""
     count = sum(len(rank.series.get(name, ())) for rank in ranks for name in names)
-    every = max(1, -(-count // _MOST_VALUES))
+    every = max(1, -(-count // most))
     return tuple(
         _curve(name, {rank.rank: _thinned(rank.series[name], every) for rank in ranks if rank.series.get(name)})
         for name in names

@@ -11,7 +11,7 @@ from accelerate_nb.events.model import DeviceSample, HostSample, LogLine, Progre
 from accelerate_nb.events.view import Glance, RankView, RunView
 from accelerate_nb.notebook.amounts import bytes_text, counted, ranks_text, time_text, value_text
 from accelerate_nb.notebook.colours import plain
-from accelerate_nb.notebook.curves import Curve, curves_of, names_of
+from accelerate_nb.notebook.curves import MOST_VALUES, Curve, curves_of, names_of
 from accelerate_nb.notebook.failures import Cause, cause_of
 from accelerate_nb.notebook.feed import Facts
 from accelerate_nb.notebook.fitting import narrowed
@@ -21,6 +21,7 @@ from accelerate_nb.notebook.sparkline import sparkline
 MOST_ROWS = 16
 _MOST_COLUMNS = 6
 _MOST_CURVES = 60
+_LIVE_VALUES = 20_000
 _MOST_BARS = 2
 _TAIL, _TAIL_OF_MANY = 100, 40
 _BAR = 12
@@ -90,7 +91,7 @@ def digest_of(facts: Facts, view: RunView, *, live: bool, error_room: int) -> Di
         rows=(*_rows(ranks, columns),),
         host=(*_host(view.host),),
         quiet=narrowed(plain(view.quiet.text), 1500) if view.quiet is not None else "",
-        curves=curves_of(ranks, shown),
+        curves=curves_of(ranks, shown, _LIVE_VALUES if live else MOST_VALUES),
         unshown=f"{counted(len(names) - len(shown), 'more metric')} not shown here" if len(names) > len(shown) else "",
         cause=cause_of(view.failures, error_room),
         tails=(*_tails(_telling(ranks), 20 if live else _TAIL if len(ranks) <= 4 else _TAIL_OF_MANY),),

@@ -40,7 +40,10 @@ def bundle(facts: Facts, view: RunView, *, live: bool, interactive: bool) -> dic
         return {"text/html": _placed(place, live_html(digest)), "text/plain": live_text(digest)}
     text, static = full_text(digest, _TEXT), _placed(place, full_html(digest, _HTML))
     if interactive:
-        messages = Feed(view).frozen(replace(facts, background=False, can_act=False))
+        # its clock stands at the end: the same run is saved as the same bytes
+        messages = Feed(view, lambda: view.ended or facts.started).frozen(
+            replace(facts, background=False, can_act=False)
+        )
         static += script(place, messages, _ROOM - saved_size(text) - saved_size(static))
     return {"text/html": static, "text/plain": text}
 

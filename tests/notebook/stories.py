@@ -95,7 +95,9 @@ def failed(size: int = 4) -> RunView:
     view.apply(StateChange(1, "failed", STARTED + 30))
     for rank in range(size):
         if rank != 1:
-            lost = Failure(rank, "DistBackendError", "Connection closed by peer", "…", STARTED + 31, lost_connection=True)
+            lost = Failure(
+                rank, "DistBackendError", "Connection closed by peer", "…", STARTED + 31, lost_connection=True
+            )
             view.apply(lost)
             view.apply(StateChange(rank, "failed", STARTED + 31))
     view.apply(StateChange(None, "failed", STARTED + 32))
@@ -104,5 +106,7 @@ def failed(size: int = 4) -> RunView:
 
 def quiet(size: int = 2) -> RunView:
     view = training(size)
-    view.apply(Quiet(65.0, "Nothing has come for 65 s. Rank 0 waits in all_reduce, rank 1 is in Cell In[3], line 12.", STARTED))
+    view.apply(
+        Quiet(65.0, "Nothing has come for 65 s. Rank 0 waits in all_reduce, rank 1 is in Cell In[3], line 12.", STARTED)
+    )
     return view

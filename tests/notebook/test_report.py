@@ -1,0 +1,437 @@
+"""A run's static report: complete, bounded, escaped, and the same wherever parts of it are taken away."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html.parser
+import itertools
+import json
+import random
+import re
+import xml.etree.ElementTree as ET
+
+import bleach
+import nbformat
+import pytest
+from nbconvert.preprocessors.sanitize import SanitizeHTML
+
+from accelerate_nb.events.model import DeviceSample, Failure, LogLine, Metric, Progress, StateChange
+from accelerate_nb.notebook.report import bundle
+from tests.notebook import stories
+
+MOST = 300_000
+NASTY = [
+    "<script>alert(1)</script>",
+    "</pre></details><img src=x onerror=alert(1)>",
+    "</script><script>alert(1)</script>",
+    "<!--",
+    '"><svg onload=alert(1)>',
+    "' onmouseover='alert(1)",
+    "&lt;b&gt;",
+    "\x1b[31m<b>\x1b[0m",
+]
+
+
+def report(view, *, live=False, interactive=False, name="train"):
+    return bundle(stories.facts(name, len(view.ranks)), view, live=live, interactive=interactive)
+
+
+def saved_size(data):
+    """The bytes that this output adds to a notebook's file."""
+
+    def size(*outputs):
+        cell = nbformat.v4.new_code_cell(id="a", outputs=list(outputs))
+        return len(nbformat.writes(nbformat.v4.new_notebook(cells=[cell])).encode())
+
+    return size(nbformat.v4.new_output("display_data", data=data)) - size()
+
+
+class Reader(html.parser.HTMLParser):
+    """What a browser would find in HTML: text, tags, and those that were not closed as they were opened."""
+
+    VOID = frozenset({"img", "br"})
+
+    def __init__(self, source):
+        super().__init__()
+        self.open, self.tags, self.attributes, self.faults, self.parts = [], [], [], [], []
+        self.feed(source)
+        self.close()
+        self.faults += self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.faults.append(tag)
+
+    def handle_data(self, data):
+        if self.open[-1:] != ["script"]:
+            self.parts.append(data)
+
+    @property
+    def text(self):
+        return " ".join("".join(self.parts).split())
+
+
+# ------------------------------------------------------------------------------------------------------------- what it says
+
+ESSENTIAL = [
+    "train",
+    "failed",
+    "rank 1 stopped with ValueError: Expected input batch_size (32) to match target batch_size (16).",
+    "Cell In[3], line 9, in train",
+    "loss = criterion(model(x), y)",
+    "2 calls folded",
+    "pass drop_last=True",
+    "ranks 0, 2–3 lost their connections",
+    "151/300",
+    "cuda:3 87%",
+    "memory 131.3/238.4 GiB",
+    "loss",
+    "▁▁▁",
+    "1.50e-4 … 3.00e-4, step 299",
+    "step 290 loss 0.5519 grad_norm 0.7",
+    "UserWarning: careful <script>alert(1)</script>",
+    "/runs/train",
+]
+
+
+@pytest.mark.parametrize("essential", ESSENTIAL)
+@pytest.mark.parametrize("kind", ["text/html", "text/plain"])
+def test_html_and_text_say_the_same(kind, essential):
+    made = report(stories.failed())[kind]
+    read = Reader(made).text if kind == "text/html" else " ".join(made.split())
+    assert essential in read
+
+
+def test_a_run_that_goes_on_shows_where_it_is_and_what_it_wrote_last():
+    data = report(stories.quiet(), live=True)
+    for made in (Reader(data["text/html"]).text, data["text/plain"]):
+        assert "running" in made
+        assert "Rank 0 waits in all_reduce" in made
+        assert "150/300 24.9 it/s 00:06" in made
+        assert re.search(r"\[1\] step +290", made)
+    assert "details" not in Reader(data["text/html"]).tags  # an unfolded one would fold again with every update
+
+
+def test_a_run_that_only_begins_has_a_report():
+    data = report(stories.view_of(size=2), live=True)
+    assert "starting" in data["text/plain"]
+    assert Reader(data["text/html"]).faults == []
+
+
+def test_many_ranks_are_told_in_groups_with_the_odd_one_by_itself():
+    view = stories.training(64, 20)
+    view.apply(Failure(40, "KeyError", "'x'", "", stories.STARTED + 3))
+    view.apply(StateChange(40, "failed", stories.STARTED + 3))
+    text = report(stories.end(view, "stopped"))["text/plain"]
+    rows = [line.split()[0] for line in text.splitlines() if re.match(r"[\d–, ]+ +[✖■]", line)]
+    assert rows == ["0", "40", "63", "1–39,"]
+    assert "1–39, 41–62" in text
+
+
+def test_numbers_that_are_none_are_counted_and_seen():
+    events = [Metric(0, "loss", float("nan") if step > 5 else 1.0 / (step + 1), step, step) for step in range(10)]
+    text = report(stories.end(stories.view_of(*events, size=1)))["text/plain"]
+    assert re.search(r"loss .* nan .*4 × not finite", text)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e308, -1e308, 0.0, 1e-300])
+def test_any_number_can_be_drawn(value):
+    view = stories.view_of(*(Metric(0, "a", one, None, 1.0) for one in (value, -value, value)), size=1)
+    assert "a" in report(stories.end(view))["text/plain"]
+
+
+# ------------------------------------------------------------------------------------------------------------------ pictures
+
+
+def pictures(made):
+    return [
+        base64.b64decode(value.partition("base64,")[2]).decode()
+        for name, value in Reader(made).attributes
+        if name == "src"
+    ]
+
+
+def test_every_metric_is_a_picture_with_a_line_for_each_rank():
+    loss, rate = map(ET.fromstring, pictures(report(stories.finished(4))["text/html"]))
+    svg = "{http://www.w3.org/2000/svg}"
+    assert len({path.get("stroke") for path in loss.iter(f"{svg}path")}) == 4
+    assert len(list(rate.iter(f"{svg}path"))) == 1
+    assert "loss" in "".join(loss.itertext())
+
+
+def test_many_ranks_are_a_band():
+    (loss, _) = map(ET.fromstring, pictures(report(stories.end(stories.training(64, 50)))["text/html"]))
+    band, mean = loss.iter("{http://www.w3.org/2000/svg}path")
+    assert band.get("fill-opacity")
+    assert mean.get("stroke")
+
+
+def luminance(colour):
+    parts = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_all_colours_are_told_from_white_and_from_black():
+    made = report(stories.failed(8))["text/html"]
+    drawn = itertools.chain([made], pictures(made))
+    colours = {colour for source in drawn for colour in re.findall(r"#[0-9a-f]{6}", source)}
+    assert len(colours) > 8
+    for colour in colours:
+        assert 1.05 / (luminance(colour) + 0.05) >= 2.9, colour
+        assert (luminance(colour) + 0.05) / (luminance("#111111") + 0.05) >= 2.9, colour
+
+
+# ------------------------------------------------------------------------------------------------------------------ escaping
+
+
+@pytest.mark.parametrize("nasty", NASTY)
+@pytest.mark.parametrize("live", [False, True])
+def test_nothing_that_a_run_says_becomes_markup(nasty, live):
+    clean = Reader(report(stories.failed(2), live=live, name="f")["text/html"])
+    view = stories.training(2)
+    for rank in range(2):
+        view.apply(LogLine(rank, "stderr", nasty, stories.STARTED + 40))
+        view.apply(Metric(rank, nasty, 1.0, 1, stories.STARTED))
+        view.apply(Progress(rank, nasty, 1, 2, stories.STARTED, 1.0, nasty, note=nasty))
+        view.apply(DeviceSample(rank, nasty, 1.0, 1, 2, stories.STARTED))
+    last = (nasty,) * 3
+    failure = Failure(1, nasty, nasty, nasty, stories.STARTED, 3, last_lines=last, advice=nasty)
+    view.apply(failure)
+    made = report(view, live=live, name=nasty, interactive=not live)["text/html"]
+    read = Reader(made)
+    assert read.faults == []
+    assert set(read.tags) - {"script", "span"} <= set(clean.tags) | {"details", "summary", "br"}
+    assert read.tags.count("script") == (0 if live else 1)
+    assert not any(name.startswith("on") for name, _ in read.attributes)
+    assert "<!--" not in made
+
+
+def test_colours_of_a_terminal_are_kept_and_other_sequences_go():
+    text = "\x1b[1;31mred\x1b[0m \x1b[38;5;208morange\x1b[39m \x1b[2K\x1b]0;title\x07\x08\x00plain\x1b["
+    view = stories.view_of(LogLine(0, "stdout", text, 1.0), size=1)
+    data = report(stories.end(view))
+    assert '<span style="color:#d13438;font-weight:bold;">red</span>' in data["text/html"]
+    assert '<span style="color:#ff8700;">orange</span>' in data["text/html"]
+    assert "red orange plain" in data["text/plain"]
+    assert not re.search(r"[\x00-\x08\x0b-\x1f]", data["text/html"] + data["text/plain"])
+
+
+# ----------------------------------------------------------------------------------------------------------------- sanitisers
+
+# What GitHub says that it lets through (html-pipeline's SanitizationFilter): no style, no script, pictures by http alone.
+GITHUB_TAGS = [
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "h5",
+    "h6",
+    "br",
+    "b",
+    "i",
+    "strong",
+    "em",
+    "a",
+    "pre",
+    "code",
+    "img",
+    "tt",
+    "div",
+    "ins",
+    "del",
+    "sup",
+    "sub",
+    "p",
+    "ol",
+    "ul",
+    "table",
+    "thead",
+    "tbody",
+    "tfoot",
+    "blockquote",
+    "dl",
+    "dt",
+    "dd",
+    "kbd",
+    "q",
+    "samp",
+    "var",
+    "hr",
+    "ruby",
+    "rt",
+    "rp",
+    "li",
+    "tr",
+    "td",
+    "th",
+    "s",
+    "strike",
+    "summary",
+    "details",
+    "caption",
+    "figure",
+    "figcaption",
+    "abbr",
+    "span",
+]
+GITHUB_ATTRIBUTES = {
+    "a": ["href"],
+    "img": ["src"],
+    "*": ["alt", "align", "height", "width", "title", "colspan", "open"],
+}
+
+
+def by_github(made):
+    made = re.sub(r"<script.*?</script>", "", made, flags=re.DOTALL)
+    return bleach.clean(made, GITHUB_TAGS, GITHUB_ATTRIBUTES, protocols=["http", "https", "mailto"], strip=True)
+
+
+def by_nbconvert(made, **options):
+    cell = nbformat.v4.new_code_cell(outputs=[nbformat.v4.new_output("display_data", data={"text/html": made})])
+    notebook, _ = SanitizeHTML(enabled=True, **options).preprocess(nbformat.v4.new_notebook(cells=[cell]), {})
+    return notebook.cells[0].outputs[0]["data"]["text/html"]
+
+
+SANITISERS = {
+    "GitHub": by_github,
+    "nbconvert": lambda made: by_nbconvert(made, tags=["table", "tr", "td", "b", "pre", "div"]),
+    "nbconvert, stripping": lambda made: by_nbconvert(made, strip=True),
+    "nothing but text": lambda made: re.sub(r"<[^>]*>", " ", made),
+}
+
+
+def words(text):
+    return " ".join(re.sub(r"<[^>]*>", " ", text).split())
+
+
+@pytest.mark.parametrize("sanitiser", SANITISERS)
+def test_a_sanitiser_takes_nothing_away_that_matters(sanitiser):
+    read = words(Reader(SANITISERS[sanitiser](report(stories.failed())["text/html"])).text)
+    for essential in ESSENTIAL:
+        assert words(essential) in read
+
+
+def test_github_is_left_with_tables_text_and_the_words_of_pictures():
+    read = Reader(by_github(report(stories.failed())["text/html"]))
+    assert {"table", "pre", "b"} <= set(read.tags)
+    assert not any(name in {"src", "style"} for name, _ in read.attributes)
+    assert any(name == "alt" and value.startswith("chart of loss up to step 299") for name, value in read.attributes)
+
+
+# ----------------------------------------------------------------------------------------------------------------------- sizes
+
+
+def flood(lines=100_000, size=4, text="step {} of a long training log with numbers 0.12345 0.67890"):
+    view = stories.view_of(size=size)
+    for number in range(lines):
+        view.apply(LogLine(number % size, "stderr" if number % 3 else "stdout", text.format(number), float(number)))
+    return stories.end(view)
+
+
+def many_metrics():
+    view = stories.view_of(size=64)
+    for step in range(120):
+        for rank in range(64):
+            for metric in range(50):
+                view.apply(Metric(rank, f"metric/{metric}", (step * 7919 + rank * 31 + metric) % 101, step, step / 10))
+    return stories.end(view)
+
+
+def one_long_line():
+    return stories.end(stories.view_of(LogLine(0, "stdout", "x" * 1_000_000 + "end", 1.0), size=1))
+
+
+def huge_error():
+    view = stories.view_of(size=8)
+    for rank in range(8):
+        text = f"line of {rank}\n" * 50_000
+        view.apply(Failure(rank, "E" * 10_000, text, text, 1.0, last_lines=("é'<" * 9000,) * 8, advice="a" * 10**6))
+    return stories.end(view, "failed")
+
+
+def nothing_but_trouble():
+    """All of it, in letters that cost most."""
+    letters = "'😀\x1b[31m&\x1b[0m"
+    view = flood(20_000, 64, letters * 30)
+    for rank in range(64):
+        for number in range(100):
+            view.apply(Metric(rank, f"{letters * 5}{number}", number, number, 1.0))
+            view.apply(DeviceSample(rank, f"{letters * 50}{number}", 1.0, 1, 2, 1.0))
+            view.apply(Progress(rank, f"{letters * 50}{number}", 1, 2, 1.0, 1.0, letters * 9, note=letters * 50))
+        view.apply(
+            Failure(rank, letters, letters * 10_000, "", 1.0, last_lines=(letters * 100,) * 30, advice=letters * 1000)
+        )
+    return stories.end(view, "failed")
+
+
+FLOODS = {story.__name__: story for story in (flood, many_metrics, one_long_line, huge_error, nothing_but_trouble)}
+
+
+@pytest.fixture(scope="module", params=FLOODS)
+def flooded(request):
+    return FLOODS[request.param]()
+
+
+@pytest.mark.parametrize("interactive", [False, True])
+def test_however_much_there_is_a_report_takes_300_kb_of_a_notebook(flooded, interactive):
+    data = report(flooded, interactive=interactive)
+    assert saved_size(data) <= MOST
+    assert len(json.dumps(data)) <= MOST  # for those who write letters beyond ASCII as escapes
+    assert Reader(data["text/html"]).faults == []
+
+
+def test_a_report_that_is_drawn_again_and_again_is_light(flooded):
+    data = report(flooded, live=True)
+    assert saved_size(data) <= MOST / 2
+    assert Reader(data["text/html"]).faults == []
+
+
+def test_a_flood_ends_with_its_last_lines():
+    data = report(flood())
+    for made in data.values():
+        assert "step 99999 of a long" in made
+        assert "of 25,000 lines" in made
+
+
+def test_a_long_line_says_how_long_it_is():
+    for made in report(one_long_line()).values():
+        assert "more characters)" in made
+
+
+# ------------------------------------------------------------------------------------------------------------------- hydration
+
+
+def packed(made):
+    return json.loads(gzip.decompress(base64.b64decode(re.search(r'const packed = "([^"]*)"', made)[1])))
+
+
+def test_the_panel_of_a_saved_report_holds_the_same_run():
+    page = packed(report(stories.failed(), interactive=True)["text/html"])
+    assert "mount" in page["code"]
+    (message,) = page["messages"]
+    assert message["reset"]
+    assert message["run"]["can_act"] is False
+    assert message["failure"]["rank"] == 1
+    assert len(message["lines"]) == 121
+
+
+def test_of_a_flood_the_panel_keeps_the_newest_lines_and_counts_the_others():
+    text = "{} " + random.Random(1).randbytes(2000).hex()
+    page = packed(report(flood(4000, text=text), interactive=True)["text/html"])
+    (message,) = page["messages"]
+    assert 0 < len(message["lines"]) < 1000
+    assert message["lines"][-1][2].startswith("3999 ")
+    assert message["skipped"] == 4000 - len(message["lines"])
+
+
+def test_the_same_run_is_saved_as_the_same_bytes():
+    view = stories.failed()
+    assert report(view, interactive=True) == report(view, interactive=True)
