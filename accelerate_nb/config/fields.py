@@ -6,7 +6,6 @@ import difflib
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from accelerate_nb.config.kinds import Kind, Number, OneOf, Table, Text, Unfit, Whole, YesNo
@@ -132,7 +131,6 @@ class Setting:
             raise NotYetError(f"{where} {value!r}, {error}") from None
 
 
-@cache
 def settings(section: type) -> tuple[Setting, ...]:
     """The settings of a settings class, in the order in which it says them."""
     hints = get_type_hints(section)

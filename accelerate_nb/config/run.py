@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from accelerate_nb.config.fields import Setting, said, settings, unknown_setting
@@ -25,6 +26,7 @@ class RunConfig:
         return {**self.launching.environ(), **self.training.environ()}
 
 
+@cache
 def all_settings() -> tuple[Setting, ...]:
     """Every setting there is."""
     return (*settings(Launching), *settings(Training))
@@ -130,5 +132,6 @@ def _first(one: Setting, places: tuple[_Place, ...]) -> Origin | None:
 
 
 def _made(section: type[Section], places: tuple[_Place, ...]) -> Section:
-    found = {one.name: _first(one, places) for one in settings(section)}
+    own = (one for one in all_settings() if one.section == section.__name__.lower())
+    found = {one.name: _first(one, places) for one in own}
     return section(**{name: origin.value for name, origin in found.items() if origin is not None})
