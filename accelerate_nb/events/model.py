@@ -145,11 +145,21 @@ class Failure:
     advice: str = ""
 
 
-Event: TypeAlias = LogLine | Metric | Progress | Display | DeviceSample | HostSample | StateChange | Quiet | Failure
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A rank of a session has done what was asked of it under a number; 0 is to get ready."""
+
+    rank: int
+    number: int
+
+
+Event: TypeAlias = (
+    LogLine | Metric | Progress | Display | DeviceSample | HostSample | StateChange | Quiet | Failure | Answered
+)
 
 KINDS: dict[str, type[Event]] = {
     kind.__name__: kind
-    for kind in (LogLine, Metric, Progress, Display, DeviceSample, HostSample, StateChange, Quiet, Failure)
+    for kind in (LogLine, Metric, Progress, Display, DeviceSample, HostSample, StateChange, Quiet, Failure, Answered)
 }
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 from accelerate_nb.events.asks import Position
 from accelerate_nb.events.capture import Line, LineAssembler
 from accelerate_nb.events.channel import EventReader
-from accelerate_nb.events.model import Event, Failure, LogLine, StateChange, Stream
+from accelerate_nb.events.model import Answered, Event, Failure, LogLine, StateChange, Stream
 from accelerate_nb.events.record import Record
 from accelerate_nb.events.view import RunView
 from accelerate_nb.launching.ending import Ending, died
@@ -57,6 +57,7 @@ class Scene:
     deadline: float | None
     grace: float
     wake: Callable[[], None] = lambda: None
+    heard: Callable[[Event], None] = lambda event: None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, event: Event) -> None:
@@ -64,6 +65,7 @@ class Scene:
         with self._lock:
             self.view.apply(event)
             self.record.event(event)
+        self.heard(event)
 
 
 class Attempt:
@@ -316,6 +318,8 @@ class Attempt:
                 self._hear_state(rank, event)
             if isinstance(event, Failure) and not event.lost_connection:
                 self._cause_is_known = True
+            if isinstance(event, Answered):
+                self._read_all_of(rank)
             self._scene.take(event)
 
     def _hear_state(self, rank: int, change: StateChange) -> None:
@@ -347,6 +351,12 @@ class Attempt:
             return False
         self._take_output(rank, stream, *self._assemblers[rank, stream].feed(data))
         return True
+
+    def _read_all_of(self, rank: int) -> None:
+        """Read what a rank has written until now, which its pipes hold; a line that has not ended ends here."""
+        for key in [key for key in self._logs.get_map().values() if key.data[0] == rank]:
+            self._read_log(*key.data)
+            self._take_output(*key.data[:2], *self._assemblers[key.data[:2]].close())
 
     def _take_output(self, rank: int, stream: Stream, raw: bytes, lines: Sequence[Line]) -> None:
         if raw:

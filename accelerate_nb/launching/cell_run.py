@@ -51,6 +51,9 @@ class Home(Protocol):
     def why(self) -> str:
         """How many workers there are, what placed them, and why."""
 
+    def log_file(self, rank: int) -> Path:
+        """The file that holds all that a rank wrote so far."""
+
     def stacks(self) -> str:
         """Where every rank is now."""
 
@@ -117,6 +120,15 @@ class CellRun:
         A `WorkerError` that is also of the class that the worker raised, a `HangError`, or a `KeyboardInterrupt`.
         """
         return self._error
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether somebody has asked for an interrupt."""
+        return self._interrupts > 0
+
+    def log_file(self, rank: int) -> Path:
+        """The file that holds all that a rank wrote so far in the session."""
+        return self._home.log_file(rank)
 
     # ------------------------------------------------------------------------------------------------------- acting
 

@@ -14,6 +14,7 @@ from accelerate_nb.config.run import RunConfig
 from accelerate_nb.devices.cpu import cores
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import NeedsForkError
+from accelerate_nb.events.model import Event
 from accelerate_nb.events.record import Record, new_folder, prune
 from accelerate_nb.events.view import RunView
 from accelerate_nb.launching.attempt import Attempt, Scene
@@ -33,9 +34,17 @@ from accelerate_nb.launching.seat import on_loopback
 from accelerate_nb.launching.sources import sources_here
 
 
-def prepare(function: Callable[..., Any], args: Sequence[Any], config: RunConfig, front_end: FrontEnd) -> Run:
+def prepare(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    config: RunConfig,
+    front_end: FrontEnd,
+    heard: Callable[[Event], None] = lambda event: None,
+) -> Run:
     """
     A run of `function(*args)` on as many workers as the wish says, ready to be started.
+
+    `heard` is called with every event but the lines of output, in the run's thread, once the view knows of it.
 
     Raises `LaunchError` or `PayloadError` before anything has started.
     """
@@ -44,7 +53,7 @@ def prepare(function: Callable[..., Any], args: Sequence[Any], config: RunConfig
     choice = choose(wish, probe(), can_fork=hasattr(os, "fork"))
     call = Call(function, tuple(args))
     if choice.start == "inline":
-        return _run(RunHere, config, choice, call.name, front_end, _inline(call, config))
+        return _run(RunHere, config, choice, call.name, front_end, heard, _inline(call, config))
     payload, choice = _payload(call, choice, asked=wish.start_method != "auto")
     placing = _placing(choice, payload)
     plan = Plan(
@@ -56,7 +65,14 @@ def prepare(function: Callable[..., Any], args: Sequence[Any], config: RunConfig
         max_restarts=wish.max_restarts,
     )
     return _run(
-        Run, config, choice, call.name, front_end, lambda scene, number: Attempt(plan, placing, scene, number), payload
+        Run,
+        config,
+        choice,
+        call.name,
+        front_end,
+        heard,
+        lambda scene, number: Attempt(plan, placing, scene, number),
+        payload,
     )
 
 
@@ -90,6 +106,7 @@ def _run(
     choice: Choice,
     name: str,
     front_end: FrontEnd,
+    heard: Callable[[Event], None],
     attempt: Callable[[Scene, int], Any],
     payload: Payload | None = None,
 ) -> Run:
@@ -100,6 +117,7 @@ def _run(
         record=Record(new_folder(parent, name)),
         deadline=None if wish.timeout is None else time.monotonic() + wish.timeout,
         grace=wish.grace,
+        heard=heard,
     )
 
     def at_end(endings: tuple[Ending, ...]) -> None:

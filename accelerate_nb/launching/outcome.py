@@ -49,7 +49,7 @@ def write_returned(descriptor: int, value: Any, modules: tuple[str, ...]) -> Non
 def write_raised(descriptor: int, raised: Raised) -> None:
     """Leave an exception for the kernel, with as much of it as can be pickled."""
     os.ftruncate(descriptor, 0)
-    write_entries(descriptor, dump_homeward(replace(raised, error=_portable(raised.error))))
+    write_entries(descriptor, dump_homeward(replace(raised, error=portable(raised.error))))
 
 
 def failure_of(error: BaseException, rank: int, sources: Sources) -> Failure:
@@ -83,9 +83,9 @@ def _message(error: BaseException) -> str:
         return f"(its message can't be shown: {type(error).__qualname__}.__str__ fails)"
 
 
-def _portable(error: BaseException | None) -> BaseException | None:
+def portable(error: BaseException | None, known: frozenset[str] | None = None) -> BaseException | None:
     """The exception; without its attributes, or with its message alone, where the rest can't travel; `None` if nothing can."""
-    if error is None or _round_trips(error):
+    if error is None or _round_trips(error, known):
         return error
     for args in (error.args, (_message(error),)):
         try:
@@ -93,14 +93,14 @@ def _portable(error: BaseException | None) -> BaseException | None:
         except TypeError:
             # an exception group wants its exceptions
             continue
-        if _round_trips(bare):
+        if _round_trips(bare, known):
             return bare
     return None
 
 
-def _round_trips(error: BaseException | None) -> bool:
+def _round_trips(error: BaseException | None, known: frozenset[str] | None) -> bool:
     try:
-        load(dump_homeward(error))
+        load(dump_homeward(error, known))
     except Exception:  # noqa: BLE001 - an exception's constructor may want other arguments than it keeps
         return False
     return True

@@ -34,16 +34,18 @@ def dump(value: Any, names: dict[str, Any] | None = None) -> list[Bytes]:
     return [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
 
-def dump_homeward(value: Any) -> list[Bytes]:
+def dump_homeward(value: Any, known: frozenset[str] | None = None) -> list[Bytes]:
     """
     The same for a value on its way to the notebook.
 
     Functions and classes of the notebook's `__main__`, which workers have from there, go by their names: a forked worker's
-    would else be another class than the notebook's.
+    would else be another class than the notebook's. Where a worker has a `__main__` of its own, `known` says which names the
+    notebook has too; and then tensors go to the CPU, without what autograd knows of them.
     """
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
-    _Homeward(file, buffers, {}).dump(value)
+    pickler = _Homeward(file, buffers, {}) if known is None else _FromSession(file, buffers, known)
+    pickler.dump(value)
     return [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
 
@@ -80,6 +82,29 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 class _Homeward(_Pickler):
     def reducer_override(self, obj: Any) -> Any:
         return obj.__qualname__ if is_of_main(obj) else super().reducer_override(obj)
+
+
+class _FromSession(_Pickler):
+    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], known: frozenset[str]) -> None:
+        super().__init__(file, buffers, {})
+        self._known = known
+
+    def reducer_override(self, obj: Any) -> Any:
+        if is_of_main(obj) and obj.__qualname__ in self._known:
+            return obj.__qualname__
+        if (torch := sys.modules.get("torch")) is not None:
+            if type(obj) is torch.Tensor and (obj.requires_grad or obj.device.type not in ("cpu", "meta")):
+                return _itself, (obj.detach().cpu(),)
+            if type(obj) is torch.UntypedStorage and obj.device.type not in ("cpu", "meta"):
+                return _itself, (obj.cpu(),)
+            if isinstance(obj, torch.nn.parallel.DistributedDataParallel):
+                # the notebook has no group to average over
+                return _itself, (obj.module,)
+        return super().reducer_override(obj)
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 def _reduce_handle(obj: Any) -> Any:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
 
@@ -102,6 +102,9 @@ class Attempting(Protocol):
     def stop(self, how: Stop) -> None:
         """Ask for the end, from any thread."""
 
+    def tell(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
+        """Send a message to a worker's inbox; whether there was somebody to take it."""
+
     def stacks(self) -> dict[int, str]:
         """What every rank answers when asked where it is."""
 
@@ -164,6 +167,11 @@ class Run:
         return self._over.is_set()
 
     @property
+    def error(self) -> BaseException | None:
+        """What `wait` raises once the run is done, where it is not the interrupt of a wait; `None` where all is well."""
+        return self._error
+
+    @property
     def results(self) -> list[Any]:
         """What each rank's function returned, in the order of ranks; `None` for one that failed; empty while it runs."""
         return [ending.value for ending in self._endings]
@@ -177,6 +185,15 @@ class Run:
         """All that a rank wrote; undecodable bytes are shown as escapes."""
         path = self.log_file(rank)
         return path.read_bytes().decode(errors="backslashreplace") if path.exists() else ""
+
+    def tell(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
+        """Send a message to a worker's inbox; whether there was somebody to take it."""
+        attempt = self._attempt
+        return attempt is not None and attempt.tell(rank, message, descriptors)
+
+    def learn(self, sources: Sources) -> None:
+        """More cells that stacks may name."""
+        self._sources = Sources({**self._sources.lines, **sources.lines}, {**self._sources.numbers, **sources.numbers})
 
     def stacks(self) -> str:
         """Where every rank that still runs is now, with the notebook's own lines."""

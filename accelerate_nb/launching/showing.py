@@ -34,7 +34,7 @@ def display(*objects: Any, raw: bool = False, metadata: dict[str, Any] | None = 
     rank = getattr(outlet(), "rank", 0)
     for shown in objects:
         data, about = (shown, {}) if raw else _formatted(shown)
-        emit(Display(rank=rank, data=_plain(data), metadata={**about, **(metadata or {})}, time=time.time()))
+        emit(Display(rank=rank, data=as_plain(data), metadata={**about, **(metadata or {})}, time=time.time()))
 
 
 def _formatted(shown: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -52,7 +52,8 @@ def _figure(figure: Any) -> Any:
     return print_figure(figure, "png", base64=True)  # type: ignore[no-untyped-call]
 
 
-def _plain(data: dict[str, Any]) -> dict[str, Any]:
+def as_plain(data: dict[str, Any]) -> dict[str, Any]:
+    """A MIME bundle as JSON can hold it: bytes as base64."""
     import base64
 
     return {

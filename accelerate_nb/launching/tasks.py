@@ -28,10 +28,9 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Bring the values of these names; `known` are the functions and classes of the notebook, which go by name."""
+    """Bring the values of these names."""
 
     names: tuple[str, ...]
-    known: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,10 @@ class Invoke:
     function: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    known: frozenset[str]
 
+
+# Under what name a called function's value comes back.
+RETURNED = "the returned value"
 
 Task: TypeAlias = Cell | Push | Pull | Invoke
 
@@ -53,11 +54,12 @@ class Letter:
     A task on its way, with what the worker has to know first.
 
     `lines` and `numbers` are cells of the notebook that it may not know yet, `names` the functions and classes of the
-    notebook's `__main__` that travel along. `renewal` is the name under which the process groups are made anew before the
-    task, where the last one left them broken.
+    notebook's `__main__` that travel along; `known` are the names of all that it has. Without a task the letter only asks
+    for an answer.
     """
 
-    task: Task
+    task: Task | None
+    known: frozenset[str] = frozenset()
     lines: Mapping[str, list[str]] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
     names: Mapping[str, Any] = field(default_factory=dict)
@@ -68,13 +70,14 @@ class Answer:
     """
     What came of a task on one rank.
 
-    `result` is the MIME bundle of a cell's last expression, `value` what was pulled or returned; `error` is the exception
-    behind `failure`, as far as it can travel. `groups` says how many collectives each process group has seen.
+    `result` is the MIME bundle of a cell's last expression, `value` holds, by name, what was pulled or returned; `error` is the
+    exception behind `failure`, as far as it can travel. `groups` says how many collectives each process group has begun, and
+    `in_collective` that it was torch's communication that raised.
     """
 
     seconds: float
     result: dict[str, Any] | None = None
-    value: Any = None
+    value: Mapping[str, Any] | None = None
     failure: Failure | None = None
     error: BaseException | None = None
     groups: Mapping[str, int] = field(default_factory=dict)

@@ -91,6 +91,11 @@ def look_again() -> None:
     _held.get().world = None
 
 
+def meet_over(store: dist.Store) -> None:
+    """From now on this process's groups meet over another connection to the store."""
+    _held.get().store = store
+
+
 def _outlived(held: _Held) -> bool:
     """Whether the held world is another life's: inherited by a launched worker, or its process group is gone."""
     assert held.world is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from accelerate_nb.config.environment import saying
@@ -45,6 +45,10 @@ class Here:
             return (Ending(0, failure=failure, error=error),)
         self._scene.take(StateChange(0, "finished", time.time()))
         return (Ending(0, value=value),)
+
+    def tell(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
+        """A call has no inbox."""
+        return False
 
     def stop(self, how: Stop) -> None:
         """Let the call end after its step; one that makes none can't be stopped from outside, but by an interrupt."""

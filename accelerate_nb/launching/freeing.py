@@ -1,0 +1,84 @@
+"""Freeing a rank that waits for others inside compiled code: the connections between the ranks are cut."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+_TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+
+
+def cut_connections(others: Collection[int], *, store_port: int) -> None:
+    """
+    Cut this process's TCP connections to the processes `others`, but for those to the store at which the ranks meet.
+
+    A collective of gloo that waits raises on both sides, at once: nothing else ends it (torch's `abort` does so for NCCL
+    alone). Where /proc does not tell whose a connection is, all within this machine are cut.
+    """
+    theirs = _inodes(others)
+    for own in _connections():
+        with own, contextlib.suppress(OSError):
+            near, far = own.getsockname(), own.getpeername()
+            if near[0] != far[0] or store_port in (near[1], far[1]):
+                continue
+            if theirs is None or _inode_at(far[1], near[1]) in theirs:
+                own.shutdown(socket.SHUT_RDWR)
+
+
+def abort_devices() -> None:
+    """Have collectives that wait on devices end with an error."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None:
+        return
+    for group, (backend, _) in list(c10d._world.pg_map.items()):
+        if "nccl" in str(backend):
+            with contextlib.suppress(RuntimeError):
+                group.abort()
+
+
+def _connections() -> Iterator[socket.socket]:
+    """Copies of this process's TCP sockets."""
+    for name in os.listdir("/dev/fd"):
+        try:
+            one = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            # no socket, or closed meanwhile
+            continue
+        if one.type == socket.SOCK_STREAM and one.family in (socket.AF_INET, socket.AF_INET6):
+            yield one
+        else:
+            one.close()
+
+
+def _inodes(pids: Collection[int]) -> set[str] | None:
+    """The sockets of processes, as /proc names them."""
+    if sys.platform != "linux":
+        return None
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    kind, _, inode = os.readlink(entry).partition(":[")
+                    if kind == "socket":
+                        found.add(inode.rstrip("]"))
+    return found
+
+
+def _inode_at(local: int, remote: int) -> str | None:
+    """The socket between these two ports of this machine (proc(5): columns are local and remote address, and the tenth is the inode)."""
+    for table in _TCP:
+        with contextlib.suppress(OSError):
+            for line in table.read_text().splitlines()[1:]:
+                columns = line.split()
+                if (_port(columns[1]), _port(columns[2])) == (local, remote):
+                    return columns[9]
+    return None
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)

@@ -1,0 +1,137 @@
+"""IPython in a worker: cells with magics, `await`, results and figures, and no terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from types import ModuleType
+from typing import Any
+
+from IPython.core import interactiveshell
+from IPython.core.compilerop import CachingCompiler
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets import Type
+from traitlets.config import Config
+
+from accelerate_nb.events.emit import emit, outlet
+from accelerate_nb.events.model import Display
+from accelerate_nb.launching.showing import as_plain
+from accelerate_nb.launching.tasks import Cell
+
+_FIGURES = "module://matplotlib_inline.backend_inline"
+
+
+class Compiler(CachingCompiler):
+    """Gives a cell's code the name that the kernel knows it by."""
+
+    filename: str | None = None
+
+    def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
+        """The file name of a cell's code."""
+        own: str = super().get_code_name(raw_code, transformed_code, number)
+        return own if self.filename is None else self.filename
+
+
+class Results(DisplayHook):
+    """Keeps the last expression's MIME bundle for the kernel; one that another follows is shown at once."""
+
+    bundle: tuple[dict[str, Any], dict[str, Any]] | None = None
+
+    def write_output_prompt(self) -> None:
+        """The notebook writes its own."""
+
+    def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
+        """Keep a result."""
+        if self.bundle is not None:
+            show(*self.bundle)
+        self.bundle = (format_dict, md_dict or {})
+
+    def finish_displayhook(self) -> None:
+        """Nothing is written, so nothing is flushed."""
+
+
+class Publisher(DisplayPublisher):
+    """Sends what is displayed to the notebook, under this rank."""
+
+    def publish(self, data: dict[str, Any], metadata: dict[str, Any] | None = None, **_: Any) -> None:
+        """Show a MIME bundle."""
+        show(data, metadata or {})
+
+    def clear_output(self, wait: bool = False) -> None:
+        """Lines of several ranks stand together; none of them are taken away."""
+
+
+class WorkerShell(InteractiveShell):
+    """An `InteractiveShell` for cells that a kernel sends: it asks nothing, writes no history and shows no tracebacks."""
+
+    compiler_class = Type(Compiler)
+    displayhook_class = Type(Results)
+    display_pub_class = Type(Publisher)
+
+    def init_profile_dir(self, profile_dir: Any) -> None:
+        """Several workers begin at once, and none of them needs a folder."""
+
+    def init_pdb(self) -> None:
+        """A worker has no keyboard."""
+
+    def transform_cell(self, raw_cell: str) -> str:
+        """Plain Python; lines that stand empty above the code stay, so that the others keep their numbers."""
+        above = raw_cell[: len(raw_cell) - len(raw_cell.lstrip())].count("\n")
+        python: str = super().transform_cell(raw_cell)
+        return "\n" * above + python
+
+    def showtraceback(self, *_: Any, **__: Any) -> None:
+        """The kernel shows the failure."""
+
+    def showsyntaxerror(self, *_: Any, **__: Any) -> None:
+        """The kernel shows the failure."""
+
+    def showindentationerror(self) -> None:
+        """The kernel shows the failure."""
+
+    def show_usage_error(self, exc: Exception) -> None:
+        """The kernel shows the failure."""
+
+    def ask_exit(self) -> None:
+        """`exit` ends a cell's run nowhere; the session is ended in the notebook."""
+
+    def atexit_operations(self) -> None:
+        """Nothing was opened."""
+
+    def run(self, cell: Cell) -> tuple[dict[str, Any] | None, BaseException | None]:
+        """The MIME bundle of a cell's last expression, and what it raised."""
+        hook: Results = self.displayhook
+        hook.bundle = None
+        self.execution_count = cell.number
+        self.compile.filename = cell.filename
+        try:
+            outcome = self.run_cell(cell.source, store_history=not cell.silent, silent=cell.silent)
+        finally:
+            self.compile.filename = None
+        bundle = as_plain(hook.bundle[0]) if hook.bundle is not None else None
+        return bundle, outcome.error_before_exec or outcome.error_in_exec
+
+
+def new_shell(main: ModuleType) -> WorkerShell:
+    """The process's shell, whose cells run in the module `main`."""
+    os.environ.setdefault("MPLBACKEND", _FIGURES)
+    # a worker that was forked by a notebook has inherited the notebook's
+    type(InteractiveShell._instance).clear_instance() if InteractiveShell._instance is not None else None
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.HistoryManager.hist_file = ":memory:"
+    shell: WorkerShell = WorkerShell.instance(user_module=main, user_ns=vars(main), config=config)
+    shell.autoawait = True
+    # IPython knows here what to do with display ids, and formatters that a cell registers
+    for name in ("IPython.core.display_functions", "IPython.display"):
+        if name in sys.modules:
+            sys.modules[name].display = interactiveshell.display  # type: ignore[attr-defined]
+    return shell
+
+
+def show(data: dict[str, Any], metadata: dict[str, Any]) -> None:
+    """Send a MIME bundle to the notebook."""
+    emit(Display(rank=getattr(outlet(), "rank", 0), data=as_plain(data), metadata=metadata, time=time.time()))

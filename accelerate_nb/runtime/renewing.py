@@ -1,0 +1,106 @@
+"""Process groups that a failure left broken are made anew, and everything that was prepared goes on with them."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from accelerate_nb.runtime.current import meet_over
+
+
+def collectives() -> dict[str, int]:
+    """How many collectives each process group of this process has begun."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return {}
+    return {str(group.group_name): _count(group) for group in list(dist.distributed_c10d._world.pg_map)}
+
+
+def renew(name: str) -> None:
+    """
+    End this process's groups and make the default one anew; every rank calls it, with the same `name`, used once.
+
+    The world, the `Accelerator` and prepared models stay as they are: models that average their gradients do so over the
+    new group. Groups that a person made beside the default one are gone.
+    """
+    wish = _wish()
+    models = [(model, _state(model)) for model in _averaging()]
+    for model, _ in models:
+        # the reducer goes before the group does (see `DDP._let_go`), and takes its hooks off the parameters
+        model.__dict__.update(reducer=None, logger=None, process_group=None)
+        model.__dict__.pop("_outlives_the_reducer", None)
+    _end()
+    store = _fresh_store()
+    meet_over(store)
+    dist.init_process_group(store=dist.PrefixStore(f"accelerate_nb/renewed/{name}", store), **wish)
+    for model, state in models:
+        _connect(model, state)
+
+
+def _wish() -> dict[str, Any]:
+    """How the default group was made, as far as it is there; else how one is made for this process."""
+    place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    if not dist.is_initialized():
+        return place
+    group = dist.group.WORLD
+    assert group is not None
+    timeout = getattr(_backend(group).options, "_timeout", None)
+    return {"backend": str(dist.get_backend_config()), **place, **({"timeout": timeout} if timeout else {})}
+
+
+def _end() -> None:
+    if not dist.is_initialized():
+        return
+    if "nccl" in str(dist.get_backend_config()):
+        # its orderly end waits for collectives that will never be
+        dist.distributed_c10d._abort_process_group()
+    else:
+        dist.destroy_process_group()
+
+
+def _fresh_store() -> dist.Store:
+    """A connection of its own to the store: what waited for an answer on the former one may have been cut off."""
+    return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+
+
+def _averaging() -> list[DistributedDataParallel]:
+    # asking the type: some objects look up, or even import, what isinstance asks them for
+    return [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel) and one.reducer is not None]
+
+
+def _state(model: DistributedDataParallel) -> dict[str, Any]:
+    """What torch keeps of such a model when it is pickled: all but its group and what averages over it."""
+    state: dict[str, Any] = model.__getstate__()
+    state.pop("_outlives_the_reducer", None)
+    return state
+
+
+def _connect(model: DistributedDataParallel, state: Mapping[str, Any]) -> None:
+    """Have a model average over the new default group."""
+    hooks = list(model.__dict__.get("_comm_hooks", ()))
+    model.__setstate__(dict(state))
+    model.__dict__["_outlives_the_reducer"] = model.process_group
+    for hook, own in hooks:
+        if isinstance(own, dist.ProcessGroup):
+            own = model.process_group
+        elif isinstance(getattr(own, "process_group", None), dist.ProcessGroup):
+            own.process_group = model.process_group
+        dist._register_comm_hook(model.reducer, own, hook)
+
+
+def _count(group: Any) -> int:
+    try:
+        return int(_backend(group)._get_sequence_number_for_group())
+    except RuntimeError:
+        # a kind of group that doesn't count
+        return 0
+
+
+def _backend(group: Any) -> Any:
+    """What works for a group, on whatever device it does."""
+    return group._get_backend(next(iter(group._device_types), torch.device("cpu")))
