@@ -100,6 +100,26 @@ def test_a_language_model_learns_from_the_manual_on_two_processes(tmp_path: Path
     assert took < SECONDS
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(4 * SECONDS)
+def test_cells_on_two_ranks_train_step_by_step_and_an_error_costs_nothing(tmp_path: Path) -> None:
+    notebook, result, took = executed("05_cells_on_every_rank.ipynb", tmp_path, "[accuracy, losses]")
+    accuracy, losses = result
+    assert accuracy > 0.97
+    assert len(losses) == 8 * 29
+    cells = {cell.id: cell for cell in notebook.cells}
+    assert "[0-1] hello from a session of 2" in printed(cells["start"])
+    assert "[1]   I am rank 1" in printed(cells["start"])
+    assert printed(cells["one"]).count("gradient") == 1
+    assert printed(cells["one"]).count("loss") == 2
+    (error,) = (output for output in cells["error"].outputs if output.output_type == "error")
+    assert error.ename == "IndexError"
+    assert "rank 1" in "\n".join(error.traceback)
+    assert "2." in printed(cells["after"])
+    assert pictures(notebook) == 1
+    assert took < SECONDS
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_is_saved_clean(path: Path) -> None:
     notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
