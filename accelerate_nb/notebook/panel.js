@@ -13,6 +13,7 @@ const MOST_CHARACTERS = 24_000_000; // and never more text than that in a ring
 const LONGEST_LINE = 10_000; // characters of a line that are kept; the whole of it is in the file
 const MOST_POINTS = 400_000; // of all charts together; beyond, the longest series are thinned
 const MOST_BUCKETS = 2048; // of a series, for drawing: more than there are pixels
+const SILENCE = 30; // seconds without a message after which that is said
 const PAINT = 200; // ms between two paintings
 const FEW_RANKS = 16; // up to here each rank has a full row and a tab
 const FEW_LINES_IN_A_CHART = 8; // up to here each rank is a line, beyond they are a band
@@ -526,7 +527,7 @@ function fillRow(row, line, { showRank, times, query }) {
   row.className = line.stream ? "anb-line anb-stderr" : "anb-line";
   const gutter = [];
   if (times) gutter.push(span("anb-time", clockTime(line.time)));
-  if (showRank) gutter.push(span(`anb-rank anb-r${line.rank % 8}`, String(line.rank)));
+  if (showRank()) gutter.push(span(`anb-rank anb-r${line.rank % 8}`, String(line.rank)));
   gutter.push(line.stream ? h("span", { class: "anb-mark", title: "stderr" }, "!", span("anb-sr", " stderr ")) : span("anb-mark"));
   row.replaceChildren(...gutter, ...pieces(line.text, query), "\n");
 }
@@ -747,7 +748,7 @@ class LogView {
     lines.push(...this.open());
     return lines
       .filter((line) => !(this.only && this.query) || this.hits(line))
-      .map((line) => (this.times ? `${clockTime(line.time)} ` : "") + (this.showRank ? `[${line.rank}] ` : "") + plain(line.text))
+      .map((line) => (this.times ? `${clockTime(line.time)} ` : "") + (this.showRank() ? `[${line.rank}] ` : "") + plain(line.text))
       .join("\n");
   }
 }
@@ -1129,7 +1130,7 @@ export function bandOf(ranks) {
 /** A part of the panel that folds: its head is a button. */
 function section(name, title, tools, ...content) {
   const body = div(`anb-body anb-${name}-body`, ...content);
-  const head = h("button", { type: "button", class: "anb-fold", "aria-expanded": "true" }, span("anb-chevron"), title);
+  const head = h("button", { type: "button", class: "anb-fold", "aria-expanded": "true" }, h("span", { class: "anb-chevron", "aria-hidden": "true" }), title);
   head.addEventListener("click", () => {
     const open = head.getAttribute("aria-expanded") !== "true";
     set(head, "aria-expanded", open);
@@ -1144,7 +1145,7 @@ function section(name, title, tools, ...content) {
 function folded(label, ...content) {
   const inside = div("anb-folded", ...content);
   inside.hidden = true;
-  const head = h("button", { type: "button", class: "anb-unfold", "aria-expanded": "false" }, span("anb-chevron"), label);
+  const head = h("button", { type: "button", class: "anb-unfold", "aria-expanded": "false" }, h("span", { class: "anb-chevron", "aria-hidden": "true" }), label);
   head.addEventListener("click", () => {
     const open = head.getAttribute("aria-expanded") !== "true";
     set(head, "aria-expanded", open);
@@ -1449,7 +1450,7 @@ class View {
     this.bandButton = button("anb-quiet-btn", "Band", () => this.toggleBand(), { "aria-pressed": "false", title: "mean and range of all ranks, instead of a line for each" });
     this.tableButton = button("anb-quiet-btn", "Table", () => this.toggleTable(), { "aria-pressed": "false", title: "the numbers as a table" });
     this.grid = div("anb-charts");
-    this.numbers = div("anb-numbers");
+    this.numbers = h("div", { class: "anb-numbers", tabindex: "0", role: "group", "aria-label": "numbers of the charts" });
     show(this.numbers, false);
     const part = section("metrics", "Metrics", div("anb-tools", this.bandButton, this.tableButton), this.grid, this.numbers);
     this.metricsPart = part.element;
@@ -1472,7 +1473,7 @@ class View {
     this.sideButton = button("anb-quiet-btn", "Side by side", () => this.toggleSide(), { "aria-pressed": "false" });
     this.followButton = button("anb-quiet-btn", "Follow", () => this.toggleFollow(), { "aria-pressed": "true", title: "keep the newest line in sight" });
     this.copy = copyButton("Copy", () => this.shown().map((log) => log.text()).join("\n"), (text) => this.announce(text));
-    this.file = button("anb-quiet-btn", "Whole file", () => this.askFile(this.chosen), { title: "save everything this rank has written" });
+    this.file = button("anb-quiet-btn", "Whole file", () => this.askFile(this.oneRank), { title: "save everything this rank has written" });
     this.panel = h("div", { class: "anb-output", id: `anb-${this.id}-output`, role: "tabpanel" });
     const tools = div(
       "anb-tools",
@@ -1552,7 +1553,7 @@ class View {
     this.tell({ do: "stop" });
     this.announce("Stopping");
     this.stopPressed = performance.now();
-    this.drawStop();
+    this.draw();
   }
 
   // A second press kills; for a second after the first one it waits, so that a double click does not.
@@ -1623,7 +1624,7 @@ class View {
       log = new LogView({
         ring: () => (all ? this.store.all : (known()?.ring ?? this.store.all)),
         open: () => (all ? openLines(this.store) : [...(known()?.open.values() ?? [])]),
-        showRank: all,
+        showRank: () => all && this.store.ranks.size > 1,
         label: all ? "output of all ranks" : `output of rank ${which}`,
         changed: () => this.drawLogTools(),
       });
@@ -1690,7 +1691,7 @@ class View {
   drawTabs() {
     const choices = this.choices();
     const key = choices.join();
-    show(this.tabs, !this.many);
+    show(this.tabs, !this.many && choices.length > 2);
     show(this.select, this.many);
     if (key !== this.seen.tabs) {
       this.seen.tabs = key;
@@ -1703,7 +1704,7 @@ class View {
       set(tab, "aria-selected", here);
       tab.tabIndex = choices[i] === this.chosen ? 0 : -1;
     });
-    const named = this.many ? null : this.tabs.children[choices.indexOf(this.chosen)];
+    const named = this.tabs.hidden ? null : this.tabs.children[choices.indexOf(this.chosen)];
     if (named && !this.side) {
       set(this.panel, "role", "tabpanel");
       set(this.panel, "aria-labelledby", named.id);
@@ -1777,7 +1778,14 @@ class View {
     this.previous.disabled = this.next.disabled = !total;
     set(this.followButton, "aria-pressed", logs.every((log) => log.follow));
     set(this.sideButton, "aria-pressed", this.side);
-    show(this.file, this.canAct && !this.side && this.chosen !== "all");
+    show(this.sideButton, this.store.ranks.size > 1);
+    show(this.file, this.canAct && !this.side && this.oneRank !== null);
+  }
+
+  /** The rank whose output alone is shown, or null. */
+  get oneRank() {
+    if (this.chosen !== "all") return this.chosen;
+    return this.store.ranks.size === 1 ? this.store.ranks.keys().next().value : null;
   }
 
   get canAct() {
@@ -1983,19 +1991,13 @@ class View {
   }
 
   drawHead() {
-    const { run, state, ranks, gaps, skipped, lineCount } = this.store;
+    const { run, state, ranks, lineCount } = this.store;
     say(this.name, run.name || "run");
     const asked = this.stopPressed && !OVER.has(state.state);
     this.chip.set(asked ? "stopping" : state.state);
     const size = ranks.size || run.size;
     say(this.facts, [`${size} ${size === 1 ? "rank" : "ranks"}${deviceNames(ranks)}`, `${count(lineCount)} ${lineCount === 1 ? "line" : "lines"}`].join(" · "));
     say(this.why, run.why);
-    const notes = [];
-    if (state.detail && state.state !== "running") notes.push(state.detail);
-    if (skipped) notes.push(`${count(skipped)} lines are only in the files`);
-    if (gaps) notes.push(`${count(gaps)} ${gaps === 1 ? "message" : "messages"} from the kernel did not arrive`);
-    if (!this.store.following) notes.push("stands still: press Resume to follow");
-    say(this.notes, notes.join(" · "));
     const over = OVER.has(state.state);
     show(this.buttons, this.canAct && !over);
     show(this.pause, run.background);
@@ -2008,8 +2010,21 @@ class View {
     this.drawStop();
   }
 
+  drawNotes() {
+    const { state, gaps, skipped } = this.store;
+    const notes = [];
+    if (state.detail && state.state !== "running") notes.push(state.detail);
+    if (skipped) notes.push(`${count(skipped)} lines are only in the files`);
+    if (gaps) notes.push(`${count(gaps)} ${gaps === 1 ? "message" : "messages"} from the kernel did not arrive`);
+    const silent = (performance.now() - this.store.heard) / 1000;
+    if (this.canAct && !OVER.has(state.state) && this.store.following && silent > SILENCE) notes.push(`nothing from the kernel for ${duration(silent)}`);
+    if (!this.store.following) notes.push("stands still: press Resume to follow");
+    say(this.notes, notes.join(" · "));
+  }
+
   drawClock() {
     say(this.time, duration(elapsed(this.store)));
+    this.drawNotes();
   }
 
   drawNotices() {

@@ -12,10 +12,10 @@ HERE = Path(__file__).parent
 NOTEBOOK = HERE.parents[2] / "accelerate_nb" / "notebook"
 FILES = {"/": HERE / "page.html", "/panel.js": NOTEBOOK / "panel.js", "/panel.css": NOTEBOOK / "panel.css"}
 KINDS = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css"}
-ADDRESS = "http://127.0.0.1:1/"  # nothing listens there: every file is given by `_serve`
+ADDRESS = "http://127.0.0.1:1/"  # nothing listens there: every file is given by `serve`
 
 
-def _serve(route: Any) -> None:
+def serve(route: Any) -> None:
     path = "/" + route.request.url.removeprefix(ADDRESS)
     file = FILES.get(path)
     if file is None:
@@ -31,7 +31,7 @@ def page(chromium: Any) -> Iterator[Any]:
     page = context.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.route("**/*", _serve)
+    page.route("**/*", serve)
     page.goto(ADDRESS)
     page.wait_for_function("window.ready === true")
     yield page

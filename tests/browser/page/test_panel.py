@@ -282,7 +282,7 @@ def test_following_stops_when_one_scrolls_up_and_begins_again(page: Any, show: A
 
 
 def test_what_one_reads_stays_in_place_when_old_lines_are_forgotten(page: Any, show: Any) -> None:
-    show([start(1)])
+    show([start(2)])
     _give(page, seq=2, lines=_lines(20_000, size=1))
     page.get_by_role("tab", name="rank 0").click()
     _log(page).evaluate("(log) => { log.scrollTop -= 9000; }")
@@ -347,7 +347,7 @@ def test_the_output_is_copied_as_plain_text(page: Any, show: Any) -> None:
 
 def test_the_whole_file_of_a_rank_is_saved(page: Any, show: Any) -> None:
     show(running(2))
-    expect(page.get_by_role("button", name="Whole file")).to_be_hidden()
+    expect(page.get_by_role("button", name="Whole file")).to_be_hidden()  # of all ranks together there is none
     page.get_by_role("tab", name="rank 1").click()
     with page.expect_download() as download:
         page.get_by_role("button", name="Whole file").click()
