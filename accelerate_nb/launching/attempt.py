@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -17,15 +17,28 @@ from typing import Any, Literal, TypeAlias
 from accelerate_nb.events.asks import Position
 from accelerate_nb.events.capture import Line, LineAssembler
 from accelerate_nb.events.channel import EventReader
-from accelerate_nb.events.model import Answered, Event, Failure, LogLine, StateChange, Stream
+from accelerate_nb.events.model import (
+    Answered,
+    DeviceSample,
+    Event,
+    Failure,
+    HostSample,
+    LogLine,
+    Quiet,
+    State,
+    StateChange,
+    Stream,
+)
 from accelerate_nb.events.record import Record
 from accelerate_nb.events.view import RunView
+from accelerate_nb.launching.diagnosis import Look, diagnosis, is_at_work
 from accelerate_nb.launching.ending import Ending, died
 from accelerate_nb.launching.engines.base import Placing, Workers
 from accelerate_nb.launching.inbox import tell
 from accelerate_nb.launching.outcome import Raised, Returned, read_outcome
 from accelerate_nb.launching.plan import Plan, meeting_place
-from accelerate_nb.launching.stacks import answers, crash_text, lengths
+from accelerate_nb.launching.silence import Silence
+from accelerate_nb.launching.stacks import answers, crash_text, lengths, replies
 from accelerate_nb.launching.stopping import Asking
 from accelerate_nb.launching.wires import Wires
 from accelerate_nb.launching.worker import STACKS_SIGNAL
@@ -56,6 +69,7 @@ class Scene:
     record: Record
     deadline: float | None
     grace: float
+    quiet: float = 0.0
     wake: Callable[[], None] = lambda: None
     heard: Callable[[Event], None] = lambda event: None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -79,6 +93,7 @@ class Attempt:
         self._plan, self._placing, self._scene, self._number = plan, placing, scene, number
         self._wires: list[Wires] = []
         self._reported: dict[int, float] = {}
+        self._states: dict[int, State] = {}
         self._assemblers: dict[tuple[int, Stream], LineAssembler] = {}
         self._readers: dict[int, EventReader] = {}
         self._asked: Stop | None = None
@@ -92,7 +107,10 @@ class Attempt:
         self._questions: list[int] = []
         self.began = False
         self._asking: Asking | None = None
-        self.timed_out_stacks: dict[int, str] | None = None
+        self._silence = Silence(scene.quiet, time.monotonic())
+        self._observer: threading.Thread | None = None
+        self._closed = False
+        self.timed_out: Look | None = None
         self.lost: str | None = None
 
     @property
@@ -129,10 +147,18 @@ class Attempt:
         with self._tell_lock:
             return tell(self._wires[rank].events, message, descriptors)
 
+    def look(self) -> Look:
+        """Where every rank is now; takes up to some seconds."""
+        returned = sorted(rank for rank, state in self._states.items() if state == "finished")
+        stacks = self.stacks()
+        return Look(stacks, self._collectives(stacks), returned)
+
     def stacks(self) -> dict[int, str]:
-        """What every rank that runs answers when it is asked where it is."""
+        """What every rank whose function runs answers when it is asked where it is."""
         with self._stacks_lock:
-            running = [rank for rank in range(len(self._wires)) if rank not in self._gone]
+            running = [
+                rank for rank in range(len(self._wires)) if rank not in self._gone and rank not in self._reported
+            ]
             # a process that has not said a word yet is not ready for the signal, and would be ended by it
             ranks = [rank for rank in running if rank in self._heard]
             files = [self._wires[rank].stacks for rank in ranks]
@@ -140,6 +166,18 @@ class Attempt:
             for rank in ranks:
                 self._workers.signal(STACKS_SIGNAL, rank)
             return {**dict.fromkeys(running, ""), **dict(zip(ranks, answers(files, before), strict=True))}
+
+    def _collectives(self, ranks: Iterable[int]) -> dict[int, Any]:
+        """What each rank says of the collectives that are under way in it, as far as it answers in time."""
+        with self._stacks_lock:
+            asked: dict[int, int] = {}
+            for rank in ranks:
+                if rank not in self._heard or self._closed:
+                    continue
+                asked[rank], its = os.pipe()
+                self.tell(rank, {"do": "collectives"}, [its])
+                os.close(its)
+            return replies(asked)
 
     # ------------------------------------------------------------------------------------------------------- steps
 
@@ -173,18 +211,44 @@ class Attempt:
                 self._read_logs()
                 read_next = now + _BETWEEN_READS
             self._step(min(_BETWEEN_READS, 0.1))
+            self._mind_the_silence()
             if self._asked == "finish" and self._asking is None:
                 self._asking = self._ask_to_hold()
             if self._asked in {"interrupt", "kill"} or self._is_asked_in_vain():
                 return self._end_with_grace(self._scene.grace)
             if self._is_late():
-                self.timed_out_stacks = self.stacks()
+                self.timed_out = self.look()
                 return self._kill()
             if self.lost is not None:
                 return self._kill()
             if self._has_settled():
                 return self._end_with_grace(_GRACE_AFTER_FAILURE)
         return None
+
+    def _mind_the_silence(self) -> None:
+        """Where nothing has come for long, find out in a thread of its own where the ranks are, and say so."""
+        if self._silence.is_due(time.monotonic()) and not self._is_observed():
+            self._observer = threading.Thread(target=self._observe, name="accelerate_nb observer", daemon=True)
+            self._observer.start()
+
+    def _is_observed(self) -> bool:
+        return self._observer is not None and self._observer.is_alive()
+
+    def _observe(self) -> None:
+        since = self._silence.since
+        look = self.look()
+        if not is_at_work(look):
+            return
+        text = diagnosis(look, self._plan.payload.sources)
+        lasts = time.monotonic() - since
+        with self._stacks_lock:
+            if not self._closed and self._silence.since == since:
+                said = f"No word from any rank for {lasts:.0f} s.\n{text}"
+                self._scene.take(Quiet(lasts, said, time.time()))
+
+    def _break_silence(self) -> None:
+        if self._silence.broken(time.monotonic()):
+            self._scene.take(Quiet(0, "", time.time()))
 
     def _ask_to_hold(self) -> Asking:
         """Ask every rank that runs to wait at the end of its step, and to tell how far it is."""
@@ -271,6 +335,7 @@ class Attempt:
         for pipe in self._questions:
             os.close(pipe)
         with self._stacks_lock:
+            self._closed = True
             # nobody is asked any more
             self._gone.update(range(self._plan.size))
             if hasattr(self, "_workers"):
@@ -318,6 +383,8 @@ class Attempt:
                 self._hear_state(rank, event)
             if isinstance(event, Failure) and not event.lost_connection:
                 self._cause_is_known = True
+            if not isinstance(event, (DeviceSample, HostSample)):
+                self._break_silence()
             if isinstance(event, Answered):
                 self._read_all_of(rank)
             self._scene.take(event)
@@ -328,7 +395,7 @@ class Attempt:
         if change.state == "stopping" and self._asking is not None:
             self._asking.come(rank)
         if change.state in {"finished", "failed", "stopped"}:
-            self._reported[rank] = change.time
+            self._reported[rank], self._states[rank] = change.time, change.state
             # where all were asked to stop, those that have done so wait for those that still save
             if change.state == "failed" or (change.state == "stopped" and self._asking is None):
                 self._fail()
@@ -359,6 +426,8 @@ class Attempt:
             self._take_output(*key.data[:2], *self._assemblers[key.data[:2]].close())
 
     def _take_output(self, rank: int, stream: Stream, raw: bytes, lines: Sequence[Line]) -> None:
+        if raw or lines:
+            self._break_silence()
         if raw:
             self._scene.record.output(rank, raw)
         now, apply = time.time(), self._scene.view.apply

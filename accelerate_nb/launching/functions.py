@@ -117,6 +117,7 @@ def _run(
         record=Record(new_folder(parent, name)),
         deadline=None if wish.timeout is None else time.monotonic() + wish.timeout,
         grace=wish.grace,
+        quiet=wish.quiet,
         heard=heard,
     )
 

@@ -15,6 +15,7 @@ from accelerate_nb.events.model import State, StateChange
 from accelerate_nb.events.view import RunView
 from accelerate_nb.launching.attempt import Scene, Stop, stronger
 from accelerate_nb.launching.blame import hang_error, stopped_error, worker_error
+from accelerate_nb.launching.diagnosis import Look, diagnosis
 from accelerate_nb.launching.ending import Ending
 from accelerate_nb.launching.sampling import Sampler
 from accelerate_nb.launching.sources import Sources
@@ -89,7 +90,7 @@ class Attempting(Protocol):
     """One try at running a group of workers."""
 
     began: bool
-    timed_out_stacks: dict[int, str] | None
+    timed_out: Look | None
     lost: str | None
 
     @property
@@ -105,8 +106,8 @@ class Attempting(Protocol):
     def tell(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
         """Send a message to a worker's inbox; whether there was somebody to take it."""
 
-    def stacks(self) -> dict[int, str]:
-        """What every rank answers when asked where it is."""
+    def look(self) -> Look:
+        """Where every rank is now."""
 
 
 class Run:
@@ -196,9 +197,9 @@ class Run:
         self._sources = Sources({**self._sources.lines, **sources.lines}, {**self._sources.numbers, **sources.numbers})
 
     def stacks(self) -> str:
-        """Where every rank that still runs is now, with the notebook's own lines."""
+        """Where every rank that still runs is now: which wait for which, then every stack with the notebook's own lines."""
         attempt = self._attempt
-        return "" if attempt is None or self.done else stacks_text(attempt.stacks(), self._sources)
+        return "" if attempt is None or self.done else self._told(attempt.look())
 
     def __repr__(self) -> str:
         ranks = len(self.view.ranks)
@@ -355,7 +356,7 @@ class Run:
             if all(ending.failure is None for ending in endings):
                 break
             self._error = self._error_of(attempt, endings)
-            if self._stopped is not None or attempt.timed_out_stacks is not None:
+            if self._stopped is not None or attempt.timed_out is not None:
                 break
         else:
             return endings
@@ -370,8 +371,8 @@ class Run:
         return attempt, attempt.follow()
 
     def _error_of(self, attempt: Attempting, endings: tuple[Ending, ...]) -> BaseException:
-        if attempt.timed_out_stacks is not None and self._timeout is not None:
-            return hang_error(self._timeout, stacks_text(attempt.timed_out_stacks, self._sources), endings, self.folder)
+        if attempt.timed_out is not None and self._timeout is not None:
+            return hang_error(self._timeout, self._told(attempt.timed_out), endings, self.folder)
         if attempt.lost is not None:
             return LaunchError(f"The workers were lost: {attempt.lost}. They were ended; launch again.")
         if self._stopped is not None and all(
@@ -391,6 +392,12 @@ class Run:
             self._attempt = None
             self._over.set()
             self._tell_waiting()
+
+    def _told(self, look: Look) -> str:
+        """What a look at all ranks says in short, and every stack."""
+        if not look.answers:
+            return ""
+        return f"{diagnosis(look, self._sources)}\n\n{stacks_text(look.answers, self._sources)}"
 
     def _end_state(self) -> tuple[State, str]:
         last_step = self._attempt.last_step if self._attempt is not None else None

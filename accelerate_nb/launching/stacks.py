@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import linecache
 import os
 import re
+import selectors
 import time
 from collections.abc import Mapping, Sequence
 from traceback import FrameSummary
+from typing import Any
 
 from accelerate_nb.launching.sources import Sources
 from accelerate_nb.launching.tracebacks import frames_text
@@ -36,6 +39,25 @@ def answers(files: Sequence[int], before: Sequence[int]) -> list[str]:
         complete = now == seen and all(size > start for size, start in zip(now, before, strict=True))
         seen, same = now, same + 1 if complete else 0
     return [os.pread(file, 1 << 20, start).decode(errors="replace") for file, start in zip(files, before, strict=True)]
+
+
+def replies(pipes: Mapping[int, int]) -> dict[int, Any]:
+    """What ranks wrote into pipes, as JSON, as far as they did within a second; the pipes are closed."""
+    deadline = time.monotonic() + _PATIENCE
+    said = dict.fromkeys(pipes, b"")
+    with selectors.DefaultSelector() as waiting:
+        for rank, pipe in pipes.items():
+            waiting.register(pipe, selectors.EVENT_READ, rank)
+        while waiting.get_map() and time.monotonic() < deadline:
+            for key, _ in waiting.select(deadline - time.monotonic()):
+                if data := os.read(key.fd, 1 << 16):
+                    said[key.data] += data
+                else:
+                    waiting.unregister(key.fd)
+        late = {key.data for key in waiting.get_map().values()}
+    for pipe in pipes.values():
+        os.close(pipe)
+    return {rank: json.loads(text) for rank, text in said.items() if text and rank not in late}
 
 
 def stacks_text(answers: Mapping[int, str], sources: Sources) -> str:

@@ -43,7 +43,7 @@ def frames_of(error: BaseException, sources: Sources) -> tuple[Frame, ...]:
 
 
 def _calls(error: TracebackException, sources: Sources) -> Iterator[Frame]:
-    for _, repeated in _repeated(_below_ours(error.stack)):
+    for _, repeated in _repeated(below_ours(error.stack)):
         for frame in repeated[:_REPEATS]:
             place = sources.place(frame.filename, frame.lineno or 0)
             yield Frame(place, frame.name, (frame.line or "")[:_WIDEST], own=not _is_installed(frame))
@@ -63,7 +63,7 @@ def _misspelled(error: TracebackException, filename: str, sources: Sources) -> F
 def frames_text(frames: Sequence[FrameSummary], sources: Sources) -> list[str]:
     """Frames as lines of text: the person's with their source, others folded, but where it ended is named."""
     lines: list[str] = []
-    groups = [(foreign, list(group)) for foreign, group in groupby(_below_ours(frames), key=_is_installed)]
+    groups = [(foreign, list(group)) for foreign, group in groupby(below_ours(frames), key=_is_installed)]
     for index, (foreign, group) in enumerate(groups):
         if foreign:
             named = _last_named(group) if index == len(groups) - 1 else []
@@ -97,7 +97,7 @@ def _repeated(frames: Sequence[FrameSummary]) -> Iterator[tuple[object, list[Fra
         yield key, list(group)
 
 
-def _below_ours(frames: Sequence[FrameSummary]) -> Sequence[FrameSummary]:
+def below_ours(frames: Sequence[FrameSummary]) -> Sequence[FrameSummary]:
     """What the worker called: how the worker came to run, and what of ours raises an error in it, is nothing to be read."""
     ours = [index for index, frame in enumerate(frames) if frame.filename.startswith(_WORKER)]
     return [frame for index, frame in enumerate(frames) if not ours or (index > ours[0] and index not in ours)]

@@ -12,6 +12,7 @@ from accelerate_nb.events import pending
 from accelerate_nb.events.asks import current_asks
 from accelerate_nb.events.model import StateChange
 from accelerate_nb.launching.attempt import Scene, Stop
+from accelerate_nb.launching.diagnosis import Look
 from accelerate_nb.launching.ending import Ending
 from accelerate_nb.launching.outcome import failure_of
 from accelerate_nb.launching.sources import sources_here
@@ -21,7 +22,7 @@ class Here:
     """An attempt that is a plain call; what it prints goes where this process prints."""
 
     began = True
-    timed_out_stacks: dict[int, str] | None = None
+    timed_out: Look | None = None
     lost: str | None = None
 
     def __init__(self, call: Callable[[], Any], environ: dict[str, str], scene: Scene) -> None:
@@ -60,6 +61,6 @@ class Here:
         """The step after which the call stopped because it was asked to."""
         return current_asks().steps if current_asks().stopping else None
 
-    def stacks(self) -> dict[int, str]:
+    def look(self) -> Look:
         """Where the call is, this process's own tools tell."""
-        return {}
+        return Look({}, {})

@@ -1,0 +1,187 @@
+"""A run that stands still is told of: which ranks wait in which collective, which one is elsewhere, which has returned."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from accelerate_nb import Accelerator, HangError, launch
+from accelerate_nb.launching.diagnosis import Look, diagnosis
+from accelerate_nb.launching.silence import Silence
+from accelerate_nb.launching.sources import Sources
+
+SETTINGS = {"num_processes": 2, "cpu": True, "config_file": "", "timeout": 60, "grace": 0.2}
+NOWHERE = Sources({}, {})
+C10D = "/site-packages/torch/distributed/distributed_c10d.py"
+
+
+def stack(*frames):
+    """What faulthandler writes of a main thread; outermost call first here."""
+    lines = [f'  File "{file}", line {line} in {name}' for file, line, name in reversed(frames)]
+    return "\n".join(["Current thread 0x01 (most recent call first):", *lines, ""])
+
+
+def waits(line=8):
+    return stack(("/me/a.py", 3, "train"), ("/me/a.py", line, "step"), (C10D, 70, "wrapper"), (C10D, 9, "all_reduce"))
+
+
+SLEEPS = stack(("/me/a.py", 3, "train"), ("/me/a.py", 7, "load"))
+
+
+def said(answers, collectives=None, returned=()):
+    return diagnosis(Look(answers, collectives or {}, returned), NOWHERE).split("\n")
+
+
+def pending(name, number=2, size=(3,)):
+    return [{"group": "0", "number": number, "name": f"gloo:{name}", "sizes": [list(size)]}]
+
+
+def test_ranks_that_wait_come_first_and_the_one_that_is_elsewhere_is_named():
+    assert said({0: SLEEPS, 1: waits(), 2: waits()}) == [
+        'ranks 1, 2 wait in all_reduce, at File "/me/a.py", line 8',
+        'rank 0 is elsewhere, at File "/me/a.py", line 7',
+        "All ranks have to come to the same collective; rank 0 has not.",
+    ]
+
+
+def test_a_rank_that_has_returned_is_what_the_others_wait_for():
+    assert said({0: waits()}, returned=[1]) == [
+        'rank 0 waits in all_reduce, at File "/me/a.py", line 8',
+        "rank 1 has returned already",
+        "All ranks have to come to the same collective; rank 1 has not.",
+    ]
+
+
+def test_different_calls_are_told_from_the_same_one():
+    assert said({0: waits(), 1: waits(9)})[-1].startswith("All ranks wait, but not in the same call")
+    assert said({0: waits(), 1: waits()})[-1].startswith("All ranks wait in the same call")
+
+
+def test_calls_that_don_t_fit_are_told_by_what_torch_records():
+    recorded = {0: pending("all_reduce"), 1: pending("broadcast", size=())}
+    assert said({0: waits(), 1: waits(9)}, recorded)[-1] == (
+        "Collective number 2 is all_reduce of 3 on rank 0, but broadcast of one number on rank 1: all ranks have to make the "
+        "same calls in the same order."
+    )
+
+
+def test_where_no_rank_waits_nothing_is_concluded():
+    assert said({0: SLEEPS, 1: SLEEPS, 2: ""}) == [
+        'ranks 0, 1 are at File "/me/a.py", line 7',
+        "rank 2 is still starting, or can't answer",
+    ]
+    assert said({}) == [""]
+
+
+def test_a_silence_is_told_when_it_is_long_and_each_time_that_it_has_doubled():
+    silence = Silence(patience=10.0, since=100.0)
+    assert [now for now in range(100, 200) if silence.is_due(now)] == [110, 120, 140, 180]
+    assert silence.broken(200.0)
+    assert not silence.broken(201.0)
+    assert [now for now in range(201, 230) if silence.is_due(now)] == [211, 221]
+    assert not Silence(patience=0.0, since=0.0).is_due(1e9)
+
+
+# -------------------------------------------------------------------------------------------------------- of real ranks
+
+
+def skips_one(folder):
+    accelerator = Accelerator()
+    if accelerator.process_index == 1:
+        while not Path(folder, "go").exists():
+            threading.Event().wait(0.02)
+    accelerator.gather(torch.ones(2))
+    return "done"
+
+
+def calls_another(_):
+    accelerator = Accelerator()
+    tensor = torch.ones(3)
+    if accelerator.process_index == 1:
+        dist.broadcast(tensor, 0)
+    else:
+        dist.all_reduce(tensor)
+    dist.barrier()
+
+
+def leaves_early(_):
+    accelerator = Accelerator()
+    if accelerator.process_index == 0:
+        accelerator.wait_for_everyone()
+
+
+def computes_on(_):
+    accelerator = Accelerator()
+    model = accelerator.prepare(torch.nn.Linear(3, 1))
+    for step in range(5):
+        while step == 3 and accelerator.process_index == 1:
+            pass
+        accelerator.backward(model(torch.ones(2, 3)).sum())
+
+
+def until_quiet(run, says):
+    deadline = time.monotonic() + 50
+    while run.view.quiet is None or says not in run.view.quiet.text:
+        assert time.monotonic() < deadline, run.view.quiet
+        assert not run.done
+        threading.Event().wait(0.02)
+    return run.view.quiet
+
+
+def test_a_quiet_run_says_who_waits_and_goes_on_when_it_can(tmp_path):
+    run = launch(skips_one, (str(tmp_path),), quiet=0.5, **SETTINGS)
+    quiet = until_quiet(run, "waits in gather")
+    assert quiet.seconds >= 0.5
+    lines = quiet.text.split("\n")
+    assert lines[0].startswith("No word from any rank for ")
+    assert lines[1].startswith(f'rank 0 waits in gather, at File "{__file__}", line ')
+    assert lines[1].endswith(": accelerator.gather(torch.ones(2))")
+    assert lines[2].startswith("rank 1 is elsewhere")
+    (tmp_path / "go").touch()
+    assert run.wait(60) == "done"
+    assert run.view.quiet is None
+    assert '"event": "Quiet", "seconds": 0' in (run.folder / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (calls_another, "is all_reduce of 3 on rank 0, but broadcast of 3 on rank 1"),
+        (leaves_early, "rank 1 has returned already\nAll ranks have to come to the same collective; rank 1 has not."),
+        (computes_on, "rank 0 waits in backward's all_reduce"),
+    ],
+)
+def test_what_ranks_wait_for_is_said_with_their_stacks(tmp_path, function, says):
+    run = launch(function, (str(tmp_path),), quiet=0.5, **SETTINGS)
+    until_quiet(run, says)
+    stacks = run.stacks()
+    assert says in stacks[: stacks.index("\nrank 0:")]
+    run.stop(timeout=0)
+    assert run.done
+
+
+def test_a_run_that_takes_too_long_says_so_too(tmp_path):
+    with pytest.raises(HangError, match="rank 0 waits in gather"):
+        launch(skips_one, (str(tmp_path),), **{**SETTINGS, "timeout": 6}).wait()
+
+
+def talks_all_the_time(_):
+    began = time.monotonic()
+    while time.monotonic() - began < 1.5:
+        print("word")
+        threading.Event().wait(0.05)
+    return os.getpid()
+
+
+def test_who_talks_is_not_quiet(tmp_path):
+    run = launch(talks_all_the_time, (str(tmp_path),), quiet=1.0, **{**SETTINGS, "num_processes": 1})
+    run.wait(60)
+    events = (run.folder / "events.jsonl").read_text()
+    # it may have been quiet while it started
+    assert events.rfind('"event": "Quiet"') <= events.find('"running"')
