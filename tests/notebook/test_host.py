@@ -13,7 +13,7 @@ import pytest
 from nbclient import NotebookClient
 
 from accelerate_nb.notebook import host as hosting
-from accelerate_nb.notebook.host import host
+from accelerate_nb.notebook.host import host, reader_of
 from accelerate_nb.notebook.screens import Pipe
 
 REPORT = """
@@ -90,3 +90,49 @@ def test_kaggle_is_known_by_its_run_type(monkeypatch, environment, service):
 def test_a_process_without_standard_output_is_no_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     assert host({}).screen is Pipe
+
+
+@pytest.mark.parametrize(
+    ("command", "reader"),
+    [
+        ("python -m nbconvert --to notebook --execute a.ipynb", "file"),
+        ("/venv/bin/python /venv/bin/jupyter-nbconvert --execute a.ipynb", "file"),
+        ("/venv/bin/python /venv/bin/jupyter execute a.ipynb", "file"),
+        ("python -m papermill a.ipynb b.ipynb", "file"),
+        ("python -m jupyter_console --existing", "console"),
+        ("/venv/bin/python /venv/bin/jupyter-lab --no-browser nbconvert.ipynb", "page"),
+        ("/venv/bin/python -m jupyterhub.singleuser", "page"),
+        ("python /home/me/papermill/serve.py", "page"),
+        ("", "page"),
+    ],
+)
+def test_what_reads_a_kernel_is_known_by_its_command(command, reader):
+    assert reader_of(command.split()) == reader
+
+
+@pytest.mark.parametrize("parent", ["", "nonsense", "999999999", "-1", str(2**80)])
+def test_a_kernel_whose_parent_can_not_be_seen_may_well_have_a_page(monkeypatch, parent):
+    monkeypatch.setattr(hosting, "_shell", Shell)
+    assert host({"JPY_PARENT_PID": parent}).reader == "page"
+
+
+def test_a_notebook_that_is_executed_into_a_file_is_known(tmp_path):
+    notebook = tmp_path / "a.ipynb"
+    code = "import os\nfrom accelerate_nb.notebook.host import host\nprint(host(os.environ).reader)"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), notebook)
+    command = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", "--inplace", str(notebook)]
+    subprocess.run(command, capture_output=True, check=True, timeout=60)
+    assert nbformat.read(notebook, 4).cells[0].outputs[0].text == "file\n"
+
+
+@pytest.mark.parametrize(
+    ("environment", "names", "service"),
+    [
+        ({"VSCODE_PID": "1"}, {}, "vscode"),
+        ({}, {"__vsc_ipynb_file__": "a.ipynb"}, "vscode"),
+        ({"TERM_PROGRAM": "vscode"}, {}, None),
+    ],
+)
+def test_vs_code_is_known_by_its_kernels(monkeypatch, environment, names, service):
+    monkeypatch.setattr(hosting, "_shell", type("Shell", (Shell,), {"user_ns": names}))
+    assert host(environment).service == service

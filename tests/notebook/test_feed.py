@@ -1,0 +1,241 @@
+"""What a page is told adds up to the run: everything once, then only what has changed, in messages of bounded size."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from accelerate_nb.events.model import (
+    DeviceSample,
+    Display,
+    Failure,
+    Frame,
+    HostSample,
+    LogLine,
+    Metric,
+    Progress,
+    Quiet,
+    StateChange,
+)
+from accelerate_nb.events.view import RunView
+from accelerate_nb.notebook.feed import Facts, Feed, failure_message
+
+FACTS = Facts(name="train", why="2 on the CPU", folder="/runs/1", started=5.0, size=2)
+
+
+def line(text: str, rank: int = 0, *, open: bool = False, stream: Any = "stdout", time: float = 1.0) -> LogLine:
+    return LogLine(rank=rank, stream=stream, text=text, time=time, open=open)
+
+
+def fed(view: RunView) -> Feed:
+    """A feed whose page knows everything so far."""
+    feed = Feed(view, clock=lambda: 9.0)
+    for _ in feed.backlog(FACTS):
+        pass
+    return feed
+
+
+def applied(view: RunView, *events: Any) -> RunView:
+    for event in events:
+        view.apply(event)
+    return view
+
+
+def test_the_first_message_of_a_backlog_resets_the_page_and_says_all_that_is_small():
+    view = applied(
+        RunView(2),
+        StateChange(None, "running", 1.0, "go"),
+        StateChange(1, "running", 1.0, "17"),
+        Progress(1, "epoch", 3, None, 1.0, rate=2.0),
+        DeviceSample(0, "cuda:0", 50.0, 5, 10, 1.0),
+        HostSample(12.5, (1, 2), None, (3, 4), 1.0),
+        Quiet(60.0, "rank 0 waits", 1.0),
+    )
+    (message,) = Feed(view, clock=lambda: 9.0).backlog(FACTS)
+    assert message["reset"] is True
+    assert (message["seq"], message["now"]) == (1, 9.0)
+    assert message["run"]["name"] == "train"
+    assert message["state"] == {"state": "running", "detail": "go", "ended": None}
+    assert message["ranks"] == [[0, "starting", "", 0], [1, "running", "17", 0]]
+    assert message["progress"] == [[1, "epoch", 3, None, 2.0, "it", False, "epoch", ""]]
+    assert message["devices"] == [[0, "cuda:0", 50.0, 5, 10]]
+    assert message["host"] == [["cpu", 12.5, 100, "%"], ["memory", 1, 2, "B"], ["shared memory", 3, 4, "B"]]
+    assert message["quiet"] == {"seconds": 60.0, "text": "rank 0 waits"}
+
+
+def test_where_nothing_has_changed_nothing_is_said():
+    view = applied(RunView(2), line("a"), Metric(0, "loss", 1.0, 1, 1.0))
+    feed = fed(view)
+    assert feed.news() is None
+    view.apply(line("b"))
+    assert feed.news() is not None
+    assert feed.news() is None
+
+
+def test_only_what_has_changed_is_said():
+    view = applied(RunView(2), Progress(0, "a", 1, 9, 1.0), Progress(1, "a", 1, 9, 1.0), line("x"))
+    feed = fed(view)
+    applied(view, Progress(1, "a", 2, 9, 2.0))
+    message = feed.news()
+    assert message is not None
+    assert set(message) == {"seq", "now", "progress"}
+    assert message["progress"] == [[1, "a", 2, 9, None, "it", False, "a", ""]]
+
+
+def test_numbers_of_messages_go_up_by_one_over_backlogs_too():
+    view = applied(RunView(1), *(line(str(number)) for number in range(5000)))
+    feed = Feed(view)
+    numbers = [one["seq"] for one in feed.backlog(FACTS)]
+    view.apply(line("more"))
+    numbers += [(feed.news() or {})["seq"], *(one["seq"] for one in feed.backlog(FACTS))]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_a_backlog_holds_every_kept_line_in_messages_of_2000():
+    view = applied(RunView(1, backlog=7000), *(line(str(number)) for number in range(10_000)))
+    messages = [*Feed(view).backlog(FACTS)]
+    assert max(len(one["lines"]) for one in messages) == 2000
+    assert [row[2] for one in messages for row in one["lines"]] == [str(number) for number in range(3000, 10_000)]
+    assert sum(one["skipped"] for one in messages) == 3000
+    assert [bool(one.get("reset")) for one in messages] == [True, False, False, False]
+
+
+def test_a_flood_is_cut_to_its_newest_lines_and_the_rest_is_counted():
+    view = RunView(1)
+    feed = fed(view)
+    applied(view, *(line(str(number)) for number in range(5000)))
+    assert feed.is_far_behind()
+    message = feed.news()
+    assert message is not None
+    assert len(message["lines"]) == 2000
+    assert message["lines"][-1][2] == "4999"
+    assert message["skipped"] == 3000
+    assert message["line_count"] == 5000
+
+
+def test_lines_of_megabytes_do_not_make_a_message_of_hundreds():
+    view = RunView(1)
+    feed = fed(view)
+    applied(view, *(line("x" * 1_000_000) for _ in range(30)), *(line("y" * 15_000) for _ in range(200)))
+    message = feed.news()
+    assert message is not None
+    assert len(json.dumps(message)) < 1_100_000
+    assert message["skipped"] + len(message["lines"]) == 230
+    assert message["lines"][0][2].startswith("yyy")
+
+
+def test_a_line_that_is_too_long_is_cut_and_says_so():
+    (message,) = Feed(applied(RunView(1), line("z" * 30_000))).backlog(FACTS)
+    ((_, _, text, _, _),) = message["lines"]
+    assert len(text) < 21_000
+    assert text.endswith("zzz ... (10,000 more characters are in the run's folder)")
+
+
+def test_an_open_line_is_told_when_it_changes_and_again_after_a_line_has_ended():
+    view = RunView(1)
+    feed = fed(view)
+    view.apply(line("10 %", open=True))
+    assert (feed.news() or {})["lines"] == [[0, 0, "10 %", 1.0, 1]]
+    view.apply(Metric(0, "loss", 1.0, 1, 1.0))
+    assert "lines" not in (feed.news() or {})
+    applied(view, line("100 %"), line("next", open=True))
+    assert (feed.news() or {})["lines"] == [[0, 0, "100 %", 1.0, 0], [0, 0, "next", 1.0, 1]]
+    # a rank that starts anew has left its line behind
+    view.apply(StateChange(0, "starting", 2.0))
+    assert (feed.news() or {})["lines"] == [[0, 0, "", 1.0, 1]]
+
+
+def test_a_backlog_ends_with_the_open_lines():
+    view = applied(RunView(1), line("a"), line("50 %", open=True, stream="stderr"))
+    *_, last = Feed(view).backlog(FACTS)
+    assert last["lines"] == [[0, 1, "50 %", 1.0, 1]]
+
+
+def test_numbers_that_json_does_not_know_are_said_in_words():
+    view = RunView(1)
+    feed = fed(view)
+    applied(view, *(Metric(0, "loss", value, 1, 1.0) for value in (math.nan, math.inf, -math.inf, 0.5)))
+    message = feed.news()
+    assert message is not None
+    assert message["metrics"] == [["loss", 0, [[1, "nan", 1.0], [1, "inf", 1.0], [1, "-inf", 1.0], [1, 0.5, 1.0]]]]
+    json.dumps(message, allow_nan=False)
+
+
+def test_many_points_are_thinned_and_the_newest_stays():
+    view = RunView(1)
+    feed = fed(view)
+    applied(view, *(Metric(0, "loss", float(step), step, 1.0) for step in range(12_000)))
+    (name, rank, points), *_ = (feed.news() or {})["metrics"]
+    assert (name, rank) == ("loss", 0)
+    assert 1000 < len(points) <= 5001
+    assert points[-1][0] == 11_999
+    ((_, _, again), *_) = next(Feed(view).backlog(FACTS))["metrics"]
+    assert again[-1][0] == 11_999
+
+
+def test_a_display_that_is_only_text_is_lines():
+    view = RunView(1)
+    feed = fed(view)
+    view.apply(Display(0, {"text/plain": "a\nb"}, {}, 1.0))
+    assert [row[2] for row in (feed.news() or {})["lines"]] == ["a", "b"]
+
+
+FAILED = Failure(1, "KeyError", "'x'", "Traceback ...", 2.0, frames=(Frame("Cell In[1], line 2", "f", "x['x']", True),))
+
+
+def test_the_failure_that_led_to_the_others_is_told_and_the_others_in_a_line():
+    lost = Failure(0, "RuntimeError", "closed by peer\nmore", "", 1.0, lost_connection=True, last_lines=("bye",))
+    message = failure_message([lost, FAILED])
+    assert (message["rank"], message["type"]) == (1, "KeyError")
+    assert message["frames"] == [["Cell In[1], line 2", "f", "x['x']", True]]
+    assert message["others"] == ["rank 0: RuntimeError: closed by peer"]
+    json.dumps(message)
+
+
+def test_a_failure_without_frames_is_told_too():
+    died = Failure(0, "SIGKILL", "it was killed", "", 1.0, exit_code=-9, last_lines=("last",))
+    assert failure_message([died])["frames"] == []
+    assert failure_message([died])["last_lines"] == ["last"]
+
+
+def test_a_failure_is_told_once_and_taken_back_where_the_rank_starts_anew():
+    view = RunView(2)
+    feed = fed(view)
+    view.apply(FAILED)
+    assert (feed.news() or {})["failure"]["type"] == "KeyError"
+    view.apply(line("x"))
+    assert "failure" not in (feed.news() or {})
+    view.apply(StateChange(1, "starting", 3.0))
+    assert (feed.news() or {})["failure"] is None
+
+
+def test_ranks_that_were_stopped_have_not_failed():
+    view = applied(RunView(1), StateChange(None, "stopped", 3.0), Failure(0, "KeyboardInterrupt", "", "", 2.0))
+    assert "failure" not in next(Feed(view).backlog(FACTS))
+
+
+def test_what_is_left_for_a_page_without_a_kernel_is_one_short_message():
+    view = applied(
+        RunView(2),
+        *(line(str(number), number % 2, time=float(number)) for number in range(10_000)),
+        *(Metric(0, "loss", 1.0, step, 1.0) for step in range(5000)),
+        StateChange(None, "finished", 7.0),
+    )
+    (message,) = Feed(view).frozen(FACTS)
+    assert [row[2] for row in message["lines"]] == [str(number) for number in range(9000, 10_000)]
+    assert message["skipped"] == 9000
+    assert message["state"]["ended"] == 7.0
+    assert len(json.dumps(message)) < 200_000
+
+
+@pytest.mark.parametrize("event", [HostSample(1.0, (1, 2), (1, 2), None, 1.0), Quiet(5.0, "waits", 1.0)])
+def test_what_is_said_of_the_machine_and_of_silence_is_said_once(event):
+    view = RunView(1)
+    feed = fed(view)
+    view.apply(event)
+    assert feed.news() is not None
+    view.apply(line("x"))
+    assert not {"host", "quiet"} & set(feed.news() or {})
