@@ -27,7 +27,6 @@ class Folded(NamedTuple):
 class _Waiting(NamedTuple):
     key: Hashable
     item: Shown
-    number: int
     came: float
 
 
@@ -49,20 +48,18 @@ class Folding:
         self._expected = frozenset(ranks)
         self._queues: dict[int, deque[_Waiting]] = {rank: deque() for rank in self._expected}
         self._held: dict[int, Counter[Hashable]] = {rank: Counter() for rank in self._queues}
-        self._number = 0
 
     def take(self, items: Iterable[Shown], now: float) -> None:
         """Take in what ranks have put out, oldest first; `now` is in seconds of any clock that goes on evenly."""
         for item in items:
-            self._number += 1
-            waiting = _Waiting(key_of(item), item, self._number, now)
+            waiting = _Waiting(key_of(item), item, now)
             queue = self._queues.setdefault(item.rank, deque())
             self._held.setdefault(item.rank, Counter())[waiting.key] += 1
             queue.insert(_place(queue, item), waiting)
 
     def ready(self, now: float) -> Iterator[Folded]:
         """What need not wait any longer."""
-        while self._heads() and (self._are_equal() or self._oldest().came + self._window <= now):
+        while self._heads() and (self._are_equal() or self._oldest() + self._window <= now):
             yield self._pop()
 
     def rest(self) -> Iterator[Folded]:
@@ -78,8 +75,8 @@ class Folding:
         heads = self._heads()
         return self._expected <= heads.keys() and len({head.key for head in heads.values()}) == 1
 
-    def _oldest(self) -> _Waiting:
-        return min(self._heads().values(), key=lambda head: head.number)
+    def _oldest(self) -> float:
+        return min(head.came for head in self._heads().values())
 
     def _pop(self) -> Folded:
         """The next in order: what other ranks put out only later gives way to what comes before it there."""
@@ -87,7 +84,8 @@ class Folding:
         by_key: dict[Hashable, list[int]] = {}
         for rank, head in heads.items():
             by_key.setdefault(head.key, []).append(rank)
-        in_order = sorted(by_key, key=lambda key: min(heads[rank].number for rank in by_key[key]))
+        # of what was taken in together, the lowest rank's comes first
+        in_order = sorted(by_key, key=lambda key: min((heads[rank].came, rank) for rank in by_key[key]))
         chosen = next((key for key in in_order if not self._comes_later(key, by_key[key])), in_order[0])
         ranks = sorted(by_key[chosen])
         for rank in ranks:

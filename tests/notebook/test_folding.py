@@ -39,6 +39,13 @@ def test_what_differs_comes_by_rank():
     assert shown(folding.rest()) == [((0,), "a"), ((1,), "b")]
 
 
+def test_of_what_came_together_the_lowest_ranks_lines_come_first():
+    folding = Folding(range(2))
+    folding.take([line(1, "b"), line(0, "a")], now=0.0)
+    folding.take([line(1, "d"), line(0, "c")], now=0.1)
+    assert [text for _, text in shown(folding.rest())] == ["a", "b", "c", "d"]
+
+
 def test_equal_lines_are_found_behind_lines_that_differ():
     folding = Folding(range(2))
     folding.take([line(0, "epoch 1"), line(1, "rank 1"), line(1, "epoch 1"), line(0, "rank 0"), line(0, "done")], 0.0)
