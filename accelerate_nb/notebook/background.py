@@ -91,8 +91,8 @@ class BackgroundCell:
         """Draw the last, and what became of it."""
         self._output.closed(results_of(self._run.ends))
         self._ended()
-        if self._run.error is not None:
-            self._screen.write([Line("stderr", line) for line in f"{self.name}: {self._run.error}".splitlines()])
+        if (error := self._run.error) is not None:
+            self._screen.write([Line("stderr", line) for line in f"{type(error).__name__}: {error}".splitlines()])
 
     def __repr__(self) -> str:
         where = f"rank {self.ranks[0]}" if len(self.ranks) == 1 else f"ranks {named(self.ranks)}"
