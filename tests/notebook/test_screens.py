@@ -146,7 +146,7 @@ def test_a_pipe_gets_the_text_of_something_rich():
     assert run_in_pipe(FEED + RICH).stdout == "[1]\nbold\n"
 
 
-def run_in_terminal(source):
+def run_in_terminal(source, **environment):
     """What a terminal receives."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
@@ -154,7 +154,7 @@ def run_in_terminal(source):
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env={**os.environ, "COLUMNS": "20"},
+        env={**os.environ, "COLUMNS": "20", "LINES": "24", **environment},
     )
     os.close(theirs)
     received = b""
@@ -203,3 +203,50 @@ def test_a_terminal_is_not_wrapped_by_long_progress():
         'view, front_end = start()\nfor _ in range(2):\n    view.apply(line("x" * 100, open=True)); front_end.refresh()'
     )
     assert on_glass(run_in_terminal(FEED + source)) == ["[0] " + "x" * 15]
+
+
+def test_a_terminal_is_not_wrapped_by_wide_letters():
+    source = 'view, front_end = start()\nfor _ in range(2):\n    view.apply(line("学" * 100, open=True)); front_end.refresh()'
+    assert on_glass(run_in_terminal(FEED + source)) == ["[0] " + "学" * 7]
+
+
+def test_a_terminal_holds_no_more_open_lines_than_it_has_rows():
+    source = """
+view, front_end = start()
+for percent in range(3):
+    for rank in range(20):
+        view.apply(line(f"{percent}%", rank, open=True))
+    front_end.refresh()
+"""
+    assert on_glass(run_in_terminal(FEED + source, LINES="8")) == [f"[{rank}] 2%" for rank in range(7)]
+
+
+MEASURED = """
+from accelerate_nb.events.model import Metric, StateChange
+view, front_end = start()
+front_end.opened(SimpleNamespace(view=view, folder=Path("/runs/1"), name="train", started=1.0))
+for rank in range(2):
+    view.apply(StateChange(rank, "running", 1.0))
+for step in range(3):
+    view.apply(line(f"step {step}"))
+    for rank in range(2):
+        view.apply(Metric(rank, "loss", 3.0 - step, step, 1.0))
+    front_end.refresh()
+    #middle
+view.apply(StateChange(None, "finished", 3.0))
+front_end.closed()
+"""
+
+SUMMED_UP = ["train finished after 00:02", "  loss  █▅▁  1  1 … 3, step 2"]
+
+
+def test_a_terminal_draws_metrics_below_the_lines_and_ends_with_a_summary():
+    middle = 'print("<end>"); raise SystemExit'
+    received = run_in_terminal(FEED + MEASURED.replace("#middle", middle))
+    assert on_glass(received) == ["[0] step 0", "[0] loss 3", "[1] loss 3", "<end>"]
+    received = run_in_terminal(FEED + MEASURED)
+    assert on_glass(received) == ["[0] step 0", "[0] step 1", "[0] step 2", *SUMMED_UP]
+
+
+def test_a_pipe_gets_the_summary_of_metrics():
+    assert run_in_pipe(FEED + MEASURED).stdout.splitlines() == ["[0] step 0", "[0] step 1", "[0] step 2", *SUMMED_UP]
