@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -146,7 +145,6 @@ class Run:
         self._endings: tuple[Ending, ...] = ()
         self._error: BaseException | None = None
         self._over = threading.Event()
-        self._at_over: list[Callable[[], None]] = []
         self._is_followed = False
         self._thread: threading.Thread | None = None
 
@@ -294,30 +292,16 @@ class Run:
     async def _awaited(self) -> Any:
         __tracebackhide__ = True
         self.follow()
-        over, loop = asyncio.Event(), asyncio.get_running_loop()
-        self._when_over(lambda: loop.call_soon_threadsafe(over.set))
         cancelled: asyncio.CancelledError | None = None
-        while not over.is_set():
+        while not self.done:
             try:
-                await over.wait()
+                # not one long wait: the kernel's interrupt does not wake a loop that sleeps (tornado's `add_callback`)
+                await asyncio.sleep(_BETWEEN_REFRESHES)
             except asyncio.CancelledError as error:
                 self.ask("interrupt" if cancelled is None else "kill")
                 cancelled = error
         self._warn_of_trouble()
         return self._outcome(cancelled or self._error)
-
-    def _when_over(self, call: Callable[[], Any]) -> None:
-        """Have something called when the run is over, or now if it is."""
-        self._at_over.append(call)
-        if self.done:
-            self._tell_waiting()
-
-    def _tell_waiting(self) -> None:
-        while self._at_over:
-            with contextlib.suppress(
-                IndexError, RuntimeError
-            ):  # another thread took it; a loop that is closed waits no more
-                self._at_over.pop()()
 
     def _show_until(self, deadline: float | None) -> bool:
         """Show the run until it is over or the time is; whether it was interrupted."""
@@ -391,7 +375,6 @@ class Run:
         finally:
             self._attempt = None
             self._over.set()
-            self._tell_waiting()
 
     def _told(self, look: Look) -> str:
         """What a look at all ranks says in short, and every stack."""
