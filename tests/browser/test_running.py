@@ -1,0 +1,171 @@
+"""A run in a notebook that a person looks at: what is seen while its cell is busy, and what the buttons do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.browser.cells import ALIVE, RUN, TRAIN
+from tests.browser.jlab import Notebook, Server
+from tests.kernelspecs import INSTALLED, OTHERS
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+MOVING = re.compile(r"steps [1-9]\d*/100,000")
+
+
+def moves(panel: Any, rank: int = 0) -> None:
+    """Wait until a rank's bar has moved on."""
+    bar = panel.get_by_role("progressbar", name=f"rank {rank} progress")
+    expect(bar).to_have_attribute("aria-valuetext", MOVING)
+    expect(bar).not_to_have_attribute("aria-valuetext", bar.get_attribute("aria-valuetext"))
+
+
+# ------------------------------------------------------------------------------------------- one run that many look at
+
+
+@pytest.fixture(scope="module")
+def running(lab: Server, window: Any) -> Iterator[Notebook]:
+    """A notebook whose cell is busy with a run that has no end."""
+    lab.write("running.ipynb", [TRAIN, RUN, ALIVE])
+    notebook = Notebook(window.new_page(), lab, "running.ipynb").open()
+    notebook.start()
+    moves(notebook.page.locator(".anb"))
+    yield notebook
+    notebook.shut_down()
+    notebook.page.close()
+
+
+def test_values_change_while_the_cell_is_busy(running: Notebook) -> None:
+    panel = running.page.locator(".anb")
+    expect(panel.locator(".anb-name")).to_have_text("train")
+    for rank in range(2):
+        moves(panel, rank)
+    expect(panel.get_by_role("log").first).to_contain_text("step")
+    chart = panel.get_by_role("group", name="metric loss")
+    expect(chart).to_be_visible()
+    shown = chart.inner_text()
+    expect(chart).not_to_have_text(shown)
+    expect(panel.get_by_role("group", name="this machine")).to_contain_text("memory")
+    expect(running.cell(1).locator(".jp-InputPrompt")).to_have_text("[*]:")
+
+
+def test_stacks_are_shown_while_the_run_goes_on(running: Notebook) -> None:
+    panel = running.page.locator(".anb")
+    panel.get_by_role("button", name="Stacks", exact=True).first.click()
+    stacks = panel.get_by_role("region", name="Stacks")
+    expect(stacks).to_contain_text("train")
+    stacks.get_by_role("button", name="Close").click()
+    expect(stacks).to_be_hidden()
+    moves(panel)
+
+
+def test_a_second_view_shows_the_same_run(running: Notebook) -> None:
+    running.page.evaluate("() => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = 1 }")
+    running.command("notebook:create-output-view")
+    expect(running.page.locator(".anb")).to_have_count(2)
+    other = running.page.locator(".jp-LinkedOutputView .anb")
+    expect(other.locator(".anb-name")).to_have_text("train")
+    moves(other)
+    running.page.evaluate(
+        "() => [...window.jupyterapp.shell.widgets('main')]"
+        ".find((one) => one.node.querySelector('.jp-LinkedOutputView')).close()"
+    )
+    expect(running.page.locator(".anb")).to_have_count(1)
+    moves(running.page.locator(".anb"))
+
+
+def test_the_panel_follows_the_theme(running: Notebook) -> None:
+    panel = running.page.locator(".anb")
+    colour = "(panel) => getComputedStyle(panel).color"
+    running.theme("JupyterLab Dark")
+    expect(panel).to_have_attribute("data-anb-theme", "dark")
+    dark = panel.evaluate(colour)
+    running.theme("JupyterLab Light")
+    expect(panel).to_have_attribute("data-anb-theme", "light")
+    assert panel.evaluate(colour) != dark
+
+
+@pytest.mark.parametrize("theme", ["Light", "Dark"])
+def test_axe_finds_nothing_in_the_notebook(running: Notebook, theme: str) -> None:
+    axe = pytest.importorskip("axe_core_python.sync_playwright", reason="axe-core-python is not installed").Axe()
+    running.theme(f"JupyterLab {theme}")
+    expect(running.page.locator(".anb")).to_have_attribute("data-anb-theme", theme.lower())
+    found = axe.run(running.page, context=".anb")["violations"]
+    running.theme("JupyterLab Light")
+    assert [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in found] == []
+
+
+def test_the_panel_is_walked_by_keyboard_and_the_notebook_stays_as_it_is(running: Notebook) -> None:
+    page, panel = running.page, running.page.locator(".anb")
+    cells = page.locator(".jp-Notebook .jp-Cell").count()
+    panel.get_by_role("button", name="Stacks", exact=True).first.focus()
+    page.keyboard.press("Tab")
+    expect(panel.get_by_role("button", name="Stop")).to_be_focused()
+    # in a notebook these insert, cut and delete cells
+    for key in ("b", "a", "x", "d", "d"):
+        page.keyboard.press(key)
+    panel.get_by_role("tab", name="all ranks").focus()
+    page.keyboard.press("ArrowRight")
+    expect(panel.get_by_role("tab", name="rank 0")).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("Home")
+    expect(panel.get_by_role("tab", name="all ranks")).to_have_attribute("aria-selected", "true")
+    assert page.locator(".jp-Notebook .jp-Cell").count() == cells
+    seen = set()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        inside = page.evaluate("() => document.activeElement.closest('.anb') ? document.activeElement.className : null")
+        if inside is None:
+            break
+        seen.add(inside)
+    else:
+        pytest.fail("forty times Tab did not lead out of the panel")
+    assert len(seen) > 3
+
+
+def test_a_page_that_is_loaded_anew_shows_the_run_again_and_can_stop_it(running: Notebook) -> None:
+    running.save()
+    running.open(kernel=False)
+    panel = running.page.locator(".anb")
+    moves(panel)
+    expect(panel.get_by_role("log").first).to_contain_text("step")
+    panel.get_by_role("button", name="Stop").click()
+    expect(running.page.locator(".anb-chip, .anb-state").first).to_have_text(re.compile("stop"))
+    expect(panel.get_by_role("progressbar").first).to_have_attribute("aria-valuetext", re.compile("steps"))
+
+
+# ------------------------------------------------------------------------------------------------------- every kernel
+
+
+def stops_at_a_click(notebook: Notebook) -> None:
+    notebook.start()
+    panel = notebook.page.locator(".anb")
+    moves(panel)
+    panel.get_by_role("button", name="Stacks", exact=True).first.click()
+    expect(panel.get_by_role("region", name="Stacks")).to_contain_text("train")
+    panel.get_by_role("button", name="Stop").click()
+    notebook.wait()
+    assert re.search(r"it stopped after \d+ steps", notebook.output(1))
+    assert "the kernel is alive" in notebook.output(2)
+
+
+@pytest.mark.parametrize("comms", ["perCommTarget", "disabled"])
+@pytest.mark.parametrize(
+    "ipykernel", [INSTALLED, *(pytest.param(version, marks=pytest.mark.slow) for version in OTHERS)]
+)
+def test_stacks_and_stop_work_while_the_cell_is_busy(
+    lab: Server, opened: Callable[..., Notebook], ipykernel: str, comms: str
+) -> None:
+    kernel = lab.kernel(ipykernel)
+    lab.comms_over_subshells(comms)
+    try:
+        stops_at_a_click(opened(lab, TRAIN, RUN, ALIVE, kernel=kernel))
+    finally:
+        lab.comms_over_subshells("perCommTarget")
+
+
+def test_notebook_7_shows_and_stops_a_run(notebook7: Server, opened: Callable[..., Notebook]) -> None:
+    stops_at_a_click(opened(notebook7, TRAIN, RUN, ALIVE))
