@@ -7,6 +7,7 @@ const SYMBOLS = { starting: "○", running: "▶", finished: "✓", failed: "✕
 const OVER = new Set(["finished", "failed", "stopped"]);
 
 const LINE = 18; // height of a line of the log in pixels: fixed, so that only the visible ones need to exist
+const ROW = 27; // height of a rank's row
 const MOST_LINES = 50_000; // kept of all ranks together
 const MOST_LINES_OF_A_RANK = 20_000;
 const MOST_CHARACTERS = 24_000_000; // and never more text than that in a ring
@@ -69,12 +70,14 @@ function mark(value) {
   return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
 }
 
+const grouped = new Intl.NumberFormat("en"); // made once: `toLocaleString` makes one for each number
+
 /** How many of something: 1,234, or 12.3 M where that is shorter. */
 export function count(value) {
   if (value === null || value === undefined) return "?";
   if (value >= 1e9) return `${(value / 1e9).toFixed(2)} G`;
   if (value >= 1e6) return `${(value / 1e6).toFixed(2)} M`;
-  return Number.isInteger(value) ? value.toLocaleString("en") : value.toFixed(1);
+  return Number.isInteger(value) ? grouped.format(value) : value.toFixed(1);
 }
 
 /** Seconds as 1:02:03 or 02:03. */
@@ -264,6 +267,8 @@ export class Series {
     this.per = 1; // points in a full bucket
     this.came = 0;
     this.sorted = true;
+    this.from = Infinity;
+    this.to = -Infinity;
     this.least = Infinity;
     this.most = -Infinity;
     this.leastPositive = Infinity;
@@ -276,6 +281,8 @@ export class Series {
   add(x, y) {
     if (this.last !== null && x < this.last[0]) this.sorted = false;
     this.last = [x, y];
+    this.from = Math.min(this.from, x);
+    this.to = Math.max(this.to, x);
     if (this.came % this.every === 0) this.keep(x, y);
     this.came++;
     this.account(y);
@@ -634,12 +641,16 @@ class LogView {
     return plain(line.text).toLowerCase().includes(this.query);
   }
 
+  measure() {
+    this.sight = this.scroller.clientHeight;
+  }
+
   scrolled() {
-    const { scroller } = this;
-    const bottom = scroller.scrollTop + scroller.clientHeight >= scroller.scrollHeight - LINE;
+    const at = this.scroller.scrollTop;
+    if (at === this.top) return; // we did it ourselves
     // only a person makes it go up: what grows below is no reason to stop following
-    if (bottom) this.follow = true;
-    else if (scroller.scrollTop < this.top - 1) this.follow = false;
+    if (at + this.sight >= this.height * LINE - LINE) this.follow = true;
+    else if (at < this.top - 1) this.follow = false;
     this.draw();
     this.changed();
   }
@@ -667,7 +678,8 @@ class LogView {
     const length = whole + open.length;
     show(this.empty, length === 0);
     say(this.empty, filtered ? "No line matches" : "Nothing written yet");
-    if (!scroller.clientHeight) return;
+    if (!this.sight) this.measure();
+    if (!this.sight) return;
     const held = this.selecting();
     const gone = filtered ? goneMatches : source.dropped - this.seen;
     this.seen = source.dropped;
@@ -676,7 +688,7 @@ class LogView {
       scroller.scrollTop = length * LINE;
       this.newestSeen = source.dropped + source.length;
     } else if (gone) scroller.scrollTop = Math.max(0, scroller.scrollTop - gone * LINE);
-    this.top = scroller.scrollTop;
+    this.top = scroller.scrollTop; // what the browser made of it
     this.drawRows({ filtered, open, whole, length, held });
     this.drawJump(held);
   }
@@ -684,7 +696,7 @@ class LogView {
   drawRows({ filtered, open, whole, length, held }) {
     const { source } = this;
     const from = Math.max(0, Math.floor(this.top / LINE) - 5);
-    const to = Math.min(length, Math.ceil((this.top + this.scroller.clientHeight) / LINE) + 5);
+    const to = Math.min(length, Math.ceil((this.top + this.sight) / LINE) + 5);
     const end = source.dropped + source.length;
     const wanted = new Map();
     for (let i = from; i < to; i++) {
@@ -735,7 +747,7 @@ class LogView {
     this.current = this.matches[index];
     this.follow = false;
     const position = this.only ? index : this.current - this.source.dropped;
-    this.scroller.scrollTop = Math.max(0, position * LINE - this.scroller.clientHeight / 2);
+    this.scroller.scrollTop = Math.max(0, position * LINE - this.sight / 2);
     this.draw();
     this.changed();
   }
@@ -857,10 +869,8 @@ class Chart {
   range() {
     let [from, to, least, most] = [Infinity, -Infinity, Infinity, -Infinity];
     for (const one of this.series.values()) {
-      for (const bucket of one.buckets) {
-        from = Math.min(from, bucket.from, bucket.to);
-        to = Math.max(to, bucket.from, bucket.to);
-      }
+      from = Math.min(from, one.from);
+      to = Math.max(to, one.to);
       least = Math.min(least, this.logarithmic ? one.leastPositive : one.least);
       most = Math.max(most, one.most);
     }
@@ -879,13 +889,24 @@ class Chart {
   }
 
   draw(force = false) {
+    this.paintNews(force);
     this.head();
-    const width = this.plot.clientWidth;
-    const state = [width, this.plot.clientHeight, this.view.band, this.logarithmic, this.view.palette.key, this.points()].join();
+    if (this.view.cross !== null) this.drawCross();
+  }
+
+  paintNews(force = false) {
+    if (force || !this.width) this.measure();
+    const { width, height } = this;
+    const state = [width, height, this.view.band, this.logarithmic, this.view.palette.key, this.points()].join();
     if (!width || (!force && state === this.drawn)) return;
     this.drawn = state;
-    this.paint(width, this.plot.clientHeight);
-    if (this.view.cross !== null) this.drawCross();
+    this.paint(width, height);
+  }
+
+  // The browser lays the page out anew when it is asked for a size after a change: asked only when it may be another.
+  measure() {
+    this.width = this.plot.clientWidth;
+    this.height = this.plot.clientHeight;
   }
 
   points() {
@@ -918,10 +939,12 @@ class Chart {
 
   paint(width, height) {
     const ratio = window.devicePixelRatio || 1;
-    this.canvas.width = Math.round(width * ratio);
-    this.canvas.height = Math.round(height * ratio);
+    const size = [Math.round(width * ratio), Math.round(height * ratio)];
+    if (this.canvas.width !== size[0]) this.canvas.width = size[0];
+    if (this.canvas.height !== size[1]) this.canvas.height = size[1];
     const pen = this.canvas.getContext("2d");
-    pen.scale(ratio, ratio);
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, width, height);
     const range = this.range();
     const marks = range.empty ? [] : this.logarithmic ? logTicks(range.least, range.most) : ticks(range.least, range.most);
     pen.font = `10px ${this.view.palette.font}`;
@@ -1083,8 +1106,8 @@ class Chart {
     say(this.value, number(spread(values).mean));
     if (pointed !== this) return;
     this.fillTip(step, values);
-    this.tip.style.left = x > this.plot.clientWidth / 2 ? "auto" : `${x + 14}px`;
-    this.tip.style.right = x > this.plot.clientWidth / 2 ? `${this.plot.clientWidth - x + 14}px` : "auto";
+    this.tip.style.left = x > this.width / 2 ? "auto" : `${x + 14}px`;
+    this.tip.style.right = x > this.width / 2 ? `${this.width - x + 14}px` : "auto";
   }
 
   fillTip(step, values) {
@@ -1440,6 +1463,7 @@ class View {
     this.header = h("div", { class: "anb-row anb-header", role: "row" });
     this.table = h("div", { class: "anb-table", role: "table", "aria-label": "ranks" }, this.header);
     this.tableBox = div("anb-table-box", this.table);
+    this.tableBox.addEventListener("scroll", () => this.drawRanks());
     this.host = h("div", { class: "anb-host", role: "group", "aria-label": "this machine" });
     const part = section("ranks", "Ranks", div("anb-tools"), this.strip, this.tableBox, this.host);
     this.hostMeters = new Map();
@@ -1493,7 +1517,7 @@ class View {
       if (this.visible) this.draw();
     });
     this.sight.observe(this.root);
-    this.resized = new ResizeObserver(() => this.draw());
+    this.resized = new ResizeObserver(() => this.sized());
     this.resized.observe(this.panel);
     this.resized.observe(this.grid);
     this.themed = new MutationObserver(() => this.readTheme());
@@ -1502,6 +1526,12 @@ class View {
     this.onScheme = () => this.readTheme();
     this.scheme.addEventListener("change", this.onScheme);
     this.timer = setInterval(() => this.tick(), PAINT);
+  }
+
+  sized() {
+    for (const chart of this.charts.values()) chart.measure();
+    for (const log of this.shown()) log.measure();
+    this.draw();
   }
 
   close() {
@@ -1828,6 +1858,7 @@ class View {
       const chart = new Chart(name, this);
       chart.plot.anbChart = chart;
       this.sight.observe(chart.plot);
+      this.resized.observe(chart.plot);
       this.charts.set(name, chart);
       this.grid.append(chart.element);
     }
@@ -1862,14 +1893,18 @@ class View {
     show(this.strip, this.many);
     this.tableBox.classList.toggle("anb-scrolls", this.many);
     set(this.tableBox, "tabindex", this.many ? 0 : -1);
+    // of many rows only those in sight are painted
+    const first = this.many ? Math.floor(this.tableBox.scrollTop / ROW) - 2 : 0;
+    let place = 0;
     for (const [rank, known] of ranks) {
       let row = this.rows.get(rank);
       if (!row) {
         row = new RankRow(rank, () => this.pick(rank));
         this.rows.set(rank, row);
         this.table.append(row.element);
-      }
-      row.draw(known, names);
+        row.draw(known, names);
+      } else if (place >= first && place < first + 16) row.draw(known, names);
+      place++;
       if (this.many) this.drawCell(rank, known);
     }
   }
@@ -1958,6 +1993,8 @@ class View {
     if (!this.palette.key) this.readTheme();
     this.seen.changes = this.store.changes;
     if (this.seen.epoch !== this.store.epoch) this.forget();
+    // canvases first: text on them asks for the page's style, which is reckoned anew after each change of the page
+    if (this.numbers.hidden) for (const chart of this.charts.values()) if (chart.visible) chart.paintNews();
     this.drawHead();
     this.drawNotices();
     this.drawRanks();
@@ -1980,6 +2017,7 @@ class View {
     for (const row of this.rows.values()) row.element.remove();
     for (const chart of this.charts.values()) {
       this.sight.unobserve(chart.plot);
+      this.resized.unobserve(chart.plot);
       chart.element.remove();
     }
     for (const kept of [this.rows, this.charts, this.cells, this.logs, this.hostMeters]) kept.clear();
