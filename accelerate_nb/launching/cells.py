@@ -68,8 +68,10 @@ class Desk:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._due: queue.SimpleQueue[_Due | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
         self._number: int | None = None
         self._asked = False
+        self._early: set[int] = set()
         self._can_be_stopped = False
         self._done = threading.Event()
         self._main = ModuleType("__main__")
@@ -84,9 +86,12 @@ class Desk:
 
     def hear_interrupt(self, said: Message, _: Sequence[int]) -> None:
         """A task is to be interrupted, if it is this one that is being done."""
-        if self._number != said["number"]:
-            return
-        self._asked = True
+        with self._lock:
+            if self._number != said["number"]:
+                # it comes too early, and is seen when the task begins; or too late
+                self._early.add(said["number"])
+                return
+            self._asked = True
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         threading.Thread(
             target=self._free, args=(said["number"], said["others"]), name="accelerate_nb freeing", daemon=True
@@ -130,12 +135,12 @@ class Desk:
 
     def _do(self, due: _Due) -> None:
         began = time.monotonic()
-        self._asked = False
         self._done.clear()
-        self._number = due.number
+        with self._lock:
+            self._number, self._asked = due.number, due.number in self._early
         try:
             self._can_be_stopped = True
-            answer = self._answer(due)
+            answer = self._answer(due) if not self._asked else self._failed(KeyboardInterrupt())
             self._can_be_stopped = False
         except KeyboardInterrupt as error:
             if not self._asked:
@@ -144,7 +149,9 @@ class Desk:
         self._can_be_stopped = False
         if self._asked and answer.failure is not None:
             answer = replace(answer, failure=replace(answer.failure, ended_by_us=True))
-        self._number = None
+        with self._lock:
+            self._number = None
+            self._early.clear()
         self._done.set()
         self._leave(due, replace(answer, seconds=time.monotonic() - began, groups=_collectives()))
 
@@ -204,7 +211,10 @@ class Desk:
         frames = _frames(error)
         failure = failure_of(error.with_traceback(_below(error.__traceback__, sources)), self._rank, sources)
         return Answer(
-            0.0, failure=failure, error=portable(error, self._known), in_collective=any(part in one for one in frames for part in _COLLECTIVE)
+            0.0,
+            failure=failure,
+            error=portable(error, self._known),
+            in_collective=any(part in one for one in frames for part in _COLLECTIVE),
         )
 
     def _sources(self) -> Sources:
@@ -244,7 +254,7 @@ def _there_are(shell: Any, here: Mapping[str, Any]) -> str:
 
 def _name_cell(error: BaseException, sources: Sources) -> None:
     """A syntax error says itself where it is, in the words of a file."""
-    if isinstance(error, SyntaxError) and error.filename in sources.numbers:
+    if isinstance(error, SyntaxError) and error.filename is not None and error.filename in sources.numbers:
         error.filename = sources.name(error.filename)
 
 

@@ -129,7 +129,7 @@ class Session:
 
     def _begin_run(self, refresh: Callable[[], None]) -> None:
         __tracebackhide__ = True  # IPython shows the person's own frames alone
-        self._run.start()
+        _ = self._run.start()
         try:
             while not self._begun.wait(_BETWEEN_REFRESHES):
                 refresh()
@@ -390,7 +390,7 @@ class Session:
         __tracebackhide__ = True  # IPython shows the person's own frames alone
         for one in self._open.values():
             both = sorted(set(wanted) & set(one.answers))
-            if both and one.cell.name != name:
+            if both:
                 raise LaunchError(
                     f"{name} was asked of rank{'s' if len(both) > 1 else ''} {', '.join(map(str, both))}, still busy with "
                     f"{one.cell.name}. Wait for it, or interrupt it."

@@ -56,7 +56,7 @@ class Results(DisplayHook):
 class Publisher(DisplayPublisher):
     """Sends what is displayed to the notebook, under this rank."""
 
-    def publish(self, data: dict[str, Any], metadata: dict[str, Any] | None = None, **_: Any) -> None:
+    def publish(self, data: Any, metadata: Any = None, *_: Any, **__: Any) -> None:
         """Show a MIME bundle."""
         show(data, metadata or {})
 
@@ -80,7 +80,7 @@ class WorkerShell(InteractiveShell):
     def transform_cell(self, raw_cell: str) -> str:
         """Plain Python; lines that stand empty above the code stay, so that the others keep their numbers."""
         above = raw_cell[: len(raw_cell) - len(raw_cell.lstrip())].count("\n")
-        python: str = super().transform_cell(raw_cell)
+        python: str = super().transform_cell(raw_cell)  # type: ignore[no-untyped-call]  # IPython's own
         return "\n" * above + python
 
     def showtraceback(self, *_: Any, **__: Any) -> None:
@@ -91,6 +91,10 @@ class WorkerShell(InteractiveShell):
 
     def showindentationerror(self) -> None:
         """The kernel shows the failure."""
+
+    def _format_exception_for_storage(self, exception: BaseException, *_: Any, **__: Any) -> dict[str, Any]:
+        # IPython's own reads and colours the sources of every frame, for a history that nobody looks at: seconds, in torch
+        return {"ename": type(exception).__name__, "evalue": "", "traceback": []}
 
     def show_usage_error(self, exc: Exception) -> None:
         """The kernel shows the failure."""
@@ -103,23 +107,27 @@ class WorkerShell(InteractiveShell):
 
     def run(self, cell: Cell) -> tuple[dict[str, Any] | None, BaseException | None]:
         """The MIME bundle of a cell's last expression, and what it raised."""
-        hook: Results = self.displayhook
+        hook, compiler = self.displayhook, self.compile
+        assert isinstance(hook, Results)
+        assert isinstance(compiler, Compiler)
         hook.bundle = None
         self.execution_count = cell.number
-        self.compile.filename = cell.filename
+        compiler.filename = cell.filename
+        run: Any = self.run_cell
         try:
-            outcome = self.run_cell(cell.source, store_history=not cell.silent, silent=cell.silent)
+            outcome = run(cell.source, store_history=not cell.silent, silent=cell.silent)
         finally:
-            self.compile.filename = None
-        bundle = as_plain(hook.bundle[0]) if hook.bundle is not None else None
-        return bundle, outcome.error_before_exec or outcome.error_in_exec
+            compiler.filename = None
+        kept: Any = hook.bundle
+        return as_plain(kept[0]) if kept is not None else None, outcome.error_before_exec or outcome.error_in_exec
 
 
 def new_shell(main: ModuleType) -> WorkerShell:
     """The process's shell, whose cells run in the module `main`."""
     os.environ.setdefault("MPLBACKEND", _FIGURES)
     # a worker that was forked by a notebook has inherited the notebook's
-    type(InteractiveShell._instance).clear_instance() if InteractiveShell._instance is not None else None
+    if InteractiveShell.initialized():
+        type(InteractiveShell.instance()).clear_instance()
     config = Config()
     config.HistoryManager.enabled = False
     config.HistoryManager.hist_file = ":memory:"

@@ -70,7 +70,9 @@ def _fresh_store() -> dist.Store:
 
 def _averaging() -> list[DistributedDataParallel]:
     # asking the type: some objects look up, or even import, what isinstance asks them for
-    return [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel) and one.reducer is not None]
+    return [
+        one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel) and one.reducer is not None
+    ]
 
 
 def _state(model: DistributedDataParallel) -> dict[str, Any]:
@@ -80,17 +82,16 @@ def _state(model: DistributedDataParallel) -> dict[str, Any]:
     return state
 
 
-def _connect(model: DistributedDataParallel, state: Mapping[str, Any]) -> None:
+def _connect(model: DistributedDataParallel, kept: Mapping[str, Any]) -> None:
     """Have a model average over the new default group."""
     hooks = list(model.__dict__.get("_comm_hooks", ()))
-    model.__setstate__(dict(state))
+    model.__setstate__(dict(kept))
     model.__dict__["_outlives_the_reducer"] = model.process_group
-    for hook, own in hooks:
-        if isinstance(own, dist.ProcessGroup):
-            own = model.process_group
-        elif isinstance(getattr(own, "process_group", None), dist.ProcessGroup):
-            own.process_group = model.process_group
-        dist._register_comm_hook(model.reducer, own, hook)
+    for hook, state in hooks:
+        if isinstance(getattr(state, "process_group", None), dist.ProcessGroup):
+            state.process_group = model.process_group
+        over = model.process_group if isinstance(state, dist.ProcessGroup) else state
+        dist._register_comm_hook(model.reducer, over, hook)
 
 
 def _count(group: Any) -> int:

@@ -1,0 +1,371 @@
+"""A session keeps its workers from one cell to the next, and whatever a cell does, the next one can run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+import torch
+
+from accelerate_nb.config.run import resolve
+from accelerate_nb.errors import ConfigurationError, HangError, LaunchError, PayloadError, WorkerError
+from accelerate_nb.events.model import Display, LogLine
+from accelerate_nb.launching.session import Session
+
+# Every rank takes part in a collective, and each sees the same sum.
+TOGETHER = "import torch, torch.distributed as dist\nt = torch.full((2,), rank + 1.0)\ndist.all_reduce(t)\nt.tolist()"
+
+
+def start(tmp_path, **settings):
+    return Session.start(resolve({"num_processes": 2, "cpu": True, "folder": str(tmp_path), **settings}, {}))
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    """One session for all tests that leave it as they found it, which each of them promises by `works`."""
+    kept = start(tmp_path_factory.mktemp("runs"))
+    yield kept
+    kept.close()
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A session that a test may end."""
+    kept = start(tmp_path)
+    yield kept
+    kept.close()
+
+
+def works(session):
+    ends = session.run(TOGETHER).wait()
+    assert [end.result["text/plain"] for end in ends] == ["[3.0, 3.0]"] * 2
+
+
+def lines(cell):
+    return [(one.rank, one.text) for one in cell.view.since(cell.cursor).shown if isinstance(one, LogLine)]
+
+
+def pids(session):
+    return [int(end.result["text/plain"]) for end in session.run("import os\nos.getpid()").wait()]
+
+
+def error_of(cell):
+    cell.wait(throw=False)
+    return cell.error
+
+
+# --------------------------------------------------------------------------------------------------------------- cells
+
+
+def test_variables_stay_from_cell_to_cell(session):
+    session.run("kept = rank * 10").wait()
+    assert [end.result["text/plain"] for end in session.run("kept + 1").wait()] == ["1", "11"]
+
+
+def test_the_first_cell_finds_its_surroundings(session):
+    (end, _) = session.run("type(accelerator).__name__, rank, world_size, str(device)").wait()
+    assert end.result["text/plain"] == "('Accelerator', 0, 2, 'cpu')"
+
+
+def test_all_that_a_cell_wrote_is_there_when_it_is_done(session):
+    for _ in range(20):
+        cell = session.run(
+            "import os, sys\nprint('out')\nprint('err', file=sys.stderr)\nos.write(1, b'raw\\n')\nprint('end', end='')"
+        )
+        cell.wait()
+        for rank in (0, 1):
+            assert sorted(text for who, text in lines(cell) if who == rank) == ["end", "err", "out", "raw"]
+
+
+def test_a_flood_of_output_arrives_whole(session):
+    cell = session.run("for n in range(50_000): print('line', n)")
+    cell.wait()
+    assert cell.view.tail(0, 1)[0].text == cell.view.tail(1, 1)[0].text == "line 49999"
+
+
+def test_a_cell_on_some_ranks_leaves_the_others_alone(session):
+    (end,) = session.run("rank", ranks=[1]).wait()
+    assert (end.rank, end.result["text/plain"]) == (1, "1")
+    works(session)
+
+
+def test_cells_have_magics_await_shells_and_results(session):
+    (end,) = session.run(
+        "import asyncio\nawait asyncio.sleep(0)\nx = %timeit -n1 -r1 -o -q 1\nx.repeat", ranks=[0]
+    ).wait()
+    assert end.result["text/plain"] == "1"
+    cell = session.run("!echo from the shell", ranks=[0])
+    cell.wait()
+    assert lines(cell) == [(0, "from the shell")]
+    session.run("40 + 2", number=5).wait()
+    (end, _) = session.run("_ + Out[5]").wait()
+    assert end.result["text/plain"] == "84"
+
+
+def test_displays_and_figures_arrive(session):
+    pytest.importorskip("matplotlib")
+    cell = session.run(
+        "from IPython.display import HTML\nimport matplotlib.pyplot as plt\ndisplay(HTML('<b>bold</b>'))\nfigure = plt.figure()\nplt.plot([1, 2]);",
+        ranks=[0],
+    )
+    cell.wait()
+    shown = [one.data for one in cell.view.since(cell.cursor).shown if isinstance(one, Display)]
+    assert [sorted(set(one) - {"text/plain"}) for one in shown] == [["text/html"], ["image/png"]]
+
+
+def test_an_error_names_the_cell_and_its_line(session):
+    error = error_of(session.run("\ndef broken():\n    return {}['key']\nbroken()", number=7, first_line=2))
+    assert isinstance(error, WorkerError)
+    assert isinstance(error, KeyError)
+    assert "Cell In[7], line 4, in broken\n    return {}['key']" in str(error)
+    assert "Cell In[7], line 5, in <module>" in str(error)
+    assert "IPython" not in str(error)
+
+
+def test_a_syntax_error_names_the_cell(session):
+    error = error_of(session.run("x = (1,\ny = 2", number=8))
+    assert isinstance(error, SyntaxError)
+    assert 'File "Cell In[8]", line 1' in str(error)
+
+
+@pytest.mark.parametrize("code", ["", "0", "3"])
+def test_an_exit_ends_the_cell_and_not_the_worker(session, code):
+    before = pids(session)
+    error = error_of(session.run(f"import sys\nsys.exit({code})"))
+    assert (error is None) == (code != "3")
+    assert pids(session) == before
+
+
+def test_what_is_asked_wrongly_is_said(session):
+    with pytest.raises(ConfigurationError, match="ranks are 0 to 1"):
+        session.run("1", ranks=[2])
+
+
+def test_a_rank_does_one_thing_at_a_time(session):
+    cell = session.run("import threading\nthreading.Event().wait(60)", number=3)
+    with pytest.raises(LaunchError, match=r"busy with Cell In\[3\]"):
+        session.run("1", ranks=[1])
+    cell.interrupt()
+    assert isinstance(error_of(cell), KeyboardInterrupt)
+    works(session)
+
+
+# -------------------------------------------------------------------------------------------------------------- values
+
+
+def test_values_go_there_and_come_back(session):
+    session.push({"pushed": {"tensor": torch.arange(6.0).reshape(2, 3).T, "text": "é"}})
+    found = session.pull(["pushed"], ranks=(0, 1))
+    for rank in (0, 1):
+        assert torch.equal(found[rank]["pushed"]["tensor"], torch.arange(6.0).reshape(2, 3).T)
+
+
+def test_tensors_come_back_without_their_history(session):
+    session.run("w = torch.ones(2, requires_grad=True)\nloss = (w * 3).sum()\nmodel = torch.nn.Linear(2, 1)").wait()
+    found = session.pull(["loss", "model"])[0]
+    assert found["loss"].item() == 6
+    assert not found["loss"].requires_grad
+    assert isinstance(found["model"].weight, torch.nn.Parameter)
+
+
+def test_large_values_travel(session):
+    session.push({"large": torch.full((50_000_000,), 3, dtype=torch.float32)})
+    session.run("large += rank").wait()
+    assert session.pull(["large"], ranks=(1,))[1]["large"][-1].item() == 4
+    session.run("del large").wait()
+
+
+def test_what_cannot_travel_is_named(session):
+    with pytest.raises(PayloadError, match="'lock'"):
+        session.push({"lock": threading.Lock()})
+    session.run("stuck = __import__('threading').Lock()").wait()
+    with pytest.raises(PayloadError, match="'stuck'"):
+        session.pull(["stuck"])
+    works(session)
+
+
+def test_an_unknown_name_tells_those_that_there_are(session):
+    session.run("known = 1").wait()
+    with pytest.raises(NameError, match=r"'unknown'.*There are: .*accelerator.*known"):
+        session.pull(["unknown"])
+
+
+def test_a_class_of_a_cell_comes_back(session):
+    session.run("class Point:\n    def __init__(self): self.x = 3\npoint = Point()").wait()
+    assert session.pull(["point"])[0]["point"].x == 3
+
+
+def test_a_class_of_the_notebook_is_itself_when_it_comes_back(session, monkeypatch):
+    main = sys.modules["__main__"]
+    exec("class Mine:\n    pass", vars(main))
+    try:
+        session.push({"mine": main.Mine()})
+        assert type(session.pull(["mine"])[0]["mine"]) is main.Mine
+    finally:
+        del main.Mine
+
+
+def test_a_function_is_called_in_every_rank(session):
+    ends = session.call(lambda factor: factor * int(os.environ["RANK"]), (5,)).wait()
+    assert [end.value for end in ends] == [0, 5]
+
+
+# -------------------------------------------------------------------------------------------------------------- faults
+
+WAITS = {
+    "all_reduce": "dist.all_reduce(torch.ones(1))",
+    "barrier": "dist.barrier()",
+    "gather": "accelerator.gather(torch.ones(1))",
+    "object": "objects = [None] * world_size\ndist.all_gather_object(objects, rank)",
+    "backward": "model(torch.ones(1, 2)).sum().backward()",
+    "loop": "while True: pass",
+    "store": "dist.distributed_c10d._get_default_store().get('never')",
+}
+PREPARED = (
+    "import torch, torch.distributed as dist\ntorch.manual_seed(0)\nmodel = accelerator.prepare(torch.nn.Linear(2, 1))"
+)
+
+
+@pytest.mark.parametrize("how", WAITS)
+def test_an_error_frees_the_rank_that_waits_for_its_own(session, how):
+    session.run(PREPARED).wait()
+    before = pids(session)
+    error = error_of(session.run(f"if rank == 1:\n    raise LookupError('the cause')\n{WAITS[how]}"))
+    assert isinstance(error, LookupError)
+    assert error.rank == 1
+    works(session)
+    assert pids(session) == before
+    session.run("model(torch.ones(1, 2)).sum().backward()").wait()
+
+
+@pytest.mark.parametrize("how", WAITS)
+def test_an_interrupt_ends_the_cell_and_not_the_session(session, how):
+    session.run(PREPARED).wait()
+    before = pids(session)
+    cell = session.run(f"print('there')\nif rank == 0:\n    {WAITS[how].replace(chr(10), chr(10) + '    ')}")
+    reached(cell, 0)
+    cell.interrupt()
+    assert isinstance(error_of(cell), KeyboardInterrupt)
+    works(session)
+    assert pids(session) == before
+
+
+def reached(cell, rank):
+    """Wait until a rank of the cell has written its first line."""
+    pause = threading.Event()
+    while (rank, "there") not in lines(cell):
+        assert not cell.done
+        pause.wait(0.01)
+
+
+def test_training_goes_on_with_right_gradients_after_groups_were_renewed(session):
+    session.run(PREPARED + "\noptimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))").wait()
+    step = (
+        "optimizer.zero_grad()\nmodel(torch.full((1, 2), rank + 1.0)).sum().backward()\n"
+        "grad = model.module.weight.grad.clone()\noptimizer.step()\nweight = model.module.weight.detach().clone()"
+    )
+    for _ in range(3):
+        session.run(step).wait()
+        found = session.pull(["grad", "weight"], ranks=(0, 1))
+        assert torch.equal(found[0]["grad"], torch.full((1, 2), 1.5))
+        assert torch.equal(found[0]["grad"], found[1]["grad"])
+        assert torch.equal(found[0]["weight"], found[1]["weight"])
+        error_of(session.run("if rank == 0:\n    raise LookupError\nmodel(torch.ones(1, 2)).sum().backward()"))
+
+
+def test_a_collective_that_some_ranks_never_began_spoils_nothing_later(session):
+    error_of(session.run(f"{TOGETHER}\nif rank == 1: raise LookupError\nwork = dist.all_reduce(t, async_op=True)"))
+    works(session)
+
+
+def test_an_error_on_all_ranks_keeps_groups_of_the_persons_own(session):
+    session.run("import torch.distributed as dist\ngroup = dist.new_group([0, 1])").wait()
+    error_of(session.run("1 / 0"))
+    session.run("import torch\ndist.all_reduce(torch.ones(1), group=group)").wait()
+
+
+def test_a_time_that_is_over_ends_the_cell_with_every_ranks_stack(session):
+    error = error_of(session.run("import time\ndef lingers():\n    time.sleep(60)\nlingers()", number=9, timeout=1.0))
+    assert isinstance(error, HangError)
+    assert str(error).count("Cell In[9], line 3, in lingers") == 2
+    works(session)
+
+
+@pytest.mark.parametrize("how", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
+def test_a_worker_that_dies_ends_the_session_with_its_last_words(own, how):
+    error = error_of(own.run(f"import os\nif rank == 1:\n    print('last words', flush=True)\n    {how}\n{TOGETHER}"))
+    assert isinstance(error, WorkerError)
+    assert error.rank == 1
+    assert "last words" in str(error)
+    assert not own.alive
+    with pytest.raises(LaunchError, match="has ended: rank 1 ended with"):
+        own.run("1")
+
+
+def test_a_rank_that_follows_no_interrupt_ends_the_session(own):
+    cell = own.run(
+        "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('there')\nwhile True: time.sleep(1)"
+    )
+    reached(cell, 0)
+    cell.interrupt()
+    error = error_of(cell)
+    assert isinstance(error, HangError)
+    assert "was to be interrupted" in str(error)
+    assert not own.alive
+
+
+def test_an_interrupt_of_the_notebook_interrupts_the_cell(session):
+    cell = session.run("print('there')\nwhile True: pass")
+    reached(cell, 0)
+    pressed = threading.Event()
+
+    def press():
+        if not pressed.is_set():
+            pressed.set()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match="the session goes on"):
+        cell.wait(press)
+    works(session)
+
+
+def test_closing_leaves_no_process(tmp_path):
+    own = start(tmp_path)
+    workers = [psutil.Process(pid) for pid in pids(own)]
+    own.run("while True: pass")
+    own.close()
+    assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in workers)
+    assert own.done
+    assert own.error is None
+
+
+KERNEL = """
+import sys
+from accelerate_nb.config.run import resolve
+from accelerate_nb.launching.session import Session
+session = Session.start(resolve({"num_processes": 2, "cpu": True, "folder": sys.argv[1]}, {}))
+print(*[end.result["text/plain"] for end in session.run("import os\\nos.getpid()").wait()], flush=True)
+cell = session.run(sys.argv[2])
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("busy", ["", "while True: pass"])
+@pytest.mark.parametrize("killed", [True, False])
+def test_no_worker_outlives_the_kernel(tmp_path, busy, killed):
+    command = [sys.executable, "-c", KERNEL, str(tmp_path), busy]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as kernel:
+        workers = [psutil.Process(int(pid)) for pid in kernel.stdout.readline().split()]
+        if killed:
+            kernel.send_signal(signal.SIGKILL)
+        kernel.stdin.close()
+        kernel.wait(30)
+    assert len(workers) == 2
+    _, left = psutil.wait_procs(workers, timeout=10)
+    assert not left
