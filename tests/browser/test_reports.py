@@ -1,0 +1,119 @@
+"""A saved report in a real browser: static where scripts are kept out, the panel itself where they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbconvert import HTMLExporter
+from nbformat.v4 import new_code_cell, new_notebook, new_output
+
+from accelerate_nb.events.model import LogLine
+from accelerate_nb.notebook.report import bundle
+from tests.browser.jlab import Notebook, Server
+from tests.notebook import stories
+
+pytestmark = pytest.mark.slow
+
+EVIL = "</script></pre><img src=x onerror='window.hacked = 1'><script>window.hacked = 1</script>"
+
+
+def saved() -> nbformat.NotebookNode:
+    """A notebook whose only cell ran elsewhere, and failed."""
+    view = stories.training(2)
+    view.apply(LogLine(0, "stderr", EVIL, stories.STARTED + 29))
+    view.apply(stories.FAILURE)
+    data = bundle(stories.facts(), stories.end(view, "failed"), live=False, interactive=True)
+    cell = new_code_cell("notebook_launcher(train)", outputs=[new_output("display_data", data=data)], execution_count=1)
+    spec = {"name": "python3", "display_name": "python3", "language": "python"}
+    return new_notebook(cells=[cell], metadata={"kernelspec": spec})
+
+
+def is_static(place: Any) -> None:
+    """What a reader sees without a script: tables, pictures that could be drawn, the error, the logs."""
+    from playwright.sync_api import expect
+
+    expect(place.get_by_text("rank 1 stopped with ValueError").first).to_be_visible()
+    expect(place.get_by_text("loss = criterion(model(x), y)").first).to_be_visible()
+    expect(place.get_by_text("pass drop_last=True").first).to_be_visible()
+    pictures = place.locator("img[alt^='chart of']")
+    expect(pictures).to_have_count(2)
+    for picture in pictures.all():
+        assert picture.evaluate("async picture => { await picture.decode(); return picture.naturalWidth }") > 0
+    expect(place.get_by_role("tab")).to_have_count(0)
+
+
+def is_panel(place: Any) -> None:
+    """The panel has taken the report's place, and answers."""
+    from playwright.sync_api import expect
+
+    expect(place.get_by_role("tab", name="All ranks")).to_be_visible()
+    expect(place.locator("img[alt^='chart of']").first).to_be_hidden()
+    expect(place.get_by_text("loss = criterion(model(x), y)").first).to_be_visible()
+    place.get_by_placeholder("Search").fill("step   290")
+    expect(place.get_by_text("step   290").first).to_be_visible()
+
+
+def hacked(page: Any) -> bool:
+    return bool(page.evaluate("() => 'hacked' in window"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """The notebook as nbconvert writes it for others."""
+    page, _ = HTMLExporter().from_notebook_node(saved())
+    file = tmp_path / "page.html"
+    file.write_text(page)
+    return file
+
+
+@pytest.fixture
+def offline(chromium: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a file in a browser that has no network."""
+    contexts: list[Any] = []
+
+    def open_(file: Path, **options: Any) -> Any:
+        contexts.append(chromium.new_context(offline=True, **options))
+        page = contexts[-1].new_page()
+        page.goto(file.as_uri())
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+
+
+def test_a_notebook_from_elsewhere_shows_the_report_until_it_is_trusted(lab: Server, window: Any) -> None:
+    nbformat.write(saved(), lab.root / "from_elsewhere.ipynb")
+    page = window.new_page()
+    notebook = Notebook(page, lab, "from_elsewhere.ipynb").open(kernel=False)
+    cell = notebook.cell(0)
+    is_static(cell)
+    # the command ends when its dialog does
+    page.evaluate("() => { window.jupyterapp.commands.execute('notebook:trust') }")
+    page.get_by_role("button", name="Trust").click()
+    is_panel(cell)
+    assert not hacked(page)
+    page.close()
+
+
+def test_a_converted_notebook_is_interactive_without_a_network(file: Path, offline: Callable[..., Any]) -> None:
+    page = offline(file)
+    is_panel(page)
+    assert not hacked(page)
+
+
+def test_without_scripts_the_report_stays(file: Path, offline: Callable[..., Any]) -> None:
+    is_static(offline(file, java_script_enabled=False))
+
+
+def test_where_loading_code_is_forbidden_the_report_stays(file: Path, offline: Callable[..., Any]) -> None:
+    rule = "<head><meta http-equiv='Content-Security-Policy' content=\"script-src 'unsafe-inline'\">"
+    file.write_text(file.read_text().replace("<head>", rule, 1))
+    page = offline(file)
+    page.wait_for_load_state()
+    is_static(page)
+    assert not hacked(page)
