@@ -19,12 +19,18 @@ _COPY = (
 )
 # Where a browser does not fit a text's height by itself, about so many characters are a row.
 _WIDTH, _MOST_ROWS = 44, 14
+# A notebook takes plain letters for shortcuts (`d d` deletes a cell) also from a list or a box that has the focus.
+_KEEP_KEYS = (
+    "this.closest('.acc-picker')?.addEventListener('focusin',e=>{"
+    "if(!e.target.matches('input[type=text]'))e.target.dataset.lmSuppressShortcuts='true'})"
+)
 _MARKS = {"waiting": "○", "running": "◌", "passed": "✓", "failed": "✗", "left out": "–"}
 
 
 def style() -> str:
-    """The form's looks, in the colours of the notebook's theme."""
-    return f"<style>{Path(__file__).with_suffix('.css').read_text(encoding='utf-8')}</style>"
+    """The form's looks, in the colours of the notebook's theme; with them comes that the form keeps its keys to itself."""
+    rules = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
+    return f'<style onload="{escape(_KEEP_KEYS)}">{rules}</style>'
 
 
 def heading(text: str, note: str = "") -> str:

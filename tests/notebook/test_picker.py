@@ -57,7 +57,7 @@ def button(picker, *names):
 
 def shown(picker):
     """All that a form says."""
-    return "\n".join(one.value for one in every(picker.form, ipywidgets.HTML) if "<style>" not in one.value)
+    return "\n".join(one.value for one in every(picker.form, ipywidgets.HTML) if "<style" not in one.value)
 
 
 # ----------------------------------------------------------------------------------------------------------- the form
