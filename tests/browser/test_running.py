@@ -71,7 +71,7 @@ def test_a_second_view_shows_the_same_run(running: Notebook) -> None:
     expect(other.locator(".anb-name")).to_have_text("train")
     moves(other)
     running.page.evaluate(
-        "() => [...window.jupyterapp.shell.widgets('main')]"
+        "() => [...window.jupyterapp.shell.widgets('main'), ...window.jupyterapp.shell.widgets('down')]"
         ".find((one) => one.node.querySelector('.jp-LinkedOutputView')).close()"
     )
     expect(running.page.locator(".anb")).to_have_count(1)

@@ -120,6 +120,22 @@ def test_cells_on_two_ranks_train_step_by_step_and_an_error_costs_nothing(tmp_pa
     assert took < SECONDS
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(4 * SECONDS)
+def test_a_picked_configuration_is_launched_kept_and_tried(tmp_path: Path) -> None:
+    notebook, found, took = executed(
+        "06_pick_a_configuration.ipynb", tmp_path, "[result, from_file, [check.state for check in checks]]"
+    )
+    result, from_file, states = found
+    assert (result["processes"], result["precision"]) == (2, "bf16")
+    assert result["loss"] < 0.02
+    assert (from_file["processes"], from_file["precision"]) == (1, "no")
+    assert states == ["passed"] * 7
+    form = next(cell for cell in notebook.cells if cell.id == "form").outputs[0]
+    assert "notebook_launcher(train, num_processes=2" in form.data["text/plain"]
+    assert took < SECONDS
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_is_saved_clean(path: Path) -> None:
     notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
@@ -133,3 +149,16 @@ def test_a_notebook_is_saved_clean(path: Path) -> None:
 def test_each_notebook_is_executed_by_a_test() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     assert [path.name for path in NOTEBOOKS if path.name not in text] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * SECONDS)
+def test_the_panel_s_notebook_shows_both_runs_where_no_page_is(tmp_path: Path) -> None:
+    notebook, results, took = executed("04_panel.ipynb", tmp_path, "[result, later]")
+    assert [one["processes"] for one in results] == [2, 2]
+    assert [one["steps"] for one in results] == [6 * 125, 3 * 125]
+    assert results[0]["loss"] < 0.2
+    assert pictures(notebook) == 2
+    later = next(cell for cell in notebook.cells if cell.id == "later")
+    assert "epoch 3: the last batch has a loss of" in printed(later)
+    assert took < SECONDS
