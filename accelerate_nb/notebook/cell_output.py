@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from string import Template
 from typing import Literal
@@ -13,7 +13,7 @@ from accelerate_nb.events.model import Display, LogLine
 from accelerate_nb.events.view import RunView
 from accelerate_nb.launching.cell_run import CellEnd
 from accelerate_nb.notebook.flags import named
-from accelerate_nb.notebook.folding import Folded, Folding, folded, is_text
+from accelerate_nb.notebook.folding import Folded, Folding, folded, is_text, key_of
 from accelerate_nb.notebook.plain import cleaned, is_drawn_over, saved_size
 from accelerate_nb.notebook.screens import Line, Screen
 
@@ -50,7 +50,7 @@ class CellOutput:
     ) -> None:
         self.cursor = cursor
         self._screen, self._view, self._folder = screen, view, folder
-        self._leading, self._shows_all = ranks[0], displays == "all"
+        self._ranks, self._leading, self._shows_all = tuple(ranks), ranks[0], displays == "all"
         self._template = None if prefix_template is None else Template(prefix_template)
         self._width = len(f"[{named(range(size))}] ")
         self._folding = Folding(ranks)
@@ -60,6 +60,7 @@ class CellOutput:
         self._tail: deque[Line] = deque(maxlen=max(screen.bound.tail_lines, 1))
         self._not_written = 0
         self._seen_open: set[tuple[int, str]] = set()
+        self._shown: set[Hashable] = set()
         self._left_out: set[int] = set()
 
     def refresh(self) -> None:
@@ -123,7 +124,12 @@ class CellOutput:
         item, label, width = one.item, self._label(one.ranks), self._screen.bound.width
         if isinstance(item, Display):
             text = str(item.data.get("text/plain", ""))
-            return [Line("stdout", label + cleaned(part, width)) for part in text.splitlines()]
+            indent = " " * len(label)
+            # one value over several lines keeps its shape
+            return [
+                Line("stdout", (indent if number else label) + cleaned(part, width))
+                for number, part in enumerate(text.splitlines())
+            ]
         text = cleaned(item.text, width)
         # a line of nothing but cursor movements is no line
         return [] if is_drawn_over(item) or (item.text and not text) else [Line(item.stream, label + text)]
@@ -153,8 +159,12 @@ class CellOutput:
     def _show(self, ranks: tuple[int, ...], display: Display) -> None:
         """Show something rich under its label, if it is one to show."""
         if not self._shows_all and self._leading not in ranks:
-            self._left_out.update(ranks)
+            if key_of(display) not in self._shown:
+                self._left_out.update(ranks)
             return
+        self._shown.add(key_of(display))
+        if not self._shows_all and ranks != self._ranks:
+            ranks = (self._leading,)
         if self._displays_left < 1:
             return
         self._displays_left -= 1

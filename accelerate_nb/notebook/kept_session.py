@@ -27,7 +27,7 @@ class Change(NamedTuple):
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.name} was {self.was!r} and is {self.now!r} now"
+        return f"{self.name} was {_in_words(self.was)} and is {_in_words(self.now)} now"
 
 
 @dataclass
@@ -97,6 +97,10 @@ class KeptSession:
             was = session.size if name == "num_processes" else _value(session.config, name)
             if was != now:
                 yield Change(name, was, now)
+
+
+def _in_words(value: Any) -> str:
+    return "not set" if value is None else str(value)
 
 
 def _value(config: RunConfig, name: str) -> Any:

@@ -67,6 +67,15 @@ def test_collectives_work_and_tensors_come_to_the_notebook(two: Kernel) -> None:
     assert two.value("[one.tolist() for one in weights]") == [[0.0, 1.0, 2.0], [1.0, 2.0, 3.0]]
 
 
+def test_a_variable_that_is_not_there_is_named_with_those_that_are(two: Kernel) -> None:
+    error = two.run("%accelerate pull no_such_name").error
+    assert error is not None
+    assert error.name == "NameError"
+    assert "no_such_name" in error.traceback
+    assert "There are: " in error.traceback
+    assert len(error.traceback.splitlines()) == 1
+
+
 def test_values_of_the_notebook_go_to_every_rank(two: Kernel) -> None:
     two.ok("import torch\ntable = torch.ones(2, 3)\nrate = 0.5")
     told = two.ok("%accelerate push table rate").stdout
@@ -135,7 +144,7 @@ def test_another_setting_starts_the_session_anew_and_says_why(notebook: Kernel) 
     cell = notebook.ok(
         "%%accelerate -n 2 --mixed-precision bf16\nprint('kept' in globals(), accelerator.mixed_precision)"
     )
-    assert "mixed_precision was None and is 'bf16' now" in cell.stdout
+    assert "mixed_precision was not set and is bf16 now" in cell.stdout
     assert cell.stdout.splitlines()[-1] == "[0-1] False bf16"
     cell = notebook.ok("%%accelerate --fresh --mixed-precision no\nprint(world_size, accelerator.mixed_precision)")
     assert cell.stdout.splitlines()[-1] == "[0-1] 2 no"

@@ -120,7 +120,7 @@ def test_equal_results_are_folded_and_the_first_ranks_tables_are_shown():
         desk.feed(Display(rank, {"text/plain": "3\n4"}, {}, 0.0), rich(rank, f"<b>{rank}"), rich(rank, "<i>"))
     assert desk.close() == [
         "[0-1] 3",
-        "[0-1] 4",
+        "      4",
         "[0]",
         "<shown>",
         "[0-1]",
@@ -140,6 +140,15 @@ def test_values_of_the_last_expression_come_last():
     ]
     desk.output.closed(results_of(ends))
     assert [one.text for one in desk.paper.lines] == ["[0]   a", "[1]   late", "[0-1] 3"]
+
+
+def test_an_equal_display_that_comes_late_is_not_missed():
+    desk = Desk()
+    desk.feed(rich(0, "<b>"))
+    desk.refresh(1.0)
+    desk.refresh(1.0)
+    desk.feed(rich(1, "<b>"))
+    assert desk.close() == ["[0]", "<shown>"]
 
 
 def test_displays_of_every_rank_can_be_asked_for():
