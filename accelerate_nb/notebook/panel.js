@@ -15,6 +15,7 @@ const LONGEST_LINE = 10_000; // characters of a line that are kept; the whole of
 const MOST_POINTS = 400_000; // of all charts together; beyond, the longest series are thinned
 const MOST_BUCKETS = 2048; // of a series, for drawing: more than there are pixels
 const SILENCE = 30; // seconds without a message after which that is said
+const CHART_TIME = 25; // ms that charts may take of one painting
 const PAINT = 200; // ms between two paintings
 const FEW_RANKS = 16; // up to here each rank has a full row and a tab
 const FEW_LINES_IN_A_CHART = 8; // up to here each rank is a line, beyond they are a band
@@ -890,6 +891,10 @@ class Chart {
 
   draw(force = false) {
     this.paintNews(force);
+    this.tellNews();
+  }
+
+  tellNews() {
     this.head();
     if (this.view.cross !== null) this.drawCross();
   }
@@ -1136,14 +1141,16 @@ export function spread(values) {
 export function bandOf(ranks) {
   const band = [];
   for (let x = 0; x < (ranks[0]?.length ?? 0); x++) {
-    const here = ranks.map((one) => one[x]).filter(Boolean);
-    if (!here.length) continue;
-    band.push({
-      x,
-      least: Math.min(...here.map((one) => one.least)),
-      most: Math.max(...here.map((one) => one.most)),
-      mean: here.reduce((sum, one) => sum + one.sum / one.points, 0) / here.length,
-    });
+    let [least, most, sum, here] = [Infinity, -Infinity, 0, 0];
+    for (const columnsOfRank of ranks) {
+      const one = columnsOfRank[x];
+      if (!one) continue;
+      if (one.least < least) least = one.least;
+      if (one.most > most) most = one.most;
+      sum += one.sum / one.points;
+      here++;
+    }
+    if (here) band.push({ x, least, most, mean: sum / here });
   }
   return band;
 }
@@ -1389,6 +1396,8 @@ class View {
     this.cross = null;
     this.pointed = null;
     this.palette = { key: "" };
+    this.turn = 0;
+    this.restUntil = 0;
     this.rows = new Map();
     this.cells = new Map();
     this.charts = new Map();
@@ -1863,7 +1872,25 @@ class View {
       this.grid.append(chart.element);
     }
     if (!this.numbers.hidden) this.drawNumbers();
-    else for (const chart of this.charts.values()) if (chart.visible) chart.draw();
+    else {
+      for (const chart of this.charts.values()) {
+        if (chart.visible && chart.drawn) chart.tellNews();
+        else if (chart.visible) chart.draw();
+      }
+    }
+  }
+
+  /** In turn, and only for so long at a time: with many charts each one waits a little rather than the person. */
+  paintCharts() {
+    const charts = [...this.charts.values()].filter((chart) => chart.visible);
+    const until = performance.now() + CHART_TIME;
+    for (let i = 0; i < charts.length; i++) {
+      if (performance.now() > until) {
+        this.seen.changes = -1; // the others at the next tick
+        return;
+      }
+      charts[this.turn++ % charts.length].paintNews();
+    }
   }
 
   /** The table that says what the charts show. */
@@ -1977,8 +2004,13 @@ class View {
   tick() {
     this.acknowledge();
     if (document.hidden || !this.root.isConnected || !this.visible) return;
-    if (this.store.changes !== this.seen.changes) this.draw();
-    else {
+    if (this.store.changes !== this.seen.changes) {
+      const from = performance.now();
+      if (from < this.restUntil) return;
+      this.draw();
+      // where painting is slow (a busy machine, hundreds of ranks) it is done less often
+      this.restUntil = performance.now() + 2 * (performance.now() - from);
+    } else {
       this.drawClock();
       this.drawStop();
     }
@@ -1994,7 +2026,7 @@ class View {
     this.seen.changes = this.store.changes;
     if (this.seen.epoch !== this.store.epoch) this.forget();
     // canvases first: text on them asks for the page's style, which is reckoned anew after each change of the page
-    if (this.numbers.hidden) for (const chart of this.charts.values()) if (chart.visible) chart.paintNews();
+    if (this.numbers.hidden) this.paintCharts();
     this.drawHead();
     this.drawNotices();
     this.drawRanks();
