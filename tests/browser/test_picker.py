@@ -1,0 +1,145 @@
+"""The picker's form in a notebook: it is filled in, copied from, saved and tried, and its value launches a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.jlab import Notebook, Server
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+pytestmark = pytest.mark.slow
+
+PICK = """
+import os
+os.environ["HF_HOME"] = {home!r}
+import accelerate_nb
+picker = accelerate_nb.config_picker(cpu=True)
+picker
+"""
+LAUNCH = """
+def train():
+    return os.environ["WORLD_SIZE"], os.environ["ACCELERATE_MIXED_PRECISION"]
+print(accelerate_nb.notebook_launcher(train, config=picker.value))
+"""
+
+
+@pytest.fixture
+def picking(lab: Server, opened: Callable[..., Notebook], tmp_path: Path) -> Notebook:
+    """A notebook whose first cell shows the form; the second has not run."""
+    notebook = opened(lab, PICK.format(home=str(tmp_path)), LAUNCH)
+    notebook.command("notebook:run-cell")
+    expect(notebook.page.locator(".acc-picker").get_by_label("num_processes")).to_be_visible()
+    return notebook
+
+
+def form(notebook: Notebook) -> Any:
+    return notebook.page.locator(".acc-picker")
+
+
+def text(notebook: Notebook, name: str) -> Any:
+    """One of the texts to copy."""
+    return form(notebook).get_by_role("textbox", name=name, exact=True)
+
+
+def fill(notebook: Notebook) -> None:
+    form(notebook).get_by_label("num_processes").fill("2")
+    form(notebook).get_by_label("mixed_precision").select_option("bf16")
+    expect(text(notebook, "Cell")).to_have_value(
+        'notebook_launcher(train, num_processes=2, cpu=True, mixed_precision="bf16")'
+    )
+
+
+def run_the_second_cell(notebook: Notebook) -> None:
+    notebook.cell(1).locator(".jp-InputPrompt").click()
+    notebook.command("notebook:run-cell")
+    expect(notebook.cell(1)).to_contain_text("('2', 'bf16')")
+
+
+def test_a_form_that_is_filled_in_is_copied_from_and_launches_a_run(picking: Notebook) -> None:
+    fill(picking)
+    expect(text(picking, "Command line")).to_have_value(
+        "accelerate-nb launch --num-processes 2 --cpu --mixed-precision bf16 train.py"
+    )
+    picking.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    form(picking).get_by_role("button", name="Copy: Configuration file").click()
+    expect(form(picking).get_by_text("Copied")).to_be_visible()
+    assert picking.page.evaluate("navigator.clipboard.readText()") == text(picking, "Configuration file").input_value()
+    # a page that is not served securely has no clipboard of its own
+    picking.page.evaluate("Object.defineProperty(window, 'isSecureContext', {value: false})")
+    form(picking).get_by_role("button", name="Copy: Command line").click()
+    expect(form(picking).get_by_role("button", name="Copy: Command line")).to_have_text("Copied")
+    assert picking.page.evaluate("navigator.clipboard.readText()") == text(picking, "Command line").input_value()
+    run_the_second_cell(picking)
+
+
+def test_a_wrong_value_is_told_while_one_types_and_all_keys_go_to_the_form(picking: Notebook) -> None:
+    page, cells = picking.page, picking.page.locator(".jp-Cell").count()
+    field = form(picking).get_by_label("num_processes")
+    field.press_sequentially("two")
+    wrong = form(picking).get_by_role("alert")
+    expect(wrong).to_contain_text("num_processes was given as 'two', but num_processes should be a whole number")
+    expect(form(picking).get_by_role("button", name="Test these settings")).to_be_disabled()
+    expect(text(picking, "Cell")).to_have_value("")
+    expect(field).to_be_focused()
+    field.press("ControlOrMeta+a")
+    page.keyboard.type("2")
+    expect(wrong).to_have_count(0)
+    page.keyboard.press("Tab")
+    expect(form(picking).get_by_label("mixed_precision")).to_be_focused()
+    page.keyboard.type("bf")
+    expect(text(picking, "Cell")).to_have_value(
+        'notebook_launcher(train, num_processes=2, cpu=True, mixed_precision="bf16")'
+    )
+    form(picking).get_by_role("checkbox", name="cpu").focus()
+    page.keyboard.type("dd")
+    page.keyboard.press("Tab")
+    expect(form(picking).get_by_role("button", name="3 more settings").first).to_be_focused()
+    page.keyboard.type("b")
+    page.keyboard.press("Space")
+    expect(form(picking).get_by_label("start_method")).to_be_visible()
+    text(picking, "Cell").focus()
+    page.keyboard.type("dd")
+    assert page.locator(".jp-Cell").count() == cells
+
+
+def test_a_file_is_saved_and_the_settings_are_tried_while_the_notebook_goes_on(
+    picking: Notebook, tmp_path: Path
+) -> None:
+    fill(picking)
+    file = tmp_path / "mine.json"
+    file.write_text('{"num_processes": 4, "main_training_function": "run"}')
+    form(picking).get_by_label("file", exact=True).fill(str(file))
+    form(picking).get_by_role("button", name="Save").click()
+    expect(form(picking)).to_contain_text("changes num_processes, keeps main_training_function")
+    form(picking).get_by_role("button", name="Save over it").click()
+    expect(form(picking)).to_contain_text(f"Saved to {file}")
+    saved = json.loads(file.read_text())
+    assert (saved["num_processes"], saved["main_training_function"]) == (2, "run")
+
+    form(picking).get_by_role("button", name="Test these settings").click()
+    checks = form(picking).get_by_role("list", name="Self-test").get_by_role("listitem")
+    expect(checks.first).to_contain_text("Workers start")
+    run_the_second_cell(picking)
+    expect(form(picking)).to_contain_text("All 7 checks passed.")
+    expect(checks).to_have_count(7)
+    expect(form(picking).get_by_role("button", name="Test these settings")).to_be_enabled()
+
+
+def test_the_form_is_accessible_in_both_themes_and_on_narrow_pages(picking: Notebook) -> None:
+    axe = pytest.importorskip("axe_core_python.sync_playwright", reason="axe-core-python is not installed").Axe()
+    form(picking).get_by_label("num_processes").fill("0")
+    expect(form(picking).get_by_role("alert")).to_be_visible()
+    for theme in ("JupyterLab Dark", "JupyterLab Light"):
+        picking.theme(theme)
+        expect(picking.page.locator(".jp-Splash, #jupyterlab-splash, #galaxy")).to_have_count(0)
+        for width in (1400, 500):
+            picking.page.set_viewport_size({"width": width, "height": 1000})
+            found = axe.run(picking.page, context=".acc-picker")["violations"]
+            assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == [], (theme, width)
+            assert form(picking).evaluate("form => form.scrollWidth <= form.clientWidth"), (theme, width)
