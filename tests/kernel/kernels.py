@@ -187,7 +187,11 @@ class Kernel:
         for listen in self.listeners:
             listen(message)
         cell = self._cells.get(message["parent_header"].get("msg_id", ""))
-        if cell is not None:
+        if message["msg_type"] == "update_display_data":
+            # of whatever cell: a page finds what is shown by its name
+            for one in self._cells.values():
+                one.take(message)
+        elif cell is not None:
             cell.take(message)
 
     # -------------------------------------------------------------------------------------------------------- control

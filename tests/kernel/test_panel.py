@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from tests.kernel.kernels import ROOT, Cell, Kernel, kernel as started
-from tests.kernel.pages import Page
+from tests.kernel.pages import VIEW, Page
 
 # ipykernel 6 reads its messages in the thread that a cell blocks; 7.0 knows no cell in a thread; 7.4 sends clicks to the
 # cell's own shell. Beside them the first of the two kinds, and the one in between.
@@ -79,6 +81,13 @@ def _panel_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
 def kernel(_panel_kernel: Callable[[], Kernel]) -> Kernel:
     """A kernel with panels."""
     return _panel_kernel()
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Kernel]:
+    """A kernel of which no page has heard."""
+    with started(tmp_path, **WIDGET) as running:
+        yield running
 
 
 def running_panel(kernel: Kernel, code: str = LAUNCH) -> tuple[Cell, Page]:
@@ -157,3 +166,134 @@ def test_a_background_run_is_told_and_heard(any_kernel: Kernel) -> None:
     page.say({"do": "stop"})
     page.until(lambda: page.state() == "stopped")
     assert any_kernel.run("run.wait()").error is not None
+
+
+# ------------------------------------------------------------------------------------------------- on the installed one
+
+
+def test_without_a_page_the_run_is_shown_as_html_until_one_comes(fresh: Kernel) -> None:
+    fresh.ok(TRAIN)
+    page = Page(fresh)
+    cell = fresh.start(LAUNCH)
+    page.until(lambda: cell.displays)
+    assert VIEW in cell.displays[0]
+    page.until(lambda: VIEW not in cell.displays[0] and "round" in cell.displays[0]["text/plain"])
+    first = cell.displays[0]["text/html"]
+    page.until(lambda: cell.displays[0]["text/html"] != first)
+    assert not page.told[page.panel], "nobody was there to be told"
+    page.hello()
+    page.until(lambda: VIEW in cell.displays[0])
+    page.until(page.lines)
+    page.say({"do": "kill"})
+    cell.wait()
+    assert VIEW not in cell.displays[0]
+
+
+def test_the_report_that_stays_is_small_however_much_was_written(kernel: Kernel) -> None:
+    page = Page(kernel)
+    code = "notebook_launcher(lambda: [print('line', n, 'x' * 60) for n in range(50_000)] and None, num_processes=2)"
+    cell = kernel.start(code)
+    page.until_shown()
+    page.hello()
+    cell.wait().result()
+    assert cell.saved_size() < 310_000
+    (shown,) = cell.displays
+    assert VIEW not in shown
+    assert "line 49999" in shown["text/plain"]
+    assert "line 49999" in shown["text/html"]
+    page.until(lambda: page.widgets[page.panel].get("snapshot"))
+    (left,) = page.widgets[page.panel]["snapshot"]
+    assert left["state"]["state"] == "finished"
+    assert left["line_count"] == 100_000
+
+
+def test_a_page_that_is_loaded_anew_is_told_everything_again_and_a_second_view_nothing_twice(kernel: Kernel) -> None:
+    cell, page = running_panel(kernel)
+    resets = lambda: sum(bool(one.get("reset")) for one in page.told[page.panel])  # noqa: E731
+    assert resets() == 1
+    page.hello(seq=page.told[page.panel][-1]["seq"])
+    before = len(page.told[page.panel])
+    page.until(lambda: len(page.told[page.panel]) > before + 3)
+    assert resets() == 1
+    page.hello()
+    page.until(lambda: resets() == 2)
+    assert page.lines()[0].startswith("round 0")
+    page.say({"do": "kill"})
+    cell.wait()
+
+
+def test_a_page_that_does_not_answer_is_told_no_more_until_it_does(kernel: Kernel) -> None:
+    kernel.ok(TRAIN)
+    page = Page(kernel, acknowledges=False)
+    cell = kernel.start(LAUNCH)
+    page.until_shown()
+    page.hello()
+    page.until(lambda: len(page.lines()) > 10)
+    told = lambda: page.told[page.panel]  # noqa: E731
+
+    def is_quiet() -> bool:
+        before = len(told())
+        for _ in range(15):
+            kernel.hear(0.1)
+        return len(told()) == before
+
+    page.until(is_quiet, 60)
+    count = len(told())
+    page.say({"do": "ack", "seq": told()[-1]["seq"]})
+    page.until(lambda: len(told()) > count)
+    numbers = [one["seq"] for one in told()]
+    assert numbers == list(range(1, len(numbers) + 1))
+    page.say({"do": "kill"})
+    cell.wait()
+
+
+def test_a_whole_log_is_fetched(kernel: Kernel) -> None:
+    cell, page = running_panel(kernel)
+    page.say({"do": "log", "rank": 1})
+    page.until(lambda: page.buffers)
+    assert page.buffers[0].startswith(b"round 0\nround 1\n")
+    assert page.all_of("log")[0] == {"rank": 1, "name": "rank_1.log"}
+    page.say({"do": "log", "rank": "../../secret"})
+    page.say({"do": "nonsense"})
+    page.say({"do": "kill"})
+    cell.wait()
+    assert len(page.buffers) == 1
+
+
+def test_what_a_rank_displays_is_shown_under_the_panel(kernel: Kernel) -> None:
+    code = """
+        def show():
+            from IPython.display import HTML, display
+            display(HTML("<b>figure</b>"))
+        notebook_launcher(show, num_processes=1)
+    """
+    cell = kernel.ok(code)
+    assert [one.get("text/html") for one in cell.displays][1:] == ["<b>figure</b>"]
+
+
+def test_a_fault_in_showing_does_not_end_the_run(kernel: Kernel) -> None:
+    code = """
+        from unittest.mock import patch
+        from accelerate_nb.notebook.feed import Feed
+        with patch.object(Feed, "backlog", side_effect=ZeroDivisionError("wrong")):
+            print("returned", notebook_launcher(train, (30,), num_processes=1))
+    """
+    kernel.ok(TRAIN)
+    page = Page(kernel)
+    cell = kernel.start(code)
+    page.until_shown()
+    page.hello()
+    assert cell.wait().result().stdout.endswith("returned 30\n")
+    assert "can't be shown any more (ZeroDivisionError: wrong)" in cell.stderr
+
+
+def test_a_notebook_that_is_executed_into_a_file_has_lines_and_no_widget(tmp_path: Path) -> None:
+    notebook = tmp_path / "a.ipynb"
+    code = "from accelerate_nb import notebook_launcher\nnotebook_launcher(lambda: print('hello'), num_processes=2)"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), notebook)
+    command = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", "--inplace", str(notebook)]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    subprocess.run(command, check=True, timeout=100, capture_output=True, env=environment)
+    executed = nbformat.read(notebook, 4)
+    assert "[1] hello" in "".join(one.get("text", "") for one in executed.cells[0].outputs)
+    assert "widgets" not in executed.metadata

@@ -1,0 +1,200 @@
+"""Runs beside the notebook: their panels live on, they are awaited, and what they raise is never lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.kernel.kernels import Kernel, kernel as started
+from tests.kernel.pages import VIEW, Page
+
+TRAIN = """
+from accelerate_nb import launch, notebook_launcher
+import asyncio, pathlib, time
+
+def train(name, file=None, fail=False):
+    print("begin", name, flush=True)
+    while file is not None and not pathlib.Path(file).exists():
+        time.sleep(0.02)
+    if fail:
+        raise KeyError(name)
+    print("end", name, flush=True)
+    return name
+"""
+
+
+@pytest.fixture(scope="module")
+def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Kernel]]:
+    running: list[Kernel] = []
+    with ExitStack() as stack:
+
+        def get() -> Kernel:
+            if not running or not running[-1].alive:
+                folder = tmp_path_factory.mktemp("background")
+                running.append(stack.enter_context(started(folder, ACCELERATE_NB_PANEL="widget")))
+                running[-1].ok(TRAIN)
+            running[-1].listeners.clear()
+            return running[-1]
+
+        yield get
+
+
+@pytest.fixture
+def kernel(_running: Callable[[], Kernel]) -> Kernel:
+    """A kernel with panels, in which a function to train is defined."""
+    return _running()
+
+
+@pytest.fixture
+def page(kernel: Kernel) -> Page:
+    """A page that shows the kernel's notebook."""
+    return Page(kernel)
+
+
+def test_two_runs_live_side_by_side(kernel: Kernel, page: Page, tmp_path) -> None:
+    go = str(tmp_path / "go")
+    first = kernel.ok(f"a = launch(train, ('a', {go!r}), num_processes=2)")
+    one = page.until_shown(1)
+    second = kernel.ok(f"b = launch(train, ('b', {go!r}), num_processes=2)")
+    other = page.until_shown(2)
+    for panel, name in ((one, "a"), (other, "b")):
+        page.hello(panel)
+        page.until(lambda panel=panel, name=name: page.lines(panel).count(f"begin {name}") == 2)
+    assert kernel.value("[a.done, b.done]") == [False, False]
+    assert kernel.ok("1 + 1").displays[0]["text/plain"] == "2"
+    (tmp_path / "go").touch()
+    assert kernel.ok("a.wait() + b.wait()").displays[0]["text/plain"] == "'ab'"
+    for panel, name in ((one, "a"), (other, "b")):
+        page.until(lambda panel=panel: page.state(panel) == "finished")
+        assert page.lines(panel).count(f"end {name}") == 2
+    # each cell keeps the report of its own run, in the place of the panel
+    page.until(lambda: VIEW not in first.displays[0] and VIEW not in second.displays[0])
+    assert "end a" in first.displays[0]["text/plain"]
+    assert "end b" in second.displays[0]["text/plain"]
+
+
+def test_a_wait_for_a_run_that_is_shown_elsewhere_shows_no_second_panel(kernel: Kernel, page: Page, tmp_path) -> None:
+    kernel.ok(f"run = launch(train, ('x', {str(tmp_path / 'go')!r}), num_processes=1)")
+    page.until_shown()
+    page.hello()
+    cell = kernel.start("run.wait()")
+    page.until(lambda: "begin x" in page.lines())
+    (tmp_path / "go").touch()
+    assert [one["text/plain"] for one in cell.wait().result().displays] == ["'x'"]
+    assert len(page.widgets) == 1
+
+
+def test_the_notebook_goes_on_while_a_run_is_awaited(kernel: Kernel, page: Page, tmp_path) -> None:
+    code = f"""
+        async def beside():
+            while not run.done:
+                await asyncio.sleep(0.01)
+                pathlib.Path({str(tmp_path / "go")!r}).touch()
+            return "beside"
+        run = launch(train, ("x", {str(tmp_path / "go")!r}), num_processes=2, results="all")
+        await asyncio.gather(run, beside())
+    """
+    assert kernel.ok(code).displays[-1]["text/plain"] == "[['x', 'x'], 'beside']"
+
+
+def test_a_wait_that_is_cancelled_ends_the_workers(kernel: Kernel, page: Page, tmp_path) -> None:
+    code = f"""
+        run = launch(train, ("x", {str(tmp_path / "never")!r}), num_processes=2)
+        try:
+            await asyncio.wait_for(run, 1.0)
+        except asyncio.TimeoutError:
+            print("cancelled", run.done, run.view.state)
+    """
+    assert "cancelled True stopped" in kernel.ok(code).stdout
+
+
+def test_an_interrupt_of_an_awaiting_cell_ends_the_workers(kernel: Kernel, page: Page, tmp_path) -> None:
+    cell = kernel.start(f"run = launch(train, ('x', {str(tmp_path / 'never')!r}), num_processes=2)\nawait run")
+    page.until_shown()
+    page.hello()
+    page.until(lambda: "begin x" in page.lines())
+    kernel.interrupt()
+    cell.wait()
+    assert cell.error is not None
+    assert kernel.value("[run.done, run.view.state]") == [True, "stopped"]
+
+
+@pytest.mark.parametrize("wait", ["run.wait()", "await run"])
+def test_a_failure_is_shown_and_raised_where_the_run_is_waited_for(kernel: Kernel, page: Page, wait: str) -> None:
+    launched = kernel.ok("run = launch(train, ('broken',), {'fail': True}, num_processes=2)")
+    page.until_shown()
+    page.hello()
+    page.until(lambda: page.state() == "failed")
+    assert page.all_of("failure")[-1]["type"] == "KeyError"
+    page.until(lambda: "KeyError" in launched.displays[0].get("text/plain", ""))
+    error = kernel.run(wait).error
+    assert error is not None
+    assert error.name == "KeyError"
+    assert "broken" in error.text
+
+
+def test_a_failure_of_a_run_that_is_not_shown_is_told(kernel: Kernel) -> None:
+    cell = kernel.start(
+        "run = launch(train, ('broken',), {'fail': True}, num_processes=2, panel=False)\nrun._over.wait()"
+    )
+    cell.wait()
+    Page(kernel).until(lambda: "train has failed in the background" in cell.stderr)
+    assert not cell.displays[:-1]
+
+
+def test_a_run_shows_itself_again_in_any_cell(kernel: Kernel, page: Page, tmp_path) -> None:
+    first = kernel.ok(f"run = launch(train, ('x', {str(tmp_path / 'go')!r}), num_processes=2)\nrun")
+    assert len(first.displays) == 1, "the cell that launches shows its run once"
+    page.until_shown()
+    page.hello()
+    again = kernel.ok("run")
+    assert again.displays[0][VIEW] == first.displays[0][VIEW]
+    assert kernel.ok("print(run)").stdout.startswith("<Run of train: running, 2 ranks")
+    (tmp_path / "go").touch()
+    kernel.ok("run.wait()")
+    page.until(lambda: VIEW not in first.displays[0] and VIEW not in again.displays[0])
+    later = kernel.ok("run")
+    assert VIEW not in later.displays[0]
+    assert "end x" in later.displays[0]["text/plain"]
+
+
+def test_a_wait_that_gives_up_leaves_a_panel_that_lives_on(kernel: Kernel, page: Page, tmp_path) -> None:
+    kernel.ok(f"run = launch(train, ('x', {str(tmp_path / 'go')!r}), num_processes=1, panel=True)")
+    cell = kernel.run("run.wait(timeout=0.3)")
+    assert cell.error is not None
+    assert cell.error.name == "TimeoutError"
+    page.until_shown()
+    page.hello()
+    page.until(lambda: "begin x" in page.lines())
+    (tmp_path / "go").touch()
+    page.until(lambda: page.state() == "finished")
+
+
+def test_lines_of_a_run_that_is_followed_as_text_are_written_once(kernel: Kernel) -> None:
+    cell = kernel.start("run = launch(train, ('x',), num_processes=2, panel='text')\nrun.follow()")
+    cell.wait()
+    waited = kernel.ok("run.wait()")
+    Page(kernel).until(lambda: cell.stdout.count("end x") == 2)
+    assert "end x" not in waited.stdout
+
+
+def test_what_a_configuration_says_is_launched(kernel: Kernel) -> None:
+    code = """
+        from accelerate_nb.config.run import resolve
+        config = resolve({"num_processes": 2, "results": "all", "panel": "off"}, {})
+        print(notebook_launcher(train, ("x",), config=config), notebook_launcher(train, ("y",), num_processes=1, config=config))
+    """
+    assert kernel.ok(code).stdout == "['x', 'x'] ['y']\n"
+
+
+def test_many_runs_leave_few_widgets_behind(kernel: Kernel, page: Page) -> None:
+    kernel.ok("for _ in range(12): notebook_launcher(train, ('x',), num_processes=1)")
+    page.until(lambda: len(page.closed) >= 4)
+    assert (
+        kernel.value(
+            "len([one for one in __import__('ipywidgets').Widget.widgets.values() if hasattr(one, 'snapshot')])"
+        )
+        <= 8
+    )
