@@ -21,7 +21,7 @@ from accelerate_nb.events import pending
 from accelerate_nb.events.emit import emit, outlet
 from accelerate_nb.events.model import Answered
 from accelerate_nb.launching.culprits import explain
-from accelerate_nb.launching.freeing import abort_devices, cut_connections
+from accelerate_nb.launching.freeing import abort_devices, cut_connections, cut_from_store
 from accelerate_nb.launching.inbox import Inbox, Message, current_inbox
 from accelerate_nb.launching.outcome import failure_of, portable
 from accelerate_nb.launching.packing import Bytes, map_entries, write_entries
@@ -105,8 +105,11 @@ class Desk:
         """Free the main thread, where it does not see the interrupt because it waits for others."""
         if self._done.wait(_PATIENCE) or self._number != number:
             return
-        cut_connections(others, store_port=int(os.environ["MASTER_PORT"]))
+        port = int(os.environ["MASTER_PORT"])
+        cut_connections(others, store_port=port)
         abort_devices()
+        if not self._done.wait(_PATIENCE) and self._number == number:
+            cut_from_store(port)
 
     # ------------------------------------------------------------------------------------------ in the main thread
 

@@ -29,6 +29,14 @@ def cut_connections(others: Collection[int], *, store_port: int) -> None:
                 own.shutdown(socket.SHUT_RDWR)
 
 
+def cut_from_store(port: int) -> None:
+    """Cut this process off from the store at which the ranks meet: who waits there for a key gets an error."""
+    for own in _connections():
+        with own, contextlib.suppress(OSError):
+            if own.getpeername()[1] == port:
+                own.shutdown(socket.SHUT_RDWR)
+
+
 def abort_devices() -> None:
     """Have collectives that wait on devices end with an error."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
@@ -44,9 +52,15 @@ def _connections() -> Iterator[socket.socket]:
     """Copies of this process's TCP sockets."""
     for name in os.listdir("/dev/fd"):
         try:
-            one = socket.socket(fileno=os.dup(int(name)))
+            copy = os.dup(int(name))
         except OSError:
-            # no socket, or closed meanwhile
+            # closed meanwhile
+            continue
+        try:
+            one = socket.socket(fileno=copy)
+        except OSError:
+            # something else than a socket
+            os.close(copy)
             continue
         if one.type == socket.SOCK_STREAM and one.family in (socket.AF_INET, socket.AF_INET6):
             yield one
