@@ -243,7 +243,7 @@ class Attempt:
         lasts = time.monotonic() - since
         with self._stacks_lock:
             if not self._closed and self._silence.since == since:
-                said = f"No word from any rank for {lasts:.0f} s.\n{text}"
+                said = f"Nothing has come from any rank for {lasts:.0f} s.\n{text}"
                 self._scene.take(Quiet(lasts, said, time.time()))
 
     def _break_silence(self) -> None:
@@ -423,7 +423,8 @@ class Attempt:
         """Read what a rank has written until now, which its pipes hold; a line that has not ended ends here."""
         for key in [key for key in self._logs.get_map().values() if key.data[0] == rank]:
             self._read_log(*key.data)
-            self._take_output(*key.data[:2], *self._assemblers[key.data[:2]].close())
+            stream: Stream = key.data[1]
+            self._take_output(rank, stream, *self._assemblers[rank, stream].close())
 
     def _take_output(self, rank: int, stream: Stream, raw: bytes, lines: Sequence[Line]) -> None:
         if raw or lines:

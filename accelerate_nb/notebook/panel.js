@@ -2101,7 +2101,7 @@ class View {
     const { quiet, failure, stacks } = this.store;
     show(this.quiet, Boolean(quiet));
     show(this.quietStacks, this.canAct);
-    if (quiet) say(this.quietText, [`Nothing has come from any rank for ${duration(quiet.seconds)}.`, quiet.text].filter(Boolean).join(" "));
+    if (quiet) say(this.quietText, quiet.text || `Nothing has come from any rank for ${duration(quiet.seconds)}.`);
     if (failure !== this.seen.failure) {
       this.seen.failure = failure;
       show(this.failure, Boolean(failure));

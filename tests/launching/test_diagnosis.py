@@ -139,7 +139,7 @@ def test_a_quiet_run_says_who_waits_and_goes_on_when_it_can(tmp_path):
     quiet = until_quiet(run, "waits in gather")
     assert quiet.seconds >= 0.5
     lines = quiet.text.split("\n")
-    assert lines[0].startswith("No word from any rank for ")
+    assert lines[0].startswith("Nothing has come from any rank for ")
     assert lines[1].startswith(f'rank 0 waits in gather, at File "{__file__}", line ')
     assert lines[1].endswith(": accelerator.gather(torch.ones(2))")
     assert lines[2].startswith("rank 1 is elsewhere")
