@@ -63,7 +63,12 @@ def measured(page: Any, *, lines: int, points: int, seconds: int, size: int, sid
     page.route("**/*", serve)
     page.goto(ADDRESS)
     page.wait_for_function("window.ready === true")
-    return page.evaluate(RUN, [start(size), lines, points, seconds, size, side])
+    session = page.context.new_cdp_session(page)
+    # seconds of the processor, which do not grow with what else the machine does
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    found = page.evaluate(RUN, [start(size), lines, points, seconds, size, side])
+    spent = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
+    return found | {"cpu_s": spent["TaskDuration"], "cpu_layout_s": spent["LayoutDuration"], "seconds": seconds}
 
 
 def main(light: bool) -> None:
