@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 
-from accelerate_nb.events.model import Display, LogLine, Metric, StateChange
+from accelerate_nb.events.model import Display, LogLine, StateChange
 from accelerate_nb.events.view import RunView
 from accelerate_nb.notebook.plain import PlainText
 from accelerate_nb.notebook.screens import Bound, Cell, Line
