@@ -15,7 +15,7 @@ from accelerate_nb.config.fields import Setting, settings
 from accelerate_nb.errors import ConfigurationError, WorkerError
 from accelerate_nb.events.view import Glance
 from accelerate_nb.launching.session import Session
-from accelerate_nb.notebook.cell_code import shown_as
+from accelerate_nb.notebook.cell_code import shown_as, titled
 from accelerate_nb.notebook.cell_output import CellOutput
 from accelerate_nb.notebook.flags import LogsWish, PullWish, named, read, refuse, session_flags
 from accelerate_nb.notebook.host import Host
@@ -139,7 +139,7 @@ class Commands:
         names = _names(" ".join(words), "%accelerate pull")
         session = self.kept.there("%accelerate pull")
         ranks = tuple(range(session.size)) if wish.all else _one_of(wish.rank, session) or (0,)
-        pulled = _pulled(session, names, ranks)
+        pulled = _pulled(self.shell, session, names, ranks)
         for name in names:
             values = [pulled[rank][name] for rank in ranks]
             self.shell.user_ns[name] = values if wish.all else values[0]
@@ -203,14 +203,14 @@ class Commands:
         raise ConfigurationError(f"{where} was given {name}, which the notebook does not know. {hint}")
 
 
-def _pulled(session: Session, names: Sequence[str], ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
+def _pulled(shell: Any, session: Session, names: Sequence[str], ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
     """What a session's ranks have under these names; an error says in one sentence what is missing."""
     __tracebackhide__ = True
     try:
         return session.pull(names, ranks=ranks)
     except WorkerError as error:
         if session.alive and error.failures:
-            shown_as(error, [f"\x1b[31m{type(error).__name__}\x1b[39m: {error.failures[0].message}"])
+            shown_as(error, [titled(shell, type(error).__name__, error.failures[0].message)])
         raise
 
 

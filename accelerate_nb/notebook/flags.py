@@ -6,6 +6,7 @@ import difflib
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from accelerate_nb.config.fields import Setting, setting, settings
@@ -52,11 +53,13 @@ class LogsWish:
     lines: int = setting(20, minimum=1, help="How many of a rank's last lines.")
 
 
+@cache
 def session_flags() -> tuple[Setting, ...]:
     """The settings that a session can be started with."""
     return tuple(one for one in all_settings() if one.name not in _OF_LAUNCHES)
 
 
+@cache
 def cell_flags() -> tuple[Setting, ...]:
     """Everything that may stand behind `%%accelerate`."""
     return (*settings(CellWish), *session_flags())
@@ -73,7 +76,7 @@ def read_cell_line(line: str) -> tuple[CellWish, dict[str, Any]]:
     """
     said, rest = read(line, cell_flags(), "%%accelerate")
     refuse(rest, "%%accelerate", "It takes flags only; the code begins on the next line.")
-    own = {one.name for one in settings(CellWish)}
+    own = CellWish.__dataclass_fields__
     wish = CellWish(**{name: value for name, value in said.items() if name in own})
     return wish, {name: value for name, value in said.items() if name not in own}
 

@@ -13,7 +13,7 @@ from accelerate_nb.launching.cell_run import CellRun
 from accelerate_nb.launching.session import Session
 from accelerate_nb.notebook import completing
 from accelerate_nb.notebook.background import BackgroundCell
-from accelerate_nb.notebook.cell_code import FIRST_LINE, CellCode, shown_as
+from accelerate_nb.notebook.cell_code import FIRST_LINE, CellCode, shown_as, titled
 from accelerate_nb.notebook.cell_output import CellOutput, results_of
 from accelerate_nb.notebook.commands import COMMANDS, Commands
 from accelerate_nb.notebook.flags import (
@@ -71,7 +71,7 @@ class CellMagic:
         if _HELP & set(line.split()):
             say(self.getdoc())
             return None
-        with told_shortly():
+        with told_shortly(self.shell):
             return self._run(line, CellCode(self.shell, cell))
 
     def getdoc(self) -> str:
@@ -109,7 +109,24 @@ class CellMagic:
             output.closed(results_of(run.ends))
             self.kept.cursor = output.cursor
         if run.error is not None:
-            raise _with_what_follows(run.error, session)
+            raise self._with_what_follows(run.error, session)
+
+    def _with_what_follows(self, error: BaseException, session: Session) -> BaseException:
+        """A cell's error, with what has become of the session."""
+        if session.alive:
+            follows = f"The session goes on, and keeps its variables ({session.size} ranks)."
+        else:
+            follows = (
+                "The session has ended with it. The next %%accelerate cell starts a new one, without its variables."
+            )
+        if isinstance(error, WorkerError):
+            object.__setattr__(error, "message", f"{error}\n\n{follows}")
+            return error
+        if isinstance(error, KeyboardInterrupt):
+            return shown_as(
+                error, [titled(self.shell, "KeyboardInterrupt", f"the cell was interrupted on every rank. {follows}")]
+            )
+        return error
 
     def _in_background(self, session: Session, run: CellRun, wish: CellWish) -> BackgroundCell:
         output = self._output(session, run, wish)
@@ -161,7 +178,7 @@ class LineMagic:
         if _HELP & {line.strip()}:
             say(self.getdoc())
             return None
-        with told_shortly():
+        with told_shortly(self.commands.shell):
             return self.commands.run(line)
 
     def getdoc(self) -> str:
@@ -170,31 +187,15 @@ class LineMagic:
 
 
 @contextmanager
-def told_shortly() -> Iterator[None]:
+def told_shortly(shell: Any) -> Iterator[None]:
     """Errors of this package are shown by their message: the lines that led to a magic tell nothing."""
     __tracebackhide__ = True
     try:
         yield
     except AccelerateNbError as error:
         if "_render_traceback_" not in vars(error):
-            shown_as(error, [f"\x1b[31m{type(error).__name__}\x1b[39m: {error}"])
+            shown_as(error, [titled(shell, type(error).__name__, str(error))])
         raise
-
-
-def _with_what_follows(error: BaseException, session: Session) -> BaseException:
-    """A cell's error, with what has become of the session."""
-    if session.alive:
-        follows = f"The session goes on, and keeps its variables ({session.size} ranks)."
-    else:
-        follows = "The session has ended with it. The next %%accelerate cell starts a new one, without its variables."
-    if isinstance(error, WorkerError):
-        object.__setattr__(error, "message", f"{error}\n\n{follows}")
-        return error
-    if isinstance(error, KeyboardInterrupt):
-        return shown_as(
-            error, [f"\x1b[31mKeyboardInterrupt\x1b[39m: the cell was interrupted on every rank. {follows}"]
-        )
-    return error
 
 
 # ---------------------------------------------------------------------------------------------------------------- help
