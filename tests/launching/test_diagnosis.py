@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -169,19 +168,3 @@ def test_what_ranks_wait_for_is_said_with_their_stacks(tmp_path, function, says)
 def test_a_run_that_takes_too_long_says_so_too(tmp_path):
     with pytest.raises(HangError, match="rank 0 waits in gather"):
         launch(skips_one, (str(tmp_path),), **{**SETTINGS, "timeout": 6}).wait()
-
-
-def talks_all_the_time(_):
-    began = time.monotonic()
-    while time.monotonic() - began < 1.5:
-        print("word")
-        threading.Event().wait(0.05)
-    return os.getpid()
-
-
-def test_who_talks_is_not_quiet(tmp_path):
-    run = launch(talks_all_the_time, (str(tmp_path),), quiet=1.0, **{**SETTINGS, "num_processes": 1})
-    run.wait(60)
-    events = (run.folder / "events.jsonl").read_text()
-    # it may have been quiet while it started
-    assert events.rfind('"event": "Quiet"') <= events.find('"running"')
