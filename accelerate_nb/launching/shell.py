@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from types import ModuleType
 from typing import Any
 
@@ -72,10 +73,14 @@ class WorkerShell(InteractiveShell):
     display_pub_class = Type(Publisher)
 
     def init_profile_dir(self, profile_dir: Any) -> None:
-        """Several workers begin at once, and none of them needs a folder."""
+        """Several workers begin at once, and none of them needs a folder; what magics remember, they remember here."""
+        self._db: Any = {}
 
     def init_pdb(self) -> None:
         """A worker has no keyboard."""
+
+    def enable_gui(self, gui: str | None = None) -> None:
+        """A worker has no windows, whatever `%matplotlib` asks for."""
 
     def transform_cell(self, raw_cell: str) -> str:
         """Plain Python; lines that stand empty above the code stay, so that the others keep their numbers."""
@@ -133,6 +138,8 @@ def new_shell(main: ModuleType) -> WorkerShell:
     config.HistoryManager.hist_file = ":memory:"
     shell: WorkerShell = WorkerShell.instance(user_module=main, user_ns=vars(main), config=config)
     shell.autoawait = True
+    # an exit ends the cell, and that is that
+    warnings.filterwarnings("ignore", message="To exit: use 'exit'")
     # IPython knows here what to do with display ids, and formatters that a cell registers
     for name in ("IPython.core.display_functions", "IPython.display"):
         if name in sys.modules:

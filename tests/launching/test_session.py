@@ -102,6 +102,9 @@ def test_cells_have_magics_await_shells_and_results(session):
     cell = session.run("!echo from the shell", ranks=[0])
     cell.wait()
     assert lines(cell) == [(0, "from the shell")]
+    session.run("before = %pwd\n%cd -q /\n%matplotlib inline", ranks=[0]).wait()
+    (end,) = session.run("import os\nhere = os.getcwd()\nos.chdir(before)\nhere", ranks=[0]).wait()
+    assert end.result["text/plain"] == "'/'"
     session.run("40 + 2", number=5).wait()
     (end, _) = session.run("_ + Out[5]").wait()
     assert end.result["text/plain"] == "84"
