@@ -1,4 +1,4 @@
-"""A run is shown in the way that fits the wish and the place."""
+"""A run is shown in the way that its place can bear."""
 
 from __future__ import annotations
 
