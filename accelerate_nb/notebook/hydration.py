@@ -34,6 +34,9 @@ try {
 </script>""")
 
 
+_BEST_PACKED = 12
+
+
 def place_of(name: str, folder: str, started: float) -> str:
     """What marks a run's report on a page."""
     return "accelerate-nb-" + hashlib.sha256(f"{name}\0{folder}\0{started}".encode(errors="replace")).hexdigest()[:12]
@@ -47,17 +50,20 @@ def script(place: str, messages: list[Message], room: int) -> str:
     """
     page = {"code": _file("panel.js"), "css": _file("panel.css")}
     while True:
-        made = _SCRIPT.substitute(packed=_packed({**page, "messages": messages}), place=place)
-        if saved_size(made) <= room:
-            return made
+        plain = json.dumps({**page, "messages": messages}).encode()
+        # what is this much larger would not fit, and takes seconds to pack
+        if len(plain) <= _BEST_PACKED * room:
+            made = _SCRIPT.substitute(packed=_packed(plain), place=place)
+            if saved_size(made) <= room:
+                return made
         if not any(message.get("lines") or message.get("metrics") for message in messages):
             return ""
         messages = [_lighter(message) for message in messages]
 
 
-def _packed(page: dict[str, object]) -> str:
+def _packed(page: bytes) -> str:
     # without a time: the same run is saved as the same bytes
-    return base64.b64encode(gzip.compress(json.dumps(page).encode(), mtime=0)).decode()
+    return base64.b64encode(gzip.compress(page, compresslevel=6, mtime=0)).decode()
 
 
 def _file(name: str) -> str:
