@@ -148,8 +148,8 @@ class Notebook:
         """Load the page, anew where it is there already; with `kernel`, wait until that is ready."""
         one = f"/doc/tree/{self.name}?reset" if self.server.app == "lab" else f"/notebooks/{self.name}"
         self.page.goto(self.server.url + one, timeout=PATIENCE * 1000)
-        self.page.wait_for_function("() => window.jupyterapp !== undefined", timeout=PATIENCE * 1000)
-        self.page.evaluate("async () => { await window.jupyterapp.restored }")
+        # the page may load itself once more on its way, which ends what is evaluated in it and not what is waited for
+        self.page.wait_for_function("() => window.jupyterapp?.restored.then(() => true)", timeout=PATIENCE * 1000)
         self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=PATIENCE * 1000)
         if kernel:
             self.page.wait_for_function(

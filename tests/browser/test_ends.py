@@ -15,6 +15,9 @@ from tests.browser.jlab import PATIENCE, Notebook, Server
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
+# on a busy machine a page takes its time to load
+pytestmark = pytest.mark.timeout(240)
+
 FLOOD = """
 from accelerate_nb import notebook_launcher
 def flood():

@@ -14,6 +14,9 @@ from tests.kernelspecs import INSTALLED, OTHERS
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
+# on a busy machine a page takes its time to load
+pytestmark = pytest.mark.timeout(240)
+
 MOVING = re.compile(r"steps [1-9]\d*/100,000")
 
 
@@ -114,16 +117,17 @@ def test_the_panel_is_walked_by_keyboard_and_the_notebook_stays_as_it_is(running
     page.keyboard.press("Home")
     expect(panel.get_by_role("tab", name="all ranks")).to_have_attribute("aria-selected", "true")
     assert page.locator(".jp-Notebook .jp-Cell").count() == cells
-    seen = set()
+    panel.get_by_role("button", name="Stop").focus()
+    seen = []
     for _ in range(40):
         page.keyboard.press("Tab")
         inside = page.evaluate("() => document.activeElement.closest('.anb') ? document.activeElement.className : null")
         if inside is None:
             break
-        seen.add(inside)
+        seen.append(inside)
     else:
         pytest.fail("forty times Tab did not lead out of the panel")
-    assert len(seen) > 3
+    assert len(seen) > 5
 
 
 def test_a_page_that_is_loaded_anew_shows_the_run_again_and_can_stop_it(running: Notebook) -> None:
