@@ -10,6 +10,7 @@ import pytest
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.events.model import (
     KINDS,
+    Answered,
     DeviceSample,
     Display,
     Failure,
@@ -37,6 +38,7 @@ EVENTS = [
     StateChange(0, "running", 0.0),
     Failure(2, "KeyError", "'x'", "a\nb", 1.0, -11, ("last", "words"), lost_connection=True, ended_by_us=True),
     Failure(0, "E", "m", "t", 1.0, frames=(Frame("Cell In[3], line 7", "train", "x = 1 / 0", True),), advice="Do."),
+    Answered(1, 7),
 ]
 
 
