@@ -49,6 +49,8 @@ _HOMES: dict[str, str] = {
     "PayloadError": "accelerate_nb.errors",
     "WorkerError": "accelerate_nb.errors",
     "HangError": "accelerate_nb.errors",
+    "StoppedError": "accelerate_nb.errors",
+    "StopRequested": "accelerate_nb.errors",
 }
 
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - the names of one table, said once
@@ -93,6 +95,8 @@ if TYPE_CHECKING:
         HangError as HangError,
         LaunchError as LaunchError,
         PayloadError as PayloadError,
+        StoppedError as StoppedError,
+        StopRequested as StopRequested,
         WorkerError as WorkerError,
     )
     from accelerate_nb.launching.run import Run as Run

@@ -71,7 +71,7 @@ class Scene:
     grace: float
     quiet: float = 0.0
     wake: Callable[[], None] = lambda: None
-    heard: Callable[[Event], None] = lambda event: None
+    heard: Callable[[Event], None] = lambda _: None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, event: Event) -> None:

@@ -39,7 +39,7 @@ def prepare(
     args: Sequence[Any],
     config: RunConfig,
     front_end: FrontEnd,
-    heard: Callable[[Event], None] = lambda event: None,
+    heard: Callable[[Event], None] = lambda _: None,
 ) -> Run:
     """
     A run of `function(*args)` on as many workers as the wish says, ready to be started.

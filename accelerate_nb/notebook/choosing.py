@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias
 from accelerate_nb.config.launching import Launching
 from accelerate_nb.errors import MissingExtraError
 from accelerate_nb.launching.run import FrontEnd, Watched
-from accelerate_nb.notebook.following import keep_drawing
 from accelerate_nb.notebook.host import Host, host
+from accelerate_nb.notebook.live.following import keep_drawing
 from accelerate_nb.notebook.plain import PlainText
 
 Way: TypeAlias = Literal["panel", "html", "text", "off"]
@@ -55,7 +55,7 @@ def front_end(wish: Launching, environment: Mapping[str, str]) -> FrontEnd:
         return PlainText(here.screen, wish.log_line_prefix_template)
     if way == "off":
         return Nothing()
-    from accelerate_nb.notebook.cards import Card
+    from accelerate_nb.notebook.live.cards import Card
 
     return Card(here.service or "jupyter", live=way == "panel")
 

@@ -11,21 +11,21 @@ from typing import Any
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError, WorkerError
 from accelerate_nb.launching.cell_run import CellRun
 from accelerate_nb.launching.session import Session
-from accelerate_nb.notebook import completing
-from accelerate_nb.notebook.background import BackgroundCell
-from accelerate_nb.notebook.cell_code import FIRST_LINE, CellCode, shown_as, titled
-from accelerate_nb.notebook.cell_output import CellOutput, results_of
-from accelerate_nb.notebook.commands import COMMANDS, Commands
-from accelerate_nb.notebook.flags import (
+from accelerate_nb.notebook.cells import completing
+from accelerate_nb.notebook.cells.background import BackgroundCell
+from accelerate_nb.notebook.cells.code import FIRST_LINE, CellCode, shown_as, titled
+from accelerate_nb.notebook.cells.commands import COMMANDS, Commands
+from accelerate_nb.notebook.cells.flags import (
     CellWish,
     cell_flags,
     help_of,
     ranks_of,
     read_cell_line,
 )
+from accelerate_nb.notebook.cells.kept_session import KeptSession
+from accelerate_nb.notebook.cells.output import CellOutput, results_of
+from accelerate_nb.notebook.cells.saying import say
 from accelerate_nb.notebook.host import Host, host
-from accelerate_nb.notebook.kept_session import KeptSession
-from accelerate_nb.notebook.saying import say
 
 NAME = "accelerate"
 _HELP = frozenset({"-h", "--help", "help"})

@@ -14,9 +14,9 @@ import anywidget
 import traitlets
 
 from accelerate_nb.launching.run import Watched
-from accelerate_nb.notebook.feed import Facts, Feed, Message
-from accelerate_nb.notebook.lane import Lane
-from accelerate_nb.notebook.outputs import Bundle
+from accelerate_nb.notebook.live.feed import Facts, Feed, Message
+from accelerate_nb.notebook.live.lane import Lane
+from accelerate_nb.notebook.live.outputs import Bundle
 
 # How long a page may leave what it was told unanswered before it is told no more; all at once takes it longer.
 _PATIENCE = 3.0

@@ -18,11 +18,11 @@ from accelerate_nb.devices.probe import probe
 from accelerate_nb.devices.sampling import HostGauge
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.events.checks import Check
-from accelerate_nb.notebook import picker_page as page
-from accelerate_nb.notebook.picker_appraisal import Appraisal, Beginning, appraise, begin, several_machines
-from accelerate_nb.notebook.picker_fields import Field, Group
-from accelerate_nb.notebook.picker_files import FileSection
-from accelerate_nb.notebook.picker_test import TestSection
+from accelerate_nb.notebook.picking import page
+from accelerate_nb.notebook.picking.appraisal import Appraisal, Beginning, appraise, begin, several_machines
+from accelerate_nb.notebook.picking.fields import Field, Group
+from accelerate_nb.notebook.picking.files import FileSection
+from accelerate_nb.notebook.picking.trying import TestSection
 
 _SPELLINGS = {
     "call": "Cell",

@@ -13,8 +13,8 @@ from string import Template
 from accelerate_nb.events.model import Display, LogLine, Stream
 from accelerate_nb.events.view import Glance, News, RunView
 from accelerate_nb.launching.run import Watched
-from accelerate_nb.notebook.following import ByItself, keep_drawing
-from accelerate_nb.notebook.report import Facts, bundle
+from accelerate_nb.notebook.live.following import ByItself, keep_drawing
+from accelerate_nb.notebook.reports.report import Facts, bundle
 from accelerate_nb.notebook.screens import WIDGET_VIEW, Line, Screen
 from accelerate_nb.notebook.status import Happenings, Seldom, status_lines, summary, undrawn
 

@@ -9,13 +9,13 @@ from accelerate_nb.events.bars import draws_a_bar
 from accelerate_nb.events.model import Quiet
 from accelerate_nb.events.view import Glance, RunView
 from accelerate_nb.launching.run import Watched
-from accelerate_nb.notebook.amounts import ranks_text, time_text
-from accelerate_nb.notebook.colours import plain
-from accelerate_nb.notebook.curves import curves_of, names_of
-from accelerate_nb.notebook.digest import curve_text, row_of
-from accelerate_nb.notebook.failures import told
-from accelerate_nb.notebook.fitting import narrowed
-from accelerate_nb.notebook.wording import aligned
+from accelerate_nb.notebook.reports.amounts import ranks_text, time_text
+from accelerate_nb.notebook.reports.colours import plain
+from accelerate_nb.notebook.reports.curves import curves_of, names_of
+from accelerate_nb.notebook.reports.digest import curve_text, row_of
+from accelerate_nb.notebook.reports.failures import told
+from accelerate_nb.notebook.reports.fitting import narrowed
+from accelerate_nb.notebook.reports.wording import aligned
 
 _MOST_RANKS = 8
 _MOST_METRICS = 6

@@ -274,7 +274,7 @@ def test_what_a_rank_displays_is_shown_under_the_panel(kernel: Kernel) -> None:
 def test_a_fault_in_showing_does_not_end_the_run(kernel: Kernel) -> None:
     code = """
         from unittest.mock import patch
-        from accelerate_nb.notebook.feed import Feed
+        from accelerate_nb.notebook.live.feed import Feed
         with patch.object(Feed, "backlog", side_effect=ZeroDivisionError("wrong")):
             print("returned", notebook_launcher(train, (30,), num_processes=1))
     """

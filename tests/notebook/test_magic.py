@@ -15,9 +15,9 @@ from traitlets.config import Config
 from accelerate_nb.config.fields import settings
 from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.notebook import magic
-from accelerate_nb.notebook.commands import COMMANDS, described
-from accelerate_nb.notebook.flags import cell_flags
-from accelerate_nb.notebook.kept_session import KeptSession
+from accelerate_nb.notebook.cells.commands import COMMANDS, described
+from accelerate_nb.notebook.cells.flags import cell_flags
+from accelerate_nb.notebook.cells.kept_session import KeptSession
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +213,7 @@ def kept(monkeypatch, tmp_path):
         made.append(Fake(config))
         return made[-1]
 
-    monkeypatch.setattr("accelerate_nb.notebook.kept_session.Session", SimpleNamespace(start=start))
+    monkeypatch.setattr("accelerate_nb.notebook.cells.kept_session.Session", SimpleNamespace(start=start))
     keeps = KeptSession()
     keeps.made = made
     return keeps

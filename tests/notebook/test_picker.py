@@ -16,8 +16,8 @@ from accelerate_nb.config.fields import GROUPS
 from accelerate_nb.config.run import all_settings, differing, resolve, values
 from accelerate_nb.devices.base import Devices
 from accelerate_nb.errors import NotYetError
-from accelerate_nb.notebook.flags import read_cell_line
-from accelerate_nb.notebook.picker_appraisal import appraise, begin, several_machines
+from accelerate_nb.notebook.cells.flags import read_cell_line
+from accelerate_nb.notebook.picking.appraisal import appraise, begin, several_machines
 from tests.config.test_spelling import EACH
 
 LAPTOP = Devices("cpu", "CPU", 0, 2)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from accelerate_nb.notebook.commands import COMMANDS
-from accelerate_nb.notebook.flags import cell_flags, completions
+from accelerate_nb.notebook.cells.commands import COMMANDS
+from accelerate_nb.notebook.cells.flags import cell_flags, completions
 
 _IDENTIFIER = "accelerate_nb"
 _FIRST = 1000  # of all matchers

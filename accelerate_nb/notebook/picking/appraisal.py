@@ -14,7 +14,7 @@ from accelerate_nb.devices.base import Devices
 from accelerate_nb.errors import AccelerateNbError, NotYetError
 from accelerate_nb.launching.choosing import Choice
 from accelerate_nb.launching.preflight import Objection, look_ahead
-from accelerate_nb.notebook.flags import cell_flags
+from accelerate_nb.notebook.cells.flags import cell_flags
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import pytest
 from accelerate_nb.events.model import Display, LogLine, Metric
 from accelerate_nb.events.view import RunView
 from accelerate_nb.launching.cell_run import CellEnd
-from accelerate_nb.notebook.cell_output import CellOutput, results_of
-from accelerate_nb.notebook.folding import WINDOW
+from accelerate_nb.notebook.cells.folding import WINDOW
+from accelerate_nb.notebook.cells.output import CellOutput, results_of
 from accelerate_nb.notebook.screens import Bound, Cell, Line
 
 FOLDER = Path("/runs/1")

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from accelerate_nb.notebook import lane as lanes
-from accelerate_nb.notebook.lane import Lane
+from accelerate_nb.notebook.live import lane as lanes
+from accelerate_nb.notebook.live.lane import Lane
 
 
 @pytest.mark.parametrize("kernel", [None, object(), SimpleNamespace(shell_stream=None), SimpleNamespace(session=None)])

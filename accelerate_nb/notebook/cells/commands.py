@@ -15,12 +15,12 @@ from accelerate_nb.config.fields import Setting, settings
 from accelerate_nb.errors import ConfigurationError, WorkerError
 from accelerate_nb.events.view import Glance
 from accelerate_nb.launching.session import Session
-from accelerate_nb.notebook.cell_code import shown_as, titled
-from accelerate_nb.notebook.cell_output import CellOutput
-from accelerate_nb.notebook.flags import LogsWish, PullWish, named, read, refuse, session_flags
+from accelerate_nb.notebook.cells.code import shown_as, titled
+from accelerate_nb.notebook.cells.flags import LogsWish, PullWish, named, read, refuse, session_flags
+from accelerate_nb.notebook.cells.kept_session import KeptSession
+from accelerate_nb.notebook.cells.output import CellOutput
+from accelerate_nb.notebook.cells.saying import say
 from accelerate_nb.notebook.host import Host
-from accelerate_nb.notebook.kept_session import KeptSession
-from accelerate_nb.notebook.saying import say
 
 
 @dataclass(frozen=True)

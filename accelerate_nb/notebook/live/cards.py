@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from accelerate_nb.events.model import Display
 from accelerate_nb.launching.run import Watched
-from accelerate_nb.notebook import report
-from accelerate_nb.notebook.feed import Facts, is_text
-from accelerate_nb.notebook.following import ByItself, keep_drawing
-from accelerate_nb.notebook.lane import lane
-from accelerate_nb.notebook.outputs import Bundle, Output, cell_now
+from accelerate_nb.notebook.live.feed import Facts, is_text
+from accelerate_nb.notebook.live.following import ByItself, keep_drawing
+from accelerate_nb.notebook.live.lane import lane
+from accelerate_nb.notebook.live.outputs import Bundle, Output, cell_now
+from accelerate_nb.notebook.reports import report
 from accelerate_nb.notebook.screens import Cell
 from accelerate_nb.notices import notice
 

@@ -12,7 +12,7 @@ import ipywidgets
 from accelerate_nb.config import files
 from accelerate_nb.config.files import Draft
 from accelerate_nb.errors import AccelerateNbError
-from accelerate_nb.notebook import picker_page as page
+from accelerate_nb.notebook.picking import page
 
 
 class FileSection:

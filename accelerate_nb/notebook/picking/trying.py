@@ -11,7 +11,7 @@ import ipywidgets
 from accelerate_nb.config.run import RunConfig
 from accelerate_nb.events.checks import Check
 from accelerate_nb.launching.selfcheck import SelfCheck
-from accelerate_nb.notebook import picker_page as page
+from accelerate_nb.notebook.picking import page
 
 
 class TestSection:

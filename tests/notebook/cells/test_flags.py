@@ -7,7 +7,7 @@ import pytest
 from accelerate_nb.config.fields import settings
 from accelerate_nb.config.run import all_settings, resolve
 from accelerate_nb.errors import ConfigurationError, NotYetError
-from accelerate_nb.notebook.flags import (
+from accelerate_nb.notebook.cells.flags import (
     CellWish,
     LogsWish,
     PullWish,

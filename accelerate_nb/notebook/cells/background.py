@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 
 from accelerate_nb.launching.cell_run import CellEnd, CellRun
-from accelerate_nb.notebook.cell_output import CellOutput, results_of
-from accelerate_nb.notebook.flags import named
-from accelerate_nb.notebook.following import keep_drawing
+from accelerate_nb.notebook.cells.flags import named
+from accelerate_nb.notebook.cells.output import CellOutput, results_of
+from accelerate_nb.notebook.live.following import keep_drawing
 from accelerate_nb.notebook.screens import Line, Screen
 
 _BETWEEN_LOOKS = 0.05

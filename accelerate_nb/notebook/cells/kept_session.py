@@ -14,9 +14,9 @@ from accelerate_nb.config.launching import Launching
 from accelerate_nb.config.run import RunConfig
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.session import Session
-from accelerate_nb.notebook.background import BackgroundCell
+from accelerate_nb.notebook.cells.background import BackgroundCell
+from accelerate_nb.notebook.cells.saying import say
 from accelerate_nb.notebook.functions import resolved
-from accelerate_nb.notebook.saying import say
 
 
 class Change(NamedTuple):

@@ -17,7 +17,7 @@ import pytest
 from nbconvert.preprocessors.sanitize import SanitizeHTML
 
 from accelerate_nb.events.model import DeviceSample, Failure, LogLine, Metric, Progress, StateChange
-from accelerate_nb.notebook.report import bundle
+from accelerate_nb.notebook.reports.report import bundle
 from tests.notebook import stories
 
 MOST = 300_000

@@ -10,7 +10,7 @@ import ipywidgets
 
 from accelerate_nb.config.fields import GROUPS, Setting
 from accelerate_nb.config.kinds import OneOf, Table, YesNo
-from accelerate_nb.notebook import picker_page as page
+from accelerate_nb.notebook.picking import page
 
 _LEFT_OPEN = "left open"
 

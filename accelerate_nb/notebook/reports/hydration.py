@@ -9,8 +9,8 @@ import json
 from importlib.resources import files
 from string import Template
 
-from accelerate_nb.notebook.feed import Message
-from accelerate_nb.notebook.fitting import saved_size
+from accelerate_nb.notebook.live.feed import Message
+from accelerate_nb.notebook.reports.fitting import saved_size
 
 # Base 64 holds no letter that HTML or JSON would escape, so no log line can end the script. A place that blocks scripts
 # or blobs, or a browser that is too old, leaves the static report as it is.

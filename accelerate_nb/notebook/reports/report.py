@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from accelerate_nb.events.view import RunView
-from accelerate_nb.notebook.digest import digest_of
-from accelerate_nb.notebook.feed import Facts, Feed
-from accelerate_nb.notebook.fitting import saved_size
-from accelerate_nb.notebook.hydration import place_of, script
-from accelerate_nb.notebook.markup import full_html, live_html
-from accelerate_nb.notebook.wording import full_text, live_text
+from accelerate_nb.notebook.live.feed import Facts, Feed
+from accelerate_nb.notebook.reports.digest import digest_of
+from accelerate_nb.notebook.reports.fitting import saved_size
+from accelerate_nb.notebook.reports.hydration import place_of, script
+from accelerate_nb.notebook.reports.markup import full_html, live_html
+from accelerate_nb.notebook.reports.wording import full_text, live_text
 
 __all__ = ["Facts", "bundle"]
 

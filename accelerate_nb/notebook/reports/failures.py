@@ -8,9 +8,9 @@ from itertools import groupby
 
 from accelerate_nb.events.model import Failure, Frame
 from accelerate_nb.launching.ending import cause
-from accelerate_nb.notebook.amounts import counted, ranks_text
-from accelerate_nb.notebook.colours import plain
-from accelerate_nb.notebook.fitting import narrowed, shortened
+from accelerate_nb.notebook.reports.amounts import counted, ranks_text
+from accelerate_nb.notebook.reports.colours import plain
+from accelerate_nb.notebook.reports.fitting import narrowed, shortened
 
 _MOST_OTHERS = 8
 _WIDEST_LINE = 300

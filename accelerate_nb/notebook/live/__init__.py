@@ -1,0 +1,1 @@
+"""What keeps a run that is shown up to date."""

@@ -1,0 +1,1 @@
+"""The parts of the form in which a configuration is picked."""

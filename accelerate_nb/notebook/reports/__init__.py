@@ -1,0 +1,1 @@
+"""A run as a report that needs no kernel."""
