@@ -1,11 +1,4 @@
-"""
-How the panel bears 100,000 lines and 200,000 points from 8 ranks, ten messages a second: prints what it measured.
-
-    python tests/browser/page/measure.py [light]
-
-`light` gives a tenth of the lines, for a machine that is busy with something else. The longest time between two
-frames of the page is what a person feels; nothing of the page should take over 200 ms.
-"""
+"""What the panel bears: the longest time between two frames while lines and points of many ranks come in."""
 
 from __future__ import annotations
 
