@@ -182,12 +182,12 @@ class Desk:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - told in the notebook; the worker goes on
-            return self._failed(error)
+            return Answer(0.0) if _is_no_failure(error) else self._failed(error)
         return Answer(0.0)
 
     def _run(self, cell: Cell) -> Answer:
         bundle, error = self._shell.run(cell)
-        if error is None or (isinstance(error, SystemExit) and error.code in {None, 0}):
+        if error is None or _is_no_failure(error):
             return Answer(0.0, result=None if cell.silent else bundle)
         return self._failed(error)
 
@@ -241,6 +241,11 @@ class Desk:
         except Exception as error:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
             failed = self._failed(explain(answer.value or {}, error, self._sources()))
             return dump_homeward(replace(failed, seconds=answer.seconds, groups=answer.groups), self._known)
+
+
+def _is_no_failure(error: BaseException) -> bool:
+    """Whether somebody has left a cell or a function in good order."""
+    return isinstance(error, SystemExit) and error.code in {None, 0}
 
 
 def _collectives() -> dict[str, int]:

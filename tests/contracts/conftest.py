@@ -1,69 +1,43 @@
-"""The engines that keep one contract, each as a record of how it is asked for."""
+"""The places that keep one contract, each in its turn, and cells of a notebook without one."""
 
 from __future__ import annotations
 
 import linecache
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from accelerate_nb import Run, launch
+from tests.contracts.places import SESSIONS, STARTS, Engine, SessionPlace, place as place_of
 
 
-@dataclass(frozen=True)
-class Engine:
-    """
-    A way to start workers.
-
-    `size` is how many it runs in these tests, `isolated` whether they are processes of their own, `limit` the seconds
-    within which they have certainly begun.
-    """
-
-    name: str
-    settings: dict[str, Any]
-    size: int
-    isolated: bool
-    limit: float
-    folder: Path
-
-    def launch(self, function: Any, args: Any = (), kwargs: Any = None, **settings: Any) -> Run:
-        """Start the function; nothing is read from this machine's configuration."""
-        asked = {"num_processes": self.size, "folder": str(self.folder), "cpu": True, "results": "all", **self.settings}
-        return launch(function, args, kwargs, config_file="", **{**asked, **settings})
-
-    def run(self, function: Any, *args: Any, **settings: Any) -> Any:
-        """Start the function and wait for it."""
-        return self.launch(function, args, **settings).wait(60)
-
-
-ENGINES: dict[str, tuple[dict[str, Any], int, float]] = {
-    "inline": ({"engine": "inline"}, 1, 1),
-    "supervisor": ({"start_method": "supervisor"}, 2, 1.5),
-    "fork": ({"start_method": "fork"}, 2, 1.5),
-    "spawn": ({"start_method": "spawn"}, 2, 5),
-}
-
-
-@pytest.fixture(params=ENGINES, scope="module")
+@pytest.fixture(params=STARTS, scope="module")
 def engine(request, tmp_path_factory) -> Engine:
     """Each engine in its turn, awake already."""
-    settings, size, limit = ENGINES[request.param]
-    folder = tmp_path_factory.mktemp(f"runs_{request.param}")
-    return Engine(request.param, settings, size, request.param != "inline", limit, folder)
+    made = place_of(request.param, tmp_path_factory.mktemp(f"runs_{request.param}"))
+    assert isinstance(made, Engine)
+    return made
+
+
+@pytest.fixture(params=[*STARTS, *SESSIONS], scope="module")
+def place(request, tmp_path_factory) -> Iterator[Engine | SessionPlace]:
+    """Each engine, and a session on each, in its turn."""
+    made = place_of(request.param, tmp_path_factory.mktemp(f"runs_{request.param}"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def apart(place) -> Engine | SessionPlace:
+    """The place, where it has processes of its own."""
+    return _isolated(place)
 
 
 @pytest.fixture
 def isolated(engine) -> Engine:
     """The engine, where it has processes of its own."""
-    if not engine.isolated:
-        pytest.skip(
-            "the function runs in this very process: it can't be ended from outside, nor have another environment"
-        )
-    return engine
+    return _isolated(engine)
 
 
 @pytest.fixture
@@ -85,3 +59,11 @@ def cell() -> Iterator[Any]:
     vars(main).update(before)
     for name in names:
         linecache.cache.pop(name, None)
+
+
+def _isolated(one):
+    if not one.isolated:
+        pytest.skip(
+            "the function runs in this very process: it can't be ended from outside, nor have another environment"
+        )
+    return one

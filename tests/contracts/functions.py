@@ -67,7 +67,8 @@ def raises(error, on_rank):
 
 def loses_connection():
     """One rank fails while the other waits for it in a collective, and fails of that."""
-    dist.init_process_group("gloo")
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
     dist.barrier()
     if dist.get_rank() == dist.get_world_size() - 1:
         raise LookupError("the cause")
@@ -167,3 +168,19 @@ def saves_in_the_background(folder, goes_wrong):
     finally:
         Writing._run = writes  # an inline function runs in the tests' own process
     return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+
+def floods(lines):
+    for number in range(lines):
+        print("flood", number)
+
+
+def returns_a_lock():
+    return threading.Lock()
+
+
+def tells_its_process(folder):
+    """Write the number of one's process, and go on for ever."""
+    Path(folder, f"pid_{rank()}").write_text(str(os.getpid()))
+    while True:
+        time.sleep(60)

@@ -8,24 +8,16 @@ import random
 import signal
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import torch
 
-from accelerate_nb import HangError, WorkerError
+from accelerate_nb import WorkerError
 from accelerate_nb.errors import CheckpointError
 from tests.contracts import functions
-
-
-class Refused(Exception):
-    """An exception whose constructor wants other arguments than it keeps."""
-
-    def __init__(self, code, reason):
-        super().__init__(f"{code}: {reason}")
-        self.code = code
+from tests.contracts.places import until_here
 
 
 @pytest.fixture(scope="module")
@@ -210,73 +202,6 @@ def test_a_run_s_folder_is_complete(engine, told):
 # -------------------------------------------------------------------------------------------------------------- errors
 
 
-def test_a_worker_s_error_is_raised_here_with_its_rank_and_type(engine):
-    last = engine.size - 1
-    with pytest.raises(KeyError, match=f"rank {last} stopped with KeyError: 'digits'") as caught:
-        engine.run(functions.raises, KeyError("digits"), last)
-    error = caught.value
-    assert isinstance(error, WorkerError)
-    assert error.rank == last
-    assert error.args == ("digits",)
-    assert [failure.rank for failure in error.failures if not failure.ended_by_us] == [last]
-    assert "in raises" in str(error)
-    assert len(str(error).splitlines()) < 40
-
-
-def test_code_that_catches_torch_s_error_for_failed_children_catches_ours(engine):
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-    with pytest.raises(ChildFailedError):
-        engine.run(functions.raises, ValueError("wrong"), 0)
-
-
-def test_an_error_defined_in_a_cell_is_caught_by_its_class_and_shows_the_cell_s_lines(engine, cell):
-    main = cell(
-        "class Diverged(Exception):\n"
-        "    def __init__(self, loss, step):\n"
-        "        super().__init__(f'loss {loss}')\n"
-        "        self.step = step\n"
-        "def train():\n"
-        "    raise Diverged(0.5, 12)  # the line\n"
-    )
-    with pytest.raises(main.Diverged) as caught:
-        engine.run(main.train)
-    assert caught.value.step == 12
-    assert "raise Diverged(0.5, 12)  # the line" in str(caught.value)
-    assert isinstance(caught.value, WorkerError)
-
-
-def test_an_error_whose_constructor_wants_more_than_it_keeps_has_its_type(engine):
-    with pytest.raises(Refused, match="7: no") as caught:
-        engine.run(functions.raises, Refused(7, "no"), 0)
-    assert caught.value.code == 7
-
-
-def test_the_cause_leads_and_not_the_rank_that_lost_its_connection(isolated):
-    with pytest.raises(LookupError, match="the cause") as caught:
-        isolated.run(functions.loses_connection)
-    assert caught.value.rank == isolated.size - 1
-
-
-def test_leaving_with_a_code_is_a_failure_that_does_not_end_this_process(engine):
-    with pytest.raises(WorkerError, match="stopped with SystemExit: 3") as caught:
-        engine.run(functions.leaves_early, 3)
-    assert not isinstance(caught.value, SystemExit)
-
-
-def test_leaving_without_a_code_is_no_failure(engine):
-    assert engine.run(functions.leaves_early, 0) == [None] * engine.size
-
-
-@pytest.mark.parametrize(("how", "name"), [("exit", "exit code 3"), ("kill", "SIGKILL"), ("segfault", "SIGSEGV")])
-def test_a_process_that_dies_names_its_code_or_signal_and_its_last_words(isolated, how, name):
-    last = isolated.size - 1
-    with pytest.raises(WorkerError, match=f"rank {last} ended with {name}") as caught:
-        isolated.run(functions.dies, how)
-    assert caught.value.rank == last
-    assert "last words" in str(caught.value)
-
-
 def test_a_folder_of_a_failed_run_says_so(engine):
     run = engine.launch(functions.raises, (OSError("full"), 0))
     with pytest.raises(OSError, match="full"):
@@ -298,25 +223,6 @@ def test_a_run_can_be_stopped(isolated, function, tmp_path):
     with pytest.raises(WorkerError):
         run.wait(60)
     assert json.loads((run.folder / "status.json").read_text())["state"] == "stopped"
-
-
-def test_a_run_that_takes_too_long_is_ended_with_every_rank_s_stack(isolated):
-    with pytest.raises(HangError) as caught:
-        isolated.run(functions.gets_stuck, timeout=isolated.limit)
-    text = str(caught.value)
-    text = text[text.index("\nrank 0:") :]  # before them is said in short where the ranks are
-    for rank in range(isolated.size):
-        assert f"rank {rank}:" in text
-    assert text.count("in is_stuck_here") == isolated.size
-    assert text.count("threading.Event().wait(60)") == isolated.size
-
-
-def test_stacks_can_be_asked_for_while_it_runs(isolated, tmp_path):
-    run = isolated.launch(functions.waits, (str(tmp_path),), grace=0.3)
-    until_here(run, tmp_path, isolated.size)
-    stacks = run.stacks()
-    run.stop()
-    assert stacks.count("in waits") == isolated.size
 
 
 def test_a_group_is_started_again_after_a_failure(engine, tmp_path):
@@ -366,19 +272,6 @@ def session_of(pid):
 
 def open_descriptors():
     return [one for one in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{one}")]
-
-
-def until_here(run, folder, size):
-    """Wait until every rank has said that it is there."""
-    pause = threading.Event()
-    for _ in range(3000):
-        # the files are there before the run has read what the ranks say
-        running = all(run.view.rank(rank).state == "running" for rank in range(size))
-        if running and len(list(Path(folder).glob("here_*"))) == size:
-            return
-        assert not run.done, "the run ended by itself"
-        pause.wait(0.01)
-    raise AssertionError("the ranks did not begin")
 
 
 def test_signals_of_this_process_are_as_they_were(engine):

@@ -1,0 +1,102 @@
+"""The places where ranks run that keep one contract, each as a record of how it is asked for."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accelerate_nb import Run, launch
+from accelerate_nb.config.run import resolve
+from accelerate_nb.launching.cell_run import CellRun
+from accelerate_nb.launching.run import Watched
+from accelerate_nb.launching.session import Session
+
+
+@dataclass(frozen=True)
+class Engine:
+    """
+    A way to start workers.
+
+    `size` is how many it runs in these tests, `isolated` whether they are processes of their own, `limit` the seconds
+    within which they have certainly begun.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    size: int
+    isolated: bool
+    limit: float
+    folder: Path
+
+    def launch(self, function: Any, args: Any = (), kwargs: Any = None, **settings: Any) -> Run:
+        """Start the function; nothing is read from this machine's configuration."""
+        asked = {"num_processes": self.size, "folder": str(self.folder), "cpu": True, "results": "all", **self.settings}
+        return launch(function, args, kwargs, config_file="", **{**asked, **settings})
+
+    def run(self, function: Any, *args: Any, **settings: Any) -> Any:
+        """Start the function and wait for it."""
+        return self.launch(function, args, **settings).wait(60)
+
+    def close(self) -> None:
+        """Nothing stays."""
+
+
+@dataclass
+class SessionPlace:
+    """A session that is asked to call functions; one that has ended is started again."""
+
+    name: str
+    settings: dict[str, Any]
+    folder: Path
+    size: int = 2
+    isolated: bool = True
+    limit: float = 1.5
+    session: Session | None = field(default=None, repr=False)
+
+    def launch(self, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None) -> CellRun:
+        """Ask for a call."""
+        if self.session is None or not self.session.alive:
+            asked = {"num_processes": self.size, "folder": str(self.folder), "cpu": True, "grace": 0.5, **self.settings}
+            self.session = Session.start(resolve(asked, {}))
+        return self.session.call(function, args, kwargs, timeout=timeout)
+
+    def run(self, function: Any, *args: Any, **settings: Any) -> Any:
+        """Ask for a call and wait for it."""
+        return [end.value for end in self.launch(function, args, **settings).wait()]
+
+    def close(self) -> None:
+        """End the session."""
+        if self.session is not None:
+            self.session.close()
+
+
+STARTS: dict[str, tuple[dict[str, Any], int, float]] = {
+    "inline": ({"engine": "inline"}, 1, 1),
+    "supervisor": ({"start_method": "supervisor"}, 2, 1.5),
+    "fork": ({"start_method": "fork"}, 2, 1.5),
+    "spawn": ({"start_method": "spawn"}, 2, 5),
+}
+SESSIONS = {f"session-{name}": name for name in STARTS if name != "inline"}
+
+
+def place(name: str, folder: Path) -> Engine | SessionPlace:
+    """The engine or the session of this name."""
+    if name in SESSIONS:
+        return SessionPlace(name, STARTS[SESSIONS[name]][0], folder)
+    settings, size, limit = STARTS[name]
+    return Engine(name, settings, size, name != "inline", limit, folder)
+
+
+def until_here(run: Watched, folder: str | Path, size: int) -> None:
+    """Wait until every rank has said that it is there."""
+    pause = threading.Event()
+    for _ in range(3000):
+        # the files are there before the run has read what the ranks say
+        running = all(run.view.rank(rank).state == "running" for rank in range(size))
+        if running and len(list(Path(folder).glob("here_*"))) == size:
+            return
+        assert not run.done, "the run ended by itself"
+        pause.wait(0.01)
+    raise AssertionError("the ranks did not begin")

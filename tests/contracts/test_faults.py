@@ -1,0 +1,174 @@
+"""One contract for whatever runs functions on ranks, engines and sessions alike: no fault is lost, and none spreads."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+
+from accelerate_nb import HangError, WorkerError
+from accelerate_nb.errors import PayloadError
+from tests.contracts import functions
+from tests.contracts.places import until_here
+
+# What is raised where an interrupt was asked for: by a run, by a session, by a session that it did not reach.
+ENDED = (WorkerError, KeyboardInterrupt, HangError)
+
+
+class Refused(Exception):
+    """An exception whose constructor wants other arguments than it keeps."""
+
+    def __init__(self, code, reason):
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+
+
+def test_a_worker_s_error_is_raised_here_with_its_rank_and_type(place):
+    last = place.size - 1
+    with pytest.raises(KeyError, match=f"rank {last} stopped with KeyError: 'digits'") as caught:
+        place.run(functions.raises, KeyError("digits"), last)
+    error = caught.value
+    assert isinstance(error, WorkerError)
+    assert error.rank == last
+    assert error.args == ("digits",)
+    assert [failure.rank for failure in error.failures if not failure.ended_by_us] == [last]
+    assert "in raises" in str(error)
+    assert len(str(error).splitlines()) < 40
+
+
+def test_code_that_catches_torch_s_error_for_failed_children_catches_ours(place):
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    with pytest.raises(ChildFailedError):
+        place.run(functions.raises, ValueError("wrong"), 0)
+
+
+def test_an_error_defined_in_a_cell_is_caught_by_its_class_and_shows_the_cell_s_lines(place, cell):
+    main = cell(
+        "class Diverged(Exception):\n"
+        "    def __init__(self, loss, step):\n"
+        "        super().__init__(f'loss {loss}')\n"
+        "        self.step = step\n"
+        "def train():\n"
+        "    raise Diverged(0.5, 12)  # the line\n"
+    )
+    with pytest.raises(main.Diverged) as caught:
+        place.run(main.train)
+    assert caught.value.step == 12
+    assert "raise Diverged(0.5, 12)  # the line" in str(caught.value)
+    assert isinstance(caught.value, WorkerError)
+
+
+def test_an_error_whose_constructor_wants_more_than_it_keeps_has_its_type(place):
+    with pytest.raises(Refused, match="7: no") as caught:
+        place.run(functions.raises, Refused(7, "no"), 0)
+    assert caught.value.code == 7
+
+
+def test_the_cause_leads_and_not_the_rank_that_lost_its_connection(apart):
+    with pytest.raises(LookupError, match="the cause") as caught:
+        apart.run(functions.loses_connection)
+    assert caught.value.rank == apart.size - 1
+
+
+def test_leaving_with_a_code_is_a_failure_that_does_not_end_this_process(place):
+    with pytest.raises(WorkerError, match="stopped with SystemExit: 3") as caught:
+        place.run(functions.leaves_early, 3)
+    assert not isinstance(caught.value, SystemExit)
+
+
+def test_leaving_without_a_code_is_no_failure(place):
+    assert place.run(functions.leaves_early, 0) == [None] * place.size
+
+
+@pytest.mark.parametrize(("how", "name"), [("exit", "exit code 3"), ("kill", "SIGKILL"), ("segfault", "SIGSEGV")])
+def test_a_process_that_dies_names_its_code_or_signal_and_its_last_words(apart, how, name):
+    last = apart.size - 1
+    with pytest.raises(WorkerError, match=f"rank {last} ended with {name}") as caught:
+        apart.run(functions.dies, how)
+    assert caught.value.rank == last
+    assert "last words" in str(caught.value)
+
+
+def test_a_run_that_takes_too_long_is_ended_with_every_rank_s_stack(apart):
+    with pytest.raises(HangError) as caught:
+        apart.run(functions.gets_stuck, timeout=apart.limit)
+    text = str(caught.value)
+    text = text[text.index("\nrank 0:") :]  # before them is said in short where the ranks are
+    for rank in range(apart.size):
+        assert f"rank {rank}:" in text
+    assert text.count("in is_stuck_here") == apart.size
+    assert text.count("threading.Event().wait(60)") == apart.size
+
+
+def test_stacks_can_be_asked_for_while_it_runs(apart, tmp_path):
+    run = apart.launch(functions.waits, (str(tmp_path),))
+    until_here(run, tmp_path, apart.size)
+    stacks = run.stacks()
+    run.ask("interrupt")
+    with pytest.raises(ENDED):
+        run.wait()
+    assert stacks.count("in waits") == apart.size
+
+
+@pytest.mark.parametrize("function", [functions.waits, functions.waits_stubbornly])
+def test_an_interrupt_ends_it_also_where_ranks_are_deaf_to_it(apart, function, tmp_path):
+    run = apart.launch(function, (str(tmp_path),))
+    until_here(run, tmp_path, apart.size)
+    run.ask("interrupt")
+    with pytest.raises(ENDED):
+        run.wait()
+    assert apart.run(functions.leaves_early, 0) == [None] * apart.size
+
+
+def test_a_flood_of_output_arrives_whole(apart):
+    run = apart.launch(functions.floods, (30_000,))
+    run.wait()
+    flood = "".join(f"flood {number}\n" for number in range(30_000))
+    for rank in range(apart.size):
+        assert run.log_file(rank).read_text().endswith(flood)
+
+
+def test_arguments_that_cannot_travel_are_named(apart):
+    with pytest.raises(PayloadError, match=r"args\[0\]"):
+        apart.run(functions.leaves_early, threading.Lock())
+
+
+def test_a_value_that_cannot_come_back_is_an_error_of_its_rank(apart):
+    with pytest.raises((WorkerError, PayloadError), match="pickle"):
+        apart.run(functions.returns_a_lock)
+    assert apart.run(functions.leaves_early, 0) == [None] * apart.size
+
+
+GONE = """
+import sys
+from pathlib import Path
+from tests.contracts import functions
+from tests.contracts.places import place
+run = place(sys.argv[1], Path(sys.argv[2])).launch(functions.tells_its_process, (sys.argv[2],))
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_no_rank_outlives_the_process_that_asked(apart, tmp_path):
+    command = [sys.executable, "-c", GONE, apart.name, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as asks:
+        ranks = processes_of(tmp_path, apart.size, asks)
+        asks.send_signal(signal.SIGKILL)
+        asks.wait(30)
+    _, left = psutil.wait_procs(ranks, timeout=10)
+    assert not left
+
+
+def processes_of(folder, size, asks):
+    """The processes that have told their numbers."""
+    pause = threading.Event()
+    while len(told := [path for path in folder.glob("pid_*") if path.read_text()]) < size:
+        assert asks.poll() is None
+        pause.wait(0.01)
+    return [psutil.Process(int(path.read_text())) for path in told]
