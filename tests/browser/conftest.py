@@ -1,15 +1,16 @@
-"""A browser with a Jupyter server: started once, and only where there are both."""
+"""A browser, its Jupyter servers and an open notebook: started once, and only where there are both."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
-from tests.browser.jlab import PATIENCE, Notebook, Server, browser_file, chromium as started
+from tests.browser.jlab import PATIENCE, Notebook, Server, browser_file, chromium as started, opened_in
 
 
 def _runs(browser: str | None) -> bool:
@@ -19,8 +20,8 @@ def _runs(browser: str | None) -> bool:
     )
 
 
-# of a module and not of the session: as long as playwright runs, asyncio thinks that this thread is inside a loop
-@pytest.fixture(scope="module")
+# of this package and not of the session: as long as playwright runs, asyncio thinks that this thread is inside a loop
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Any]:
     pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
     if not _runs(browser_file()):
@@ -39,51 +40,65 @@ def _server(app: str, folders: pytest.TempPathFactory) -> Server:
     return Server(folders.mktemp(app), app)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """JupyterLab."""
     with _server("lab", tmp_path_factory) as server:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def notebook7(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Notebook 7."""
     with _server("notebook", tmp_path_factory) as server:
         yield server
 
 
-@pytest.fixture(scope="module")
-def window(chromium: Any) -> Iterator[Any]:
+@pytest.fixture(scope="package")
+def _page_errors() -> list[str]:
+    """What scripts of the shared window's pages did not catch."""
+    return []
+
+
+@pytest.fixture(autouse=True)
+def _our_scripts_are_well(_page_errors: list[str]) -> Iterator[None]:
+    """Errors of our own module, which anywidget loads from a blob, fail the test; the applications have errors of their own."""
+    yield
+    ours = [error for error in _page_errors if "blob:" in error]
+    _page_errors.clear()
+    assert ours == []
+
+
+@pytest.fixture(scope="package")
+def window(chromium: Any, _page_errors: list[str]) -> Iterator[Any]:
     """A window of the browser, whose tabs share what they have loaded."""
     context = chromium.new_context(viewport={"width": 1400, "height": 1000})
     context.set_default_timeout(PATIENCE * 1000)
+    context.on("weberror", lambda found: _page_errors.append(f"{found.error} {found.error.stack}"))
     yield context
     context.close()
 
 
+@pytest.fixture(scope="package")
+def given(lab: Server, window: Any) -> Iterator[Callable[..., Notebook]]:
+    """Gives other cells to a notebook that is open all the time; its kernel remembers what others have run in it."""
+    running: list[Notebook] = []
+    with ExitStack() as stack:
+
+        def give(*cells: str) -> Notebook:
+            if not running or not running[-1].is_idle():
+                running.append(stack.enter_context(opened_in(window, lab, f"given-{len(running)}.ipynb")))
+            return running[-1].give(*cells)
+
+        yield give
+
+
 @pytest.fixture
-def opened(window: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., Notebook]]:
-    """
-    Opens a notebook with cells, in a tab of its own; at the end its kernel is shut down.
+def opened(window: Any) -> Iterator[Callable[..., Notebook]]:
+    """Opens a notebook with cells in a tab of its own, with a kernel of its own that is shut down at the end."""
+    with ExitStack() as stack:
 
-    Errors of our own module, which anywidget loads from a blob, fail the test; the applications have errors of their own.
-    """
-    notebooks: list[Notebook] = []
-    errors: list[str] = []
+        def open_(server: Server, *cells: str, kernel: str = "python3") -> Notebook:
+            return stack.enter_context(opened_in(window, server, f"own-{kernel}.ipynb", cells, kernel))
 
-    def open_(server: Server, *cells: str, kernel: str = "python3") -> Notebook:
-        plain = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
-        name = f"{plain}-{len(notebooks)}.ipynb"
-        server.write(name, list(cells), kernel)
-        page = window.new_page()
-        page.on("pageerror", lambda error: errors.append(f"{error} {error.stack}"))
-        notebook = Notebook(page, server, name)
-        notebooks.append(notebook)
-        return notebook.open()
-
-    yield open_
-    for notebook in notebooks:
-        notebook.shut_down()
-        notebook.page.close()
-    assert [error for error in errors if "blob:" in error] == []
+        yield open_

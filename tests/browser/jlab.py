@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +35,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     # cells out of sight are in the page too
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
 }
+_IDLE = "() => window.jupyterapp.shell.currentWidget?.context.sessionContext.session?.kernel?.status === 'idle'"
 _COMMS = "@jupyterlab/apputils-extension/kernels-settings"
 
 
@@ -130,7 +131,7 @@ class Server:
         """The name of a kernel with this ipykernel."""
         return install(ipykernel, self.folder / "data" / "kernels")
 
-    def write(self, name: str, cells: list[str], kernel: str = "python3") -> Path:
+    def write(self, name: str, cells: Iterable[str], kernel: str = "python3") -> Path:
         """A notebook file with these cells."""
         spec = {"name": kernel, "display_name": kernel, "language": "python"}
         file = self.root / name
@@ -152,11 +153,35 @@ class Notebook:
         self.page.wait_for_function("() => window.jupyterapp?.restored.then(() => true)", timeout=PATIENCE * 1000)
         self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=PATIENCE * 1000)
         if kernel:
-            self.page.wait_for_function(
-                "() => window.jupyterapp.shell.currentWidget?.context.sessionContext.session?.kernel?.status === 'idle'",
-                timeout=PATIENCE * 1000,
-            )
+            self.page.wait_for_function(_IDLE, timeout=PATIENCE * 1000)
         return self
+
+    def give(self, *cells: str) -> Notebook:
+        """Put these cells in the place of all that are there; the kernel stays."""
+        self.page.evaluate(
+            """(cells) => {
+              const shared = window.jupyterapp.shell.currentWidget.content.model.sharedModel;
+              shared.transact(() => {
+                shared.deleteCellRange(0, shared.cells.length);
+                shared.insertCells(0, cells.map((source) => ({ cell_type: "code", source, metadata: {} })));
+              });
+            }""",
+            cells,
+        )
+        self.page.wait_for_function(
+            "(number) => document.querySelectorAll('.jp-Notebook .jp-CodeCell').length === number", arg=len(cells)
+        )
+        return self
+
+    def is_idle(self) -> bool:
+        """Whether the kernel is there and does nothing, which it may need a moment for."""
+        from playwright.sync_api import TimeoutError as TookTooLong
+
+        try:
+            self.page.wait_for_function(_IDLE, timeout=10_000)
+        except TookTooLong:
+            return False
+        return True
 
     def command(self, name: str, **arguments: Any) -> None:
         """Do what a menu entry or a key does."""
@@ -180,6 +205,13 @@ class Notebook:
         self.start()
         self.wait()
 
+    def run_cell(self, number: int) -> None:
+        """Run one cell to its end."""
+        self.page.evaluate(
+            "(number) => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = number }", number
+        )
+        self.command("notebook:run-cell")
+
     def save(self) -> nbformat.NotebookNode:
         """Save the notebook; gives what is in its file."""
         self.command("docmanager:save")
@@ -201,6 +233,20 @@ class Notebook:
     def shut_down(self) -> None:
         """End the kernel."""
         self.page.evaluate("() => window.jupyterapp.shell.currentWidget?.context.sessionContext.shutdown()")
+
+
+@contextmanager
+def opened_in(
+    window: Any, server: Server, name: str, cells: Iterable[str] = ("pass",), kernel: str = "python3"
+) -> Iterator[Notebook]:
+    """A notebook with these cells, open in a tab of its own; at the end its kernel is shut down."""
+    server.write(name, cells, kernel)
+    notebook = Notebook(window.new_page(), server, name).open()
+    try:
+        yield notebook
+    finally:
+        notebook.shut_down()
+        notebook.page.close()
 
 
 @contextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.jlab import Notebook, Server
+from tests.browser.jlab import Notebook
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -30,12 +30,14 @@ print(accelerate_nb.notebook_launcher(train, config=picker.value))
 
 
 @pytest.fixture
-def picking(lab: Server, opened: Callable[..., Notebook], tmp_path: Path) -> Notebook:
+def picking(given: Callable[..., Notebook], tmp_path: Path) -> Iterator[Notebook]:
     """A notebook whose first cell shows the form; the second has not run."""
-    notebook = opened(lab, PICK.format(home=str(tmp_path)), LAUNCH)
-    notebook.command("notebook:run-cell")
-    expect(notebook.page.locator(".acc-picker").get_by_label("num_processes")).to_be_visible()
-    return notebook
+    notebook = given(PICK.format(home=str(tmp_path)), LAUNCH)
+    notebook.run_cell(0)
+    expect(form(notebook).get_by_label("num_processes")).to_be_visible()
+    wide = notebook.page.viewport_size
+    yield notebook
+    notebook.page.set_viewport_size(wide)
 
 
 def form(notebook: Notebook) -> Any:
@@ -56,8 +58,7 @@ def fill(notebook: Notebook) -> None:
 
 
 def run_the_second_cell(notebook: Notebook) -> None:
-    notebook.cell(1).locator(".jp-InputPrompt").click()
-    notebook.command("notebook:run-cell")
+    notebook.run_cell(1)
     expect(notebook.cell(1)).to_contain_text("('2', 'bf16')")
 
 

@@ -61,11 +61,11 @@ def hacked(page: Any) -> bool:
     return bool(page.evaluate("() => 'hacked' in window"))
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The notebook as nbconvert writes it for others."""
     page, _ = HTMLExporter().from_notebook_node(saved())
-    file = tmp_path / "page.html"
+    file = tmp_path_factory.mktemp("converted") / "page.html"
     file.write_text(page)
     return file
 
@@ -112,8 +112,9 @@ def test_without_scripts_the_report_stays(file: Path, offline: Callable[..., Any
 
 def test_where_loading_code_is_forbidden_the_report_stays(file: Path, offline: Callable[..., Any]) -> None:
     rule = "<head><meta http-equiv='Content-Security-Policy' content=\"script-src 'unsafe-inline'\">"
-    file.write_text(file.read_text().replace("<head>", rule, 1))
-    page = offline(file)
+    strict = file.with_name("strict.html")
+    strict.write_text(file.read_text().replace("<head>", rule, 1))
+    page = offline(strict)
     page.wait_for_load_state()
     is_static(page)
     assert not hacked(page)

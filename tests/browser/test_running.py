@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser.cells import ALIVE, RUN, TRAIN
 from tests.browser.jlab import Notebook, Server
-from tests.kernelspecs import INSTALLED, OTHERS
+from tests.kernelspecs import INSTALLED
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -31,15 +31,14 @@ def moves(panel: Any, rank: int = 0) -> None:
 
 
 @pytest.fixture(scope="module")
-def running(lab: Server, window: Any) -> Iterator[Notebook]:
+def running(given: Callable[..., Notebook]) -> Iterator[Notebook]:
     """A notebook whose cell is busy with a run that has no end."""
-    lab.write("running.ipynb", [TRAIN, RUN, ALIVE])
-    notebook = Notebook(window.new_page(), lab, "running.ipynb").open()
+    notebook = given(TRAIN, RUN, ALIVE)
     notebook.start()
     moves(notebook.page.locator(".anb"))
     yield notebook
-    notebook.shut_down()
-    notebook.page.close()
+    if not notebook.is_idle():
+        notebook.command("notebook:interrupt-kernel")
 
 
 def test_values_change_while_the_cell_is_busy(running: Notebook) -> None:
@@ -156,11 +155,20 @@ def stops_at_a_click(notebook: Notebook) -> None:
     assert "the kernel is alive" in notebook.output(2)
 
 
-@pytest.mark.parametrize("comms", ["perCommTarget", "disabled"])
+def test_stacks_and_stop_work_while_the_cell_is_busy(given: Callable[..., Notebook]) -> None:
+    stops_at_a_click(given(TRAIN, RUN, ALIVE))
+
+
+# one of each kind of kernel: what differs between versions is tested without a browser, in tests/kernel/test_panel.py
 @pytest.mark.parametrize(
-    "ipykernel", [INSTALLED, *(pytest.param(version, marks=pytest.mark.slow) for version in OTHERS)]
+    ("ipykernel", "comms"),
+    [
+        (INSTALLED, "disabled"),
+        pytest.param("6.29.5", "perCommTarget", marks=pytest.mark.slow),
+        pytest.param("7.3.0", "perCommTarget", marks=pytest.mark.slow),
+    ],
 )
-def test_stacks_and_stop_work_while_the_cell_is_busy(
+def test_they_work_with_other_kernels_and_settings(
     lab: Server, opened: Callable[..., Notebook], ipykernel: str, comms: str
 ) -> None:
     kernel = lab.kernel(ipykernel)

@@ -1,0 +1,1 @@
+"""Tests in a browser: they share it, its servers and an open notebook, which end with this folder."""
