@@ -11,23 +11,19 @@ import pytest
 from accelerate_nb.events.model import Failure, LogLine, Metric, Progress, Quiet, StateChange
 from accelerate_nb.events.view import RunView
 from accelerate_nb.notebook.plain import PlainText
-from accelerate_nb.notebook.screens import Bound, Line
 from tests.notebook import stories
+from tests.notebook.paper import Paper
 
 STARTED = 1000.0
 DRAWN = "epoch 1:  40%|####      | 4/10 [00:01<00:02, 3.1it/s]"
 
 
-class Desk:
+class Desk(Paper):
     """A front end on paper, with a clock that is moved by hand."""
 
-    bound = Bound()
-
     def __init__(self, size=2, redraws=True):
-        self.redraws, self.now = redraws, 0.0
-        self.lines: list[Line] = []
-        self.open: list[str] = []
-        self.shown: list[dict] = []
+        super().__init__(redraws=redraws)
+        self.now = 0.0
         self.view = RunView(size)
         for rank in range(size):
             self.view.apply(StateChange(rank, "running", STARTED))
@@ -36,15 +32,6 @@ class Desk:
             view=self.view, folder=Path("/runs/1"), name="train", why="2 processes", started=STARTED, done=False
         )
         self.front_end.opened(self.run)
-
-    def write(self, lines):
-        self.lines.extend(lines)
-
-    def show_open(self, texts):
-        self.open = list(texts)
-
-    def show(self, data, metadata):
-        self.shown.append(data)
 
     def feed(self, *events, seconds=1.0):
         for event in events:

@@ -11,29 +11,10 @@ from accelerate_nb.events.view import RunView
 from accelerate_nb.launching.cell_run import CellEnd
 from accelerate_nb.notebook.cells.folding import WINDOW
 from accelerate_nb.notebook.cells.output import CellOutput, results_of
-from accelerate_nb.notebook.screens import Bound, Cell, Line
+from accelerate_nb.notebook.screens import Bound, Cell
+from tests.notebook.paper import Paper
 
 FOLDER = Path("/runs/1")
-
-
-class Paper:
-    """A screen that keeps what is put on it."""
-
-    def __init__(self, bound):
-        self.bound = bound
-        self.lines: list[Line] = []
-        self.open: list[str] = []
-        self.shown: list[dict] = []
-
-    def write(self, lines):
-        self.lines.extend(lines)
-
-    def show_open(self, texts):
-        self.open = list(texts)
-
-    def show(self, data, metadata):
-        self.shown.append(data)
-        self.lines.append(Line("stdout", "<shown>"))
 
 
 class Desk:

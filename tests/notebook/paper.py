@@ -1,0 +1,25 @@
+"""A screen on paper: it keeps what is put on it, in its order."""
+
+from __future__ import annotations
+
+from accelerate_nb.notebook.screens import Bound, Line
+
+
+class Paper:
+    """A screen whose `lines` also say where something was shown."""
+
+    def __init__(self, bound=Bound(), *, redraws=True):  # noqa: B008
+        self.bound, self.redraws = bound, redraws
+        self.lines: list[Line] = []
+        self.open: list[str] = []
+        self.shown: list[dict] = []
+
+    def write(self, lines):
+        self.lines.extend(lines)
+
+    def show_open(self, texts):
+        self.open = list(texts)
+
+    def show(self, data, metadata):
+        self.shown.append(data)
+        self.lines.append(Line("stdout", "<shown>"))
