@@ -41,14 +41,20 @@ def pictures(notebook: NotebookNode) -> int:
     return sum("image/png" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", []))
 
 
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[NotebookNode, Any, float]:
+    """The first notebook, run once for the tests that look at it."""
+    keys = "('losses', 'accuracies', 'processes', 'precision')"
+    asking = f"[{{key: result[key] for key in {keys}}}, len(test_images)]"
+    return executed("01_first_run.ipynb", tmp_path_factory.mktemp("first"), asking)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(4 * SECONDS)
-def test_the_first_run_recognises_97_percent_of_the_digits_on_two_processes(tmp_path: Path) -> None:
-    notebook, result, took = executed(
-        "01_first_run.ipynb",
-        tmp_path,
-        "{key: result[key] for key in ('losses', 'accuracies', 'processes', 'precision')}",
-    )
+def test_the_first_run_recognises_97_percent_of_the_digits_on_two_processes(
+    first_run: tuple[NotebookNode, Any, float],
+) -> None:
+    notebook, (result, _), took = first_run
     assert result["accuracies"][-1] >= 0.97
     assert (result["processes"], result["precision"]) == (2, "bf16")
     assert len(result["losses"]) == len(result["accuracies"]) == 20
@@ -59,8 +65,8 @@ def test_the_first_run_recognises_97_percent_of_the_digits_on_two_processes(tmp_
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * SECONDS)
-def test_the_first_run_tests_on_each_digit_exactly_once(tmp_path: Path) -> None:
-    notebook, kept_aside, _ = executed("01_first_run.ipynb", tmp_path, "len(test_images)")
+def test_the_first_run_tests_on_each_digit_exactly_once(first_run: tuple[NotebookNode, Any, float]) -> None:
+    notebook, (_, kept_aside), _ = first_run
     launch = next(cell for cell in notebook.cells if cell.id == "launch")
     assert f" of {kept_aside} test digits right" in printed(launch)
 
