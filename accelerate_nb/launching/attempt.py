@@ -50,6 +50,10 @@ _FORCE: tuple[Stop | None, ...] = (None, "finish", "interrupt", "kill")
 # Pipes are emptied at most this often: a reader that wakes for every line costs the workers more than the lines do.
 _BETWEEN_READS = 0.02
 _READ_AT_ONCE = 1 << 20
+# Where nothing was written for so long, the pipes are watched instead of looked into, and it is looked this often at what
+# else may be due.
+_DOZES_AFTER = 1.0
+_DOZE = 1.0
 # After the first failure: how long others may still report their own, and then end by themselves. A rank that only lost
 # its connection waits longer for the one that caused it, which may still be cleaning up.
 _SETTLE = 0.15
@@ -109,6 +113,7 @@ class Attempt:
         self._asking: Asking | None = None
         self._silence = Silence(scene.quiet, time.monotonic())
         self._observer: threading.Thread | None = None
+        self._wrote_last = time.monotonic()
         self._closed = False
         self.timed_out: Look | None = None
         self.lost: str | None = None
@@ -210,7 +215,7 @@ class Attempt:
             if now >= read_next:
                 self._read_logs()
                 read_next = now + _BETWEEN_READS
-            self._step(min(_BETWEEN_READS, 0.1))
+            self._step(self._doze(now) if self._may_doze(now) else _BETWEEN_READS)
             self._mind_the_silence()
             if self._asked == "finish" and self._asking is None:
                 self._asking = self._ask_to_hold()
@@ -224,6 +229,24 @@ class Attempt:
             if self._has_settled():
                 return self._end_with_grace(_GRACE_AFTER_FAILURE)
         return None
+
+    def _may_doze(self, now: float) -> bool:
+        is_quiet = now - self._wrote_last > _DOZES_AFTER and not self._is_observed()
+        nothing_is_asked = self._asked is None and self._asking is None and self._failed_at is None
+        return is_quiet and nothing_is_asked and bool(self._workers.watched())
+
+    def _doze(self, now: float) -> float:
+        """Be woken by whatever is written; for how long nothing else needs a look."""
+        # Linux's and macOS's selectors can be waited for themselves
+        logs = self._logs.fileno()
+        if logs not in self._urgent.get_map():
+            self._urgent.register(logs, selectors.EVENT_READ, lambda: self._wake(logs))
+        due = [self._silence.due, *([self._scene.deadline] if self._scene.deadline is not None else [])]
+        return min(max(min(due) - now, 0.0), _DOZE)
+
+    def _wake(self, logs: int) -> None:
+        self._urgent.unregister(logs)
+        self._wrote_last = time.monotonic()
 
     def _mind_the_silence(self) -> None:
         """Where nothing has come for long, find out in a thread of its own where the ranks are, and say so."""
@@ -416,6 +439,7 @@ class Attempt:
         if not data:
             self._logs.unregister(descriptor)
             return False
+        self._wrote_last = time.monotonic()
         self._take_output(rank, stream, *self._assemblers[rank, stream].feed(data))
         return True
 

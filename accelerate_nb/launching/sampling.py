@@ -16,6 +16,9 @@ from accelerate_nb.events.view import RunView
 _BETWEEN = 1.0
 # Where there are thousands of processes a look takes longer; it never takes more than this part of a core.
 _PART = 0.01
+# A run from which nothing else has come for a while, such as a session that nobody uses, is looked at less often.
+_RESTS_AFTER = 60.0
+_BETWEEN_AT_REST = 5.0
 
 
 class Sampler:
@@ -55,11 +58,15 @@ class Sampler:
             return
         gpus = Gpus(self._environment) if self._kind == "cuda" else None
         try:
-            patience = 0.0
+            patience, seen, moved = 0.0, -1, time.monotonic()
             while not self._over.wait(patience):
                 began = time.thread_time()
+                if self._view.changes != seen:
+                    moved = time.monotonic()
                 self._sample(host, workers, gpus)
-                patience = max(_BETWEEN, (time.thread_time() - began) / _PART)
+                seen = self._view.changes
+                rests = time.monotonic() - moved > _RESTS_AFTER
+                patience = max(_BETWEEN_AT_REST if rests else _BETWEEN, (time.thread_time() - began) / _PART)
         finally:
             if gpus is not None:
                 gpus.close()

@@ -19,12 +19,16 @@ class Silence:
     since: float
     _told: float = 0.0
 
+    @property
+    def due(self) -> float:
+        """When something is to be said, if nothing is heard until then."""
+        return self.since + max(self.patience, 2 * self._told) if self.patience else float("inf")
+
     def is_due(self, now: float) -> bool:
         """Whether something is to be said now; it is then said."""
-        lasts = now - self.since
-        if not self.patience or lasts < max(self.patience, 2 * self._told):
+        if now < self.due:
             return False
-        self._told = lasts
+        self._told = now - self.since
         return True
 
     def broken(self, now: float) -> bool:
