@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from accelerate_nb.events.asks import current_asks
@@ -36,13 +37,9 @@ def _collectives(_: Message, descriptors: Sequence[int]) -> None:
 
 def _reply(descriptors: Sequence[int], said: Any) -> None:
     (pipe,) = descriptors
-    with open(pipe, "w", encoding="utf-8") as file:
-        try:
-            json.dump(said, file)
-            file.flush()
-        except BrokenPipeError:
-            # nobody waits for it any more
-            return
+    # nobody may wait for it any more
+    with suppress(BrokenPipeError), open(pipe, "w", encoding="utf-8") as file:
+        json.dump(said, file)
 
 
 def recorded() -> list[dict[str, Any]]:

@@ -74,7 +74,9 @@ def _settle(order: Order, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # a notebook's kernel has switched it on already, and a forked worker's last words would go to the kernel's streams
     faulthandler.enable(file=order.descriptors.stacks)
-    faulthandler.register(STACKS_SIGNAL, file=order.descriptors.stacks, all_threads=True, chain=False)
+    # the main thread alone, which the signal goes to: other threads run on while their stacks are read, and that ends in a
+    # fault of memory before long
+    faulthandler.register(STACKS_SIGNAL, file=order.descriptors.stacks, all_threads=False, chain=False)
     order.surroundings.take_over()
     os.environ.update(order.seat.environ())
     showing.install()

@@ -1,0 +1,68 @@
+"""A worker answers while its function runs, and no question harms it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from accelerate_nb import launch
+from accelerate_nb.launching.worker import STACKS_SIGNAL
+
+SETTINGS = {"num_processes": 1, "cpu": True, "config_file": "", "timeout": 60, "panel": "off"}
+
+
+def waits_for(place):
+    while not Path(place).exists():
+        threading.Event().wait(0.01)
+    return "well"
+
+
+def until_it_runs(run):
+    while run.view.rank(0).state != "running":
+        assert not run.done
+        threading.Event().wait(0.01)
+    return int(run.view.rank(0).detail)
+
+
+def test_a_question_whose_asker_has_gone_harms_nobody(tmp_path):
+    end = tmp_path / "end"
+    run = launch(waits_for, (str(end),), **SETTINGS)
+    until_it_runs(run)
+    gone, its = os.pipe()
+    os.close(gone)
+    assert run.tell(0, {"do": "collectives"}, [its])
+    os.close(its)
+    mine, its = os.pipe()
+    assert run.tell(0, {"do": "collectives"}, [its])
+    os.close(its)
+    with open(mine, "rb") as answer:
+        assert answer.read() == b"[]"
+    end.touch()
+    assert run.wait(60) == "well"
+
+
+def computes_in_threads(place):
+    def deep(depth):
+        return depth if depth == 0 else deep(depth - 1)
+
+    def always():
+        while True:
+            deep(30)
+
+    for _ in range(4):
+        threading.Thread(target=always, daemon=True).start()
+    return waits_for(place)
+
+
+def test_a_rank_is_asked_where_it_is_as_often_as_one_likes_while_its_threads_run(tmp_path):
+    end = tmp_path / "end"
+    run = launch(computes_in_threads, (str(end),), **SETTINGS)
+    pid = until_it_runs(run)
+    pause = threading.Event()
+    for _ in range(1500):
+        os.kill(pid, STACKS_SIGNAL)
+        pause.wait(0.002)
+    assert "in waits_for" in run.stacks()
+    end.touch()
+    assert run.wait(60) == "well"
