@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterator
 
 from accelerate_nb.events.model import Event, from_line, to_line
 
 
 class Sender:
-    """A worker's end: puts its events on a socket, from any thread."""
+    """
+    A worker's end: puts its events on a socket, from any thread.
+
+    Nobody waits for another who sends: that one sends both. So what is collected as garbage meanwhile may send, too (a
+    progress bar closes then), and so may a process that was forked meanwhile.
+    """
 
     def __init__(self, sock: socket.socket, rank: int) -> None:
         self.rank = rank
         self._socket = sock
         self._lock = threading.Lock()
+        self._due: deque[bytes] = deque()
 
     def send(self, event: Event) -> None:
         """Send one event; where nobody reads any more, it is dropped."""
-        line = to_line(event)
-        with self._lock:
+        self._due.append(to_line(event))
+        # whoever sends may have seen the end of the queue just before this one came: so one looks again
+        while self._due and not self._lock.locked():
+            with self._lock:
+                self._send_all()
+
+    def _send_all(self) -> None:
+        while self._due:
             try:
-                self._socket.sendall(line)
+                self._socket.sendall(self._due.popleft())
             except OSError:
                 # the notebook's process has gone, and this one is about to be ended
-                return
+                self._due.clear()
 
 
 class EventReader:

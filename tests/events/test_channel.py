@@ -77,3 +77,21 @@ def test_a_very_large_event_costs_no_more_than_its_size():
     # when the rest is put together anew for each piece, this takes many seconds
     assert time.perf_counter() - begin < 3
     assert len(found[0].data["image/png"]) == 30_000_000
+
+
+def test_what_is_sent_in_the_midst_of_sending_waits_for_nobody_and_comes_after():
+    sent = []
+
+    class Collecting:
+        """A socket during whose sending a finalizer sends, too, as that of a progress bar does."""
+
+        def sendall(self, line):
+            sent.append(line)
+            if len(sent) == 1:
+                sender.send(EVENTS[1])
+
+    sender = Sender(Collecting(), rank=0)
+    sending = threading.Thread(target=sender.send, args=(EVENTS[0],), daemon=True)
+    sending.start()
+    sending.join(20)
+    assert sent == [to_line(one) for one in EVENTS[:2]]
