@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
+from weakref import ReferenceType, ref
 
 from accelerate_nb.events.emit import emit, outlet
 from accelerate_nb.events.model import Progress
 
-# A bar that is drawn more often (`mininterval=0`) is told less often.
-_BETWEEN = 0.1
+# A bar that is drawn more often (`mininterval=0`) is told less often; tqdm's own pace is a tenth of a second.
+_BETWEEN = 0.09
 _PLACE = "_accelerate_nb_place"
 _NAMELESS = "progress"
 
@@ -78,6 +80,7 @@ class _Told:
         self._process = os.getpid()
         self._taken: set[int] = set()
         self._last: dict[int, float] = {}
+        self._waiting: dict[int, tuple[ReferenceType[Any], _Place]] = {}
 
     def watch(self, tqdm: Any) -> None:
         """Make a class of bars, which all other kinds of bars inherit from, say what its bars do."""
@@ -110,14 +113,42 @@ class _Told:
         if closed:
             place.left = True
             self._taken.discard(place.number)
-        if self._is_due(place.number) or (place.told and (closed or bar.n == bar.total)):
-            place.told = True
-            self._last[place.number] = time.monotonic()
-            emit(_progress(bar, place.number, closed=closed))
+        if self._due_in(place.number) <= 0 or (place.told and (closed or bar.n == bar.total)):
+            self._tell(_progress(bar, place.number, closed=closed), place)
+        elif not closed:
+            self._tell_soon(bar, place)
 
-    def _is_due(self, number: int) -> bool:
-        """Whether it is time for more of a place: a loop may make a thousand short bars in it each second."""
-        return time.monotonic() - self._last.get(number, -_BETWEEN) >= _BETWEEN
+    def _due_in(self, number: int) -> float:
+        """Seconds until it is time for more of a place: a loop may make a thousand short bars in it each second."""
+        return self._last.get(number, -_BETWEEN) + _BETWEEN - time.monotonic()
+
+    def _tell(self, said: Progress, place: _Place) -> None:
+        place.told = said
+        self._last[place.number] = time.monotonic()
+        emit(said)
+
+    def _tell_soon(self, bar: Any, place: _Place) -> None:
+        """The bar may not move again: what is drawn too early is told a moment later."""
+        is_waited_for = place.number in self._waiting
+        self._waiting[place.number] = ref(bar), place
+        if not is_waited_for:
+            later = threading.Timer(max(0.0, self._due_in(place.number)), self._tell_late, (place.number,))
+            later.daemon = True
+            later.start()
+
+    def _tell_late(self, number: int) -> None:
+        """In a thread of its own: tell of the newest bar in a place, where it is still there and has moved."""
+        known, place = self._waiting.pop(number)
+        bar = known()
+        if bar is None or place.left:
+            return
+        said = _progress(bar, place.number, closed=False)
+        if place.told is not None and _shown(said) == _shown(place.told):
+            return
+        self._tell(said, place)
+        if place.left:
+            # it closed meanwhile, and that is to be told last
+            self._tell(_progress(bar, place.number, closed=True), place)
 
     def _take(self) -> int:
         number = next(number for number in range(len(self._taken) + 1) if number not in self._taken)
@@ -127,10 +158,10 @@ class _Told:
 
 @dataclass(slots=True)
 class _Place:
-    """Where a bar stands among those of its process, whether it was told of there, and whether it has left."""
+    """Where a bar stands among those of its process; what was told of it last, and whether it has left."""
 
     number: int
-    told: bool = False
+    told: Progress | None = None
     left: bool = False
 
 
@@ -159,6 +190,10 @@ def _progress(bar: Any, place: int, *, closed: bool) -> Progress:
         bar=f"tqdm {place}",
         note=str(facts["postfix"] or ""),
     )
+
+
+def _shown(progress: Progress) -> tuple[object, ...]:
+    return progress.done, progress.total, progress.label, progress.note
 
 
 def _plain(number: Any, factor: Any) -> float:
