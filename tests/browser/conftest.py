@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,10 +15,10 @@ from tests.browser.jlab import PATIENCE, Notebook, Server, browser_file, chromiu
 
 
 def _runs(browser: str | None) -> bool:
+    if browser is None or shutil.which(browser) is None:
+        return False
     # Ubuntu has a command of this name that only says where the browser is to be had
-    return (
-        browser is not None and subprocess.run([browser, "--version"], capture_output=True, check=False).returncode == 0
-    )
+    return subprocess.run([browser, "--version"], capture_output=True, check=False).returncode == 0
 
 
 # of this package and not of the session: as long as playwright runs, asyncio thinks that this thread is inside a loop
@@ -41,15 +42,15 @@ def _server(app: str, folders: pytest.TempPathFactory) -> Server:
 
 
 @pytest.fixture(scope="package")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """JupyterLab."""
+def lab(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """JupyterLab, for the browser."""
     with _server("lab", tmp_path_factory) as server:
         yield server
 
 
 @pytest.fixture(scope="package")
-def notebook7(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Notebook 7."""
+def notebook7(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Notebook 7, for the browser."""
     with _server("notebook", tmp_path_factory) as server:
         yield server
 
