@@ -17,6 +17,7 @@ from accelerate_nb.launching.run import Watched
 from accelerate_nb.notebook.live.feed import Facts, Feed, Message
 from accelerate_nb.notebook.live.lane import Lane
 from accelerate_nb.notebook.live.outputs import Bundle
+from accelerate_nb.notebook.page import joining
 
 # How long a page may leave what it was told unanswered before it is told no more; all at once takes it longer.
 _PATIENCE = 3.0
@@ -25,10 +26,10 @@ _MOST_OF_A_LOG = 64 * 1024 * 1024
 
 
 class Panel(anywidget.AnyWidget):
-    """The widget: `panel.js` draws it from the messages that it is sent; `snapshot` is for a page without a kernel."""
+    """The widget: the modules of `page` draw it from the messages that it is sent; `snapshot` is for a page without a kernel."""
 
-    _esm = Path(__file__).with_name("panel.js")
-    _css = Path(__file__).with_name("panel.css")
+    _esm = joining.module()
+    _css = joining.style()
     snapshot: Any = traitlets.List().tag(sync=True)
 
 
@@ -41,7 +42,7 @@ class LivePanel:
 
     >>> live = LivePanel(run, "jupyter", lane, background=False)
     >>> while not run.done: live.step()
-    >>> live.end()
+    >>> live.end(report)
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class LivePanel:
         self._unanswered: deque[tuple[int, float]] = deque()
         self._holds_back = self._ended = self._was_asked = self._looks_for_stacks = False
         self._needs_all = False
+        self._report: Bundle | None = None
+        self._was_loaded_anew = False
         self.answered = False
 
     def bundle(self) -> Bundle:
@@ -78,12 +81,14 @@ class LivePanel:
             if self.answered:
                 self._tell_news()
 
-    def end(self) -> None:
-        """The run is over: tell the last, and leave what a page shows that has no kernel."""
+    def end(self, report: Bundle) -> None:
+        """The run is over: tell the last, and leave what a page shows that has no kernel, and what takes the panel's place."""
         with self._lock:
             self._holds_back = False
             self.step()
-            self._ended = True
+            self._ended, self._report = True, report
+            if self._was_loaded_anew:
+                self._tell_report(report)
             self._lane.leave(self._comm)
             self._panel.snapshot = self._feed.frozen(self.facts)
 
@@ -119,6 +124,11 @@ class LivePanel:
     def _tell(self, message: Message, buffers: list[bytes]) -> None:
         self._send(self._feed.numbered(message), _PATIENCE_WITH_ALL, buffers)
 
+    def _tell_report(self, report: Bundle) -> None:
+        """A page that was loaded anew does not know its output by the name by which others take the report."""
+        data, metadata = dict(report.data), dict(report.metadata)
+        self._tell({"report": {"of": self._comm, "data": data, "metadata": metadata}}, [])
+
     def _send(self, message: Message, patience: float, buffers: list[bytes] | None = None) -> None:
         self._unanswered.append((message["seq"], self._clock() + patience))
         self._panel.send(message, buffers)
@@ -134,10 +144,13 @@ class LivePanel:
     def _hear(self, content: Message) -> None:
         match content.get("do"):
             case "hello":
-                self.answered = True
-                # a second view in a page that knows the run already
+                # a second view may be in a page that knows the run already
                 if not content.get("seq") or self._holds_back:
+                    self._was_loaded_anew |= self.answered
                     self._tell_all()
+                self.answered = True
+                if self._report is not None:
+                    self._tell_report(self._report)
             case "ack":
                 self._take_answer(content.get("seq"))
             case "stop":

@@ -188,7 +188,7 @@ class Card:
                 self._is_over = True
                 self._update()
                 if self._panel is not None:
-                    self._panel.end()
+                    self._panel.end(self._bundle())
                     self._pages.keep(self._panel)
         except Exception as error:  # noqa: BLE001 - a run is not lost because it can't be shown
             self._give_up(error)

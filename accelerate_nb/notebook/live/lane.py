@@ -71,7 +71,9 @@ class Lane:
         try:
             yield
         finally:
-            self._holds.remove(hold)
+            # nothing is said of the cell after its end
+            with self._lock:
+                self._holds.remove(hold)
 
     def pump(self) -> None:
         """Read what has come, where only the waiting thread can do that; call it some times a second."""
@@ -144,11 +146,26 @@ class Lane:
             data = content.get("data") or {}
             if data.get("method") == "custom":
                 handler(data.get("content") or {})
+                self._say_that_the_cell_goes_on(kernel)
                 return True
-        if self._holds and self._is_of_a_reload(kind, content):
-            context, parent = self._holds[-1]
-            context.copy().run(_answer, kernel, identities, message, parent)
-            return True
+        if self._is_of_a_reload(kind, content):
+            return self._answered(kernel, identities, message)
+        return False
+
+    def _say_that_the_cell_goes_on(self, kernel: Any) -> None:
+        """A page thinks the kernel idle after whatever it has asked beside the cell: a debugger's, or for a subshell."""
+        with self._lock:
+            if self._holds and (cell := self._holds[-1][1]):
+                _say(kernel, "busy", cell)
+
+    def _answered(self, kernel: Any, identities: Any, message: Any) -> bool:
+        """Whether a cell waits, during which a reloaded page has been answered."""
+        with self._lock:
+            if self._holds:
+                context, _ = self._holds[-1]
+                context.copy().run(_answer, kernel, identities, message)
+                self._say_that_the_cell_goes_on(kernel)
+                return True
         return False
 
     def _is_of_a_reload(self, kind: str, content: Content) -> bool:
@@ -158,8 +175,8 @@ class Lane:
         return kind in _OF_A_RELOAD or comm in self._controls
 
 
-def _answer(kernel: Any, identities: Any, message: Any, cell: Any) -> None:
-    """Do what the kernel does with a message when its turn comes; the cell goes on to be what it works on."""
+def _answer(kernel: Any, identities: Any, message: Any) -> None:
+    """Do what the kernel does with a message when its turn comes."""
     kind = message["header"]["msg_type"]
     comm = kernel.comm_manager.comms.get(message["content"].get("comm_id")) if kind == "comm_msg" else None
     _say(kernel, "busy", message)
@@ -171,8 +188,6 @@ def _answer(kernel: Any, identities: Any, message: Any, cell: Any) -> None:
         if inspect.iscoroutine(answer):
             _run(answer)
     _say(kernel, "idle", message)
-    if cell:
-        _say(kernel, "busy", cell)
 
 
 def _run(coroutine: Any) -> None:

@@ -1,0 +1,99 @@
+"""A page that is loaded anew while a run goes on: what it shows then, and what a notebook saved in it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.browser.cells import ALIVE, TRAIN
+from tests.browser.jlab import Notebook, Server
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+# on a busy machine a page takes its time to load
+pytestmark = pytest.mark.timeout(240)
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+ENDS_WHEN_TOLD = """
+import os
+def until_told(file):
+    accelerator = Accelerator()
+    print("it has begun", flush=True)
+    while not os.path.exists(file):
+        time.sleep(0.1)
+    print("it was told to end", flush=True)
+"""
+
+
+def kinds(notebook: Notebook) -> list[set[str]]:
+    """The forms of what the second cell shows in the notebook's file, once it is saved."""
+    return [set(one.data) for one in notebook.save().cells[1].outputs if one.output_type == "display_data"]
+
+
+def begun(notebook: Notebook) -> Any:
+    panel = notebook.page.locator(".anb")
+    expect(panel.get_by_role("log").first).to_contain_text("it has begun")
+    return panel
+
+
+@pytest.mark.parametrize("while_it_ends", ["open", "closed"])
+def test_a_page_loaded_anew_saves_the_report(
+    request: pytest.FixtureRequest, opened: Callable[..., Notebook], app: str, while_it_ends: str, tmp_path
+) -> None:
+    server: Server = request.getfixturevalue(app)
+    told = tmp_path / "told"
+    notebook = opened(
+        server, TRAIN + ENDS_WHEN_TOLD, f"notebook_launcher(until_told, ({str(told)!r},), num_processes=2, cpu=True)"
+    )
+    notebook.start()
+    begun(notebook)
+    assert kinds(notebook) == [{WIDGET, "text/html", "text/plain"}]
+    if while_it_ends == "open":
+        begun(notebook.open(kernel=False))
+        told.touch()
+    else:
+        notebook.page.goto("about:blank")
+        told.touch()
+        notebook.open()
+    expect(notebook.cell(1)).to_contain_text("it was told to end")
+    # the panel gives way to the report, which is drawn by a document of its own rules
+    notebook.page.wait_for_function(
+        "() => !JSON.stringify(window.jupyterapp.shell.currentWidget.context.model.toJSON()).includes('widget-view+json')"
+    )
+    expect(notebook.cell(1)).to_contain_text("it was told to end")
+    [saved] = notebook.save().cells[1].outputs
+    assert set(saved.data) == {"text/html", "text/plain"}
+    assert "it was told to end" in saved.data["text/plain"]
+
+
+@pytest.fixture(params=["lab", pytest.param("notebook7", marks=pytest.mark.slow)])
+def app(request: pytest.FixtureRequest) -> str:
+    """The application that shows the notebook."""
+    return request.param
+
+
+def test_the_kernel_is_busy_as_long_as_the_cell_runs(lab: Server, opened: Callable[..., Notebook], tmp_path) -> None:
+    told = tmp_path / "told"
+    notebook = opened(
+        lab,
+        TRAIN + ENDS_WHEN_TOLD,
+        f"notebook_launcher(until_told, ({str(told)!r},), num_processes=2, cpu=True)",
+        ALIVE,
+    )
+    notebook.start()
+    panel = begun(notebook)
+    status = notebook.page.locator("#jp-main-statusbar")
+    # what a debugger asks is answered beside the cell, and ends with the word that the kernel is idle
+    notebook.page.evaluate(
+        "() => window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel"
+        ".requestDebug({ seq: 1, type: 'request', command: 'debugInfo' }).done.then(() => null)"
+    )
+    expect(status).to_contain_text("Busy")
+    panel.get_by_role("button", name="Stacks", exact=True).first.click()
+    expect(panel.get_by_role("region", name="Stacks")).to_contain_text("until_told")
+    expect(status).to_contain_text("Busy")
+    told.touch()
+    notebook.wait()
+    expect(status).to_contain_text("Idle")
