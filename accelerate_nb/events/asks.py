@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -16,11 +18,15 @@ _PATIENCE = 30.0
 
 
 class Position(NamedTuple):
-    """How far a rank is: optimizer steps made, seconds that one took so far, whether its function looks for a stop itself."""
+    """
+    How far a rank is: optimizer steps made, seconds that one took so far (0 before the first), whether its function looks
+    for a stop itself, and whether it is saving at this moment.
+    """
 
     steps: int
     pace: float
     looks: bool
+    saves: bool = False
 
 
 class Asks:
@@ -43,6 +49,8 @@ class Asks:
         self.stopping = False
         self.looks = False
         self._begun: float | None = None
+        self._stepped_at = 0.0
+        self._saving = 0
         self._asked = False
         self._last: int | None = None
         self._raises = False
@@ -56,9 +64,19 @@ class Asks:
 
     def stepped(self) -> None:
         """A step has been made; comes back when the process may go on, raises `StopRequested` where it ends."""
+        self._stepped_at = time.monotonic()
         self.steps += 1
         if self._asked:
             self._hold()
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """A block that writes what was trained, and is not to be cut off for a stop."""
+        self._saving += 1
+        try:
+            yield
+        finally:
+            self._saving -= 1
 
     def _hold(self) -> None:
         with self._changed:
@@ -79,10 +97,13 @@ class Asks:
         with self._changed:
             if self._begun is None:
                 return None
+            begun = self._begun
             # first the wish, then the look: whoever has made more steps than are told has seen it
             self._asked = True
             steps = self.steps
-            return Position(steps, (time.monotonic() - self._begun) / max(steps, 1), self.looks)
+            # what comes after the steps, an evaluation perhaps, is none of their time
+            pace = (self._stepped_at - begun) / steps if steps else 0.0
+            return Position(steps, pace, self.looks, self._saving > 0)
 
     def until(self, last: int, *, raises: bool) -> None:
         """Let the process go on, and stop after so many steps: by `StopRequested`, or as its function sees to it."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
 
-from accelerate_nb.errors import LaunchError
+from accelerate_nb.errors import LaunchError, StoppedError
 from accelerate_nb.events.model import State, StateChange
 from accelerate_nb.events.view import RunView
 from accelerate_nb.launching.attempt import Scene, Stop, stronger
@@ -307,8 +307,12 @@ class Run:
         """Show the run until it is over or the time is; whether it was interrupted."""
         __tracebackhide__ = True
         interrupts = 0
-        self._front_end.opened(self)
         try:
+            try:
+                self._front_end.opened(self)
+            except KeyboardInterrupt:
+                interrupts += 1
+                self.ask("interrupt")
             while not self._over.is_set() and (deadline is None or time.monotonic() < deadline):
                 try:
                     self._over.wait(_BETWEEN_REFRESHES)
@@ -325,6 +329,10 @@ class Run:
             self._scene.take(StateChange(None, "running", time.time(), self.why))
             with self._sampler:
                 self._endings = self._attempts()
+        except KeyboardInterrupt:
+            # of a rank in this very process
+            self._stopped = stronger(self._stopped, "interrupt")
+            raise
         except Exception as error:  # noqa: BLE001 - raised where the run is waited for
             self._error = error
         finally:
@@ -384,9 +392,9 @@ class Run:
 
     def _end_state(self) -> tuple[State, str]:
         last_step = self._attempt.last_step if self._attempt is not None else None
-        if last_step is not None:
+        if last_step is not None and isinstance(self._error, (StoppedError, type(None))):
             return "stopped", f"as was asked, after step {last_step}"
-        if self._stopped is not None and (self._stopped != "finish" or self._error is not None):
+        if self._stopped is not None and (self._stopped != "finish" or isinstance(self._error, StoppedError)):
             return "stopped", "as was asked"
         return ("finished" if self._error is None else "failed"), ""
 

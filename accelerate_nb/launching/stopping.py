@@ -9,6 +9,8 @@ from accelerate_nb.events.asks import Position
 
 # A rank that is far behind, or in a long step, gets so many times the time that a step took so far.
 _STEPS_OF_PATIENCE = 3
+# A rank that is in the midst of saving gets so many seconds: to cut it off would lose what a stop is to keep.
+_SAVING = 300.0
 
 
 @dataclass
@@ -43,7 +45,8 @@ class Asking:
         if set(self._positions) == set(self.ranks):
             self.last_step = 1 + max(one.steps for one in self._positions.values())
             pace = max(one.pace for one in self._positions.values())
-            self._deadline = now + self.grace + _STEPS_OF_PATIENCE * pace
+            saving = _SAVING if any(one.saves for one in self._positions.values()) else 0.0
+            self._deadline = now + self.grace + max(saving, _STEPS_OF_PATIENCE * pace)
 
     @property
     def raises(self) -> bool:

@@ -81,15 +81,19 @@ class AcceleratedOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]  # as Accelerate's
         """Step, if gradients are synchronised."""
-        if not self.gradient_state.sync_gradients or self._is_done_in_backward:
+        if not self.gradient_state.sync_gradients:
             return
+        if not self._is_done_in_backward:
+            self._step(closure)
+        self._asks.stepped()
+
+    def _step(self, closure: Callable[[], Any] | None) -> None:
         if self._first_look is not None:
             self._look()
         if self._is_plain:
             self.optimizer.step(closure)
         else:
             self._is_overflow = not self.precision.step(self.optimizer, closure)
-        self._asks.stepped()
 
     def _look(self) -> None:
         """Before the first step: somebody looks whether the gradients are what they should be."""

@@ -39,6 +39,12 @@ def test_a_slow_rank_gets_its_steps_beyond_the_grace():
     assert slow.is_in_vain([], now=33.1)
 
 
+def test_ranks_that_save_are_given_the_time_for_it():
+    saves = asking(at(7)._replace(saves=True), at(7))
+    assert not saves.is_in_vain([], now=300.0)
+    assert saves.is_in_vain([], now=304.0)
+
+
 def test_ranks_that_have_all_come_take_as_long_as_they_like():
     came = asking(at(7), at(7))
     came.come(0)

@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from accelerate_nb import Accelerator, launch
+from accelerate_nb.config.run import resolve
 from accelerate_nb.errors import StoppedError, StopRequested, WorkerError
+from accelerate_nb.events.asks import Asks, current_asks
+from accelerate_nb.launching.functions import prepare
 from accelerate_nb.runtime.local_sgd import LocalSGD
 
 SETTINGS = {"num_processes": 2, "cpu": True, "config_file": "", "timeout": 60, "results": "all"}
@@ -175,36 +178,65 @@ def test_ranks_that_don_t_come_to_a_step_are_ended_all_the_same(tmp_path, functi
     assert run.view.state == "stopped"
 
 
-def here(folder):
+def saves_slowly(folder):
+    accelerator = Accelerator()
+    model, optimizer = prepared(accelerator)
+    done = Path(folder, f"saved {os.environ['RANK']}")
+
+    def slow(models, weights, place):
+        Path(folder, os.environ["RANK"]).touch()
+        # far longer than the grace
+        threading.Event().wait(2.5)
+
+    accelerator.register_save_state_pre_hook(slow)
+    one_step(accelerator, model, optimizer)
+    accelerator.save_state(Path(folder, "state"))
+    done.touch()
+    for _ in range(ENDLESS):
+        one_step(accelerator, model, optimizer)
+
+
+def test_a_rank_that_saves_is_not_cut_off(tmp_path):
+    run = launch(saves_slowly, (str(tmp_path),), grace=0.3, **SETTINGS)
+    until_training(run, tmp_path)
+    run.stop()
+    with pytest.raises(StoppedError, match=r"after step \d+"):
+        run.wait(60)
+    assert all((tmp_path / f"saved {rank}").exists() for rank in range(2))
+    assert (tmp_path / "state").is_dir()
+
+
+def fails_when_it_is_stopped(folder):
     accelerator = Accelerator()
     model, optimizer = prepared(accelerator)
     for step in range(ENDLESS):
         one_step(accelerator, model, optimizer)
-        if step == 3:
-            Path(folder, "0").touch()
+        says_that_it_trains(folder, step)
         if accelerator.stop_requested:
-            return step
-    return None
+            raise OSError("no space left for what is to be saved")
 
 
-def test_a_function_in_this_process_is_asked_too(tmp_path):
-    from accelerate_nb.config.run import resolve
-    from accelerate_nb.launching.functions import prepare
+def test_a_run_that_fails_while_it_stops_has_failed(tmp_path):
+    run = launch(fails_when_it_is_stopped, (str(tmp_path),), **SETTINGS)
+    until_training(run, tmp_path)
+    run.stop()
+    with pytest.raises(OSError, match="no space left"):
+        run.wait(60)
+    assert run.view.state == "failed"
 
-    wish = resolve({"engine": "inline", "cpu": True, "folder": str(tmp_path / "runs")}, {})
-    run = prepare(here, (str(tmp_path),), wish, Nothing())
 
-    def stops():
-        until_training(run, tmp_path, ranks=2)
-        run.ask("finish")
-
-    thread = threading.Thread(target=stops)
-    thread.start()
-    (tmp_path / "runs").mkdir(exist_ok=True)
-    run.start()
-    thread.join(60)
-    assert run.wait() > 3
-    assert run.view.state == "stopped"
+def test_time_after_the_steps_is_none_of_their_pace():
+    asks = Asks()
+    assert asks.hold() is None
+    asks.begin()
+    threading.Event().wait(0.2)
+    assert asks.hold().pace == 0
+    asks.until(2, raises=False)
+    for _ in range(2):
+        asks.stepped()
+    pace = asks.hold().pace
+    threading.Event().wait(0.2)
+    assert asks.hold().pace == pace > 0
 
 
 class Nothing:
@@ -221,3 +253,66 @@ class Nothing:
 
     def follow(self, run):
         """Nothing."""
+
+
+def here(folder):
+    accelerator = Accelerator()
+    model, optimizer = prepared(accelerator)
+    for step in range(ENDLESS):
+        one_step(accelerator, model, optimizer)
+        if step == 3:
+            Path(folder, "0").touch()
+        if accelerator.stop_requested:
+            return step
+    return None
+
+
+def test_a_function_in_this_process_is_asked_too(tmp_path):
+    wish = resolve({"engine": "inline", "cpu": True, "folder": str(tmp_path / "runs")}, {})
+    run = prepare(here, (str(tmp_path),), wish, Nothing())
+
+    def stops():
+        until_training(run, tmp_path, ranks=2)
+        run.ask("finish")
+
+    thread = threading.Thread(target=stops)
+    thread.start()
+    (tmp_path / "runs").mkdir(exist_ok=True)
+    run.start()
+    thread.join(60)
+    assert run.wait() > 3
+    assert run.view.state == "stopped"
+    assert "after step" in run.view.detail
+    # what was asked of the run is not asked of this process, which has others
+    assert not Accelerator().stop_requested
+    assert current_asks().hold() is None
+
+
+class Impatient(Nothing):
+    """Somebody presses the interrupt before anything is shown."""
+
+    def opened(self, run):
+        """Too early."""
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_before_anything_is_shown_ends_the_workers(tmp_path):
+    wish = resolve({"num_processes": 2, "cpu": True, "grace": 0.1, "folder": str(tmp_path)}, {})
+    run = prepare(has_no_accelerator, (str(tmp_path),), wish, Impatient())
+    run.start()
+    with pytest.raises(KeyboardInterrupt):
+        run.wait(60)
+    assert run.done
+    assert run.view.state == "stopped"
+
+
+def is_interrupted():
+    raise KeyboardInterrupt
+
+
+def test_a_function_in_this_process_that_is_interrupted_was_stopped(tmp_path):
+    wish = resolve({"engine": "inline", "cpu": True, "folder": str(tmp_path)}, {})
+    run = prepare(is_interrupted, (), wish, Nothing())
+    with pytest.raises(KeyboardInterrupt):
+        run.start()
+    assert run.view.state == "stopped"

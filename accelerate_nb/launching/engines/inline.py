@@ -23,6 +23,7 @@ class Here:
 
     began = True
     timed_out: Look | None = None
+    last_step: int | None = None
     lost: str | None = None
 
     def __init__(self, call: Callable[[], Any], environ: dict[str, str], scene: Scene) -> None:
@@ -30,7 +31,16 @@ class Here:
 
     def follow(self) -> tuple[Ending, ...]:
         """Call the function."""
-        current_asks().reset()
+        asks = current_asks()
+        asks.reset()
+        try:
+            return self._called()
+        finally:
+            # what was asked of the call is not asked of what this process does next
+            self.last_step = asks.steps if asks.stopping else None
+            asks.reset()
+
+    def _called(self) -> tuple[Ending, ...]:
         self._scene.take(StateChange(0, "running", time.time()))
         try:
             with saying(self._environ, os.environ):
@@ -55,11 +65,6 @@ class Here:
         """Let the call end after its step; one that makes none can't be stopped from outside, but by an interrupt."""
         if (position := current_asks().hold()) is not None:
             current_asks().until(position.steps + 1, raises=not position.looks)
-
-    @property
-    def last_step(self) -> int | None:
-        """The step after which the call stopped because it was asked to."""
-        return current_asks().steps if current_asks().stopping else None
 
     def look(self) -> Look:
         """Where the call is, this process's own tools tell."""

@@ -11,6 +11,7 @@ from typing import Any
 from torch.utils.hooks import RemovableHandle
 
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.events.asks import current_asks
 from accelerate_nb.runtime.accumulation import GradientState
 from accelerate_nb.runtime.bundle import Bundle
 from accelerate_nb.runtime.checkpoints.folders import folder_to_read, number_of, place_to_write, prune
@@ -63,9 +64,10 @@ class Saving(Process):
         folder = Path(save_directory)
         if folder.is_file():
             raise ConfigurationError(f"Provided path ({folder}) should be a directory, not a file. Pass a folder.")
-        state = complete(self.strategy.unwrap(model), self.get_state_dict(model))
-        if self.should_save_model:
-            save_model_files(state, folder, max_shard_size, safe=safe_serialization)
+        with current_asks().saving():
+            state = complete(self.strategy.unwrap(model), self.get_state_dict(model))
+            if self.should_save_model:
+                save_model_files(state, folder, max_shard_size, safe=safe_serialization)
 
     def save_state(
         self,
@@ -97,7 +99,8 @@ class Saving(Process):
             if checkpoint.writes:
                 prune(self.project_configuration)
 
-        self._saver.save(place, files, after, moment=str(self.step), blocking=blocking)
+        with current_asks().saving():
+            self._saver.save(place, files, after, moment=str(self.step), blocking=blocking)
         self.project_configuration.iteration += 1
         return place.folder
 
@@ -107,7 +110,8 @@ class Saving(Process):
 
         `None` where nothing was being written. A write that failed is raised as `CheckpointError`, once, on every process.
         """
-        return self._saver.wait()
+        with current_asks().saving():
+            return self._saver.wait()
 
     def load_state(
         self,
