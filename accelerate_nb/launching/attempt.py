@@ -108,12 +108,15 @@ class Attempt:
         self._tell_lock = threading.Lock()
         self._heard: set[int] = set()
         self._gone: set[int] = set()
+        # how many lines a session's rank had written when it last had nothing to do: they are not its last words
+        self._said_before: dict[int, int] = {}
         self._questions: list[int] = []
         self.began = False
         self._asking: Asking | None = None
         self._silence = Silence(scene.quiet, time.monotonic())
         self._observer: threading.Thread | None = None
         self._wrote_last = time.monotonic()
+        self._found: tuple[float, str] | None = None
         self._closed = False
         self.timed_out: Look | None = None
         self.lost: str | None = None
@@ -249,7 +252,12 @@ class Attempt:
         self._wrote_last = time.monotonic()
 
     def _mind_the_silence(self) -> None:
-        """Where nothing has come for long, find out in a thread of its own where the ranks are, and say so."""
+        """Where nothing has come for long, find out in a thread of its own where the ranks are, and say so in this one."""
+        found, self._found = self._found, None
+        if found is not None and found[0] == self._silence.since:
+            lasts = time.monotonic() - found[0]
+            said = f"Nothing has come from any rank for {lasts:.0f} s.\n{found[1]}"
+            self._scene.take(Quiet(lasts, said, time.time()))
         if self._silence.is_due(time.monotonic()) and not self._is_observed():
             self._observer = threading.Thread(target=self._observe, name="accelerate_nb observer", daemon=True)
             self._observer.start()
@@ -260,14 +268,9 @@ class Attempt:
     def _observe(self) -> None:
         since = self._silence.since
         look = self.look()
-        if not is_at_work(look):
-            return
-        text = diagnosis(look, self._plan.payload.sources)
-        lasts = time.monotonic() - since
-        with self._stacks_lock:
-            if not self._closed and self._silence.since == since:
-                said = f"Nothing has come from any rank for {lasts:.0f} s.\n{text}"
-                self._scene.take(Quiet(lasts, said, time.time()))
+        if is_at_work(look):
+            self._found = since, diagnosis(look, self._plan.payload.sources)
+            self._scene.wake()
 
     def _break_silence(self) -> None:
         if self._silence.broken(time.monotonic()):
@@ -410,6 +413,7 @@ class Attempt:
                 self._break_silence()
             if isinstance(event, Answered):
                 self._read_all_of(rank)
+                self._said_before[rank] = self._scene.view.line_count_of(rank)
             self._scene.take(event)
 
     def _hear_state(self, rank: int, change: StateChange) -> None:
@@ -509,7 +513,8 @@ class Attempt:
 
     def _death(self, rank: int) -> Failure:
         code = self._workers.exit_codes().get(rank, -int(signal.SIGKILL))
-        last = [line.text for line in self._scene.view.tail(rank, _LAST_LINES)]
+        since = self._scene.view.line_count_of(rank) - self._said_before.get(rank, 0)
+        last = [line.text for line in self._scene.view.tail(rank, min(since, _LAST_LINES))]
         by_us = rank in self._killed and code == -signal.SIGKILL
         when = self._reported.get(rank, time.time())
         crash = crash_text(self._wires[rank].stacks, self._plan.payload.sources)
