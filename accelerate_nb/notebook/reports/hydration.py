@@ -6,10 +6,10 @@ import base64
 import gzip
 import hashlib
 import json
-from importlib.resources import files
 from string import Template
 
 from accelerate_nb.notebook.live.feed import Message
+from accelerate_nb.notebook.page import joining
 from accelerate_nb.notebook.reports.fitting import saved_size
 
 # Base 64 holds no letter that HTML or JSON would escape, so no log line can end the script. A place that blocks scripts
@@ -48,7 +48,7 @@ def script(place: str, messages: list[Message], room: int) -> str:
 
     Of lines and points, older ones are left out until it fits; it is empty where even the rest does not.
     """
-    page = {"code": _file("panel.js"), "css": _file("panel.css")}
+    page = {"code": joining.module(), "css": joining.style()}
     while True:
         plain = json.dumps({**page, "messages": messages}).encode()
         # what is this much larger would not fit, and takes seconds to pack
@@ -64,10 +64,6 @@ def script(place: str, messages: list[Message], room: int) -> str:
 def _packed(page: bytes) -> str:
     # without a time: the same run is saved as the same bytes
     return base64.b64encode(gzip.compress(page, compresslevel=6, mtime=0)).decode()
-
-
-def _file(name: str) -> str:
-    return files("accelerate_nb.notebook").joinpath(name).read_text(encoding="utf-8")
 
 
 def _lighter(message: Message) -> Message:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.browser.page.feeds import PAGE
+
 HERE = Path(__file__).parent
-NOTEBOOK = HERE.parents[2] / "accelerate_nb" / "notebook"
-FILES = {"/": HERE / "page.html", "/panel.js": NOTEBOOK / "panel.js", "/panel.css": NOTEBOOK / "panel.css"}
+FILES = {"/": HERE / "page.html"} | {f"/{file.name}": file for file in PAGE.iterdir() if file.suffix in {".js", ".css"}}
 KINDS = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css"}
+ROOM = {"width": 1280, "height": 1400}
 ADDRESS = "http://127.0.0.1:1/"  # nothing listens there: every file is given by `serve`
 
 
@@ -24,18 +26,31 @@ def serve(route: Any) -> None:
         route.fulfill(body=file.read_bytes(), content_type=KINDS[file.suffix])
 
 
-@pytest.fixture
-def page(chromium: Any) -> Iterator[Any]:
-    """An empty page with the module loaded as `panel`; errors of its scripts fail the test."""
-    context = chromium.new_context(viewport={"width": 1280, "height": 1400}, accept_downloads=True)
-    page = context.new_page()
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.route("**/*", serve)
-    page.goto(ADDRESS)
-    page.wait_for_function("window.ready === true")
-    yield page
+@pytest.fixture(scope="module")
+def tab(chromium: Any) -> Iterator[Any]:
+    """The one tab of a module's tests: a browser takes longer to make one than to load it anew."""
+    context = chromium.new_context(viewport=ROOM, accept_downloads=True)
+    tab = context.new_page()
+    tab.route("**/*", serve)
+    yield tab
     context.close()
+
+
+@pytest.fixture
+def page(tab: Any) -> Iterator[Any]:
+    """An empty page with the modules loaded as `panel`; errors of its scripts fail the test."""
+    errors: list[str] = []
+
+    def hear(error: Any) -> None:
+        errors.append(str(error))
+
+    tab.on("pageerror", hear)
+    tab.set_viewport_size(ROOM)
+    tab.emulate_media(color_scheme="light")
+    tab.goto(ADDRESS)
+    tab.wait_for_function("window.ready === true")
+    yield tab
+    tab.remove_listener("pageerror", hear)
     assert errors == []
 
 

@@ -1,0 +1,80 @@
+// Terminal colours as pieces of styled text.
+
+const ESCAPES = /\x1b\[([0-9;:]*)m|\x1b\[[0-9;:?<>=!]*(?:[@-~]|$)|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\|$)|\x1b[()][A-Z0-9]|\x1b.?|[\x00-\x08\x0b-\x1f\x7f]/g;
+const CUBE = [0, 95, 135, 175, 215, 255];
+
+function colourOf256(n) {
+  if (n < 16) return `var(--anb-a${n})`;
+  if (n >= 232) return `rgb(${Array(3).fill(8 + 10 * (n - 232))})`;
+  return `rgb(${[36, 6, 1].map((place) => CUBE[Math.floor((n - 16) / place) % 6])})`;
+}
+
+/** Takes the codes of one `ESC[…m` into `style`, and returns the style that follows. */
+function graphicRendition(style, codes) {
+  const next = { ...style };
+  for (let i = 0; i < codes.length; i++) {
+    const code = codes[i];
+    if (code === 0) for (const name of Object.keys(next)) delete next[name];
+    else if (code === 1) next.bold = true;
+    else if (code === 2) next.faint = true;
+    else if (code === 3) next.italic = true;
+    else if (code === 4) next.underline = true;
+    else if (code === 7) next.inverse = true;
+    else if (code === 9) next.through = true;
+    else if (code === 22) next.bold = next.faint = false;
+    else if (code === 23) next.italic = false;
+    else if (code === 24) next.underline = false;
+    else if (code === 27) next.inverse = false;
+    else if (code === 29) next.through = false;
+    else if (code >= 30 && code <= 37) next.fg = colourOf256(code - 30);
+    else if (code >= 90 && code <= 97) next.fg = colourOf256(code - 82);
+    else if (code >= 40 && code <= 47) next.bg = colourOf256(code - 40);
+    else if (code >= 100 && code <= 107) next.bg = colourOf256(code - 92);
+    else if (code === 39) next.fg = null;
+    else if (code === 49) next.bg = null;
+    else if (code === 38 || code === 48) {
+      const place = code === 38 ? "fg" : "bg";
+      if (codes[i + 1] === 5) {
+        next[place] = colourOf256(codes[i + 2] & 255);
+        i += 2;
+      } else if (codes[i + 1] === 2) {
+        next[place] = `rgb(${codes.slice(i + 2, i + 5).map((part) => part & 255)})`;
+        i += 4;
+      }
+    }
+  }
+  return next;
+}
+
+function cssOf(style) {
+  const [fg, bg] = style.inverse ? [style.bg ?? "var(--anb-bg)", style.fg ?? "var(--anb-fg)"] : [style.fg, style.bg];
+  const lines = [style.underline && "underline", style.through && "line-through"].filter(Boolean).join(" ");
+  return [
+    fg && `color:${fg}`,
+    bg && `background:${bg}`,
+    style.bold && "font-weight:700",
+    style.faint && "opacity:.75",
+    style.italic && "font-style:italic",
+    lines && `text-decoration:${lines}`,
+  ].filter(Boolean).join(";");
+}
+
+/** The pieces of a line: `[{text, css}]`, without a control character left in it. */
+export function ansi(text) {
+  const pieces = [];
+  let style = {};
+  let end = 0;
+  const emit = (piece) => piece && pieces.push({ text: piece, css: cssOf(style) });
+  for (const found of text.matchAll(ESCAPES)) {
+    emit(text.slice(end, found.index));
+    end = found.index + found[0].length;
+    if (found[1] !== undefined) style = graphicRendition(style, found[1].split(/[;:]/).map(Number));
+  }
+  emit(text.slice(end));
+  return pieces;
+}
+
+/** A line without its colours: what is searched and copied. */
+export function plain(text) {
+  return text.replace(ESCAPES, "");
+}

@@ -1,0 +1,323 @@
+// One metric as a chart: a canvas with its scale, a crosshair, and the values where it stands.
+
+import { bandOf, columns, spread } from "./curves.js";
+import { button, div, h, say, set, setStyle, show, span } from "./elements.js";
+import { count, mark, number } from "./format.js";
+import { logTicks, ticks } from "./scales.js";
+
+/** One metric: a canvas with its scale, a crosshair, and the values where it stands. */
+export class Chart {
+  constructor(name, charts) {
+    this.name = name;
+    this.charts = charts;
+    this.logarithmic = false;
+    this.visible = true;
+    this.drawn = "";
+    this.canvas = h("canvas", { "aria-hidden": "true" });
+    this.value = span("anb-chart-value");
+    this.note = span("anb-chart-note");
+    this.cross = div("anb-cross");
+    this.tip = div("anb-tip");
+    this.log = button("anb-mini", "log", () => this.toggleLog(), { "aria-pressed": "false", "aria-label": `${name}: logarithmic scale` });
+    this.size = button("anb-mini", "⤢", () => this.toggleSize(), { "aria-pressed": "false", "aria-label": `${name}: large`, title: "large" });
+    this.plot = h(
+      "div",
+      {
+        class: "anb-plot", tabindex: "0", role: "img", "aria-roledescription": "chart",
+        onpointermove: (event) => this.pointAt(event.offsetX), onpointerleave: () => this.charts.moveCross(null),
+        onkeydown: (event) => this.key(event), onblur: () => this.charts.moveCross(null),
+      },
+      this.canvas,
+      this.cross,
+    );
+    this.element = h(
+      "div",
+      { class: "anb-chart", role: "group", "aria-label": `metric ${name}` },
+      div("anb-chart-head", h("span", { class: "anb-chart-name", title: name }, name), this.value, this.note, this.log, this.size),
+      this.plot,
+      this.tip,
+    );
+    show(this.cross, false);
+    show(this.tip, false);
+  }
+
+  toggleLog() {
+    this.logarithmic = !this.logarithmic;
+    set(this.log, "aria-pressed", this.logarithmic);
+    this.draw(true);
+  }
+
+  toggleSize() {
+    const large = this.element.classList.toggle("anb-large");
+    set(this.size, "aria-pressed", large);
+    this.draw(true);
+  }
+
+  get series() {
+    return this.charts.store.metrics.get(this.name) ?? new Map();
+  }
+
+  /** Whether ranks are shown as one band rather than as a line each. */
+  get banded() {
+    return this.charts.band && this.series.size > 1;
+  }
+
+  range() {
+    let [from, to, least, most] = [Infinity, -Infinity, Infinity, -Infinity];
+    for (const one of this.series.values()) {
+      from = Math.min(from, one.from);
+      to = Math.max(to, one.to);
+      least = Math.min(least, this.logarithmic ? one.leastPositive : one.least);
+      most = Math.max(most, one.most);
+    }
+    if (this.logarithmic && most <= 0) [least, most] = [NaN, NaN];
+    return { from, to, ...this.padded(least, most) };
+  }
+
+  padded(least, most) {
+    if (!Number.isFinite(least) || !Number.isFinite(most)) return { least: 0, most: 1, empty: true };
+    if (this.logarithmic) {
+      const room = least === most ? 2 : (most / least) ** 0.05;
+      return { least: least / room, most: most * room };
+    }
+    const room = most > least ? (most - least) * 0.06 : Math.abs(most) * 0.1 || 1;
+    return { least: least - room, most: most + room };
+  }
+
+  draw(force = false) {
+    this.paintNews(force);
+    this.tellNews();
+  }
+
+  tellNews() {
+    this.head();
+    if (this.charts.cross !== null) this.drawCross();
+  }
+
+  paintNews(force = false) {
+    if (force || !this.width) this.measure();
+    const { width, height } = this;
+    const state = [width, height, this.charts.band, this.logarithmic, this.charts.palette.key, this.points()].join();
+    if (!width || (!force && state === this.drawn)) return;
+    this.drawn = state;
+    this.paint(width, height);
+  }
+
+  // The browser lays the page out anew when it is asked for a size after a change: asked only when it may be another.
+  measure() {
+    this.width = this.plot.clientWidth;
+    this.height = this.plot.clientHeight;
+  }
+
+  points() {
+    let total = 0;
+    for (const one of this.series.values()) total += one.came;
+    return total;
+  }
+
+  head() {
+    const last = [...this.series.values()].map((one) => one.last?.[1]).filter((value) => value !== undefined);
+    const mean = last.reduce((sum, value) => sum + value, 0) / last.length;
+    if (this.charts.cross === null) say(this.value, number(last.length > 1 ? mean : last[0]));
+    let [odd, notPositive, least, most] = [0, 0, Infinity, -Infinity];
+    for (const one of this.series.values()) {
+      odd += one.odd;
+      notPositive += one.notPositive;
+      least = Math.min(least, one.least);
+      most = Math.max(most, one.most);
+    }
+    const notes = [];
+    if (odd) notes.push(`⚠ ${count(odd)} not finite`);
+    if (this.logarithmic && notPositive) notes.push(`⚠ ${count(notPositive)} ≤ 0 not shown`);
+    say(this.note, notes.join(", "));
+    const steps = Math.max(0, ...[...this.series.values()].map((one) => one.last?.[0] ?? 0));
+    const label =
+      `${this.name}: newest ${number(last.length > 1 ? mean : last[0])}${last.length > 1 ? ` (mean of ${last.length} ranks)` : ""}, ` +
+      `from ${number(least)} to ${number(most)}, up to step ${number(steps)}. Arrow keys read single steps.`;
+    set(this.plot, "aria-label", label);
+  }
+
+  paint(width, height) {
+    const ratio = window.devicePixelRatio || 1;
+    const size = [Math.round(width * ratio), Math.round(height * ratio)];
+    if (this.canvas.width !== size[0]) this.canvas.width = size[0];
+    if (this.canvas.height !== size[1]) this.canvas.height = size[1];
+    const pen = this.canvas.getContext("2d");
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, width, height);
+    const range = this.range();
+    const marks = range.empty ? [] : this.logarithmic ? logTicks(range.least, range.most) : ticks(range.least, range.most);
+    pen.font = `10px ${this.charts.palette.font}`;
+    const gutter = Math.max(24, ...marks.map((value) => pen.measureText(mark(value)).width + 8));
+    const box = { left: Math.ceil(gutter), right: width - 6, top: 5, bottom: height - 15 };
+    this.scale = { ...range, ...box, ...this.scales(range, box) };
+    this.paintAxes(pen, marks);
+    if (range.empty) return;
+    if (this.banded) this.paintBand(pen);
+    else for (const [rank, one] of [...this.series].reverse()) this.paintLine(pen, one, this.charts.palette.ranks[rank % 8]);
+  }
+
+  scales({ from, to, least, most }, { left, right, top, bottom }) {
+    const place = this.logarithmic
+      ? (value) => bottom - ((Math.log(value) - Math.log(least)) / (Math.log(most) - Math.log(least))) * (bottom - top)
+      : (value) => bottom - ((value - least) / (most - least)) * (bottom - top);
+    const across = (x) => (to > from ? left + ((x - from) / (to - from)) * (right - left) : (left + right) / 2);
+    return { place, across };
+  }
+
+  paintAxes(pen, marks) {
+    const { left, right, bottom, place, from, to, empty } = this.scale;
+    const { dim, grid } = this.charts.palette;
+    pen.fillStyle = dim;
+    pen.strokeStyle = grid;
+    pen.lineWidth = 1;
+    pen.textAlign = "right";
+    pen.textBaseline = "middle";
+    for (const value of marks) {
+      const y = Math.round(place(value)) + 0.5;
+      pen.beginPath();
+      pen.moveTo(left, y);
+      pen.lineTo(right, y);
+      pen.stroke();
+      pen.fillText(mark(value), left - 4, y);
+    }
+    pen.textBaseline = "alphabetic";
+    if (empty) {
+      pen.textAlign = "center";
+      pen.fillText(this.logarithmic ? "no value above 0" : "no finite value", (left + right) / 2, bottom / 2 + 8);
+    }
+    if (!Number.isFinite(from)) return;
+    pen.textAlign = "left";
+    pen.fillText(number(from), left, bottom + 12);
+    pen.textAlign = "right";
+    if (to > from) pen.fillText(number(to), right, bottom + 12);
+  }
+
+  columnsOf(one) {
+    const { from, to, left, right } = this.scale;
+    return columns(one, from, to, Math.max(2, Math.floor(right - left) + 1), this.logarithmic);
+  }
+
+  paintLine(pen, one, colour) {
+    const { left, place } = this.scale;
+    const found = this.columnsOf(one);
+    pen.strokeStyle = colour;
+    pen.lineWidth = 1.4;
+    pen.lineJoin = "round";
+    pen.beginPath();
+    let drawn = 0;
+    found.forEach((column, x) => {
+      if (!column) return;
+      if (drawn++) pen.lineTo(left + x, place(column.first));
+      else pen.moveTo(left + x, place(column.first));
+      if (column.points > 1) {
+        pen.lineTo(left + x, place(column.least));
+        pen.lineTo(left + x, place(column.most));
+        pen.lineTo(left + x, place(column.last));
+      }
+    });
+    pen.stroke();
+    if (drawn === 1) this.dot(pen, found, colour);
+  }
+
+  dot(pen, found, colour) {
+    const x = found.findIndex(Boolean);
+    pen.fillStyle = colour;
+    pen.beginPath();
+    pen.arc(this.scale.left + x, this.scale.place(found[x].last), 2.5, 0, 7);
+    pen.fill();
+  }
+
+  paintBand(pen) {
+    const { left, place } = this.scale;
+    const { accent } = this.charts.palette;
+    const band = bandOf([...this.series.values()].map((one) => this.columnsOf(one)));
+    pen.fillStyle = accent;
+    pen.globalAlpha = 0.22;
+    pen.beginPath();
+    for (const { x, most } of band) pen.lineTo(left + x, place(most));
+    for (const { x, least } of [...band].reverse()) pen.lineTo(left + x, place(least));
+    pen.fill();
+    pen.globalAlpha = 1;
+    pen.strokeStyle = accent;
+    pen.lineWidth = 1.5;
+    pen.beginPath();
+    for (const { x, mean } of band) pen.lineTo(left + x, place(mean));
+    pen.stroke();
+  }
+
+  pointAt(offset) {
+    if (!this.scale || this.scale.empty) return;
+    const { left, right, from, to } = this.scale;
+    const share = Math.min(1, Math.max(0, (offset - left) / (right - left)));
+    this.charts.moveCross(from + share * (to - from), this);
+  }
+
+  key(event) {
+    const { from, to } = this.scale ?? {};
+    const first = this.series.values().next().value;
+    if (!first || from === undefined) return;
+    const stride = Math.max((to - from) / 100, first.length > 1 ? Math.abs(first.x[1] - first.x[0]) : 1);
+    const at = this.charts.cross ?? to;
+    const goal = { ArrowLeft: at - stride, ArrowRight: at + stride, Home: from, End: to }[event.key];
+    if (event.key === "Escape" && this.charts.cross !== null) {
+      event.stopPropagation();
+      this.charts.moveCross(null);
+    }
+    if (goal === undefined) return;
+    event.preventDefault();
+    this.charts.moveCross(Math.min(to, Math.max(from, goal)), this);
+    this.charts.announce(this.reading(), true);
+  }
+
+  /** The nearest values of every rank: the step they belong to, and `[[rank, value]]`. */
+  values(x) {
+    let step = null;
+    const near = [];
+    for (const [rank, one] of this.series) {
+      const point = one.nearest(x);
+      if (!point) continue;
+      near.push([rank, ...point]);
+      if (step === null || Math.abs(point[0] - x) < Math.abs(step - x)) step = point[0];
+    }
+    return { step, values: near.map(([rank, , value]) => [rank, value]) };
+  }
+
+  reading() {
+    const { step, values } = this.values(this.charts.cross);
+    if (!this.banded) return `${this.name}, step ${number(step)}: ${values.map(([rank, value]) => `rank ${rank} ${number(value)}`).join(", ")}`;
+    const { mean, least, most } = spread(values);
+    return `${this.name}, step ${number(step)}: mean ${number(mean)}, from ${number(least[1])} (rank ${least[0]}) to ${number(most[1])} (rank ${most[0]})`;
+  }
+
+  drawCross() {
+    const { cross, pointed } = this.charts;
+    const shown = cross !== null && this.scale && !this.scale.empty;
+    show(this.cross, shown);
+    show(this.tip, shown && pointed === this);
+    if (!shown) {
+      this.head();
+      return;
+    }
+    const { step, values } = this.values(cross);
+    if (step === null) return;
+    const x = this.scale.across(step);
+    setStyle(this.cross, "left", `${x}px`);
+    say(this.value, number(spread(values).mean));
+    if (pointed !== this) return;
+    this.fillTip(step, values);
+    this.tip.style.left = x > this.width / 2 ? "auto" : `${x + 14}px`;
+    this.tip.style.right = x > this.width / 2 ? `${this.width - x + 14}px` : "auto";
+  }
+
+  fillTip(step, values) {
+    const rows = [div("anb-tip-step", `step ${number(step)}`)];
+    if (this.banded || values.length > 12) {
+      const { mean, least, most } = spread(values);
+      rows.push(tipRow("mean", mean), tipRow(`least · rank ${least[0]}`, least[1]), tipRow(`most · rank ${most[0]}`, most[1]));
+    } else for (const [rank, value] of values) rows.push(tipRow(span(`anb-rank anb-r${rank % 8}`, String(rank)), value));
+    this.tip.replaceChildren(...rows);
+  }
+}
+
+const tipRow = (label, value) => div("anb-tip-row", span("", label), span("anb-tip-value", number(value)));

@@ -1,0 +1,50 @@
+// Series as columns of pixels, and the band that several ranks make together.
+
+/** Least, most, first, last and mean of a series in each column of pixels. */
+export function columns(series, from, to, width, logarithmic) {
+  const found = new Array(width);
+  const scale = to > from ? (width - 1) / (to - from) : 0;
+  for (const bucket of series.buckets) {
+    const points = logarithmic ? bucket.positive : bucket.finite;
+    const column = to > from ? Math.round(((bucket.from + bucket.to) / 2 - from) * scale) : Math.floor(width / 2);
+    if (!points || column < 0 || column >= width) continue;
+    const one = (found[column] ??= { least: Infinity, most: -Infinity, first: 0, last: 0, sum: 0, points: 0 });
+    const least = logarithmic ? bucket.leastPositive : bucket.least;
+    const usable = (value) => (logarithmic && value <= 0 ? least : value);
+    if (!one.points) one.first = usable(bucket.first);
+    one.last = usable(bucket.last);
+    one.least = Math.min(one.least, least);
+    one.most = Math.max(one.most, bucket.most);
+    one.sum += logarithmic ? bucket.positiveSum : bucket.sum;
+    one.points += points;
+  }
+  return found;
+}
+
+/** Mean, and the least and most of `[[rank, value]]`; what is not finite counts for nothing where something else is. */
+export function spread(values) {
+  const finite = values.filter(([, value]) => Number.isFinite(value));
+  const use = finite.length ? finite : values;
+  const mean = use.reduce((sum, [, value]) => sum + value, 0) / use.length;
+  const least = use.reduce((a, b) => (b[1] < a[1] ? b : a), use[0]);
+  const most = use.reduce((a, b) => (b[1] > a[1] ? b : a), use[0]);
+  return { mean, least, most };
+}
+
+/** What the columns of several ranks make together: `[{x, least, most, mean}]`. */
+export function bandOf(ranks) {
+  const band = [];
+  for (let x = 0; x < (ranks[0]?.length ?? 0); x++) {
+    let [least, most, sum, here] = [Infinity, -Infinity, 0, 0];
+    for (const columnsOfRank of ranks) {
+      const one = columnsOfRank[x];
+      if (!one) continue;
+      if (one.least < least) least = one.least;
+      if (one.most > most) most = one.most;
+      sum += one.sum / one.points;
+      here++;
+    }
+    if (here) band.push({ x, least, most, mean: sum / here });
+  }
+  return band;
+}

@@ -1,0 +1,66 @@
+// Numbers, times and sizes as a person reads them.
+
+/** A number as a person reads it: four digits that matter. */
+export function number(value) {
+  if (value === null || value === undefined) return "–";
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "∞" : "−∞";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e6 || size < 1e-3) return value.toExponential(2).replace("e+", "e");
+  if (Number.isInteger(value)) return String(value);
+  return size >= 1e4 ? value.toFixed(0) : value.toPrecision(4);
+}
+
+/** A mark of a scale: the shortest that says it. */
+export function mark(value) {
+  const text = number(value);
+  if (text.includes("e")) return text.replace(/\.?0*e/, "e");
+  return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
+}
+
+const grouped = new Intl.NumberFormat("en"); // made once: `toLocaleString` makes one for each number
+
+/** How many of something: 1,234, or 12.3 M where that is shorter. */
+export function count(value) {
+  if (value === null || value === undefined) return "?";
+  if (value >= 1e9) return `${(value / 1e9).toFixed(2)} G`;
+  if (value >= 1e6) return `${(value / 1e6).toFixed(2)} M`;
+  return Number.isInteger(value) ? grouped.format(value) : value.toFixed(1);
+}
+
+/** Seconds as 1:02:03 or 02:03. */
+export function duration(seconds) {
+  const whole = Math.max(0, Math.floor(seconds));
+  const two = (n) => String(n).padStart(2, "0");
+  const [hours, minutes] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60];
+  return `${hours ? `${hours}:` : ""}${two(minutes)}:${two(whole % 60)}`;
+}
+
+/** Bytes in the unit that leaves a short number. */
+export function bytes(value) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  for (; value >= 1000 && unit < units.length - 1; unit++) value /= 1024;
+  return `${value >= 100 || unit === 0 ? value.toFixed(0) : value.toFixed(1)} ${units[unit]}`;
+}
+
+/** 55.0/80.0 GiB: the unit once where it is the same. */
+export function ofBytes(used, total) {
+  const [a, b] = [bytes(used), bytes(total)];
+  const unit = b.split(" ")[1];
+  return a.endsWith(` ${unit}`) ? `${a.split(" ")[0]}/${b}` : `${a}/${b}`;
+}
+
+export function clockTime(seconds) {
+  const at = new Date(seconds * 1000);
+  return `${at.toLocaleTimeString("en-GB")}.${String(at.getMilliseconds()).padStart(3, "0")}`;
+}
+
+/** Whether the kernel has said a value. */
+export const isKnown = (value) => value !== null && value !== undefined;
+
+/** JSON has no NaN and no infinity; the kernel writes their names. */
+export function real(value) {
+  if (typeof value !== "string") return value;
+  return { nan: NaN, inf: Infinity, "-inf": -Infinity }[value] ?? Number(value);
+}

@@ -1,0 +1,116 @@
+// The head of the panel: what runs, how it is, since when, and what can be asked of it.
+
+import { button, div, h, say, set, show, span } from "./elements.js";
+import { count, duration } from "./format.js";
+import { chip } from "./pieces.js";
+import { OVER } from "./states.js";
+import { elapsed } from "./store.js";
+
+const SILENCE = 30; // seconds without a message after which that is said
+
+export class Head {
+  constructor(view) {
+    this.view = view;
+    this.store = view.store;
+    this.stopPressed = 0;
+    this.state = null;
+    this.name = h("span", { class: "anb-name", role: "heading", "aria-level": "3" });
+    this.chip = chip();
+    this.time = h("span", { class: "anb-elapsed", title: "elapsed" });
+    this.facts = span("anb-facts");
+    this.why = span("anb-why");
+    this.notes = span("anb-notes");
+    this.stop = button("anb-stop", "Stop", () => this.pressStop());
+    this.stacks = button("", "Stacks", () => view.askStacks(), { title: "Where is every rank at this moment?" });
+    this.pause = button("", "Pause", () => this.pressPause(), { title: "The run goes on; this panel stands still" });
+    this.buttons = div("anb-buttons", this.pause, this.stacks, this.stop);
+    this.element = div(
+      "anb-head",
+      div("anb-title", this.name, this.chip.element, this.time, span("anb-space"), this.buttons),
+      div("anb-sub", this.facts, this.why, this.notes),
+    );
+  }
+
+  forget() {
+    this.stopPressed = 0;
+  }
+
+  draw() {
+    const { run, state, ranks, lineCount } = this.store;
+    const over = OVER.has(state.state);
+    say(this.name, run.name || "run");
+    this.chip.set(this.stopPressed && !over ? "stopping" : state.state);
+    const size = ranks.size || run.size;
+    say(this.facts, [`${size} ${size === 1 ? "rank" : "ranks"}${deviceNames(ranks)}`, `${count(lineCount)} ${lineCount === 1 ? "line" : "lines"}`].join(" · "));
+    say(this.why, run.why);
+    show(this.buttons, this.view.canAct && !over);
+    show(this.pause, run.background);
+    say(this.pause, this.store.following ? "Pause" : "Resume");
+    say(this.stacks, this.store.stacksAsked ? "Asking…" : "Stacks");
+    if (this.state !== null && this.state !== state.state) this.view.announce(`${run.name}: ${state.state}${state.detail ? `, ${state.detail}` : ""}`);
+    this.state = state.state;
+    this.drawClock();
+  }
+
+  /** What moves on though nothing comes. */
+  drawClock() {
+    say(this.time, duration(elapsed(this.store)));
+    this.drawNotes();
+    this.drawStop();
+  }
+
+  drawNotes() {
+    const { state, gaps, skipped, following } = this.store;
+    const over = OVER.has(state.state);
+    const notes = [];
+    if (state.detail && state.state !== "running") notes.push(state.detail);
+    if (skipped) notes.push(`${count(skipped)} lines are only in the files`);
+    if (gaps) notes.push(`${count(gaps)} ${gaps === 1 ? "message" : "messages"} from the kernel did not arrive`);
+    const silent = (performance.now() - this.store.heard) / 1000;
+    if (this.view.canAct && !over && following && silent > SILENCE) notes.push(`nothing from the kernel for ${duration(silent)}`);
+    if (!following) notes.push("stands still: press Resume to follow");
+    say(this.notes, notes.join(" · "));
+  }
+
+  pressStop() {
+    if (this.stop.dataset.step === "kill") {
+      this.view.tell({ do: "kill" });
+      say(this.stop, "Killing…");
+      this.stop.disabled = true;
+      return;
+    }
+    this.view.tell({ do: "stop" });
+    this.view.announce("Stopping");
+    this.stopPressed = performance.now();
+    this.view.draw();
+  }
+
+  // A second press kills; for a second after the first one it waits, so that a double click does not.
+  drawStop() {
+    const over = OVER.has(this.store.state.state);
+    show(this.stop, !over);
+    if (over || this.stop.textContent === "Killing…") return;
+    const asked = this.stopPressed > 0 || this.store.state.state === "stopping";
+    const waits = asked && performance.now() - this.stopPressed < 1000 && this.stopPressed > 0;
+    const keep = document.activeElement === this.stop;
+    say(this.stop, !asked ? "Stop" : waits ? "Stopping…" : "Kill");
+    set(this.stop, "data-step", asked && !waits ? "kill" : "stop");
+    set(this.stop, "title", asked ? "Ends every process at once" : "Asks every rank to end at its next step");
+    if (this.stop.disabled !== waits) this.stop.disabled = waits;
+    if (keep && !waits) this.stop.focus({ preventScroll: true });
+  }
+
+  pressPause() {
+    this.store.following = !this.store.following;
+    this.view.tell({ do: "follow", on: this.store.following });
+    this.view.announce(this.store.following ? "Following the run" : "The panel stands still");
+    this.view.draw();
+  }
+}
+
+/** " on cuda:0 … cuda:7", where devices are known. */
+function deviceNames(ranks) {
+  const names = [...new Set([...ranks.values()].flatMap((known) => [...known.devices.keys()]))];
+  if (!names.length) return "";
+  return names.length === 1 ? ` on ${names[0]}` : ` on ${names[0]} … ${names.at(-1)}`;
+}

@@ -1,0 +1,83 @@
+"""The panel's modules as the one module that a widget is made of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+_IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
+_NAME = re.compile(r"^(?:export )?(?:async )?(?:function\*?|class|const|let|var) (\w+)", re.MULTILINE)
+# What neither of them reads: another kind of import or export, or names that are taken apart.
+_STRANGE = re.compile(r"^(?:import\b|export \{|export \*|(?:export )?(?:const|let|var) [^\w]).*", re.MULTILINE)
+
+
+@cache
+def module() -> str:
+    """The panel as one ES module without imports: `mount`, the widget as default, and what its modules export."""
+    return joined(sources(), "panel")
+
+
+def sources() -> dict[str, str]:
+    """The text of each module, by its name."""
+    found = (file for file in files(__package__).iterdir() if file.name.endswith(".js"))
+    return {file.name.removesuffix(".js"): file.read_text(encoding="utf-8") for file in found}
+
+
+@cache
+def style() -> str:
+    """The panel's style sheet."""
+    return files(__package__).joinpath("panel.css").read_text(encoding="utf-8")
+
+
+def joined(modules: Mapping[str, str], entry: str) -> str:
+    """
+    Modules as one: those that `entry` needs, each after what it imports, its top-level names beside those of the others.
+
+    Raises `ValueError` where two of them use a name at their top, or one imports what there is not.
+
+    >>> joined({"a": 'import { b } from "./b.js";\\nexport const a = b;\\n', "b": "export const b = 1;\\n"}, "a")
+    'const b = 1;\\n\\nconst a = b;\\n\\nexport { b, a };\\n'
+    """
+    order = _order(modules, entry, ())
+    owners: dict[str, str] = {}
+    for name in order:
+        _check(modules, name)
+        for one in _NAME.findall(modules[name]):
+            if (other := owners.setdefault(one, name)) != name:
+                raise ValueError(
+                    f"{other}.js and {name}.js both have {one} at their top. Give one of them another name."
+                )
+    exports = [one for name in order for one in _EXPORT.findall(modules[name])]
+    parts = [_EXPORT.sub("", _IMPORT.sub("", modules[name])).strip() for name in order]
+    return "\n\n".join([*parts, f"export {{ {', '.join(exports)} }};\n"])
+
+
+def _order(modules: Mapping[str, str], name: str, above: tuple[str, ...]) -> list[str]:
+    """A module behind all that it imports, each once."""
+    if name in above:
+        raise ValueError(
+            f"modules import each other: {' > '.join([*above, name])}. Move what both need to a third one."
+        )
+    if name not in modules:
+        raise ValueError(f"{above[-1] if above else 'the page'} imports {name}.js, and there is no such module.")
+    found: dict[str, None] = {}
+    for _, other in _IMPORT.findall(modules[name]):
+        found.update(dict.fromkeys(_order(modules, other, (*above, name))))
+    return [*found, name]
+
+
+def _check(modules: Mapping[str, str], name: str) -> None:
+    """Every import is of a name that the other module exports, in the one form that is read here."""
+    if strange := _STRANGE.search(_IMPORT.sub("", modules[name])):
+        raise ValueError(
+            f"{name}.js has the line {strange[0]!r}. Write imports as 'import {{ a, b }} from \"./module.js\";', "
+            "exports and names at the top as 'export const a = …'."
+        )
+    for names, other in _IMPORT.findall(modules[name]):
+        if unknown := {*re.findall(r"[^\s,]+", names)} - {*_EXPORT.findall(modules[other])}:
+            raise ValueError(
+                f"{name}.js imports {', '.join(sorted(unknown))} from {other}.js, which does not export it."
+            )

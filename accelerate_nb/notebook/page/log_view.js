@@ -1,0 +1,233 @@
+// A log that scrolls, of which only the rows in sight exist.
+
+import { plain } from "./ansi.js";
+import { button, div, h, say, setStyle, show } from "./elements.js";
+import { clockTime, count } from "./format.js";
+import { LINE, Places, placesOf } from "./log_places.js";
+import { fillRow } from "./log_row.js";
+
+/** One scrolling log over a ring. Rows exist only where one looks, and stay the same elements while they are in sight. */
+export class LogView {
+  constructor({ ring, open, showRank, label, changed }) {
+    Object.assign(this, { ring, open, showRank, changed });
+    this.follow = true;
+    this.query = "";
+    this.only = false;
+    this.times = false;
+    this.wrap = false;
+    this.current = null; // number of the line that the search stands at
+    this.rows = new Map(); // number of the line -> {row, line}
+    this.places = new Places(0);
+    this.top = 0;
+    this.inner = div("anb-lines");
+    this.scroller = h(
+      "div",
+      { class: "anb-log", role: "log", "aria-live": "off", "aria-label": label, tabindex: "0", onscroll: () => this.scrolled() },
+      this.inner,
+    );
+    this.jump = button("anb-jump", "", () => this.toNewest());
+    this.empty = div("anb-empty", "Nothing written yet");
+    this.element = div("anb-logbox", this.scroller, this.jump, this.empty);
+    this.forget();
+  }
+
+  forget() {
+    this.source = this.ring();
+    this.matches = [];
+    this.searched = 0; // number of the first line that was not searched yet
+    this.seen = this.source.dropped;
+    this.newestSeen = this.source.dropped + this.source.length;
+    this.clearRows();
+  }
+
+  clearRows() {
+    this.rows.clear();
+    this.inner.replaceChildren();
+  }
+
+  configure({ query = this.query, only = this.only, times = this.times, wrap = this.wrap }) {
+    if (query !== this.query) Object.assign(this, { matches: [], searched: 0, current: null });
+    Object.assign(this, { query, only, times, wrap });
+    this.scroller.classList.toggle("anb-wrap", wrap);
+    this.clearRows();
+    this.measure();
+    this.draw();
+  }
+
+  /** The numbers of the lines that match; new lines are searched once. */
+  search() {
+    const { source } = this;
+    const end = source.dropped + source.length;
+    if (!this.query) return 0;
+    for (let i = Math.max(this.searched, source.dropped); i < end; i++) {
+      if (this.hits(source.at(i - source.dropped))) this.matches.push(i);
+    }
+    this.searched = end;
+    let gone = 0;
+    while (gone < this.matches.length && this.matches[gone] < source.dropped) gone++;
+    if (gone) this.matches.splice(0, gone);
+    return gone;
+  }
+
+  hits(line) {
+    return plain(line.text).toLowerCase().includes(this.query);
+  }
+
+  measure() {
+    this.sight = this.scroller.clientHeight;
+    this.columns = this.wrap && this.sight ? this.columnsOfText() : Infinity;
+  }
+
+  /** How many letters of a line stand beside each other. */
+  columnsOfText() {
+    const probe = h("div");
+    fillRow(probe, { rank: 0, stream: 0, time: 0, text: "x".repeat(100) }, { ...this, showRank: this.showRank, query: "" });
+    probe.classList.add("anb-probe");
+    this.inner.append(probe);
+    const text = probe.querySelector(".anb-text").getBoundingClientRect();
+    const before = text.left - probe.getBoundingClientRect().left;
+    probe.remove();
+    return text.width ? Math.max(8, Math.floor((this.scroller.clientWidth - before - 11) / (text.width / 100))) : Infinity;
+  }
+
+  scrolled() {
+    const at = this.scroller.scrollTop;
+    if (at === this.top) return; // we did it ourselves
+    // only a person makes it go up: what grows below is no reason to stop following
+    if (at + this.sight >= this.places.end - LINE) this.follow = true;
+    else if (at < this.top - 1) this.follow = false;
+    this.draw();
+    this.changed();
+  }
+
+  /** It was taken out of the page and put back, which makes it forget where it stood. */
+  putBack() {
+    if (!this.follow) this.scroller.scrollTop = this.top;
+  }
+
+  toNewest() {
+    document.getSelection()?.removeAllRanges();
+    this.follow = true;
+    this.draw();
+    this.changed();
+    this.scroller.focus({ preventScroll: true });
+  }
+
+  selecting() {
+    const selection = document.getSelection();
+    return Boolean(selection && !selection.isCollapsed && this.inner.contains(selection.anchorNode));
+  }
+
+  draw() {
+    this.paint();
+    this.settle();
+  }
+
+  /** What is to be seen, as rows. Asks the page for nothing where it follows, so that many logs make one layout. */
+  paint() {
+    if (this.ring() !== this.source) this.forget();
+    const { source } = this;
+    const goneMatches = this.search();
+    const filtered = this.only && this.query !== "";
+    const open = filtered ? this.open().filter((line) => this.hits(line)) : this.open();
+    const whole = filtered ? this.matches.length : source.length;
+    const lineAt = (i) => (i >= whole ? open[i - whole] : source.at(filtered ? this.matches[i] - source.dropped : i));
+    const former = this.places;
+    this.places = placesOf(whole + open.length, lineAt, this.columns);
+    this.held = this.selecting();
+    show(this.empty, whole + open.length === 0);
+    say(this.empty, filtered ? "No line matches" : "Nothing written yet");
+    if (!this.sight) this.measure();
+    if (!this.sight) return;
+    const gone = filtered ? goneMatches : source.dropped - this.seen;
+    this.seen = source.dropped;
+    if (this.follow && !this.held) this.top = Math.max(0, this.places.end - this.sight);
+    else {
+      this.top = this.scroller.scrollTop;
+      if (gone) this.top = Math.max(0, this.top - former.top(gone));
+    }
+    setStyle(this.inner, "height", `${this.places.end}px`);
+    this.drawRows({ filtered, whole, lineAt });
+    this.drawJump(this.held);
+  }
+
+  /** Scrolls to where it stands; what is read is what the browser made of it. */
+  settle() {
+    if (!this.sight) return;
+    if (this.follow && !this.held) {
+      this.scroller.scrollTop = this.places.end;
+      this.newestSeen = this.source.dropped + this.source.length;
+    } else if (this.scroller.scrollTop !== this.top) this.scroller.scrollTop = this.top;
+    this.top = this.scroller.scrollTop;
+  }
+
+  drawRows({ filtered, whole, lineAt }) {
+    const { source, places } = this;
+    const from = Math.max(0, places.at(this.top) - 5);
+    const to = Math.min(places.length, places.at(this.top + this.sight) + 6);
+    const end = source.dropped + source.length;
+    const wanted = new Map();
+    for (let i = from; i < to; i++) {
+      wanted.set(i >= whole ? end + i - whole : filtered ? this.matches[i] : source.dropped + i, [i, lineAt(i)]);
+    }
+    for (const [key, { row }] of this.rows) {
+      if (wanted.has(key)) continue;
+      // what is selected stays in the page, so that it can be copied whole
+      if (this.held && this.rows.size < 3000 && !filtered && key >= source.dropped && key < end) wanted.set(key, [key - source.dropped, null]);
+      else {
+        row.remove();
+        this.rows.delete(key);
+      }
+    }
+    this.place(wanted);
+  }
+
+  place(wanted) {
+    let next = this.inner.firstChild;
+    for (const key of [...wanted.keys()].sort((a, b) => a - b)) {
+      const [position, line] = wanted.get(key);
+      let known = this.rows.get(key);
+      if (!known) {
+        known = { row: h("div", { class: "anb-line" }), line: null };
+        this.rows.set(key, known);
+      }
+      if (line && known.line !== line && !(this.held && known.line)) {
+        fillRow(known.row, line, this);
+        known.line = line;
+      }
+      setStyle(known.row, "top", `${this.places.top(position)}px`);
+      setStyle(known.row, "height", this.wrap ? `${this.places.top(position + 1) - this.places.top(position)}px` : "");
+      known.row.classList.toggle("anb-current", key === this.current);
+      if (known.row === next) next = next.nextSibling;
+      else this.inner.insertBefore(known.row, next);
+    }
+  }
+
+  drawJump(held) {
+    const news = this.source.dropped + this.source.length - this.newestSeen;
+    show(this.jump, !this.follow || held);
+    say(this.jump, news > 0 ? `↓ Jump to newest (${count(news)} new)` : "↓ Jump to newest");
+  }
+
+  /** Goes to the match with this number in `matches`. */
+  goTo(index) {
+    this.current = this.matches[index];
+    this.follow = false;
+    const position = this.only ? index : this.current - this.source.dropped;
+    this.scroller.scrollTop = Math.max(0, this.places.top(position) - this.sight / 2);
+    this.draw();
+    this.changed();
+  }
+
+  /** All lines that it shows, as text; with ranks where it shows them. */
+  text() {
+    const lines = [];
+    const { source } = this;
+    for (let i = 0; i < source.length; i++) lines.push(source.at(i));
+    lines.push(...this.open());
+    return lines
+      .filter((line) => !(this.only && this.query) || this.hits(line))
+      .map((line) => (this.times ? `${clockTime(line.time)} ` : "") + (this.showRank() ? `[${line.rank}] ` : "") + plain(line.text))
+      .join("\n");
+  }
+}

@@ -1,0 +1,268 @@
+// What the ranks wrote: of all of them, of one, or side by side, with the tools to read it.
+
+import { copyButton } from "./copying.js";
+import { button, div, h, say, set, show, span } from "./elements.js";
+import { count } from "./format.js";
+import { LogView } from "./log_view.js";
+import { section } from "./pieces.js";
+import { openLines } from "./store.js";
+
+export class Output {
+  constructor(view) {
+    this.view = view;
+    this.store = view.store;
+    this.logs = new Map(); // place and "all" or rank -> LogView
+    this.chosen = "all";
+    this.side = false;
+    this.settings = { query: "", only: false, times: false, wrap: false };
+    this.foundIn = null; // the log that the search stands in
+    this.drawnTabs = "";
+    this.tabs = h("div", { class: "anb-tabs", role: "tablist", "aria-label": "whose output", onkeydown: (event) => this.tabKey(event) });
+    this.select = h("select", { class: "anb-select", "aria-label": "whose output", onchange: () => this.pick(this.select.value === "all" ? "all" : Number(this.select.value)) });
+    this.panel = h("div", { class: "anb-output", id: `anb-${view.id}-output`, role: "tabpanel", onscroll: () => this.drawLogs() });
+    this.element = section("output", "Output", div("anb-tools anb-whose", this.tabs, this.select), this.buildTools(), this.panel);
+    this.sized = new ResizeObserver(() => this.measure());
+    this.sized.observe(this.panel);
+  }
+
+  buildTools() {
+    this.search = h("input", {
+      class: "anb-search", type: "search", placeholder: "Search", "aria-label": "search in the output",
+      oninput: () => this.configure({ query: this.search.value.toLowerCase() }), onkeydown: (event) => this.searchKey(event),
+    });
+    this.found = h("span", { class: "anb-found", role: "status", "aria-live": "polite" });
+    this.previous = button("anb-mini", "↑", () => this.step(-1), { "aria-label": "previous match", title: "previous match (Shift+Enter)" });
+    this.next = button("anb-mini", "↓", () => this.step(1), { "aria-label": "next match", title: "next match (Enter)" });
+    const toggle = (name, label, title) => button("anb-quiet-btn", label, () => this.configure({ [name]: !this.settings[name] }), { "aria-pressed": "false", title });
+    this.toggles = {
+      only: toggle("only", "Only matches", "leave out what does not match"),
+      times: toggle("times", "Times", "when each line was written"),
+      wrap: toggle("wrap", "Wrap", "break long lines instead of scrolling to their end"),
+    };
+    this.sideButton = button("anb-quiet-btn", "Side by side", () => this.toggleSide(), { "aria-pressed": "false" });
+    this.followButton = button("anb-quiet-btn", "Follow", () => this.toggleFollow(), { "aria-pressed": "true", title: "keep the newest line in sight" });
+    const copy = copyButton("Copy", () => this.shown().map((log) => log.text()).join("\n"), (text) => this.view.announce(text));
+    this.file = button("anb-quiet-btn", "Whole file", () => this.askFile(this.oneRank), { title: "save everything this rank has written" });
+    return div(
+      "anb-tools",
+      div("anb-searching", this.search, this.previous, this.next, this.found), this.toggles.only,
+      span("anb-space"), this.toggles.wrap, this.toggles.times, this.sideButton, this.followButton, copy, this.file,
+    );
+  }
+
+  close() {
+    this.sized.disconnect();
+  }
+
+  forget() {
+    this.logs.clear();
+    this.drawnTabs = "";
+  }
+
+  measure() {
+    for (const log of this.shown()) log.measure();
+    this.view.draw();
+  }
+
+  draw() {
+    if (this.drawnTabs !== this.choices().join() || !this.panel.firstChild) this.place();
+    this.drawLogs();
+    this.drawTools();
+  }
+
+  /** Each step for all logs: what asks for a layout comes before, or after, all that changes it. */
+  drawLogs() {
+    const logs = this.shown().filter((log) => !this.side || this.inSight(log));
+    for (const log of logs) log.paint();
+    for (const log of logs) log.settle();
+  }
+
+  /** Side by side, only the logs that the box shows are painted. */
+  inSight(log) {
+    const box = log.element.parentElement;
+    const top = box.offsetTop - this.panel.offsetTop - this.panel.scrollTop;
+    return top < this.panel.clientHeight && top + box.offsetHeight > 0;
+  }
+
+  log(which, place) {
+    const key = `${place}-${which}`;
+    let log = this.logs.get(key);
+    if (!log) {
+      const all = which === "all";
+      const known = () => this.store.ranks.get(which);
+      log = new LogView({
+        ring: () => (all ? this.store.all : (known()?.ring ?? this.store.all)),
+        open: () => (all ? openLines(this.store) : [...(known()?.open.values() ?? [])]),
+        showRank: () => all && this.store.ranks.size > 1,
+        label: all ? "output of all ranks" : `output of rank ${which}`,
+        changed: () => this.drawTools(),
+      });
+      log.configure(this.settings);
+      this.logs.set(key, log);
+    }
+    return log;
+  }
+
+  /** The logs that are on the page now. */
+  shown() {
+    return this.side ? [...this.store.ranks.keys()].map((rank) => this.log(rank, "side")) : [this.log(this.chosen, "one")];
+  }
+
+  configure(changes) {
+    Object.assign(this.settings, changes);
+    for (const [name, one] of Object.entries(this.toggles)) set(one, "aria-pressed", this.settings[name]);
+    for (const log of this.logs.values()) log.configure(this.settings);
+    this.drawTools();
+  }
+
+  pick(which) {
+    this.chosen = which;
+    this.side = false;
+    this.place();
+  }
+
+  toggleSide() {
+    this.side = !this.side;
+    this.place();
+  }
+
+  toggleFollow() {
+    const follow = !this.shown().every((log) => log.follow);
+    for (const log of this.shown()) {
+      if (follow) log.toNewest();
+      else log.follow = false;
+      log.draw();
+    }
+    this.followButton.focus();
+    this.drawTools();
+  }
+
+  place() {
+    const ranks = [...this.store.ranks.keys()];
+    this.panel.classList.toggle("anb-side", this.side);
+    this.panel.replaceChildren(...this.shown().map((log, i) => (this.side ? this.sideBox(log, ranks[i]) : log.element)));
+    this.drawTabs();
+    for (const log of this.shown()) log.putBack();
+    this.drawLogs();
+    this.drawTools();
+  }
+
+  sideBox(log, rank) {
+    const file = this.view.send ? button("anb-mini", "⤓", () => this.askFile(rank), { "aria-label": `whole file of rank ${rank}`, title: "whole file" }) : null;
+    return div("anb-side-box", div("anb-side-head", span(`anb-rank anb-r${rank % 8}`, String(rank)), `rank ${rank}`, span("anb-space"), file), log.element);
+  }
+
+  askFile(rank) {
+    this.view.tell({ do: "log", rank });
+    this.view.announce(`Asked for the whole output of rank ${rank}`);
+  }
+
+  // ------------------------------------------------------------------------------------------------------- whose output
+
+  choices() {
+    return ["all", ...this.store.ranks.keys()];
+  }
+
+  drawTabs() {
+    const choices = this.choices();
+    const key = choices.join();
+    const { many } = this.view;
+    show(this.tabs, !many && choices.length > 2);
+    show(this.select, many);
+    if (key !== this.drawnTabs) {
+      this.drawnTabs = key;
+      this.select.replaceChildren(...choices.map((one) => h("option", { value: one }, one === "all" ? "All ranks" : `Rank ${one}`)));
+      this.tabs.replaceChildren(...(many ? [] : choices.map((one) => this.tab(one))));
+    }
+    this.select.value = String(this.chosen);
+    [...this.tabs.children].forEach((tab, i) => {
+      set(tab, "aria-selected", choices[i] === this.chosen && !this.side);
+      tab.tabIndex = choices[i] === this.chosen ? 0 : -1;
+    });
+    const named = this.tabs.hidden ? null : this.tabs.children[choices.indexOf(this.chosen)];
+    if (named && !this.side) {
+      set(this.panel, "role", "tabpanel");
+      set(this.panel, "aria-labelledby", named.id);
+      this.panel.removeAttribute("aria-label");
+    } else {
+      set(this.panel, "role", "group");
+      this.panel.removeAttribute("aria-labelledby");
+      set(this.panel, "aria-label", "output");
+    }
+  }
+
+  tab(which) {
+    return h(
+      "button",
+      {
+        type: "button", role: "tab", class: which === "all" ? "anb-tab" : `anb-tab anb-r${which % 8}`, id: `anb-${this.view.id}-tab-${which}`,
+        "aria-controls": this.panel.id, "aria-label": which === "all" ? "all ranks" : `rank ${which}`, onclick: () => this.pick(which),
+      },
+      which === "all" ? "All ranks" : String(which),
+    );
+  }
+
+  tabKey(event) {
+    const choices = this.choices();
+    const here = choices.indexOf(this.chosen);
+    const goal = { ArrowRight: here + 1, ArrowLeft: here - 1, Home: 0, End: choices.length - 1 }[event.key];
+    if (goal === undefined) return;
+    event.preventDefault();
+    const next = (goal + choices.length) % choices.length;
+    this.pick(choices[next]);
+    this.tabs.children[next].focus();
+  }
+
+  /** The rank whose output alone is shown, or null. */
+  get oneRank() {
+    if (this.chosen !== "all") return this.chosen;
+    return this.store.ranks.size === 1 ? this.store.ranks.keys().next().value : null;
+  }
+
+  // -------------------------------------------------------------------------------------------------------------- search
+
+  searchKey(event) {
+    if (event.key === "Enter") this.step(event.shiftKey ? -1 : 1);
+    else if (event.key === "Escape") {
+      event.stopPropagation();
+      if (this.search.value) {
+        this.search.value = "";
+        this.configure({ query: "" });
+      } else this.shown()[0]?.scroller.focus();
+    }
+  }
+
+  /** Goes to the next (1) or the previous (-1) match, through all logs that are shown. */
+  step(by) {
+    const all = this.shown().flatMap((log) => log.matches.map((line, index) => ({ log, line, index })));
+    if (!all.length) return;
+    const here = all.findIndex(({ log, line }) => log === this.foundIn && log.current === line);
+    const next = all[here < 0 ? (by > 0 ? 0 : all.length - 1) : (here + by + all.length) % all.length];
+    if (this.foundIn && this.foundIn !== next.log) this.foundIn.current = null;
+    this.foundIn = next.log;
+    next.log.element.scrollIntoView({ block: "nearest" });
+    next.log.goTo(next.index);
+  }
+
+  drawTools() {
+    const logs = this.shown();
+    say(this.found, this.settings.query ? this.foundText(logs) : "");
+    this.previous.disabled = this.next.disabled = !logs.some((log) => log.matches.length);
+    set(this.followButton, "aria-pressed", logs.every((log) => log.follow));
+    set(this.sideButton, "aria-pressed", this.side);
+    show(this.sideButton, this.store.ranks.size > 1);
+    show(this.file, this.view.canAct && !this.side && this.oneRank !== null);
+  }
+
+  /** "3 of 12" where the search stands at a match, else how many there are. */
+  foundText(logs) {
+    const total = logs.reduce((sum, log) => sum + log.matches.length, 0);
+    let before = 0;
+    for (const log of logs) {
+      const index = log === this.foundIn && log.current !== null ? log.matches.indexOf(log.current) : -1;
+      if (index >= 0) return `${count(before + index + 1)} of ${count(total)}`;
+      before += log.matches.length;
+    }
+    return total === 1 ? "1 match" : `${count(total)} matches`;
+  }
+}

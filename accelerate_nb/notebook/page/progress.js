@@ -1,0 +1,20 @@
+// How far a rank is.
+
+import { count, duration } from "./format.js";
+
+/** How far a rank is: its newest open bar, and the one around it. */
+export function progressOf(known) {
+  const bars = [...known.bars.values()];
+  const open = bars.filter((bar) => !bar.closed);
+  const bar = open.at(-1) ?? bars.at(-1);
+  return { bar, around: open.length > 1 ? open.at(-2) : null };
+}
+
+export function progressText(bar, moving = true) {
+  const parts = [`${count(bar.done)}${bar.total === null || bar.total === undefined ? ` ${bar.unit}` : `/${count(bar.total)}`}`];
+  if (bar.rate) parts.push(bar.rate >= 1 ? `${bar.rate.toFixed(bar.rate < 100 ? 1 : 0)} ${bar.unit}/s` : `${(1 / bar.rate).toFixed(1)} s/${bar.unit}`);
+  if (moving && bar.rate && bar.total && !bar.closed && bar.done < bar.total) parts.push(`${duration((bar.total - bar.done) / bar.rate)} left`);
+  return parts.join(" · ");
+}
+
+export const shareOf = (bar) => (bar?.total ? Math.min(1, bar.done / bar.total) : bar?.closed ? 1 : 0);

@@ -1,0 +1,94 @@
+// A rank's row in the table of ranks.
+
+import { div, h, say, set, setStyle, show, span } from "./elements.js";
+import { bytes, isKnown, number, ofBytes } from "./format.js";
+import { chip, meter } from "./pieces.js";
+import { progressOf, progressText, shareOf } from "./progress.js";
+import { OVER } from "./states.js";
+
+/** A rank's row in the table of ranks. */
+export class RankRow {
+  constructor(rank, pick) {
+    this.rank = rank;
+    this.chip = chip();
+    this.fill = div("anb-fill");
+    this.label = span("anb-bar-label");
+    this.text = span("anb-bar-text");
+    this.bar = h(
+      "div",
+      { class: "anb-bar", role: "progressbar", "aria-label": `rank ${rank} progress`, "aria-valuemin": 0, "aria-valuemax": 100 },
+      this.fill, this.label, this.text,
+    );
+    this.metrics = [];
+    this.busy = meter(`rank ${rank} device utilisation`);
+    this.memory = meter(`rank ${rank} device memory`);
+    this.busyText = span("anb-num anb-busy");
+    this.memoryText = span("anb-num");
+    this.busy.element.classList.add("anb-busy");
+    this.device = span("anb-device");
+    this.name = h(
+      "button",
+      { type: "button", class: `anb-rank anb-rank-btn anb-r${rank % 8}`, onclick: pick, title: `show the output of rank ${rank}`, "aria-label": `rank ${rank}: show its output` },
+      String(rank),
+    );
+    const cell = (name, ...inside) => h("div", { class: `anb-cell ${name}`, role: "cell" }, ...inside);
+    this.metricsAt = cell("anb-device-cell", this.device, this.busy.element, this.busyText, this.memory.element, this.memoryText);
+    this.element = h(
+      "div",
+      { class: "anb-row", role: "row" },
+      h("div", { class: "anb-cell", role: "rowheader" }, this.name), cell("", this.chip.element), cell("anb-bar-cell", this.bar), this.metricsAt,
+    );
+  }
+
+  draw(known, names) {
+    this.chip.set(known.state);
+    set(this.chip.element, "title", known.detail || known.state);
+    this.drawBar(known);
+    this.drawMetrics(known, names);
+    this.drawDevice(known);
+  }
+
+  drawBar(known) {
+    const { bar, around } = progressOf(known);
+    const share = shareOf(bar);
+    this.bar.classList.toggle("anb-none", !bar);
+    this.bar.classList.toggle("anb-endless", Boolean(bar && !bar.total && !bar.closed));
+    const outer = around ? `${around.label} ${progressText({ ...around, rate: null })} · ` : "";
+    say(this.label, bar ? `${outer}${[bar.label, bar.note].filter(Boolean).join(" · ")}` : known.detail);
+    say(this.text, bar ? progressText(bar, !OVER.has(known.state)) : "");
+    setStyle(this.fill, "transform", `scaleX(${share.toFixed(4)})`);
+    set(this.bar, "aria-valuenow", Math.round(share * 100));
+    set(this.bar, "aria-valuetext", bar ? `${bar.label} ${progressText(bar)}` : known.detail || known.state);
+  }
+
+  drawMetrics(known, names) {
+    while (this.metrics.length < names.length) {
+      const cell = h("div", { class: "anb-cell anb-num anb-metric", role: "cell" });
+      this.metrics.push(cell);
+      this.element.insertBefore(cell, this.metricsAt);
+    }
+    names.forEach((name, i) => {
+      const value = known.newest.get(name);
+      say(this.metrics[i], number(value));
+      set(this.metrics[i], "data-name", name);
+      this.metrics[i].classList.toggle("anb-bad", value !== undefined && !Number.isFinite(value));
+    });
+  }
+
+  drawDevice(known) {
+    const device = known.devices.values().next().value;
+    show(this.metricsAt, Boolean(device));
+    if (!device) return;
+    say(this.device, device.device + (known.devices.size > 1 ? ` +${known.devices.size - 1}` : ""));
+    const [busy, used, total] = [device.utilisation, device.used, device.total];
+    // what is not known yet keeps its place, so that nothing beside it moves
+    this.busy.element.classList.toggle("anb-unknown", !isKnown(busy));
+    say(this.busyText, isKnown(busy) ? `${Math.round(busy)} %` : "");
+    if (isKnown(busy)) this.busy.set(busy / 100, `${Math.round(busy)} %`);
+    this.busy.element.classList.remove("anb-hot"); // a busy device is a good thing
+    const memory = !isKnown(used) ? "" : total ? ofBytes(used, total) : bytes(used);
+    show(this.memory.element, Boolean(total));
+    say(this.memoryText, total && used / total > 0.9 ? `⚠ ${memory}` : memory);
+    if (total) this.memory.set(used / total, memory);
+  }
+}

@@ -1,0 +1,139 @@
+// One metric of one rank: its points, and buckets of them to draw.
+
+const MOST_BUCKETS = 2048; // of a series, for drawing: more than there are pixels
+
+/** One metric of one rank: every point while there are not too many, and buckets of least, most and mean to draw. */
+export class Series {
+  constructor() {
+    this.x = new Float64Array(64);
+    this.y = new Float64Array(64);
+    this.length = 0;
+    this.buckets = [];
+    this.per = 1; // points in a full bucket
+    this.came = 0;
+    this.sorted = true;
+    this.from = Infinity;
+    this.to = -Infinity;
+    this.least = Infinity;
+    this.most = -Infinity;
+    this.leastPositive = Infinity;
+    this.odd = 0; // values that are no finite numbers
+    this.notPositive = 0;
+    this.last = null;
+    this.every = 1; // after thinning, one of so many points is kept
+  }
+
+  add(x, y) {
+    if (this.last !== null && x < this.last[0]) this.sorted = false;
+    this.last = [x, y];
+    this.from = Math.min(this.from, x);
+    this.to = Math.max(this.to, x);
+    if (this.came % this.every === 0) this.keep(x, y);
+    this.came++;
+    this.account(y);
+    this.intoBucket(x, y);
+  }
+
+  keep(x, y) {
+    if (this.length === this.x.length) {
+      const [oldX, oldY] = [this.x, this.y];
+      this.x = new Float64Array(oldX.length * 2);
+      this.y = new Float64Array(oldY.length * 2);
+      this.x.set(oldX);
+      this.y.set(oldY);
+    }
+    this.x[this.length] = x;
+    this.y[this.length++] = y;
+  }
+
+  account(y) {
+    if (!Number.isFinite(y)) {
+      this.odd++;
+      return;
+    }
+    if (y < this.least) this.least = y;
+    if (y > this.most) this.most = y;
+    if (y > 0) this.leastPositive = Math.min(this.leastPositive, y);
+    else this.notPositive++;
+  }
+
+  intoBucket(x, y) {
+    let bucket = this.buckets.at(-1);
+    if (!bucket || bucket.points >= this.per) {
+      if (this.buckets.length >= MOST_BUCKETS) this.mergeBuckets();
+      bucket = this.buckets.at(-1);
+      if (!bucket || bucket.points >= this.per) this.buckets.push((bucket = emptyBucket(x)));
+    }
+    bucket.points++;
+    bucket.to = x;
+    if (!Number.isFinite(y)) return;
+    if (!bucket.finite++) bucket.first = y;
+    bucket.last = y;
+    bucket.sum += y;
+    if (y < bucket.least) bucket.least = y;
+    if (y > bucket.most) bucket.most = y;
+    if (y > 0) {
+      if (y < bucket.leastPositive) bucket.leastPositive = y;
+      bucket.positive++;
+      bucket.positiveSum += y;
+    }
+  }
+
+  mergeBuckets() {
+    const merged = [];
+    for (let i = 0; i < this.buckets.length; i += 2) merged.push(joined(this.buckets[i], this.buckets[i + 1]));
+    this.buckets = merged;
+    this.per *= 2;
+  }
+
+  /** Forgets every second point; what is drawn does not change. */
+  thin() {
+    const half = Math.ceil(this.length / 2);
+    for (let i = 0; i < half; i++) {
+      this.x[i] = this.x[2 * i];
+      this.y[i] = this.y[2 * i];
+    }
+    this.x = this.x.slice(0, half);
+    this.y = this.y.slice(0, half);
+    this.length = half;
+    this.every *= 2;
+  }
+
+  /** The point whose step is nearest to `x`, as `[x, y]`. */
+  nearest(x) {
+    if (!this.length) return null;
+    let best = 0;
+    if (this.sorted) {
+      let [low, high] = [0, this.length - 1];
+      while (low < high) {
+        const middle = (low + high) >> 1;
+        if (this.x[middle] < x) low = middle + 1;
+        else high = middle;
+      }
+      best = low > 0 && x - this.x[low - 1] <= this.x[low] - x ? low - 1 : low;
+    } else {
+      for (let i = 1; i < this.length; i++) if (Math.abs(this.x[i] - x) <= Math.abs(this.x[best] - x)) best = i;
+    }
+    const point = [this.x[best], this.y[best]];
+    // the newest is always known, also where points were thinned
+    return Math.abs(this.last[0] - x) < Math.abs(point[0] - x) ? this.last : point;
+  }
+}
+
+function emptyBucket(x) {
+  return {
+    from: x, to: x, points: 0, finite: 0, first: NaN, last: NaN, sum: 0, least: Infinity, most: -Infinity,
+    leastPositive: Infinity, positive: 0, positiveSum: 0,
+  };
+}
+
+function joined(a, b) {
+  if (!b) return a;
+  return {
+    from: a.from, to: b.to, points: a.points + b.points, finite: a.finite + b.finite,
+    first: a.finite ? a.first : b.first, last: b.finite ? b.last : a.last, sum: a.sum + b.sum,
+    least: Math.min(a.least, b.least), most: Math.max(a.most, b.most),
+    leastPositive: Math.min(a.leastPositive, b.leastPositive),
+    positive: a.positive + b.positive, positiveSum: a.positiveSum + b.positiveSum,
+  };
+}

@@ -1,0 +1,176 @@
+// What one run's messages have told: bounded, whatever comes.
+
+import { count, real } from "./format.js";
+import { Ring } from "./ring.js";
+import { Series } from "./series.js";
+
+const MOST_LINES = 50_000; // kept of all ranks together
+const MOST_LINES_OF_A_RANK = 20_000;
+const MOST_OPEN_LINES = 8; // ranks whose open lines stand under the lines of all
+const LONGEST_LINE = 10_000; // characters of a line that are kept; the whole of it is in the file
+const MOST_POINTS = 400_000; // of all charts together; beyond, the longest series are thinned
+
+function emptyContent() {
+  return {
+    run: { name: "", why: "", folder: "", started: null, size: 0, host: "", background: false, can_act: false },
+    state: { state: "starting", detail: "", ended: null },
+    ranks: new Map(), // rank -> what is known of it
+    metrics: new Map(), // name -> rank -> Series
+    host: [],
+    all: new Ring(MOST_LINES),
+    lineCount: 0,
+    skipped: 0,
+    points: 0,
+    failure: null,
+    quiet: null,
+  };
+}
+
+/** What one model knows; its views read it. `epoch` grows when everything was forgotten. */
+export function makeStore() {
+  return {
+    ...emptyContent(),
+    epoch: 0, changes: 0, seq: 0, gaps: 0, clock: null, heard: 0, stacks: null, stacksAsked: false, following: true,
+    views: new Set(), acknowledged: 0, acknowledgedAt: 0,
+  };
+}
+
+function rankOf(store, rank) {
+  let known = store.ranks.get(rank);
+  if (!known) {
+    const size = Math.max(store.run.size, store.ranks.size + 1);
+    const most = Math.max(1000, Math.min(MOST_LINES_OF_A_RANK, Math.floor(320_000 / size)));
+    known = {
+      rank, state: "starting", detail: "", lineCount: 0, bars: new Map(), newest: new Map(), devices: new Map(),
+      ring: new Ring(most, Math.max(1_000_000, Math.floor(64_000_000 / size))), open: new Map(),
+    };
+    store.ranks.set(rank, known);
+    // ranks may be heard of in any order
+    store.ranks = new Map([...store.ranks].sort(([a], [b]) => a - b));
+  }
+  return known;
+}
+
+const clipped = (text) =>
+  text.length <= LONGEST_LINE ? text : `${text.slice(0, LONGEST_LINE)} … ${count(text.length - LONGEST_LINE)} more characters in the file`;
+
+function takeLine(store, [rank, stream, text, time, open]) {
+  const known = rankOf(store, rank);
+  const line = { rank, stream, text: clipped(text), time };
+  if (open) {
+    known.open.set(stream, line);
+    return;
+  }
+  known.open.delete(stream);
+  known.ring.push(line);
+  store.all.push(line);
+}
+
+function takeMetric(store, [name, rank, points]) {
+  const known = rankOf(store, rank);
+  if (!store.metrics.has(name)) store.metrics.set(name, new Map());
+  const series = store.metrics.get(name);
+  if (!series.has(rank)) series.set(rank, new Series());
+  const one = series.get(rank);
+  for (const [step, value] of points) one.add(step ?? one.came, real(value));
+  if (points.length) known.newest.set(name, real(points.at(-1)[1]));
+  store.points += points.length;
+  while (store.points > MOST_POINTS) thinLongest(store);
+}
+
+function thinLongest(store) {
+  let longest = null;
+  let total = 0;
+  for (const series of store.metrics.values()) {
+    for (const one of series.values()) {
+      total += one.length;
+      if (!longest || one.length > longest.length) longest = one;
+    }
+  }
+  store.points = total;
+  if (total <= MOST_POINTS) return;
+  const before = longest.length;
+  longest.thin();
+  store.points -= before - longest.length;
+}
+
+function takeProgress(store, [rank, label, done, total, rate, unit, closed, name = label, note = ""]) {
+  const { bars } = rankOf(store, rank);
+  // in the order in which they began, those that have ended behind them: nested bars keep their order while they move
+  if (closed || bars.get(name)?.closed) bars.delete(name);
+  bars.set(name, { label, done, total, rate, unit: unit || "it", closed, note });
+  if (bars.size > 20) bars.delete([...bars.keys()].find((one) => bars.get(one).closed) ?? bars.keys().next().value);
+}
+
+/** Takes one message of the kernel in. */
+export function feed(store, message) {
+  if (message.reset) Object.assign(store, emptyContent(), { epoch: store.epoch + 1, gaps: 0, seq: 0 });
+  if (message.seq !== undefined) {
+    if (store.seq && message.seq > store.seq + 1) store.gaps += message.seq - store.seq - 1;
+    store.seq = message.seq;
+  }
+  store.changes++;
+  store.heard = performance.now();
+  if (message.now !== undefined) store.clock = message.now - performance.now() / 1000;
+  if (message.run) {
+    Object.assign(store.run, message.run);
+    for (let rank = 0; rank < (message.run.size || 0); rank++) rankOf(store, rank);
+  }
+  if (message.state) store.state = { detail: "", ended: null, ...message.state };
+  for (const [rank, state, detail, lineCount] of message.ranks ?? []) {
+    Object.assign(rankOf(store, rank), { state, detail, lineCount });
+  }
+  for (const one of message.progress ?? []) takeProgress(store, one);
+  for (const [rank, device, utilisation, used, total] of message.devices ?? []) {
+    rankOf(store, rank).devices.set(device, { device, utilisation, used, total });
+  }
+  if (message.host) store.host = message.host;
+  for (const line of message.lines ?? []) takeLine(store, line);
+  if (message.line_count !== undefined) store.lineCount = message.line_count;
+  if (message.skipped) store.skipped += message.skipped;
+  for (const one of message.metrics ?? []) takeMetric(store, one);
+  if (message.failure !== undefined) store.failure = message.failure;
+  if (message.quiet !== undefined) store.quiet = message.quiet;
+  if (message.stacks) Object.assign(store, { stacks: message.stacks, stacksAsked: false });
+}
+
+/** The kernel's time in seconds since 1970: the page's own clock may be wrong. */
+function kernelNow(store) {
+  return store.clock === null ? Date.now() / 1000 : store.clock + performance.now() / 1000;
+}
+
+export function elapsed(store) {
+  if (store.run.started === null) return 0;
+  return (store.state.ended ?? kernelNow(store)) - store.run.started;
+}
+
+/** The lines that have not ended, in the order of ranks; of many the first few, and a line that says which are left out. */
+export function openLines(store) {
+  const open = [...store.ranks.values()].filter((known) => known.open.size);
+  const lines = open.slice(0, MOST_OPEN_LINES).flatMap((known) => [...known.open.values()]);
+  const left = open.slice(MOST_OPEN_LINES).map((known) => known.rank);
+  if (left.length) {
+    const text = `… the open lines of ranks ${spans(left)} stand in their own output`;
+    lines.push({ rank: null, stream: 0, text, time: lines.at(-1).time });
+  }
+  return lines;
+}
+
+/** 3, 8–11: numbers that follow each other as a span. */
+function spans(numbers) {
+  const found = [];
+  for (const one of numbers) {
+    if (found.length && found.at(-1)[1] === one - 1) found.at(-1)[1] = one;
+    else found.push([one, one]);
+  }
+  return found.map(([from, to]) => (from === to ? from : `${from}–${to}`)).join(", ");
+}
+
+/** Tells the kernel about once a second how far the page has come, so that it can hold back. */
+export function acknowledge(store, send) {
+  const now = performance.now();
+  if (!send || store.seq === store.acknowledged || now - store.acknowledgedAt < 1000) return;
+  store.acknowledged = store.seq;
+  store.acknowledgedAt = now;
+  send({ do: "ack", seq: store.seq });
+}

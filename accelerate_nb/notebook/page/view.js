@@ -1,0 +1,154 @@
+// One panel in the page: its parts, painted when something came, at most five times a second.
+
+import { Charts } from "./charts.js";
+import { div, h, say, set } from "./elements.js";
+import { Head } from "./head.js";
+import { Notices } from "./notices.js";
+import { Output } from "./output.js";
+import { Ranks } from "./ranks.js";
+import { acknowledge } from "./store.js";
+import { readTheme } from "./theme.js";
+
+const PAINT = 200; // ms between two paintings
+const FEW_RANKS = 16; // up to here each rank has a full row and a tab
+
+/** Shows what a store knows. `send` is null where there is no kernel. */
+export class View {
+  constructor(store, send) {
+    this.store = store;
+    this.send = send;
+    this.id = Math.random().toString(36).slice(2, 10);
+    this.palette = { key: "" };
+    this.restUntil = 0;
+    this.epoch = store.epoch;
+    this.changes = -1;
+    this.build();
+    this.watch();
+  }
+
+  build() {
+    this.head = new Head(this);
+    this.notices = new Notices(this);
+    this.ranks = new Ranks(this);
+    this.charts = new Charts(this);
+    this.output = new Output(this);
+    this.live = h("div", { class: "anb-sr", role: "status", "aria-live": "polite" });
+    this.root = h(
+      "div",
+      { class: "anb", role: "region", "aria-label": "Distributed run", "data-lm-suppress-shortcuts": "true", "data-jp-suppress-context-menu": "true" },
+      div("anb-inner", this.head.element, this.notices.element, div("anb-top", this.ranks.element, this.charts.element), this.output.element, this.live),
+    );
+    for (const kind of ["keydown", "keyup", "keypress"]) this.root.addEventListener(kind, (event) => event.stopPropagation());
+    this.root.addEventListener("keydown", (event) => event.key === "Escape" && this.leave());
+  }
+
+  watch() {
+    this.visible = true;
+    this.sight = new IntersectionObserver((entries) => {
+      this.visible = entries.at(-1).isIntersecting;
+      if (this.visible) this.draw();
+    });
+    this.sight.observe(this.root);
+    this.themed = new MutationObserver(() => this.readTheme());
+    for (const place of [document.documentElement, document.body]) this.themed.observe(place, { attributes: true });
+    this.scheme = matchMedia("(prefers-color-scheme: dark)");
+    this.onScheme = () => this.readTheme();
+    this.scheme.addEventListener("change", this.onScheme);
+    this.timer = setInterval(() => this.tick(), PAINT);
+  }
+
+  close() {
+    clearInterval(this.timer);
+    this.scheme.removeEventListener("change", this.onScheme);
+    for (const one of [this.sight, this.themed]) one.disconnect();
+    for (const part of [this.charts, this.output]) part.close();
+    this.store.views.delete(this);
+    this.root.remove();
+  }
+
+  readTheme() {
+    if (!this.root.isConnected) return;
+    this.palette = readTheme(this.root);
+    this.charts.themed();
+  }
+
+  // ----------------------------------------------------------------------------------------------------------- painting
+
+  tick() {
+    acknowledge(this.store, this.send);
+    if (document.hidden || !this.root.isConnected || !this.visible) return;
+    if (this.store.changes === this.changes) {
+      this.head.drawClock();
+      return;
+    }
+    const from = performance.now();
+    if (from < this.restUntil) return;
+    this.draw();
+    // where painting is slow (a busy machine, hundreds of ranks) it is done less often
+    this.restUntil = performance.now() + 2 * (performance.now() - from);
+  }
+
+  draw() {
+    if (!this.root.isConnected) return;
+    if (!this.palette.key) this.readTheme();
+    this.changes = this.store.changes;
+    if (this.epoch !== this.store.epoch) this.forget();
+    // canvases first: text on them asks for the page's style, which is reckoned anew after each change of the page
+    if (!this.charts.paint()) this.changes = -1; // the others at the next tick
+    set(this.root, "aria-label", `Distributed run ${this.store.run.name}`);
+    for (const part of [this.head, this.notices, this.ranks, this.charts, this.output]) part.draw();
+  }
+
+  forget() {
+    this.epoch = this.store.epoch;
+    for (const part of [this.head, this.ranks, this.charts, this.output]) part.forget();
+  }
+
+  // ------------------------------------------------------------------------------------------------ what the parts share
+
+  get many() {
+    return this.store.ranks.size > FEW_RANKS;
+  }
+
+  get canAct() {
+    return Boolean(this.send) && this.store.run.can_act;
+  }
+
+  get chosen() {
+    return this.output.chosen;
+  }
+
+  pick(which) {
+    this.output.pick(which);
+  }
+
+  tell(message) {
+    this.send?.(message);
+  }
+
+  /** Says something to those who hear the page. */
+  announce(text, again = false) {
+    if (again) this.live.textContent = "";
+    say(this.live, text);
+  }
+
+  askStacks() {
+    this.store.stacksAsked = true;
+    this.stacksFrom = document.activeElement;
+    this.tell({ do: "stacks" });
+    this.announce("Asked every rank where it is");
+    this.draw();
+  }
+
+  /** The keyboard goes back to where the stacks were asked from. */
+  stacksAreClosed() {
+    (this.stacksFrom?.isConnected ? this.stacksFrom : this.head.stacks).focus();
+  }
+
+  /** Escape gives the keyboard back to the notebook. */
+  leave() {
+    const notebook = this.root.closest(".jp-Notebook");
+    if (notebook) notebook.focus();
+    else document.activeElement?.blur?.();
+  }
+}
