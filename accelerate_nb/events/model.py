@@ -58,12 +58,19 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Display:
-    """A rank showed something rich: a MIME bundle, as IPython's `display` makes it."""
+    """
+    A rank showed something rich: a MIME bundle, as IPython's `display` makes it.
+
+    `name` is what it goes by among those of its rank (IPython's `display_id`), where it may be shown anew: with `update` it
+    takes the place of what was shown under that name.
+    """
 
     rank: int
     data: dict[str, Any]
     metadata: dict[str, Any]
     time: float
+    name: str = ""
+    update: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -22,7 +22,7 @@ class CellEnd:
     """
     How a rank ended a cell.
 
-    `result` is the MIME bundle of its last expression (`None` where it has none), `value` what was pulled, or returned by
+    `result` is the MIME bundle of its last expression (`None` where it has none) and `metadata` what goes with it, `value` what was pulled, or returned by
     a call; `seconds` is the worker's own time. Where it is not `ok` there is a `failure`, and the exception itself in
     `error`, where it could travel.
     """
@@ -34,6 +34,7 @@ class CellEnd:
     value: Any = None
     failure: Failure | None = None
     error: BaseException | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Home(Protocol):
@@ -69,7 +70,7 @@ class CellRun:
     A cell that runs in a session's workers; `Session.run` gives one. It can be watched like a run.
 
     `cursor` is where its output begins: `cell.view.since(cell.cursor)`. When it is `done`, all that the cell printed and
-    showed is in the view.
+    showed is in the view. `metrics_cursor` is where its numbers begin.
 
     >>> cell = session.run("loss.item()", name="Cell In[3]")
     >>> [end.result for end in cell.wait()]
@@ -78,7 +79,7 @@ class CellRun:
     def __init__(self, home: Home, name: str, ranks: Sequence[int], number: int) -> None:
         self.name, self.ranks, self.number = name, tuple(ranks), number
         self.started = time.time()
-        self.cursor = home.view.since(0).cursor
+        self.cursor, self.metrics_cursor = home.view.since(0).cursor, home.view.metrics_since(0).cursor
         self._home = home
         self._ends: dict[int, CellEnd] = {}
         self._over = threading.Event()

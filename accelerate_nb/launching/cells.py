@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -18,6 +18,7 @@ from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 from accelerate_nb.events import pending
+from accelerate_nb.events.asks import current_asks
 from accelerate_nb.events.emit import emit, outlet
 from accelerate_nb.events.model import Answered
 from accelerate_nb.launching.culprits import explain
@@ -39,6 +40,12 @@ rank, world_size, device = accelerator.process_index, accelerator.num_processes,
 _PATIENCE = 0.4
 # Where torch waits for other ranks: who fails there has left the groups in a state that nobody knows.
 _COLLECTIVE = (os.path.join("torch", "distributed"), os.path.join("nn", "parallel", "distributed.py"))
+
+# What to do where a group is used that a renewal has ended.
+_GONE = (
+    "After an earlier failure the process groups were made anew, and those of your own (new_group, device meshes) went with "
+    "it. Make them again."
+)
 
 
 def session() -> None:
@@ -76,6 +83,8 @@ class Desk:
         self._done = threading.Event()
         self._main = ModuleType("__main__")
         self._known: frozenset[str] = frozenset()
+        # groups of the person's own that went when groups were made anew
+        self._gone = 0
 
     # ---------------------------------------------------------------------------------------- in the inbox's thread
 
@@ -139,6 +148,7 @@ class Desk:
     def _do(self, due: _Due) -> None:
         began = time.monotonic()
         self._done.clear()
+        current_asks().reset()
         with self._lock:
             self._number, self._asked = due.number, due.number in self._early
         try:
@@ -156,13 +166,14 @@ class Desk:
             self._number = None
             self._early.clear()
         self._done.set()
-        self._leave(due, replace(answer, seconds=time.monotonic() - began, groups=_collectives()))
+        seconds = time.monotonic() - began
+        self._leave(due, replace(answer, seconds=seconds, groups=_collectives(), names=_names(self._shell)))
 
     def _answer(self, due: _Due) -> Answer:
         try:
             if due.renewal is not None:
                 cut_connections(due.others, store_port=int(os.environ["MASTER_PORT"]))
-                import_module("accelerate_nb.runtime.renewing").renew(due.renewal)
+                self._gone += import_module("accelerate_nb.runtime.renewing").renew(due.renewal)
             letter: Letter = load(map_entries(due.letter))
             self._known = letter.known
             self._learn(letter)
@@ -186,9 +197,9 @@ class Desk:
         return Answer(0.0)
 
     def _run(self, cell: Cell) -> Answer:
-        bundle, error = self._shell.run(cell)
+        bundle, metadata, error = self._shell.run(cell)
         if error is None or _is_no_failure(error):
-            return Answer(0.0, result=None if cell.silent else bundle)
+            return Answer(0.0) if cell.silent else Answer(0.0, result=bundle, metadata=metadata)
         return self._failed(error)
 
     def _pulled(self, names: Sequence[str]) -> dict[str, Any]:
@@ -196,7 +207,8 @@ class Desk:
         for name in names:
             if name not in here:
                 raise NameError(
-                    f"{name!r} was asked for, but rank {self._rank} has no such variable. {_there_are(self._shell, here)}"
+                    f"{name!r} was asked for, but rank {self._rank} has no such variable. "
+                    f"There are: {', '.join(_names(self._shell))}."
                 )
         return {name: here[name] for name in names}
 
@@ -213,12 +225,10 @@ class Desk:
         _name_cell(error, sources)
         frames = _frames(error)
         failure = failure_of(error.with_traceback(_below(error.__traceback__, sources)), self._rank, sources)
-        return Answer(
-            0.0,
-            failure=failure,
-            error=portable(error, self._known),
-            in_collective=any(part in one for one in frames for part in _COLLECTIVE),
-        )
+        in_collective = any(part in one for one in frames for part in _COLLECTIVE)
+        if in_collective and self._gone and not failure.advice:
+            failure = replace(failure, advice=_GONE)
+        return Answer(0.0, failure=failure, error=portable(error, self._known), in_collective=in_collective)
 
     def _sources(self) -> Sources:
         numbers = dict(self._shell.compile._filename_map)
@@ -240,7 +250,8 @@ class Desk:
             return dump_homeward(answer, self._known)
         except Exception as error:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
             failed = self._failed(explain(answer.value or {}, error, self._sources()))
-            return dump_homeward(replace(failed, seconds=answer.seconds, groups=answer.groups), self._known)
+            told = replace(failed, seconds=answer.seconds, groups=answer.groups, names=answer.names)
+            return dump_homeward(told, self._known)
 
 
 def _is_no_failure(error: BaseException) -> bool:
@@ -255,9 +266,10 @@ def _collectives() -> dict[str, int]:
     return counts
 
 
-def _there_are(shell: Any, here: Mapping[str, Any]) -> str:
-    names = [name for name in here if not name.startswith("_") and name not in shell.user_ns_hidden]
-    return f"There are: {', '.join(sorted(names))}."
+def _names(shell: Any) -> tuple[str, ...]:
+    """The person's variables."""
+    names = list(shell.user_ns)
+    return tuple(sorted(name for name in names if not name.startswith("_") and name not in shell.user_ns_hidden))
 
 
 def _name_cell(error: BaseException, sources: Sources) -> None:

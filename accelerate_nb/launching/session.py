@@ -120,6 +120,7 @@ class Session:
         self._open: dict[int, _Open] = {}
         self._numbers, self._cells = itertools.count(1), itertools.count(1)
         self._counts: dict[int, Mapping[str, int]] = {}
+        self._names: dict[int, tuple[str, ...]] = {}
         self._broken = False
         self._closing = False
         self._error: BaseException | None = None
@@ -191,6 +192,11 @@ class Session:
     def error(self) -> BaseException | None:
         """Why it ended, where that was not asked for: a `WorkerError` with a worker's last words, a `LaunchError`."""
         return self._error
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The variables that some rank had when it was last asked for something."""
+        return tuple(sorted(set().union(*self._names.values())))
 
     @property
     def busy(self) -> tuple[CellRun, ...]:
@@ -282,8 +288,18 @@ class Session:
         return {end.rank: end.value for end in ends}
 
     def stacks(self) -> str:
-        """Where every rank is now, with the lines of the cells; takes up to some seconds."""
+        """Where every rank is now, with the lines of the cells; takes up to some seconds where something runs."""
+        if not self.busy:
+            return "Every rank waits for a cell." if self.alive else ""
         return self._run.stacks()
+
+    def adjust(self, **launching: Any) -> None:
+        """
+        Give settings of the launching another value from now on: `grace`, and what front ends read.
+
+        >>> session.adjust(grace=5.0)
+        """
+        self._config = replace(self._config, launching=replace(self._config.launching, **launching))
 
     def ask(self, how: Stop) -> None:
         """Ask for the end, from any thread, without waiting for it."""
@@ -419,7 +435,9 @@ class Session:
         self._counts[event.rank] = answer.groups
         failure = answer.failure
         value = answer.value if answer.value is None or RETURNED not in answer.value else answer.value[RETURNED]
-        end = CellEnd(event.rank, failure is None, answer.seconds, answer.result, value, failure, answer.error)
+        ok, metadata = failure is None, dict(answer.metadata)
+        end = CellEnd(event.rank, ok, answer.seconds, answer.result, value, failure, answer.error, metadata)
+        self._names[event.rank] = answer.names
         if failure is not None and (failure.ended_by_us or failure.lost_connection or answer.in_collective):
             self._broken = True
         is_last = one.cell.take(end)

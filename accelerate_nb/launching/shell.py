@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import time
 import warnings
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -57,9 +60,11 @@ class Results(DisplayHook):
 class Publisher(DisplayPublisher):
     """Sends what is displayed to the notebook, under this rank."""
 
-    def publish(self, data: Any, metadata: Any = None, *_: Any, **__: Any) -> None:
-        """Show a MIME bundle."""
-        show(data, metadata or {})
+    def publish(
+        self, data: Any, metadata: Any = None, *_: Any, transient: Any = None, update: bool = False, **__: Any
+    ) -> None:
+        """Show a MIME bundle, or put it in the place of the one of the same display id."""
+        show(data, metadata or {}, str((transient or {}).get("display_id") or ""), update=update)
 
     def clear_output(self, wait: bool = False) -> None:
         """Lines of several ranks stand together; none of them are taken away."""
@@ -110,8 +115,8 @@ class WorkerShell(InteractiveShell):
     def atexit_operations(self) -> None:
         """Nothing was opened."""
 
-    def run(self, cell: Cell) -> tuple[dict[str, Any] | None, BaseException | None]:
-        """The MIME bundle of a cell's last expression, and what it raised."""
+    def run(self, cell: Cell) -> tuple[dict[str, Any] | None, dict[str, Any], BaseException | None]:
+        """The MIME bundle of a cell's last expression, what goes with it, and what the cell raised."""
         hook, compiler = self.displayhook, self.compile
         assert isinstance(hook, Results)
         assert isinstance(compiler, Compiler)
@@ -123,8 +128,10 @@ class WorkerShell(InteractiveShell):
             outcome = run(cell.source, store_history=not cell.silent, silent=cell.silent)
         finally:
             compiler.filename = None
-        kept: Any = hook.bundle
-        return as_plain(kept[0]) if kept is not None else None, outcome.error_before_exec or outcome.error_in_exec
+        error = outcome.error_before_exec or outcome.error_in_exec
+        if (kept := hook.bundle) is None:
+            return None, {}, error
+        return as_plain(kept[0]), kept[1], error
 
 
 def new_shell(main: ModuleType) -> WorkerShell:
@@ -138,6 +145,7 @@ def new_shell(main: ModuleType) -> WorkerShell:
     config.HistoryManager.hist_file = ":memory:"
     shell: WorkerShell = WorkerShell.instance(user_module=main, user_ns=vars(main), config=config)
     shell.autoawait = True
+    warnings.formatwarning = partial(_in_words, shell, warnings.formatwarning)
     # an exit ends the cell, and that is that
     warnings.filterwarnings("ignore", message="To exit: use 'exit'")
     # IPython knows here what to do with display ids, and formatters that a cell registers
@@ -147,6 +155,24 @@ def new_shell(main: ModuleType) -> WorkerShell:
     return shell
 
 
-def show(data: dict[str, Any], metadata: dict[str, Any]) -> None:
+def show(data: dict[str, Any], metadata: dict[str, Any], name: str = "", *, update: bool = False) -> None:
     """Send a MIME bundle to the notebook."""
-    emit(Display(rank=getattr(outlet(), "rank", 0), data=as_plain(data), metadata=metadata, time=time.time()))
+    rank = getattr(outlet(), "rank", 0)
+    emit(Display(rank, as_plain(data), metadata, time.time(), name, update))
+
+
+def _in_words(
+    shell: WorkerShell,
+    former: Callable[..., str],
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """A warning's text, in which a cell has the name that people know."""
+    number = shell.compile._filename_map.get(filename)
+    if number is None:
+        return former(message, category, filename, lineno, line)
+    text = linecache.getline(filename, lineno) if line is None else line
+    return former(message, category, f"Cell In[{number}]", lineno, text)

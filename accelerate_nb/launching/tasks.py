@@ -70,9 +70,9 @@ class Answer:
     """
     What came of a task on one rank.
 
-    `result` is the MIME bundle of a cell's last expression, `value` holds, by name, what was pulled or returned; `error` is the
+    `result` is the MIME bundle of a cell's last expression with its `metadata`, `value` holds, by name, what was pulled or returned; `error` is the
     exception behind `failure`, as far as it can travel. `groups` says how many collectives each process group has begun, and
-    `in_collective` that it was torch's communication that raised.
+    `in_collective` that it was torch's communication that raised; `names` are the person's variables that there are now.
     """
 
     seconds: float
@@ -82,3 +82,5 @@ class Answer:
     error: BaseException | None = None
     groups: Mapping[str, int] = field(default_factory=dict)
     in_collective: bool = False
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    names: tuple[str, ...] = ()

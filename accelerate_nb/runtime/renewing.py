@@ -21,13 +21,14 @@ def collectives() -> dict[str, int]:
     return {str(group.group_name): _count(group) for group in list(dist.distributed_c10d._world.pg_map)}
 
 
-def renew(name: str) -> None:
+def renew(name: str) -> int:
     """
     End this process's groups and make the default one anew; every rank calls it, with the same `name`, used once.
 
     The world, the `Accelerator` and prepared models stay as they are: models that average their gradients do so over the
-    new group. Groups that a person made beside the default one are gone.
+    new group. Groups that a person made beside the default one are gone; says how many.
     """
+    gone = max(len(dist.distributed_c10d._world.pg_map) - 1, 0) if dist.is_initialized() else 0
     wish = _wish()
     models = [(model, _state(model)) for model in _averaging()]
     for model, _ in models:
@@ -40,6 +41,7 @@ def renew(name: str) -> None:
     dist.init_process_group(store=dist.PrefixStore(f"accelerate_nb/renewed/{name}", store), **wish)
     for model, state in models:
         _connect(model, state)
+    return gone
 
 
 def _wish() -> dict[str, Any]:

@@ -121,6 +121,68 @@ def test_displays_and_figures_arrive(session):
     assert [sorted(set(one) - {"text/plain"}) for one in shown] == [["text/html"], ["image/png"]]
 
 
+def test_a_display_with_an_id_tells_what_takes_its_place(session):
+    cell = session.run(
+        "from IPython.display import HTML\nhandle = display(HTML('one'), display_id='it')\nhandle.update(HTML('two'))",
+        ranks=[0],
+    )
+    cell.wait()
+    shown = [one for one in cell.view.since(cell.cursor).shown if isinstance(one, Display)]
+    assert [(one.data["text/html"], one.name, one.update) for one in shown] == [
+        ("one", "it", False),
+        ("two", "it", True),
+    ]
+
+
+def test_a_result_comes_with_its_metadata(session):
+    (end,) = session.run(
+        "class Wide:\n    def _repr_html_(self): return '<b>', {'isolated': True}\nWide()", ranks=[0]
+    ).wait()
+    assert end.result["text/html"] == "<b>"
+    assert end.metadata == {"text/html": {"isolated": True}}
+
+
+def test_a_warning_names_the_cell_and_its_line(session):
+    cell = session.run("import warnings\nwarnings.warn('careful')", number=12, ranks=[1])
+    cell.wait()
+    assert [text for _, text in lines(cell)] == [
+        "Cell In[12]:2: UserWarning: careful",
+        "  warnings.warn('careful')",
+    ]
+
+
+def test_the_names_of_variables_are_known_without_asking(session):
+    session.run("only_on_1 = 3", ranks=[1]).wait()
+    assert {"only_on_1", "accelerator", "rank"} <= set(session.names)
+    session.run("del only_on_1", ranks=[1]).wait()
+    assert "only_on_1" not in session.names
+
+
+def test_ranks_without_a_cell_are_not_asked_where_they_are(session):
+    assert session.stacks() == "Every rank waits for a cell."
+
+
+def test_steps_are_counted_anew_in_each_cell(session):
+    asks = "from accelerate_nb.events.asks import current_asks\n"
+    session.run(f"{asks}current_asks().steps = 5").wait()
+    assert [end.result["text/plain"] for end in session.run(f"{asks}current_asks().steps").wait()] == ["0", "0"]
+
+
+def test_what_is_written_while_nothing_runs_arrives(session):
+    session.run(
+        "import os, threading\ntold = threading.Event()\n"
+        "threading.Thread(target=lambda: (told.wait(60), os.write(1, b'late\\n')), daemon=True).start()",
+        ranks=[0],
+    ).wait()
+    cursor = session.view.since(0).cursor
+    pause, selector = threading.Event(), session._run._attempt._urgent
+    while session._run._attempt._logs.fileno() not in selector.get_map():
+        pause.wait(0.01)  # until the pipes are watched, and not looked into
+    session.run("told.set()", ranks=[0]).wait()
+    while "late" not in [one.text for one in session.view.since(cursor).shown]:
+        pause.wait(0.01)
+
+
 def test_an_error_names_the_cell_and_its_line(session):
     error = error_of(session.run("\ndef broken():\n    return {}['key']\nbroken()", number=7, first_line=2))
     assert isinstance(error, WorkerError)
@@ -286,6 +348,14 @@ def test_a_collective_that_some_ranks_never_began_spoils_nothing_later(session):
     works(session)
 
 
+def test_a_group_of_the_persons_own_that_a_renewal_ended_is_told_of(session):
+    session.run("import torch, torch.distributed as dist\nmine = dist.new_group([0, 1])").wait()
+    error_of(session.run("if rank == 1: raise LookupError\ndist.barrier()"))
+    error = error_of(session.run("dist.all_reduce(torch.ones(1), group=mine)"))
+    assert "those of your own (new_group, device meshes) went with it" in str(error)
+    works(session)
+
+
 def test_an_error_on_all_ranks_keeps_groups_of_the_persons_own(session):
     session.run("import torch.distributed as dist\ngroup = dist.new_group([0, 1])").wait()
     error_of(session.run("1 / 0"))
@@ -301,10 +371,12 @@ def test_a_time_that_is_over_ends_the_cell_with_every_ranks_stack(session):
 
 @pytest.mark.parametrize("how", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
 def test_a_worker_that_dies_ends_the_session_with_its_last_words(own, how):
+    own.run("print('of a former cell')").wait()
     error = error_of(own.run(f"import os\nif rank == 1:\n    print('last words', flush=True)\n    {how}\n{TOGETHER}"))
     assert isinstance(error, WorkerError)
     assert error.rank == 1
     assert "last words" in str(error)
+    assert "of a former cell" not in str(error)
     assert not own.alive
     with pytest.raises(LaunchError, match="has ended: rank 1 ended with"):
         own.run("1")
