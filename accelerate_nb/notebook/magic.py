@@ -24,7 +24,9 @@ from accelerate_nb.notebook.cells.flags import (
 )
 from accelerate_nb.notebook.cells.kept_session import KeptSession
 from accelerate_nb.notebook.cells.output import CellOutput, results_of
+from accelerate_nb.notebook.cells.panelled import CellWatch, PanelOutput
 from accelerate_nb.notebook.cells.saying import say
+from accelerate_nb.notebook.choosing import front_end
 from accelerate_nb.notebook.host import Host, host
 
 NAME = "accelerate"
@@ -39,7 +41,7 @@ def register(shell: Any) -> None:
     magics = (("cell", CellMagic(shell, kept, where)), ("line", LineMagic(Commands(shell, kept, where))))
     for kind, magic in magics:
         shell.register_magic_function(magic, kind, NAME)
-    completing.register(shell, NAME)
+    completing.register(shell, NAME, kept)
 
 
 def unregister(shell: Any) -> None:
@@ -102,12 +104,13 @@ class CellMagic:
 
     def _here(self, session: Session, run: CellRun, wish: CellWish) -> None:
         __tracebackhide__ = True
-        output = self._output(session, run, wish)
+        text = self._text(session, run, wish)
+        output = self._shown(session, run, text, background=False)
         try:
             run.wait(output.refresh, throw=False)
         finally:
             output.closed(results_of(run.ends))
-            self.kept.cursor = output.cursor
+            self.kept.cursor = text.cursor
         if run.error is not None:
             raise self._with_what_follows(run.error, session)
 
@@ -129,15 +132,23 @@ class CellMagic:
         return error
 
     def _in_background(self, session: Session, run: CellRun, wish: CellWish) -> BackgroundCell:
-        output = self._output(session, run, wish)
+        text = self._text(session, run, wish)
+        output = self._shown(session, run, text, background=True)
 
         def ended() -> None:
-            self.kept.cursor = output.cursor
+            self.kept.cursor = text.cursor
 
         self.kept.background = BackgroundCell(run, output, self.host().screen(), ended).follow()
         return self.kept.background
 
-    def _output(self, session: Session, run: CellRun, wish: CellWish) -> CellOutput:
+    def _shown(self, session: Session, run: CellRun, text: CellOutput, *, background: bool) -> CellOutput | PanelOutput:
+        """What shows a cell: text, or where that was asked for the live panel."""
+        if session.config.launching.panel != "widget":
+            return text
+        card = front_end(session.config.launching, os.environ)
+        return PanelOutput(CellWatch(run), card, text.values, background=background)
+
+    def _text(self, session: Session, run: CellRun, wish: CellWish) -> CellOutput:
         return CellOutput(
             self.host().screen(),
             session.view,

@@ -53,8 +53,8 @@ class Screen(Protocol):
     def show_open(self, texts: Sequence[str]) -> None:
         """Show lines that have not ended yet in place of those that were shown before; none removes them."""
 
-    def show(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        """Show a MIME bundle as well as the screen can."""
+    def show(self, data: dict[str, Any], metadata: dict[str, Any], name: str = "", *, update: bool = False) -> None:
+        """Show a MIME bundle as well as the screen can; under a name, or in the place of what was shown under it."""
 
 
 class Pipe:
@@ -72,7 +72,7 @@ class Pipe:
     def show_open(self, texts: Sequence[str]) -> None:
         pass
 
-    def show(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+    def show(self, data: dict[str, Any], metadata: dict[str, Any], name: str = "", *, update: bool = False) -> None:
         text = str(data.get("text/plain", f"<{', '.join(data)}>"))
         self.write([Line("stdout", line) for line in text.splitlines()])
 
@@ -139,9 +139,11 @@ class Cell(Pipe):
             return
         self._block = _display(bundle, display_id=True)
 
-    def show(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+    def show(self, data: dict[str, Any], metadata: dict[str, Any], name: str = "", *, update: bool = False) -> None:
         # a widget lives in its own process: the notebook has no model behind such a view
-        _display({kind: value for kind, value in data.items() if kind != WIDGET_VIEW}, metadata=metadata)
+        bundle = {kind: value for kind, value in data.items() if kind != WIDGET_VIEW}
+        under = {"display_id": name, "update": update} if name else {}
+        _display(bundle, metadata=metadata, **under)
 
 
 def _display(bundle: dict[str, Any], **options: Any) -> Any:

@@ -51,6 +51,44 @@ def test_values_of_the_last_expression_are_shown(two: Kernel) -> None:
     assert two.ok("%%accelerate\nrank;").text.strip() == ""
 
 
+def test_a_display_that_is_updated_is_replaced_also_from_a_later_cell(two: Kernel) -> None:
+    cell = two.ok("""
+    %%accelerate
+    from IPython.display import HTML
+    handle = display(HTML(f"<b>first of {rank}</b>"), display_id=True)
+    for number in range(50):
+        handle.update(HTML(f"<b>{number} of {rank}</b>"))
+    """)
+    assert [one["text/html"] for one in cell.displays] == ["<b>49 of 0</b>"]
+    later = two.ok("%%accelerate\nhandle.update(HTML('<b>later</b>'))")
+    assert later.displays == []
+    assert [one["text/html"] for one in cell.displays] == ["<b>later</b>"]
+
+
+def test_how_a_cell_is_shown_can_change_without_a_new_session(two: Kernel) -> None:
+    two.ok("%%accelerate\nkept = 1")
+    cell = two.ok("%%accelerate --log-line-prefix-template '<${rank}> ' --grace 3\nprint(kept)")
+    assert cell.stdout.splitlines() == ["<0-1> 1"]
+    two.ok("%accelerate restart")
+    assert two.ok("%%accelerate -n 2 --log-line-prefix-template ''\nprint(2)").stdout.splitlines()[-1] == "2"
+    two.ok("%accelerate stop")
+
+
+def test_a_cell_in_the_panel_leaves_a_report_and_its_values(two: Kernel) -> None:
+    two.ok("%%accelerate --panel text\nprint('of a former cell')")
+    cell = two.ok("%%accelerate --panel widget\nprint('hello from', rank)\n6 * 7")
+    (report, *_) = (one["text/html"] for one in cell.displays if "text/html" in one)
+    assert "hello from 1" in report
+    assert "finished" in report
+    assert "of a former cell" not in report
+    assert "[0-1] 42" in cell.stdout
+    failed = two.run("%%accelerate\nif rank: raise ValueError('wrong')")
+    assert failed.error is not None
+    assert failed.error.name == "ValueError"
+    assert "wrong" in failed.displays[0]["text/html"]
+    two.ok("%%accelerate --panel text\npass")
+
+
 def test_collectives_work_and_tensors_come_to_the_notebook(two: Kernel) -> None:
     two.ok("""
     %%accelerate

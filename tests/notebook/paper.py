@@ -20,6 +20,6 @@ class Paper:
     def show_open(self, texts):
         self.open = list(texts)
 
-    def show(self, data, metadata):
+    def show(self, data, metadata, name="", *, update=False):
         self.shown.append(data)
         self.lines.append(Line("stdout", "<shown>"))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from accelerate_nb.launching.cell_run import CellEnd, CellRun
 from accelerate_nb.notebook.cells.flags import named
 from accelerate_nb.notebook.cells.output import CellOutput, results_of
+from accelerate_nb.notebook.cells.panelled import PanelOutput
 from accelerate_nb.notebook.live.following import keep_drawing
 from accelerate_nb.notebook.screens import Line, Screen
 
@@ -23,7 +24,9 @@ class BackgroundCell:
     >>> cell.wait()
     """
 
-    def __init__(self, run: CellRun, output: CellOutput, screen: Screen, ended: Callable[[], None]) -> None:
+    def __init__(
+        self, run: CellRun, output: CellOutput | PanelOutput, screen: Screen, ended: Callable[[], None]
+    ) -> None:
         self._run, self._output, self._screen, self._ended = run, output, screen, ended
         self._drawing: threading.Thread | None = None
 

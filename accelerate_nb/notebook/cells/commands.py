@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate_nb.config.fields import Setting, settings
+from accelerate_nb.config.run import differing
 from accelerate_nb.errors import ConfigurationError, WorkerError
 from accelerate_nb.events.view import Glance
 from accelerate_nb.launching.session import Session
@@ -44,7 +45,7 @@ COMMANDS = (
     Command("interrupt", "", "Interrupt the cell that runs in the background; the session goes on."),
     Command("stacks", "", "Where every rank is at this moment."),
     Command("logs", "", "The last lines of the ranks, also those that no cell shows.", settings(LogsWish)),
-    Command("config", "", "Pick settings in a form."),
+    Command("config", "", "Pick the settings of the next session in a form."),
 )
 
 
@@ -121,7 +122,11 @@ class Commands:
         refuse(rest.split(), "%accelerate config", "It takes nothing.")
         from accelerate_nb.notebook.picker import config_picker
 
-        return config_picker()
+        picker = config_picker()
+        self.kept.picked = lambda: differing(picker.value)
+        follows = "" if self.kept.session is None else " (%accelerate restart starts it)"
+        say(f"What is chosen here holds for the next session{follows}; a flag of its cell wins.")
+        return picker
 
     # -------------------------------------------------------------------------------------------------- values, calls
 

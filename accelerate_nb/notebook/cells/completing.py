@@ -9,6 +9,7 @@ from typing import Any
 
 from accelerate_nb.notebook.cells.commands import COMMANDS
 from accelerate_nb.notebook.cells.flags import cell_flags, completions
+from accelerate_nb.notebook.cells.kept_session import KeptSession
 
 _IDENTIFIER = "accelerate_nb"
 _FIRST = 1000  # of all matchers
@@ -20,6 +21,7 @@ class Matcher:
 
     shell: Any
     name: str
+    kept: KeptSession
 
     def __call__(self, context: Any) -> dict[str, Any]:
         """What can stand where the cursor is."""
@@ -46,20 +48,24 @@ class Matcher:
         # a call is Python, which IPython completes
         if command is None or command.word == "run":
             return []
-        names = self._variables() if command.word in {"push", "pull"} else ()
+        names = {"push": self._here, "pull": self._there}.get(command.word, list)()
         return completions(rest.lstrip(), command.flags, names)
 
-    def _variables(self) -> list[str]:
+    def _there(self) -> list[str]:
+        """The variables of the ranks, as of when they were last asked for something."""
+        return list(self.kept.session.names) if self.kept.session is not None else []
+
+    def _here(self) -> list[str]:
         hidden = self.shell.user_ns_hidden
         return sorted(name for name in self.shell.user_ns if not name.startswith("_") and name not in hidden)
 
 
-def register(shell: Any, name: str) -> None:
+def register(shell: Any, name: str, kept: KeptSession) -> None:
     """Complete the lines of the magics of this name from now on."""
     from IPython.core.completer import context_matcher
 
     unregister(shell)
-    matcher = Matcher(shell, name)
+    matcher = Matcher(shell, name, kept)
 
     # IPython writes on a matcher, and asks for what only a function has
     @context_matcher(priority=_FIRST, identifier=_IDENTIFIER)  # type: ignore[untyped-decorator]  # IPython leaves it without types

@@ -106,8 +106,8 @@ def folded(items: Iterable[Shown]) -> list[Folded]:
 
 
 def is_text(display: Display) -> bool:
-    """Whether a notebook can show nothing of it but its text."""
-    return set(display.data) <= {"text/plain", WIDGET_VIEW}
+    """Whether a notebook can show nothing of it but its text, and will not be asked to show something else in its place."""
+    return not display.name and set(display.data) <= {"text/plain", WIDGET_VIEW}
 
 
 def key_of(item: Shown) -> Hashable:
@@ -116,7 +116,7 @@ def key_of(item: Shown) -> Hashable:
         return item.stream, item.text
     if is_text(item):
         return "result", str(item.data.get("text/plain", ""))
-    return "display", json.dumps(item.data, sort_keys=True, default=str)
+    return "display", json.dumps(item.data, sort_keys=True, default=str), item.rank if item.update else None
 
 
 def _place(queue: deque[_Waiting], item: Shown) -> int:

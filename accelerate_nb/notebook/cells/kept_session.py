@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +17,9 @@ from accelerate_nb.launching.session import Session
 from accelerate_nb.notebook.cells.background import BackgroundCell
 from accelerate_nb.notebook.cells.saying import say
 from accelerate_nb.notebook.functions import resolved
+
+# What a session follows from the next cell on, as it is: nothing of it is in the workers.
+_FOLLOWED = frozenset({"panel", "quiet", "grace", "log_line_prefix_template"})
 
 
 class Change(NamedTuple):
@@ -35,13 +38,15 @@ class KeptSession:
     """
     At most one session, with what was said of its settings.
 
-    `cursor` is where in the session's view the last cell ended, `background` a cell that runs beside the notebook.
+    `cursor` is where in the session's view the last cell ended, `background` a cell that runs beside the notebook, `picked`
+    gives what a form says of the next session's settings.
     """
 
     session: Session | None = None
     said: dict[str, Any] = field(default_factory=dict)
     cursor: int = 0
     background: BackgroundCell | None = None
+    picked: Callable[[], Mapping[str, Any]] = dict
 
     def ready(self, said: Mapping[str, Any] | None = None, *, fresh: bool = False) -> Session:
         """The session that these settings ask for: the one that is there, or a new one, of which a line tells why."""
@@ -50,11 +55,14 @@ class KeptSession:
             return self._start(said, "")
         if not self.session.alive:
             return self._start({**self.said, **said}, _end_of(self.session))
-        changes = list(self._changes(self.session, said))
+        changes = list(self._changes(self.session, {key: said[key] for key in said.keys() - _FOLLOWED}))
         if fresh or changes:
             why = "; ".join(map(str, changes)) or "that was asked for"
             self.session.close()
             return self._start({**self.said, **said}, f"The session starts anew ({why}); its variables are gone.")
+        if followed := {key: said[key] for key in said.keys() & _FOLLOWED}:
+            self.session.adjust(**followed)
+            self.said.update(followed)
         return self.session
 
     def there(self, what: str) -> Session:
@@ -85,6 +93,9 @@ class KeptSession:
         if why:
             say(why)
         self.stop()
+        if picked := {name: value for name, value in self.picked().items() if name not in said}:
+            say(f"The form says: {', '.join(f'{name}={value}' for name, value in picked.items())}.")
+            said = {**picked, **said}
         began = time.monotonic()
         self.session = Session.start(resolved(said, None))
         self.said = said

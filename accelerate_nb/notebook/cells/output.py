@@ -84,6 +84,12 @@ class CellOutput:
         if self._left_out:
             self._note(f"displays of {_ranks(self._left_out)} are left out; --displays all shows them")
 
+    def values(self, results: Iterable[Display]) -> None:
+        """Write nothing but the values of a cell's last expression: something else has shown the rest."""
+        self.cursor = self._view.since(self.cursor).cursor
+        self._folding.take(results, self._clock())
+        self._write(self._folding.rest())
+
     def _read(self) -> None:
         news = self._view.since(self.cursor)
         self.cursor = news.cursor
@@ -98,8 +104,13 @@ class CellOutput:
 
     def _write(self, came: Iterable[Folded]) -> None:
         batch: list[Line] = []
-        for one in came:
-            if isinstance(one.item, Display) and not is_text(one.item):
+        every = list(came)
+        newest = {self._name(one.item): one for one in every if isinstance(one.item, Display) and one.item.update}
+        for one in every:
+            if isinstance(one.item, Display) and one.item.update:
+                if newest[self._name(one.item)] is one:
+                    self._show_anew(one.ranks, one.item)
+            elif isinstance(one.item, Display) and not is_text(one.item):
                 self._screen.write(batch)
                 batch = []
                 self._show(one.ranks, one.item)
@@ -169,9 +180,18 @@ class CellOutput:
             return
         self._displays_left -= 1
         self._screen.write([Line("stdout", self._label(ranks).rstrip())])
-        self._screen.show(display.data, display.metadata)
+        self._screen.show(display.data, display.metadata, self._name(display))
         if self._displays_left < 1:
             self._note(f"a cell shows no more; the other displays are in {self._folder}")
+
+    def _show_anew(self, ranks: tuple[int, ...], display: Display) -> None:
+        """Put a display into the place of the one that has its name, also where that stands under an earlier cell."""
+        if self._shows_all or self._leading in ranks:
+            self._screen.show(display.data, display.metadata, self._name(display), update=True)
+
+    def _name(self, display: Display) -> str:
+        """What a display goes by in the notebook, if it may be shown anew."""
+        return f"{self._folder.name}-{display.rank}-{display.name}" if display.name else ""
 
     def _draw_open(self) -> None:
         """Show the lines that were open a moment ago already: what only waits for its newline is no progress bar."""
@@ -186,7 +206,7 @@ class CellOutput:
 
 def results_of(ends: Iterable[CellEnd]) -> list[Display]:
     """The values of a cell's last expression, of those ranks where it has one."""
-    return [Display(end.rank, end.result, {}, time.time()) for end in ends if end.result is not None]
+    return [Display(end.rank, end.result, dict(end.metadata), time.time()) for end in ends if end.result is not None]
 
 
 def _ranks(ranks: Iterable[int]) -> str:

@@ -1,0 +1,144 @@
+"""A cell that runs on every rank, as the live panel shows it: a run of its own, with what happened since it began."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from accelerate_nb.events.model import Display, Progress, State, StateChange
+from accelerate_nb.events.view import Glance, RunView
+from accelerate_nb.launching.attempt import Stop
+from accelerate_nb.launching.cell_run import CellEnd, CellRun
+from accelerate_nb.launching.run import FrontEnd
+
+
+class CellWatch:
+    """
+    A cell as something to watch: its `view` holds what its ranks put out since it began, and how they ended it.
+
+    The session's view knows of no cells, so this one follows it: `follow` takes over what is new there.
+
+    >>> watch = CellWatch(session.run("train()"))
+    >>> while not watch.done: watch.follow()
+    """
+
+    def __init__(self, run: CellRun) -> None:
+        self._run = run
+        self.view = RunView(max(run.ranks) + 1)
+        self.name, self.why, self.folder, self.started = run.name, run.why, run.folder, run.started
+        self._cursor, self._metrics_cursor = run.cursor, run.metrics_cursor
+        self._bars = {rank: glance.progress for rank, glance in self._glances().items()}
+        self._told: set[int] = set()
+        self._is_over = False
+        for rank in self.view.ranks:
+            state: State = "running" if rank in run.ranks else "finished"
+            self.view.apply(StateChange(rank, state, run.started, "" if rank in run.ranks else "has no part in it"))
+        self.view.apply(StateChange(None, "running", run.started, run.why))
+
+    @property
+    def done(self) -> bool:
+        """Whether every rank has ended the cell, and all of it is in the view."""
+        return self._is_over
+
+    def ask(self, how: Stop) -> None:
+        """Ask for the end of the cell: an interrupt; one more, or a kill, ends the session."""
+        self._run.ask(how)
+
+    def stacks(self) -> str:
+        """Where every rank is now."""
+        return self._run.stacks()
+
+    def log_file(self, rank: int) -> Path:
+        """The file that holds all that a rank wrote so far in the session."""
+        return self._run.log_file(rank)
+
+    def follow(self) -> None:
+        """Take over what is new."""
+        if self._is_over:
+            return
+        # what is said of the end comes after all that was put out before it
+        is_over, ends = self._run.done, self._run.ends
+        self._take_output()
+        for glance in self._glances().values():
+            self._take_glance(glance)
+        if self._run.view.host is not None:
+            self.view.apply(self._run.view.host)
+        for end in ends:
+            self._take_end(end)
+        if is_over:
+            self._finish()
+
+    def _glances(self) -> dict[int, Glance]:
+        return {one.rank: one for one in self._run.view.glances() if one.rank in self._run.ranks}
+
+    def _take_output(self) -> None:
+        source = self._run.view
+        news, numbers = source.since(self._cursor), source.metrics_since(self._metrics_cursor)
+        self._cursor, self._metrics_cursor = news.cursor, numbers.cursor
+        for item in (*news.shown, *numbers.metrics):
+            if item.rank in self._run.ranks:
+                self.view.apply(item)
+
+    def _take_glance(self, glance: Glance) -> None:
+        for line in glance.open_lines:
+            self.view.apply(line)
+        former: dict[str, Progress] = self._bars.get(glance.rank, {})
+        for name, bar in glance.progress.items():
+            if former.get(name) is not bar:
+                self.view.apply(bar)
+        self._bars[glance.rank] = glance.progress
+        for sample in glance.devices.values():
+            self.view.apply(sample)
+
+    def _take_end(self, end: CellEnd) -> None:
+        if end.rank in self._told:
+            return
+        self._told.add(end.rank)
+        if end.failure is not None:
+            self.view.apply(end.failure)
+        state: State = "finished" if end.ok else "stopped" if end.failure and end.failure.ended_by_us else "failed"
+        self.view.apply(StateChange(end.rank, state, time.time()))
+
+    def _finish(self) -> None:
+        error = self._run.error
+        for failure in self._run.view.failures:
+            # a process that has died ends the session, and the cell with it
+            self.view.apply(failure)
+        for rank in set(self._run.ranks) - self._told:
+            self.view.apply(StateChange(rank, "failed", time.time()))
+        state: State = "finished" if error is None else "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+        self.view.apply(StateChange(None, state, time.time()))
+        self._is_over = True
+
+
+class PanelOutput:
+    """
+    The front end of a cell in the live panel; what `rest` is asked for in the end are the values of its last expression.
+
+    >>> output = PanelOutput(CellWatch(run), Card("jupyter", live=True), rest, background=False)
+    >>> while not run.done: output.refresh()
+    >>> output.closed()
+    """
+
+    def __init__(
+        self, watch: CellWatch, card: FrontEnd, rest: Callable[[Iterable[Display]], None], *, background: bool
+    ) -> None:
+        self._watch, self._card, self._rest, self._background = watch, card, rest, background
+        if background:
+            card.follow(watch)
+        else:
+            card.opened(watch)
+
+    def refresh(self) -> None:
+        """Draw what is new."""
+        self._watch.follow()
+        if not self._background:
+            self._card.refresh()
+
+    def closed(self, results: Iterable[Display] = ()) -> None:
+        """Draw the last, and leave the report; then the values."""
+        self._watch.follow()
+        if not self._background:
+            self._card.closed()
+        self._rest(results)
