@@ -141,11 +141,9 @@ export class LogView {
     if (!this.sight) return;
     const gone = filtered ? goneMatches : source.dropped - this.seen;
     this.seen = source.dropped;
-    if (this.follow && !this.held) this.top = Math.max(0, this.places.end - this.sight);
-    else {
-      this.top = this.scroller.scrollTop;
-      if (gone) this.top = Math.max(0, this.top - former.top(gone));
-    }
+    const lowest = Math.max(0, this.places.end - this.sight);
+    if (this.follow && !this.held) this.top = lowest;
+    else this.top = Math.min(lowest, Math.max(0, this.scroller.scrollTop - former.top(gone)));
     setStyle(this.inner, "height", `${this.places.end}px`);
     this.drawRows({ filtered, whole, lineAt });
     this.drawJump(this.held);

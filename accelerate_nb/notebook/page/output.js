@@ -79,9 +79,8 @@ export class Output {
 
   /** Side by side, only the logs that the box shows are painted. */
   inSight(log) {
-    const box = log.element.parentElement;
-    const top = box.offsetTop - this.panel.offsetTop - this.panel.scrollTop;
-    return top < this.panel.clientHeight && top + box.offsetHeight > 0;
+    const [box, room] = [log.element, this.panel].map((one) => one.getBoundingClientRect());
+    return box.top < room.bottom && box.bottom > room.top;
   }
 
   log(which, place) {
@@ -97,8 +96,8 @@ export class Output {
         label: all ? "output of all ranks" : `output of rank ${which}`,
         changed: () => this.drawTools(),
       });
-      log.configure(this.settings);
       this.logs.set(key, log);
+      log.configure(this.settings);
     }
     return log;
   }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ def _sent(page: Any, kind: str) -> list[dict[str, Any]]:
 
 
 def _give(page: Any, **message: Any) -> None:
-    page.evaluate("(message) => give(message)", message)
+    page.evaluate("(text) => give(JSON.parse(text))", json.dumps(message))
 
 
 def _rows(page: Any) -> Any:
@@ -163,6 +165,20 @@ def test_a_bar_without_a_total_and_a_slow_one(page: Any, show: Any) -> None:
     expect(_rows(page).nth(1)).to_contain_text("1/4 · 10.0 s/file · 00:30 left")
 
 
+def test_a_device_that_has_not_said_how_busy_it_is_shows_its_memory_whole(page: Any, show: Any) -> None:
+    show([start(2)])
+    gib = 55 * GIB
+    _give(page, seq=2, devices=[[0, "cuda:0", None, gib, 80 * GIB], [1, "cuda:1", None, gib, 80 * GIB]])
+    text = _rows(page).nth(0).get_by_text("55.0/80.0 GiB")
+    expect(text).to_be_visible()
+    whole = "(text) => text.scrollWidth <= text.clientWidth + 1 && text.getBoundingClientRect().right <= text.closest('.anb').getBoundingClientRect().right"
+    assert text.evaluate(whole)
+    _give(page, seq=3, devices=[[1, "cuda:1", 40, gib, 80 * GIB]])
+    expect(_rows(page).nth(1)).to_contain_text("40 %")
+    assert text.evaluate(whole)
+    assert text.bounding_box()["x"] == _rows(page).nth(1).get_by_text("55.0/80.0 GiB").bounding_box()["x"]
+
+
 def test_a_metric_that_is_not_a_number_stands_out(page: Any, show: Any) -> None:
     show([start(1)])
     _give(page, seq=2, metrics=[["loss", 0, [[0, 1.0, 0], [1, "nan", 0]]]])
@@ -205,6 +221,8 @@ def test_lines_of_all_ranks_of_one_and_side_by_side(page: Any, show: Any) -> Non
     page.get_by_role("button", name="Side by side").click()
     expect(page.locator(".anb-side-box")).to_have_count(3)
     expect(page.get_by_role("log", name="output of rank 2")).to_contain_text("from two")
+    _give(page, seq=3, lines=[[2, 0, "still from two", 4.0, 0]])
+    expect(page.get_by_role("log", name="output of rank 2")).to_contain_text("still from two")
     page.get_by_role("tab", name="all ranks").click()
     expect(page.locator(".anb-side-box")).to_have_count(0)
 
@@ -325,6 +343,41 @@ def test_a_very_long_line_neither_breaks_the_panel_nor_its_neighbours(page: Any,
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
     heights = _log(page).locator(".anb-line").evaluate_all("(rows) => rows.map((row) => row.offsetHeight)")
     assert heights == [18, 18]
+
+
+def test_long_lines_can_be_broken(page: Any, show: Any) -> None:
+    show([start(1)])
+    lines = [
+        [0, 0, "x" * 1000, 1.0, 0],
+        [0, 0, "\x1b[31mcoloured\x1b[0m", 1.0, 0],
+        [0, 0, "漢" * 200 + "\tend", 1.0, 0],
+    ]
+    _give(page, seq=2, lines=lines)
+    page.get_by_role("button", name="Wrap").click()
+    rows = _log(page).locator(".anb-line")
+    expect(rows).to_have_count(3)
+    assert _log(page).evaluate("(log) => log.scrollWidth <= log.clientWidth")
+    # each row has room for all of its text, and the next one begins below it
+    places = rows.evaluate_all(
+        "(rows) => rows.map((row) => [row.offsetTop, row.offsetHeight, row.querySelector('.anb-text').scrollHeight])"
+    )
+    assert all(below[0] == top + room for (top, room, _), below in pairwise(places))
+    assert all(room >= needed for _, room, needed in places)
+    assert [room > 18 for _, room, _ in places] == [True, False, True]
+    _give(page, seq=3, lines=[[0, 0, f"{i} {'y' * 400}", 1.0, 0] for i in range(500)])
+    expect(_log(page)).to_contain_text("499 yyy")
+    assert _log(page).evaluate("(log) => log.scrollTop + log.clientHeight >= log.scrollHeight - 1")
+    page.get_by_role("button", name="Wrap").click()
+    expect(rows.last).to_have_css("height", "18px")
+
+
+def test_of_many_open_lines_the_ranks_are_named_that_are_left_out(page: Any, show: Any) -> None:
+    show([start(12)])
+    _give(page, seq=2, lines=[[rank, 0, f"bar of {rank}", 1.0, 1] for rank in range(12) if rank != 9])
+    expect(_log(page).locator(".anb-line").last).to_have_text(
+        "… the open lines of ranks 8, 10–11 stand in their own output\n"
+    )
+    expect(_log(page).locator(".anb-line")).to_have_count(9)
 
 
 def test_times_can_be_shown(page: Any, show: Any) -> None:
@@ -463,6 +516,13 @@ def test_the_error_leads_with_the_notebooks_own_lines(page: Any, show: Any) -> N
     expect(page.locator(".anb-chip").first).to_contain_text("failed")
     # a rank that has ended has no time left
     expect(_rows(page).nth(1)).not_to_contain_text("left")
+
+
+def test_a_run_that_was_stopped_says_so_calmly(page: Any, show: Any) -> None:
+    show(running(2))
+    _give(page, seq=3, state={"state": "stopped", "detail": "", "ended": STARTED + 80})
+    expect(page.get_by_role("note")).to_contain_text("Stopped, as asked.")
+    expect(page.get_by_role("region", name="The error")).to_have_count(0)
 
 
 def test_a_process_that_died_shows_its_last_words(page: Any, show: Any) -> None:
