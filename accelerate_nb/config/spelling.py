@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accelerate_nb.config.fields import Setting, unknown_setting
+from accelerate_nb.config.fields import Setting
 from accelerate_nb.config.kinds import YesNo
 from accelerate_nb.config.run import RunConfig, all_settings, differing, values
 from accelerate_nb.errors import ConfigurationError
@@ -27,6 +28,8 @@ KNOWN_TO_ACCELERATE = frozenset({
     "use_cpu",
 })  # fmt: skip
 _WIDTH = 88
+# Flags that have a letter too.
+SHORT = {"-n": "num_processes"}
 
 
 def to_say(config: RunConfig, elsewhere: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -91,25 +94,33 @@ def read_flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     Both `--name value` and `--name=value` are read; `--` ends the settings. Raises `ConfigurationError` for a flag that
     nobody knows, for a value that can't be one, and for a value that is missing.
     """
-    known = {one.flag: one for one in all_settings()}
     found: dict[str, Any] = {}
     rest = list(words)
     while rest and rest[0].startswith("--"):
-        flag, equals, text = rest.pop(0).partition("=")
-        if flag == "--":
-            break
-        one = known.get(flag) or known.get(f"--{flag.removeprefix('--no-')}")
-        if one is None:
-            raise unknown_setting(flag.removeprefix("--").replace("-", "_"), (each.name for each in known.values()))
-        if isinstance(one.kind, YesNo) and not equals:
-            found[one.name] = flag == one.flag
-            continue
-        if not equals and not rest:
-            raise ConfigurationError(
-                f"{flag} was given without a value. It should be {one.kind.expected}: {flag} VALUE."
-            )
-        found[one.name] = one.parse(text if equals else rest.pop(0), f"{flag} was given as")
+        if rest[0] == "--":
+            return found, rest[1:]
+        found.update([_taken(rest, all_settings(), "The command line")])
     return found, rest
+
+
+def read_words(words: Sequence[str], flags: Sequence[Setting], where: str) -> tuple[dict[str, Any], list[str]]:
+    """
+    The values that flags among some words say, by the names of their settings, and the words that are no flags.
+
+    Yes and no need no value: `--cpu`, `--no-cpu`. Raises `ConfigurationError`, which names the place `where` they stand.
+
+    >>> read_words(["x", "-n", "2"], all_settings(), "%accelerate")
+    ({'num_processes': 2}, ['x'])
+    """
+    said: dict[str, Any] = {}
+    others: list[str] = []
+    rest = list(words)
+    while rest:
+        if _is_flag(rest[0]):
+            said.update([_taken(rest, flags, where)])
+        else:
+            others.append(rest.pop(0))
+    return said, others
 
 
 def keys(config: RunConfig, distributed_type: str) -> dict[str, Any]:
@@ -168,3 +179,49 @@ def _literal(value: Any) -> str:
 
 def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
+
+
+def _taken(words: list[str], flags: Sequence[Setting], where: str) -> tuple[str, Any]:
+    """Take the flag off with which words begin, and its value: the setting's name and what it is."""
+    one, written = _known(words.pop(0), flags, where)
+    return one.name, one.parse(_value(one, written, words, where), f"{where} was given {one.flag}")
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and not word.lstrip("-")[:1].isdigit() and word.strip("-") != ""
+
+
+def _known(word: str, flags: Sequence[Setting], where: str) -> tuple[Setting, str | None]:
+    """The setting that a flag means, and the value that is written into the same word."""
+    for short, name in SHORT.items():
+        if word.startswith(short):
+            return _named(name, flags, word, where), word[len(short) :].lstrip("=") or None
+    spelled, equals, value = word.partition("=")
+    name = spelled.lstrip("-").replace("-", "_")
+    if name.startswith("no_") and any(one.name == name[3:] and isinstance(one.kind, YesNo) for one in flags):
+        return _named(name[3:], flags, word, where), "no"
+    return _named(name, flags, spelled, where), value if equals else None
+
+
+def _named(name: str, flags: Sequence[Setting], spelled: str, where: str) -> Setting:
+    for one in flags:
+        if one.name == name:
+            return one
+    known = sorted(one.flag for one in flags)
+    near = difflib.get_close_matches("--" + name.replace("_", "-"), known, n=1)
+    hint = f"Did you mean {near[0]}?" if near else "Leave it out."
+    listed = ", ".join([*(short for short, name in SHORT.items() if any(one.name == name for one in flags)), *known])
+    raise ConfigurationError(f"{where} was given {spelled}, which it does not know. {hint} It knows {listed}.")
+
+
+def _value(one: Setting, written: str | None, words: list[str], where: str) -> str:
+    """A flag's text: in the same word, or the next one; yes or no needs none."""
+    if written is not None:
+        return written
+    if isinstance(one.kind, YesNo):
+        return words.pop(0) if words and words[0].lower() in {"true", "false", "yes", "no"} else "yes"
+    if words and not _is_flag(words[0]):
+        return words.pop(0)
+    raise ConfigurationError(
+        f"{where} was given {one.flag} without a value. It should be {one.kind.expected}. ({one.help})"
+    )

@@ -139,10 +139,10 @@ def test_a_long_call_stands_on_several_lines():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--num-proceses", "2"], "Did you mean num_processes?"),
+        (["--num-proceses", "2"], "Did you mean --num-processes?"),
         (["--num-processes"], "without a value"),
         (["--num-processes", "two"], "'two', but num_processes should be"),
-        (["--no-num-processes"], "without a value"),
+        (["--no-num-processes"], "Did you mean --num-processes?"),
     ],
 )
 def test_a_command_line_that_means_nothing_is_told(words, says):

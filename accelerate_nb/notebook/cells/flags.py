@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +11,11 @@ from typing import Any, Literal
 from accelerate_nb.config.fields import Setting, setting, settings
 from accelerate_nb.config.kinds import YesNo
 from accelerate_nb.config.run import all_settings
+from accelerate_nb.config.spelling import SHORT, read_words
 from accelerate_nb.errors import ConfigurationError
 
 # What is said of a function that runs to its end, and means nothing to a session. `timeout` is the cell's own.
 _OF_LAUNCHES = frozenset({"timeout", "results", "max_restarts", "monitor_interval"})
-_SHORT = {"-n": "num_processes"}
 # Kinds whose texts need no more than a word in the help.
 _WORDS = {"Whole": "N", "Number": "S", "Text": "TEXT", "Table": "K=V,..."}
 
@@ -83,17 +82,7 @@ def read_cell_line(line: str) -> tuple[CellWish, dict[str, Any]]:
 
 def read(line: str, flags: Sequence[Setting], where: str) -> tuple[dict[str, Any], list[str]]:
     """The values that a line's flags say, by the names of their settings, and the words that are no flags."""
-    said: dict[str, Any] = {}
-    rest: list[str] = []
-    words = _words(line, where)
-    while words:
-        word = words.pop(0)
-        if not _is_flag(word):
-            rest.append(word)
-            continue
-        one, value = _known(word, flags, where)
-        said[one.name] = one.parse(_value(one, value, words, where), f"{where} was given {one.flag}")
-    return said, rest
+    return read_words(_words(line, where), flags, where)
 
 
 def refuse(words: Sequence[str], where: str, advice: str) -> None:
@@ -152,46 +141,6 @@ def _words(line: str, where: str) -> list[str]:
     return words[:comment]
 
 
-def _is_flag(word: str) -> bool:
-    return word.startswith("-") and not word.lstrip("-")[:1].isdigit() and word.strip("-") != ""
-
-
-def _known(word: str, flags: Sequence[Setting], where: str) -> tuple[Setting, str | None]:
-    """The setting that a flag means, and the value that is written into the same word."""
-    for short, name in _SHORT.items():
-        if word.startswith(short):
-            return _named(name, flags, word, where), word[len(short) :].lstrip("=") or None
-    spelled, equals, value = word.partition("=")
-    name = spelled.lstrip("-").replace("-", "_")
-    if name.startswith("no_") and any(one.name == name[3:] and isinstance(one.kind, YesNo) for one in flags):
-        return _named(name[3:], flags, word, where), "no"
-    return _named(name, flags, spelled, where), value if equals else None
-
-
-def _named(name: str, flags: Sequence[Setting], spelled: str, where: str) -> Setting:
-    for one in flags:
-        if one.name == name:
-            return one
-    known = sorted(one.flag for one in flags)
-    near = difflib.get_close_matches("--" + name.replace("_", "-"), known, n=1)
-    hint = f"Did you mean {near[0]}?" if near else "Leave it out."
-    listed = ", ".join([*(short for short, name in _SHORT.items() if any(one.name == name for one in flags)), *known])
-    raise ConfigurationError(f"{where} was given {spelled}, which it does not know. {hint} It knows {listed}.")
-
-
-def _value(one: Setting, written: str | None, words: list[str], where: str) -> str:
-    """A flag's text: in the same word, or the next one; yes or no needs none."""
-    if written is not None:
-        return written
-    if isinstance(one.kind, YesNo):
-        return words.pop(0) if words and words[0].lower() in {"true", "false", "yes", "no"} else "yes"
-    if words and not _is_flag(words[0]):
-        return words.pop(0)
-    raise ConfigurationError(
-        f"{where} was given {one.flag} without a value. It should be {one.kind.expected}. ({one.help})"
-    )
-
-
 # ----------------------------------------------------------------------------------------------------------- completing
 
 
@@ -231,7 +180,7 @@ def help_of(flags: Iterable[Setting]) -> str:
 
 def _help_lines(flags: Iterable[Setting]) -> Iterator[str]:
     for one in flags:
-        short = next((f"{short}, " for short, name in _SHORT.items() if name == one.name), "")
+        short = next((f"{short}, " for short, name in SHORT.items() if name == one.name), "")
         default = f" (default: {one.default})" if _is_worth_saying(one.default) else ""
         yield f"  {f'{short}{one.flag} {_placeholder(one)}'.rstrip()}"
         yield f"      {one.help}{default}"
