@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 CELLS = 100
-ROUNDS = 1
+ROUNDS = 3
 LIMIT = 180
 # Everything else that they need is there where this package is developed; with their needs, they would bring a torch of their own.
 PEERS = ("ipyparallel", "nbdistributed", "decorator")

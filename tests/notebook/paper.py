@@ -13,6 +13,7 @@ class Paper:
         self.lines: list[Line] = []
         self.open: list[str] = []
         self.shown: list[dict] = []
+        self.names: list[tuple[str, bool]] = []
 
     def write(self, lines):
         self.lines.extend(lines)
@@ -22,4 +23,5 @@ class Paper:
 
     def show(self, data, metadata, name="", *, update=False):
         self.shown.append(data)
+        self.names.append((name, update))
         self.lines.append(Line("stdout", "<shown>"))

@@ -44,11 +44,15 @@ def completed(shell, text):
         return [one.text for one in shell.Completer.completions(text, len(text))]
 
 
+def without_colours(text):
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
 def failed(shell, cell, capsys):
-    """What a person sees of a cell that fails, and its error."""
+    """What a person reads of a cell that fails, and its error."""
     result = shell.run_cell(cell, store_history=True)
     assert result.error_in_exec is not None
-    return capsys.readouterr().out, result.error_in_exec
+    return without_colours(capsys.readouterr().out), result.error_in_exec
 
 
 def test_registered_twice_it_is_one_pair_with_one_session(shell):
@@ -87,6 +91,16 @@ def test_names_of_the_notebook_are_completed_where_they_can_stand(shell):
     shell.user_ns["learning_rate"] = 0.1
     assert completed(shell, "%accelerate push learn") == ["learning_rate"]
     assert "learning_rate" in completed(shell, "%accelerate run print(learn")
+
+
+def test_names_of_the_ranks_are_completed_where_they_are_pulled(shell):
+    shell.user_ns["learning_rate"] = 0.1
+    shell.find_cell_magic("accelerate").kept.session = SimpleNamespace(names=("weights", "steps"))
+    try:
+        assert completed(shell, "%accelerate pull w") == ["weights"]
+        assert completed(shell, "%accelerate pull learn") == []
+    finally:
+        shell.find_cell_magic("accelerate").kept.session = None
 
 
 def test_the_help_of_both_says_every_flag_and_every_command(shell, capsys):
@@ -177,7 +191,7 @@ def test_code_that_runs_here_too_shows_its_value_and_its_own_lines(shell, capsys
     assert "42" in capsys.readouterr().out
     with pytest.raises(ZeroDivisionError) as raised:
         magic.CellCode(shell, "def f():\n    return 1 / 0\nf()").run_here()
-    told = "\n".join(raised.value._render_traceback_())
+    told = without_colours("\n".join(raised.value._render_traceback_()))
     assert "return 1 / 0" in told
     assert "was not run on the ranks" in told
     assert "cell_code.py" not in told
@@ -198,6 +212,11 @@ class Fake:
             None,
         )
         self.closed = 0
+        self.names = ("weights",)
+        self.adjusted = {}
+
+    def adjust(self, **launching):
+        self.adjusted.update(launching)
 
     def close(self):
         self.closed += 1
@@ -236,6 +255,23 @@ def test_another_setting_starts_it_anew_and_says_which(kept, capsys):
     assert second.config.training.mixed_precision == "bf16"  # what was said before still holds
     told = capsys.readouterr().out
     assert "starts anew (num_processes was 2 and is 4 now); its variables are gone" in told
+
+
+def test_how_cells_are_shown_and_ended_changes_without_a_new_session(kept, capsys):
+    first = kept.ready({"num_processes": 2})
+    assert kept.ready({"panel": "widget", "grace": 5.0, "num_processes": 2}) is first
+    assert first.adjusted == {"panel": "widget", "grace": 5.0}
+    assert kept.ready(fresh=True).config.launching.panel == "widget"  # it still holds
+
+
+def test_what_a_form_says_holds_for_the_next_session_unless_its_cell_says_otherwise(kept, capsys):
+    first = kept.ready({"num_processes": 2})
+    kept.picked = lambda: {"mixed_precision": "bf16", "num_processes": 8}
+    assert kept.ready() is first
+    second = kept.ready(fresh=True)
+    assert second.config.training.mixed_precision == "bf16"
+    assert second.config.launching.num_processes == 2
+    assert "The form says: mixed_precision=bf16." in capsys.readouterr().out
 
 
 def test_a_fresh_one_can_be_asked_for(kept, capsys):

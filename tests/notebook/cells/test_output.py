@@ -132,6 +132,19 @@ def test_an_equal_display_that_comes_late_is_not_missed():
     assert desk.close() == ["[0]", "<shown>"]
 
 
+def test_an_update_takes_the_place_of_what_was_shown():
+    desk = Desk()
+    desk.feed(
+        Display(0, {"text/html": "<i>1</i>"}, {}, 0.0, "bar"), Display(1, {"text/html": "<i>1</i>"}, {}, 0.0, "bar")
+    )
+    for number in range(2, 9):
+        for rank in (0, 1):
+            desk.feed(Display(rank, {"text/html": f"<i>{number}</i>"}, {}, 0.0, "bar", update=True))
+    desk.close()
+    assert desk.paper.names == [("1-0-bar", False), ("1-0-bar", True)]
+    assert desk.paper.shown[-1] == {"text/html": "<i>8</i>"}
+
+
 def test_displays_of_every_rank_can_be_asked_for():
     desk = Desk(displays="all")
     desk.feed(rich(0, "<b>"), rich(1, "<i>"))
