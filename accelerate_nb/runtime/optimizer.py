@@ -84,16 +84,13 @@ class AcceleratedOptimizer(Optimizer):
         if not self.gradient_state.sync_gradients:
             return
         if not self._is_done_in_backward:
-            self._step(closure)
+            if self._first_look is not None:
+                self._look()
+            if self._is_plain:
+                self.optimizer.step(closure)
+            else:
+                self._is_overflow = not self.precision.step(self.optimizer, closure)
         self._asks.stepped()
-
-    def _step(self, closure: Callable[[], Any] | None) -> None:
-        if self._first_look is not None:
-            self._look()
-        if self._is_plain:
-            self.optimizer.step(closure)
-        else:
-            self._is_overflow = not self.precision.step(self.optimizer, closure)
 
     def _look(self) -> None:
         """Before the first step: somebody looks whether the gradients are what they should be."""
