@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# The last of 6 before its last, its last, and every one of 7 that takes a page's messages in another way.
+# ipykernel 6 reads its messages in the thread that a cell blocks; 7.0 knows no cell in a thread; up to 7.3 clicks go to a
+# thread of their own where a page asks for one, and from 7.4 on to the cell's.
 OTHERS = ("6.29.5", "6.31.0", "7.0.1", "7.1.0", "7.3.0")
 INSTALLED = version("ipykernel")
 
@@ -42,17 +43,22 @@ def fetched(ipykernel: str) -> Path:
     return folder
 
 
+def python_path(ipykernel: str) -> str:
+    """The `PYTHONPATH` with which a kernel of this environment has this ipykernel and this checkout."""
+    own = [] if ipykernel == INSTALLED else [fetched(ipykernel)]
+    return os.pathsep.join(map(str, [*own, ROOT, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
+
+
 def install(ipykernel: str, kernels: Path) -> str:
     """Put the kernel with this ipykernel among those of a data folder (`share/jupyter/kernels`); gives its name."""
     name = name_of(ipykernel)
     if name == "python3":
         return name
-    path = [fetched(ipykernel), ROOT, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     spec = {
         "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
         "display_name": name,
         "language": "python",
-        "env": {"PYTHONPATH": os.pathsep.join(map(str, path))},
+        "env": {"PYTHONPATH": python_path(ipykernel)},
     }
     folder = kernels / name
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,34 +1,55 @@
-"""Kernels for the tests of this folder: one that they share, and fresh ones."""
+"""Kernels for the tests of this folder: two that they share, and fresh ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.kernel.kernels import Kernel, kernel as started
 
+Shared = Callable[[], Kernel]
 
-@pytest.fixture(scope="session")
-def _shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Kernel]]:
-    """The shared kernel, started anew where a test has ended it."""
+
+@contextmanager
+def _shared(folders: pytest.TempPathFactory, **environment: str) -> Iterator[Shared]:
+    """A kernel that many tests use, started anew where one has ended it."""
     running: list[Kernel] = []
     with ExitStack() as stack:
 
         def get() -> Kernel:
             if not running or not running[-1].alive:
-                running.append(stack.enter_context(started(tmp_path_factory.mktemp("shared"))))
+                running.append(stack.enter_context(started(folders.mktemp("shared"), **environment)))
+            running[-1].listeners.clear()
             return running[-1]
 
         yield get
 
 
+@pytest.fixture(scope="session")
+def _with_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    with _shared(tmp_path_factory) as get:
+        yield get
+
+
+@pytest.fixture(scope="session")
+def _with_panels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    with _shared(tmp_path_factory, ACCELERATE_NB_PANEL="widget") as get:
+        yield get
+
+
 @pytest.fixture
-def kernel(_shared: Callable[[], Kernel]) -> Kernel:
+def kernel(_with_text: Shared) -> Kernel:
     """A kernel in which other tests have run cells before."""
-    return _shared()
+    return _with_text()
+
+
+@pytest.fixture
+def panel_kernel(_with_panels: Shared) -> Kernel:
+    """The same, where a run is shown by its panel."""
+    return _with_panels()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ class Page:
     def __init__(self, kernel: Kernel, *, acknowledges: bool = True) -> None:
         self.kernel = kernel
         self.widgets: dict[str, dict[str, Any]] = {}
+        self.shown: list[str] = []
         self.told: dict[str, list[dict[str, Any]]] = {}
         self.buffers: list[bytes] = []
         self.closed: list[str] = []
@@ -28,6 +29,8 @@ class Page:
         if kind == "comm_open" and "_esm" in content["data"].get("state", {}):
             self.widgets[content["comm_id"]] = content["data"]["state"]
             self.told[content["comm_id"]] = []
+        elif kind == "display_data" and (view := content["data"].get(VIEW)) is not None:
+            self.shown.append(view["model_id"])
         elif kind == "comm_close":
             self.closed.append(content["comm_id"])
         elif kind == "comm_msg" and content["comm_id"] in self.widgets:
@@ -65,8 +68,8 @@ class Page:
             self.kernel.hear(0.1)
 
     def until_shown(self, number: int = 1) -> str:
-        """Hear messages until so many panels are there; the newest."""
-        self.until(lambda: len(self.widgets) >= number)
+        """Hear messages until so many panels are in cells, which is when a page draws them; the newest."""
+        self.until(lambda: len(self.shown) >= number)
         return self.panel
 
     # ------------------------------------------------------------------------------------------ what a page would show

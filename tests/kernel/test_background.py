@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-
 import pytest
 
-from tests.kernel.kernels import Kernel, kernel as started
+from tests.kernel.kernels import Kernel
 from tests.kernel.pages import VIEW, Page
 
 TRAIN = """
@@ -25,26 +22,11 @@ def train(name, file=None, fail=False):
 """
 
 
-@pytest.fixture(scope="module")
-def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Kernel]]:
-    running: list[Kernel] = []
-    with ExitStack() as stack:
-
-        def get() -> Kernel:
-            if not running or not running[-1].alive:
-                folder = tmp_path_factory.mktemp("background")
-                running.append(stack.enter_context(started(folder, ACCELERATE_NB_PANEL="widget")))
-                running[-1].ok(TRAIN)
-            running[-1].listeners.clear()
-            return running[-1]
-
-        yield get
-
-
 @pytest.fixture
-def kernel(_running: Callable[[], Kernel]) -> Kernel:
+def kernel(panel_kernel: Kernel) -> Kernel:
     """A kernel with panels, in which a function to train is defined."""
-    return _running()
+    panel_kernel.ok(TRAIN)
+    return panel_kernel
 
 
 @pytest.fixture

@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from tests.kernel.kernels import ROOT, Cell, Kernel, kernel as started
+from tests.kernel.kernels import Cell, Kernel, kernel as started
 from tests.kernel.pages import VIEW, Page
-
-# ipykernel 6 reads its messages in the thread that a cell blocks; 7.0 knows no cell in a thread; 7.4 sends clicks to the
-# cell's own shell. Beside them the first of the two kinds, and the one in between.
-OLDER = ("6.29.5", "6.31.0", "7.0.1", "7.1.0", "7.3.0")
+from tests.kernelspecs import INSTALLED, OTHERS, python_path
 
 TRAIN = """
 def train(rounds=10**9):
@@ -31,56 +27,26 @@ LAUNCH = "notebook_launcher(train, num_processes=2)"
 WIDGET = {"ACCELERATE_NB_PANEL": "widget"}
 
 
-@pytest.fixture(scope="session")
-def ipykernels(request: pytest.FixtureRequest) -> Callable[[str], dict[str, str]]:
-    """The environment in which a kernel is of a version of ipykernel; `installed` is the one that is there anyway."""
-
-    def environment(version: str) -> dict[str, str]:
-        if version == "installed":
-            return {}
-        target = request.config.cache.mkdir(f"ipykernel-{version}")
-        if not (target / "ipykernel").exists():
-            wanted = ["--no-deps", "--target", str(target), f"ipykernel=={version}"]
-            done = subprocess.run(
-                [sys.executable, "-m", "pip", "install", "-q", *wanted], capture_output=True, text=True
-            )
-            if done.returncode:
-                pytest.skip(f"ipykernel {version} can't be had: {done.stderr.strip().splitlines()[-1]}")
-        return {"PYTHONPATH": f"{target}:{ROOT}"}
-
-    return environment
-
-
-@pytest.fixture(params=["installed", *(pytest.param(version, marks=pytest.mark.slow) for version in OLDER)])
-def any_kernel(
-    request: pytest.FixtureRequest, ipykernels: Callable[[str], dict[str, str]], tmp_path: Path
-) -> Iterator[Kernel]:
-    """A kernel of each version, with panels."""
-    version = request.param
-    with started(tmp_path, **WIDGET, **ipykernels(version)) as running:
-        if version != "installed":
-            assert running.value("__import__('ipykernel').__version__") == version
+@pytest.fixture(
+    scope="module", params=[INSTALLED, *(pytest.param(version, marks=pytest.mark.slow) for version in OTHERS)]
+)
+def _of_a_version(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    with started(tmp_path_factory.mktemp("kernel"), **WIDGET, PYTHONPATH=python_path(request.param)) as running:
+        assert running.value("__import__('ipykernel').__version__") == request.param
         yield running
 
 
-@pytest.fixture(scope="module")
-def _panel_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Kernel]]:
-    running: list[Kernel] = []
-    with ExitStack() as stack:
-
-        def get() -> Kernel:
-            if not running or not running[-1].alive:
-                running.append(stack.enter_context(started(tmp_path_factory.mktemp("panel"), **WIDGET)))
-            running[-1].listeners.clear()
-            return running[-1]
-
-        yield get
+@pytest.fixture
+def any_kernel(_of_a_version: Kernel) -> Kernel:
+    """A kernel of each version, with panels."""
+    _of_a_version.listeners.clear()
+    return _of_a_version
 
 
 @pytest.fixture
-def kernel(_panel_kernel: Callable[[], Kernel]) -> Kernel:
+def kernel(panel_kernel: Kernel) -> Kernel:
     """A kernel with panels."""
-    return _panel_kernel()
+    return panel_kernel
 
 
 @pytest.fixture
@@ -295,5 +261,7 @@ def test_a_notebook_that_is_executed_into_a_file_has_lines_and_no_widget(tmp_pat
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     subprocess.run(command, check=True, timeout=100, capture_output=True, env=environment)
     executed = nbformat.read(notebook, 4)
-    assert "[1] hello" in "".join(one.get("text", "") for one in executed.cells[0].outputs)
+    outputs = executed.cells[0].outputs
+    assert "[1] hello" in "".join(one.get("text", "") for one in outputs)
+    assert not any(VIEW in one.get("data", {}) for one in outputs)
     assert "widgets" not in executed.metadata
