@@ -17,6 +17,13 @@ from tests.browser.page.feeds import start
 
 # Messages are made first, as the text that comes over the wire; reading it is part of the page's work.
 RUN = """async ([first, lines, points, seconds, size, side]) => {
+    const paintings = [];
+    const { draw } = panel.View.prototype;
+    panel.View.prototype.draw = function () {
+        const from = performance.now();
+        draw.call(this);
+        paintings.push(performance.now() - from);
+    };
     start(); give(first);
     const messages = [];
     for (let k = 0; k < seconds * 10; k++) {
@@ -45,7 +52,9 @@ RUN = """async ([first, lines, points, seconds, size, side]) => {
     }, 100); });
     measuring = false;
     gaps.sort((a, b) => a - b);
+    paintings.sort((a, b) => a - b);
     return { longest_gap_ms: gaps.at(-1), gap_99_ms: gaps[Math.floor(gaps.length * .99)], frames: gaps.length,
+        paintings: paintings.length, longest_painting_ms: paintings.at(-1), painting_50_ms: paintings[paintings.length >> 1],
         long_tasks: long.length, longest_task_ms: Math.max(0, ...long), feeding_ms: fed / (seconds * 10),
         nodes: document.querySelectorAll(".anb *").length, heap_MB: performance.memory.usedJSHeapSize / 1e6 };
 }"""
