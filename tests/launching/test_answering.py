@@ -49,7 +49,7 @@ def computes_in_threads(place):
     def always():
         while True:
             deep(30)
-            [(lambda one: one)(number) for number in range(20)]
+            sorted(range(20), key=lambda one: -one)
 
     for _ in range(4):
         threading.Thread(target=always, daemon=True).start()
