@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from types import TracebackType
-from typing import TYPE_CHECKING
+from types import MethodType, TracebackType
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from accelerate_nb.events.model import Failure
+
+Raised = TypeVar("Raised", bound=BaseException)
 
 _OUR_OWN = os.path.dirname(__file__)
 
@@ -35,6 +37,12 @@ class AccelerateNbError(Exception):
         trace = _without_our_frames(self.__traceback__)
         shown: list[str] = InteractiveShell.instance().InteractiveTB.structured_traceback(type(self), self, trace)
         return shown
+
+
+def of_this_package(error: Raised) -> Raised:
+    """Let a notebook show an error of Python's own as it shows this package's: without the package's frames."""
+    error._render_traceback_ = MethodType(AccelerateNbError._render_traceback_, error)  # type: ignore[attr-defined]
+    return error
 
 
 class ConfigurationError(AccelerateNbError, ValueError):

@@ -383,7 +383,10 @@ class Attempt:
                 self._reported[rank] = time.time()
                 self._cause_is_known = True
                 self._fail()
-                self._scene.take(StateChange(rank, "failed", time.time(), f"exit code {code}"))
+                by_us = self._was_killed_by_us(rank, code)
+                state: State = "stopped" if by_us else "failed"
+                detail = "ended with the others" if by_us else f"exit code {code}"
+                self._scene.take(StateChange(rank, state, time.time(), detail))
         self.lost = self._workers.lost()
         watched = self._workers.watched()
         for descriptor in [key.fd for key in self._urgent.get_map().values() if key.data == self._hear_workers]:
@@ -496,6 +499,10 @@ class Attempt:
         if isinstance(outcome, Raised):
             return Ending(rank, failure=outcome.failure, error=outcome.error, modules=outcome.modules)
         failure = outcome if outcome is not None else self._death(rank)
+        if rank not in self._reported:
+            # nobody was left to tell of its end
+            state: State = "stopped" if failure.ended_by_us else "failed"
+            self._scene.take(StateChange(rank, state, time.time(), failure.message if failure.ended_by_us else ""))
         self._scene.take(failure)
         return Ending(rank, failure=failure)
 
@@ -511,11 +518,14 @@ class Attempt:
                 time=time.time(),
             )
 
+    def _was_killed_by_us(self, rank: int, code: int) -> bool:
+        return rank in self._killed and code == -signal.SIGKILL
+
     def _death(self, rank: int) -> Failure:
         code = self._workers.exit_codes().get(rank, -int(signal.SIGKILL))
         since = self._scene.view.line_count_of(rank) - self._said_before.get(rank, 0)
         last = [line.text for line in self._scene.view.tail(rank, min(since, _LAST_LINES))]
-        by_us = rank in self._killed and code == -signal.SIGKILL
+        by_us = self._was_killed_by_us(rank, code)
         when = self._reported.get(rank, time.time())
         crash = crash_text(self._wires[rank].stacks, self._plan.payload.sources)
         return died(rank, code, last_lines=last, crash=crash, time=when, ended_by_us=by_us)

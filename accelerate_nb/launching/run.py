@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
 
-from accelerate_nb.errors import LaunchError, StoppedError
+from accelerate_nb.errors import LaunchError, StoppedError, of_this_package
 from accelerate_nb.events.model import State, StateChange
 from accelerate_nb.events.view import RunView
 from accelerate_nb.launching.attempt import Scene, Stop, stronger
@@ -276,10 +276,14 @@ class Run:
 
     def _what_happened(self, interrupted: bool, timeout: float | None) -> BaseException | None:
         if interrupted:
-            return KeyboardInterrupt(f"the run was interrupted, and its workers have ended. All output: {self.folder}")
+            return of_this_package(
+                KeyboardInterrupt(f"the run was interrupted, and its workers have ended. All output: {self.folder}")
+            )
         if not self.done:
-            return TimeoutError(
-                f"The run has not ended after {timeout:g} s of waiting. It goes on; wait again, or stop it."
+            return of_this_package(
+                TimeoutError(
+                    f"The run has not ended after {timeout:g} s of waiting. It goes on; wait again, or stop it."
+                )
             )
         return self._error
 
@@ -396,7 +400,10 @@ class Run:
             return "stopped", f"as was asked, after step {last_step}"
         if self._stopped is not None and (self._stopped != "finish" or isinstance(self._error, StoppedError)):
             return "stopped", "as was asked"
-        return ("finished" if self._error is None else "failed"), ""
+        if self._error is None:
+            return "finished", ""
+        lost = self._attempt.lost if self._attempt is not None else None
+        return "failed", f"the workers were lost: {lost}" if lost else ""
 
     def _warn_of_trouble(self) -> None:
         trouble = self._scene.record.trouble

@@ -178,10 +178,14 @@ class Feed:
         return message
 
     def _failures_of(self, glances: Sequence[Glance]) -> tuple[Failure, ...]:
-        """What went wrong; that ranks of a run which was stopped have ended is nothing of that."""
+        """What went wrong; that ranks which were stopped have ended is nothing of that."""
         failures = tuple(one.failure for one in glances if one.failure is not None)
         asked = self._view.state in {"stopping", "stopped"}
-        return () if asked and all(one.type == "KeyboardInterrupt" or one.ended_by_us for one in failures) else failures
+        return (
+            failures
+            if any(not (one.ended_by_us or (asked and one.type == "KeyboardInterrupt")) for one in failures)
+            else ()
+        )
 
     def _new_state(self) -> Message | None:
         view = self._view
@@ -193,7 +197,8 @@ class Feed:
 
     def _new_ranks(self, glances: Sequence[Glance]) -> Iterator[list[Any]]:
         for one in glances:
-            now = (one.state, one.detail, one.line_count)
+            # a number alone is that of the worker's process
+            now = (one.state, f"process {one.detail}" if one.detail.isdecimal() else one.detail, one.line_count)
             if self._ranks.get(one.rank) != now:
                 self._ranks[one.rank] = now
                 yield [one.rank, *now]

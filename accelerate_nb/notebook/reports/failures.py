@@ -42,8 +42,8 @@ class Cause:
 
 
 def cause_of(failures: Sequence[Failure], room: int) -> Cause | None:
-    """The first cause of these failures, its texts of at most `room` characters each; `None` where nothing failed."""
-    if not failures:
+    """The first cause of these failures, its texts of at most `room` characters each; `None` where none failed by itself."""
+    if all(one.ended_by_us for one in failures):
         return None
     first = cause(failures)
     folded = [*_folded(first.frames)]

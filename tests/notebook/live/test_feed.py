@@ -59,7 +59,7 @@ def test_the_first_message_of_a_backlog_resets_the_page_and_says_all_that_is_sma
     assert (message["seq"], message["now"]) == (1, 9.0)
     assert message["run"]["name"] == "train"
     assert message["state"] == {"state": "running", "detail": "go", "ended": None}
-    assert message["ranks"] == [[0, "starting", "", 0], [1, "running", "17", 0]]
+    assert message["ranks"] == [[0, "starting", "", 0], [1, "running", "process 17", 0]]
     assert message["progress"] == [[1, "epoch", 3, None, 2.0, "it", False, "epoch", ""]]
     assert message["devices"] == [[0, "cuda:0", 50.0, 5, 10]]
     assert message["host"] == [["cpu", 12.5, 100, "%"], ["memory", 1, 2, "B"], ["shared memory", 3, 4, "B"]]

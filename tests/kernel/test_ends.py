@@ -1,0 +1,55 @@
+"""How a run that did not end by itself is told of: in the words of the notebook, with the states that its ranks have."""
+
+from __future__ import annotations
+
+import re
+
+import psutil
+
+from tests.kernel.kernels import Cell, Kernel
+
+WAITS = """
+from accelerate_nb import notebook_launcher
+def waits():
+    import signal, time
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("here", flush=True)
+    time.sleep(600)
+notebook_launcher(waits, num_processes=2, cpu=True, panel="widget", grace=0.5)
+"""
+
+
+def begun(kernel: Kernel) -> Cell:
+    cell = kernel.start(WAITS)
+    cell.until(lambda: "here" in drawn(cell))
+    return cell
+
+
+def drawn(cell: Cell) -> str:
+    """The run as the cell shows it, where no page draws its panel."""
+    return "".join(one.data["text/plain"] for one in cell.outputs if one.output_type == "display_data")
+
+
+def traceback(cell: Cell) -> str:
+    (error,) = (one for one in cell.outputs if one.output_type == "error")
+    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
+
+
+def test_an_interrupt_shows_no_frames_of_this_package_and_ranks_that_were_stopped(fresh_kernel: Kernel) -> None:
+    cell = begun(fresh_kernel)
+    fresh_kernel.interrupt()
+    cell.wait()
+    assert "KeyboardInterrupt: the run was interrupted" in traceback(cell)
+    assert "run.py" not in traceback(cell)
+    assert "stopped" in drawn(cell)
+    assert "failed" not in drawn(cell)
+
+
+def test_where_the_workers_are_lost_no_rank_is_to_blame_and_none_runs(fresh_kernel: Kernel) -> None:
+    cell = begun(fresh_kernel)
+    psutil.Process(fresh_kernel.supervisor().pid).kill()
+    cell.wait()
+    assert "LaunchError: The workers were lost" in traceback(cell)
+    assert "the workers were lost: the supervisor" in drawn(cell)
+    assert "running" not in drawn(cell)
+    assert "SIGKILL" not in drawn(cell)
