@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from accelerate_nb.events.bars import draws_a_bar
 from accelerate_nb.events.model import DeviceSample, Display, Failure, HostSample, LogLine, Metric, Progress, Stream
 from accelerate_nb.events.view import Glance, RunView, Shown
 from accelerate_nb.launching.ending import cause
@@ -131,8 +132,14 @@ class Feed:
         return {**({"lines": rows} if rows else {}), **({"skipped": skipped} if skipped else {})}
 
     def _open_rows(self, glances: Sequence[Glance], closed: set[tuple[int, Stream]]) -> list[list[Any]]:
-        """Lines that have not ended and that the page does not have so; it forgets those that were closed."""
-        now = {(one.rank, line.stream): line for one in glances for line in one.open_lines}
+        """Lines that have not ended and that the page does not have so, but for drawn bars; it forgets those that were closed."""
+        now = {
+            (one.rank, line.stream): line
+            for one in glances
+            for line in one.open_lines
+            # the page has a bar of its own for it
+            if not draws_a_bar(line, one.progress.values())
+        }
         known = {place: line for place, line in self._open.items() if place not in closed}
         self._open = now
         gone = [

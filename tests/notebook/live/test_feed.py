@@ -148,6 +148,21 @@ def test_an_open_line_is_told_when_it_changes_and_again_after_a_line_has_ended()
     assert (feed.news() or {})["lines"] == [[0, 0, "", 1.0, 1]]
 
 
+def test_a_bar_that_a_rank_draws_is_told_as_a_bar_and_not_as_a_line_that_is_open():
+    drawn = "epoch 1:  40%|####      | 4/10 [00:01<00:02,  3.1it/s]"
+    view = applied(RunView(1), line("before"), line(drawn, open=True, stream="stderr"))
+    feed = Feed(view)
+    assert [row[2] for message in feed.backlog(FACTS) for row in message.get("lines", [])] == ["before", drawn]
+    view.apply(Progress(0, "epoch 1", 5, 10, 2.0))
+    view.apply(line(drawn.replace("4/10", "5/10"), open=True, stream="stderr"))
+    message = feed.news() or {}
+    # what the page took for a line before it knew of the bar is taken back
+    assert [row[2] for row in message["lines"]] == [""]
+    assert message["progress"][0][1:4] == ["epoch 1", 5, 10]
+    view.apply(line(drawn.replace("4/10", "10/10"), stream="stderr"))
+    assert [row[2] for row in (feed.news() or {})["lines"]] == [drawn.replace("4/10", "10/10")]
+
+
 def test_a_backlog_ends_with_the_open_lines():
     view = applied(RunView(1), line("a"), line("50 %", open=True, stream="stderr"))
     *_, last = Feed(view).backlog(FACTS)
