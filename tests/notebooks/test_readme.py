@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
+
+from tests.notebooks.test_notebooks import INTO_A_FILE
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 
@@ -26,7 +29,8 @@ def lines(text: str) -> list[str]:
 @pytest.mark.slow
 def test_the_smallest_complete_cell_shows_what_the_readme_says(tmp_path: Path) -> None:
     notebook = new_notebook(cells=[new_code_cell(block("python", "%load_ext"))])
-    NotebookClient(notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    client = NotebookClient(notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": tmp_path}})
+    client.execute(env={**os.environ, **INTO_A_FILE})
     outputs = notebook.cells[0].outputs
     shown = [output.text if output.output_type == "stream" else output.data["text/plain"] for output in outputs]
     assert lines("\n".join(shown)) == lines(block("text", "[0]"))
