@@ -38,6 +38,7 @@ from accelerate_nb.launching.inbox import tell
 from accelerate_nb.launching.outcome import Raised, Returned, read_outcome
 from accelerate_nb.launching.plan import Plan, meeting_place
 from accelerate_nb.launching.silence import Silence
+from accelerate_nb.launching.sources import Sources
 from accelerate_nb.launching.stacks import answers, crash_text, lengths, replies
 from accelerate_nb.launching.stopping import Asking
 from accelerate_nb.launching.wires import Wires
@@ -67,10 +68,11 @@ _LAST_LINES = 8
 
 @dataclass(slots=True)
 class Scene:
-    """What a run's attempts share: where events go, and what others ask of them."""
+    """What a run's attempts share: where events go, what is known of the notebook's lines, and what others ask of them."""
 
     view: RunView
     record: Record
+    sources: Sources
     deadline: float | None
     grace: float
     quiet: float = 0.0
@@ -269,8 +271,14 @@ class Attempt:
         since = self._silence.since
         look = self.look()
         if is_at_work(look):
-            self._found = since, diagnosis(look, self._plan.payload.sources)
+            self._found = since, diagnosis(look, self._scene.sources)
             self._scene.wake()
+
+    def listen_anew(self, patience: float) -> None:
+        """A silence begins anew, because somebody asks the workers for something else; it is told of after so many seconds."""
+        self._silence.patience = patience
+        self._break_silence()
+        self._scene.wake()
 
     def _break_silence(self) -> None:
         if self._silence.broken(time.monotonic()):
@@ -527,7 +535,7 @@ class Attempt:
         last = [line.text for line in self._scene.view.tail(rank, min(since, _LAST_LINES))]
         by_us = self._was_killed_by_us(rank, code)
         when = self._reported.get(rank, time.time())
-        crash = crash_text(self._wires[rank].stacks, self._plan.payload.sources)
+        crash = crash_text(self._wires[rank].stacks, self._scene.sources)
         return died(rank, code, last_lines=last, crash=crash, time=when, ended_by_us=by_us)
 
 

@@ -113,6 +113,7 @@ def _run(
     wish = config.launching
     parent = (Path(wish.folder) if wish.folder else runs_folder(os.environ)).expanduser().absolute()
     scene = Scene(
+        sources=sources_here(),
         view=RunView(choice.size),
         record=Record(new_folder(parent, name)),
         deadline=None if wish.timeout is None else time.monotonic() + wish.timeout,
@@ -134,7 +135,6 @@ def _run(
         timeout=wish.timeout,
         results=wish.results,
         front_end=front_end,
-        sources=sources_here(),
         name=name,
         why=choice.why,
         at_end=at_end,

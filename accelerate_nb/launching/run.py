@@ -105,6 +105,9 @@ class Attempting(Protocol):
     def tell(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
         """Send a message to a worker's inbox; whether there was somebody to take it."""
 
+    def listen_anew(self, patience: float) -> None:
+        """A silence begins anew, and is told of after so many seconds."""
+
     def look(self) -> Look:
         """Where every rank is now."""
 
@@ -129,7 +132,6 @@ class Run:
         timeout: float | None,
         results: Literal["main", "all"],
         front_end: FrontEnd,
-        sources: Sources,
         name: str,
         why: str,
         at_end: Callable[[tuple[Ending, ...]], None],
@@ -138,7 +140,7 @@ class Run:
         self.name, self.why = name, why
         self.started = time.time()
         self._scene, self._make_attempt, self._max_restarts = scene, attempt, max_restarts
-        self._timeout, self._wanted, self._front_end, self._sources = timeout, results, front_end, sources
+        self._timeout, self._wanted, self._front_end = timeout, results, front_end
         self._at_end, self._sampler = at_end, sampler
         self._attempt: Attempting | None = None
         self._stopped: Stop | None = None
@@ -190,9 +192,15 @@ class Run:
         attempt = self._attempt
         return attempt is not None and attempt.tell(rank, message, descriptors)
 
+    def listen_anew(self, patience: float) -> None:
+        """Workers were asked for something else: a silence begins anew, and is told of after so many seconds; 0: never."""
+        if (attempt := self._attempt) is not None:
+            attempt.listen_anew(patience)
+
     def learn(self, sources: Sources) -> None:
         """More cells that stacks may name."""
-        self._sources = Sources({**self._sources.lines, **sources.lines}, {**self._sources.numbers, **sources.numbers})
+        known = self._scene.sources
+        self._scene.sources = Sources({**known.lines, **sources.lines}, {**known.numbers, **sources.numbers})
 
     def stacks(self) -> str:
         """Where every rank that still runs is now: which wait for which, then every stack with the notebook's own lines."""
@@ -392,7 +400,8 @@ class Run:
         """What a look at all ranks says in short, and every stack."""
         if not look.answers:
             return ""
-        return f"{diagnosis(look, self._sources)}\n\n{stacks_text(look.answers, self._sources)}"
+        sources = self._scene.sources
+        return f"{diagnosis(look, sources)}\n\n{stacks_text(look.answers, sources)}"
 
     def _end_state(self) -> tuple[State, str]:
         last_step = self._attempt.last_step if self._attempt is not None else None

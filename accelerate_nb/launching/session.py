@@ -124,7 +124,7 @@ class Session:
         self._broken = False
         self._closing = False
         self._error: BaseException | None = None
-        # a cell's time is its own, and nothing is said by workers that have nothing to do
+        # a cell's time and silence are its own
         own = replace(config.launching, timeout=None, max_restarts=0, quiet=0.0, results="main")
         self._run: Run = prepare(cells.session, (), replace(config, launching=own), _Unseen(), self._hear)
 
@@ -357,6 +357,7 @@ class Session:
                 self._check_free(wanted, name)
                 cell = CellRun(self, name, wanted, next(self._numbers))
                 self._open[cell.number] = one = _Open(cell, {})
+                self._run.listen_anew(self._config.launching.quiet)
                 self._send(one, letter, meets=isinstance(task, (Cell, Invoke)))
         finally:
             os.close(letter)
@@ -451,6 +452,9 @@ class Session:
     def _finish(self, one: _Open) -> None:
         one.close()
         del self._open[one.cell.number]
+        if not self._open:
+            # workers that have nothing to do say nothing
+            self._run.listen_anew(0.0)
         if one.failed and any(counts != self._counts[0] for counts in self._counts.values() if 0 in self._counts):
             # a collective was begun by some ranks only, and waits for the others
             self._broken = True

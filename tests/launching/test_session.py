@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import psutil
 import pytest
@@ -57,6 +58,34 @@ def pids(session):
 def error_of(cell):
     cell.wait(throw=False)
     return cell.error
+
+
+def comes(condition, patience=30.0):
+    """Wait until something is so; whether it came."""
+    deadline = time.monotonic() + patience
+    while not condition() and time.monotonic() < deadline:
+        threading.Event().wait(0.05)
+    return condition()
+
+
+def test_of_a_silent_cell_is_said_where_its_ranks_are(tmp_path):
+    session = start(tmp_path, quiet=0.5)
+    try:
+        # a session that has nothing to do is no silence
+        assert not comes(lambda: session.view.quiet, 1.5)
+        cell = session.run(
+            "import time, torch.distributed as dist\nif rank == 0: dist.barrier()\nelse: time.sleep(60)", number=7
+        )
+        assert comes(lambda: session.view.quiet)
+        text = session.view.quiet.text
+        assert "rank 0 waits in barrier, at Cell In[7], line 2" in text
+        assert "rank 1 is elsewhere" in text
+        cell.interrupt()
+        cell.wait(throw=False)
+        assert comes(lambda: session.view.quiet is None)
+        works(session)
+    finally:
+        session.close()
 
 
 # --------------------------------------------------------------------------------------------------------------- cells

@@ -61,6 +61,9 @@ class Here:
         """A call has no inbox."""
         return False
 
+    def listen_anew(self, patience: float) -> None:
+        """Nobody listens."""
+
     def stop(self, how: Stop) -> None:
         """Let the call end after its step; one that makes none can't be stopped from outside, but by an interrupt."""
         if (position := current_asks().hold()) is not None:

@@ -62,6 +62,7 @@ class CellOutput:
         self._seen_open: set[tuple[int, str]] = set()
         self._shown: set[Hashable] = set()
         self._left_out: set[int] = set()
+        self._told_silence = 0.0
 
     def refresh(self) -> None:
         """Write what is new; called often, it does so a few times a second."""
@@ -69,6 +70,7 @@ class CellOutput:
             return
         self._read()
         self._write(self._folding.ready(self._clock()))
+        self._tell_silence()
         self._draw_open()
         self._due = self._clock() + _INTERVAL
 
@@ -89,6 +91,15 @@ class CellOutput:
         self.cursor = self._view.since(self.cursor).cursor
         self._folding.take(results, self._clock())
         self._write(self._folding.rest())
+
+    def _tell_silence(self) -> None:
+        """Say where the ranks are of which nothing has come for long, and again each time that it has doubled."""
+        quiet = self._view.quiet
+        if quiet is None:
+            self._told_silence = 0.0
+        elif quiet.seconds >= 2 * self._told_silence:
+            self._told_silence = quiet.seconds
+            self._screen.write([Line("stdout", f"... {cleaned(text, None)}") for text in quiet.text.splitlines()])
 
     def _read(self) -> None:
         news = self._view.since(self.cursor)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerate_nb.events.model import Display, LogLine, Metric
+from accelerate_nb.events.model import Display, LogLine, Metric, Quiet
 from accelerate_nb.events.view import RunView
 from accelerate_nb.launching.cell_run import CellEnd
 from accelerate_nb.notebook.cells.folding import WINDOW
@@ -58,6 +58,19 @@ def test_a_quiet_cell_shows_nothing():
     desk.refresh()
     assert desk.close() == []
     assert desk.paper.open == []
+
+
+def test_a_silence_is_told_of_once_and_again_when_it_has_doubled():
+    desk = Desk()
+    said = ["... Nothing has come.", "... rank 0 waits"]
+    desk.feed(Quiet(60.0, "Nothing has come.\nrank 0 waits", 0.0))
+    assert desk.refresh() == desk.refresh() == said
+    desk.feed(Quiet(120.0, "Still nothing.", 0.0))
+    assert desk.refresh() == [*said, "... Still nothing."]
+    desk.feed(Quiet(0.0, "", 0.0))
+    desk.refresh()
+    desk.feed(Quiet(60.0, "Again.", 0.0))
+    assert desk.refresh()[-1] == "... Again."
 
 
 def test_equal_lines_stand_once_and_the_text_of_all_begins_in_one_column():
