@@ -84,7 +84,9 @@ class LivePanel:
     def end(self, report: Bundle) -> None:
         """The run is over: tell the last, and leave what a page shows that has no kernel, and what takes the panel's place."""
         with self._lock:
+            # whoever has not answered yet is told the last all the same
             self._holds_back = False
+            self._unanswered.clear()
             self.step()
             self._ended, self._report = True, report
             if self._was_loaded_anew:

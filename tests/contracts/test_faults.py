@@ -134,6 +134,8 @@ def test_a_flood_of_output_arrives_whole(apart):
 
 
 def test_arguments_that_cannot_travel_are_named(apart):
+    if apart.name == "fork":
+        pytest.skip("arguments are inherited by a process that is forked from here: they need not travel")
     with pytest.raises(PayloadError, match=r"args\[0\]"):
         apart.run(functions.leaves_early, threading.Lock())
 
