@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from packaging.version import Version
 
 from accelerate_nb import Accelerator, HangError, launch
 from accelerate_nb.launching.diagnosis import Look, diagnosis
@@ -99,6 +100,11 @@ def skips_one(folder):
     return "done"
 
 
+# What torch's flight recorder says of gloo: that of 2.13 does, that of 2.9 keeps nothing of it. The stacks show less.
+RECORDED = "is all_reduce of 3 on rank 0, but broadcast of 3 on rank 1"
+SEEN = "All ranks wait, but not in the same call"
+
+
 def calls_another(_):
     accelerator = Accelerator()
     tensor = torch.ones(3)
@@ -151,7 +157,7 @@ def test_a_quiet_run_says_who_waits_and_goes_on_when_it_can(tmp_path):
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (calls_another, "is all_reduce of 3 on rank 0, but broadcast of 3 on rank 1"),
+        (calls_another, RECORDED if Version(torch.__version__) >= Version("2.13") else SEEN),
         (leaves_early, "rank 1 has returned already\nAll ranks have to come to the same collective; rank 1 has not."),
         (computes_on, "rank 0 waits in backward's all_reduce"),
     ],
