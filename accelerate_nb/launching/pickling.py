@@ -111,7 +111,8 @@ def _reduce_handle(obj: Any) -> Any:
     """Multiprocessing's queues, pipes and locks, in multiprocessing's own ways."""
     if get_spawning_popen() is None:
         return None
-    if getattr(obj, "_is_fork_ctx", False):
+    # a lock that only a fork can inherit has no name by which another process could find it
+    if getattr(getattr(obj, "_semlock", None), "name", "") is None:
         raise NeedsForkError(
             f"A {type(obj).__name__} made by multiprocessing's 'fork' context can only be inherited by a forked process. "
             "Make it with multiprocessing.get_context('spawn'), or pass start_method='fork'."
