@@ -83,6 +83,14 @@ class CheckpointError(AccelerateNbError, RuntimeError):
     """A checkpoint could not be written, found or read."""
 
 
+class ExportError(AccelerateNbError, ValueError):
+    """
+    A notebook can't be written as a script: it is no notebook, or cells of it mean nothing outside of one.
+
+    The message names every such cell and line, so that all can be mended at once.
+    """
+
+
 class LaunchError(AccelerateNbError, RuntimeError):
     """The workers could not be started as they were asked for."""
 

@@ -8,7 +8,7 @@ import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from accelerate_nb.errors import NotYetError
 
@@ -25,6 +25,9 @@ class Unfit(Exception):  # noqa: N818 - never leaves this room: `Setting` turns 
 class Kind(Protocol):
     """The values that a setting can have."""
 
+    # what stands behind its flag in a help
+    PLACEHOLDER: ClassVar[str]
+
     @property
     def expected(self) -> str:
         """What a value has to be, to go after "should be"."""
@@ -40,6 +43,7 @@ class Kind(Protocol):
 class Whole:
     """Whole numbers, numpy's included; `True` is none of them."""
 
+    PLACEHOLDER: ClassVar[str] = "N"
     minimum: float | None = None
     maximum: float | None = None
     also_as_text: bool = False
@@ -71,6 +75,7 @@ class Whole:
 class Number:
     """Real numbers, neither infinite nor NaN."""
 
+    PLACEHOLDER: ClassVar[str] = "S"
     minimum: float | None = None
     maximum: float | None = None
 
@@ -100,6 +105,8 @@ class Number:
 class YesNo:
     """True or False."""
 
+    PLACEHOLDER: ClassVar[str] = ""
+
     @property
     def expected(self) -> str:
         return "True or False"
@@ -120,6 +127,8 @@ class YesNo:
 class Text:
     """Any text, or a path."""
 
+    PLACEHOLDER: ClassVar[str] = "TEXT"
+
     @property
     def expected(self) -> str:
         return "a text"
@@ -137,6 +146,7 @@ class Text:
 class OneOf:
     """One of several words, in any case; `later` are those that have a meaning and are not offered yet."""
 
+    PLACEHOLDER: ClassVar[str] = ""
     choices: tuple[str, ...]
     later: tuple[str, ...] = ()
 
@@ -161,6 +171,8 @@ class OneOf:
 @dataclass(frozen=True, slots=True)
 class Table:
     """A mapping from texts to anything; a text of it is `name=value, name=value`, or JSON."""
+
+    PLACEHOLDER: ClassVar[str] = "K=V,..."
 
     @property
     def expected(self) -> str:

@@ -22,9 +22,12 @@ FLOOR = {
     "big_models": 4,
     "notebook": 4,
     "cli": 4,
+    "script": 4,
 }
 STRANGERS = [("launching", "runtime"), ("runtime", "launching"), ("notebook", "cli"), ("cli", "notebook")]
 STRANGERS += [("notebook", "runtime"), ("cli", "runtime")]
+# What scripts call runs in whatever process the script does, which some launcher, or none, has started.
+STRANGERS += [("script", "launching")]
 # A room above runtime, beside the front ends, that knows no launching.
 STRANGERS += [("big_models", room) for room in ("config", "events", "export", "launching")]
 
@@ -51,7 +54,7 @@ OPTIONAL = {
     "swanlab": "swanlab",
 }
 # In these rooms torch is imported by functions that need it; in others with the file; elsewhere not at all.
-TORCH_IN_FUNCTIONS = ("accelerate_nb.devices.", "accelerate_nb.launching.")
+TORCH_IN_FUNCTIONS = ("accelerate_nb.devices.", "accelerate_nb.launching.", "accelerate_nb.script.")
 TORCH_AT_HOME = ("runtime", "big_models")
 
 ALL = modules()
@@ -136,7 +139,7 @@ def cycles(house: list[Module]) -> list[tuple[str, ...]]:
 
 def is_door(module: Module) -> bool:
     """Whether a file stands at the top, or in `utils/`, for Hugging Face's module names."""
-    return module.name != "accelerate_nb" and module.room not in FLOOR
+    return module.room not in {"", "__main__"} and module.room not in FLOOR
 
 
 def top(item: Import) -> str:

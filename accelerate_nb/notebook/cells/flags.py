@@ -16,8 +16,6 @@ from accelerate_nb.errors import ConfigurationError
 
 # What is said of a function that runs to its end, and means nothing to a session. `timeout` is the cell's own.
 _OF_LAUNCHES = frozenset({"timeout", "results", "max_restarts", "monitor_interval"})
-# Kinds whose texts need no more than a word in the help.
-_WORDS = {"Whole": "N", "Number": "S", "Text": "TEXT", "Table": "K=V,..."}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +187,7 @@ def _help_lines(flags: Iterable[Setting]) -> Iterator[str]:
 def _placeholder(one: Setting) -> str:
     if isinstance(one.kind, YesNo):
         return ""
-    return "{" + ",".join(one.choices) + "}" if one.choices else _WORDS[type(one.kind).__name__]
+    return "{" + ",".join(one.choices) + "}" if one.choices else one.kind.PLACEHOLDER
 
 
 def _is_worth_saying(default: Any) -> bool:

@@ -1,0 +1,1 @@
+"""A notebook as a script."""
