@@ -8,20 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from accelerate_nb.config.cells import CellWish, cell_flags, line_commands, ranks_of, read_cell_line
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError, WorkerError
 from accelerate_nb.launching.cell_run import CellRun
 from accelerate_nb.launching.session import Session
 from accelerate_nb.notebook.cells import completing
 from accelerate_nb.notebook.cells.background import BackgroundCell
 from accelerate_nb.notebook.cells.code import FIRST_LINE, CellCode, shown_as, titled
-from accelerate_nb.notebook.cells.commands import COMMANDS, Commands
-from accelerate_nb.notebook.cells.flags import (
-    CellWish,
-    cell_flags,
-    help_of,
-    ranks_of,
-    read_cell_line,
-)
+from accelerate_nb.notebook.cells.commands import Commands
+from accelerate_nb.notebook.cells.flags import help_of
 from accelerate_nb.notebook.cells.kept_session import KeptSession
 from accelerate_nb.notebook.cells.output import CellOutput, results_of
 from accelerate_nb.notebook.cells.panelled import CellWatch, PanelOutput
@@ -240,7 +235,7 @@ def cell_help() -> str:
 def line_help() -> str:
     """How `%accelerate` is used, with every command."""
     lines = ["Look after the session in which `%%accelerate` cells run.", ""]
-    for one in COMMANDS:
+    for one in line_commands():
         lines += [f"  %accelerate {one.word} {one.usage}".rstrip(), f"      {one.help}"]
         if one.flags and one.usage != "[flags]":
             lines += [f"    {line}" for line in help_of(one.flags).splitlines()]

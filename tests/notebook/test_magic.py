@@ -12,11 +12,11 @@ from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from accelerate_nb.config.cells import cell_flags, line_commands
 from accelerate_nb.config.fields import settings
 from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.notebook import magic
-from accelerate_nb.notebook.cells.commands import COMMANDS, described
-from accelerate_nb.notebook.cells.flags import cell_flags
+from accelerate_nb.notebook.cells.commands import described
 from accelerate_nb.notebook.cells.kept_session import KeptSession
 
 
@@ -106,7 +106,7 @@ def test_names_of_the_ranks_are_completed_where_they_are_pulled(shell):
 def test_the_help_of_both_says_every_flag_and_every_command(shell, capsys):
     shell.run_cell("%accelerate --help")
     lines = capsys.readouterr().out
-    assert all(one.word in lines and one.help in lines for one in COMMANDS)
+    assert all(one.word in lines and one.help in lines for one in line_commands())
     shell.run_cell("%%accelerate --help\npass")
     cell = capsys.readouterr().out
     assert all(one.flag in cell and one.help in cell for one in cell_flags())
@@ -314,6 +314,6 @@ def test_arrays_are_described_by_their_shapes():
 
 
 def test_flags_of_commands_are_settings():
-    for one in COMMANDS:
+    for one in line_commands():
         assert all(flag.help for flag in one.flags)
     assert settings(magic.CellWish)

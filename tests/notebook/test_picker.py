@@ -12,11 +12,11 @@ import yaml
 import accelerate_nb
 from accelerate_nb import ConfigurationError, config_picker, notebook_launcher
 from accelerate_nb.config import files
+from accelerate_nb.config.cells import read_cell_line
 from accelerate_nb.config.fields import GROUPS
 from accelerate_nb.config.run import all_settings, differing, resolve, values
 from accelerate_nb.devices.base import Devices
 from accelerate_nb.errors import NotYetError
-from accelerate_nb.notebook.cells.flags import read_cell_line
 from accelerate_nb.notebook.picking.appraisal import appraise, begin, several_machines
 from tests.config.test_spelling import EACH
 

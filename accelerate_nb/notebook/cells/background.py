@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from accelerate_nb.config.cells import named
 from accelerate_nb.launching.cell_run import CellEnd, CellRun
-from accelerate_nb.notebook.cells.flags import named
 from accelerate_nb.notebook.cells.output import CellOutput, results_of
 from accelerate_nb.notebook.cells.panelled import PanelOutput
 from accelerate_nb.notebook.live.following import keep_drawing

@@ -11,42 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accelerate_nb.config.fields import Setting, settings
+from accelerate_nb.config.cells import Command, LogsWish, PullWish, named, names_of, read, read_line, refuse
 from accelerate_nb.config.run import differing
 from accelerate_nb.errors import ConfigurationError, WorkerError
 from accelerate_nb.events.view import Glance
 from accelerate_nb.launching.session import Session
 from accelerate_nb.notebook.cells.code import shown_as, titled
-from accelerate_nb.notebook.cells.flags import LogsWish, PullWish, named, read, refuse, session_flags
 from accelerate_nb.notebook.cells.kept_session import KeptSession
 from accelerate_nb.notebook.cells.output import CellOutput
 from accelerate_nb.notebook.cells.saying import say
 from accelerate_nb.notebook.host import Host
-
-
-@dataclass(frozen=True)
-class Command:
-    """A word behind `%accelerate`, what follows it, and what it does."""
-
-    word: str
-    usage: str
-    help: str
-    flags: tuple[Setting, ...] = ()
-
-
-COMMANDS = (
-    Command("status", "", "How the session is: its ranks, what they do, its settings and its folder."),
-    Command("stop", "", "End the session; its variables are gone."),
-    Command("restart", "[flags]", "Start the session anew, with the same settings and these flags.", session_flags()),
-    Command("push", "x y", "Give variables of the notebook to every rank."),
-    Command("pull", "z", "Fetch variables of a rank into the notebook; tensors come to the CPU.", settings(PullWish)),
-    Command("run", "fn(args)", "Call a function of the notebook on every rank; gives what it returned on the first."),
-    Command("wait", "", "Wait for the cell that runs in the background."),
-    Command("interrupt", "", "Interrupt the cell that runs in the background; the session goes on."),
-    Command("stacks", "", "Where every rank is at this moment."),
-    Command("logs", "", "The last lines of the ranks, also those that no cell shows.", settings(LogsWish)),
-    Command("config", "", "Pick the settings of the next session in a form."),
-)
 
 
 @dataclass(frozen=True)
@@ -60,14 +34,8 @@ class Commands:
     def run(self, line: str) -> Any:
         """Do what a line says; a line of nothing asks for the status."""
         __tracebackhide__ = True
-        word, _, rest = line.strip().partition(" ")
-        known = {one.word: one for one in COMMANDS}
-        if word and word not in known:
-            near = difflib.get_close_matches(word, known, n=1)
-            hint = f"Did you mean {near[0]}?" if near else "Leave it out to see the status."
-            raise ConfigurationError(f"%accelerate was given {word!r}. {hint} It knows {', '.join(known)}.")
-        command = known[word or "status"]
-        return getattr(self, f"_{command.word}")(rest.strip(), command)
+        command, rest = read_line(line)
+        return getattr(self, f"_{command.word}")(rest, command)
 
     # ------------------------------------------------------------------------------------------------ asking, ending
 
@@ -131,7 +99,7 @@ class Commands:
     # -------------------------------------------------------------------------------------------------- values, calls
 
     def _push(self, rest: str, command: Command) -> None:
-        names = _names(rest, "%accelerate push")
+        names = names_of(rest, "%accelerate push")
         values = {name: self._value(name, "%accelerate push") for name in names}
         session = self.kept.ready()
         session.push(values)
@@ -141,7 +109,7 @@ class Commands:
     def _pull(self, rest: str, command: Command) -> None:
         said, words = read(rest, command.flags, "%accelerate pull")
         wish = PullWish(**said)
-        names = _names(" ".join(words), "%accelerate pull")
+        names = names_of(" ".join(words), "%accelerate pull")
         session = self.kept.there("%accelerate pull")
         ranks = tuple(range(session.size)) if wish.all else _one_of(wish.rank, session) or (0,)
         pulled = _pulled(self.shell, session, names, ranks)
@@ -217,15 +185,6 @@ def _pulled(shell: Any, session: Session, names: Sequence[str], ranks: Sequence[
         if session.alive and error.failures:
             shown_as(error, [titled(shell, type(error).__name__, error.failures[0].message)])
         raise
-
-
-def _names(text: str, where: str) -> list[str]:
-    names = text.replace(",", " ").split()
-    wrong = next((name for name in names if not name.isidentifier()), None)
-    if not names or wrong is not None:
-        found = "no name" if wrong is None else repr(wrong)
-        raise ConfigurationError(f"{where} was given {found}. Write names of variables, such as {where} x y.")
-    return names
 
 
 def _one_of(rank: int | None, session: Session) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from accelerate_nb.notebook.cells.commands import COMMANDS
-from accelerate_nb.notebook.cells.flags import cell_flags, completions
+from accelerate_nb.config.cells import cell_flags, line_commands
+from accelerate_nb.notebook.cells.flags import completions
 from accelerate_nb.notebook.cells.kept_session import KeptSession
 
 _IDENTIFIER = "accelerate_nb"
@@ -43,8 +43,8 @@ class Matcher:
     def _of_line(self, text: str) -> list[str]:
         word, space, rest = text.partition(" ")
         if not space:
-            return [one.word for one in COMMANDS if one.word.startswith(word)]
-        command = next((one for one in COMMANDS if one.word == word), None)
+            return [one.word for one in line_commands() if one.word.startswith(word)]
+        command = next((one for one in line_commands() if one.word == word), None)
         # a call is Python, which IPython completes
         if command is None or command.word == "run":
             return []

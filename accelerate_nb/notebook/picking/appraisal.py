@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accelerate_nb.config import files, spelling
+from accelerate_nb.config.cells import cell_flags
 from accelerate_nb.config.fields import Setting
 from accelerate_nb.config.kinds import Text
 from accelerate_nb.config.run import Origin, RunConfig, all_settings, origin, resolve
@@ -14,7 +15,6 @@ from accelerate_nb.devices.base import Devices
 from accelerate_nb.errors import AccelerateNbError, NotYetError
 from accelerate_nb.launching.choosing import Choice
 from accelerate_nb.launching.preflight import Objection, look_ahead
-from accelerate_nb.notebook.cells.flags import cell_flags
 
 
 @dataclass(frozen=True, slots=True)

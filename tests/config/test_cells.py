@@ -1,0 +1,145 @@
+"""The flags of `%%accelerate` are the settings, read as a person writes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from accelerate_nb.config.cells import (
+    CellWish,
+    LogsWish,
+    PullWish,
+    cell_flags,
+    line_commands,
+    named,
+    names_of,
+    ranks_of,
+    read,
+    read_cell_line,
+    read_line,
+    session_flags,
+)
+from accelerate_nb.config.fields import settings
+from accelerate_nb.config.run import all_settings, resolve
+from accelerate_nb.errors import ConfigurationError, NotYetError
+
+
+def test_an_empty_line_asks_for_nothing():
+    assert read_cell_line("") == (CellWish(), {})
+
+
+@pytest.mark.parametrize("line", ["-n 4", "-n4", "-n=4", "--num-processes 4", "--num-processes=4", "--num_processes 4"])
+def test_the_number_of_processes_can_be_written_as_one_likes(line):
+    assert read_cell_line(line) == (CellWish(), {"num_processes": 4})
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [("--cpu", True), ("--no-cpu", False), ("--cpu no", False), ("--cpu=true", True), ("--cpu -n 2", True)],
+)
+def test_yes_or_no_needs_no_value(line, value):
+    assert read_cell_line(line)[1]["cpu"] is value
+
+
+def test_what_is_asked_of_the_cell_is_told_from_the_settings():
+    wish, said = read_cell_line("--ranks 0,2-3 --fresh --timeout 1.5 --background --also-here --mixed-precision BF16")
+    assert wish == CellWish(ranks="0,2-3", fresh=True, timeout=1.5, background=True, also_here=True)
+    assert said == {"mixed_precision": "bf16"}
+
+
+def test_each_setting_of_a_session_is_a_flag_that_resolves():
+    texts = {"Whole": "1", "Number": "1", "Text": "", "Table": "a=b", "YesNo": "yes"}
+    for one in session_flags():
+        text = one.choices[0] if one.choices else texts[type(one.kind).__name__]
+        _, said = read_cell_line(f"{one.flag}={text}")
+        assert list(said) == [one.name]
+    assert {one.name for one in all_settings()} - {one.name for one in session_flags()} == {
+        "timeout",
+        "results",
+        "max_restarts",
+        "monitor_interval",
+    }
+    assert resolve(read_cell_line("-n 2 --gradient-accumulation-steps 3 --cpu")[1], {}).launching.num_processes == 2
+
+
+def test_flags_of_settings_and_of_cells_never_share_a_name():
+    names = [one.name for one in cell_flags()]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--mixed-precison bf16", "Did you mean --mixed-precision?"),
+        ("--background-run", "Did you mean --background?"),
+        ("--zzz", "It knows -n, --also-here, --background"),
+        ("train.py", "'train.py', which is no flag"),
+        ("-n", "--num-processes without a value. It should be a whole number"),
+        ("-n many", "--num-processes 'many', but num_processes should be a whole number, at least 1"),
+        ("-n 0", "at least 1"),
+        ("--mixed-precision bf17", "one of 'no', 'fp16', 'bf16'"),
+        ("--timeout --fresh", "--timeout without a value"),
+        ("--folder 'a", "a quotation mark is open"),
+    ],
+)
+def test_a_mistake_is_told_with_what_to_do(line, said):
+    with pytest.raises(ConfigurationError) as raised:
+        read_cell_line(line)
+    assert said in str(raised.value)
+
+
+def test_what_is_not_offered_yet_says_so():
+    with pytest.raises(NotYetError, match="not offered here yet"):
+        read_cell_line("--mixed-precision fp8")
+
+
+def test_a_comment_and_quotes_are_read_as_in_a_shell():
+    assert read_cell_line("-n 2 --folder 'my runs'  # two of them")[1] == {"num_processes": 2, "folder": "my runs"}
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [(None, None), ("all", None), ("0", (0,)), ("0,2-3", (0, 2, 3)), ("3,1,1", (1, 3)), ("0-3", (0, 1, 2, 3))],
+)
+def test_ranks_are_numbers_and_ranges(text, ranks):
+    assert ranks_of(text, 4) == ranks
+
+
+@pytest.mark.parametrize("text", ["4", "0-4", "a", "1-", "-1", "", "3-2"])
+def test_ranks_that_are_not_there_are_told(text):
+    with pytest.raises(ConfigurationError, match="--ranks was given"):
+        ranks_of(text, 4)
+
+
+@pytest.mark.parametrize(("ranks", "text"), [((0,), "0"), (range(8), "0-7"), ((0, 2, 3, 5), "0,2-3,5"), ((), "")])
+def test_ranks_are_named_as_they_are_written(ranks, text):
+    assert named(ranks) == text
+
+
+def test_words_that_are_no_flags_are_left_to_whoever_asked():
+    assert read("loss x --rank 2", settings(PullWish), "%accelerate pull") == ({"rank": 2}, ["loss", "x"])
+    assert read("--lines 3", settings(LogsWish), "%accelerate logs") == ({"lines": 3}, [])
+
+
+def test_ranks_of_a_session_whose_size_nobody_knows_yet_are_read_all_the_same():
+    assert ranks_of("0,7", None) == (0, 7)
+    with pytest.raises(ConfigurationError, match="Write numbers"):
+        ranks_of("", None)
+
+
+@pytest.mark.parametrize("word", [one.word for one in line_commands()])
+def test_a_line_is_a_command_and_what_follows_its_word(word):
+    command, rest = read_line(f"  {word}   x  y ")
+    assert (command.word, rest) == (word, "x  y")
+
+
+def test_a_line_of_nothing_asks_for_the_status_and_an_unknown_word_names_its_nearest():
+    assert read_line("")[0].word == "status"
+    with pytest.raises(ConfigurationError, match="Did you mean push"):
+        read_line("pusch x")
+
+
+def test_names_are_told_from_what_is_none():
+    assert names_of("x, y z", "%accelerate push") == ["x", "y", "z"]
+    for text in ("", "x.y", "1"):
+        with pytest.raises(ConfigurationError, match="Write names of variables"):
+            names_of(text, "%accelerate push")
