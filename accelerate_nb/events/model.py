@@ -11,6 +11,9 @@ from accelerate_nb.errors import ConfigurationError
 Stream: TypeAlias = Literal["stdout", "stderr"]
 State: TypeAlias = Literal["starting", "running", "stopping", "finished", "failed", "stopped"]
 
+# A view of an ipywidgets widget in a MIME bundle, whose model is in the process that showed it.
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
 
 @dataclass(frozen=True, slots=True)
 class LogLine:

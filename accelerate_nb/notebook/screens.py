@@ -11,9 +11,8 @@ from itertools import accumulate, groupby
 from typing import Any, NamedTuple, Protocol
 from unicodedata import east_asian_width
 
-from accelerate_nb.events.model import Stream
+from accelerate_nb.events.model import WIDGET_VIEW, Stream
 
-WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 

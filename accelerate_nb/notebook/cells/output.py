@@ -10,10 +10,10 @@ from string import Template
 from typing import Literal
 
 from accelerate_nb.config.cells import named
+from accelerate_nb.events.folding import Folded, Folding, folded, is_text, key_of
 from accelerate_nb.events.model import Display, LogLine
 from accelerate_nb.events.view import RunView
 from accelerate_nb.launching.cell_run import CellEnd
-from accelerate_nb.notebook.cells.folding import Folded, Folding, folded, is_text, key_of
 from accelerate_nb.notebook.plain import cleaned, is_drawn_over, saved_size
 from accelerate_nb.notebook.screens import Line, Screen
 

@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from accelerate_nb.events.bars import draws_a_bar
-from accelerate_nb.events.model import DeviceSample, Display, Failure, HostSample, LogLine, Metric, Progress, Stream
+from accelerate_nb.events.model import (
+    WIDGET_VIEW,
+    DeviceSample,
+    Display,
+    Failure,
+    HostSample,
+    LogLine,
+    Metric,
+    Progress,
+    Stream,
+)
 from accelerate_nb.events.view import Glance, RunView, Shown
 from accelerate_nb.launching.ending import cause
 from accelerate_nb.launching.run import Watched
@@ -264,7 +274,7 @@ def failure_message(failures: Sequence[Failure]) -> Message:
 
 def is_text(display: Display) -> bool:
     """Whether a page can show nothing of a display but its text."""
-    return set(display.data) <= {"text/plain", "application/vnd.jupyter.widget-view+json"}
+    return set(display.data) <= {"text/plain", WIDGET_VIEW}
 
 
 def _lines_of(shown: Sequence[Shown]) -> Iterator[LogLine]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from accelerate_nb.events.folding import WINDOW
 from accelerate_nb.events.model import Display, LogLine, Metric, Quiet
 from accelerate_nb.events.view import RunView
 from accelerate_nb.launching.cell_run import CellEnd
-from accelerate_nb.notebook.cells.folding import WINDOW
 from accelerate_nb.notebook.cells.output import CellOutput, results_of
 from accelerate_nb.notebook.screens import Bound, Cell
 from tests.notebook.paper import Paper

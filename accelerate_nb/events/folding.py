@@ -7,9 +7,8 @@ from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator
 from typing import NamedTuple
 
-from accelerate_nb.events.model import Display, LogLine
+from accelerate_nb.events.model import WIDGET_VIEW, Display, LogLine
 from accelerate_nb.events.view import Shown
-from accelerate_nb.notebook.screens import WIDGET_VIEW
 
 # For so many seconds an item waits for the same of other ranks: too short to be noticed.
 WINDOW = 0.25

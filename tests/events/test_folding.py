@@ -7,8 +7,8 @@ from collections import defaultdict
 
 import pytest
 
+from accelerate_nb.events.folding import WINDOW, Folding, folded
 from accelerate_nb.events.model import Display, LogLine
-from accelerate_nb.notebook.cells.folding import WINDOW, Folding, folded
 
 
 def line(rank, text, stream="stdout", time=0.0, open=False):
