@@ -1,0 +1,54 @@
+"""A cell as plain Python: what those who translate a cell give to those who write the script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a person asked for beyond the script itself."""
+
+    keep_installs: bool = False  # `%pip install` and its like are run by the script too
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something to say of a line of a cell; lines count from 1."""
+
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """
+    A cell without IPython's own syntax.
+
+    `source` has exactly as many lines as the cell. `imports` are whole statements (`from accelerate_nb.script.shell import
+    run`) that have to stand somewhere above it. A problem keeps the notebook from being exported, a note is a warning. A
+    cell that is `left_out` is in the script as comments only.
+    """
+
+    source: str
+    imports: tuple[str, ...] = ()
+    notes: tuple[Remark, ...] = ()
+    problems: tuple[Remark, ...] = ()
+    left_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """
+    What `%%accelerate` and `%accelerate` make of a notebook.
+
+    `cells` holds, by number, the cells that have such lines, as ordinary source with as many lines; `needed` is the argument
+    text of `needed(...)` (`num_processes=2`); the accelerator is made before the cell `first`.
+    """
+
+    cells: Mapping[int, Plain] = field(default_factory=dict)
+    needed: str | None = None
+    first: int | None = None
+    notes: tuple[tuple[int, Remark], ...] = ()  # with the number of the cell
+    problems: tuple[tuple[int, Remark], ...] = ()
