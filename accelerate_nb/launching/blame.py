@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from accelerate_nb.errors import HangError, StoppedError, WorkerError
+from accelerate_nb.events.causes import cause
 from accelerate_nb.events.model import Failure
-from accelerate_nb.launching.ending import Ending, cause
+from accelerate_nb.launching.ending import Ending
 from accelerate_nb.launching.exceptions import held, remade
 
 # How many failures are told beside the one that leads.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,24 +38,6 @@ def died(
         ended_by_us=ended_by_us,
         advice="" if ended_by_us else advice_on_death(name or "", last_lines),
     )
-
-
-def cause(failures: Sequence[Failure]) -> Failure:
-    """
-    The failure that led to the others.
-
-    One that only lost its connection to another rank, or was ended because of one, is a consequence; of the rest, the
-    first in time.
-    """
-    return min(failures, key=lambda one: (one.ended_by_us, one.lost_connection, _was_aborted(one), one.time))
-
-
-def _was_aborted(failure: Failure) -> bool:
-    """C++ code calls abort when it meets an exception that nobody catches, a lost connection for one."""
-    return failure.exit_code == -signal.SIGABRT and any(_LOST_LINE.search(line) for line in failure.last_lines)
-
-
-_LOST_LINE = re.compile(r"connection (closed|reset)|broken pipe|socket closed", re.IGNORECASE)
 
 
 def _signal_name(code: int) -> str | None:

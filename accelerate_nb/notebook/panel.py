@@ -14,10 +14,11 @@ import anywidget
 import traitlets
 
 from accelerate_nb.launching.run import Watched
-from accelerate_nb.notebook.live.feed import Facts, Feed, Message
+from accelerate_nb.notebook.live.feed import Feed, Message
 from accelerate_nb.notebook.live.lane import Lane
 from accelerate_nb.notebook.live.outputs import Bundle
 from accelerate_nb.notebook.page import joining
+from accelerate_nb.reports.facts import Facts
 
 # How long a page may leave what it was told unanswered before it is told no more; all at once takes it longer.
 _PATIENCE = 3.0

@@ -14,9 +14,10 @@ from accelerate_nb.events.model import WIDGET_VIEW, Display, LogLine, Stream
 from accelerate_nb.events.view import Glance, News, RunView
 from accelerate_nb.launching.run import Watched
 from accelerate_nb.notebook.live.following import ByItself, keep_drawing
-from accelerate_nb.notebook.reports.report import Facts, bundle
+from accelerate_nb.notebook.page.saved import bundle
 from accelerate_nb.notebook.screens import Line, Screen
-from accelerate_nb.notebook.status import Happenings, Seldom, status_lines, summary, undrawn
+from accelerate_nb.reports.facts import Facts
+from accelerate_nb.reports.status import Happenings, Seldom, status_lines, summary, undrawn
 
 # Colours pass; what moves a cursor or rings a bell would disturb the lines of other ranks.
 _DISTURBING = re.compile(

@@ -12,9 +12,9 @@ from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from accelerate_nb.events.model import LogLine
-from accelerate_nb.notebook.reports.report import bundle
+from accelerate_nb.notebook.page.saved import bundle
 from tests.browser.jlab import Notebook, Server
-from tests.notebook import stories
+from tests.reports import stories
 
 pytestmark = pytest.mark.slow
 

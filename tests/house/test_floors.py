@@ -17,6 +17,7 @@ FLOOR = {
     "events": 1,
     "export": 1,
     "devices": 2,
+    "reports": 2,
     "launching": 3,
     "runtime": 3,
     "big_models": 4,

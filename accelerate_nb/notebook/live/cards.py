@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 from accelerate_nb.events.model import Display
 from accelerate_nb.launching.run import Watched
-from accelerate_nb.notebook.live.feed import Facts, is_text
+from accelerate_nb.notebook.live.feed import is_text
 from accelerate_nb.notebook.live.following import ByItself, keep_drawing
 from accelerate_nb.notebook.live.lane import lane
 from accelerate_nb.notebook.live.outputs import Bundle, Output, cell_now
-from accelerate_nb.notebook.reports import report
+from accelerate_nb.notebook.page import saved
 from accelerate_nb.notebook.screens import Cell
 from accelerate_nb.notices import notice
+from accelerate_nb.reports.facts import Facts
 
 if TYPE_CHECKING:
     from accelerate_nb.notebook.panel import LivePanel
@@ -210,8 +211,8 @@ class Card:
 
     def _bundle(self) -> Bundle:
         if self._is_over:
-            return Bundle(report.bundle(self._facts, self._watched.view, live=False, interactive=self._live))
-        drawn = report.bundle(self._facts, self._watched.view, live=True, interactive=False)
+            return Bundle(saved.bundle(self._facts, self._watched.view, live=False, interactive=self._live))
+        drawn = saved.bundle(self._facts, self._watched.view, live=True, interactive=False)
         if self._panel is None or self._is_static:
             return Bundle(drawn)
         # a page draws the panel; a notebook that is saved now keeps the rest for whoever has no kernel

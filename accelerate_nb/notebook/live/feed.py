@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from accelerate_nb.events.bars import draws_a_bar
+from accelerate_nb.events.causes import cause
 from accelerate_nb.events.model import (
     WIDGET_VIEW,
     DeviceSample,
@@ -21,8 +21,7 @@ from accelerate_nb.events.model import (
     Stream,
 )
 from accelerate_nb.events.view import Glance, RunView, Shown
-from accelerate_nb.launching.ending import cause
-from accelerate_nb.launching.run import Watched
+from accelerate_nb.reports.facts import Facts
 
 Message: TypeAlias = dict[str, Any]
 T = TypeVar("T")
@@ -34,38 +33,6 @@ _LONGEST_TEXT = 200_000  # a traceback
 _MOST_POINTS = 5000  # of all metrics of one message
 _FROZEN_LINES = 1000  # what a page without a kernel shows
 _FROZEN_POINTS = 200  # of each metric of each rank
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What does not change while a run is shown."""
-
-    name: str
-    why: str
-    folder: str
-    started: float
-    size: int
-    host: str = "jupyter"
-    background: bool = False
-    can_act: bool = True
-
-    @classmethod
-    def of(cls, run: Watched, host: str, *, background: bool, can_act: bool) -> Facts:
-        """The facts of a run that is watched."""
-        return cls(
-            name=run.name,
-            why=run.why,
-            folder=str(run.folder),
-            started=run.started,
-            size=len(run.view.ranks),
-            host=host,
-            background=background,
-            can_act=can_act,
-        )
-
-    def message(self) -> Message:
-        """The facts as a page reads them."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 class Feed:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from accelerate_nb.devices.base import Devices
 from accelerate_nb.events.checks import Check
-from accelerate_nb.notebook.reports.amounts import bytes_text
+from accelerate_nb.reports.amounts import bytes_text
 
 # A press copies the text beside the button; pages that are not served securely have no clipboard of their own.
 _COPY = (

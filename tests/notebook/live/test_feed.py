@@ -21,7 +21,8 @@ from accelerate_nb.events.model import (
     StateChange,
 )
 from accelerate_nb.events.view import RunView
-from accelerate_nb.notebook.live.feed import Facts, Feed, failure_message
+from accelerate_nb.notebook.live.feed import Feed, failure_message
+from accelerate_nb.reports.facts import Facts
 
 FACTS = Facts(name="train", why="2 on the CPU", folder="/runs/1", started=5.0, size=2)
 

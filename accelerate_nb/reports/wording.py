@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from accelerate_nb.events.model import LogLine
-from accelerate_nb.notebook.reports.amounts import counted
-from accelerate_nb.notebook.reports.colours import plain
-from accelerate_nb.notebook.reports.digest import SIGNS, Digest, Row, Tail, curve_text
-from accelerate_nb.notebook.reports.failures import Cause
-from accelerate_nb.notebook.reports.fitting import first_fitting, fitted, narrowed, newest_fitting, saved_size
+from accelerate_nb.reports.amounts import counted
+from accelerate_nb.reports.colours import plain
+from accelerate_nb.reports.digest import SIGNS, Digest, Row, Tail, curve_text
+from accelerate_nb.reports.failures import Cause
+from accelerate_nb.reports.fitting import first_fitting, fitted, narrowed, newest_fitting, saved_size
 
 _WIDEST = 500
 _LIVE_LINES = 20

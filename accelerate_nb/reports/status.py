@@ -8,14 +8,14 @@ from dataclasses import replace
 from accelerate_nb.events.bars import draws_a_bar
 from accelerate_nb.events.model import Quiet
 from accelerate_nb.events.view import Glance, RunView
-from accelerate_nb.launching.run import Watched
-from accelerate_nb.notebook.reports.amounts import ranks_text, time_text
-from accelerate_nb.notebook.reports.colours import plain
-from accelerate_nb.notebook.reports.curves import curves_of, names_of
-from accelerate_nb.notebook.reports.digest import curve_text, row_of
-from accelerate_nb.notebook.reports.failures import told
-from accelerate_nb.notebook.reports.fitting import narrowed
-from accelerate_nb.notebook.reports.wording import aligned
+from accelerate_nb.reports.amounts import ranks_text, time_text
+from accelerate_nb.reports.colours import plain
+from accelerate_nb.reports.curves import curves_of, names_of
+from accelerate_nb.reports.digest import curve_text, row_of
+from accelerate_nb.reports.facts import Told
+from accelerate_nb.reports.failures import told
+from accelerate_nb.reports.fitting import narrowed
+from accelerate_nb.reports.wording import aligned
 
 _MOST_RANKS = 8
 _MOST_METRICS = 6
@@ -127,7 +127,7 @@ class Happenings:
             yield narrowed(plain(quiet.text), 1500)
 
 
-def summary(run: Watched) -> list[str]:
+def summary(run: Told) -> list[str]:
     """How a run that has ended went, if it logged metrics: its state and time, and the course of each metric."""
     view = run.view
     ranks = [view.rank(rank) for rank in view.ranks]

@@ -9,13 +9,13 @@ from itertools import groupby
 
 from accelerate_nb.events.model import DeviceSample, HostSample, LogLine, Progress
 from accelerate_nb.events.view import Glance, RankView, RunView
-from accelerate_nb.notebook.live.feed import Facts
-from accelerate_nb.notebook.reports.amounts import bytes_text, counted, ranks_text, time_text, value_text
-from accelerate_nb.notebook.reports.colours import plain
-from accelerate_nb.notebook.reports.curves import MOST_VALUES, Curve, curves_of, names_of
-from accelerate_nb.notebook.reports.failures import Cause, cause_of
-from accelerate_nb.notebook.reports.fitting import narrowed
-from accelerate_nb.notebook.reports.sparkline import sparkline
+from accelerate_nb.reports.amounts import bytes_text, counted, ranks_text, time_text, value_text
+from accelerate_nb.reports.colours import plain
+from accelerate_nb.reports.curves import MOST_VALUES, Curve, curves_of, names_of
+from accelerate_nb.reports.facts import Facts
+from accelerate_nb.reports.failures import Cause, cause_of
+from accelerate_nb.reports.fitting import narrowed
+from accelerate_nb.reports.sparkline import sparkline
 
 # More ranks than this are shown in groups of one state.
 MOST_ROWS = 16

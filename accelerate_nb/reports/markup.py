@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from accelerate_nb.events.model import LogLine
-from accelerate_nb.notebook.reports.amounts import counted
-from accelerate_nb.notebook.reports.colours import as_html
-from accelerate_nb.notebook.reports.digest import SIGNS, Digest, Row, Tail, curve_text
-from accelerate_nb.notebook.reports.failures import Cause
-from accelerate_nb.notebook.reports.fitting import first_fitting, fitted, narrowed, newest_fitting, saved_size
-from accelerate_nb.notebook.reports.pictures import picture
+from accelerate_nb.reports.amounts import counted
+from accelerate_nb.reports.colours import as_html
+from accelerate_nb.reports.digest import SIGNS, Digest, Row, Tail, curve_text
+from accelerate_nb.reports.failures import Cause
+from accelerate_nb.reports.fitting import first_fitting, fitted, narrowed, newest_fitting, saved_size
+from accelerate_nb.reports.pictures import picture
 
 _STATE_COLOURS = {
     "starting": "#7f7f7f",

@@ -8,9 +8,9 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from accelerate_nb.notebook.reports.amounts import counted, time_text, value_text
-from accelerate_nb.notebook.reports.colours import plain
-from accelerate_nb.notebook.reports.curves import Bin, Curve
+from accelerate_nb.reports.amounts import counted, time_text, value_text
+from accelerate_nb.reports.colours import plain
+from accelerate_nb.reports.curves import Bin, Curve
 
 # Each is told from white and from black; a rank keeps its colour in every chart.
 COLOURS = ("#3b82c4", "#d97f23", "#3a9a5b", "#cf4a4a", "#8b6bbf", "#9c6b4f", "#c75fa5", "#2a979b")

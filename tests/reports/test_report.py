@@ -17,8 +17,8 @@ import pytest
 from nbconvert.preprocessors.sanitize import SanitizeHTML
 
 from accelerate_nb.events.model import DeviceSample, Failure, LogLine, Metric, Progress, StateChange
-from accelerate_nb.notebook.reports.report import bundle
-from tests.notebook import stories
+from accelerate_nb.notebook.page.saved import bundle
+from tests.reports import stories
 
 MOST = 300_000
 NASTY = [

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
 import json
 from string import Template
 
 from accelerate_nb.notebook.live.feed import Message
 from accelerate_nb.notebook.page import joining
-from accelerate_nb.notebook.reports.fitting import saved_size
+from accelerate_nb.reports.fitting import saved_size
 
 # Base 64 holds no letter that HTML or JSON would escape, so no log line can end the script. A place that blocks scripts
 # or blobs, or a browser that is too old, leaves the static report as it is.
@@ -35,11 +34,6 @@ try {
 
 
 _BEST_PACKED = 12
-
-
-def place_of(name: str, folder: str, started: float) -> str:
-    """What marks a run's report on a page."""
-    return "accelerate-nb-" + hashlib.sha256(f"{name}\0{folder}\0{started}".encode(errors="replace")).hexdigest()[:12]
 
 
 def script(place: str, messages: list[Message], room: int) -> str:

@@ -11,8 +11,8 @@ import pytest
 from accelerate_nb.events.model import Failure, LogLine, Metric, Progress, Quiet, StateChange
 from accelerate_nb.events.view import RunView
 from accelerate_nb.notebook.plain import PlainText
-from tests.notebook import stories
 from tests.notebook.paper import Paper
+from tests.reports import stories
 
 STARTED = 1000.0
 DRAWN = "epoch 1:  40%|####      | 4/10 [00:01<00:02, 3.1it/s]"

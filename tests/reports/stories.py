@@ -17,7 +17,7 @@ from accelerate_nb.events.model import (
     StateChange,
 )
 from accelerate_nb.events.view import RunView
-from accelerate_nb.notebook.live.feed import Facts
+from accelerate_nb.reports.facts import Facts
 
 STARTED = 1_800_000_000.0
 GB = 10**9

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from accelerate_nb.events.causes import cause
 from accelerate_nb.events.model import Failure, Frame
-from accelerate_nb.launching.ending import cause
-from accelerate_nb.notebook.reports.amounts import counted, ranks_text
-from accelerate_nb.notebook.reports.colours import plain
-from accelerate_nb.notebook.reports.fitting import narrowed, shortened
+from accelerate_nb.reports.amounts import counted, ranks_text
+from accelerate_nb.reports.colours import plain
+from accelerate_nb.reports.fitting import narrowed, shortened
 
 _MOST_OTHERS = 8
 _WIDEST_LINE = 300

@@ -1,1 +1,0 @@
-"""A run as a report that needs no kernel."""
