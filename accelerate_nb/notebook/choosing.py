@@ -10,9 +10,9 @@ from typing import Literal, TypeAlias
 
 from accelerate_nb.config.launching import Launching
 from accelerate_nb.errors import MissingExtraError
+from accelerate_nb.launching.following import keep_drawing
 from accelerate_nb.launching.run import FrontEnd, Watched
 from accelerate_nb.notebook.host import Host, host
-from accelerate_nb.notebook.live.following import keep_drawing
 from accelerate_nb.notebook.plain import PlainText
 
 Way: TypeAlias = Literal["panel", "html", "text", "off"]

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from string import Template
 
+from accelerate_nb.events.lines import cleaned, is_drawn_over
 from accelerate_nb.events.model import WIDGET_VIEW, Display, LogLine, Stream
 from accelerate_nb.events.view import Glance, News, RunView
+from accelerate_nb.launching.following import ByItself, keep_drawing
 from accelerate_nb.launching.run import Watched
-from accelerate_nb.notebook.live.following import ByItself, keep_drawing
 from accelerate_nb.notebook.page.saved import bundle
 from accelerate_nb.notebook.screens import Line, Screen
 from accelerate_nb.reports.facts import Facts
 from accelerate_nb.reports.status import Happenings, Seldom, status_lines, summary, undrawn
 
-# Colours pass; what moves a cursor or rings a bell would disturb the lines of other ranks.
-_DISTURBING = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-ln-~]|\x1b[ -/]*[0-Z\\^-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]"
-)
-_RESET = "\x1b[0m"
 _PER_LINE = 14  # bytes with which a saved notebook surrounds a line of output
 _PER_SWITCH = 150  # and an output of another stream
 _OPEN_LINES = 32
@@ -259,22 +254,9 @@ class PlainText:
             self._note(f"a cell shows no more; the other displays are in {self._folder}")
 
 
-def cleaned(text: str, width: int | None) -> str:
-    """A rank's text, cut to a width, without what would disturb the lines of others."""
-    if width is not None and len(text) > width:
-        text = f"{text[:width]} ... ({len(text) - width:,} more characters are in the run's folder)"
-    text = _DISTURBING.sub("", text)
-    return text + _RESET if "\x1b[" in text and not text.endswith(_RESET) else text
-
-
 def saved_size(text: str) -> int:
     """The bytes of a text in a notebook's file: JSON writes a colour's escape with six."""
     return len(json.dumps(text, ensure_ascii=False).encode(errors="replace"))
-
-
-def is_drawn_over(line: LogLine) -> bool:
-    """Whether a terminal would lose the line: a nested progress bar ends with the cursor going up, its newline comes back."""
-    return not line.open and line.text.endswith("\x1b[A")
 
 
 def _is_text(display: Display) -> bool:

@@ -7,10 +7,10 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol
-from unicodedata import east_asian_width
 
+from accelerate_nb.events.lines import within
 from accelerate_nb.events.model import WIDGET_VIEW, Stream
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -94,7 +94,7 @@ class Terminal(Pipe):
     def show_open(self, texts: Sequence[str]) -> None:
         columns, lines = shutil.get_terminal_size()
         # what has left the screen at its top can't be drawn over
-        wanted = [_within(_COLOUR.sub("", text), columns - 1) for text in texts[: max(lines - 1, 1)]]
+        wanted = [within(_COLOUR.sub("", text), columns - 1) for text in texts[: max(lines - 1, 1)]]
         if wanted == self._open:
             return
         self._erase()
@@ -149,14 +149,6 @@ def _display(bundle: dict[str, Any], **options: Any) -> Any:
     from IPython.display import display
 
     return display(bundle, raw=True, **options)  # type: ignore[no-untyped-call]  # IPython leaves it without types
-
-
-def _within(text: str, columns: int) -> str:
-    """The beginning of a text that takes no more than these columns; letters of East Asia take two."""
-    if text.isascii():
-        return text[:columns]
-    ends = accumulate(2 if east_asian_width(letter) in "WF" else 1 for letter in text)
-    return "".join(letter for letter, end in zip(text, ends, strict=True) if end <= columns)
 
 
 def _by_stream(lines: Sequence[Line]) -> Iterator[tuple[Stream, str]]:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from accelerate_nb.config.cells import named
 from accelerate_nb.launching.cell_run import CellEnd, CellRun
+from accelerate_nb.launching.following import keep_drawing
 from accelerate_nb.notebook.cells.output import CellOutput, results_of
 from accelerate_nb.notebook.cells.panelled import PanelOutput
-from accelerate_nb.notebook.live.following import keep_drawing
 from accelerate_nb.notebook.screens import Line, Screen
 
 _BETWEEN_LOOKS = 0.05

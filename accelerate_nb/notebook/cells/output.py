@@ -11,10 +11,11 @@ from typing import Literal
 
 from accelerate_nb.config.cells import named
 from accelerate_nb.events.folding import Folded, Folding, folded, is_text, key_of
+from accelerate_nb.events.lines import cleaned, is_drawn_over
 from accelerate_nb.events.model import Display, LogLine
 from accelerate_nb.events.view import RunView
 from accelerate_nb.launching.cell_run import CellEnd
-from accelerate_nb.notebook.plain import cleaned, is_drawn_over, saved_size
+from accelerate_nb.notebook.plain import saved_size
 from accelerate_nb.notebook.screens import Line, Screen
 
 _INTERVAL = 0.1

@@ -12,9 +12,9 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from accelerate_nb.events.model import Display
+from accelerate_nb.launching.following import ByItself, keep_drawing
 from accelerate_nb.launching.run import Watched
 from accelerate_nb.notebook.live.feed import is_text
-from accelerate_nb.notebook.live.following import ByItself, keep_drawing
 from accelerate_nb.notebook.live.lane import lane
 from accelerate_nb.notebook.live.outputs import Bundle, Output, cell_now
 from accelerate_nb.notebook.page import saved
