@@ -6,7 +6,7 @@ import difflib
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from accelerate_nb.config.kinds import Kind, Number, OneOf, Table, Text, Unfit, Whole, YesNo
 from accelerate_nb.errors import ConfigurationError, NotYetError
@@ -19,6 +19,7 @@ GROUPS: dict[str, str] = {
     "many": "How many processes",
     "precision": "Precision",
     "training": "Training",
+    "compiling": "Compiling",
     "sharding": "Sharding",
     "checkpoints": "Checkpoints",
     "machines": "Several machines",
@@ -58,7 +59,7 @@ def setting(
     advanced: bool = False,
 ) -> Any:
     """
-    A field of a settings class. Its choices are those of its `Literal` type.
+    A field of a settings class. Its choices are those of its `Literal` type; an `Annotated` one brings its kind.
 
     `variables` and `keys` are further names of it, in the environment and in Hugging Face's configuration file; its own
     are `ACCELERATE_NB_<NAME>` and `<name>`. `also_as_text` lets an argument be a number written as a text. `later` holds
@@ -133,7 +134,7 @@ class Setting:
 
 def settings(section: type) -> tuple[Setting, ...]:
     """The settings of a settings class, in the order in which it says them."""
-    hints = get_type_hints(section)
+    hints = get_type_hints(section, include_extras=True)
     return tuple(
         _described(one.name, hints[one.name], one.default, one.metadata["said"], section) for one in fields(section)
     )
@@ -156,6 +157,9 @@ def _described(name: str, hint: Any, default: Any, said: _Said, section: type) -
 
 def _kind(hint: Any, said: _Said) -> Kind:
     plain = _without_none(hint)
+    if get_origin(plain) is Annotated:
+        kind: Kind = plain.__metadata__[0]
+        return kind
     if get_origin(plain) is Literal:
         return OneOf(get_args(plain), said.later)
     makers: dict[Any, Callable[[], Kind]] = {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate_nb.config.run import all_settings
-from accelerate_nb.config.spelling import text
+from accelerate_nb.config.spelling import TOGETHER, apart, text
 from accelerate_nb.errors import ConfigurationError, NotYetError
 
 # Ways to train that the file can ask for and that would silently be left out.
@@ -52,7 +52,7 @@ def read(path: Path) -> dict[str, Any]:
     YAML, and JSON, which is YAML too. `ConfigurationError` gives line and column of what is broken; `NotYetError` says
     what is asked for and not offered yet.
     """
-    content = _content(path)
+    content = apart(_content(path))
     return {str(key): _meant(key, value) for key, value in content.items() if _says_something(key, value)}
 
 
@@ -105,7 +105,12 @@ def draft(path: str | Path, content: Mapping[str, Any]) -> Draft:
     if not place.exists():
         return Draft(place, dict(content))
     present = _content(place)
-    settled = {"compute_environment", "distributed_type", *(key for one in all_settings() for key in one.keys)}
+    settled = {
+        "compute_environment",
+        "distributed_type",
+        *TOGETHER,
+        *(key for one in all_settings() for key in one.keys),
+    }
     others = {name: value for name, value in present.items() if name not in settled}
     whole = {**content, **others}
     return Draft(
@@ -202,4 +207,4 @@ def _says_something(key: Any, value: Any) -> bool:
 
 def _meant(key: Any, value: Any) -> Any:
     # YAML 1.1 reads a bare `no` as False
-    return "no" if key == "mixed_precision" and value is False else value
+    return "no" if key in {"mixed_precision", "dynamo_backend"} and value is False else value

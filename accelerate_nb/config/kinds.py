@@ -143,6 +143,31 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Ids:
+    """Accelerators of a machine: `all`, or numbers and names of them, each once."""
+
+    PLACEHOLDER: ClassVar[str] = "0,1,..."
+
+    @property
+    def expected(self) -> str:
+        return "'all', or numbers of accelerators such as '0,2'"
+
+    def check(self, value: Any) -> str:
+        # YAML reads a single one, `gpu_ids: 0`, as a number
+        if isinstance(value, bool) or not isinstance(value, (int, str)):
+            raise Unfit
+        return self.parse(str(value))
+
+    def parse(self, text: str) -> str:
+        entries = [entry.strip() for entry in text.split(",")]
+        if [entry.lower() for entry in entries] == ["all"]:
+            return "all"
+        if len(set(entries)) < len(entries) or not all(map(_is_id, entries)):
+            raise Unfit
+        return ",".join(entries)
+
+
+@dataclass(frozen=True, slots=True)
 class OneOf:
     """One of several words, in any case; `later` are those that have a meaning and are not offered yet."""
 
@@ -195,6 +220,11 @@ def _from_json(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         raise Unfit from None
+
+
+def _is_id(entry: str) -> bool:
+    """Whether this is a number, one of a part (`0.1`), or a name such as NVIDIA gives (`GPU-8f…`)."""
+    return all(part.isdecimal() for part in entry.split(".")) or entry.startswith(("GPU-", "MIG-"))
 
 
 def _bounds(minimum: float | None, maximum: float | None) -> str:

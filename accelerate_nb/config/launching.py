@@ -5,9 +5,10 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from accelerate_nb.config.fields import setting
+from accelerate_nb.config.kinds import Ids
 from accelerate_nb.errors import NotYetError
 
 
@@ -40,6 +41,25 @@ class Launching:
         variables=["ACCELERATE_USE_CPU"],
         keys=["use_cpu"],
         group="where",
+    )
+    gpu_ids: Annotated[str, Ids()] = setting(
+        "all",
+        help="Which of this machine's accelerators workers see, by their numbers: 0,2, or all.",
+        group="where",
+    )
+    num_cpu_threads_per_process: int | None = setting(
+        None,
+        minimum=1,
+        help="With how many threads each worker computes on the CPU; without it, its share of the cores.",
+        group="many",
+        advanced=True,
+    )
+    enable_cpu_affinity: bool = setting(
+        False,
+        help="Bind each worker to the CPU cores near its GPU.",
+        variables=["ACCELERATE_CPU_AFFINITY"],
+        group="where",
+        advanced=True,
     )
     timeout: float | None = setting(None, minimum=0, help="How many seconds the whole run may take.", group="failures")
     results: Literal["main", "all"] = setting(
@@ -141,7 +161,8 @@ class Launching:
 
     def environ(self) -> dict[str, str]:
         """What the `Accelerator` in a worker has to know of this."""
-        return {"ACCELERATE_USE_CPU": "true" if self.cpu else "false"}
+        asked = {"ACCELERATE_USE_CPU": self.cpu, "ACCELERATE_CPU_AFFINITY": self.enable_cpu_affinity}
+        return {name: str(yes).lower() for name, yes in asked.items()}
 
 
 def _host(endpoint: str) -> str:

@@ -18,6 +18,9 @@ KNOWN_TO_ACCELERATE = frozenset({
     "compute_environment",
     "debug",
     "distributed_type",
+    "dynamo_config",
+    "enable_cpu_affinity",
+    "gpu_ids",
     "machine_rank",
     "main_process_ip",
     "main_process_port",
@@ -27,6 +30,16 @@ KNOWN_TO_ACCELERATE = frozenset({
     "rdzv_backend",
     "use_cpu",
 })  # fmt: skip
+# Settings that stand together under one key of it.
+TOGETHER = {
+    "dynamo_config": (
+        "dynamo_backend",
+        "dynamo_mode",
+        "dynamo_use_fullgraph",
+        "dynamo_use_dynamic",
+        "dynamo_use_regional_compilation",
+    )
+}
 _WIDTH = 88
 # Flags that have a letter too.
 SHORT = {"-n": "num_processes"}
@@ -137,7 +150,7 @@ def keys(config: RunConfig, distributed_type: str) -> dict[str, Any]:
     for one in all_settings():
         if one.name in said or (one.name in always and found[one.name] is not None):
             content[key(one)] = _plain(found[one.name])
-    return content
+    return _together(content)
 
 
 def key(one: Setting) -> str:
@@ -162,6 +175,31 @@ def text(content: Mapping[str, Any]) -> str:
 
     written: str = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
     return written
+
+
+def _together(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content with those settings under their common keys that have one."""
+    common = {name: {each: content[each] for each in within if each in content} for name, within in TOGETHER.items()}
+    elsewhere = {each for within in TOGETHER.values() for each in within}
+    alone = {name: value for name, value in content.items() if name not in elsewhere}
+    return alone | {name: value for name, value in common.items() if value}
+
+
+def apart(content: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    The content with each setting under a key of its own, whether it stood under a common one or not.
+
+    >>> apart({"dynamo_config": {"dynamo_backend": "INDUCTOR", "mode": "default"}})
+    {'dynamo_backend': 'INDUCTOR', 'dynamo_mode': 'default'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        if name in TOGETHER and isinstance(value, Mapping):
+            prefix = name.removesuffix("config")
+            found |= {each if each.startswith(prefix) else prefix + each: one for each, one in value.items()}
+        else:
+            found[name] = value
+    return found
 
 
 def _flag(one: Setting, value: Any) -> list[str]:

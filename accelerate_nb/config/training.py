@@ -32,6 +32,60 @@ class Training:
         variables=["ACCELERATE_DEBUG_MODE"],
         group="training",
     )
+    dynamo_backend: (
+        Literal[
+            "no",
+            "eager",
+            "aot_eager",
+            "inductor",
+            "aot_ts_nvfuser",
+            "nvprims_nvfuser",
+            "cudagraphs",
+            "ofi",
+            "fx2trt",
+            "onnxrt",
+            "tensorrt",
+            "aot_torchxla_trace_once",
+            "torchxla_trace_once",
+            "tvm",
+            "hpu_backend",
+            "neuron",
+        ]
+        | None
+    ) = setting(
+        None,
+        help="What compiles prepared models, by torch.compile; 'inductor' is torch's own choice.",
+        variables=["ACCELERATE_DYNAMO_BACKEND"],
+        group="compiling",
+    )
+    dynamo_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = setting(
+        None,
+        help="What the compiler makes the most of.",
+        variables=["ACCELERATE_DYNAMO_MODE"],
+        group="compiling",
+        advanced=True,
+    )
+    dynamo_use_fullgraph: bool | None = setting(
+        None,
+        help="Refuse a model that can't be compiled as one graph.",
+        variables=["ACCELERATE_DYNAMO_USE_FULLGRAPH"],
+        group="compiling",
+        advanced=True,
+    )
+    dynamo_use_dynamic: bool | None = setting(
+        None,
+        help="Compile once for tensors of any shape.",
+        variables=["ACCELERATE_DYNAMO_USE_DYNAMIC"],
+        group="compiling",
+        advanced=True,
+    )
+    dynamo_use_regional_compilation: bool | None = setting(
+        None,
+        help="Compile the repeated blocks of a model one by one: the first step begins sooner.",
+        variables=["ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"],
+        group="compiling",
+        advanced=True,
+    )
     loader_progress: bool | None = setting(
         None,
         help="Show each epoch of a prepared loader as a bar of its rank, in the panel only.",
@@ -43,9 +97,16 @@ class Training:
         asked = {
             "ACCELERATE_MIXED_PRECISION": self.mixed_precision,
             "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": self.gradient_accumulation_steps,
-            "ACCELERATE_DEBUG_MODE": None if self.debug is None else str(self.debug).lower(),
-            "ACCELERATE_NB_LOADER_PROGRESS": None
-            if self.loader_progress is None
-            else str(self.loader_progress).lower(),
+            "ACCELERATE_DEBUG_MODE": self.debug,
+            "ACCELERATE_DYNAMO_BACKEND": self.dynamo_backend,
+            "ACCELERATE_DYNAMO_MODE": self.dynamo_mode,
+            "ACCELERATE_DYNAMO_USE_FULLGRAPH": self.dynamo_use_fullgraph,
+            "ACCELERATE_DYNAMO_USE_DYNAMIC": self.dynamo_use_dynamic,
+            "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": self.dynamo_use_regional_compilation,
+            "ACCELERATE_NB_LOADER_PROGRESS": self.loader_progress,
         }
-        return {name: str(value) for name, value in asked.items() if value is not None}
+        return {name: _said(value) for name, value in asked.items() if value is not None}
+
+
+def _said(value: str | int) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

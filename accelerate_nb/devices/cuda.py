@@ -18,6 +18,7 @@ class Cuda:
     name = "cuda"
     label = "GPU"
     build = "cuda"
+    variable = "CUDA_VISIBLE_DEVICES"
 
     def count(self, environment: Mapping[str, str]) -> int:
         physical = _managed()

@@ -13,6 +13,7 @@ class Mps:
     name = "mps"
     label = "Apple GPU"
     build = ""
+    variable = ""
 
     def count(self, environment: Mapping[str, str]) -> int:
         return int(sys.platform == "darwin" and platform.machine() == "arm64")

@@ -24,12 +24,13 @@ def probe(environment: Mapping[str, str] | None = None) -> Devices:
     Accelerators that the installed torch was not built for don't count.
 
     >>> probe()
-    Devices(kind='cuda', label='GPU', count=8, cores=96)
+    Devices(kind='cuda', label='GPU', count=8, cores=96, physical=8, variable='CUDA_VISIBLE_DEVICES')
     """
     variables = os.environ if environment is None else environment
     for kind in KINDS:
         if kind.build and not torch_is_built_for(kind.build):
             continue
         if (count := kind.count(variables)) > 0:
-            return Devices(kind.name, kind.label, count, cores())
+            physical = kind.count({}) if kind.variable in variables else count
+            return Devices(kind.name, kind.label, count, cores(), physical, kind.variable)
     return Devices("cpu", "CPU", 0, cores())

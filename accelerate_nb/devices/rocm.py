@@ -15,6 +15,7 @@ class Rocm:
     name = "cuda"
     label = "GPU"
     build = "hip"
+    variable = "CUDA_VISIBLE_DEVICES"
 
     def count(self, environment: Mapping[str, str]) -> int:
         found = gpus(_NODES)

@@ -15,6 +15,7 @@ class Xpu:
     name = "xpu"
     label = "XPU"
     build = "xpu"
+    variable = "ZE_AFFINITY_MASK"
 
     def count(self, environment: Mapping[str, str]) -> int:
         found = gpus(_NODES)

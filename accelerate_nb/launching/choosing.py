@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from accelerate_nb.config.launching import Launching
@@ -20,6 +21,8 @@ class Choice:
     size: int
     cpu: bool
     why: str
+    # the variables that show workers no other devices than those that were asked for
+    shows: Mapping[str, str] = field(default_factory=dict)
 
 
 def choose(wish: Launching, devices: Devices, can_fork: bool) -> Choice:
@@ -28,16 +31,38 @@ def choose(wish: Launching, devices: Devices, can_fork: bool) -> Choice:
 
     Raises `LaunchError` where they don't fit together.
     """
-    size = wish.num_processes or max(1, 0 if wish.cpu else devices.count)
-    on_cpu = wish.cpu or devices.count == 0
-    if not on_cpu and size > devices.count:
+    seen = _seen(wish, devices)
+    size = wish.num_processes or max(1, 0 if wish.cpu else seen.count)
+    on_cpu = wish.cpu or seen.count == 0
+    if not on_cpu and size > seen.count:
         raise LaunchError(
-            f"num_processes={size} was asked for, but this machine has {devices.count} {devices.label}"
-            f"{'s' if devices.count > 1 else ''}. Ask for at most {devices.count}, or pass cpu=True."
+            f"num_processes={size} was asked for, but {_found(wish, devices, seen)}. "
+            f"Ask for at most {seen.count}, or pass cpu=True."
         )
-    where = f"{size} on the CPU" if on_cpu else f"{size} of {devices.count} {devices.label}s"
+    where = f"{size} on the CPU" if on_cpu else f"{size} of {seen.count} {devices.label}s"
     start, why = _start(wish, size, can_fork)
-    return Choice(start, size, on_cpu, f"{where}; {why}")
+    shows = {} if on_cpu else devices.showing(wish.gpu_ids)
+    if start == "inline" and shows:
+        raise LaunchError(
+            f"gpu_ids={wish.gpu_ids!r} was asked for with engine='inline', but this process has its devices already. "
+            "Leave one of them out."
+        )
+    return Choice(start, size, on_cpu, f"{where}; {why}", shows)
+
+
+def _seen(wish: Launching, devices: Devices) -> Devices:
+    """The devices that workers see."""
+    if missing := () if wish.cpu or not devices.count else devices.missing(wish.gpu_ids):
+        raise LaunchError(
+            f"gpu_ids={wish.gpu_ids!r} was asked for, but this machine has no {devices.label} {' and no '.join(missing)}: "
+            f"they count from 0. Name others, or pass gpu_ids='all'."
+        )
+    return devices.only(wish.gpu_ids)
+
+
+def _found(wish: Launching, devices: Devices, seen: Devices) -> str:
+    number = f"{seen.count} {devices.label}{'s' if seen.count > 1 else ''}"
+    return f"this machine has {number}" if wish.gpu_ids == "all" else f"gpu_ids={wish.gpu_ids!r} shows {number}"
 
 
 def _start(wish: Launching, size: int, can_fork: bool) -> tuple[Start, str]:

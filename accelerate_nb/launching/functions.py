@@ -6,10 +6,12 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from accelerate_nb.config.environment import runs_folder
+from accelerate_nb.config.launching import Launching
 from accelerate_nb.config.run import RunConfig
 from accelerate_nb.devices.cpu import cores
 from accelerate_nb.devices.probe import probe
@@ -59,7 +61,7 @@ def prepare(
     plan = Plan(
         payload=payload,
         size=choice.size,
-        surroundings=surroundings_here(_environ(config, choice), _threads(choice)),
+        surroundings=surroundings_here(_environ(config, choice), _threads(wish, choice)),
         run=uuid.uuid4().hex[:12],
         port=wish.use_port or 0,
         max_restarts=wish.max_restarts,
@@ -87,7 +89,7 @@ def _payload(call: Call, choice: Choice, *, asked: bool) -> tuple[Payload, Choic
         if asked:
             raise
     why = "forked from here: among the arguments is something of multiprocessing's 'fork' context"
-    return inherit(call), Choice("fork", choice.size, choice.cpu, why)
+    return inherit(call), replace(choice, start="fork", why=why)
 
 
 def _placing(choice: Choice, payload: Payload) -> Placing:
@@ -142,7 +144,7 @@ def _run(
             scene.view,
             choice.size,
             "cpu" if choice.cpu else probe().kind,
-            os.environ,
+            {**os.environ, **choice.shows},
             [scene.record.folder, Path.cwd()],
         ),
     )
@@ -150,14 +152,18 @@ def _run(
 
 def _environ(config: RunConfig, choice: Choice) -> dict[str, str]:
     """What workers find in their environment beyond what is here; what the person set of the rest stays."""
-    defaults = {**on_loopback(), "OMP_NUM_THREADS": str(_threads(choice))}
+    threads = str(_threads(config.launching, choice))
+    defaults = {**on_loopback(), "OMP_NUM_THREADS": threads}
     said = {name: value for name, value in defaults.items() if name not in os.environ}
+    own = {} if config.launching.num_cpu_threads_per_process is None else {"OMP_NUM_THREADS": threads}
     # Accelerate's own Accelerator connects ranks on the CPU only where this says so
     on_cpu = {"ACCELERATE_USE_CPU": "true"} if choice.cpu else {}
-    return {**said, **config.environ(), **on_cpu}
+    return {**said, **own, **config.environ(), **choice.shows, **on_cpu}
 
 
-def _threads(choice: Choice) -> int:
+def _threads(wish: Launching, choice: Choice) -> int:
     """How many threads each worker computes with: what the person said, else its share of the cores."""
+    if wish.num_cpu_threads_per_process is not None:
+        return wish.num_cpu_threads_per_process
     said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return int(said) if said.isdecimal() and int(said) else max(1, cores() // choice.size)

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 from accelerate_nb.errors import ConfigurationError, LaunchError
+from accelerate_nb.runtime.affinity import set_numa_affinity
+from accelerate_nb.runtime.environment import is_yes
 
 # The variables that torchrun gives to each process it starts; whoever sets them has started a worker.
 CONTRACT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
@@ -100,6 +102,8 @@ class Meeting:
         device = choose_device(place, environment, cpu=self.cpu)
         if device.type == "cuda":
             torch.cuda.set_device(device)
+            if is_yes(environment, "ACCELERATE_CPU_AFFINITY"):
+                set_numa_affinity(device.index)
         if place.size > 1 and device.type == "cpu":
             _share_cores(place, environment)
         if place.size > 1 and not dist.is_initialized():

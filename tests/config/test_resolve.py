@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from accelerate.utils import DynamoBackend
 
 from accelerate_nb.config.fields import said, unsaid
 from accelerate_nb.config.run import RunConfig, all_settings, resolve
@@ -135,6 +136,25 @@ def test_what_one_machine_can_do_is_accepted(arguments):
 
 
 @pytest.mark.parametrize(
+    ("said_as", "meant"),
+    [("all", "all"), ("ALL", "all"), ("0", "0"), (1, "1"), (" 0, 2", "0,2"), ("GPU-8f,1", "GPU-8f,1")],
+)
+def test_accelerators_are_named_by_number_or_all(said_as, meant):
+    assert resolve({"gpu_ids": said_as}, {}).launching.gpu_ids == meant
+
+
+@pytest.mark.parametrize("value", ["", ",", "0,", "0,0", "-1", "first", "0,all", True, 1.5, [0]])
+def test_what_names_no_accelerators_is_told(value):
+    with pytest.raises(ConfigurationError, match="gpu_ids was given as"):
+        resolve({"gpu_ids": value}, {})
+
+
+def test_compilers_are_accelerates():
+    offered = {one.name: one for one in all_settings()}["dynamo_backend"].choices
+    assert {word.upper() for word in offered} == {one.value for one in DynamoBackend}
+
+
+@pytest.mark.parametrize(
     ("said_as", "port"), [(None, 0), (unsaid("29500"), 0), (0, 0), ("0", 0), ("29501", 29501), (80, 80)]
 )
 def test_a_port_is_any_free_one_unless_it_was_said(said_as, port):
@@ -186,6 +206,9 @@ EXAMPLES = {
     "engine": "local",
     "start_method": "spawn",
     "cpu": "yes",
+    "gpu_ids": "0,2",
+    "num_cpu_threads_per_process": "3",
+    "enable_cpu_affinity": "yes",
     "timeout": "2.5",
     "results": "all",
     "max_restarts": "1",
@@ -207,6 +230,11 @@ EXAMPLES = {
     "gradient_accumulation_steps": "2",
     "debug": "true",
     "loader_progress": "yes",
+    "dynamo_backend": "inductor",
+    "dynamo_mode": "max-autotune",
+    "dynamo_use_fullgraph": "yes",
+    "dynamo_use_dynamic": "no",
+    "dynamo_use_regional_compilation": "yes",
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
 
 from accelerate_nb.config import files, spelling
-from accelerate_nb.config.kinds import Number, OneOf, Table, Text, Whole, YesNo
+from accelerate_nb.config.kinds import Ids, Number, OneOf, Table, Text, Whole, YesNo
 from accelerate_nb.config.run import all_settings, differing, origins, resolve, values
 from accelerate_nb.errors import ConfigurationError
 
@@ -38,6 +38,8 @@ def other_than_default(one):
             return 7.5
         case Table():
             return {"timeout": 30, "name": "a b"}
+        case Ids():
+            return "0,2"
         case Text():
             return '-${rank} “it\'s”, "a\\b": '
     raise AssertionError(f"{one.name} is of a kind that this test does not know")
@@ -119,7 +121,7 @@ def test_what_accelerate_would_refuse_is_known_before(one, tmp_path):
 def test_the_keys_that_accelerate_knows_are_those_of_accelerate():
     theirs = set(ClusterConfig.__dataclass_fields__)
     of_settings = {key for one in all_settings() for key in one.keys} | {"compute_environment", "distributed_type"}
-    assert of_settings & theirs == spelling.KNOWN_TO_ACCELERATE
+    assert (of_settings | set(spelling.TOGETHER)) & theirs == spelling.KNOWN_TO_ACCELERATE
 
 
 def test_a_call_says_what_would_else_be_overruled_from_elsewhere():

@@ -57,6 +57,44 @@ def test_what_does_not_fit_says_what_was_asked_what_there_is_and_what_to_do(wish
         choose(Launching(**wish), devices, can_fork)
 
 
+HALF = Devices("cuda", "GPU", 2, 64, physical=4, variable="CUDA_VISIBLE_DEVICES")
+
+
+@pytest.mark.parametrize(
+    ("wish", "size", "shows"),
+    [
+        ({"gpu_ids": "0,2,3"}, 3, {"CUDA_VISIBLE_DEVICES": "0,2,3"}),
+        ({"gpu_ids": "3"}, 1, {"CUDA_VISIBLE_DEVICES": "3"}),
+        ({"gpu_ids": "0,1", "num_processes": 1}, 1, {"CUDA_VISIBLE_DEVICES": "0,1"}),
+        ({"gpu_ids": "GPU-8f,GPU-9a"}, 2, {"CUDA_VISIBLE_DEVICES": "GPU-8f,GPU-9a"}),
+        ({"gpu_ids": "all"}, 2, {}),
+        ({"gpu_ids": "9", "cpu": True, "num_processes": 2}, 2, {}),
+    ],
+)
+def test_only_the_accelerators_that_were_named_count_and_are_shown(wish, size, shows):
+    choice = choose(Launching(**wish), HALF, can_fork=True)
+    assert choice.size == size
+    assert choice.shows == shows
+
+
+def test_a_machine_without_accelerators_has_none_to_name():
+    choice = choose(Launching(gpu_ids="0,1"), LAPTOP, can_fork=True)
+    assert (choice.size, choice.cpu, choice.shows) == (1, True, {})
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ({"gpu_ids": "0,4"}, "gpu_ids='0,4' was asked for, but this machine has no GPU 4"),
+        ({"gpu_ids": "0,2", "num_processes": 3}, "num_processes=3 was asked for, but gpu_ids='0,2' shows 2 GPUs"),
+        ({"gpu_ids": "1", "engine": "inline"}, "this process has its devices already"),
+    ],
+)
+def test_accelerators_that_are_not_there_are_told(wish, words):
+    with pytest.raises(LaunchError, match=words):
+        choose(Launching(**wish), HALF, can_fork=True)
+
+
 def test_the_reason_is_told():
     assert choose(Launching(), SERVER, True).why == "4 of 4 GPUs; forked by a supervisor"
     assert choose(Launching(num_processes=2), LAPTOP, True).why == "2 on the CPU; forked by a supervisor"
