@@ -61,7 +61,7 @@ def prepare(
     plan = Plan(
         payload=payload,
         size=choice.size,
-        surroundings=surroundings_here(_environ(config, choice), _threads(wish, choice)),
+        surroundings=surroundings_here(environment(config, choice), _threads(wish, choice)),
         run=uuid.uuid4().hex[:12],
         port=wish.use_port or 0,
         max_restarts=wish.max_restarts,
@@ -150,7 +150,7 @@ def _run(
     )
 
 
-def _environ(config: RunConfig, choice: Choice) -> dict[str, str]:
+def environment(config: RunConfig, choice: Choice) -> dict[str, str]:
     """What workers find in their environment beyond what is here; what the person set of the rest stays."""
     threads = str(_threads(config.launching, choice))
     defaults = {**on_loopback(), "OMP_NUM_THREADS": threads}
