@@ -28,6 +28,7 @@ from accelerate_nb.runtime.available import (
     is_xpu_available as is_xpu_available,
 )
 from accelerate_nb.runtime.basic_config import write_basic_config as write_basic_config
+from accelerate_nb.runtime.checkpoints.merging import merge_fsdp_weights as merge_fsdp_weights
 from accelerate_nb.runtime.checkpoints.names import (
     MODEL_NAME as MODEL_NAME,
     OPTIMIZER_NAME as OPTIMIZER_NAME,
@@ -144,7 +145,6 @@ from accelerate_nb.runtime.later.fsdp import (
     get_fsdp2_grad_scaler as get_fsdp2_grad_scaler,
     load_fsdp_model as load_fsdp_model,
     load_fsdp_optimizer as load_fsdp_optimizer,
-    merge_fsdp_weights as merge_fsdp_weights,
     save_fsdp_model as save_fsdp_model,
     save_fsdp_optimizer as save_fsdp_optimizer,
 )

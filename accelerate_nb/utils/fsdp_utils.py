@@ -1,5 +1,6 @@
 """The door `accelerate.utils.fsdp_utils`: FSDP's functions under Hugging Face's module name."""
 
+from accelerate_nb.runtime.checkpoints.merging import merge_fsdp_weights as merge_fsdp_weights
 from accelerate_nb.runtime.checkpoints.names import (
     OPTIMIZER_NAME as OPTIMIZER_NAME,
     SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME,
@@ -20,7 +21,6 @@ from accelerate_nb.runtime.later.fsdp import (
     get_parameters_from_modules as get_parameters_from_modules,
     load_fsdp_model as load_fsdp_model,
     load_fsdp_optimizer as load_fsdp_optimizer,
-    merge_fsdp_weights as merge_fsdp_weights,
     save_fsdp_model as save_fsdp_model,
     save_fsdp_optimizer as save_fsdp_optimizer,
 )

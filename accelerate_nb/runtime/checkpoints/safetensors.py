@@ -22,6 +22,8 @@ _NAMES = {
     torch.int8: "I8",
     torch.uint8: "U8",
     torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
 }
 
 
@@ -31,6 +33,14 @@ def write_safetensors(tensors: Mapping[str, Tensor], file: Any) -> None:
         whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
         file.write(to_bytes(whole, metadata={"format": "pt"}))
         return
+    begin, order = layout(tensors)
+    file.write(begin)
+    for name in order:
+        write_numbers(tensors[name], file)
+
+
+def layout(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
+    """What a file of these tensors, which may be on the meta device, begins with, and the order in which they follow."""
     # wide numbers come first, so that each tensor begins at a multiple of its numbers' width
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -41,8 +51,16 @@ def write_safetensors(tensors: Mapping[str, Tensor], file: Any) -> None:
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for name in order:
-        if tensors[name].numel():
-            flat = tensors[name].detach().cpu().contiguous().reshape(-1)
-            file.write(flat.view(torch.uint8).numpy().data)
+    return len(text).to_bytes(8, "little") + text, order
+
+
+def write_numbers(tensor: Tensor, file: Any) -> None:
+    """Write a tensor's numbers to an open file."""
+    if tensor.numel():
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        file.write(flat.view(torch.uint8).numpy().data)
+
+
+def can_hold(dtype: torch.dtype) -> bool:
+    """Whether the format has a word for such numbers."""
+    return dtype in _NAMES

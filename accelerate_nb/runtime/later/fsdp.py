@@ -130,16 +130,6 @@ def load_fsdp_optimizer(
 
 
 @_later
-def merge_fsdp_weights(
-    checkpoint_dir: str | os.PathLike[str],
-    output_path: str | os.PathLike[str],
-    safe_serialization: bool = True,
-    remove_checkpoint_dir: bool = False,
-) -> Any:
-    """Make one file of a checkpoint's shards."""
-
-
-@_later
 def ensure_weights_retied(param_init_fn: Callable[[Module], None], model: Module, device: Any) -> Any:
     """Let weights that a model shares be shared still after they were initialised."""
 

@@ -1,0 +1,72 @@
+"""`accelerate-nb merge-weights`: one file of the weights of a sharded checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+
+_EXAMPLES = """examples:
+  accelerate-nb merge-weights checkpoint merged        write merged/model.safetensors
+  accelerate-nb merge-weights checkpoint/pytorch_model_fsdp_0 merged --remove
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Say which arguments the command takes: Accelerate's own, and what they are called here."""
+    parser.description = (
+        "Make one file of the shards that FSDP (SHARDED_STATE_DICT) or torch.distributed.checkpoint wrote. The file is "
+        "written whole or not at all. A safetensors file is written piece by piece: the weights need not fit in memory."
+    )
+    parser.epilog = _EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="The folder of shards, or the checkpoint in which there is one for the model.",
+    )
+    parser.add_argument("output", metavar="OUTPUT", help="The folder in which the file is written.")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument(
+        "--safe",
+        "--safe-serialization",
+        "--safe_serialization",
+        dest="safe",
+        action="store_true",
+        default=True,
+        help="Write model.safetensors (the default).",
+    )
+    kinds.add_argument(
+        "--unsafe",
+        "--unsafe-serialization",
+        "--unsafe_serialization",
+        dest="safe",
+        action="store_false",
+        help="Write pytorch_model.bin, torch's own format, with all that was saved.",
+    )
+    parser.add_argument(
+        "--remove",
+        "--remove-checkpoint-dir",
+        "--remove_checkpoint_dir",
+        dest="remove",
+        action="store_true",
+        help="Delete the shards, after the file was compared with them.",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="Replace a file that is there already.")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Merge, and say what was written."""
+    merging = import_module("accelerate_nb.runtime.checkpoints.merging")
+    merged = merging.merge(
+        arguments.checkpoint,
+        arguments.output,
+        safe=arguments.safe,
+        replaces=arguments.overwrite,
+        removes=arguments.remove,
+    )
+    print(f"{merged.path}: {merged.tensors} tensors, {merged.bytes / 1e9:.3g} GB, from {merged.shards}")
+    if merged.left_out:
+        print(f"Not among the weights, and left out: {', '.join(merged.left_out)}")
+    if merged.removed:
+        print(f"Removed: the shards in {merged.shards}")
+    return 0

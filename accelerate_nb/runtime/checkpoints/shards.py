@@ -1,0 +1,224 @@
+"""Weights in shards, as torch.distributed.checkpoint writes them: found, listed and read without running code of theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import io
+import os
+import pickle
+import warnings
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accelerate_nb.errors import CheckpointError, ConfigurationError
+from accelerate_nb.runtime.checkpoints import names
+
+LIST = ".metadata"
+MODEL_FOLDER = f"{names.MODEL_NAME}_fsdp"
+
+# Where in the saved object a value stood: `("model", "layer.weight")`.
+Position = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Shards:
+    """What a folder of shards holds, by the keys of its list."""
+
+    folder: Path
+    metadata: Any
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor, whole, without memory for its numbers."""
+        from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+        return {
+            key: torch.empty(each.size, dtype=each.properties.dtype, device="meta")
+            for key, each in self.metadata.state_dict_metadata.items()
+            if isinstance(each, TensorStorageMetadata)
+        }
+
+    @cached_property
+    def positions(self) -> dict[str, Position]:
+        """Where each value stood in what was saved."""
+        kept: Mapping[str, Position] = self.metadata.planner_data or {}
+        return {key: tuple(kept.get(key, (key,))) for key in self.metadata.state_dict_metadata}
+
+    @cached_property
+    def files(self) -> dict[Path, int]:
+        """The files that hold the shards, with how many bytes each has at least."""
+        found: dict[Path, int] = {}
+        for part in self.metadata.storage_data.values():
+            path = self.folder / part.relative_path
+            found[path] = max(found.get(path, 0), part.offset + part.length)
+        return found
+
+    def load(self, keys: Iterable[str]) -> dict[str, Any]:
+        """The values of these keys, each put together from its shards in the CPU's memory."""
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.api import CheckpointException
+
+        wanted: dict[str, Any] = {
+            key: torch.empty(tensor.shape, dtype=tensor.dtype)
+            if (tensor := self.tensors.get(key)) is not None
+            else None
+            for key in keys
+        }
+        try:
+            with warnings.catch_warnings():
+                # it says that there is one process, which is meant
+                warnings.simplefilter("ignore", UserWarning)
+                dcp.load(wanted, storage_reader=_reader(self), planner=_planner(), no_dist=True)
+        except CheckpointException as error:
+            first = next(iter(error.failures.values()))[0]
+            if not isinstance(first, Exception):
+                raise first from None  # an interrupt, which torch wraps too
+            raise CheckpointError(
+                f"{self.folder} holds damaged shards, or objects that could run code: {_first_line(first)}. "
+                "Take another checkpoint."
+            ) from None
+        return wanted
+
+
+def find(checkpoint: str | os.PathLike[str]) -> Path:
+    """
+    The folder of shards that a path means: the path itself, or the one folder of a model's shards inside a checkpoint.
+
+    `ConfigurationError` says what is there instead.
+    """
+    folder = Path(checkpoint).expanduser()
+    if not folder.is_dir():
+        found = "a file" if folder.exists() else "not there"
+        raise ConfigurationError(
+            f"{folder} should be a folder with the shards of a checkpoint, but is {found}. Correct the path."
+        )
+    if (folder / LIST).is_file():
+        return folder
+    inside = sorted(each for each in folder.glob(f"{MODEL_FOLDER}_*") if (each / LIST).is_file())
+    if len(inside) == 1:
+        return inside[0]
+    if inside:
+        raise ConfigurationError(
+            f"{folder} holds the shards of several models: {', '.join(each.name for each in inside)}. "
+            "Pass the path of one of them."
+        )
+    raise ConfigurationError(f"{folder} should hold {LIST}, the list of a checkpoint's shards. {_instead(folder)}")
+
+
+def list_shards(checkpoint: str | os.PathLike[str]) -> Shards:
+    """What a checkpoint holds, once every file that it names is seen to be there; no weights are read."""
+    folder = find(checkpoint)
+    shards = Shards(folder, _read_list(folder / LIST))
+    absent = [path.name for path in shards.files if not path.is_file()]
+    if absent:
+        raise CheckpointError(
+            f"{folder / LIST} names shards that are not beside it: {', '.join(sorted(absent))}. "
+            "Copy them from the machines that wrote them, or take another checkpoint."
+        )
+    cut = [path.name for path, size in shards.files.items() if path.stat().st_size < size]
+    if cut:
+        raise CheckpointError(
+            f"{folder} holds shards that end too early: {', '.join(sorted(cut))}. Copy them again, or take another checkpoint."
+        )
+    return shards
+
+
+def _instead(folder: Path) -> str:
+    """What a folder holds that is no list of shards, and what to do."""
+    held = sorted(each.name for each in folder.iterdir())
+    if any(name.endswith(".distcp") for name in held):
+        return "Shards are there without it: the save has not come to its end. Take another checkpoint."
+    optimizers = [name for name in held if (folder / name / LIST).is_file()]
+    if optimizers:
+        return f"Its folders {', '.join(optimizers)} do: pass the path of one of them."
+    if any(name.startswith(f"{MODEL_FOLDER}_rank") for name in held):
+        return "It holds LOCAL_STATE_DICT shards, which only as many processes as wrote them can load."
+    whole = [name for name in held if name.endswith((".safetensors", ".bin", ".pt"))]
+    if whole:
+        return (
+            f"It holds {', '.join(whole[:5])}: files of weights that are no shards of this kind, and need no merging."
+        )
+    return f"It holds {', '.join(held[:10]) or 'nothing'}. Pass a folder that a sharded save has written."
+
+
+def _read_list(path: Path) -> Any:
+    from torch.distributed.checkpoint.metadata import Metadata
+
+    try:
+        with path.open("rb") as file:
+            metadata = _PlainUnpickler(file).load()
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, ValueError, TypeError, IndexError) as error:
+        raise CheckpointError(
+            f"{path} should be the list of a checkpoint's shards, but is damaged or holds what is no such list: "
+            f"{_first_line(error)}. Take another checkpoint."
+        ) from None
+    if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, Mapping):
+        raise CheckpointError(f"{path} should be the list of a checkpoint's shards, but holds something else.")
+    return metadata
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads a list of shards; the list is a pickle, and nothing in it may call what is no plain data."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if not _is_plain(found, module, name):
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not data")
+        return found
+
+
+def _is_plain(found: Any, module: str, name: str) -> bool:
+    if isinstance(found, (torch.dtype, torch.layout)) or found in (
+        torch.Size,
+        OrderedDict,
+        defaultdict,
+        set,
+        list,
+        dict,
+    ):
+        return True
+    if (module, name) == ("torch.serialization", "_get_layout"):
+        return True
+    if module.startswith("pathlib"):
+        return isinstance(found, type) and issubclass(found, os.PathLike)
+    own = isinstance(found, type) and (found.__module__, found.__qualname__) == (module, name)
+    is_data = dataclasses.is_dataclass(found) or (isinstance(found, type) and issubclass(found, enum.Enum))
+    return own and is_data and module.startswith(("torch.distributed.checkpoint.", "torch.distributed._shard."))
+
+
+def _reader(shards: Shards) -> Any:
+    from torch.distributed.checkpoint import FileSystemReader
+
+    class Reader(FileSystemReader):
+        """Reads the shards of a list that is known already."""
+
+        def read_metadata(self, *_: Any, **__: Any) -> Any:
+            return shards.metadata
+
+    return Reader(shards.folder)
+
+
+def _planner() -> Any:
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+    class Planner(DefaultLoadPlanner):
+        """Reads what is no tensor without running code that it holds."""
+
+        def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+            plain = torch.load(value, weights_only=True)
+            self.original_state_dict[read_item.dest_index.fqn] = plain
+
+    return Planner(flatten_state_dict=False)
+
+
+def _first_line(error: BaseException) -> str:
+    lines: Sequence[str] = str(error).splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".")
