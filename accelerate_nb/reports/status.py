@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from accelerate_nb.events.bars import draws_a_bar
 from accelerate_nb.events.model import Quiet
-from accelerate_nb.events.view import Glance, RunView
+from accelerate_nb.events.view import Glance, RankView, RunView
 from accelerate_nb.reports.amounts import ranks_text, time_text
 from accelerate_nb.reports.colours import plain
 from accelerate_nb.reports.curves import curves_of, names_of
@@ -129,13 +129,23 @@ class Happenings:
 
 def summary(run: Told) -> list[str]:
     """How a run that has ended went, if it logged metrics: its state and time, and the course of each metric."""
-    view = run.view
-    ranks = [view.rank(rank) for rank in view.ranks]
-    names = names_of(ranks)
-    if view.ended is None or not names:
-        return []
+    ranks = [run.view.rank(rank) for rank in run.view.ranks]
+    lines = metric_lines(ranks)
+    return [head_of(run, ranks), *lines] if run.view.ended is not None and lines else []
+
+
+def head_of(run: Told, ranks: Sequence[RankView]) -> str:
+    """What became of a run that has ended, and when; of each rank, where they differ."""
     states = {one.state: ranks_text([other.rank for other in ranks if other.state == one.state]) for one in ranks}
     apart = f" ({', '.join(f'{state}: {which}' for state, which in states.items())})" if len(states) > 1 else ""
-    head = f"{narrowed(plain(run.name), 100)} {view.state} after {time_text(view.ended - run.started)}{apart}"
+    lasted = time_text((run.view.ended or run.started) - run.started)
+    return f"{narrowed(plain(run.name), 100)} {run.view.state} after {lasted}{apart}"
+
+
+def metric_lines(ranks: Sequence[RankView]) -> list[str]:
+    """A line for the course of each metric."""
+    names = names_of(ranks)
+    if not names:
+        return []
     more = [f"… and {len(names) - _MOST_CURVES} more metrics"] if len(names) > _MOST_CURVES else []
-    return [head, *(f"  {line}" for line in aligned([*map(curve_text, curves_of(ranks, names[:_MOST_CURVES]))])), *more]
+    return [*(f"  {line}" for line in aligned([*map(curve_text, curves_of(ranks, names[:_MOST_CURVES]))])), *more]

@@ -52,7 +52,7 @@ def _upper(digest: Digest) -> Iterator[str]:
     if digest.quiet:
         yield fitted(digest.quiet, _ENDING)
     if digest.cause is not None:
-        yield "\n".join(_cause(digest.cause))
+        yield "\n".join(cause_lines(digest.cause))
     yield "\n".join(first_fitting(_table(digest), _TABLE))
     if digest.host:
         yield "  ".join(f"{name} {amount}" for name, amount in digest.host)
@@ -77,7 +77,8 @@ def _cells(row: Row) -> Iterator[str]:
     yield ", ".join(row.devices[:4])
 
 
-def _cause(cause: Cause) -> Iterator[str]:
+def cause_lines(cause: Cause) -> Iterator[str]:
+    """Why a run failed: the first cause with its calls, what to do about it, what the other ranks did."""
     yield f"{SIGNS['failed']} {fitted(cause.headline, _ENDING)}"
     yield fitted(cause.text, _CALLS)
     if cause.advice:

@@ -1,0 +1,108 @@
+"""Where a command's text goes: two streams, and a few lines below them that a terminal draws over."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
+from typing import NamedTuple, TextIO
+from unicodedata import east_asian_width
+
+from accelerate_nb.events.model import Stream
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# Terminals that can't move a cursor call themselves so.
+_DUMB = frozenset({"", "dumb", "unknown"})
+
+
+class Line(NamedTuple):
+    """A line to write, without its newline."""
+
+    stream: Stream
+    text: str
+
+
+class Streams:
+    """
+    Standard output and standard error, each a terminal or not.
+
+    What is `drawn` stands below all lines, on standard error where that is a terminal, so that standard output can go
+    elsewhere. A reader that has gone raises `BrokenPipeError`.
+    """
+
+    def __init__(self, out: TextIO, err: TextIO, environment: Mapping[str, str]) -> None:
+        self._streams: dict[Stream, TextIO] = {"stdout": out, "stderr": err}
+        can_move = environment.get("TERM", "") not in _DUMB
+        self._board = next((one for one in (err, out) if can_move and one.isatty()), None)
+        self.has_colours = self._board is not None and not environment.get("NO_COLOR")
+        self._drawn: list[str] = []
+        for one in (out, err):
+            reconfigure = getattr(one, "reconfigure", None)
+            if reconfigure is not None:
+                # what this encoding has no letters for is said in ASCII
+                reconfigure(errors="backslashreplace")
+
+    @property
+    def draws(self) -> bool:
+        """Whether lines can be drawn, and drawn over."""
+        return self._board is not None
+
+    def is_terminal(self, stream: Stream) -> bool:
+        """Whether a person reads this stream as it is written, colours and all."""
+        return self._board is not None and self._streams[stream].isatty()
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The columns and the lines of the terminal that is drawn on."""
+        with suppress(OSError, ValueError):
+            if self._board is not None:
+                columns, lines = os.get_terminal_size(self._board.fileno())
+                return columns or 80, lines or 24
+        return 80, 24
+
+    def write(self, lines: Sequence[Line], drawn: Sequence[str] | None = None) -> None:
+        """Write whole lines in this order, and what is drawn below them; without `drawn`, what was there stays."""
+        wanted = self._drawn if drawn is None else list(drawn)
+        if not lines and wanted == self._drawn:
+            return
+        self._erase()
+        for stream, group in groupby(lines, key=lambda line: line.stream):
+            self._put(self._streams[stream], "".join(f"{line.text}\n" for line in group))
+        self._draw(wanted)
+
+    def _erase(self) -> None:
+        if self._board is not None and self._drawn:
+            columns, _ = self.size
+            # a terminal that has become narrower shows a line in several rows
+            rows = sum(max(1, -(-_columns(text) // columns)) for text in self._drawn)
+            self._put(self._board, f"\x1b[{rows}A\r\x1b[J")
+
+    def _draw(self, texts: list[str]) -> None:
+        if self._board is not None and texts:
+            self._put(self._board, "".join(f"{text}\n" for text in texts))
+        self._drawn = texts
+
+    def _put(self, stream: TextIO, text: str) -> None:
+        stream.write(text)
+        # one after the other: the two streams take different ways to the reader
+        stream.flush()
+
+    def abandon(self) -> None:
+        """Nobody reads any more: what is still written, by the end of this process too, goes nowhere."""
+        self._drawn = []
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            for stream in self._streams.values():
+                if not stream.isatty():
+                    with suppress(OSError, ValueError):
+                        os.dup2(nowhere, stream.fileno())
+        finally:
+            os.close(nowhere)
+
+
+def _columns(text: str) -> int:
+    """How many columns a text takes; colours take none, letters of East Asia two."""
+    shown = _COLOUR.sub("", text)
+    return len(shown) if shown.isascii() else sum(2 if east_asian_width(letter) in "WF" else 1 for letter in shown)
