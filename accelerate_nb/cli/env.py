@@ -1,0 +1,359 @@
+"""`accelerate-nb env`: what a bug report needs to know of this machine, this Python and these settings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from accelerate_nb import __version__
+from accelerate_nb.config.environment import runs_folder
+from accelerate_nb.config.files import find, read
+from accelerate_nb.config.run import all_settings, differing, origins, resolve
+from accelerate_nb.errors import AccelerateNbError
+
+# A heading's lines: what is known under each name. Values are plain, for JSON.
+Facts: TypeAlias = dict[str, Any]
+
+_NOTEBOOKS = ("ipython", "ipykernel", "ipywidgets", "anywidget", "jupyterlab", "notebook", "jupyter_client", "nbformat")
+_LIBRARIES = (
+    "accelerate",
+    "transformers",
+    "datasets",
+    "safetensors",
+    "numpy",
+    "torchvision",
+    "torchdata",
+    "torchao",
+    "deepspeed",
+    "bitsandbytes",
+    "megatron-core",
+    "transformer-engine",
+    "torch_xla",
+    "ray",
+    "lightning",
+    "cloudpickle",
+)
+# A notebook service is known by a variable that it sets.
+_SERVICES = {
+    "COLAB_RELEASE_TAG": "Google Colab",
+    "KAGGLE_KERNEL_RUN_TYPE": "Kaggle",
+    "BINDER_SERVICE_HOST": "Binder",
+    "BINDER_REPO_URL": "Binder",
+    "SM_CURRENT_HOST": "Amazon SageMaker",
+    "SAGEMAKER_APP_TYPE_LOWERCASE": "Amazon SageMaker Studio",
+    "DATABRICKS_RUNTIME_VERSION": "Databricks",
+    "PAPERSPACE_NOTEBOOK_REPO_ID": "Paperspace",
+    "LIGHTNING_CLOUD_PROJECT_ID": "Lightning",
+    "DEEPNOTE_PROJECT_ID": "Deepnote",
+    "CODESPACES": "GitHub Codespaces",
+    "JUPYTERHUB_USER": "JupyterHub",
+    "SLURM_JOB_ID": "a job of Slurm",
+    "KUBERNETES_SERVICE_HOST": "a pod of Kubernetes",
+}
+_VARIABLES = re.compile(
+    r"(ACCELERATE|FSDP|NCCL|GLOO|TORCH|PYTORCH|CUDA|HIP|ROCR|NVIDIA|XLA|PJRT|TPU|OMP|MKL|KMP|HF|SLURM|JUPYTER|JPY)(_.*)?"
+    r"|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TMPDIR|XDG_CACHE_HOME|PYTHONPATH|PYTHONSTARTUP|LD_PRELOAD"
+    r"|VIRTUAL_ENV|CONDA_DEFAULT_ENV|LD_LIBRARY_PATH"
+)
+_SECRET = re.compile(
+    r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|COOKIE|(?:^|_)PASS(?:$|_)|(?:^|_)(PAT|AUTH)(?:$|_)", re.IGNORECASE
+)
+_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_MASK = "********"
+_EXAMPLES = """examples:
+  accelerate-nb env              text to paste into a report
+  accelerate-nb env --json       the same for a program
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Say which arguments the command takes."""
+    parser.description = (
+        "Tell what a bug report needs: versions, devices, memory, variables, settings. Values of variables whose names "
+        "speak of tokens, keys or passwords are masked. No driver is woken."
+    )
+    parser.epilog = _EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--config-file",
+        "--config_file",
+        metavar="FILE",
+        help="The configuration file to tell of, in place of the default one.",
+    )
+    parser.add_argument("--torch", action="store_true", help="Import torch, too, and tell how it was built.")
+    parser.add_argument("--json", action="store_true", help="Write JSON.")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Gather, and write."""
+    facts = gather(os.environ, arguments.config_file, with_torch=arguments.torch)
+    if arguments.json:
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
+        return 0
+    for line in _lines(facts):
+        _write(line)
+    return 0
+
+
+def gather(environment: Mapping[str, str], config_file: str | None = None, *, with_torch: bool = False) -> Facts:
+    """Everything, under the headings in their order; the keys are stable."""
+    settings = _configuration(environment, config_file)
+    facts = {
+        "accelerate_nb": _own(),
+        "python": _python(),
+        "torch": _torch(),
+        "devices": _devices(environment),
+        "machine": _machine(environment),
+        "notebook": _notebook(environment),
+        "libraries": _versions(_LIBRARIES),
+        "environment": variables(environment),
+        "configuration": settings,
+        "runs": _runs(environment, settings["settings"].get("folder", {}).get("value")),
+    }
+    if with_torch:
+        facts["torch_build"] = _torch_build()
+    return facts
+
+
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that matter for training, by name; what may be a secret is masked."""
+    return {
+        name: masked(name, environment[name]) for name in sorted(environment) if _VARIABLES.fullmatch(name) is not None
+    }
+
+
+def masked(name: str, value: str) -> str:
+    """
+    A value that can be shown to strangers.
+
+    >>> masked("HF_TOKEN", "hf_abc"), masked("HTTPS_PROXY", "http://me:mine@proxy:80")
+    ('********', 'http://********@proxy:80')
+    """
+    return _MASK if value and _SECRET.search(name) else _IN_ADDRESS.sub(_MASK, value)
+
+
+def _own() -> Facts:
+    return {"version": __version__, "folder": str(Path(__file__).resolve().parents[1])}
+
+
+def _python() -> Facts:
+    return {
+        "version": platform.python_version(),
+        "implementation": platform.python_implementation(),
+        "executable": sys.executable,
+        "platform": platform.platform(),
+        "libc": " ".join(platform.libc_ver()).strip() or None,
+    }
+
+
+def _torch() -> Facts:
+    """What torch was built for, read without importing it."""
+    from accelerate_nb.devices.build import torch_is_built_for
+
+    built = [name for name in ("cuda", "hip", "xpu") if torch_is_built_for(name)]
+    return {"version": _version("torch"), "built_for": built or ["cpu"], "triton": _version("triton")}
+
+
+def _devices(environment: Mapping[str, str]) -> Facts:
+    from accelerate_nb.devices.driver import driver
+    from accelerate_nb.devices.probe import probe
+
+    found, nvidia = probe(environment), driver()
+    facts: Facts = {"kind": found.kind, "count": found.count}
+    if nvidia is not None:
+        gpus = [{"name": gpu.name, "memory_gib": _gib(gpu.memory)} for gpu in nvidia.gpus]
+        facts["nvidia"] = {"driver": nvidia.version, "cuda": nvidia.cuda, "gpus": gpus}
+    return facts
+
+
+def _machine(environment: Mapping[str, str]) -> Facts:
+    from accelerate_nb.devices.cpu import cores
+    from accelerate_nb.devices.sampling import HostGauge
+
+    now = HostGauge([Path.cwd()]).sample()
+    shared = now.shared_memory
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "usable_cores": cores(),
+        "memory_gib": _gib(now.memory[1]),
+        "free_memory_gib": _gib(now.memory[1] - now.memory[0]),
+        "shared_memory_gib": None if shared is None else _gib(shared[1]),
+        "free_shared_memory_gib": None if shared is None else _gib(shared[1] - shared[0]),
+        "limits": _limits(),
+        "service": next((name for key, name in _SERVICES.items() if environment.get(key)), None),
+        "container": _container(),
+    }
+
+
+def _processor() -> str:
+    """The processor's name; Linux says it in a file of its own."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Hardware")))
+    return next(named, platform.processor() or platform.machine())
+
+
+def _limits() -> Facts:
+    """How many files, processes and locked bytes a process of this person may have; `None` is no limit."""
+    if find_spec("resource") is None:
+        return {}
+    import resource
+
+    found = {}
+    for name, limit in (("open_files", "NOFILE"), ("processes", "NPROC"), ("locked_memory", "MEMLOCK")):
+        if (which := getattr(resource, f"RLIMIT_{limit}", None)) is not None:
+            soft = resource.getrlimit(which)[0]
+            found[name] = None if soft == resource.RLIM_INFINITY else soft
+    return found
+
+
+def _container() -> str | None:
+    signs = {"/.dockerenv": "Docker", "/run/.containerenv": "Podman", "/.singularity.d": "Apptainer"}
+    return next((name for path, name in signs.items() if Path(path).exists()), None)
+
+
+def _notebook(environment: Mapping[str, str]) -> Facts:
+    return {"inside_a_kernel": "JPY_PARENT_PID" in environment, **_versions(_NOTEBOOKS)}
+
+
+def _versions(packages: Iterable[str]) -> Facts:
+    """The installed ones of some packages, with their versions."""
+    return {name: found for name in packages if (found := _version(name)) is not None}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _configuration(environment: Mapping[str, str], said: str | None) -> Facts:
+    """The file, and what it and the variables make different from the defaults; what is wrong stands under `error`."""
+    facts: Facts = {"file": None, "content": None, "settings": {}, "error": None}
+    try:
+        path = find(environment, said)
+        if path is not None:
+            facts["file"] = str(path)
+            facts["content"] = _shown(path)
+        content = {} if path is None else read(path)
+        whence = origins({}, environment, content)
+        facts["settings"] = {
+            name: {"value": _plain(value), "from": whence[name].place}
+            for name, value in differing(resolve({}, environment, content)).items()
+        }
+    except AccelerateNbError as error:
+        facts["error"] = str(error)
+    return facts
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _shown(path: Path) -> str | None:
+    """A file's text without its secrets; `None` where it can't be read as text."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return "\n".join(_without_secret(line) for line in lines)
+
+
+def _without_secret(line: str) -> str:
+    name, colon, value = line.partition(":")
+    known = {key for one in all_settings() for key in one.keys}
+    if not colon or name.strip(" -\"'") in known:
+        return line
+    hidden = masked(name, value.strip())
+    return line if hidden == value.strip() else f"{name}: {hidden}"
+
+
+def _runs(environment: Mapping[str, str], said: str | None) -> Facts:
+    folder = Path(said).expanduser() if said else runs_folder(environment)
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    return {
+        "folder": str(folder),
+        "exists": folder.is_dir(),
+        "writable": os.access(there, os.W_OK),
+        "free_gib": _gib(shutil.disk_usage(there).free),
+    }
+
+
+def _torch_build() -> Facts:
+    torch: Any = import_module("torch")
+    return {
+        "threads": torch.get_num_threads(),
+        "backends": [
+            name
+            for name in ("gloo", "nccl", "mpi", "ucc", "xccl")
+            if torch.distributed.is_available() and getattr(torch.distributed, f"is_{name}_available", bool)()
+        ],
+        "config": torch.__config__.show().strip(),
+        "parallel": torch.__config__.parallel_info().strip(),
+    }
+
+
+def _gib(size: int) -> float:
+    return round(size / (1 << 30), 2)
+
+
+# ----------------------------------------------------------------------------------------------------------- as text
+
+
+def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """The facts as Markdown, which issues are written in."""
+    for heading, inner in facts.items():
+        yield f"### {heading.replace('_', ' ') if heading != 'accelerate_nb' else heading}"
+        yield from list(_items(inner)) or ["- nothing that differs from the defaults"]
+        yield ""
+
+
+def _items(facts: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    for name, value in facts.items():
+        if value is None or value in ({}, []):
+            continue
+        if isinstance(value, Mapping):
+            yield f"{indent}- {name}:"
+            yield from _items(value, indent + "  ")
+        elif isinstance(value, list):
+            yield f"{indent}- {name}: {', '.join(map(_item, value))}"
+        elif isinstance(value, str) and "\n" in value:
+            yield f"{indent}- {name}:"
+            yield from (f"{indent}      {line}".rstrip() for line in value.splitlines())
+        else:
+            yield f"{indent}- {name}: {_word(value)}"
+
+
+def _item(value: Any) -> str:
+    return ", ".join(_word(each) for each in value.values()) if isinstance(value, Mapping) else _word(value)
+
+
+def _word(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def _write(line: str) -> None:
+    """Print a line; in a terminal its heading or name stands out."""
+    if not sys.stdout.isatty():
+        print(line)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    style = "bold" if line.startswith("###") else ""
+    Console(soft_wrap=True, highlight=False).print(Text(line, style=style))

@@ -1,0 +1,194 @@
+"""`accelerate-nb env` tells what a bug report needs, and no secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import pty
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+import torch
+
+from accelerate_nb.cli.env import gather, masked, variables
+from accelerate_nb.cli.main import main
+
+KEYS = {
+    "accelerate_nb",
+    "python",
+    "torch",
+    "devices",
+    "machine",
+    "notebook",
+    "libraries",
+    "environment",
+    "configuration",
+    "runs",
+}
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("HF_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def told(capsys, *words) -> dict:
+    assert main(["env", "--json", *words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_what_is_told_is_true(capsys, tmp_path):
+    facts = told(capsys)
+    assert facts.keys() == KEYS
+    assert facts["python"]["version"] == platform.python_version()
+    assert facts["torch"]["version"] == torch.__version__
+    assert facts["torch"]["built_for"] == (["cuda"] if torch.version.cuda else ["cpu"])
+    assert facts["libraries"]["transformers"] == version("transformers")
+    assert facts["notebook"]["ipykernel"] == version("ipykernel")
+    assert facts["devices"]["count"] == torch.accelerator.device_count()
+    assert 0 < facts["machine"]["free_memory_gib"] <= facts["machine"]["memory_gib"]
+    assert facts["machine"]["processor"]
+    assert facts["runs"]["folder"] == str(tmp_path / "cache" / "accelerate_nb_runs")
+    assert facts["runs"]["free_gib"] > 0
+
+
+def test_the_text_holds_the_same_facts(capsys):
+    facts = told(capsys)
+    assert main(["env"]) == 0
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    for fact in (facts["torch"]["version"], facts["python"]["platform"], facts["runs"]["folder"]):
+        assert fact in text
+    assert [line[4:] for line in text.splitlines() if line.startswith("### ")] == [
+        name if name == "accelerate_nb" else name.replace("_", " ") for name in facts
+    ]
+
+
+def test_torch_is_imported_only_where_it_is_asked_for():
+    code = "import sys; from accelerate_nb.cli.main import main; main(['env', *{}]); print('torch' in sys.modules)"
+    for words, imported in ((["--json"], "False"), (["--torch", "--json"], "True")):
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(words)], capture_output=True, text=True, check=True, timeout=60
+        )
+        said, _, last = done.stdout.strip().rpartition("\n")
+        assert last == imported
+        assert ("torch_build" in json.loads(said)) == (imported == "True")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HF_TOKEN", "hf_abc"),
+        ("JUPYTER_TOKEN", "abc"),
+        ("ACCELERATE_API_KEY", "abc"),
+        ("ACCELERATE_NB_PASSWORD", "abc"),
+        ("HF_CLIENT_SECRET", "abc"),
+        ("TORCH_AUTH", "abc"),
+    ],
+)
+def test_what_may_be_a_secret_is_masked(monkeypatch, capsys, name, value):
+    monkeypatch.setenv(name, value)
+    assert told(capsys)["environment"][name] == "********"
+    assert main(["env"]) == 0
+    assert value not in capsys.readouterr().out.split(name)[1].splitlines()[0]
+
+
+def test_a_password_in_an_address_is_masked():
+    assert masked("HF_ENDPOINT", "https://me:mine@hub:8080/x") == "https://********@hub:8080/x"
+
+
+def test_only_variables_that_matter_are_told():
+    environment = {
+        "NCCL_DEBUG": "INFO",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "RANK": "0",
+        "OMP_NUM_THREADS": "2",
+        "EDITOR": "ed",
+    }
+    assert list(variables({**environment, "MY_CUDA": "x", "HFX": "y"})) == [
+        "CUDA_VISIBLE_DEVICES",
+        "NCCL_DEBUG",
+        "OMP_NUM_THREADS",
+        "RANK",
+    ]
+
+
+def test_the_configuration_is_told_with_where_each_setting_comes_from(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "mine.yaml"
+    file.write_text("num_processes: 3\nuse_cpu: true\nhub_token: hf_abc\nkey_of_mine:  secret\n")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    found = told(capsys, "--config_file", str(file))["configuration"]
+    assert found["file"] == str(file)
+    assert found["content"].splitlines()[:2] == ["num_processes: 3", "use_cpu: true"]
+    assert "hf_abc" not in found["content"]
+    assert "secret" not in found["content"]
+    assert found["error"] is None
+    assert found["settings"] == {
+        "num_processes": {"value": 3, "from": "the configuration file"},
+        "cpu": {"value": True, "from": "the configuration file"},
+        "mixed_precision": {"value": "bf16", "from": "the variable ACCELERATE_MIXED_PRECISION"},
+    }
+
+
+def test_the_default_file_is_found(tmp_path, capsys):
+    place = tmp_path / "hf" / "accelerate" / "default_config.yaml"
+    place.parent.mkdir(parents=True)
+    place.write_text("folder: " + str(tmp_path / "elsewhere"))
+    facts = told(capsys)
+    assert facts["configuration"]["file"] == str(place)
+    assert facts["runs"]["folder"] == str(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"num_processes: [", "line 1"),
+        (b"num_processes: many", "num_processes should be"),
+        (b"\xff\xfe\x00", "can't be read"),
+        (b"distributed_type: DEEPSPEED", "DeepSpeed"),
+    ],
+)
+def test_a_broken_configuration_is_told_in_its_place(tmp_path, capsys, content, says):
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(content)
+    facts = told(capsys, "--config-file", str(file))
+    assert says in facts["configuration"]["error"]
+    assert facts.keys() == KEYS
+
+
+def test_a_configuration_that_is_not_there_is_told(capsys):
+    assert "is not there" in told(capsys, "--config-file", "/no/such/file")["configuration"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "service"), [("COLAB_RELEASE_TAG", "Google Colab"), ("KAGGLE_KERNEL_RUN_TYPE", "Kaggle")]
+)
+def test_the_notebook_service_is_named(variable, service):
+    assert gather({variable: "1"})["machine"]["service"] == service
+
+
+def test_a_terminal_gets_headings_that_stand_out():
+    here, there = pty.openpty()
+    with os.fdopen(here, "rb", buffering=0) as screen:
+        program = [sys.executable, "-m", "accelerate_nb.cli.main", "env"]
+        process = subprocess.Popen(program, stdout=there, env={**os.environ, "TERM": "xterm", "COLUMNS": "80"})
+        os.close(there)
+        shown = b""
+        while piece := _read(screen):
+            shown += piece
+        assert process.wait(timeout=60) == 0
+    assert b"\x1b[1m### torch" in shown
+    assert platform.platform().encode() in shown
+
+
+def _read(screen) -> bytes:
+    try:
+        return screen.read(4096)
+    except OSError:  # the terminal has gone with its last program
+        return b""
