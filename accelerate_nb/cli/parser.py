@@ -68,7 +68,8 @@ def _add(parser: argparse._ArgumentGroup, one: Setting) -> None:
     common: dict[str, Any] = {"dest": _PREFIX + one.name, "default": argparse.SUPPRESS}
     if isinstance(one.kind, YesNo):
         parser.add_argument(*shown, **common, action="store_const", const="yes", help=_help(one))
-        parser.add_argument(*others, **common, action="store_const", const="yes", help=argparse.SUPPRESS)
+        if others:
+            parser.add_argument(*others, **common, action="store_const", const="yes", help=argparse.SUPPRESS)
         negated = ["--" + separator.join(["no", name[2:]]) for name in (one.flag, *others) for separator in "-_"]
         parser.add_argument(*negated, **common, action="store_const", const="no", help=argparse.SUPPRESS)
         return
