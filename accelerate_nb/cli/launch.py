@@ -1,0 +1,294 @@
+"""`accelerate-nb launch`: a script, a module, a notebook or any program on every process."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelerate_nb.cli import programs, theirs
+from accelerate_nb.cli.parser import Parser, add_settings, said_settings
+from accelerate_nb.cli.theirs import Theirs
+from accelerate_nb.config import files
+from accelerate_nb.config.environment import already_launched, asks_for_tpu, saying
+from accelerate_nb.config.fields import GROUPS, Setting
+from accelerate_nb.config.run import RunConfig, all_settings, resolve
+from accelerate_nb.errors import ConfigurationError, LaunchError, NotYetError, WorkerError
+
+if TYPE_CHECKING:
+    from accelerate_nb.cli.notebooks import Readable
+    from accelerate_nb.launching.run import FrontEnd, Run
+    from accelerate_nb.launching.scripts import Program
+
+PROG = "accelerate-nb launch"
+_USAGE = f"{PROG} [settings] (script.py | -m module | notebook.ipynb | --no_python program) [arguments]"
+_EPILOG = """\
+examples:
+  accelerate-nb launch train.py --lr 3e-4              one process for each accelerator of this machine
+  accelerate-nb launch -n 2 --cpu train.py             two connected processes on the CPU
+  accelerate-nb launch -m package.train                a module, as in `python -m`
+  accelerate-nb launch train.ipynb -n 4 -- --lr 3e-4   a notebook; its parameters stand behind `--`
+  accelerate-nb launch --dry-run train.py              tell what would happen, and start nothing
+
+Flags may be written with hyphens or underscores. Every flag of Hugging Face's `accelerate launch` is known; `--dry-run` tells
+which of them change nothing. What is not said here is taken from the environment, then from the configuration file.
+"""
+# What a shell makes of a command that a signal ended: this, and the signal's number.
+_BY_SIGNAL = 128
+_INTERRUPTED = _BY_SIGNAL + 2
+_BROKEN_PIPE = _BY_SIGNAL + 13
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Say which arguments the command takes."""
+    parser.usage, parser.epilog = _USAGE, _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    own = parser.add_argument_group("What is run, and what is told of it")
+    own.add_argument("-m", "--module", action="store_true", help="Run a module, as `python -m` does.")
+    own.add_argument(
+        *("--no-python", "--no_python"),
+        action="store_true",
+        help="Run any program; it finds its rank in its environment.",
+    )
+    own.add_argument(
+        *("--config-file", "--config_file"),
+        metavar="PATH",
+        help="The configuration file; '' for none. Without it, the one that `accelerate config` writes.",
+    )
+    own.add_argument(
+        *("--dry-run", "--dry_run"), action="store_true", help="Tell what would be started, and why; start nothing."
+    )
+    own.add_argument(
+        *("--only-rank", "--only_rank"),
+        metavar="R,...",
+        help="Show the lines of these ranks only; all are kept in the run's folder.",
+    )
+    own.add_argument(
+        *("-q", "--quiet"),
+        action="store_true",
+        help="Show the lines of ranks, and of a failure its cause; nothing else.",
+    )
+    own.add_argument("-t", "--tee", metavar="0-3", default="0", help=argparse.SUPPRESS)
+    theirs.add_flags(parser)
+    add_settings(parser, _SETTINGS)
+    parser.add_argument("what", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def _as_flag(one: Setting) -> Setting:
+    """A setting as it is spelled here: `--quiet` alone is Accelerate's word for telling less."""
+    if one.name == "quiet":
+        return replace(one, name="quiet_seconds", keys=("quiet_seconds",))
+    return replace(one, keys=(*one.keys, "log_dir")) if one.name == "folder" else one
+
+
+_SORTED = sorted(all_settings(), key=lambda one: list(GROUPS).index(one.group))
+_SETTINGS = tuple(map(_as_flag, _SORTED))
+_OURS = {shown.name: one.name for shown, one in zip(_SETTINGS, _SORTED, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a command line asks for, and the configuration that it leads to with the environment and the file."""
+
+    said: Mapping[str, Any]
+    file: Path | None
+    content: Mapping[str, Any] | None
+    config: RunConfig
+    theirs: Theirs
+    only_ranks: tuple[int, ...] | None
+    tee: bool
+    quiet: bool
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do it; gives the exit code."""
+    _take_seconds(arguments)
+    if not arguments.what:
+        raise ConfigurationError(f"Nothing was named that is to be run. The usage is: {_USAGE}")
+    said, *rest = arguments.what
+    if programs.is_notebook(said) and not (arguments.module or arguments.no_python):
+        return _run_notebook(said, rest, arguments)
+    asked = _asked(arguments)
+    program = programs.program(said, rest, module=arguments.module, executable=arguments.no_python)
+    return _run_program(program, asked, arguments.dry_run)
+
+
+def _run_notebook(said: str, rest: list[str], arguments: argparse.Namespace) -> int:
+    from accelerate_nb.cli import notebooks
+
+    flags, parameters = notebooks.split(rest)
+    if not {"-h", "--help"}.isdisjoint(flags):
+        print(f"{_parser().format_help()}\n{notebooks.readable(said).help()}")
+        return 0
+    arguments.what = []
+    _parser().parse_args(flags, arguments)
+    _take_seconds(arguments)
+    notebooks.refuse_words(said, arguments.what)
+    asked = _asked(arguments)
+    readable = notebooks.readable(said)
+    readable.check(parameters)
+    for note in readable.script.notes:
+        print(f"{PROG}: {note}", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="accelerate_nb_") as folder:
+        return _run_program(readable.program(parameters, Path(folder)), asked, arguments.dry_run, readable)
+
+
+def _run_program(program: Program, asked: Asked, is_dry: bool, notebook: Readable | None = None) -> int:
+    for surprise in asked.theirs.surprises():
+        print(f"{PROG}: {surprise}", file=sys.stderr)
+    if is_dry:
+        from accelerate_nb.cli import dry_run
+
+        return dry_run.tell(asked, program, notebook)
+    return _conduct(program, asked)
+
+
+# -------------------------------------------------------------------------------------------------------------- reading
+
+
+def _parser() -> Parser:
+    parser = Parser(prog=PROG)
+    configure(parser)
+    return parser
+
+
+def _take_seconds(arguments: argparse.Namespace) -> None:
+    """`--quiet 30` is the setting of that name, as the other front ends write it; a program is never called by a number."""
+    if arguments.quiet and arguments.what and re.fullmatch(r"\d+(\.\d*)?|\.\d+", arguments.what[0]):
+        seconds, *words = arguments.what
+        arguments.quiet, arguments.what = False, []
+        _parser().parse_args(["--quiet-seconds", seconds, *words], arguments)
+
+
+def _asked(arguments: argparse.Namespace) -> Asked:
+    found = said_settings(arguments, _SETTINGS)
+    said = {_OURS.get(name, name): value for name, value in found.items()}
+    file = files.find(os.environ, arguments.config_file)
+    content = files.read(file) if file is not None else None
+    config = resolve(said, os.environ, content)
+    _check_surroundings(config)
+    return Asked(
+        said=said,
+        file=file,
+        content=content,
+        config=config,
+        theirs=theirs.said(arguments, cpu=bool(said.get("cpu"))),
+        only_ranks=_ranks(arguments.only_rank),
+        tee=theirs.streams(arguments.tee) != "0",
+        quiet=arguments.quiet,
+    )
+
+
+def _check_surroundings(config: RunConfig) -> None:
+    if already_launched(os.environ):
+        raise LaunchError(
+            f"A launch was asked for inside rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, which a launcher started "
+            "already. Run the script itself there, or unset RANK and WORLD_SIZE."
+        )
+    if asks_for_tpu(os.environ) and not config.launching.cpu:
+        raise NotYetError(
+            "The environment asks for a TPU (PJRT_DEVICE or TPU_NAME), and TPUs are not offered here yet. "
+            "Pass --cpu to run on this machine's CPU."
+        )
+
+
+def _ranks(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise ConfigurationError(
+            f"--only-rank was given {text!r}, but should be ranks, such as 0 or 0,2. Leave it out to see every rank's lines."
+        )
+    return tuple(map(int, parts))
+
+
+# -------------------------------------------------------------------------------------------------------------- running
+
+
+def _conduct(program: Program, asked: Asked) -> int:
+    from accelerate_nb.cli.signals import handed_on
+    from accelerate_nb.launching.functions import prepare
+
+    with saying(asked.theirs.variables(), os.environ), _input_of(program) as whole:
+        front_end = _front_end(asked)
+        started = prepare(whole, (), asked.config, front_end)
+        check_ranks(asked, len(started.view.ranks))
+        with handed_on(started) as heard:
+            code = _waited_for(started, front_end)
+        return _BY_SIGNAL + heard[0] if heard else code
+
+
+@contextmanager
+def _input_of(program: Program) -> Iterator[Program]:
+    """The program with this command's standard input, which rank 0 reads."""
+    from accelerate_nb.launching.scripts import standard_input
+
+    stdin = standard_input()
+    try:
+        yield replace(program, stdin=stdin)
+    finally:
+        if stdin is not None:
+            stdin.close()
+
+
+def _front_end(asked: Asked) -> FrontEnd:
+    from accelerate_nb.cli.terminal import terminal
+
+    is_off = asked.config.launching.panel == "off"
+    return terminal(
+        only_ranks=() if is_off else asked.only_ranks,
+        tee=asked.tee,
+        prefix_template=asked.config.launching.log_line_prefix_template,
+        quiet=asked.quiet or is_off,
+    )
+
+
+def check_ranks(asked: Asked, size: int) -> None:
+    """Ranks whose lines are wanted are among those that there are."""
+    if beyond := [rank for rank in asked.only_ranks or () if rank >= size]:
+        raise ConfigurationError(
+            f"--only-rank {beyond[0]} was asked for, but there are only ranks 0 to {size - 1}. Name one of them."
+        )
+
+
+def _waited_for(run: Run, front_end: FrontEnd) -> int:
+    try:
+        run.start().wait()
+    except WorkerError as error:
+        if not getattr(front_end, "has_told_failure", False):
+            print(f"{PROG}: {error}", file=sys.stderr)
+        return exit_code(error)
+    except KeyboardInterrupt as interrupt:
+        # one that came before the wait, which ends the workers at its own
+        run.stop(timeout=0)
+        print(f"{PROG}: {str(interrupt) or 'interrupted'}", file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # nobody reads any more; what Python still holds for them goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    return 0
+
+
+def exit_code(error: WorkerError) -> int:
+    """
+    What the command ends with: the code with which the program itself ended, where it did so.
+
+    A process that ends itself with 0 has done nothing wrong, though nobody waited for its Python to end.
+    """
+    first = next((one for one in error.failures if one.rank == error.rank), None)
+    if first is None:
+        return 1
+    if first.type == "SystemExit":
+        return int(first.message) & 0xFF if re.fullmatch(r"-?\d+", first.message) else 1
+    if first.exit_code is None or first.exit_code < 0:
+        return 1
+    return first.exit_code or int(any(one.exit_code != 0 for one in error.failures))

@@ -1,0 +1,242 @@
+"""A program in a worker: a script, a module or an executable, run as if it had been called by itself."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import io
+import os
+import pkgutil
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import find_spec
+from multiprocessing.reduction import DupFd
+from types import CodeType, ModuleType
+from typing import Any, Protocol
+
+_NAME = "__main__"
+
+
+class What(Protocol):
+    """Something that can be run as a program."""
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+
+    def run(self, arguments: Sequence[str]) -> None:
+        """Be it, in this process, until it is over; `SystemExit` says with which code, if it is not 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """
+    A file of Python, or a folder or archive that holds a `__main__.py`; `said` is its path as the person wrote it.
+
+    Its imports look first in its own folder, or where another `home` is named, there.
+    """
+
+    path: str
+    said: str
+    home: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return os.path.basename(self.path)
+
+    def run(self, arguments: Sequence[str]) -> None:
+        """Run its code as `__main__`."""
+        sys.argv[:] = [self.said, *arguments]
+        importer = pkgutil.get_importer(self.path)
+        if importer is not None:
+            sys.path.insert(0, self.path)
+            _run_spec(importer.find_spec(_NAME, None), self.path)
+            return
+        # Python itself follows links before it looks for what lies beside a script
+        sys.path.insert(0, self.home or os.path.dirname(os.path.realpath(self.path)))
+        loader = SourceFileLoader(_NAME, self.path)
+        _run_as_main(code_of(self.path), __file__=self.path, __loader__=loader, __package__=None, __spec__=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module, found as `python -m` finds it."""
+
+    name: str
+
+    def run(self, arguments: Sequence[str]) -> None:
+        """Run its code as `__main__`; a package's is in its `__main__` module."""
+        sys.path.insert(0, os.getcwd())
+        sys.argv[:] = ["-m", *arguments]
+        spec = find_spec(self.name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = find_spec(f"{self.name}.{_NAME}")
+        sys.argv[0] = getattr(spec, "origin", None) or self.name
+        _run_spec(spec, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """A program of any kind, a process of its own below the worker."""
+
+    path: str
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return os.path.basename(self.path)
+
+    def run(self, arguments: Sequence[str]) -> None:
+        """Wait for the process, hand interrupts on to it, and end as it ended."""
+        with subprocess.Popen([self.path, *arguments]) as child:
+            try:
+                code = child.wait()
+            except KeyboardInterrupt:
+                child.send_signal(signal.SIGINT)
+                child.wait()
+                raise
+        if code < 0:
+            # whoever looks at the worker sees what ended the program
+            signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+            os.kill(os.getpid(), -code)
+        if code:
+            raise SystemExit(code)
+
+
+class StandardInput:
+    """This process's standard input, which can travel to a worker."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (DupFd(self._descriptor),)
+
+    def take_over(self) -> None:
+        """Make it the standard input of the process in which this is called."""
+        os.dup2(self._descriptor, 0)
+
+    def close(self) -> None:
+        """Give back what is held of it in this process."""
+        os.close(self._descriptor)
+
+
+def _arrived(descriptor: Any) -> StandardInput:
+    return StandardInput(descriptor.detach())
+
+
+def standard_input() -> StandardInput | None:
+    """The standard input of this process; `None` where there is none, or a terminal in which others are at work."""
+    try:
+        if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():
+            # a command in the background must not take what is typed for the shell
+            return None
+        return StandardInput(os.dup(0))
+    except OSError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """
+    What every worker runs, with its arguments.
+
+    It works in `folder`, or where there is none in the worker's own. `path` is what `sys.path` holds behind the program's own
+    entry. Rank 0 reads `stdin`; nobody else does.
+    """
+
+    what: What
+    arguments: tuple[str, ...] = ()
+    folder: str | None = None
+    path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))
+    stdin: StandardInput | None = None
+    launcher: int = field(default_factory=os.getpid)
+
+    @property
+    def __name__(self) -> str:  # what a run is called
+        return self.what.name
+
+    def __call__(self) -> None:
+        """Be the program."""
+        is_worker = os.getpid() != self.launcher
+        if self.folder is not None:
+            os.chdir(self.folder)
+        sys.path[:] = self.path
+        if is_worker:
+            self._settle()
+        hook = sys.excepthook
+        try:
+            self.what.run(self.arguments)
+        except Exception as error:
+            if sys.excepthook is not hook:
+                # one that the program has put there
+                sys.excepthook(type(error), error, _below(error.__traceback__))
+            raise
+        if is_worker:
+            _end()
+
+    def _settle(self) -> None:
+        """Begin as a Python that has just started does."""
+        if self.stdin is not None and os.environ.get("RANK") == "0":
+            self.stdin.take_over()
+        random.seed()
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed()
+
+
+def run_program(program: Program) -> None:
+    """Be a program, in a worker that has nothing else to do."""
+    program()
+
+
+def code_of(path: str) -> CodeType:
+    """The code of a file, source or compiled; `SyntaxError` as Python raises it."""
+    with io.open_code(path) as file:
+        code: CodeType | None = pkgutil.read_code(file)
+    if code is not None:
+        return code
+    with io.open_code(path) as file:
+        return compile(file.read(), path, "exec", dont_inherit=True)
+
+
+def _run_spec(spec: ModuleSpec | None, name: str) -> None:
+    get_code = getattr(getattr(spec, "loader", None), "get_code", None)
+    code = None if spec is None or get_code is None else get_code(spec.name)
+    if spec is None or code is None:
+        raise ImportError(f"{name} can't be run: Python finds no {_NAME} module in it", name=name)
+    _run_as_main(
+        code,
+        __file__=spec.origin,
+        __cached__=spec.cached,
+        __loader__=spec.loader,
+        __package__=spec.parent,
+        __spec__=spec,
+    )
+
+
+def _run_as_main(code: CodeType, **names: Any) -> None:
+    """Run code in a new module that is this process's `__main__` from now on: pickle and multiprocessing look there."""
+    module = ModuleType(_NAME)
+    vars(module).update({"__builtins__": builtins, "__cached__": None, **names})
+    sys.modules[_NAME] = module
+    exec(code, vars(module))
+
+
+def _below(trace: Any) -> Any:
+    """A traceback without the frames that led to the program."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+def _end() -> None:
+    """Do what Python does when a program's last line has run: wait for its threads, then call what it registered."""
+    threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter itself calls; thread pools end here, too
+    atexit._run_exitfuncs()
