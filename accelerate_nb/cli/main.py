@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from accelerate_nb.errors import AccelerateNbError, ConfigurationError
 NAME = "accelerate-nb"
 # What a shell makes of a program that an interrupt ended.
 INTERRUPTED = 130
+# And of one that wrote to a pipe which nobody reads any more.
+BROKEN_PIPE = 141
 
 
 class Module(Protocol):
@@ -72,6 +75,10 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, ConfigurationError) else 1
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        # what read this command's lines has gone; what Python still holds for it goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
 
 
 def overview() -> Parser:

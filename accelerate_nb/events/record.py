@@ -6,8 +6,9 @@ import json
 import os
 import re
 import shutil
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,8 @@ from accelerate_nb.events.model import DeviceSample, Event, HostSample, LogLine,
 KEPT_RUNS = 50
 # How `new_folder` names them.
 _RUN = re.compile(r"\d{4}-\d\d-\d\d_\d{6}_")
+# A person who reads along sees what is no older than this, in seconds.
+_BETWEEN_FLUSHES = 0.5
 
 
 class Record:
@@ -26,6 +29,7 @@ class Record:
     A run's folder: `rank_N.log` (each rank's bytes), `metrics.jsonl`, `events.jsonl`, `status.json`.
 
     Log lines are not among the events, nor is what would fill a disk in a long run: bars that move, how busy things are.
+    Who reads the folder while the run goes on finds lines at once, and events about half a second later.
 
     >>> with Record(folder) as record:
     ...     record.output(0, b"a line\n")
@@ -37,6 +41,7 @@ class Record:
         self._files: dict[str, IO[bytes]] = {}
         # why not everything could be kept: a full disk, a folder that was removed
         self.trouble: OSError | None = None
+        self._flushed = time.monotonic()
 
     def __enter__(self) -> Record:
         return self
@@ -49,7 +54,10 @@ class Record:
     def output(self, rank: int, data: bytes) -> None:
         """Add whole lines to a rank's log."""
         with self._as_far_as_possible():
-            self._file(f"rank_{rank}.log").write(data)
+            file = self._file(f"rank_{rank}.log")
+            file.write(data)
+            # it is what one read of a rank's pipe gave, so there are no more writes than reads
+            file.flush()
 
     def event(self, event: Event) -> None:
         """Keep an event, of bars only their ends; log lines are in the ranks' logs already."""
@@ -60,17 +68,21 @@ class Record:
             self._file("events.jsonl").write(line)
             if isinstance(event, Metric):
                 self._file("metrics.jsonl").write(line)
+        if time.monotonic() - self._flushed > _BETWEEN_FLUSHES:
+            self.flush()
 
     def status(self, **facts: Any) -> None:
-        """Write `status.json` anew; a reader never sees half of it."""
+        """Write `status.json` anew, with these facts and the process that tells them; a reader never sees half of it."""
         beside = self.folder / "status.json.new"
         with self._as_far_as_possible():
-            beside.write_text(json.dumps({**facts, "time": time.time()}, indent=1, default=str))
+            beside.write_text(json.dumps({**facts, **this_process(), "time": time.time()}, indent=1, default=str))
             os.replace(beside, self.folder / "status.json")
 
     def flush(self) -> None:
         """Make what was kept so far readable to others."""
-        for file in self._files.values():
+        self._flushed = time.monotonic()
+        # a copy: other threads open files meanwhile
+        for file in list(self._files.values()):
             with self._as_far_as_possible():
                 file.flush()
 
@@ -111,12 +123,58 @@ def new_folder(parent: Path, name: str) -> Path:
 
 
 def prune(parent: Path) -> None:
-    """Remove the oldest finished runs beyond those that are kept; only folders that a run made are touched."""
+    """Remove the oldest runs that are over beyond those that are kept; only folders that a run made are touched."""
+    names = folders(parent)
+    for name in names[: max(0, len(names) - KEPT_RUNS)]:
+        if is_over(status_of(parent / name)):
+            shutil.rmtree(parent / name, ignore_errors=True)
+
+
+def folders(parent: Path) -> list[str]:
+    """The names of the folders that runs have made under `parent`, oldest first."""
     if not parent.is_dir():
         # somebody has tidied up
-        return
-    names = sorted(entry.name for entry in os.scandir(parent) if _RUN.match(entry.name))
-    for name in names[: max(0, len(names) - KEPT_RUNS)]:
-        # one without a status still runs
-        if (parent / name / "status.json").is_file():
-            shutil.rmtree(parent / name, ignore_errors=True)
+        return []
+    return sorted(entry.name for entry in os.scandir(parent) if _RUN.match(entry.name))
+
+
+# -------------------------------------------------------------------------------------------------------------- status
+
+
+def status_of(folder: Path) -> dict[str, Any] | None:
+    """What a run's `status.json` says; `None` where there is none yet, nothing where it can't be read."""
+    try:
+        said = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def is_over(status: Mapping[str, Any] | None) -> bool:
+    """Whether a run with this status goes on no more: it says so, or the process that conducted it has gone."""
+    if status is None:
+        # it is only about to begin
+        return False
+    return status.get("state") not in {"starting", "running", "stopping"} or not is_conducted(status)
+
+
+def is_conducted(status: Mapping[str, Any]) -> bool:
+    """Whether the process that wrote a status is still there; of another machine's nothing is known, and it is believed."""
+    import psutil
+
+    if status.get("host") != socket.gethostname():
+        return True
+    try:
+        # numbers of processes are given again, but not with the same beginning
+        return bool(abs(psutil.Process(status["pid"]).create_time() - status["process_began"]) < 1)
+    except (psutil.Error, KeyError, TypeError, ValueError):
+        return False
+
+
+def this_process() -> dict[str, Any]:
+    """What tells this process from any other, in a run's status."""
+    import psutil
+
+    return {"pid": os.getpid(), "process_began": psutil.Process().create_time(), "host": socket.gethostname()}

@@ -132,6 +132,13 @@ class RunView:
                 case Failure():
                     self._rank(event.rank).failure = event
 
+    def note_earlier(self, rank: int, lines: int) -> None:
+        """So many lines of a rank came before those that are applied, and are kept no longer; for a run that is read back."""
+        with self._lock:
+            self._rank(rank).lines.count += lines
+            self._shown.count += lines
+            self._line_count += lines
+
     def _take_line(self, line: LogLine) -> None:
         rank = self._ranks.get(line.rank) or self._rank(line.rank)
         if line.open:

@@ -338,6 +338,7 @@ class Run:
 
     def _conduct(self) -> None:
         try:
+            self._keep_status("running")
             self._scene.take(StateChange(None, "running", time.time(), self.why))
             with self._sampler:
                 self._endings = self._attempts()
@@ -389,12 +390,24 @@ class Run:
         state, detail = self._end_state()
         try:
             self._scene.take(StateChange(None, state, time.time(), detail))
-            self._scene.record.status(state=state, why=self.why, error=str(self._error) if self._error else None)
+            self._keep_status(state, ended=self.view.ended)
             self._scene.record.close()
             self._at_end(self._endings)
         finally:
             self._attempt = None
             self._over.set()
+
+    def _keep_status(self, state: State, ended: float | None = None) -> None:
+        """Say in the run's folder how it stands, for whoever looks at it later or from elsewhere."""
+        self._scene.record.status(
+            name=self.name,
+            why=self.why,
+            state=state,
+            started=self.started,
+            ended=ended,
+            ranks=len(self.view.ranks),
+            error=str(self._error) if self._error else None,
+        )
 
     def _told(self, look: Look) -> str:
         """What a look at all ranks says in short, and every stack."""

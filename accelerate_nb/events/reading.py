@@ -1,0 +1,187 @@
+"""A run read back from the folder that it left, or still writes to."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from accelerate_nb.events.capture import shown
+from accelerate_nb.events.model import Event, LogLine, State, StateChange, from_line
+from accelerate_nb.events.record import folders, is_over, status_of
+from accelerate_nb.events.view import RunView
+
+# What a view keeps of each rank, in lines and in bytes.
+_LINES, _BYTES = 1000, 4_000_000
+_AT_ONCE = 1 << 20
+# How `new_folder` names them.
+_NAMED = re.compile(r"(\d{4}-\d\d-\d\d_\d{6})_(.*)")
+_LOG = re.compile(r"rank_(\d+)\.log")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRun:
+    """
+    What a run's folder says of it.
+
+    `started` and `ended` are in seconds since 1970; a run whose launcher died has failed, and its end is not known. `error`
+    is what its wait raised, or would have.
+    """
+
+    folder: Path
+    name: str
+    why: str
+    state: State
+    started: float
+    ended: float | None
+    ranks: int
+    error: str
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run goes on no more."""
+        return self.state not in {"starting", "running", "stopping"}
+
+
+def kept_runs(parent: Path) -> list[KeptRun]:
+    """The runs whose folders are in `parent`, newest first."""
+    found = (kept_run(parent / name) for name in folders(parent))
+    return sorted((one for one in found if one is not None), key=lambda one: one.started, reverse=True)
+
+
+def kept_run(folder: Path) -> KeptRun | None:
+    """The run that a folder is of; `None` where nothing in it says that there was one."""
+    status = status_of(folder)
+    if status is None and not (folder / "events.jsonl").is_file():
+        return None
+    said = status or {}
+    began, name = _from_name(folder)
+    state, error = _state(status), str(said.get("error") or "")
+    return KeptRun(
+        folder=folder,
+        name=str(said.get("name") or name),
+        why=str(said.get("why") or ""),
+        state=state,
+        started=_number(said.get("started"), began),
+        ended=_end(said, state),
+        ranks=int(_number(said.get("ranks"), len(_logs(folder)))),
+        error=error or (_gone(said) if state == "failed" != said.get("state") else ""),
+    )
+
+
+def view_of(run: KeptRun) -> RunView:
+    """
+    All that is kept of a run, as a front end reads it: its last lines, its events, its metrics.
+
+    The two streams of a rank are one in its log, and lines bear no time there. Lines and events that can't be read, since
+    they were cut off or a newer version wrote them, are left out.
+    """
+    view = RunView(run.ranks)
+    for event in _events(run.folder / "events.jsonl"):
+        view.apply(event)
+    for rank, path in _logs(run.folder).items():
+        earlier, lines = last_lines(path, _LINES)
+        view.note_earlier(rank, earlier)
+        for line in lines:
+            view.apply(LogLine(rank, "stdout", line, run.ended or run.started))
+    if run.is_over and view.ended is None:
+        # what launched it died before it could say so
+        view.apply(StateChange(None, run.state, run.ended or _changed(run.folder) or run.started, run.error))
+    return view
+
+
+def last_lines(path: Path, most: int) -> tuple[int, list[str]]:
+    """How many lines came before the last ones of a rank's log, and those, as they are shown."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            start = max(0, size - _BYTES)
+            earlier = _newlines(file, start)
+            tail = file.read(size - start)
+    except OSError:
+        return 0, []
+    lines = tail.split(b"\n")
+    if lines[-1] == b"":
+        lines.pop()
+    cut = max(0, len(lines) - most)
+    return earlier + cut, [shown(raw) for raw in lines[cut:]]
+
+
+def _newlines(file: Any, end: int) -> int:
+    """How many lines end before this place; the file is left there."""
+    file.seek(0)
+    count, left = 0, end
+    while left > 0 and (part := file.read(min(_AT_ONCE, left))):
+        count += part.count(b"\n")
+        left -= len(part)
+    return count
+
+
+def _events(path: Path) -> Iterator[Event]:
+    try:
+        file = path.open("rb")
+    except OSError:
+        return
+    with file:
+        for line in file:
+            try:
+                event = from_line(line)
+            except (ValueError, TypeError, AttributeError):
+                # cut off where its writer died, or of a kind that only a newer version knows
+                continue
+            yield event
+
+
+def _logs(folder: Path) -> dict[int, Path]:
+    """The logs of all ranks that wrote something, in the order of ranks."""
+    found = ((_LOG.fullmatch(path.name), path) for path in folder.glob("rank_*.log"))
+    return dict(sorted((int(match[1]), path) for match, path in found if match is not None))
+
+
+def _from_name(folder: Path) -> tuple[float, str]:
+    """When a run began, and of what, as the name of its folder has it."""
+    parts = _NAMED.fullmatch(folder.name)
+    if parts is None:
+        return _changed(folder) or 0.0, folder.name
+    try:
+        return time.mktime(time.strptime(parts[1], "%Y-%m-%d_%H%M%S")), parts[2]
+    except (ValueError, OverflowError):
+        return _changed(folder) or 0.0, parts[2]
+
+
+def _changed(folder: Path) -> float | None:
+    """When something was last written to a run's folder, in seconds since 1970."""
+    try:
+        return max((path.stat().st_mtime for path in folder.iterdir()), default=folder.stat().st_mtime)
+    except OSError:
+        return None
+
+
+def _state(status: Mapping[str, Any] | None) -> State:
+    said = (status or {}).get("state")
+    if said not in get_args(State):
+        return "failed"
+    if said in {"starting", "running", "stopping"} and is_over(status):
+        return "failed"
+    return cast(State, said)
+
+
+def _end(said: Mapping[str, Any], state: State) -> float | None:
+    if state in {"starting", "running", "stopping"} or said.get("state") != state:
+        return None
+    # a run of an earlier version says only when it wrote its status, which was at its end
+    end = _number(said.get("ended", said.get("time")), math.nan)
+    return None if math.isnan(end) else end
+
+
+def _gone(said: Mapping[str, Any]) -> str:
+    process = f" ({said['pid']})" if "pid" in said else ""
+    return f"the process that launched it{process} has gone, without a word of how the run ended"
+
+
+def _number(value: object, otherwise: float) -> float:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else otherwise
