@@ -1,0 +1,157 @@
+"""`accelerate-nb test`: this machine and these settings, tried with real processes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from accelerate_nb.cli.parser import add_settings, said_settings
+from accelerate_nb.cli.streams import Line, Streams
+from accelerate_nb.config.files import find, read
+from accelerate_nb.config.run import RunConfig, all_settings, differing, resolve
+from accelerate_nb.errors import AccelerateNbError
+from accelerate_nb.events.checks import Check
+
+_EXAMPLES = """examples:
+  accelerate-nb test                                   with the settings that every launch begins with
+  accelerate-nb test -n 2 --cpu                        two processes on the CPU
+  accelerate-nb test --config_file cluster.yaml --json
+"""
+# Where one of these fails, no worker could start.
+_NEEDED = {"settings", "torch", "folder", "port"}
+_COLOURS = {"passed": "32", "failed": "31", "running": "36", "left out": "2", "waiting": "2"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Say which arguments the command takes."""
+    parser.description = (
+        "Try this machine and these settings for real: variables, shared memory, devices, the process group, what processes "
+        "exchange, data loaders, mixed precision, and a short training compared with that of one process. "
+        "The exit code is 0 where all checks passed, else 1."
+    )
+    parser.epilog = _EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--config-file",
+        "--config_file",
+        metavar="FILE",
+        help="The configuration file, in place of the default one; '' for none.",
+    )
+    parser.add_argument("--json", action="store_true", help="Write JSON, once all is over.")
+    add_settings(parser, all_settings())
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Make all checks, and show them while they are made."""
+    said = said_settings(arguments, all_settings())
+    screen = _Nothing() if arguments.json else _Screen()
+    checks = _Checks(screen)
+    path: Path | None = None
+    config: RunConfig | None = None
+    try:
+        path = find(os.environ, arguments.config_file)
+        config = resolve(said, os.environ, {} if path is None else read(path))
+    except AccelerateNbError as error:
+        checks.take(Check("settings", "The settings", "failed", str(error)))
+    try:
+        if config is not None:
+            _make(config, checks)
+    except KeyboardInterrupt:
+        screen.end("Interrupted. No process of the test is left.")
+        raise
+    passed = checks.all_passed
+    if arguments.json:
+        print(json.dumps(_report(passed, path, config, checks), indent=2, ensure_ascii=False))
+    else:
+        screen.end(_summary(passed, checks))
+    return 0 if passed else 1
+
+
+class _Nothing:
+    """Shows nothing."""
+
+    def draw(self, done: Check | None, waiting: list[Check]) -> None:
+        """Somebody else writes what was found."""
+
+    def end(self, text: str) -> None:
+        """All is over."""
+
+
+class _Screen(_Nothing):
+    """Shows each check in a line; in a terminal the ones to come below it."""
+
+    def __init__(self) -> None:
+        self._streams = Streams(sys.stdout, sys.stderr, os.environ)
+
+    def draw(self, done: Check | None, waiting: list[Check]) -> None:
+        lines = [] if done is None else [Line("stdout", text) for text in self._told(done)]
+        self._streams.write(lines, [self._told(one)[0] for one in waiting] if self._streams.draws else [])
+
+    def end(self, text: str) -> None:
+        self._streams.write([Line("stdout", text)], [])
+
+    def _told(self, check: Check) -> list[str]:
+        word = f"{check.state:<8}"
+        if self._streams.has_colours and self._streams.is_terminal("stdout"):
+            word = f"\x1b[{_COLOURS[check.state]}m{word}\x1b[0m"
+        first = f"{word}  {check.title}" + (f": {check.text}" if check.text else "")
+        lead = "to do: " if check.state == "failed" else "note: "
+        # what a check has to say in several lines stays below it
+        lines = [*first.splitlines(), *([lead + check.advice] if check.advice else [])]
+        return [lines[0], *(f"          {line}" for line in lines[1:])]
+
+
+class _Checks:
+    """Every check so far, each with its last state."""
+
+    def __init__(self, screen: _Nothing) -> None:
+        self._screen = screen
+        self.found: dict[str, Check] = {}
+
+    @property
+    def all_passed(self) -> bool:
+        """Whether there is nothing to mend, and nothing that was not looked at."""
+        return all(one.state == "passed" for one in self.found.values())
+
+    def take(self, check: Check) -> None:
+        """Keep the news of a check, and show it."""
+        is_new = self.found.get(check.name) != check
+        self.found[check.name] = check
+        is_done = check.state in {"passed", "failed", "left out"} and is_new
+        waiting = [one for one in self.found.values() if one.state in {"running", "waiting"}]
+        self._screen.draw(check if is_done else None, waiting)
+
+
+def _make(config: RunConfig, checks: _Checks) -> None:
+    """Look at the machine, then try it."""
+    from accelerate_nb.launching import readiness
+    from accelerate_nb.launching.selfcheck import SelfCheck
+
+    found = readiness.look(config, os.environ, checks.take)
+    if not any(one.state == "failed" and one.name in _NEEDED for one in found):
+        SelfCheck(config, checks.take).run()
+
+
+def _summary(passed: bool, checks: _Checks) -> str:
+    total = len(checks.found)
+    if passed:
+        return f"All {total} checks passed."
+    states = [one.state for one in checks.found.values()]
+    left = f", {states.count('left out')} left out" if "left out" in states else ""
+    return f"{states.count('failed')} of {total} checks failed{left}."
+
+
+def _report(passed: bool, path: Path | None, config: RunConfig | None, checks: _Checks) -> dict[str, Any]:
+    settings: Mapping[str, Any] = {} if config is None else differing(config)
+    return {
+        "passed": passed,
+        "config_file": None if path is None else str(path),
+        "settings": {name: dict(value) if isinstance(value, Mapping) else value for name, value in settings.items()},
+        "checks": [asdict(one) for one in checks.found.values()],
+    }

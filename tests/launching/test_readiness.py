@@ -1,0 +1,119 @@
+"""What would get in a training's way is seen before there is a worker, with what to do about it."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+import torch
+
+from accelerate_nb.config.run import resolve
+from accelerate_nb.devices.base import Devices
+from accelerate_nb.devices.driver import Driver, Gpu
+from accelerate_nb.launching import readiness
+
+MIB = 1 << 20
+CPU = Devices("cpu", "CPU", 0, 2)
+GPUS = Devices("cuda", "GPU", 2, 8)
+NVIDIA = Driver("570.1", "12.8", (Gpu("H100", 80 << 30), Gpu("H100", 80 << 30)))
+
+
+def test_this_machine_is_looked_at(tmp_path):
+    told = []
+    config = resolve({"cpu": True, "num_processes": 2, "folder": str(tmp_path / "runs")}, {})
+    found = readiness.look(config, os.environ, told.append)
+    assert told == found
+    assert [one.name for one in found] == ["environment", "settings", "torch", "shared memory", "open files", "folder"]
+    assert {one.state for one in found} == {"passed"}, found
+    assert all(one.text for one in found)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "state", "advice"),
+    [
+        ({}, "passed", ""),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "failed", "unset RANK WORLD_SIZE"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "passed", "unset RANK WORLD_SIZE"),
+        ({"MASTER_PORT": "29500"}, "passed", "unset MASTER_PORT"),
+    ],
+)
+def test_variables_that_a_launch_left_are_seen(environment, state, advice):
+    check = readiness.of_environment(environment)
+    assert (check.state, check.advice) == (state, advice)
+    assert all(f"{name}={value}" in check.text for name, value in environment.items())
+
+
+@pytest.mark.parametrize(
+    ("said", "devices", "state", "says"),
+    [
+        ({}, GPUS, "passed", "2 of 2 GPUs"),
+        ({"num_processes": 3}, GPUS, "failed", "num_processes=3 was asked for, but this machine has 2 GPUs"),
+        ({"num_processes": 3}, CPU, "passed", "3 processes would share 2 CPU cores"),
+        ({"cpu": True, "mixed_precision": "fp16"}, CPU, "passed", "bf16"),
+    ],
+)
+def test_settings_that_do_not_fit_the_machine_are_seen(said, devices, state, says):
+    check = readiness.of_settings(resolve(said, {}), devices)
+    assert check.state == state
+    assert says in check.text + check.advice
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch was built for CUDA")
+def test_a_torch_that_cannot_use_the_gpus_is_seen():
+    check = readiness.of_torch(CPU, NVIDIA, {})
+    assert check.state == "failed"
+    assert "2 NVIDIA GPUs, and torch was built without CUDA" in check.text
+    assert "pytorch.org" in check.advice
+
+
+def test_gpus_that_are_hidden_are_noted(monkeypatch):
+    monkeypatch.setattr(readiness, "torch_is_built_for", lambda name: name == "cuda")
+    check = readiness.of_torch(CPU, NVIDIA, {"CUDA_VISIBLE_DEVICES": ""})
+    assert check.state == "passed"
+    assert "CUDA_VISIBLE_DEVICES='' hides them" in check.text
+    assert readiness.of_torch(GPUS, NVIDIA, {}).advice == ""
+
+
+@pytest.mark.parametrize(
+    ("free", "state", "advises"),
+    [(None, "passed", False), (0, "failed", True), (64 * MIB, "passed", True), (8 << 30, "passed", False)],
+)
+def test_little_shared_memory_is_seen(free, state, advises):
+    check = readiness.of_shared_memory(free)
+    assert check.state == state
+    assert ("--shm-size" in check.advice) == advises
+
+
+@pytest.mark.parametrize(("limit", "advises"), [(None, False), (256, True), (20_000, False)])
+def test_a_low_limit_of_open_files_is_noted(limit, advises):
+    check = readiness.of_open_files(limit)
+    assert check.state == "passed"
+    assert ("ulimit -n" in check.advice) == advises
+
+
+def test_a_folder_that_cannot_be_written_to_is_seen(tmp_path):
+    (tmp_path / "file").touch()
+    check = readiness.of_folder(tmp_path / "file" / "runs")
+    assert check.state == "failed"
+    assert "--folder" in check.advice
+
+
+def test_a_full_disk_is_seen(tmp_path, monkeypatch):
+    usage = readiness.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(readiness.shutil, "disk_usage", lambda _: usage._replace(free=0))
+    check = readiness.of_folder(tmp_path)
+    assert (check.state, check.advice.split(",")[0]) == ("failed", "Make space")
+
+
+def test_a_port_that_is_taken_is_seen_with_who_has_it():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        check = readiness.of_port(port)
+        assert check.state == "failed"
+        assert f"{port} can't be used" in check.text
+        assert f"process {os.getpid()}" in check.text
+    assert readiness.of_port(port).state == "passed"
