@@ -20,6 +20,8 @@ from multiprocessing.reduction import DupFd
 from types import CodeType, ModuleType
 from typing import Any, Protocol
 
+from accelerate_nb.launching.showing import allow_prompts
+
 _NAME = "__main__"
 
 
@@ -186,6 +188,7 @@ class Program:
         """Begin as a Python that has just started does."""
         if self.stdin is not None and os.environ.get("RANK") == "0":
             self.stdin.take_over()
+        allow_prompts()
         random.seed()
         if (numpy := sys.modules.get("numpy")) is not None:
             numpy.random.seed()

@@ -11,6 +11,8 @@ from accelerate_nb.errors import StateError
 from accelerate_nb.events.emit import emit, outlet
 from accelerate_nb.events.model import Display
 
+_INPUT = builtins.input
+
 
 def install() -> None:
     """Make `display` send to the notebook, and `input` and `breakpoint` say why they can't work."""
@@ -22,6 +24,12 @@ def install() -> None:
         return
     shown.display = display  # type: ignore[attr-defined]  # what `from IPython.display import display` gives from now on
     sys.modules["IPython.display"].display = display  # type: ignore[attr-defined]
+
+
+def allow_prompts() -> None:
+    """Give `input` and `breakpoint` back to a program that has somebody's standard input, or finds out that it has none."""
+    builtins.input = _INPUT
+    sys.breakpointhook = sys.__breakpointhook__
 
 
 def display(*objects: Any, raw: bool = False, metadata: dict[str, Any] | None = None, **_: Any) -> None:
