@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import io
+import tokenize
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from accelerate_nb.export.editing import end_of
+from accelerate_nb.export.plain import Remark
+
+TAG = "parameters"
+# What `--help` or `--no-...` mean already.
+_TAKEN = "help"
+_SCALARS = ("int", "float", "bool", "str", "Path")
+_MANY = {"list": "list", "List": "list", "Sequence": "list", "tuple": "tuple", "Tuple": "tuple"}
+_CAN_BE = "An option can be an int, a float, a bool, a str, None, a Path, or a list or tuple of one of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,3 +27,176 @@ class Parameter:
     type: str  # `float`, `list[int]`, `str | None`: as an annotation spells it
     default: str  # as the cell spells it
     help: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The options that a cell gives a script, and what of the cell can't be one."""
+
+    found: tuple[Parameter, ...] = ()
+    problems: tuple[Remark, ...] = ()
+
+
+def parameters_of(source: str) -> Parameters:
+    """
+    The options that a cell's assignments are.
+
+    >>> parameters_of("epochs: int = 3  # how often").found
+    (Parameter(name='epochs', type='int', default='3', help='how often'),)
+    """
+    comments = _comments(source)
+    found: dict[str, Parameter] = {}
+    problems: list[Remark] = []
+    for node in ast.parse(source).body:
+        try:
+            found.update({one.name: one for one in _of_statement(node, source, comments.get(end_of(node)[0], ""))})
+        except _NoOptionError as error:
+            problems.append(Remark(node.lineno, f"{error}. {_CAN_BE}; move what is computed to another cell."))
+    return Parameters(tuple(found.values()), (*problems, *_clashes(source, found)))
+
+
+class _NoOptionError(Exception):
+    """Why an assignment is no option."""
+
+
+def _of_statement(node: ast.stmt, source: str, comment: str) -> Iterator[Parameter]:
+    if isinstance(node, (ast.Import, ast.ImportFrom, ast.Pass)):
+        return
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return
+    if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+        raise _NoOptionError(f"`{_short(node)}` assigns nothing")
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    literal = _type_of(node.value)
+    if literal is None:
+        raise _NoOptionError(f"the value of `{_short(node)}` is no literal")
+    said, help_text = _annotated(node.annotation, literal) if isinstance(node, ast.AnnAssign) else (literal, "")
+    default = ast.get_source_segment(source, node.value) or ""
+    default = ast.unparse(node.value) if "\n" in default else default
+    for target in targets:
+        if not isinstance(target, ast.Name):
+            raise _NoOptionError(f"`{_short(node)}` gives no single name a value")
+        yield Parameter(target.id, said, default, help_text or comment)
+
+
+def _clashes(source: str, found: dict[str, Parameter]) -> Iterator[Remark]:
+    first = {one.id: one.lineno for one in reversed(list(ast.walk(ast.parse(source)))) if isinstance(one, ast.Name)}
+    flags = {name.replace("_", "-").strip("-") or name: name for name in found}
+    for name in found:
+        flag = name.replace("_", "-").strip("-") or name
+        other = flags.get(flag.removeprefix("no-"), "")
+        if flag == _TAKEN:
+            yield Remark(
+                first[name], "`--help` lists the options, so it can be none of them; give `help` another name."
+            )
+        elif flags[flag] != name:
+            yield Remark(first[name], f"`{name}` and `{flags[flag]}` would be the same option; rename one.")
+        elif flag.startswith("no-") and other and found[other].type.startswith("bool"):
+            yield Remark(first[name], f"`--{flag}` is how `{other}` is turned off; give `{name}` another name.")
+
+
+def _comments(source: str) -> dict[int, str]:
+    """What stands behind each line's `#`."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return {one.start[0]: one.string.lstrip("# ").rstrip() for one in tokens if one.type == tokenize.COMMENT}
+
+
+def _type_of(value: ast.expr) -> str | None:
+    """The type of a literal; None for what isn't one."""
+    if isinstance(value, ast.Constant):
+        name = type(value.value).__name__
+        return "str | None" if value.value is None else name if name in _SCALARS else None
+    if isinstance(value, ast.UnaryOp) and isinstance(value.op, (ast.USub, ast.UAdd)):
+        return number if (number := _type_of(value.operand)) in ("int", "float") else None
+    if isinstance(value, ast.BinOp):
+        return _type_of_sum(value)
+    if isinstance(value, (ast.List, ast.Tuple)):
+        return _collection("list" if isinstance(value, ast.List) else "tuple", _common(value.elts))
+    if isinstance(value, ast.Call) and ast.unparse(value.func) in ("Path", "pathlib.Path") and not value.keywords:
+        return "Path" if all(_type_of(one) in ("str", "Path") for one in value.args) else None
+    return None
+
+
+def _type_of_sum(value: ast.BinOp) -> str | None:
+    left, right = _type_of(value.left), _type_of(value.right)
+    if left == "Path" and isinstance(value.op, ast.Div):
+        return "Path" if right in ("str", "Path") else None
+    if left == right == "str" and isinstance(value.op, ast.Add):
+        return "str"
+    if not {left, right} <= {"int", "float"}:
+        return None
+    below_one = isinstance(value.op, ast.Pow) and isinstance(value.right, ast.UnaryOp)
+    return "float" if "float" in (left, right) or isinstance(value.op, ast.Div) or below_one else "int"
+
+
+def _common(elements: Sequence[ast.expr]) -> str | None:
+    types = {_type_of(one) for one in elements}
+    if types == {"int", "float"}:
+        return "float"
+    if len(types) > 1:
+        return None
+    common = next(iter(types), "str")
+    return common if common in _SCALARS else None
+
+
+def _collection(kind: str, of: str | None) -> str | None:
+    return None if of is None else f"{kind}[{of}]" if kind == "list" else f"{kind}[{of}, ...]"
+
+
+def _annotated(annotation: ast.expr, literal: str) -> tuple[str, str]:
+    """The type that an annotation says, and the help that it may hold."""
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        return _annotated(ast.parse(annotation.value, mode="eval").body, literal)
+    name, arguments = _subscript(annotation)
+    if name == "Annotated" and arguments:
+        texts = [one.value for one in arguments[1:] if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        return _annotated(arguments[0], literal)[0], next(iter(texts), "")
+    if name == "Final":
+        return _annotated(arguments[0], literal) if arguments else (literal, "")
+    said = _spelled(annotation)
+    if said is None:
+        raise _NoOptionError(f"`{ast.unparse(annotation)}` is no type of an option")
+    # `name: str = None` is how many people spell an optional one
+    optional = literal == "str | None" and not said.endswith(" | None")
+    return (f"{said} | None" if optional else said), ""
+
+
+def _spelled(annotation: ast.expr) -> str | None:
+    name, arguments = _subscript(annotation)
+    if name in _SCALARS and not arguments:
+        return name
+    if name in ("Any", "object") and not arguments:
+        return "str"
+    if name in _MANY:
+        return _collection(_MANY[name], _element(arguments))
+    if name == "Literal" and arguments:
+        return f"Literal[{', '.join(map(ast.unparse, arguments))}]"
+    return _optional(name, arguments, annotation)
+
+
+def _optional(name: str, arguments: Sequence[ast.expr], annotation: ast.expr) -> str | None:
+    every = [*arguments] if name in ("Optional", "Union") else []
+    if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
+        every = [annotation.left, annotation.right]
+    some = [one for one in every if not (isinstance(one, ast.Constant) and one.value is None)]
+    said = _spelled(some[0]) if len(some) == 1 else None
+    return None if said is None or (name != "Optional" and len(some) == len(every)) else f"{said} | None"
+
+
+def _element(arguments: Sequence[ast.expr]) -> str | None:
+    types = {_spelled(one) for one in arguments if not (isinstance(one, ast.Constant) and one.value is ...)}
+    common = next(iter(types), "str")
+    return common if len(types) <= 1 and common in _SCALARS else None
+
+
+def _subscript(annotation: ast.expr) -> tuple[str, Sequence[ast.expr]]:
+    """`("list", [int])` of `typing.list[int]`."""
+    if not isinstance(annotation, ast.Subscript):
+        return ast.unparse(annotation).rpartition(".")[2], ()
+    inside = annotation.slice
+    return _subscript(annotation.value)[0], inside.elts if isinstance(inside, ast.Tuple) else [inside]
+
+
+def _short(node: ast.stmt) -> str:
+    text = ast.unparse(node)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -22,7 +22,7 @@ _OTHER_KERNELS = ("ir", "julia")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """
+    r"""
     One cell; `number` is what `In [n]` says after Run All: code cells that hold something are counted from 1.
 
     Lines of `source` end in `\\n`, whatever the file's own line ends are.
@@ -85,7 +85,7 @@ def _current(content: Any, path: Path) -> Mapping[str, Any]:
     if version > _CURRENT:
         raise ExportError(f"{path} is a notebook of format {version}; formats up to {_CURRENT} are known here.")
     if "cells" in content and version == _CURRENT:
-        return content
+        return _mapping(content)
     return _upgraded(content, path)
 
 
@@ -95,7 +95,7 @@ def _upgraded(content: dict[str, Any], path: Path) -> Mapping[str, Any]:
     from nbformat import convert, from_dict
 
     try:
-        return dict(convert(from_dict(content), _CURRENT))
+        return dict(convert(from_dict(content), _CURRENT))  # type: ignore[no-untyped-call]  # nbformat says few types
     except (KeyError, AttributeError, TypeError, ValueError) as error:
         raise ExportError(
             f"{path} is a notebook of format {content['nbformat']} that can't be read: {type(error).__name__}: {error}. "

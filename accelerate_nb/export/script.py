@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from accelerate_nb import __version__
+from accelerate_nb.errors import ExportError
+from accelerate_nb.export.defining import Definitions
+from accelerate_nb.export.editing import edited
+from accelerate_nb.export.guarding import GUARD, INDENT, guarded
+from accelerate_nb.export.names import bound, mentioned
 from accelerate_nb.export.parameters import Parameter
-from accelerate_nb.export.plain import Wishes as Wishes
-from accelerate_nb.export.reading import Notebook
+from accelerate_nb.export.places import added, first_line, marker, table
+from accelerate_nb.export.plain import Remark, Wishes
+from accelerate_nb.export.reading import Cell, Notebook
+from accelerate_nb.export.results import result_of, showing
+from accelerate_nb.export.translating import Translated, Translation, translated
+
+__all__ = ["Script", "Wishes", "as_script"]
+
+_NOT_IN_SCRIPTS = frozenset({"remove-script", "skip-script"})
+_HEADING = re.compile(r"^#{1,6} +(.+?)(?: +#+)? *$", re.MULTILINE)
+# What cells on all ranks find in their process.
+_FOUND_THERE = {
+    "accelerator": "accelerate_nb.Accelerator()",
+    "rank": "accelerator.process_index",
+    "world_size": "accelerator.num_processes",
+    "device": "accelerator.device",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +48,170 @@ def as_script(notebook: Notebook, wishes: Wishes = Wishes()) -> Script:  # noqa:
 
     >>> as_script(read("train.ipynb")).text
     """
-    lines = [f"# Exported from {notebook.path.name} by accelerate-nb.", f"# {wishes.keep_installs}"]
-    for cell in notebook.cells:
-        if cell.number is not None:
-            lines += [f"# %% [{cell.number}] {notebook.path.name}", *cell.source.rstrip("\n").split("\n")]
-    return Script("\n".join(lines) + "\n")
+    name = re.sub(r"[\x00-\x1f\x7f\u2028\u2029]", "?", notebook.path.name)
+    cells = tuple(_trimmed(cell) for cell in notebook.cells if not cell.tags & _NOT_IN_SCRIPTS)
+    translation = translated(cells, wishes)
+    if problems := translation.problems():
+        raise ExportError(_refusal(name, problems))
+    text = _Draft(name, cells, translation).text()
+    _check(text, name)
+    parameters = next((one.parameters for one in translation.cells.values() if one.parameters), ())
+    return Script(text, tuple(_said(name, translation.notes())), parameters)
+
+
+def _trimmed(cell: Cell) -> Cell:
+    """Without the empty lines at its end."""
+    return replace(cell, source=cell.source.rstrip())
+
+
+def _refusal(name: str, problems: Sequence[tuple[int, Remark]]) -> str:
+    lines = "\n".join(f"  {line}" for line in _said(name, problems))
+    return f"{name} can't be a script as it is:\n{lines}\nChange these lines, or tag their cells `skip-script`."
+
+
+def _said(name: str, remarks: Iterable[tuple[int, Remark]]) -> Iterator[str]:
+    for number, remark in remarks:
+        yield f"{name}, cell {number}, line {remark.line}: {remark.text}"
+
+
+def _check(text: str, name: str) -> None:
+    """The script is Python: what only goes wrong once cells stand together is found before anyone runs it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warns of the same things when the script runs
+            compile(text, name, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        place = table(text.split("\n")).get(error.lineno or 0, f"{name}, line {error.lineno} of the script")
+        raise ExportError(f"{place}: {error.msg}: `{(error.text or '').strip()}`. A script can't hold this.") from None
+
+
+class _Draft:
+    """The script while it is written."""
+
+    def __init__(self, name: str, cells: Sequence[Cell], translation: Translation) -> None:
+        self._name = name
+        self._cells = cells
+        self._translation = translation
+        self._imports: dict[str, None] = {}
+        self._definitions = Definitions()
+        trees = [one.tree for one in translation.cells.values()]
+        self._options = ""
+        self._taken = {name for tree in trees for name in bound(tree.body) | mentioned(tree)}
+
+    def text(self) -> str:
+        """The whole text."""
+        naming = self._function("cells", "name_in_tracebacks")
+        options = self._options_line()
+        begins = [f"{naming}(__file__)"]
+        if (needed := self._translation.ranks.needed) is not None:
+            begins.append(f"{self._function('processes', 'needed')}(__file__, {needed})")
+        if self._asks_for_display():
+            self._imports["from accelerate_nb.script.showing import display"] = None
+        body = [line for cell in self._cells for line in self._lines(cell)]
+        imports = [*self._futures(), *_merged(self._imports)]
+        # a wrong option is told of before the script begins, and before it starts processes
+        top = [*self._header(), *map(added, [*imports, *options]), *_below_guard(begins)]
+        return "\n".join([*top, *body]) + "\n"
+
+    def _header(self) -> Iterator[str]:
+        script = self._name.removesuffix(".ipynb") + ".py"
+        ways = [
+            (f"python {script}", "one process, or as many as the notebook starts"),
+            (f"accelerate-nb launch -n 2 {script}", "every process runs all of it"),
+            (f"torchrun --nproc-per-node 2 {script}", "the same"),
+        ]
+        widest = max(len(command) for command, _ in ways)
+        yield first_line(self._name, __version__)
+        yield "#"
+        yield from (f"#     {command:{widest}}    {meaning}" for command, meaning in ways)
+        yield "#"
+        yield '# Lines that end in "# +" are none of the notebook\'s.'
+
+    def _futures(self) -> Iterator[str]:
+        names = {name: None for one in self._translation.cells.values() for name in one.futures}
+        if names:
+            yield f"from __future__ import {', '.join(names)}"
+
+    def _lines(self, cell: Cell) -> Iterator[str]:
+        if cell.kind == "markdown" and cell.source.strip():
+            yield from ("", marker(self._name, None))
+            yield from (f"# {line}".rstrip() for line in cell.source.split("\n"))
+        elif cell.number is not None:
+            one = self._translation.cells[cell.number]
+            yield from ("", marker(self._name, cell.number))
+            if cell.number == self._translation.ranks.first:
+                yield from self._accelerator()
+            yield from self._code(one)
+            yield from self._chosen(one)
+
+    def _accelerator(self) -> list[str]:
+        self._definitions.guarded |= {*_FOUND_THERE, "accelerate_nb"}
+        return _below_guard(["import accelerate_nb", *(f"{name} = {value}" for name, value in _FOUND_THERE.items())])
+
+    def _code(self, one: Translated) -> list[str]:
+        if one.plain.left_out:
+            return [f"# {line}".rstrip() for line in one.plain.source.split("\n")]
+        self._imports.update(dict.fromkeys(one.plain.imports))
+        source = one.plain.source
+        if (result := result_of(source)) is not None:
+            source = edited(source, showing(result, self._function("showing", "shown")))
+        waits = lambda: self._function("waiting", "wait")  # noqa: E731 - imported only where something waits
+        return guarded(source, one.number, self._definitions, waits, shown=result is not None)
+
+    def _options_line(self) -> list[str]:
+        """What reads the options, in the script and in the processes that import it for its data loaders."""
+        options = [option for one in self._translation.cells.values() for option in one.parameters]
+        if not options:
+            return []
+        self._options = self._free("options")
+        told = [f"{INDENT}{each.name}=({each.type!r}, {each.default!r}, {each.help!r})," for each in options]
+        read = self._function("parameters", "parameters")
+        return [f"{self._options} = {read}(", f"{INDENT}__name__, __file__, {self._heading()!r},", *told, ")"]
+
+    def _chosen(self, one: Translated) -> list[str]:
+        """What gives the names of the `parameters` cell the values of the options."""
+        names = ", ".join(each.name for each in one.parameters)
+        comma = "," if len(one.parameters) == 1 else ""
+        return [added(f"{names}{comma} = {self._options}.instead_of({names})")] if names else []
+
+    def _heading(self) -> str:
+        sources = (cell.source for cell in self._cells if cell.kind == "markdown")
+        return next((found[1] for source in sources if (found := _HEADING.search(source))), self._name)
+
+    def _function(self, home: str, name: str) -> str:
+        """What one of this package's functions is called in this script, where the notebook may use its name for something else."""
+        called = self._free(name)
+        behind = "" if called == name else f" as {called}"
+        self._imports[f"from accelerate_nb.script.{home} import {name}{behind}"] = None
+        return called
+
+    def _free(self, name: str) -> str:
+        while name in self._taken:
+            name = f"_{name}"
+        return name
+
+    def _asks_for_display(self) -> bool:
+        """Whether a cell uses `display`, which every notebook has, before any cell imports it."""
+        for one in self._translation.cells.values():
+            if "display" in bound(one.tree.body):
+                return False
+            if "display" in mentioned(one.tree):
+                return True
+        return False
+
+
+def _below_guard(lines: Iterable[str]) -> list[str]:
+    return [added(GUARD), *(added(INDENT + line) for line in lines)]
+
+
+def _merged(imports: Iterable[str]) -> list[str]:
+    """These imports, with one line for each module."""
+    names: dict[str, dict[str, None]] = {}
+    others = []
+    for line in imports:
+        module, word, imported = line.removeprefix("from ").partition(" import ")
+        if word and line.startswith("from "):
+            names.setdefault(module, {})[imported] = None
+        else:
+            others.append(line)
+    return [*others, *(f"from {module} import {', '.join(sorted(names[module]))}" for module in sorted(names))]

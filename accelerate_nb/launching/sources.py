@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from accelerate_nb.export.places import place
+
 
 @dataclass(frozen=True, slots=True)
 class Sources:
@@ -24,9 +26,15 @@ class Sources:
         return "a cell" if filename in self.lines else filename
 
     def place(self, filename: str, line: int) -> str:
-        """What a person calls a line: `Cell In[3], line 7`, or `File "train.py", line 7`."""
+        """
+        What a person calls a line: `Cell In[3], line 7`, or `File "train.py", line 7`.
+
+        A line of a script that was exported from a notebook is the notebook's: `train.ipynb, cell 3, line 2`.
+        """
         name = self.name(filename)
-        return f"{name}, line {line}" if filename in self.lines else f'File "{name}", line {line}'
+        if filename in self.lines:
+            return f"{name}, line {line}"
+        return str(place(filename, line) or f'File "{name}", line {line}')
 
     def install(self) -> None:
         """Make the lines known to this process's tracebacks, warnings and `inspect`."""

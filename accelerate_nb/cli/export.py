@@ -1,0 +1,104 @@
+"""`accelerate-nb export`: a notebook is written as a script."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+from accelerate_nb.errors import ExportError
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """What to export, and where to."""
+    parser.add_argument("notebook", type=Path, help="The notebook.")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="The script to write (default: beside the notebook, with .py).",
+    )
+    parser.add_argument("--stdout", action="store_true", help="Write the script to standard output.")
+    parser.add_argument(
+        "--keep-installs",
+        action="store_true",
+        help="Let the script install what the notebook does (%%pip install ...).",
+    )
+    parser.add_argument("--force", action="store_true", help="Replace a file that was not exported from a notebook.")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the script, then say on standard error what to know of it and how to run it."""
+    from accelerate_nb.export.reading import read
+    from accelerate_nb.export.script import Wishes, as_script
+
+    notebook: Path = arguments.notebook
+    output = (
+        None if arguments.stdout or arguments.output == Path("-") else arguments.output or notebook.with_suffix(".py")
+    )
+    if output is not None:
+        _refuse(output, notebook, force=arguments.force)
+    script = as_script(read(notebook), Wishes(keep_installs=arguments.keep_installs))
+    if output is None:
+        sys.stdout.write(script.text)
+    else:
+        write(output, script.text)
+    for note in script.notes:
+        print(note, file=sys.stderr)
+    if output is not None:
+        told = shlex.quote(str(output))
+        print(f"{notebook} was exported. Run it: python {told}, or accelerate-nb launch {told}", file=sys.stderr)
+    return 0
+
+
+def _refuse(output: Path, notebook: Path, *, force: bool) -> None:
+    """Stop before a file is lost."""
+    from accelerate_nb.export.places import notebook_of
+
+    asked = f"{notebook} was to be exported to {output}"
+    if output.is_dir():
+        raise ExportError(
+            f"{asked}, which is a folder. Name a file in it: -o {output / notebook.with_suffix('.py').name}"
+        )
+    if output.exists() and output.samefile(notebook):
+        raise ExportError(f"{asked}, which is the notebook itself. Name another file.")
+    if not output.exists() or force:
+        return
+    try:
+        with output.open(encoding="utf-8", errors="replace") as file:
+            first = file.readline()
+    except OSError as error:
+        raise ExportError(f"{asked}, which can't be read: {error.strerror}.") from None
+    if notebook_of(first) is None:
+        raise ExportError(
+            f"{asked}, which holds something else. Say --force to replace it, or -o to name another file."
+        )
+
+
+def write(output: Path, text: str) -> None:
+    """Write a file whole, or leave what is there."""
+    output = output.resolve()  # a link goes on to lead to the file
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=output.parent, encoding="utf-8", newline="\n", delete=False) as file:
+            file.write(text)
+        try:
+            os.chmod(file.name, _mode(output))
+            os.replace(file.name, output)
+        except OSError:
+            os.unlink(file.name)
+            raise
+    except OSError as error:
+        raise ExportError(f"{output} was to be written, but it can't be: {error.strerror}.") from None
+
+
+def _mode(output: Path) -> int:
+    """The permissions that the file has, or that a new one gets."""
+    if output.exists():
+        return output.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask

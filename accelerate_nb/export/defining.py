@@ -1,0 +1,113 @@
+"""Which statements only define: a process that merely imports the script needs them, and may run them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from accelerate_nb.export.names import bound, called, looked_up, mentioned
+
+_DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Global, ast.Pass)
+# Calls that make a value of what they are given, and do nothing else.
+_MAKERS = frozenset(
+    f"{home}{name}"
+    for homes, names in (
+        (("", "typing."), ("TypeVar", "ParamSpec", "TypeVarTuple", "NewType", "NamedTuple", "TypedDict")),
+        (("", "collections."), ("namedtuple", "OrderedDict", "defaultdict", "Counter", "deque")),
+        (("", "pathlib."), ("Path", "PurePath")),
+        (("", "functools."), ("partial",)),
+        (("logging.",), ("getLogger",)),
+        (("torch.",), ("device",)),
+        (("re.",), ("compile",)),
+        (("os.",), ("getenv", "environ.get", "path.join", "path.expanduser")),
+        (("",), ("dict", "list", "tuple", "set", "frozenset", "range", "len", "int", "float", "str", "bool")),
+    )
+    for home in homes
+    for name in names
+)
+_WORK = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+@dataclass
+class Definitions:
+    """
+    Tells, of one statement after the other, which of them only define.
+
+    A definition that needs what only a guarded statement computes (`class Net(Base): size = len(vocabulary)`) can't be
+    run by a process that merely imports the script, so it is guarded as well.
+    """
+
+    guarded: set[str] = field(default_factory=set)
+    _inside: dict[str, set[str]] = field(default_factory=dict)
+
+    def only_define(self, nodes: Sequence[ast.stmt], *, shown: ast.stmt | None = None) -> bool:
+        """Whether these statements, which stand on the same lines, all define; they are remembered."""
+        defines = all(node is not shown and _defines(node) for node in nodes) and not self._needs_guarded(nodes)
+        names = bound(nodes)
+        self.guarded = self.guarded - names if defines else self.guarded | names
+        for node in nodes:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                self._inside[node.name] = mentioned(node)
+        return defines
+
+    def define_again(self, nodes: Iterable[ast.stmt]) -> None:
+        """These statements are run for everyone after all."""
+        self.guarded -= bound(nodes)
+
+    def _needs_guarded(self, nodes: Sequence[ast.stmt]) -> bool:
+        return not self.guarded.isdisjoint(looked_up(nodes) | set(self._within(called(nodes))))
+
+    def _within(self, names: Iterable[str]) -> Iterator[str]:
+        """What the functions of these names look up when they are called, and the functions that they call in turn."""
+        waiting, known = list(names), set[str]()
+        while waiting:
+            name = waiting.pop()
+            if name not in known:
+                known.add(name)
+                yield from self._inside.get(name, ())
+                waiting += self._inside.get(name, ())
+
+
+def _defines(node: ast.stmt) -> bool:
+    if isinstance(node, _DEFINITIONS) or type(node).__name__ == "TypeAlias":
+        return True
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return all(map(_is_name, targets)) and (node.value is None or _is_at_hand(node.value))
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant)
+    if isinstance(node, ast.If):
+        return _is_at_hand(node.test) and not _asks_who_runs(node.test) and _all_define(node.body, node.orelse)
+    if isinstance(node, ast.Try):
+        handlers = [handler.body for handler in node.handlers]
+        return _all_define(node.body, *handlers, node.orelse, node.finalbody)
+    return False
+
+
+def _all_define(*bodies: Sequence[ast.stmt]) -> bool:
+    return all(_defines(node) for body in bodies for node in body)
+
+
+def _is_name(target: ast.expr) -> bool:
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return all(map(_is_name, target.elts))
+    return isinstance(target, ast.Name)
+
+
+def _is_at_hand(value: ast.expr) -> bool:
+    """Whether a value takes no work to make."""
+    parts = list(_parts(value))
+    calls = [part for part in parts if isinstance(part, ast.Call)]
+    return not any(isinstance(part, _WORK) for part in parts) and all(ast.unparse(one.func) in _MAKERS for one in calls)
+
+
+def _parts(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    children = node.args.defaults if isinstance(node, ast.Lambda) else ast.iter_child_nodes(node)
+    for child in children:
+        yield from _parts(child)
+
+
+def _asks_who_runs(test: ast.expr) -> bool:
+    return any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(test))

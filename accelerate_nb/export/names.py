@@ -1,0 +1,146 @@
+"""Which names statements bind, and which they look up, when they run: what stands inside of functions runs later."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from typing import TypeAlias
+
+Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda"
+
+
+def bound(nodes: Iterable[ast.AST]) -> set[str]:
+    """
+    The names of the module that these statements give a value to, or take away.
+
+    >>> sorted(bound(ast.parse("import os.path; x, y = 1, [z for z in ()]").body))
+    ['os', 'x', 'y']
+    """
+    found = _Bound()
+    for node in nodes:
+        found.visit(node)
+    return found.names
+
+
+def looked_up(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names that these statements need at the time at which they run."""
+    found = _LookedUp()
+    for node in nodes:
+        found.visit(node)
+    return found.names
+
+
+def called(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names among those that `looked_up` finds that are called, or decorate something."""
+    found = _LookedUp()
+    for node in nodes:
+        found.visit(node)
+    return found.called
+
+
+def mentioned(node: ast.AST) -> set[str]:
+    """Every name that is looked up anywhere in a statement, now or when a function of it is called."""
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+
+
+class _OfTheModule(ast.NodeVisitor):
+    """Visits what runs with the statement itself."""
+
+    def _visit_function(self, node: Function) -> None:
+        for child in (*getattr(node, "decorator_list", ()), *node.args.defaults, *filter(None, node.args.kw_defaults)):
+            self.visit(child)
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self._visit_function(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._visit_function(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self._visit_function(node)
+
+
+class _Bound(_OfTheModule):
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self.names.add(node.name)
+        self._visit_function(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self.names.add(node.name)
+        self._visit_function(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self.names.add(node.name)
+        for child in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
+            self.visit(child)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if not isinstance(node.ctx, ast.Load):
+            self.names.add(node.id)
+
+    def visit_alias(self, node: ast.alias) -> None:
+        self.names.add(node.asname or node.name.partition(".")[0])
+
+    def visit_comprehension(self, node: ast.comprehension) -> None:
+        # its target is its own, unlike what `:=` binds anywhere in it
+        for child in (node.iter, *node.ifs):
+            self.visit(child)
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
+        self._add(node.name)
+        self.generic_visit(node)
+
+    def visit_MatchAs(self, node: ast.MatchAs) -> None:
+        self._add(node.name)
+        self.generic_visit(node)
+
+    def visit_MatchStar(self, node: ast.MatchStar) -> None:
+        self._add(node.name)
+
+    def visit_MatchMapping(self, node: ast.MatchMapping) -> None:
+        self._add(node.rest)
+        self.generic_visit(node)
+
+    def _add(self, name: str | None) -> None:
+        if name is not None:
+            self.names.add(name)
+
+
+class _LookedUp(_OfTheModule):
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.called: set[str] = set()
+
+    def _visit_function(self, node: Function) -> None:
+        super()._visit_function(node)
+        self.called |= _names(getattr(node, "decorator_list", ()))
+        # annotations are looked up with the definition, up to Python 3.13
+        arguments = node.args
+        every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
+        for annotation in (*(one.annotation for one in every if one is not None), getattr(node, "returns", None)):
+            if annotation is not None:
+                self.visit(annotation)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self.called |= _names(node.decorator_list)
+        # what its body binds is its own, so it hides nothing of the module: only names from outside are wanted here
+        own = bound(node.body)
+        self.names |= looked_up(node.body) - own
+        self.called |= called(node.body) - own
+        for child in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
+            self.visit(child)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        self.called |= _names([node.func])
+        self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load):
+            self.names.add(node.id)
+
+
+def _names(nodes: Iterable[ast.AST]) -> set[str]:
+    return {one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)}

@@ -1,0 +1,35 @@
+"""What a notebook shows below a cell, the value of its last expression, is shown by the script too."""
+
+from __future__ import annotations
+
+import ast
+
+from accelerate_nb.export.editing import Edit, end_of
+
+# They give nothing back that a notebook would show.
+_SILENT = frozenset({"print", "display", "plt.show", "pyplot.show", "shown"})
+
+
+def result_of(source: str) -> ast.Expr | None:
+    """The expression whose value a notebook shows: the last statement, unless a semicolon follows it."""
+    body = ast.parse(source).body
+    last = body[-1] if body else None
+    if not isinstance(last, ast.Expr) or _is_silent(last.value):
+        return None
+    line, column = end_of(last)
+    after = source.split("\n")[line - 1].encode()[column:]
+    return None if after.lstrip().startswith(b";") else last
+
+
+def showing(result: ast.Expr, function: str) -> list[Edit]:
+    """What makes `function(...)` of an expression."""
+    # `shown(a, b)` would be two arguments
+    opening, closing = ("((", "))") if isinstance(result.value, ast.Tuple) else ("(", ")")
+    start, end = (result.lineno, result.col_offset), end_of(result)
+    return [Edit(start, start, function + opening), Edit(end, end, closing)]
+
+
+def _is_silent(value: ast.expr) -> bool:
+    if isinstance(value, ast.Constant) and value.value is None:
+        return True
+    return isinstance(value, ast.Call) and ast.unparse(value.func) in _SILENT

@@ -1,0 +1,137 @@
+"""Each code cell as Python that could stand in a script, and what of it could not."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import cast
+
+from accelerate_nb.export.awaiting import without_annotations
+from accelerate_nb.export.hoisting import hoisted
+from accelerate_nb.export.parameters import TAG, Parameter, parameters_of
+from accelerate_nb.export.plain import Plain, Ranked, Remark, Wishes
+from accelerate_nb.export.reading import Cell
+
+RAISES = "raises-exception"
+
+
+def plain(source: str, wishes: Wishes) -> Plain:
+    """A cell without IPython's own syntax."""
+    try:
+        found = import_module("accelerate_nb.export.magics")
+    except ModuleNotFoundError:
+        return Plain(source)
+    return cast(Plain, found.plain(source, wishes))
+
+
+def ranked(cells: Sequence[Cell], wishes: Wishes) -> Ranked:
+    """What cells on all ranks become."""
+    try:
+        found = import_module("accelerate_nb.export.ranks")
+    except ModuleNotFoundError:
+        return Ranked()
+    return cast(Ranked, found.ranked(cells, wishes))
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """A code cell in plain Python, with as many lines; a cell that is left out is text, and parses as nothing."""
+
+    cell: Cell
+    plain: Plain
+    futures: tuple[str, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
+
+    @property
+    def number(self) -> int:
+        """The cell's number; cells without one are not translated."""
+        assert self.cell.number is not None
+        return self.cell.number
+
+    @property
+    def tree(self) -> ast.Module:
+        """Its statements."""
+        return ast.parse("" if self.plain.left_out else self.plain.source)
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """All code cells of a notebook, by number, and how its `%%accelerate` cells want to be run."""
+
+    cells: dict[int, Translated]
+    ranks: Ranked
+
+    def notes(self) -> list[tuple[int, Remark]]:
+        """What a person should know, with the numbers of the cells, in the order of the lines."""
+        return sorted(self._remarks(self.ranks.notes, "notes"), key=_place)
+
+    def problems(self) -> list[tuple[int, Remark]]:
+        """What keeps the notebook from being a script, with the numbers of the cells, in the order of the lines."""
+        return sorted([*self._remarks(self.ranks.problems, "problems"), *self._second_parameters()], key=_place)
+
+    def _remarks(self, of_ranks: Iterable[tuple[int, Remark]], kind: str) -> Iterator[tuple[int, Remark]]:
+        yield from of_ranks
+        for one in self.cells.values():
+            yield from ((one.number, remark) for remark in getattr(one.plain, kind))
+
+    def _second_parameters(self) -> Iterator[tuple[int, Remark]]:
+        tagged = [number for number, one in self.cells.items() if TAG in one.cell.tags]
+        for number in tagged[1:]:
+            yield (
+                number,
+                Remark(1, f"cell {tagged[0]} is tagged `{TAG}` already; a script has its options from one cell."),
+            )
+
+
+def translated(cells: Sequence[Cell], wishes: Wishes) -> Translation:
+    """Translate the code cells among these; nothing is raised, problems are kept."""
+    code = [cell for cell in cells if cell.number is not None]
+    ranks = ranked([cell for cell in code if RAISES not in cell.tags], wishes)
+    return Translation(
+        {cell.number: _translated(cell, ranks, wishes) for cell in code if cell.number is not None}, ranks
+    )
+
+
+def _translated(cell: Cell, ranks: Ranked, wishes: Wishes) -> Translated:
+    if RAISES in cell.tags:
+        note = Remark(1, f"the cell was left out: it is tagged `{RAISES}`, and would end the script.")
+        return Translated(cell, Plain(cell.source, notes=(note,), left_out=True))
+    of_ranks = ranks.cells.get(cell.number or 0)
+    found = plain(cell.source, wishes) if of_ranks is None else _joined(of_ranks, wishes)
+    if found.left_out or found.problems:
+        return Translated(cell, found)
+    try:
+        return _checked(cell, found)
+    except SyntaxError as error:
+        problem = Remark(error.lineno or 1, f"{error.msg}: `{(error.text or '').strip()}`")
+        return Translated(cell, replace(found, problems=(problem,)))
+
+
+def _joined(first: Plain, wishes: Wishes) -> Plain:
+    if first.left_out or first.problems:
+        return first
+    then = plain(first.source, wishes)
+    imports = tuple(dict.fromkeys((*first.imports, *then.imports)))
+    return replace(then, imports=imports, notes=(*first.notes, *then.notes))
+
+
+def _checked(cell: Cell, found: Plain) -> Translated:
+    """The cell as the script has it; `SyntaxError` where Python could not run it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of the same things when the script runs
+        with_future = hoisted(found.source)
+        compile(with_future.source, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        source = without_annotations(with_future.source)
+        options = parameters_of(source) if TAG in cell.tags else None
+    if options is None:
+        return Translated(cell, replace(found, source=source), with_future.names)
+    problems = (*found.problems, *options.problems)
+    return Translated(cell, replace(found, source=source, problems=problems), with_future.names, options.found)
+
+
+def _place(remark: tuple[int, Remark]) -> tuple[int, int]:
+    number, said = remark
+    return number, said.line

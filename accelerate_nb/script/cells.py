@@ -1,0 +1,84 @@
+"""Where a script went wrong, in the words of its notebook: `train.ipynb, cell 3, line 2`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from traceback import FrameSummary, TracebackException
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_RUNTIME = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_LOOP = os.sep + "asyncio" + os.sep
+
+
+def name_in_tracebacks(file: str) -> None:
+    """From now on, let an exception that ends the script at `file` name the notebook's cells and lines."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            before(kind, error, trace)
+            return
+        print(traceback_text(error, file), end="", file=sys.stderr)
+
+    sys.excepthook = hook
+
+
+def traceback_text(error: BaseException, file: str) -> str:
+    """What Python writes of an exception that nobody caught, with the cells and lines of the notebook in it."""
+    import re
+    from traceback import TracebackException
+
+    from accelerate_nb.errors import AccelerateNbError
+    from accelerate_nb.export.places import place
+
+    whole = TracebackException.from_exception(error)
+    for one in _every(whole):
+        _clean(one, file, ours=isinstance(error, AccelerateNbError))
+    line = re.compile(rf'^([ |+-]*)File "{re.escape(file)}", line (\d+)', re.MULTILINE)
+    return line.sub(
+        lambda found: f"{found[1]}{place(file, int(found[2])) or found[0].strip()}", "".join(whole.format())
+    )
+
+
+def _every(error: TracebackException) -> Iterator[TracebackException]:
+    """An exception, those that it came from, and those of a group."""
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        others = (one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ()))
+        waiting += [other for other in others if other is not None]
+
+
+def _clean(error: TracebackException, file: str, *, ours: bool) -> None:
+    """Leave out how the script came to call its cells, and this package, unless an error of another's began there."""
+    frames = list(error.stack)
+    began_here = bool(frames) and frames[-1].filename.startswith(_PACKAGE) and not ours
+    kept = [frame for frame in _below_the_loop(frames) if not _is_left_out(frame, file, began_here=began_here)]
+    for frame in kept:
+        if frame.filename == file and frame.name.startswith("_cell_"):
+            frame.name = "<module>"
+    error.stack[:] = kept or frames
+
+
+def _below_the_loop(frames: list[FrameSummary]) -> Iterator[FrameSummary]:
+    """The frames without asyncio's own below `wait`."""
+    waits = False
+    for frame in frames:
+        waits = frame.filename == _RUNTIME + "waiting.py" or (waits and _LOOP in frame.filename)
+        if not (waits and _LOOP in frame.filename):
+            yield frame
+
+
+def _is_left_out(frame: FrameSummary, file: str, *, began_here: bool) -> bool:
+    from accelerate_nb.export.places import place
+
+    if frame.filename == file:
+        return place(file, frame.lineno or 0) is None
+    return frame.filename.startswith(_RUNTIME if began_here else _PACKAGE)

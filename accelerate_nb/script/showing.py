@@ -1,0 +1,67 @@
+"""What a notebook shows, as text: the value of a cell's last line, and what `display` is given."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+# What fits on one line is written by IPython as by Python itself.
+_WIDEST = 79
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
+
+
+def shown(value: Any) -> None:
+    """
+    Show the value of a cell's last line, as a notebook does: nothing for None.
+
+    >>> shown(1 + 1)
+    2
+    """
+    if value is not None:
+        display(value)
+
+
+def display(*objects: Any, **options: Any) -> Any:
+    """
+    Show objects: in a notebook, or in the panel of a run, where this script runs in one, and as text anywhere else.
+
+    Takes what IPython's `display` takes. With `display_id`, gives an object whose `update` shows something else.
+    """
+    other = getattr(builtins, "display", None)
+    if other is not None:
+        return other(*objects, **options)
+    for one in objects:
+        print(text_of(one))
+    return Handle() if options.get("display_id") is not None else None
+
+
+class Handle:
+    """What was displayed, and can be displayed again: text is written below, since what is printed stays."""
+
+    def display(self, obj: Any, **_: Any) -> None:
+        """Show an object."""
+        display(obj)
+
+    def update(self, obj: Any, **_: Any) -> None:
+        """Show an object."""
+        display(obj)
+
+
+def text_of(value: Any) -> str:
+    """What a notebook that can show nothing but text would write; a figure is a line that tells its size."""
+    if _is_simple(value) and len(text := repr(value)) <= _WIDEST:
+        return text
+    # IPython takes a third of a second to import, so it is for values that need it
+    from IPython.core.formatters import PlainTextFormatter
+
+    if type(value).__module__ == "IPython.core.display" and type(value).__name__ in ("Markdown", "Latex", "Code"):
+        return str(value.data)
+    return str(PlainTextFormatter()(value))
+
+
+def _is_simple(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return all(type(one) in _SIMPLE for one in value)
+    if type(value) is dict:
+        return all(type(one) in _SIMPLE for pair in value.items() for one in pair)
+    return type(value) in _SIMPLE
