@@ -68,7 +68,7 @@ def kept_run(folder: Path) -> KeptRun | None:
         state=state,
         started=_number(said.get("started"), began),
         ended=_end(said, state),
-        ranks=int(_number(said.get("ranks"), len(_logs(folder)))),
+        ranks=int(_number(said.get("ranks"), len(rank_logs(folder)))),
         error=error or (_gone(said) if state == "failed" != said.get("state") else ""),
     )
 
@@ -83,7 +83,7 @@ def view_of(run: KeptRun) -> RunView:
     view = RunView(run.ranks)
     for event in _events(run.folder / "events.jsonl"):
         view.apply(event)
-    for rank, path in _logs(run.folder).items():
+    for rank, path in rank_logs(run.folder).items():
         earlier, lines = last_lines(path, _LINES)
         view.note_earlier(rank, earlier)
         for line in lines:
@@ -111,6 +111,38 @@ def last_lines(path: Path, most: int) -> tuple[int, list[str]]:
     return earlier + cut, [shown(raw) for raw in lines[cut:]]
 
 
+class Follower:
+    """
+    Reads a rank's log as it grows, from its last lines on.
+
+    >>> follower = Follower(0, folder, lines=20)
+    >>> follower.new()
+    ['step 1', 'step 2']
+    """
+
+    def __init__(self, rank: int, folder: Path, lines: int) -> None:
+        self.rank = rank
+        self._path = folder / f"rank_{rank}.log"
+        self._wanted = lines
+        self._place: int | None = None
+
+    def new(self) -> list[str]:
+        """The whole lines that came since it was asked last; the first time, the last ones that were there."""
+        if not self._path.is_file():
+            # what comes is seen from its beginning
+            self._place = 0
+            return []
+        if self._place is None:
+            self._place = self._path.stat().st_size
+            return last_lines(self._path, self._wanted)[1] if self._wanted else []
+        with self._path.open("rb") as file:
+            file.seek(self._place)
+            came = file.read()
+        whole = came[: came.rfind(b"\n") + 1]
+        self._place += len(whole)
+        return [shown(raw) for raw in whole.split(b"\n")[:-1]]
+
+
 def _newlines(file: Any, end: int) -> int:
     """How many lines end before this place; the file is left there."""
     file.seek(0)
@@ -136,7 +168,7 @@ def _events(path: Path) -> Iterator[Event]:
             yield event
 
 
-def _logs(folder: Path) -> dict[int, Path]:
+def rank_logs(folder: Path) -> dict[int, Path]:
     """The logs of all ranks that wrote something, in the order of ranks."""
     found = ((_LOG.fullmatch(path.name), path) for path in folder.glob("rank_*.log"))
     return dict(sorted((int(match[1]), path) for match, path in found if match is not None))

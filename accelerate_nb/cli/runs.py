@@ -1,0 +1,317 @@
+"""`accelerate-nb runs`: past and present runs, their logs and their reports."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accelerate_nb.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from accelerate_nb.events.reading import Follower, KeptRun
+    from accelerate_nb.events.view import RunView
+    from accelerate_nb.reports.facts import Facts
+
+_NEWEST = 20
+_LINES = 20
+_WIDEST_NAME, _WIDEST_ERROR = 40, 120
+_BETWEEN_LOOKS = 0.2
+_RUN = "A number of the list (1 is the newest), a name or the beginning of one, a run's folder, or 'last' (default)."
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<style>body {{ font: 14px system-ui, sans-serif; margin: 1.5em; }} td {{ padding: 1px 10px 1px 0; vertical-align: top; }}</style>
+</head><body>
+{body}
+</body></html>
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Say which arguments the command takes."""
+    parser.set_defaults(act=_list, rank=None, follow=False, html=None, open=False, lines=_LINES, run="last")
+    _add_listing(parser)
+    commands = parser.add_subparsers(title="what is done", metavar="WHAT")
+    _add_listing(_command(commands, "list", "List runs, the newest first; so it does without a word.", _list))
+    logs = _command(commands, "logs", "Show the last lines that ranks wrote.", _logs)
+    logs.add_argument("--rank", type=int, metavar="N", help="Show this rank's lines only.")
+    logs.add_argument("--lines", type=int, metavar="N", help=f"How many of each rank (default: {_LINES}).")
+    logs.add_argument("-f", "--follow", action="store_true", help="Go on with what is written, until the run is over.")
+    show = _command(commands, "show", "Show a run's report.", _show)
+    show.add_argument("--html", metavar="FILE", help="Write the report as a page into this file.")
+    show.add_argument("--open", action="store_true", help="Open the report in a browser.")
+    path = _command(commands, "path", "Print the folder in which a run's output is kept.", _path)
+    for one in (logs, show, path):
+        one.add_argument("run", metavar="RUN", nargs="?", help=_RUN)
+        _add_folder(one)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do it; gives the exit code."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        # what this terminal has no letters for is said in ASCII
+        reconfigure(errors="backslashreplace")
+    act: Callable[[argparse.Namespace], int] = arguments.act
+    code = act(arguments)
+    # a reader that has gone is met here, and not when Python ends
+    sys.stdout.flush()
+    return code
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    word: str,
+    told: str,
+    act: Callable[[argparse.Namespace], int],
+) -> argparse.ArgumentParser:
+    # what is not said behind the word stays as it was said before it
+    parser = commands.add_parser(word, help=told, description=told, argument_default=argparse.SUPPRESS)
+    parser.set_defaults(act=act)
+    return parser
+
+
+def _add_listing(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--all", action="store_true", help=f"List all runs that are kept, not only the newest {_NEWEST}."
+    )
+    parser.add_argument("--json", action="store_true", help="Write a list of objects in JSON.")
+    _add_folder(parser)
+
+
+def _add_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--folder", metavar="PATH", help="Where the folders of runs are; without it, in the user's cache."
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- listing
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    every = _every(arguments.folder)
+    shown = every if arguments.all else every[:_NEWEST]
+    if arguments.json:
+        print(json.dumps([_as_json(number, one) for number, one in enumerate(shown, 1)], indent=1))
+    elif not every:
+        print(f"There are no runs in {_place(arguments.folder)}.")
+    else:
+        print("\n".join(_table(shown)))
+        if more := len(every) - len(shown):
+            print(f"… and {more} more; --all lists them")
+    return 0
+
+
+def _table(runs: Sequence[KeptRun]) -> list[str]:
+    from accelerate_nb.events.lines import within
+    from accelerate_nb.reports.wording import aligned
+
+    head = ("", "when", "name", "state", "ranks", "time", "error")
+    rows = [_row(number, one) for number, one in enumerate(runs, 1)]
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return [line if columns is None else within(line, columns - 1) for line in aligned([head, *rows])]
+
+
+def _row(number: int, run: KeptRun) -> tuple[str, ...]:
+    from accelerate_nb.reports.digest import SIGNS
+
+    name, error = _one_line(run.name, _WIDEST_NAME), _one_line(run.error, _WIDEST_ERROR)
+    return str(number), _when(run.started), name, f"{SIGNS[run.state]} {run.state}", str(run.ranks), _lasted(run), error
+
+
+def _as_json(number: int, run: KeptRun) -> dict[str, object]:
+    return {"number": number, **asdict(run), "folder": str(run.folder)}
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _lasted(run: KeptRun) -> str:
+    from accelerate_nb.reports.amounts import time_text
+
+    if run.is_over and run.ended is None:
+        return ""
+    return time_text((run.ended or time.time()) - run.started)
+
+
+def _one_line(text: str, width: int) -> str:
+    from accelerate_nb.reports.colours import plain
+
+    line = plain(text.strip().partition("\n")[0])
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+# ---------------------------------------------------------------------------------------------------------------- finding
+
+
+def _place(folder: str | None) -> Path:
+    from accelerate_nb.config.environment import runs_folder
+
+    return Path(folder).expanduser().absolute() if folder else runs_folder(os.environ)
+
+
+def _every(folder: str | None) -> list[KeptRun]:
+    from accelerate_nb.events.reading import kept_runs
+
+    return kept_runs(_place(folder))
+
+
+def _found(arguments: argparse.Namespace) -> KeptRun:
+    """The run that a person means."""
+    from accelerate_nb.events.reading import kept_run
+
+    said = arguments.run
+    if os.sep in said and (by_path := kept_run(Path(said).expanduser().absolute())) is not None:
+        return by_path
+    every = _every(arguments.folder)
+    if not every:
+        raise ConfigurationError(
+            f"The run {said!r} was asked for, but there are no runs in {_place(arguments.folder)}."
+        )
+    chosen = chosen_of(said, every)
+    if len(chosen) == 1:
+        return chosen[0]
+    raise ConfigurationError(_which(said, every, chosen))
+
+
+def chosen_of(said: str, every: Sequence[KeptRun]) -> list[KeptRun]:
+    """The runs that a word may mean, of all that there are, newest first; exactly one where it is clear."""
+    if said == "last":
+        return list(every[:1])
+    if said.isdecimal() and 1 <= int(said) <= len(every):
+        return [every[int(said) - 1]]
+    for means in (
+        lambda one: said == one.folder.name,
+        lambda one: said == one.name,
+        lambda one: one.folder.name.startswith(said) or one.name.startswith(said),
+    ):
+        if found := [one for one in every if means(one)]:
+            return found
+    return []
+
+
+def _which(said: str, every: Sequence[KeptRun], chosen: Sequence[KeptRun]) -> str:
+    """What to do where a word means no run, or several."""
+    numbers = {one.folder: number for number, one in enumerate(every, 1)}
+    if chosen:
+        listed = "\n".join(f"  {numbers[one.folder]:>3}  {one.folder.name}" for one in chosen[:8])
+        return f"{said!r} may mean any of {len(chosen)} runs. Say which, by its number or its whole name:\n{listed}"
+    names = [name for one in every for name in (one.folder.name, one.name)]
+    near = difflib.get_close_matches(said, names, n=3, cutoff=0.5)
+    hint = f"Near to it {'is' if len(near) == 1 else 'are'} {', '.join(near)}. " if near else ""
+    return f"There is no run {said!r} among the {len(every)} that are kept. {hint}`accelerate-nb runs` lists them."
+
+
+def _path(arguments: argparse.Namespace) -> int:
+    print(_found(arguments).folder)
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------------------------- logs
+
+
+def _logs(arguments: argparse.Namespace) -> int:
+    from accelerate_nb.events.reading import Follower, rank_logs
+
+    found = _found(arguments)
+    if arguments.rank is not None and not 0 <= arguments.rank < found.ranks:
+        raise ConfigurationError(
+            f"--rank {arguments.rank} was asked for, but {found.folder.name} has ranks 0 to {found.ranks - 1}. Name one of them."
+        )
+    wanted = range(found.ranks) if arguments.rank is None else [arguments.rank]
+    label = "[{}] " if len(wanted) > 1 else ""
+    followers = [Follower(rank, found.folder, max(arguments.lines, 0)) for rank in wanted]
+    _write_new(followers, label)
+    if not arguments.follow and not any(rank in rank_logs(found.folder) for rank in wanted):
+        print(f"nothing was written; the run's folder is {found.folder}", file=sys.stderr)
+    if arguments.follow:
+        _follow(found, followers, label)
+    return 0
+
+
+def _follow(run: KeptRun, followers: Sequence[Follower], label: str) -> None:
+    from accelerate_nb.events.reading import kept_run
+
+    is_over = run.is_over
+    while not is_over:
+        time.sleep(_BETWEEN_LOOKS)
+        # first the state, then the lines: what was written before the end is not missed
+        now = kept_run(run.folder)
+        is_over = now is None or now.is_over
+        _write_new(followers, label)
+
+
+def _write_new(followers: Sequence[Follower], label: str) -> None:
+    from accelerate_nb.events.lines import cleaned
+    from accelerate_nb.reports.colours import plain
+
+    for one in followers:
+        for line in one.new():
+            text = cleaned(line, None) if sys.stdout.isatty() else plain(line)
+            sys.stdout.write(f"{label.format(one.rank)}{text}\n")
+    sys.stdout.flush()
+
+
+# ----------------------------------------------------------------------------------------------------------------- report
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from accelerate_nb.events.reading import view_of
+
+    found = _found(arguments)
+    view = view_of(found)
+    if arguments.html is None and not arguments.open:
+        print("\n".join(_report(found, view)))
+        return 0
+    path = Path(arguments.html).expanduser() if arguments.html is not None else _beside(found)
+    _write_page(found, view, path)
+    print(path)
+    if arguments.open:
+        import webbrowser
+
+        webbrowser.open(path.absolute().as_uri())
+    return 0
+
+
+def _report(run: KeptRun, view: RunView) -> Iterator[str]:
+    """The report that a notebook keeps as text; what says why a run failed, where no rank could, stands above it."""
+    from accelerate_nb.reports.colours import plain
+    from accelerate_nb.reports.report import static
+
+    if run.error and not view.failures:
+        yield plain(run.error)
+        yield ""
+    yield static(_facts(run), view, live=False)["text/plain"]
+
+
+def _facts(run: KeptRun) -> Facts:
+    from accelerate_nb.reports.facts import Facts
+
+    return Facts(run.name, run.why, str(run.folder), run.started, run.ranks, host="", can_act=False)
+
+
+def _beside(run: KeptRun) -> Path:
+    return run.folder / "report.html"
+
+
+def _write_page(run: KeptRun, view: RunView, path: Path) -> None:
+    from html import escape
+
+    from accelerate_nb.reports.report import static
+
+    body = static(_facts(run), view, live=False)["text/html"]
+    try:
+        path.write_text(_PAGE.format(title=escape(f"{run.name}: {view.state}"), body=body), encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"The report was to be written into {path}, which can't be done: {error.strerror}. Name another file."
+        ) from None
