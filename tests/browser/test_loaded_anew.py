@@ -38,7 +38,10 @@ def begun(notebook: Notebook) -> Any:
     return panel
 
 
-@pytest.mark.parametrize("while_it_ends", ["open", "closed"])
+@pytest.mark.parametrize(
+    ("app", "while_it_ends"),
+    [("lab", "closed"), pytest.param("notebook7", "open", marks=pytest.mark.slow)],
+)
 def test_a_page_loaded_anew_saves_the_report(
     request: pytest.FixtureRequest, opened: Callable[..., Notebook], app: str, while_it_ends: str, tmp_path
 ) -> None:
@@ -66,12 +69,6 @@ def test_a_page_loaded_anew_saves_the_report(
     [saved] = notebook.save().cells[1].outputs
     assert set(saved.data) == {"text/html", "text/plain"}
     assert "it was told to end" in saved.data["text/plain"]
-
-
-@pytest.fixture(params=["lab", pytest.param("notebook7", marks=pytest.mark.slow)])
-def app(request: pytest.FixtureRequest) -> str:
-    """The application that shows the notebook."""
-    return request.param
 
 
 def test_the_kernel_is_busy_as_long_as_the_cell_runs(lab: Server, opened: Callable[..., Notebook], tmp_path) -> None:

@@ -165,7 +165,6 @@ def test_stacks_and_stop_work_while_the_cell_is_busy(given: Callable[..., Notebo
     [
         (INSTALLED, "disabled"),
         pytest.param("6.29.5", "perCommTarget", marks=pytest.mark.slow),
-        pytest.param("7.3.0", "perCommTarget", marks=pytest.mark.slow),
     ],
 )
 def test_they_work_with_other_kernels_and_settings(
