@@ -1,0 +1,189 @@
+"""Every flag of Hugging Face's `accelerate launch` is known, with the values that it takes there."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import DynamoBackend
+from accelerate.utils.launch import prepare_simple_launcher_cmd_env, setup_fp8_env
+
+from accelerate_nb.cli import dry_run, theirs
+from accelerate_nb.cli.launch import PROG, Asked, _asked, configure
+from accelerate_nb.cli.main import main
+from accelerate_nb.cli.parser import Parser
+from accelerate_nb.config.run import all_settings
+from accelerate_nb.devices.base import Devices
+from accelerate_nb.errors import AccelerateNbError, ConfigurationError, NotYetError
+from accelerate_nb.launching.choosing import choose
+
+ACTIONS = [
+    one for one in launch_command_parser()._actions if one.option_strings and not isinstance(one, argparse._HelpAction)
+]
+# Values that mean something on one machine, where their parser says no more than "an integer" or "a text".
+SENSIBLE = {
+    "--gpu_ids": "0",
+    "--machine_rank": "0",
+    "--main_process_ip": "127.0.0.1",
+    "--tee": "3",
+    "--rdzv_backend": "c10d",
+    "--rdzv_conf": "timeout=5,read_timeout=3",
+    "--fp8_override_linear_precision": "false,true,false",
+    "--config_file": "",
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_file_of_the_person(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+
+
+def long(one: argparse.Action) -> str:
+    """A flag as they document it."""
+    return next(name for name in one.option_strings if name.startswith("--"))
+
+
+def values(one: argparse.Action) -> list[str]:
+    """Words behind a flag that their parser takes: each choice, or one of its type; none where it takes none."""
+    if one.nargs == 0:
+        return []
+    if long(one) in SENSIBLE:
+        return [SENSIBLE[long(one)]]
+    if long(one) == "--dynamo_backend":
+        # their list has a name misspelled, which they refuse where they use it
+        return [name for name in one.choices if name.upper() in DynamoBackend.list()]
+    return list(one.choices) if one.choices else ["1" if one.type in {int, float} else "true"]
+
+
+def asked(*words: str) -> Asked:
+    """What our command line makes of these words."""
+    parser = Parser(prog=PROG)
+    configure(parser)
+    return _asked(parser.parse_args([*words, "script.py"]))
+
+
+def lines(one: argparse.Action) -> Iterator[list[str]]:
+    """A flag in each of its spellings, with each of its values."""
+    for spelling in one.option_strings:
+        for value in values(one) or [None]:
+            yield [spelling] if value is None else [spelling, value]
+
+
+@pytest.mark.parametrize("one", ACTIONS, ids=long)
+def test_a_flag_of_theirs_is_known_in_every_spelling_with_every_value(one: argparse.Action) -> None:
+    for words in lines(one):
+        launch_command_parser().parse_args([*words, "script.py"])
+        # what is not offered is known all the same
+        with suppress(NotYetError):
+            asked(*words)
+
+
+@pytest.mark.parametrize("one", [one for one in ACTIONS if one.choices], ids=long)
+def test_a_value_that_they_refuse_is_refused(one: argparse.Action) -> None:
+    with pytest.raises(SystemExit):
+        launch_command_parser().parse_args([long(one), "nonsense", "script.py"])
+    with pytest.raises(ConfigurationError, match="nonsense"):
+        asked(long(one), "nonsense")
+
+
+def test_the_table_has_their_flags_and_no_others() -> None:
+    known = {one.name for one in theirs.FLAGS}
+    assert known - {"gradient_accumulation_steps"} <= {long(one)[2:] for one in ACTIONS}
+    assert {long(one)[2:] for one in ACTIONS} == known
+
+
+def test_what_the_table_calls_a_setting_is_one() -> None:
+    named = {one.becomes.name for one in theirs.FLAGS if isinstance(one.becomes, theirs.ASetting)}
+    assert named <= {one.name for one in all_settings()}
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--use_fsdp"], "FSDP"),
+        (["--use-deepspeed"], "DeepSpeed"),
+        (["--use_megatron_lm"], "Megatron-LM"),
+        (["--use_parallelism_config"], "parallelism"),
+        (["--tpu"], "TPU"),
+        (["--mpirun_hostfile", "hosts"], "mpirun"),
+        (["--num_machines", "2"], "several machines"),
+        (["--machine_rank", "1"], "several machines"),
+        (["--main_process_ip", "10.0.0.1"], "several machines"),
+        (["--mixed_precision", "fp8"], "not offered here yet"),
+    ],
+)
+def test_what_is_not_offered_is_named(words: list[str], what: str) -> None:
+    with pytest.raises(NotYetError, match=what):
+        asked(*words)
+
+
+def test_ways_to_train_exclude_each_other_as_they_do_there() -> None:
+    words = ["--cpu", "--multi_gpu"]
+    with pytest.raises(ValueError, match="only use one of"):
+        _validate_launch_command(launch_command_parser().parse_args([*words, "script.py"]))
+    with pytest.raises(ConfigurationError, match="--cpu and --multi_gpu were asked for together"):
+        asked(*words)
+
+
+def test_an_option_of_what_was_not_asked_for_changes_nothing_and_says_so() -> None:
+    found = asked("--fsdp_version", "2", "--same_network")
+    assert found.theirs.surprises() == [
+        "--fsdp_version changes nothing: it is an option of FSDP, which --use_fsdp asks for."
+    ]
+    assert list(found.theirs.without_effect()) == ["--same_network", "--fsdp_version"]
+    assert found.theirs.variables() == {}
+
+
+def test_workers_find_the_variables_that_accelerate_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--cpu", "--num_processes", "1", "--mixed_precision", "bf16", "--debug", "--enable_cpu_affinity"]
+    words += ["--dynamo_backend", "eager", "--dynamo_mode", "max-autotune", "--dynamo_use_fullgraph"]
+    words += ["--num_cpu_threads_per_process", "3"]
+    arguments, *_ = _validate_launch_command(launch_command_parser().parse_args([*words, "script.py"]))
+    _, there = prepare_simple_launcher_cmd_env(arguments)
+    found = asked(*words)
+    here = dry_run.variables(found, choose(found.config.launching, Devices("cpu", "CPU", 0, 2), can_fork=True))
+    names = {name for name in there if name not in os.environ or there[name] != os.environ[name]}
+    # they pin all processes to the same cores with the one, and the other goes with it; what was not said is false there
+    expected = {
+        name: {"1": "true"}.get(there[name], there[name].lower()) for name in names - {"KMP_AFFINITY", "KMP_BLOCKTIME"}
+    }
+    assert {name: here.get(name, "false").lower() for name in expected} == expected
+    assert expected["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert expected["OMP_NUM_THREADS"] == "3"
+
+
+def test_options_of_fp8_are_the_variables_that_accelerate_sets() -> None:
+    words = [
+        "--fp8_backend",
+        "te",
+        "--fp8_margin",
+        "2",
+        "--fp8_interval",
+        "3",
+        "--fp8_format",
+        "E4M3",
+        "--fp8_opt_level",
+        "O1",
+    ]
+    words += ["--fp8_amax_history_len", "16", "--fp8_amax_compute_algo", "max", "--fp8_use_autocast_during_eval"]
+    words += ["--fp8_override_linear_precision", "false,true,false", "--fp8_pad_inner_dim", "false"]
+    words += ["--fp8_enable_fsdp_float8_all_gather", "true"]
+    there = setup_fp8_env(launch_command_parser().parse_args([*words, "script.py"]), {})
+    # argparse gives their store_true a True, and their str_to_bool a 1
+    plain = {"1": "True", "0": "False"}
+    yes_no = {name for name in there if "PAD" in name or "GATHER" in name or "OVERRIDE" in name}
+    expected = {name: plain.get(value, value) if name in yes_no else value for name, value in there.items()}
+    assert asked(*words).theirs.variables() == expected
+
+
+def test_a_mistake_reaches_the_person_as_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", "--fsdp_version", "3", "script.py"]) == 2
+    assert capsys.readouterr().err == (
+        "accelerate-nb: --fsdp_version was given '3', but should be one of '1', '2'. Pass such a value, or leave it out.\n"
+    )
+    assert issubclass(NotYetError, AccelerateNbError)
