@@ -91,6 +91,10 @@ class ExportError(AccelerateNbError, ValueError):
     """
 
 
+class ScriptError(AccelerateNbError, RuntimeError):
+    """A line that a script runs once on each machine failed in the process that ran it."""
+
+
 class LaunchError(AccelerateNbError, RuntimeError):
     """The workers could not be started as they were asked for."""
 
