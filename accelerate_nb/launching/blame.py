@@ -19,9 +19,9 @@ _MOST_OTHERS = 3
 _WIDE, _SHORT = 300, 120
 
 
-def worker_error(endings: Sequence[Ending], folder: Path) -> WorkerError:
+def worker_error(endings: Sequence[Ending], folder: Path | None) -> WorkerError:
     """
-    The error for a run of which at least one rank failed.
+    The error for a run of which at least one rank failed; `folder` is where its output is kept, if it is.
 
     It is an instance of the class that the causing rank raised (so `except KeyError` holds), of `WorkerError`, and of
     torch's `ChildFailedError` where torch is loaded, which code written for Accelerate's launcher catches.
@@ -34,7 +34,7 @@ def worker_error(endings: Sequence[Ending], folder: Path) -> WorkerError:
         "message": _message(first, failures, folder),
         "rank": first.rank,
         "failures": failures,
-        "folder": str(folder),
+        "folder": None if folder is None else str(folder),
     }
     facts["__suppress_context__"] = True
     for name, value in facts.items():
@@ -69,7 +69,7 @@ def stopped_error(last_step: int | None, endings: Sequence[Ending], folder: Path
     return error
 
 
-def _message(first: Failure, failures: Sequence[Failure], folder: Path) -> str:
+def _message(first: Failure, failures: Sequence[Failure], folder: Path | None) -> str:
     parts = [_headline(first)]
     if first.traceback:
         parts.append(first.traceback)
@@ -80,7 +80,8 @@ def _message(first: Failure, failures: Sequence[Failure], folder: Path) -> str:
         parts.append("\n".join(others))
     if first.advice:
         parts.append(f"What to do: {first.advice}")
-    parts.append(f"All output: {folder}")
+    if folder is not None:
+        parts.append(f"All output: {folder}")
     return "\n\n".join(parts)
 
 

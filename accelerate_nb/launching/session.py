@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from accelerate_nb.config.environment import already_launched
 from accelerate_nb.config.run import RunConfig
 from accelerate_nb.errors import ConfigurationError, HangError, LaunchError
 from accelerate_nb.events.model import Answered, Event, Failure, StateChange
@@ -101,9 +102,10 @@ class Session:
         Start the workers, and come back when they are ready for their first cell; `refresh` is called while one waits.
 
         `config.launching.timeout` is the time for each cell. Raises `LaunchError` or `WorkerError` where they can't start,
-        and `KeyboardInterrupt` after they have been ended because of one.
+        a `LaunchError` also in a process that a launcher started, and `KeyboardInterrupt` after they have been ended because of one.
         """
         __tracebackhide__ = True  # IPython shows the person's own frames alone
+        check_not_launched()
         if config.launching.engine == "inline":
             raise LaunchError(
                 "engine='inline' was asked for, but a session's workers are processes of their own. Leave engine out."
@@ -515,6 +517,16 @@ class Session:
                 self._error
                 or LaunchError(f"{one.cell.name} was still running when the session was ended. Start another session.")
             )
+
+
+def check_not_launched() -> None:
+    """Raise a `LaunchError` in a process that a launcher started."""
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    if already_launched(os.environ):
+        raise LaunchError(
+            f"A session was asked for inside rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, which a launcher "
+            "started already. Use %%accelerate in a notebook of its own; a script has no cells to run one after the other."
+        )
 
 
 def _written(task: Task | None, parts: Mapping[str, Any] | None = None) -> int:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from accelerate_nb.config import files
-from accelerate_nb.config.environment import already_launched, asks_for_tpu, saying, warms_early
+from accelerate_nb.config.environment import already_launched, asks_for_tpu, warms_early
 from accelerate_nb.config.fields import said, settings as settings_of, unsaid
-from accelerate_nb.config.run import RunConfig, differing, resolve
+from accelerate_nb.config.run import RunConfig, all_settings, differing, resolve
 from accelerate_nb.config.training import Training
-from accelerate_nb.errors import ConfigurationError, LaunchError, NotYetError
-from accelerate_nb.launching import functions as launching
+from accelerate_nb.errors import ConfigurationError, NotYetError
+from accelerate_nb.launching import functions as launching, launched
+from accelerate_nb.launching.engines.present import prepare_present
 from accelerate_nb.launching.engines.supervised import warm
+from accelerate_nb.launching.gathering import tell_of_size
+from accelerate_nb.launching.payload import Call
 from accelerate_nb.launching.run import FrontEnd, Run
 from accelerate_nb.notebook import choosing
 from accelerate_nb.notebook.host import host
@@ -54,8 +58,14 @@ def notebook_launcher(
     their ranks, and all of it is kept in the run's folder.
 
     What is not said here is taken from the environment (`ACCELERATE_*`, `ACCELERATE_NB_*`), then from Accelerate's
-    `default_config.yaml`, then has the default that the signature shows. In a process that a launcher started already
-    (`torchrun`, or this one) the function is simply called, so a script and a notebook can share the call.
+    `default_config.yaml`, then has the default that the signature shows.
+
+    In processes that a launcher started already (`torchrun`, `accelerate-nb launch`, or this one) each calls the function
+    itself, so a script and a notebook can share the call; all of them have to make it. The function finds a process that has
+    joined nothing, whatever was joined before, and what was goes on afterwards. All processes get what the notebook would:
+    rank 0's value, or the list of all, pickled, with tensors on the CPU. A value that can't be pickled stays in its own
+    process, and others have their own, or `None` in the list, in its place. A process whose function fails raises what it
+    raised, and the others a `WorkerError`. How many processes there are, where, and for how long, whoever started them decided.
 
     - `num_processes`: how many; without it one for each accelerator of this machine.
     - `mixed_precision`: "no", "fp16" or "bf16", for an `Accelerator()` that is not told otherwise.
@@ -108,7 +118,7 @@ def notebook_launcher(
         **settings,
     }
     if already_launched(os.environ):
-        return _called(function, args, resolved(_of_training(arguments), config_file, config))
+        return _called(function, args, _resolved_here(arguments, config_file, config))
     return _waited_for(_prepared(function, args, resolved(arguments, config_file, config)))
 
 
@@ -116,13 +126,15 @@ def debug_launcher(function: Callable[..., Any], args: Iterable[Any] = (), num_p
     """
     Run `function(*args)` on a few CPU processes, to find mistakes without a GPU; return what rank 0's call returned.
 
-    It raises what `notebook_launcher` raises. No configuration file is read.
+    It raises what `notebook_launcher` raises, and like it calls the function in processes that a launcher started already. No
+    configuration file is read.
 
     >>> debug_launcher(train, args=(3,))
     """
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     config = resolve({"num_processes": num_processes, "cpu": True, "mixed_precision": "no"}, {})
-    _refuse_in_a_worker()
+    if already_launched(os.environ):
+        return _called(function, args, config)
     return _waited_for(_prepared(function, args, config))
 
 
@@ -144,18 +156,23 @@ def launch(
     failure that nobody waits for; a text is the setting of that name, and `config` and `settings` are those of
     `notebook_launcher`.
 
-    Raises `ConfigurationError`, `NotYetError`, `PayloadError` or `LaunchError` before any process starts, a `LaunchError`
-    also in a process that a launcher started.
+    In processes that a launcher started already, each calls the function itself, as `notebook_launcher` says, and the run is
+    over when it is given back: with every rank's result, numbers and last lines, and, where the processes share a disk, all
+    that each rank has printed.
+
+    Raises `ConfigurationError`, `NotYetError`, `PayloadError` or `LaunchError` before any process starts.
 
     >>> run = launch(train, args=(3,), num_processes=2, results="all")
     >>> run.wait()
     [2, 2]
     """
     __tracebackhide__ = True  # IPython shows the person's own frames alone
+    call = partial(function, **kwargs) if kwargs else function
+    if already_launched(os.environ):
+        return _run_here(call, args, _resolved_here({**_shown(panel), **settings}, config_file, config))
     wish = resolved({**_shown(panel), **settings}, config_file, config)
-    _refuse_in_a_worker()
     front_end = choosing.front_end(wish.launching, os.environ)
-    run = _prepared(partial(function, **kwargs) if kwargs else function, args, wish, front_end).start()
+    run = _prepared(call, args, wish, front_end).start()
     if panel is True or choosing.shows_at_once(front_end):
         run.follow()
     return run
@@ -168,12 +185,22 @@ def _shown(panel: bool | str | None) -> dict[str, Any]:
     return {"panel": panel}
 
 
-def resolved(arguments: Mapping[str, Any], config_file: str | Path | None, whole: RunConfig | None = None) -> RunConfig:
-    """What was said here, and in a whole configuration or else in the environment and in a file, as one wish."""
+def resolved(
+    arguments: Mapping[str, Any],
+    config_file: str | Path | None,
+    whole: RunConfig | None = None,
+    only: Collection[str] | None = None,
+) -> RunConfig:
+    """
+    What was said here, and in a whole configuration or else in the environment and in a file, as one wish.
+
+    With `only`, no other settings are taken from a file.
+    """
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     if whole is None:
         path = files.find(os.environ, config_file)
-        config = resolve(arguments, os.environ, files.read(path) if path is not None else None)
+        content = files.read(path) if path is not None else None
+        config = resolve(arguments, os.environ, content if content is None or only is None else _part(content, only))
     else:
         _check_whole(whole, config_file)
         config = resolve({**differing(whole), **said(arguments)}, {})
@@ -183,6 +210,12 @@ def resolved(arguments: Mapping[str, Any], config_file: str | Path | None, whole
             "Pass cpu=True to run on this machine's CPU."
         )
     return config
+
+
+def _part(content: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Of a file's content what says these settings."""
+    keys = {key for one in all_settings() if one.name in names for key in one.keys}
+    return {key: value for key, value in content.items() if key in keys}
 
 
 def _check_whole(config: RunConfig, config_file: str | Path | None) -> None:
@@ -198,25 +231,39 @@ def _check_whole(config: RunConfig, config_file: str | Path | None) -> None:
         )
 
 
-def _of_training(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _resolved_here(arguments: Mapping[str, Any], config_file: str | Path | None, whole: RunConfig | None) -> RunConfig:
     """What is left to say in a process that was launched: how many there are and where, its launcher decided."""
-    names = {one.name for one in settings_of(Training)}
-    return {name: value for name, value in arguments.items() if name in names}
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    known = {one.name for one in all_settings()}
+    names = {*(one.name for one in settings_of(Training)), "cpu", "folder", "results"}
+    left = {name: value for name, value in arguments.items() if name in names or name not in known}
+    config = resolved(left, config_file, whole, names)
+    asked = said(arguments).get("num_processes") or (None if whole is None else whole.launching.num_processes)
+    if asked is not None:
+        tell_of_size(asked)
+    return config
 
 
 def _called(function: Callable[..., Any], args: Iterable[Any], config: RunConfig) -> Any:
-    """The function's own return value, in this process."""
-    with saying(config.training.environ(), os.environ):
-        return function(*args)
-
-
-def _refuse_in_a_worker() -> None:
+    """What a launcher returns in processes that are there already."""
     __tracebackhide__ = True  # IPython shows the person's own frames alone
-    if already_launched(os.environ):
-        raise LaunchError(
-            f"A launch was asked for inside rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, which a launcher started "
-            "already. Launch from the notebook or the script itself, or call the function; notebook_launcher does that."
-        )
+    call = Call(_checked(function), _as_arguments(args))
+    return launched.called(call, _environ_here(config), config.launching.results)
+
+
+def _run_here(function: Callable[..., Any], args: Iterable[Any], config: RunConfig) -> Run:
+    """The run that a launch gives in processes that are there already."""
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    call = Call(_checked(function), _as_arguments(args))
+    run = prepare_present(call, config, _environ_here(config), choosing.Nothing()).start()
+    if run.error is not None:
+        sys.stderr.write(f"{run.name} has failed; wait() of its run raises why. Its output is in {run.folder}\n")
+    return run
+
+
+def _environ_here(config: RunConfig) -> dict[str, str]:
+    """What an `Accelerator` is told in a process that was launched."""
+    return {**config.training.environ(), "ACCELERATE_USE_CPU": str(config.launching.cpu).lower()}
 
 
 def _waited_for(run: Run) -> Any:
@@ -234,13 +281,18 @@ def _prepared(
     function: Callable[..., Any], args: Iterable[Any], config: RunConfig, front_end: FrontEnd | None = None
 ) -> Run:
     __tracebackhide__ = True  # IPython shows the person's own frames alone
+    shown = front_end or choosing.front_end(config.launching, os.environ)
+    return launching.prepare(_checked(function), _as_arguments(args), config, shown)
+
+
+def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
     if not callable(function):
         raise ConfigurationError(
             f"A function is what a launcher runs, but {function!r} can't be called. "
             "Pass the function itself, without parentheses, and its arguments as args=(...)."
         )
-    shown = front_end or choosing.front_end(config.launching, os.environ)
-    return launching.prepare(function, _as_arguments(args), config, shown)
+    return function
 
 
 def _as_arguments(args: Iterable[Any]) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ class _Held:
     made_group: bool = False
     store: dist.Store | None = None
     joins: int = 0
+    life: int = 0
     lives: int = 0
     pid: int = 0
     contract: tuple[str | None, ...] = ()
@@ -66,8 +67,8 @@ def is_joined() -> bool:
 
 
 def life() -> int:
-    """How many worlds this process has joined so far: what was made in a former one belongs to it."""
-    return _held.get().lives
+    """Which of the worlds that this process has joined this one is: what was made in another belongs to that."""
+    return _held.get().life
 
 
 def before_leaving(farewell: Callable[[], None]) -> None:
@@ -96,6 +97,42 @@ def meet_over(store: dist.Store) -> None:
     _held.get().store = store
 
 
+def lasting_store() -> dist.Store:
+    """The store at which this process meets the others, for as long as it runs."""
+    held = _held.get()
+    _claim(held)
+    if held.store is None:
+        # where somebody hosts a store at the address that all know, there is no room for another
+        is_there = dist.is_initialized()
+        held.store = dist.distributed_c10d._get_default_store() if is_there else Meeting().rendezvous()
+    return held.store
+
+
+def put_aside() -> Callable[[], None]:
+    """Be a process that has joined nothing yet; what comes back lets it be again what it was."""
+    held = _held.get()
+    before = dict(vars(held))
+    lives = held.lives
+    vars(held).clear()
+    held.__init__()  # type: ignore[misc]  # the one object that all threads know begins anew
+    held.lives = lives
+
+    def bring_back() -> None:
+        lives = held.lives
+        vars(held).clear()
+        vars(held).update(before)
+        held.lives = lives
+
+    return bring_back
+
+
+def _claim(held: _Held) -> None:
+    """What a forked process has inherited is its parent's."""
+    if held.pid != os.getpid():
+        held.store, held.joins, held.made_group = None, 0, False
+    held.pid = os.getpid()
+
+
 def _outlived(held: _Held) -> bool:
     """Whether the held world is another life's: inherited by a launched worker, or its process group is gone."""
     assert held.world is not None
@@ -114,13 +151,12 @@ def _leave_behind(held: _Held) -> None:
 
 
 def _join(held: _Held, meeting: Meeting) -> World:
-    if held.pid != os.getpid():
-        held.store, held.joins, held.made_group = None, 0, False  # these are the parent's
+    _claim(held)
     existed = dist.is_available() and dist.is_initialized()
     world = meeting.join(os.environ, None if existed else _next_store(held, meeting))
     held.made_group = world.backend is not None and (held.made_group or not existed)
-    held.pid, held.contract = os.getpid(), _contract()
-    held.lives += 1
+    held.contract = _contract()
+    held.life = held.lives = held.lives + 1
     return world
 
 

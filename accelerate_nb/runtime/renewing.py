@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,25 @@ def collectives() -> dict[str, int]:
     return {str(group.group_name): _count(group) for group in list(dist.distributed_c10d._world.pg_map)}
 
 
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """
+    What depended on process groups that have ended: how the default one was made, and the models that averaged over it.
+
+    `others` is how many groups a person had made beside the default one.
+    """
+
+    wish: Mapping[str, Any]
+    models: Sequence[tuple[DistributedDataParallel, Mapping[str, Any]]]
+    others: int
+
+    def meet(self, store: dist.Store) -> None:
+        """Make the default group anew, over a store that nothing has met at; models average over the new one."""
+        dist.init_process_group(store=store, **self.wish)
+        for model, state in self.models:
+            _connect(model, state)
+
+
 def renew(name: str) -> int:
     """
     End this process's groups and make the default one anew; every rank calls it, with the same `name`, used once.
@@ -28,20 +48,35 @@ def renew(name: str) -> int:
     The world, the `Accelerator` and prepared models stay as they are: models that average their gradients do so over the
     new group. Groups that a person made beside the default one are gone; says how many.
     """
-    gone = max(len(dist.distributed_c10d._world.pg_map) - 1, 0) if dist.is_initialized() else 0
-    wish = _wish()
-    models = [(model, _state(model)) for model in _averaging()]
-    for model, _ in models:
-        # the reducer goes before the group does (see `DDP._let_go`), and takes its hooks off the parameters
-        model.__dict__.update(reducer=None, logger=None, process_group=None)
-        model.__dict__.pop("_outlives_the_reducer", None)
-    _end()
+    parted = part()
     store = _fresh_store()
     meet_over(store)
-    dist.init_process_group(store=dist.PrefixStore(f"accelerate_nb/renewed/{name}", store), **wish)
-    for model, state in models:
-        _connect(model, state)
-    return gone
+    parted.meet(dist.PrefixStore(f"accelerate_nb/renewed/{name}", store))
+    return parted.others
+
+
+def part() -> Parted:
+    """End this process's groups; what depended on them waits for new ones."""
+    others = max(len(dist.distributed_c10d._world.pg_map) - 1, 0) if dist.is_initialized() else 0
+    wish = _wish()
+    models = [(model, _state(model)) for model in _averaging()]
+    _let_go(model for model, _ in models)
+    _end()
+    return Parted(wish, models, others)
+
+
+def end() -> None:
+    """End this process's groups, for good."""
+    if dist.is_available() and dist.is_initialized():
+        _let_go(_averaging())
+        _end()
+
+
+def _let_go(models: Iterable[DistributedDataParallel]) -> None:
+    """The reducer goes before the group does (see `DDP._let_go`), and takes its hooks off the parameters."""
+    for model in models:
+        model.__dict__.update(reducer=None, logger=None, process_group=None)
+        model.__dict__.pop("_outlives_the_reducer", None)
 
 
 def _wish() -> dict[str, Any]:

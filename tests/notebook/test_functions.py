@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import accelerate
 import pytest
@@ -14,7 +11,6 @@ import pytest
 import accelerate_nb.launchers
 from accelerate_nb import (
     ConfigurationError,
-    LaunchError,
     WorkerError,
     debug_launcher,
     launch,
@@ -148,43 +144,21 @@ def test_a_tpu_is_not_left_out_unnoticed(monkeypatch):
 
 # --------------------------------------------------------------------------------------- in a process that was launched
 
-SCRIPT = """
-import os, sys
-from accelerate_nb import launch, notebook_launcher
-from accelerate_nb.errors import LaunchError
 
-def train(x):
-    return (os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ.get("ACCELERATE_MIXED_PRECISION"), x, os.getpid())
-
-*said, pid = notebook_launcher(train, args=(5,), num_processes=4, num_nodes=2, mixed_precision="bf16")
-assert pid == os.getpid()
-assert "ACCELERATE_MIXED_PRECISION" not in os.environ
-try:
-    launch(train, args=(5,), num_processes=2)
-except LaunchError as error:
-    said.append("inside rank" in str(error))
-sys.stdout.write(f"{said}\\n")
-"""
-
-
-def test_under_torchrun_the_function_is_simply_called(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(accelerate_nb.__file__).parents[1])}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["['0', '2', 'bf16', 5, True]", "['1', '2', 'bf16', 5, True]"]
-
-
-def test_a_launcher_inside_a_worker_calls_its_function_there():
+@pytest.mark.parametrize("launcher", [notebook_launcher, debug_launcher])
+def test_a_launcher_inside_a_worker_calls_its_function_there(launcher):
     def outer():
-        return notebook_launcher(told, num_processes=2, cpu=True)["RANK"]
+        pids = notebook_launcher(os.getpid, num_processes=2, cpu=True, results="all")
+        return launcher(told, num_processes=2)["RANK"], pids, os.getpid()
 
-    assert notebook_launcher(outer, num_processes=2, cpu=True, results="all") == ["0", "1"]
+    ranks = notebook_launcher(outer, num_processes=2, cpu=True, results="all")
+    assert [rank for rank, *_ in ranks] == ["0", "0"]
+    assert [pids for _, pids, _ in ranks] == [[pid for *_, pid in ranks]] * 2
 
 
-@pytest.mark.parametrize("launcher", [launch, debug_launcher])
-def test_a_second_launch_inside_a_worker_is_told(launcher):
-    with pytest.raises(LaunchError, match=r"asked for inside rank \d of 2.*call the function"):
-        notebook_launcher(lambda: launcher(told), num_processes=2, cpu=True)
+def test_a_launch_inside_a_worker_is_a_run_in_the_workers_that_are_there():
+    def outer():
+        run = launch(told, num_processes=2, cpu=True)
+        return [one["RANK"] for one in run.results], run.wait()["RANK"], run.logs(1)
+
+    assert notebook_launcher(outer, num_processes=2, cpu=True, results="all") == [(["0", "1"], "0", "")] * 2

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from accelerate_nb.config.environment import already_launched
 from accelerate_nb.config.fields import settings
 from accelerate_nb.config.launching import Launching
 from accelerate_nb.config.run import RunConfig
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.session import Session
+from accelerate_nb.launching.session import Session, check_not_launched
 from accelerate_nb.notebook.cells.background import BackgroundCell
 from accelerate_nb.notebook.cells.saying import say
 from accelerate_nb.notebook.functions import resolved
@@ -85,11 +83,7 @@ class KeptSession:
         return True
 
     def _start(self, said: dict[str, Any], why: str) -> Session:
-        if already_launched(os.environ):
-            raise LaunchError(
-                f"A session was asked for inside rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, which a launcher "
-                "started already. Use %%accelerate in a notebook of its own."
-            )
+        check_not_launched()
         if why:
             say(why)
         self.stop()

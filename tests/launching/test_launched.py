@@ -1,0 +1,421 @@
+"""Launchers in processes that another launcher has started: what a script exported from a notebook does under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelerate_nb import launch, notebook_launcher
+from accelerate_nb.errors import ConfigurationError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+HEAD = """
+import json, os, sys, warnings
+import torch
+import torch.distributed as dist
+from accelerate_nb import Accelerator, debug_launcher, launch, notebook_launcher
+
+RANK, found = int(os.environ["RANK"]), {}
+
+def finish():
+    with open(os.path.join(sys.argv[1], f"{RANK}.json"), "w") as file:
+        json.dump(found, file)
+"""
+
+CALLS = """
+class Kept:
+    def __init__(self, rank):
+        self.rank = rank
+    def __reduce__(self):
+        raise TypeError("it stays")
+
+def train(epochs, ends=True):
+    accelerator = Accelerator()
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    for step in range(epochs):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.full((1, 2), float(accelerator.process_index))).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+    weight = accelerator.unwrap_model(model).weight.detach().clone()
+    everyone = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
+    facts = {
+        "rank": accelerator.process_index, "pid": os.getpid(), "everyone": everyone, "weight": weight,
+        "precision": accelerator.mixed_precision, "steps": accelerator.gradient_accumulation_steps,
+        "device": accelerator.device.type,
+    }
+    if ends:
+        accelerator.end_training()
+    return facts
+
+def theirs():
+    from accelerate import Accelerator
+    accelerator = Accelerator()
+    model = accelerator.prepare(torch.nn.Linear(2, 1))
+    model(torch.ones(1, 2)).sum().backward()
+    return [accelerator.num_processes, accelerator.mixed_precision, accelerator.gather(torch.tensor([RANK])).tolist()]
+
+def plain():
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return total.item()
+
+# what each call says is said for it alone, and no call finds anything of another
+several = [
+    notebook_launcher(train, (2, ends), num_processes=2, results="all", mixed_precision=precision, gradient_accumulation_steps=steps)
+    for ends, precision, steps in [(True, "bf16", 1), (False, "no", 2), (False, "bf16", 3), (True, "no", 4), (False, "no", 1)]
+]
+found["several"] = [[{**one, "weight": one["weight"].tolist()} for one in each] for each in several]
+found["leftover"] = [dist.is_initialized(), "ACCELERATE_MIXED_PRECISION" in os.environ]
+found["theirs"] = [notebook_launcher(theirs, mixed_precision="bf16"), notebook_launcher(theirs, mixed_precision="no")]
+found["plain"] = [notebook_launcher(plain), notebook_launcher(plain)]
+found["main"] = notebook_launcher(lambda: {"rank": RANK, "tensor": torch.ones(2, requires_grad=True) * 2}, num_processes=2)
+found["main"]["tensor"] = [found["main"]["tensor"].tolist(), found["main"]["tensor"].requires_grad]
+found["large"] = notebook_launcher(lambda: torch.full((3_000_000,), float(RANK)), results="all")[1].sum().item()
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    found["kept"] = notebook_launcher(lambda: Kept(RANK)).rank
+    found["kept of all"] = [None if one is None else one.rank for one in notebook_launcher(lambda: Kept(RANK), results="all")]
+    found["kept notices"] = len(caught)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        notebook_launcher(lambda: None, num_processes=3, num_nodes=2, timeout=5, max_restarts=2, start_method="fork")
+    found["size notices"] = [str(one.message) for one in caught]
+found["debug"], found["debug pid"] = debug_launcher(lambda: [os.environ["ACCELERATE_USE_CPU"], os.getpid()], num_processes=4)
+found["pid"] = os.getpid()
+found["exit"] = notebook_launcher(lambda: sys.exit(0))
+torch.manual_seed(RANK)
+before = torch.get_rng_state()
+notebook_launcher(lambda: torch.rand(3))
+found["random"] = torch.equal(torch.get_rng_state(), before)
+found["nested"] = notebook_launcher(lambda: [notebook_launcher(train, (1,))["rank"], notebook_launcher(plain)], results="all")
+"""
+
+BEFORE = """
+accelerator = Accelerator(gradient_accumulation_steps=5)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(torch.arange(8.0).view(4, 2), batch_size=1)
+torch.nn.init.ones_(model.weight)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+def step():
+    for batch in loader:
+        accelerator.backward(model(batch).sum())
+    optimizer.step()
+    optimizer.zero_grad()
+    return accelerator.unwrap_model(model).weight.detach().tolist()
+
+def train():
+    inner = Accelerator(mixed_precision="bf16")
+    own = inner.prepare(torch.nn.Linear(2, 1))
+    own(torch.ones(1, 2)).sum().backward()
+    facts = [inner is accelerator, inner.mixed_precision, inner.gradient_accumulation_steps, inner.num_processes]
+    if ends:
+        inner.end_training()
+    return facts
+
+found["around calls"], found["around weights"] = [], [step()]
+for ends in (True, False):
+    found["around calls"].append(notebook_launcher(train, num_processes=2))
+    found["around weights"].append(step())
+found["around gathered"] = accelerator.gather(torch.tensor([RANK])).tolist()
+found["around state"] = [accelerator.mixed_precision, accelerator.gradient_accumulation_steps]
+
+def fails():
+    if RANK == 1:
+        raise KeyError("here")
+    return "fine"
+
+try:
+    notebook_launcher(fails)
+except BaseException as error:
+    found["around failed"] = [type(error).__name__, str(error), isinstance(error, KeyError), getattr(error, "rank", None)]
+found["around weights"].append(step())
+accelerator.end_training()
+
+# a group that the script has made by itself
+dist.init_process_group("gloo")
+found["around plain"] = notebook_launcher(train)[1:]
+total = torch.ones(1)
+dist.all_reduce(total)
+found["around total"] = total.item()
+dist.destroy_process_group()
+"""
+
+RUNS = """
+def train(epochs):
+    accelerator = Accelerator()
+    accelerator.init_trackers("it")
+    for step in range(epochs):
+        accelerator.log({"loss": 10.0 * RANK + step}, step=step)
+        print(f"rank {RANK}: step {step}")
+    print("to stderr", file=sys.stderr)
+    accelerator.end_training()
+    return RANK
+
+run = launch(train, args=(3,), num_processes=2, cpu=True)
+found["run done"], found["run wait"], found["run results"] = run.done, run.wait(), run.results
+found["run state"] = run.view.state
+found["run losses"] = [[one.value for one in run.view.rank(rank).series["loss"]] for rank in (0, 1)]
+found["run logs"] = [sorted(run.logs(rank).splitlines()) for rank in (0, 1)]
+found["run lines"] = [[line.text for line in run.view.rank(rank).lines if line.stream == "stdout"] for rank in (0, 1)]
+found["run states"] = [run.view.rank(rank).state for rank in (0, 1)]
+found["run files"] = sorted(one.name for one in run.folder.iterdir())
+found["run folder"] = str(run.folder)
+
+import asyncio
+
+async def awaited():
+    return await launch(train, args=(1,), results="all")
+found["run awaited"] = asyncio.run(awaited())
+
+def fails():
+    print("before")
+    if RANK == 1:
+        raise KeyError("here")
+
+run = launch(fails)
+try:
+    run.wait()
+except KeyError as error:
+    found["run failed"] = [type(error).__name__, error.rank, "rank 1 stopped with KeyError" in str(error)]
+
+from accelerate_nb.config.run import resolve
+from accelerate_nb.launching.session import Session
+try:
+    Session.start(resolve({"num_processes": 2}, {}))
+except Exception as error:
+    found["run session"] = [type(error).__name__, str(error).replace(f"rank {RANK}", "rank 0")]
+"""
+
+
+LAST = """
+def fails():
+    if RANK == 1:
+        raise ZeroDivisionError("of rank 1")
+
+finish()
+notebook_launcher(fails)
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], list[Any]]:
+    """One script under torchrun, on two processes of the CPU; and what each has found, in the order of ranks."""
+    folder = tmp_path_factory.mktemp("script")
+    file = folder / "script.py"
+    file.write_text(HEAD + CALLS + RUNS + BEFORE + LAST)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(file),
+        str(folder),
+    ]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment, cwd=ROOT, check=False)
+    files = [folder / f"{rank}.json" for rank in (0, 1)]
+    assert all(one.exists() for one in files), done.stderr
+    return done, [json.loads(one.read_text()) for one in files]
+
+
+@pytest.fixture(scope="module")
+def found(script: tuple[Any, list[Any]]) -> list[Any]:
+    """What each rank has found."""
+    return script[1]
+
+
+def both(found: list[Any], name: str) -> Any:
+    """What both ranks have found alike."""
+    assert found[0][name] == found[1][name]
+    return found[0][name]
+
+
+# --------------------------------------------------------------------------------------------------------------- calls
+
+
+def test_every_process_gets_the_results_of_all(found):
+    for each in both(found, "several"):
+        assert [one["rank"] for one in each] == [0, 1]
+        assert len({one["pid"] for one in each}) == 2
+        assert all(one["everyone"] == [0, 1] for one in each)
+
+
+def test_the_function_runs_in_the_processes_that_are_there(found):
+    assert found[0]["debug pid"] == found[0]["pid"] == found[0]["several"][0][0]["pid"]
+
+
+def test_every_process_gets_rank_0s_result_with_its_tensors_on_the_cpu(found):
+    assert both(found, "main") == {"rank": 0, "tensor": [[2.0, 2.0], False]}
+
+
+def test_each_of_several_calls_has_what_was_said_for_it(found):
+    said = [(one["precision"], one["steps"], one["device"]) for each in both(found, "several") for one in each[:1]]
+    assert said == [("bf16", 1, "cpu"), ("no", 2, "cpu"), ("bf16", 3, "cpu"), ("no", 4, "cpu"), ("no", 1, "cpu")]
+
+
+def test_ranks_of_each_call_train_together(found):
+    for each in both(found, "several"):
+        assert each[0]["weight"] == each[1]["weight"]
+
+
+def test_a_call_leaves_nothing_behind(found):
+    assert both(found, "leftover") == [False, False]
+
+
+def test_accelerates_own_accelerator_begins_anew_in_each_call(found):
+    assert both(found, "theirs") == [[2, "bf16", [0, 1]], [2, "no", [0, 1]]]
+
+
+def test_groups_that_a_function_makes_by_itself_meet_in_each_call(found):
+    assert both(found, "plain") == [2.0, 2.0]
+
+
+def test_large_results_come_whole(found):
+    assert both(found, "large") == 3_000_000.0
+
+
+def test_what_cant_be_pickled_stays_in_its_process_and_one_is_told(found):
+    assert [one["kept"] for one in found] == [0, 1]
+    assert [one["kept of all"] for one in found] == [[0, None], [None, 1]]
+    assert [one["kept notices"] for one in found] == [2, 1]
+
+
+def test_another_number_of_processes_is_told_of_once(found):
+    assert [len(one["size notices"]) for one in found] == [1, 0]
+    assert "num_processes=3" in found[0]["size notices"][0]
+    assert "runs on these 2" in found[0]["size notices"][0]
+
+
+def test_the_debug_launcher_starts_no_processes_inside_of_processes(found):
+    assert both(found, "debug") == "true"
+
+
+def test_an_exit_in_good_order_is_a_return(found):
+    assert both(found, "exit") is None
+
+
+def test_a_function_draws_no_random_numbers_of_the_scripts(found):
+    assert both(found, "random")
+
+
+def test_a_launcher_inside_of_a_launched_function_calls_its_function_too(found):
+    assert both(found, "nested") == [[0, 2.0], [0, 2.0]]
+
+
+# -------------------------------------------------------------------------------------------------- around the calls
+
+
+def test_what_the_script_has_joined_and_prepared_goes_on_after_calls(found):
+    weights = both(found, "around weights")
+    # two batches of each rank, whose gradients are averaged: every epoch moves the weights by as much
+    moved = [[a - b for a, b in zip(one[0], other[0], strict=True)] for one, other in pairwise(weights)]
+    assert moved == [pytest.approx(moved[0], rel=1e-4)] * 3
+    assert all(moved[0])
+    assert both(found, "around gathered") == [0, 1]
+    assert both(found, "around state") == ["no", 5]
+
+
+def test_a_function_finds_nothing_of_the_scripts_accelerator(found):
+    assert both(found, "around calls") == [[False, "bf16", 1, 2]] * 2
+
+
+def test_a_group_that_the_script_made_goes_on_after_a_call(found):
+    assert both(found, "around plain") == ["bf16", 1, 2]
+    assert both(found, "around total") == 2.0
+
+
+def test_the_rank_that_fails_raises_what_it_raised_and_the_others_tell_of_it(found):
+    assert found[1]["around failed"] == ["KeyError", "'here'", True, None]
+    kind, message, is_one, rank = found[0]["around failed"]
+    assert (kind, is_one, rank) == ("KeyError", True, 1)
+    assert message.startswith("rank 1 stopped with KeyError: 'here'")
+
+
+def test_a_failure_that_nobody_catches_ends_the_script_with_its_traceback(script):
+    done = script[0]
+    assert done.returncode != 0
+    assert "ZeroDivisionError: of rank 1" in done.stderr
+    assert 'raise ZeroDivisionError("of rank 1")' in done.stderr
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+
+
+def test_a_launch_gives_a_run_that_is_over(found):
+    assert both(found, "run done") is True
+    assert both(found, "run state") == "finished"
+    assert (both(found, "run wait"), both(found, "run results")) == (0, [0, 1])
+    assert both(found, "run awaited") == [0, 1]
+
+
+def test_every_process_knows_what_each_rank_logged_and_wrote(found):
+    assert both(found, "run losses") == [[0.0, 1.0, 2.0], [10.0, 11.0, 12.0]]
+    lines = [[f"rank {rank}: step {step}" for step in range(3)] for rank in (0, 1)]
+    assert both(found, "run lines") == lines
+    assert both(found, "run logs") == [sorted([*one, "to stderr"]) for one in lines]
+    assert both(found, "run states") == ["finished", "finished"]
+
+
+def test_the_ranks_of_a_run_share_a_folder(found):
+    assert Path(both(found, "run folder")).name.endswith("_train")
+    assert found[0]["run files"] == ["events.jsonl", "metrics.jsonl", "rank_0.log", "rank_1.log", "status.json"]
+
+
+def test_what_a_run_prints_is_printed_where_the_process_prints(script):
+    assert script[0].stdout.count("rank 1: step 2") == 1
+    assert "to stderr" in script[0].stderr
+
+
+def test_a_run_that_has_failed_raises_where_it_is_waited_for(found):
+    assert both(found, "run failed") == ["KeyError", 1, True]
+
+
+def test_there_are_no_sessions_in_a_launched_process(found):
+    kind, message = both(found, "run session")
+    assert kind == "LaunchError"
+    assert "A session was asked for inside rank 0 of 2" in message
+
+
+# -------------------------------------------------------------------------------------------------------- one process
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is the only one that a launcher has started."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x", "ACCELERATE_USE_CPU": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("alone")
+def test_one_process_alone_gets_its_own_value():
+    own = object()
+    assert notebook_launcher(lambda: own, num_processes=1) is own
+    assert notebook_launcher(lambda: own, num_processes=1, results="all") == [own]
+    assert launch(lambda: own).wait() is own
+    with pytest.raises(KeyError):
+        notebook_launcher({}.__getitem__, args=("nothing",))
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_only_a_launcher_decides_is_no_error_there(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("num_machines: 2\nmixed_precision: bf16\n")
+    assert notebook_launcher(os.getenv, args=("ACCELERATE_MIXED_PRECISION",), config_file=file) == "bf16"
+    with pytest.raises(ConfigurationError, match="Did you mean num_processes"):
+        notebook_launcher(os.getpid, num_proceses=2)
