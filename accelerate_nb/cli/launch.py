@@ -20,7 +20,7 @@ from accelerate_nb.config import files
 from accelerate_nb.config.environment import already_launched, asks_for_tpu, saying
 from accelerate_nb.config.fields import GROUPS, Setting
 from accelerate_nb.config.run import RunConfig, all_settings, resolve
-from accelerate_nb.errors import ConfigurationError, LaunchError, NotYetError, WorkerError
+from accelerate_nb.errors import ConfigurationError, LaunchError, NotYetError, StoppedError, WorkerError
 
 if TYPE_CHECKING:
     from accelerate_nb.cli.notebooks import Readable
@@ -128,7 +128,10 @@ def _run_notebook(said: str, rest: list[str], arguments: argparse.Namespace) -> 
         print(f"{_parser().format_help()}\n{notebooks.readable(said).help()}")
         return 0
     arguments.what = []
-    _parser().parse_args(flags, arguments)
+    try:
+        _parser().parse_args(flags, arguments)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error} What is for {said} itself goes behind `--`.") from None
     _take_seconds(arguments)
     notebooks.refuse_words(said, arguments.what)
     asked = _asked(arguments)
@@ -263,13 +266,12 @@ def _waited_for(run: Run, front_end: FrontEnd) -> int:
     try:
         run.start().wait()
     except WorkerError as error:
-        if not getattr(front_end, "has_told_failure", False):
+        if not (isinstance(error, StoppedError) or getattr(front_end, "has_told_failure", False)):
             print(f"{PROG}: {error}", file=sys.stderr)
         return exit_code(error)
-    except KeyboardInterrupt as interrupt:
+    except KeyboardInterrupt:
         # one that came before the wait, which ends the workers at its own
         run.stop(timeout=0)
-        print(f"{PROG}: {str(interrupt) or 'interrupted'}", file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:
         # nobody reads any more; what Python still holds for them goes nowhere

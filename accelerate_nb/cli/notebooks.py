@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from accelerate_nb.export.parameters import Parameter
 from accelerate_nb.export.reading import Notebook, read
 from accelerate_nb.export.script import Script as Exported, as_script
 from accelerate_nb.launching.scripts import Program, Script
+from accelerate_nb.script.parameters import parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +39,28 @@ class Readable:
         file.write_text(self.script.text, encoding="utf-8")
         home = str(path.parent)
         what = Script(str(file), str(file), home)
-        return replace(Program(what, tuple(arguments), path=path_of_workers()), folder=home)
+        return replace(Program(what, tuple(arguments), path=path_of_workers()), folder=home, title=path.name)
 
     def check(self, arguments: Sequence[str]) -> None:
-        """Parameters that the notebook does not have, or that can't have such a value, are told before anything starts."""
-        known = {f"--{one.name.replace('_', '-')}" for one in self.script.parameters}
-        for word in arguments:
-            if word.startswith("--") and word.partition("=")[0].replace("_", "-") not in known | {"--"}:
-                raise ConfigurationError(f"{self.notebook.path} has no parameter {word}. {self.help()}")
+        """Read the notebook's parameters as every process will; what is wrong with them ends the command as it ends those."""
+        name = self.notebook.path.name
+        if not self.script.parameters:
+            if arguments:
+                raise ConfigurationError(f"{arguments[0]!r} was given, but {self.help()}")
+            return
+        options = {one.name: (one.type, one.default, one.help) for one in self.script.parameters}
+        before = sys.argv[:]
+        sys.argv[1:] = arguments
+        try:
+            parameters("__main__", name, name, **options)
+        finally:
+            sys.argv[:] = before
 
     def help(self) -> str:
         """What a help says of the notebook's parameters."""
         name = self.notebook.path.name
         if not self.script.parameters:
-            return f"{name} has no parameters: no cell of it has the tag `parameters`."
+            return f"{name} has no parameters: give the cell that sets them the tag `parameters`."
         width = max(len(_head(one)) for one in self.script.parameters) + 2
         lines = [f"  {_head(one):<{width}}{_tail(one)}".rstrip() for one in self.script.parameters]
         return "\n".join([f"parameters of {name}, behind `--`:", *lines])

@@ -151,7 +151,7 @@ class Program:
     What every worker runs, with its arguments.
 
     It works in `folder`, or where there is none in the worker's own. `path` is what `sys.path` holds behind the program's own
-    entry. Rank 0 reads `stdin`; nobody else does.
+    entry. Rank 0 reads `stdin`; nobody else does. A person calls it `title`, or by its own name.
     """
 
     what: What
@@ -159,11 +159,12 @@ class Program:
     folder: str | None = None
     path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))
     stdin: StandardInput | None = None
+    title: str = ""
     launcher: int = field(default_factory=os.getpid)
 
     @property
     def __name__(self) -> str:  # what a run is called
-        return self.what.name
+        return self.title or self.what.name
 
     def __call__(self) -> None:
         """Be the program."""
@@ -173,12 +174,10 @@ class Program:
         sys.path[:] = self.path
         if is_worker:
             self._settle()
-        hook = sys.excepthook
         try:
             self.what.run(self.arguments)
         except Exception as error:
-            if sys.excepthook is not hook:
-                # one that the program has put there
+            if not _only_prints(sys.excepthook):
                 sys.excepthook(type(error), error, _below(error.__traceback__))
             raise
         if is_worker:
@@ -230,6 +229,11 @@ def _run_as_main(code: CodeType, **names: Any) -> None:
     vars(module).update({"__builtins__": builtins, "__cached__": None, **names})
     sys.modules[_NAME] = module
     exec(code, vars(module))
+
+
+def _only_prints(hook: Any) -> bool:
+    """Whether a hook for exceptions does no more than to print them, as Python's, torch's and this package's do."""
+    return hook is sys.__excepthook__ or getattr(hook, "__module__", "").partition(".")[0] in {"torch", "accelerate_nb"}
 
 
 def _below(trace: Any) -> Any:

@@ -22,8 +22,8 @@ FLOOR = {
     "runtime": 3,
     "big_models": 4,
     "notebook": 4,
-    "cli": 4,
     "script": 4,
+    "cli": 5,  # it reads the options of a script before the script does
 }
 STRANGERS = [("launching", "runtime"), ("runtime", "launching"), ("notebook", "cli"), ("cli", "notebook")]
 STRANGERS += [("notebook", "runtime"), ("cli", "runtime")]
