@@ -59,27 +59,21 @@ def test_several_machines_are_said_to_be_not_there_yet(kernel: Kernel) -> None:
     assert "num_nodes" in text
 
 
-def test_a_launch_inside_a_worker_is_refused_and_a_launcher_there_calls_the_function(kernel: Kernel) -> None:
-    cell = kernel.run("""
-    def launches():
-        from accelerate_nb import launch
-        return launch(print, num_processes=2).wait()
-    notebook_launcher(launches, num_processes=2)
-    """)
-    assert cell.error is not None
-    assert cell.error.name == "LaunchError"
-    assert "inside rank" in cell.error.text
-    assert "Launch from the notebook" in cell.error.text
+def test_a_launcher_inside_a_worker_calls_the_function_in_the_workers_that_are_there(kernel: Kernel) -> None:
     kernel.ok("""
     import os
     def inner():
         return int(os.environ["RANK"]), os.getpid()
     def shares_code_with_a_script():
-        from accelerate_nb import notebook_launcher
-        return notebook_launcher(inner, num_processes=4) == inner(), inner()[0]
+        from accelerate_nb import launch, notebook_launcher
+        called = notebook_launcher(inner, num_processes=2, results="all")
+        return called, launch(inner, num_processes=2).results, inner()
     shared = notebook_launcher(shares_code_with_a_script, num_processes=2, results="all")
     """)
-    assert kernel.value("shared") == [[True, 0], [True, 1]]
+    shared = kernel.value("shared")
+    everyone = [own for *_, own in shared]
+    assert [rank for rank, _ in everyone] == [0, 1]
+    assert [each[:2] for each in shared] == [[everyone, everyone]] * 2
 
 
 @pytest.mark.parametrize("call", ["input('how many? ')", "breakpoint()"])
