@@ -161,7 +161,7 @@ class Card:
             self._choose(self._panel)
         if self._is_static and self._clock() >= self._next_drawing and self._has_news():
             began = self._clock()
-            self._update()
+            self._update(self._bundle())
             # where a drawing takes long, there are fewer of them
             self._next_drawing = self._clock() + max(_BETWEEN_DRAWINGS, 10 * (self._clock() - began))
         self._show_displays()
@@ -173,7 +173,7 @@ class Card:
             self._pages.answer = panel.answered
         if self._is_static is not is_late:
             self._is_static = is_late
-            self._update()
+            self._update(self._bundle())
 
     def _has_news(self) -> bool:
         seen, self._seen = self._seen, self._watched.view.changes
@@ -187,9 +187,10 @@ class Card:
                     return
                 self._draw()
                 self._is_over = True
-                self._update()
+                report = self._bundle()
+                self._update(report)
                 if self._panel is not None:
-                    self._panel.end(self._bundle())
+                    self._panel.end(report)
                     self._pages.keep(self._panel)
         except Exception as error:  # noqa: BLE001 - a run is not lost because it can't be shown
             self._give_up(error)
@@ -219,8 +220,7 @@ class Card:
         data, metadata = self._panel.bundle()
         return Bundle({**data, **drawn}, metadata)
 
-    def _update(self) -> None:
-        bundle = self._bundle()
+    def _update(self, bundle: Bundle) -> None:
         for one in self._outputs:
             one.update(bundle)
 
