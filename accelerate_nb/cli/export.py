@@ -40,9 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
     output = (
         None if arguments.stdout or arguments.output == Path("-") else arguments.output or notebook.with_suffix(".py")
     )
+    content = read(notebook)
     if output is not None:
         _refuse(output, notebook, force=arguments.force)
-    script = as_script(read(notebook), Wishes(keep_installs=arguments.keep_installs))
+    script = as_script(content, Wishes(keep_installs=arguments.keep_installs))
     if output is None:
         sys.stdout.write(script.text)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 from accelerate_nb.export.awaiting import globals_of, is_async
 from accelerate_nb.export.defining import Definitions
@@ -59,7 +59,7 @@ def guarded(
 
 def _parts(body: Sequence[ast.stmt], definitions: Definitions, shown: ast.stmt | None) -> Iterator[Part]:
     together: list[ast.stmt] = []
-    for node, following in zip(body, [*body[1:], None], strict=True):
+    for node, following in zip_longest(body, body[1:]):
         together.append(node)
         last = end_of(node)[0]
         if following is None or _first(following) > last:

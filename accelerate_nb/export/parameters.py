@@ -16,7 +16,9 @@ TAG = "parameters"
 _TAKEN = "help"
 _SCALARS = ("int", "float", "bool", "str", "Path")
 _MANY = {"list": "list", "List": "list", "Sequence": "list", "tuple": "tuple", "Tuple": "tuple"}
-_CAN_BE = "An option can be an int, a float, a bool, a str, None, a Path, or a list or tuple of one of them"
+_CAN_BE = (
+    "an option is an int, float, bool, str, None or Path, or a list or tuple of these; set the rest in another cell"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def parameters_of(source: str) -> Parameters:
         try:
             found.update({one.name: one for one in _of_statement(node, source, comments.get(end_of(node)[0], ""))})
         except _NoOptionError as error:
-            problems.append(Remark(node.lineno, f"{error}. {_CAN_BE}; move what is computed to another cell."))
+            problems.append(Remark(node.lineno, f"{error}: {_CAN_BE}"))
     return Parameters(tuple(found.values()), (*problems, *_clashes(source, found)))
 
 
@@ -198,5 +200,5 @@ def _subscript(annotation: ast.expr) -> tuple[str, Sequence[ast.expr]]:
 
 
 def _short(node: ast.stmt) -> str:
-    text = ast.unparse(node)
+    text = ast.unparse(node).partition("\n")[0]
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -15,6 +15,9 @@ Kind = Literal["code", "markdown", "raw"]
 
 # The format that every frontend writes since 2015.
 _CURRENT = 4
+_KINDS: Mapping[str, Kind] = {"code": "code", "markdown": "markdown", "heading": "markdown"}
+# Formats 2 and 3 keep a code cell's text under another name.
+_SOURCES = ("source", "input")
 _PYTHON = ("", "python", "ipython", "python3")
 # Kernels that Colab names without saying their language.
 _OTHER_KERNELS = ("ir", "julia")
@@ -52,10 +55,10 @@ def read(path: str | Path) -> Notebook:
     [1, 2, 3]
     """
     path = Path(path)
-    content = _current(_content(path), path)
+    content = _checked(_content(path), path)
     if (language := _language(content.get("metadata"))) not in _PYTHON:
         raise ExportError(f"{path} is a notebook in {language}. Only notebooks in Python can be scripts of Python.")
-    return Notebook(path, tuple(_cells(content["cells"])))
+    return Notebook(path, tuple(_cells(content)))
 
 
 def _content(path: Path) -> Any:
@@ -77,30 +80,15 @@ def _nearby(path: Path) -> str:
     return f" Did you mean {notebook}?" if notebook.exists() else ""
 
 
-def _current(content: Any, path: Path) -> Mapping[str, Any]:
-    """The content as version 4 has it."""
+def _checked(content: Any, path: Path) -> Mapping[str, Any]:
+    # Without nbformat, for two reasons: importing it takes more than a second (its validator imports jsonschema, which has
+    # lark build a grammar of RFC 3987), and it refuses old notebooks that lack a key that nobody needs.
     version = content.get("nbformat") if isinstance(content, dict) else None
     if not isinstance(version, int) or not any(isinstance(content.get(key), list) for key in ("cells", "worksheets")):
         raise ExportError(f"{path} is no notebook: it lacks a notebook's cells. Name a file that Jupyter has saved.")
     if version > _CURRENT:
         raise ExportError(f"{path} is a notebook of format {version}; formats up to {_CURRENT} are known here.")
-    if "cells" in content and version == _CURRENT:
-        return _mapping(content)
-    return _upgraded(content, path)
-
-
-def _upgraded(content: dict[str, Any], path: Path) -> Mapping[str, Any]:
-    # Only old notebooks need nbformat: its validator imports jsonschema, which builds a grammar of RFC 3987 with lark, and
-    # that takes more than a second. What is read of version 4 (cells, their sources, their tags) is plain JSON.
-    from nbformat import convert, from_dict
-
-    try:
-        return dict(convert(from_dict(content), _CURRENT))  # type: ignore[no-untyped-call]  # nbformat says few types
-    except (KeyError, AttributeError, TypeError, ValueError) as error:
-        raise ExportError(
-            f"{path} is a notebook of format {content['nbformat']} that can't be read: {type(error).__name__}: {error}. "
-            f"Open it in Jupyter and save it."
-        ) from None
+    return _mapping(content)
 
 
 def _language(metadata: Any) -> str:
@@ -113,13 +101,25 @@ def _language(metadata: Any) -> str:
     return name.lower() if name.lower() in _PYTHON else name
 
 
-def _cells(cells: Sequence[Any]) -> Iterator[Cell]:
+def _cells(content: Mapping[str, Any]) -> Iterator[Cell]:
     numbers = count(1)
-    for cell in map(_mapping, cells):
-        kind: Kind = known if (known := cell.get("cell_type")) in ("code", "markdown") else "raw"
-        source = _text(cell.get("source"))
+    for cell in _raw_cells(content):
+        kind = _KINDS.get(str(cell.get("cell_type")), "raw")
+        source = _source(cell)
         number = next(numbers) if kind == "code" and source.strip() else None
         yield Cell(kind, source, number, frozenset(_tags(cell)))
+
+
+def _raw_cells(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The cells as the file has them; formats 2 and 3 keep them on sheets."""
+    sheets = [_mapping(sheet).get("cells") for sheet in content.get("worksheets") or ()]
+    for cells in sheets if "cells" not in content else [content["cells"]]:
+        yield from map(_mapping, cells if isinstance(cells, list) else ())
+
+
+def _source(cell: Mapping[str, Any]) -> str:
+    text = next((_text(cell[key]) for key in _SOURCES if key in cell), "")
+    return f"{'#' * int(cell['level'])} {text}" if isinstance(cell.get("level"), int) else text
 
 
 def _text(source: Any) -> str:

@@ -106,7 +106,8 @@ def _translated(cell: Cell, ranks: Ranked, wishes: Wishes) -> Translated:
     try:
         return _checked(cell, found)
     except SyntaxError as error:
-        problem = Remark(error.lineno or 1, f"{error.msg}: `{(error.text or '').strip()}`")
+        line = error.lineno or 1
+        problem = Remark(line, f"{error.msg}: `{found.source.split(chr(10))[line - 1].strip()}`")
         return Translated(cell, replace(found, problems=(problem,)))
 
 

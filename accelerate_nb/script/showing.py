@@ -61,7 +61,7 @@ def text_of(value: Any) -> str:
 
 def _is_simple(value: Any) -> bool:
     if type(value) in (list, tuple):
-        return all(type(one) in _SIMPLE for one in value)
+        return all(map(_is_simple, value))
     if type(value) is dict:
-        return all(type(one) in _SIMPLE for pair in value.items() for one in pair)
+        return all(map(_is_simple, (*value.keys(), *value.values())))
     return type(value) in _SIMPLE
