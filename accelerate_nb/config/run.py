@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from accelerate_nb.config import later
 from accelerate_nb.config.fields import Setting, said, settings, unknown_setting
 from accelerate_nb.config.launching import Launching
 from accelerate_nb.config.training import Training
@@ -39,7 +40,7 @@ def resolve(
     What a run should be: an argument wins over a variable of the environment, that over the file, that over the default.
 
     An argument that is `None`, or a default marked by `unsaid`, was not said. `ConfigurationError` tells which value can't
-    be one, or which argument is unknown; `NotYetError` what is known and not offered yet.
+    be one, or which argument is unknown; `NotYetError` what is known and not offered yet, also of what the file asks for.
 
     >>> resolve({"num_processes": 2}, {"ACCELERATE_MIXED_PRECISION": "bf16"}).training.mixed_precision
     'bf16'
@@ -48,6 +49,7 @@ def resolve(
     for name in arguments:
         if name not in known:
             raise unknown_setting(name, known)
+    later.refuse(file or {})
     places: tuple[_Place, ...] = (_Arguments(said(arguments)), _Environment(environment), _File(file or {}))
     return RunConfig(launching=_made(Launching, places), training=_made(Training, places))
 

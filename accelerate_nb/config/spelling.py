@@ -9,37 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accelerate_nb.config.fields import Setting
+from accelerate_nb.config.keys import OF_ACCELERATE, together
 from accelerate_nb.config.kinds import YesNo
 from accelerate_nb.config.run import RunConfig, all_settings, differing, values
 from accelerate_nb.errors import ConfigurationError
 
-# The keys of a configuration file that Accelerate's own tools know; a file with others they refuse.
-KNOWN_TO_ACCELERATE = frozenset({
-    "compute_environment",
-    "debug",
-    "distributed_type",
-    "dynamo_config",
-    "enable_cpu_affinity",
-    "gpu_ids",
-    "machine_rank",
-    "main_process_ip",
-    "main_process_port",
-    "mixed_precision",
-    "num_machines",
-    "num_processes",
-    "rdzv_backend",
-    "use_cpu",
-})  # fmt: skip
-# Settings that stand together under one key of it.
-TOGETHER = {
-    "dynamo_config": (
-        "dynamo_backend",
-        "dynamo_mode",
-        "dynamo_use_fullgraph",
-        "dynamo_use_dynamic",
-        "dynamo_use_regional_compilation",
-    )
-}
+# What stands before the settings that only this package knows, and before each line of theirs.
+_OWN_HEAD = "# What follows is read by accelerate_nb alone.\n"
+OWN_MARK = "#|"
 _WIDTH = 88
 # Flags that have a letter too.
 SHORT = {"-n": "num_processes"}
@@ -100,22 +77,6 @@ def flags(said: Mapping[str, Any]) -> list[str]:
     return [word for name, value in said.items() for word in _flag(known[name], value)]
 
 
-def read_flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """
-    The settings that the words of a command line begin with, and the words after them.
-
-    Both `--name value` and `--name=value` are read; `--` ends the settings. Raises `ConfigurationError` for a flag that
-    nobody knows, for a value that can't be one, and for a value that is missing.
-    """
-    found: dict[str, Any] = {}
-    rest = list(words)
-    while rest and rest[0].startswith("--"):
-        if rest[0] == "--":
-            return found, rest[1:]
-        found.update([_taken(rest, all_settings(), "The command line")])
-    return found, rest
-
-
 def read_words(words: Sequence[str], flags: Sequence[Setting], where: str) -> tuple[dict[str, Any], list[str]]:
     """
     The values that flags among some words say, by the names of their settings, and the words that are no flags.
@@ -150,56 +111,44 @@ def keys(config: RunConfig, distributed_type: str) -> dict[str, Any]:
     for one in all_settings():
         if one.name in said or (one.name in always and found[one.name] is not None):
             content[key(one)] = _plain(found[one.name])
-    return _together(content)
+    return together(content)
 
 
 def key(one: Setting) -> str:
     """A setting's key in a configuration file: Accelerate's where it has one."""
-    return next((name for name in one.keys if name in KNOWN_TO_ACCELERATE), one.name)
+    return next((name for name in one.keys if name in OF_ACCELERATE), one.name)
 
 
-def strange_to_accelerate(content: Mapping[str, Any]) -> tuple[str, ...]:
-    """The keys at which Accelerate's own tools would refuse such a file."""
-    return tuple(name for name in content if name not in KNOWN_TO_ACCELERATE)
+def own_keys(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """The keys at which Accelerate's own tools would refuse a file; they stand in comments, which only this package reads."""
+    return tuple(name for name in content if name not in OF_ACCELERATE)
 
 
 def text(content: Mapping[str, Any]) -> str:
     """
-    The text of a configuration file.
+    The text of a configuration file, which Accelerate's own tools can read too.
 
-    >>> print(text({"num_processes": 2, "mixed_precision": "no"}), end="")
+    >>> print(text({"num_processes": 2, "timeout": 600}), end="")
     num_processes: 2
-    mixed_precision: 'no'
+    # What follows is read by accelerate_nb alone.
+    #| timeout: 600
     """
+    own = own_keys(content)
+    theirs = _dumped({name: value for name, value in content.items() if name not in own})
+    lines = _dumped({name: content[name] for name in own}).splitlines()
+    return theirs + (_OWN_HEAD + "".join(f"{OWN_MARK} {line}\n" for line in lines) if lines else "")
+
+
+def is_own(line: str) -> bool:
+    """Whether a line of a file is one that `text` wrote for this package alone."""
+    return line.startswith(OWN_MARK) or line == _OWN_HEAD.rstrip()
+
+
+def _dumped(content: Mapping[str, Any]) -> str:
     import yaml
 
-    written: str = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
+    written: str = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True) if content else ""
     return written
-
-
-def _together(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content with those settings under their common keys that have one."""
-    common = {name: {each: content[each] for each in within if each in content} for name, within in TOGETHER.items()}
-    elsewhere = {each for within in TOGETHER.values() for each in within}
-    alone = {name: value for name, value in content.items() if name not in elsewhere}
-    return alone | {name: value for name, value in common.items() if value}
-
-
-def apart(content: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    The content with each setting under a key of its own, whether it stood under a common one or not.
-
-    >>> apart({"dynamo_config": {"dynamo_backend": "INDUCTOR", "mode": "default"}})
-    {'dynamo_backend': 'INDUCTOR', 'dynamo_mode': 'default'}
-    """
-    found: dict[str, Any] = {}
-    for name, value in content.items():
-        if name in TOGETHER and isinstance(value, Mapping):
-            prefix = name.removesuffix("config")
-            found |= {each if each.startswith(prefix) else prefix + each: one for each, one in value.items()}
-        else:
-            found[name] = value
-    return found
 
 
 def _flag(one: Setting, value: Any) -> list[str]:

@@ -50,6 +50,15 @@ def choose(wish: Launching, devices: Devices, can_fork: bool) -> Choice:
     return Choice(start, size, on_cpu, f"{where}; {why}", shows)
 
 
+def accelerates_word(choice: Choice, devices: Devices) -> str:
+    """What Accelerate's files call such a run."""
+    if choice.size == 1:
+        return "NO"
+    if choice.cpu:
+        return "MULTI_CPU"
+    return "MULTI_GPU" if devices.kind == "cuda" else f"MULTI_{devices.kind.upper()}"
+
+
 def _seen(wish: Launching, devices: Devices) -> Devices:
     """The devices that workers see."""
     if missing := () if wish.cpu or not devices.count else devices.missing(wish.gpu_ids):

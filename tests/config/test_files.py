@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from accelerate.commands.config.config_args import ClusterConfig
+import yaml
+from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
 from accelerate.commands.config.default import write_basic_config
 
 from accelerate_nb.config import files
@@ -67,6 +69,9 @@ for said in json.loads(sys.argv[1]):
     for environment, theirs in zip(environments, done.stdout.split(), strict=True):
         assert files.find(environment) is None
         os.makedirs(os.path.dirname(theirs))
+        early = theirs.removesuffix("yaml") + "json"
+        open(early, "w").close()
+        assert str(files.find(environment)) == early
         open(theirs, "w").close()
         assert str(files.find(environment)) == theirs
 
@@ -138,13 +143,122 @@ def test_a_bare_no_is_the_precision_no(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["distributed_type: FSDP\n", "distributed_type: DEEPSPEED\n", "compute_environment: AMAZON_SAGEMAKER\n"]
+    ("text", "what"),
+    [
+        ("distributed_type: FSDP\n", "FSDP"),
+        ("distributed_type: DEEPSPEED\n", "DeepSpeed"),
+        ("distributed_type: MULTI_NPU\n", "NPUs"),
+        ("compute_environment: AMAZON_SAGEMAKER\n", "AMAZON_SAGEMAKER"),
+        ("parallelism_config: {parallelism_config_tp_size: 2}\n", "parallelism_config_tp_size: 2"),
+    ],
 )
-def test_what_a_file_asks_for_and_comes_later_is_not_left_out_unnoticed(tmp_path, text):
+def test_what_a_file_asks_for_and_comes_later_is_read_and_refused_by_a_launch(tmp_path, text, what):
+    path = tmp_path / "config.yaml"
+    path.write_text(text + "num_processes: 2\n")
+    content = files.read(path)
+    assert content["num_processes"] == 2
+    with pytest.raises(NotYetError, match=rf"asks for .*{what}.*config_file=''"):
+        resolve({}, {}, content)
+
+
+@pytest.mark.parametrize(
+    "text", ["distributed_type: no\n", "parallelism_config: {parallelism_config_dp_replicate_size: 2}\n"]
+)
+def test_what_is_done_here_anyway_is_not_refused(tmp_path, text):
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    with pytest.raises(NotYetError, match=r"config\.yaml asks for .*config_file=''"):
+    assert resolve({}, {}, files.read(path)) == resolve({}, {})
+
+
+def test_a_way_to_train_that_nobody_knows_names_the_nearest(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("distributed_type: MULTI_GPUS\n")
+    with pytest.raises(ConfigurationError, match=r"MULTI_GPUS, which is no way to train\. Did you mean MULTI_GPU\?"):
+        resolve({}, {}, files.read(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: 1\n", "the unknown key 'a' in line 1, column 1"),
+        ("use_cpu: true\nnum_proceses: 2\n", r"'num_proceses' in line 2, column 1 \(did you mean num_processes\?\)"),
+        ("use_cpu: true\n#| timeot: 2\n", r"'timeot' in line 2, column 4 \(did you mean timeout\?\)"),
+        ('{"debug": true,\n "moxed_precision": "no"}', r"'moxed_precision' in line 2, column 2"),
+        ("a: 1\nb: 2\n", "'a' in line 1, column 1; the unknown key 'b' in line 2.*Correct them"),
+    ],
+)
+def test_an_unknown_key_is_named_with_its_place_and_the_nearest(tmp_path, text, says):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=says):
         files.read(path)
+
+
+RELEASED = sorted((Path(__file__).parent / "released").glob("*/*.yaml"))
+_HERE = {"NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MPS", "use_mps_device", "basic"}
+
+
+@pytest.mark.parametrize("path", RELEASED, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_files_of_every_release_of_accelerate_are_read(path):
+    content = files.read(path)
+    said = yaml.safe_load(path.read_text())
+    assert content["distributed_type"] == said["distributed_type"]
+    if path.stem not in _HERE:
+        with pytest.raises(NotYetError, match="asks for"):
+            resolve({}, {}, content)
+        return
+    config = resolve({}, {}, content)
+    assert config.training.mixed_precision == said["mixed_precision"] == "bf16"
+    assert (config.launching.num_processes or -1) == said["num_processes"]
+    assert config.launching.cpu is bool(said.get("use_cpu"))
+    assert config.launching.port == (said.get("main_process_port") or 0)
+    compiler = {"dynamo_backend": said.get("dynamo_backend"), **(said.get("dynamo_config") or {})}["dynamo_backend"]
+    assert (config.training.dynamo_backend or "no").upper() == (compiler or "NO")
+    assert config.launching.gpu_ids == (said.get("gpu_ids") or "all")
+
+
+@pytest.mark.parametrize("path", RELEASED, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_files_of_every_release_are_renewed_to_what_todays_accelerate_loads(path, tmp_path):
+    copy = tmp_path / "config.yaml"
+    copy.write_bytes(path.read_bytes())
+    before = files.read(copy)
+    files.renewed(copy, "NO").write()
+    assert files.read(copy) == before
+    assert files.renewed(copy, "NO").text == copy.read_text()
+    # words that today's release does not know, and a file of its own that it refuses (of SageMaker, for one process)
+    gone = {"TPU", "TP", "MPS"}
+    if before["distributed_type"] not in gone and path.stem != "sagemaker":
+        theirs = load_config_from_file(str(copy))
+        assert theirs.mixed_precision == before["mixed_precision"]
+
+
+def test_a_file_from_before_mixed_precision_had_its_name_is_read(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("distributed_type: NO\nfp16: true\n")
+    assert resolve({}, {}, files.read(path)).training.mixed_precision == "fp16"
+    draft = files.renewed(path, "NO")
+    assert draft.content == {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "NO",
+        "mixed_precision": "fp16",
+    }
+    assert draft.changed == ("fp16",)
+
+
+def test_settings_of_this_package_beside_accelerates_are_read_and_renewed_into_comments(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("cpu: true\ntimeout: 5\nmixed_precision: fp16\n#| mixed_precision: bf16\n")
+    before = files.read(path)
+    assert before == {"cpu": True, "timeout": 5, "mixed_precision": "bf16"}
+    files.renewed(path, "MULTI_CPU").write()
+    assert path.read_text().splitlines()[1:] == [
+        "distributed_type: MULTI_CPU",
+        "use_cpu: true",
+        "mixed_precision: bf16",
+        "# What follows is read by accelerate_nb alone.",
+        "#| timeout: 5",
+    ]
+    assert resolve({}, {}, files.read(path)) == resolve({}, {}, before)
 
 
 def saved(path, content):

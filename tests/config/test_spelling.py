@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 import shlex
 
 import pytest
-from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
+from accelerate.commands.config.config_args import ClusterConfig, SageMakerConfig, load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-from accelerate_nb.config import files, spelling
+from accelerate_nb.config import files, keys, spelling
 from accelerate_nb.config.kinds import Ids, Number, OneOf, Table, Text, Whole, YesNo
 from accelerate_nb.config.run import all_settings, differing, origins, resolve, values
 from accelerate_nb.errors import ConfigurationError
@@ -73,7 +74,7 @@ class TestEverySetting:
         config = resolve(said, {})
         words = shlex.split(spelling.command(spelling.to_say(config), "my script.py"))
         assert words[:2] == ["accelerate-nb", "launch"]
-        found, rest = spelling.read_flags(words[2:])
+        found, rest = spelling.read_words(words[2:], all_settings(), "a command line")
         assert resolve(found, {}) == config
         assert rest == ["my script.py"]
 
@@ -83,45 +84,72 @@ class TestEverySetting:
         name, *words = shlex.split(line)
         assert name == "%%accelerate"
         assert "\n" not in line
-        assert resolve(spelling.read_flags(words)[0], {}) == config
+        assert resolve(spelling.read_words(words, all_settings(), name)[0], {}) == config
 
-    @pytest.mark.parametrize("suffix", ["yaml", "json"])
-    def test_the_file_says_it(self, said, suffix, tmp_path):
+    def test_the_file_says_it_and_accelerate_loads_it(self, said, tmp_path):
         config = resolve(said, {})
-        path = tmp_path / f"config.{suffix}"
-        files.draft(path, spelling.keys(config, "NO")).write()
+        path = tmp_path / "config.yaml"
+        content = spelling.keys(config, "NO")
+        files.draft(path, content).write()
+        assert path.read_text() == spelling.text(content)
+        assert resolve({}, {}, files.read(path)) == config
+        assert load_config_from_file(str(path)).distributed_type.value == "NO"
+
+    def test_a_json_file_says_it_or_is_refused_as_accelerate_would_refuse_it(self, said, tmp_path):
+        config = resolve(said, {})
+        path = tmp_path / "config.json"
+        content = spelling.keys(config, "NO")
+        if own := spelling.own_keys(content):
+            with pytest.raises(ConfigurationError, match=rf"can't say {', '.join(own)}.*Name a \.yaml file"):
+                files.draft(path, content)
+            path.write_text(json.dumps(content))
+            with pytest.raises(ValueError, match="unknown keys"):
+                load_config_from_file(str(path))
+        else:
+            files.draft(path, content).write()
+            load_config_from_file(str(path))
         assert resolve({}, {}, files.read(path)) == config
 
 
 @pytest.mark.parametrize("distributed_type", ["NO", "MULTI_CPU", "MULTI_GPU"])
-def test_accelerate_loads_the_file(tmp_path, distributed_type):
-    said = {"num_processes": 3, "mixed_precision": "bf16", "cpu": True, "debug": True, "use_port": 29511}
+def test_accelerate_understands_the_file_for_its_launch(tmp_path, distributed_type):
+    said = {
+        "num_processes": 3,
+        "mixed_precision": "bf16",
+        "cpu": distributed_type == "MULTI_CPU",
+        "debug": True,
+        "use_port": 29511,
+        "gpu_ids": "0,2,3",
+        "enable_cpu_affinity": True,
+        "dynamo_backend": "inductor",
+        "dynamo_mode": "reduce-overhead",
+        "dynamo_use_dynamic": True,
+        "timeout": 60,
+    }
     path = tmp_path / "config.yaml"
-    content = spelling.keys(resolve(said, {}), distributed_type)
-    assert spelling.strange_to_accelerate(content) == ()
-    files.draft(path, content).write()
-    theirs = load_config_from_file(str(path))
-    assert theirs.distributed_type.value == distributed_type
-    assert (theirs.num_processes, theirs.mixed_precision, theirs.use_cpu) == (3, "bf16", True)
-    assert (theirs.debug, theirs.main_process_port) == (True, 29511)
-
-
-@pytest.mark.parametrize("one", all_settings(), ids=lambda one: one.name)
-def test_what_accelerate_would_refuse_is_known_before(one, tmp_path):
-    config = resolve({one.name: other_than_default(one)}, {})
-    content = spelling.keys(config, "NO")
-    path = tmp_path / "config.yaml"
-    files.draft(path, content).write()
-    refused = spelling.strange_to_accelerate(content)
-    assert refused in {(), (one.name,)}
-    with pytest.raises(ValueError, match="unknown keys") if refused else contextlib.nullcontext():
-        load_config_from_file(str(path))
+    files.draft(path, spelling.keys(resolve(said, {}), distributed_type)).write()
+    asked = launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
+    asked.nondefault = set()
+    theirs, _, _ = _validate_launch_command(asked)
+    assert (theirs.num_processes, theirs.mixed_precision, theirs.use_cpu) == (3, "bf16", said["cpu"])
+    assert (theirs.debug, theirs.main_process_port, theirs.gpu_ids) == (True, 29511, "0,2,3")
+    assert theirs.multi_gpu is (distributed_type == "MULTI_GPU")
+    assert (theirs.dynamo_backend, theirs.dynamo_mode) == ("inductor", "reduce-overhead")
+    assert (theirs.dynamo_use_dynamic, theirs.dynamo_use_fullgraph) == (True, False)
 
 
 def test_the_keys_that_accelerate_knows_are_those_of_accelerate():
-    theirs = set(ClusterConfig.__dataclass_fields__)
-    of_settings = {key for one in all_settings() for key in one.keys} | {"compute_environment", "distributed_type"}
-    assert (of_settings | set(spelling.TOGETHER)) & theirs == spelling.KNOWN_TO_ACCELERATE
+    assert set(ClusterConfig.__dataclass_fields__) == keys.OF_ACCELERATE
+    assert set(SageMakerConfig.__dataclass_fields__) - keys.OF_ACCELERATE == keys.OF_SAGEMAKER
+
+
+@pytest.mark.parametrize("value", ["two\n\nlines ", "# no comment", "#| mine", " x: [", "ü" * 200, "\t'\"\\"])
+def test_a_text_of_any_kind_goes_through_a_comment(tmp_path, value):
+    path = tmp_path / "config.yaml"
+    path.write_text(spelling.text({"distributed_type": "NO", "folder": value, "rdzv_conf": {"a": value, "b": [1]}}))
+    assert files.read(path)["folder"] == value
+    assert files.read(path)["rdzv_conf"] == {"a": value, "b": [1]}
+    assert "folder" not in load_config_from_file(str(path)).to_dict()
 
 
 def test_a_call_says_what_would_else_be_overruled_from_elsewhere():
@@ -149,15 +177,7 @@ def test_a_long_call_stands_on_several_lines():
 )
 def test_a_command_line_that_means_nothing_is_told(words, says):
     with pytest.raises(ConfigurationError, match=says.replace("?", r"\?")):
-        spelling.read_flags(words)
-
-
-def test_words_after_the_settings_are_the_scripts():
-    assert spelling.read_flags(["--cpu", "--", "--cpu", "x"]) == ({"cpu": True}, ["--cpu", "x"])
-    assert spelling.read_flags(["--num-processes=2", "a.py", "--lr", "1"]) == (
-        {"num_processes": 2},
-        ["a.py", "--lr", "1"],
-    )
+        spelling.read_words(words, all_settings(), "The command line")
 
 
 def test_where_each_value_was_said_is_known():

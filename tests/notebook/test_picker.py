@@ -252,8 +252,11 @@ def test_the_cells_first_line_is_understood_by_the_cell(said):
     assert shlex.split(found.command)[0] == "accelerate-nb"
 
 
-def test_a_file_that_accelerate_would_refuse_is_told():
-    assert "panel is unknown to Hugging Face" in appraise({"panel": "off"}, LAPTOP, {}).notes["file"]
+def test_what_accelerate_does_not_read_of_a_file_is_told():
+    found = appraise({"panel": "off"}, LAPTOP, {})
+    assert "#| panel: 'off'" in found.file
+    assert "panel is in comments, which accelerate_nb alone reads" in found.notes["file"]
+    assert "file" not in appraise({"cpu": True}, LAPTOP, {}).notes
     assert "file" not in appraise({"num_processes": "2"}, LAPTOP, {}).notes
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from accelerate_nb.config.run import resolve
-from accelerate_nb.config.spelling import read_flags
+from accelerate_nb.config.run import all_settings, resolve
+from accelerate_nb.config.spelling import read_words
 from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.script import processes
 from accelerate_nb.script.processes import launch_words, needed
@@ -79,9 +79,11 @@ def test_the_words_of_the_launch_say_the_same_settings() -> None:
     settings: dict[str, Any] = {"num_processes": 2, "cpu": True, "mixed_precision": "bf16", "folder": "my runs"}
     words = launch_words("train.py", ["--num-processes", "9"], settings)
     assert words[:3] == ["-m", "accelerate_nb", "launch"]
-    said, rest = read_flags(words[3:])
+    script = words.index(os.path.abspath("train.py"))
+    said, others = read_words(words[3:script], all_settings(), "A command line")
     assert resolve(said, {}) == resolve(settings, {})
-    assert rest == [os.path.abspath("train.py"), "--num-processes", "9"]
+    assert others == []
+    assert words[script + 1 :] == ["--num-processes", "9"]
 
 
 SAID = {"num_processes": 2, "mixed_precision": "bf16"}

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from accelerate_nb.config import files, spelling
+from accelerate_nb.config import files, later, spelling
 from accelerate_nb.config.cells import cell_flags
 from accelerate_nb.config.fields import Setting
 from accelerate_nb.config.kinds import Text
 from accelerate_nb.config.run import Origin, RunConfig, all_settings, origin, resolve
 from accelerate_nb.devices.base import Devices
 from accelerate_nb.errors import AccelerateNbError, NotYetError
-from accelerate_nb.launching.choosing import Choice
+from accelerate_nb.launching.choosing import Choice, accelerates_word
 from accelerate_nb.launching.preflight import Objection, look_ahead
 
 
@@ -38,6 +38,7 @@ def begin(environment: Mapping[str, str], config_file: str | None = None) -> Beg
     try:
         path = files.find(environment, config_file)
         content = {} if path is None else files.read(path)
+        later.refuse(content, f"The configuration file {path}")
     except AccelerateNbError as error:
         trouble.append(str(error))
     origins = {}
@@ -73,7 +74,7 @@ class Appraisal:
     @property
     def file(self) -> str:
         """The text of the configuration file."""
-        return spelling.text(self.content) if self.content else ""
+        return spelling.text(self.content)
 
 
 def appraise(
@@ -127,15 +128,6 @@ def value_of(one: Setting, typed: Any) -> Any:
     return one.parse(text, where) if isinstance(text, str) else one.check(text, where)
 
 
-def accelerates_word(choice: Choice, devices: Devices) -> str:
-    """What Accelerate's files call such a run."""
-    if choice.size == 1:
-        return "NO"
-    if choice.cpu:
-        return "MULTI_CPU"
-    return "MULTI_GPU" if devices.kind == "cuda" else f"MULTI_{devices.kind.upper()}"
-
-
 def _read(typed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     said: dict[str, Any] = {}
     wrong: dict[str, str] = {}
@@ -174,8 +166,10 @@ def _notes(
         )
     if beyond := [name for name in to_say if name not in in_a_cell]:
         notes["magic"] = f"{_and(beyond)} of no meaning to cells, which run in workers that stay."
-    if strange := spelling.strange_to_accelerate(content):
-        notes["file"] = f"{_and(strange)} unknown to Hugging Face's own `accelerate launch`, which refuses such a file."
+    if own := spelling.own_keys(content):
+        notes["file"] = (
+            f"{_and(own)} for accelerate_nb alone: Hugging Face's own `accelerate launch` reads past a comment."
+        )
     return notes
 
 
