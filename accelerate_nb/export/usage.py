@@ -1,0 +1,171 @@
+"""Which names a statement reads, binds and changes, as Python's own compiler sees it."""
+
+from __future__ import annotations
+
+import ast
+import dis
+import warnings
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from types import CodeType
+
+# Methods that change what they are called on, beside those whose names end in `_`, as torch has it.
+_CHANGES = frozenset({
+    "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove",
+    "reverse", "rotate", "setdefault", "sort", "update",
+    "fill", "partition", "resize",
+    "add_module", "backward", "eval", "load_state_dict", "named_parameters", "parameters", "register_buffer",
+    "register_module", "register_parameter", "step", "train", "zero_grad",
+})  # fmt: skip
+
+_OF_CLASSES = frozenset({"__name__", "__module__", "__qualname__"})
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """
+    What a statement does with the names of the module.
+
+    `later` and `written_later` are read and changed when a function that it makes is called; `key` is equal for statements
+    that bind the same thing wherever they stand.
+    """
+
+    read: frozenset[str] = frozenset()
+    bound: frozenset[str] = frozenset()
+    deleted: frozenset[str] = frozenset()
+    changed: frozenset[str] = frozenset()
+    later: frozenset[str] = frozenset()
+    written_later: frozenset[str] = frozenset()
+    everything: bool = False  # `from x import *`
+    keys: tuple[tuple[str, Hashable], ...] = field(default=())
+
+    def key(self, name: str) -> Hashable:
+        """What tells that the name is bound to the same thing elsewhere; None where nothing does."""
+        return dict(self.keys).get(name)
+
+
+def usage_of(node: ast.stmt | ast.expr) -> Usage:
+    """
+    What a statement that has no statements of its own, a definition or an expression does with names.
+
+    >>> sorted(usage_of(ast.parse("y = [x * z for x in data]").body[0]).read)
+    ['data', 'z']
+    """
+    statement = ast.copy_location(ast.Expr(node), node) if isinstance(node, ast.expr) else node
+    code = _compiled(statement)
+    if code is None:
+        return Usage()
+    used = _Used()
+    used.take(code, inside=False)
+    defines = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    changed = frozenset(_changed(statement))
+    return Usage(
+        # what a lambda of a call reads may be read at once
+        read=frozenset(used.read if defines else used.read | used.later),
+        bound=frozenset(used.bound),
+        deleted=frozenset(used.deleted),
+        changed=frozenset() if defines else changed,
+        later=frozenset(used.later),
+        written_later=frozenset(used.written_later | (changed & used.later)),
+        everything=_imports_everything(statement),
+        keys=tuple(_keys(statement)),
+    )
+
+
+@dataclass
+class _Used:
+    """The names in a statement's code, and in that of its functions."""
+
+    read: set[str] = field(default_factory=set)
+    bound: set[str] = field(default_factory=set)
+    deleted: set[str] = field(default_factory=set)
+    later: set[str] = field(default_factory=set)
+    written_later: set[str] = field(default_factory=set)
+
+    def take(self, code: CodeType, *, inside: bool) -> None:
+        for step in dis.get_instructions(code):
+            action, _, place = step.opname.partition("_")
+            if not isinstance(step.argval, str) or not place.endswith(("NAME", "GLOBAL", "GLOBALS")):
+                continue
+            self._place(action, step.argval, inside=inside)
+        for part in code.co_consts:
+            if isinstance(part, CodeType):
+                self._take_part(part, inside=inside)
+
+    def _place(self, action: str, name: str, *, inside: bool) -> None:
+        if action == "LOAD":
+            (self.later if inside else self.read).add(name)
+        elif action == "STORE":
+            (self.written_later if inside else self.bound).add(name)
+        elif action == "DELETE" and not inside:
+            self.deleted.add(name)
+
+    def _take_part(self, code: CodeType, *, inside: bool) -> None:
+        # functions have the flag, and the bodies of classes have not
+        if code.co_flags & 0x02:
+            at_once = code.co_name in {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
+            self.take(code, inside=inside or not at_once)
+            return
+        within = _Used()
+        within.take(code, inside=False)
+        # what the body of a class binds is its own
+        (self.later if inside else self.read).update(within.read - within.bound - _OF_CLASSES)
+        self.later |= within.later
+        self.written_later |= within.written_later
+
+
+def _compiled(statement: ast.stmt) -> CodeType | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warns of the same things when the script runs
+            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            code: CodeType = compile(ast.Module([statement], []), "<cell>", "exec", flags, dont_inherit=True)
+            return code
+    except (SyntaxError, ValueError):
+        return None  # a `break` by itself, which names nothing
+
+
+def _changed(node: ast.AST) -> Iterator[str]:
+    """The names of objects that a statement changes as they are."""
+    for part in ast.walk(node):
+        if isinstance(part, (ast.Attribute, ast.Subscript)) and not isinstance(part.ctx, ast.Load):
+            yield from _base(part)
+        elif isinstance(part, ast.Call):
+            yield from _changed_by(part)
+
+
+def _changed_by(call: ast.Call) -> Iterator[str]:
+    if isinstance(call.func, ast.Attribute) and _changes(call.func.attr):
+        yield from _base(call.func.value)
+        if call.func.attr.endswith("_") and call.args:
+            yield from _base(call.args[0])  # torch.nn.init.zeros_(layer.weight)
+    elif isinstance(call.func, ast.Name) and call.func.id in {"next", "setattr", "delattr"} and call.args:
+        yield from _base(call.args[0])
+
+
+def _changes(method: str) -> bool:
+    return method in _CHANGES or (method.endswith("_") and not method.startswith("_"))
+
+
+def _base(node: ast.expr) -> Iterator[str]:
+    """The name at which a chain such as `model.layers[0].weight` begins."""
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    if isinstance(node, ast.Name):
+        yield node.id
+
+
+def _imports_everything(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names)
+
+
+def _keys(node: ast.stmt) -> Iterator[tuple[str, Hashable]]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            top = alias.name if alias.asname else alias.name.partition(".")[0]
+            yield alias.asname or top, ("import", top)
+    elif isinstance(node, ast.ImportFrom):
+        for alias in node.names:
+            yield alias.asname or alias.name, ("from", node.level, node.module, alias.name)
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield node.name, ("definition", ast.dump(node))
