@@ -189,14 +189,12 @@ def chosen_of(said: str, every: Sequence[KeptRun]) -> list[KeptRun]:
         return list(every[:1])
     if said.isdecimal() and 1 <= int(said) <= len(every):
         return [every[int(said) - 1]]
-    for means in (
+    ways: tuple[Callable[[KeptRun], bool], ...] = (
         lambda one: said == one.folder.name,
         lambda one: said == one.name,
         lambda one: one.folder.name.startswith(said) or one.name.startswith(said),
-    ):
-        if found := [one for one in every if means(one)]:
-            return found
-    return []
+    )
+    return next((found for means in ways if (found := [one for one in every if means(one)])), [])
 
 
 def _which(said: str, every: Sequence[KeptRun], chosen: Sequence[KeptRun]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import NamedTuple, TextIO
@@ -33,7 +33,8 @@ class Streams:
     """
 
     def __init__(self, out: TextIO, err: TextIO, environment: Mapping[str, str]) -> None:
-        self._streams: dict[Stream, TextIO] = {"stdout": out, "stderr": err}
+        # on one terminal they are one, in which nothing else comes between what is written at once
+        self._streams: dict[Stream, TextIO] = {"stdout": err if _are_one(out, err) else out, "stderr": err}
         can_move = environment.get("TERM", "") not in _DUMB
         self._board = next((one for one in (err, out) if can_move and one.isatty()), None)
         self.has_colours = self._board is not None and not environment.get("NO_COLOR")
@@ -67,27 +68,24 @@ class Streams:
         wanted = self._drawn if drawn is None else list(drawn)
         if not lines and wanted == self._drawn:
             return
-        self._erase()
-        for stream, group in groupby(lines, key=lambda line: line.stream):
-            self._put(self._streams[stream], "".join(f"{line.text}\n" for line in group))
-        self._draw(wanted)
+        texts = [*self._erased(), *((self._streams[line.stream], f"{line.text}\n") for line in lines)]
+        if self._board is not None:
+            texts += [(self._board, f"{text}\n") for text in wanted]
+        self._drawn = wanted
+        for _, group in groupby(texts, key=lambda one: id(one[0])):
+            # in one piece: a terminal never shows the moment in which the old is gone and the new has not come
+            pieces = list(group)
+            stream = pieces[0][0]
+            stream.write("".join(text for _, text in pieces))
+            # one stream after the other: they may take different ways to the reader
+            stream.flush()
 
-    def _erase(self) -> None:
+    def _erased(self) -> Iterator[tuple[TextIO, str]]:
         if self._board is not None and self._drawn:
             columns, _ = self.size
             # a terminal that has become narrower shows a line in several rows
             rows = sum(max(1, -(-_columns(text) // columns)) for text in self._drawn)
-            self._put(self._board, f"\x1b[{rows}A\r\x1b[J")
-
-    def _draw(self, texts: list[str]) -> None:
-        if self._board is not None and texts:
-            self._put(self._board, "".join(f"{text}\n" for text in texts))
-        self._drawn = texts
-
-    def _put(self, stream: TextIO, text: str) -> None:
-        stream.write(text)
-        # one after the other: the two streams take different ways to the reader
-        stream.flush()
+            yield self._board, f"\x1b[{rows}A\r\x1b[J"
 
     def abandon(self) -> None:
         """Nobody reads any more: what is still written, by the end of this process too, goes nowhere."""
@@ -100,6 +98,14 @@ class Streams:
                         os.dup2(nowhere, stream.fileno())
         finally:
             os.close(nowhere)
+
+
+def _are_one(out: TextIO, err: TextIO) -> bool:
+    """Whether both streams are the same terminal."""
+    try:
+        return out.isatty() and err.isatty() and os.ttyname(out.fileno()) == os.ttyname(err.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _columns(text: str) -> int:

@@ -19,6 +19,7 @@ from accelerate_nb.events.view import Glance, Shown
 from accelerate_nb.launching.following import ByItself, keep_drawing
 from accelerate_nb.launching.run import Watched
 from accelerate_nb.reports.colours import plain
+from accelerate_nb.reports.digest import SIGNS
 from accelerate_nb.reports.failures import cause_of
 from accelerate_nb.reports.status import Happenings, Seldom, head_of, metric_lines
 from accelerate_nb.reports.wording import cause_lines
@@ -29,6 +30,7 @@ _OPEN_LINES = 8
 _MOST_FOLDED = 60_000
 # The most characters of each text of an error.
 _ERROR = 20_000
+_END_COLOURS = {"finished": 32, "failed": 31, "stopped": 33}
 
 
 def terminal(
@@ -244,10 +246,18 @@ class Terminal:
             return
         cause = cause_of(view.failures, _ERROR) if view.state == "failed" else None
         self.has_told_failure = cause is not None
-        ranks = [view.rank(rank) for rank in view.ranks]
-        said = [] if self._is_quiet else [head_of(run, ranks), *metric_lines(ranks)]
+        if not self._is_quiet:
+            ranks = [view.rank(rank) for rank in view.ranks]
+            yield self._said(f"{SIGNS[view.state]} {head_of(run, ranks)}", _END_COLOURS[view.state])
+            yield from map(self._said, metric_lines(ranks))
         if cause is not None:
-            said += cause_lines(cause)
-        if said and not self._is_quiet:
-            said.append(f"All output: {run.folder}")
-        yield from (Line("stderr", line) for text in said for line in text.splitlines())
+            headline, *more = cause_lines(cause)
+            yield self._said(headline, _END_COLOURS["failed"])
+            yield from (self._said(line) for text in more for line in text.splitlines())
+        if not self._is_quiet:
+            yield self._said(f"All output: {run.folder}")
+
+    def _said(self, text: str, colour: int = 0) -> Line:
+        """A line of what is said of the run; in a terminal bold, and in a colour, where it has one."""
+        is_dyed = colour and self._streams.has_colours and self._streams.is_terminal("stderr")
+        return Line("stderr", f"\x1b[1;{colour}m{text}\x1b[0m" if is_dyed else text)

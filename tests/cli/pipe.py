@@ -1,0 +1,21 @@
+"""Each line of the standard input is a line of a rank that the front end shows."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from accelerate_nb.cli.terminal import terminal
+from accelerate_nb.events.model import LogLine
+from accelerate_nb.events.view import RunView
+
+view = RunView(2)
+ticks = iter(range(1000))
+front_end = terminal(quiet=True)
+front_end.opened(SimpleNamespace(view=view, folder=Path("/runs/1"), name="f", why="", started=time.time()))
+front_end._clock = lambda: 1e9 + next(ticks)
+for text in sys.stdin:
+    view.apply(LogLine(0, "stdout", text.rstrip("\n"), 0.0))
+    front_end.refresh()

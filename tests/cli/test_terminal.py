@@ -1,0 +1,398 @@
+"""What a launch shows: lines alone in a pipe, lines and a board in a terminal, and at the end what became of it."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pexpect
+import pytest
+
+from accelerate_nb.cli.board import Board
+from accelerate_nb.cli.streams import Line, Streams
+from accelerate_nb.cli.terminal import Terminal
+from accelerate_nb.events.model import Display, Failure, HostSample, LogLine, Metric, Progress, StateChange
+from accelerate_nb.events.view import RunView
+
+FOLDER = Path("/runs/1")
+BEGAN = 1_700_000_000.0
+# Whatever the clock says: what failed longer ago while others go on is told among the lines.
+JUST_NOW = 1e12
+
+
+class Screen(io.StringIO):
+    """A stream that says that it is a terminal, or not."""
+
+    def __init__(self, is_terminal):
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self):
+        return self._is_terminal
+
+
+class Gone(io.StringIO):
+    """A pipe that nobody reads."""
+
+    def write(self, text):
+        raise BrokenPipeError
+
+
+class Desk:
+    """A front end on two streams, with a clock that is moved by hand."""
+
+    def __init__(self, size=2, out=False, err=False, environment=None, **wishes):
+        self.out, self.err = (one if isinstance(one, io.StringIO) else Screen(one) for one in (out, err))
+        self.now, self.asked = 100.0, []
+        self.view = RunView(size)
+        streams = Streams(self.out, self.err, {"TERM": "xterm", **(environment or {})})
+        self.front_end = Terminal(streams, clock=lambda: self.now, **wishes)
+        facts = {"view": self.view, "folder": FOLDER, "name": "train.py", "why": "", "started": BEGAN}
+        self.front_end.opened(SimpleNamespace(**facts, ask=self.asked.append))
+
+    def feed(self, *events, after=1.0):
+        for event in events:
+            self.view.apply(event)
+        self.now += after
+        self.front_end.refresh()
+
+    def end(self, state="finished"):
+        self.view.apply(StateChange(None, state, BEGAN + 75))
+        self.front_end.closed()
+        return self.out.getvalue().splitlines(), self.err.getvalue().splitlines()
+
+
+def line(text, rank=0, stream="stdout", open=False):
+    return LogLine(rank, stream, text, 0.0, open)
+
+
+def bar(rank, done, total=10):
+    return Progress(rank, "train", done, total, BEGAN, rate=2.0)
+
+
+# ----------------------------------------------------------------------------------------------------------------- in a pipe
+
+
+def test_each_stream_holds_its_own_lines_with_their_ranks_and_standard_error_what_became_of_the_run():
+    desk = Desk()
+    desk.feed(line("a"), line("b", 1, "stderr"), line("a", 1))
+    out, err = desk.end()
+    assert out == ["[0] a", "[1] a"]
+    assert err == ["[1] b", "✔ train.py finished after 01:15", "All output: /runs/1"]
+
+
+@pytest.mark.parametrize("wishes", [{"size": 1}, {"size": 4, "only": (2,)}])
+def test_the_lines_of_one_rank_alone_are_what_it_wrote(wishes):
+    desk = Desk(**wishes)
+    desk.feed(*(line(str(rank), rank) for rank in range(desk.view.ranks[-1] + 1)))
+    assert desk.end()[0] == [str(wishes.get("only", (0,))[0])]
+
+
+def test_a_prefix_template_is_filled_in():
+    desk = Desk(prefix_template="[${role_name}${local_rank}]:")
+    desk.feed(line("a", 1))
+    assert desk.end()[0] == ["[default1]:a"]
+
+
+def test_only_the_ranks_that_were_asked_for_are_shown():
+    desk = Desk(4, only=(0, 2))
+    desk.feed(*(line("a", rank) for rank in range(4)))
+    assert desk.end()[0] == ["[0] a", "[2] a"]
+
+
+def test_no_control_character_goes_into_a_pipe():
+    desk = Desk()
+    desk.feed(line("\x1b[31mred\x1b[0m\tand \x1b[2K\x1b[A\x07moved"), line("\x1b[A"), bar(0, 3))
+    for _ in range(50):
+        desk.feed(bar(0, 4), after=1.0)
+    out, err = desk.end()
+    assert out == ["[0] red\tand moved"]
+    assert not re.search(r"[\x00-\x08\x0b-\x1f]", "".join(err))
+
+
+def test_where_the_ranks_are_is_said_seldom_in_a_pipe():
+    desk = Desk()
+    for done in range(100):
+        desk.feed(bar(0, done, 100), after=1.0)
+    _, err = desk.end()
+    told = [one for one in err if "train █" in one or "train ░" in one]
+    assert 2 <= len(told) <= 4
+
+
+def test_every_line_is_flushed_when_it_comes():
+    script = Path(__file__).with_name("pipe.py")
+    process = subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with process:
+        process.stdin.write("one\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "[0] one\n"  # while the writer still waits for more
+        process.stdin.close()
+        assert process.wait(60) == 0
+
+
+def test_a_quiet_run_has_its_lines_and_nothing_else():
+    desk = Desk(is_quiet=True)
+    desk.feed(line("a"), bar(0, 1), Metric(0, "loss", 1.0, 1, BEGAN))
+    assert desk.end() == (["[0] a"], [])
+
+
+def test_whoever_reads_no_more_ends_the_run_quietly():
+    desk = Desk(out=Gone())
+    desk.feed(line("a"))
+    desk.feed(line("b"))
+    assert desk.asked == ["interrupt"]
+    with pytest.raises(BrokenPipeError):
+        desk.end("stopped")
+
+
+# ------------------------------------------------------------------------------------------------------------- in a terminal
+
+
+def shown(text, rows=24):
+    """What a terminal shows in the end, with what has left it at its top."""
+    screen = [""]
+    for part in re.split(r"(\x1b\[\d+A\r\x1b\[J|\n)", text):
+        if part == "\n":
+            screen.append("")
+        elif part.startswith("\x1b["):
+            if moved := re.match(r"\x1b\[(\d+)A\r\x1b\[J$", part):
+                assert int(moved[1]) < rows
+                screen[-1 - int(moved[1]) :] = [""]
+            else:
+                screen[-1] += part
+        else:
+            screen[-1] += part
+    return [re.sub(r"\x1b\[[\d;]*m", "", one) for one in screen]
+
+
+class TwoStreams(Desk):
+    """Both streams on one terminal."""
+
+    def __init__(self, size=2, **more):
+        terminal = Screen(is_terminal=True)
+        super().__init__(size, terminal, terminal, **more)
+
+    @property
+    def screen(self):
+        return shown(self.out.getvalue())
+
+
+def test_equal_lines_of_all_ranks_stand_once_and_others_behind_their_ranks():
+    desk = TwoStreams()
+    desk.feed(line("same", 0), line("same", 1), line("mine", 1))
+    desk.feed()
+    assert desk.screen[:2] == ["[0-1] same", "[1]   mine"]
+
+
+def test_the_board_stands_below_the_lines_and_goes_in_the_end():
+    desk = TwoStreams()
+    desk.feed(*(StateChange(rank, "running", BEGAN) for rank in (0, 1)), bar(0, 3), bar(1, 5))
+    desk.feed(Metric(0, "loss", 0.5, 3, BEGAN), line("a"), HostSample(50.0, (1, 2), None, None, BEGAN))
+    desk.feed()
+    *lines, head, first, second, rest = desk.screen
+    assert lines == ["[0]   a"]
+    assert head.startswith("train.py  2 ranks")
+    assert "CPU 50%" in head
+    assert first == "[0] train ████░░░░░░░░ 3/10 2 it/s 00:03  loss 0.5"
+    assert second == "[1] train ██████░░░░░░ 5/10 2 it/s 00:02"
+    assert rest == ""
+    desk.end()
+    assert not any("2 ranks" in one for one in desk.screen)
+    assert [one for one in desk.screen if "loss" in one] == ["  loss  ▄  0.5  0.5 … 0.5, step 3"]
+
+
+def test_a_bar_is_drawn_once_and_other_open_lines_below_the_lines():
+    desk = TwoStreams(1)
+    drawn = line("train:  30%|███   | 3/10 [00:01<00:03, 2.00it/s]", 0, "stderr", open=True)
+    desk.feed(StateChange(0, "running", BEGAN))
+    for _ in range(3):
+        desk.feed(bar(0, 3), drawn, line("Downloading 40%", open=True))
+    assert [one for one in desk.screen if "3/10" in one] == ["[0] train ████░░░░░░░░ 3/10 2 it/s 00:03"]
+    assert "[0] Downloading 40%" in desk.screen
+
+
+def test_colours_pass_and_what_would_move_the_cursor_does_not():
+    desk = TwoStreams(1)
+    desk.feed(line("\x1b[31mred\x1b[0m \x1b[2K\x1b[5A\x1b[?25lstill"))
+    assert "\x1b[31mred\x1b[0m still\x1b[0m\n" in desk.out.getvalue()
+    assert not re.search(r"\x1b\[(2K|5A|\?25l)", desk.out.getvalue())
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": ""}])
+def test_a_terminal_that_cannot_draw_is_written_to_as_a_pipe(environment):
+    desk = TwoStreams(environment=environment)
+    desk.feed(line("\x1b[31mred\x1b[0m"), bar(0, 3))
+    desk.end()
+    assert "\x1b" not in desk.out.getvalue()
+    assert desk.out.getvalue().startswith("[0] red\n")
+
+
+def test_no_colour_is_ours_where_none_are_wanted():
+    desk = TwoStreams(environment={"NO_COLOR": "1"})
+    desk.feed(line("a"), bar(0, 3), *(StateChange(rank, "running", BEGAN) for rank in (0, 1)))
+    desk.feed()
+    desk.end("failed")
+    assert "[0]   a" in desk.screen
+    assert not re.search(r"\x1b\[[\d;]*m", desk.out.getvalue())
+
+
+def test_standard_output_in_a_pipe_is_plain_while_the_board_is_drawn_on_standard_error():
+    desk = Desk(out=False, err=True)
+    desk.feed(line("\x1b[31ma\x1b[0m", 1), bar(0, 3), *(StateChange(rank, "running", BEGAN) for rank in (0, 1)))
+    desk.feed()
+    assert desk.out.getvalue() == "[1] a\n"
+    assert any("3/10" in one for one in shown(desk.err.getvalue()))
+
+
+def test_a_hundred_thousand_lines_are_shown_or_counted():
+    desk = TwoStreams(8)
+    for number in range(100_000):
+        desk.view.apply(line(str(number), number % 8))
+    desk.feed()
+    desk.end()
+    skipped = int(re.search(r"\.\.\. ([\d,]+) lines came faster", desk.out.getvalue())[1].replace(",", ""))
+    assert skipped + sum(bool(re.match(r"\[\d\] +\d+$", one)) for one in desk.screen) == 100_000
+
+
+# --------------------------------------------------------------------------------------------------------------------- board
+
+
+def glances(size, state="running", **bars):
+    view = RunView(size)
+    for rank in range(size):
+        view.apply(StateChange(rank, state, BEGAN, str(rank)))
+        for label, done in bars.items():
+            view.apply(Progress(rank, label, done + rank, 100, BEGAN, rate=1.0))
+        view.apply(Metric(rank, "loss", 0.5, 1, BEGAN))
+    return view
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(20, 5), (40, 24), (80, 24), (200, 60), (10, 2), (1, 1)])
+@pytest.mark.parametrize("size", [1, 2, 8, 64])
+def test_a_board_keeps_to_its_room(columns, rows, size):
+    board = Board(has_colours=False)
+    ranks = glances(size, epoch=3, batch=30).glances()
+    lines = board.lines("train.py", 5.0, ranks, None, columns=columns, rows=rows)
+    assert 1 <= len(lines) <= rows
+    assert all(len(one) <= max(columns - 1, 1) for one in lines)
+
+
+def test_what_does_not_fit_beside_a_rank_stands_below_it():
+    lines = Board(has_colours=False).lines("t", 5.0, glances(1, epoch=3, batch=30).glances(), None, columns=50, rows=9)
+    assert lines[1:] == [
+        "[0] epoch ░░░░░░░░░░░░ 3/100 1 it/s 01:37",
+        "    batch ████░░░░░░░░ 30/100 1 it/s 01:10",
+        "    loss 0.5",
+    ]
+
+
+def test_sixty_four_ranks_are_a_line_for_each_state():
+    view = glances(64, batch=3)
+    view.apply(StateChange(40, "failed", BEGAN))
+    lines = Board(has_colours=False).lines("t", 5.0, view.glances(), None, columns=200, rows=24)
+    assert [one.partition("  ")[0] for one in lines[1:]] == [
+        "[40] ✖ failed",
+        "[0-39,41-63] batch ░░░░░░░░░░░░ 3/100 1 it/s 01:37 (the slowest of 63)",
+    ]
+
+
+def test_a_terminal_that_has_become_narrower_is_wiped_as_it_shows_it(monkeypatch):
+    screen = Screen(is_terminal=True)
+    streams = Streams(screen, screen, {"TERM": "xterm"})
+    monkeypatch.setattr(Streams, "size", property(lambda _: (10, 24)))
+    streams.write([], ["x" * 25, "y"])
+    streams.write([Line("stdout", "a")], [])
+    assert "\x1b[4A\r\x1b[J" in screen.getvalue()
+
+
+# ------------------------------------------------------------------------------------------------------------------- failures
+
+
+def test_a_failure_is_told_with_its_rank_its_traceback_and_what_to_do():
+    desk = Desk()
+    desk.feed(
+        Failure(1, "ValueError", "bad batch", "Traceback", JUST_NOW, advice="pass drop_last=True"),
+        Failure(0, "RuntimeError", "closed by peer", "", JUST_NOW, lost_connection=True),
+    )
+    assert desk.front_end.has_told_failure is False
+    _, err = desk.end("failed")
+    assert err == [
+        "✖ train.py failed after 01:15",
+        "✖ rank 1 stopped with ValueError: bad batch",
+        "Traceback",
+        "pass drop_last=True",
+        "rank 0 lost its connection",
+        "All output: /runs/1",
+    ]
+    assert desk.front_end.has_told_failure is True
+
+
+def test_a_quiet_run_that_fails_says_why():
+    desk = Desk(is_quiet=True)
+    desk.feed(Failure(1, "ValueError", "bad batch", "Traceback", BEGAN))
+    assert desk.end("failed")[1] == ["✖ rank 1 stopped with ValueError: bad batch", "Traceback"]
+
+
+def test_a_run_that_was_stopped_has_no_failure_to_tell():
+    desk = Desk()
+    desk.feed(Failure(0, "KeyboardInterrupt", "", "", BEGAN))
+    assert desk.end("stopped")[1][-2:] == ["■ train.py stopped after 01:15", "All output: /runs/1"]
+    assert desk.front_end.has_told_failure is False
+
+
+def test_something_rich_is_shown_as_its_text():
+    desk = Desk()
+    desk.feed(Display(0, {"text/html": "<b>", "text/plain": "a\nb"}, {}, 0.0), Display(1, {"image/png": ""}, {}, 0.0))
+    assert desk.end()[0] == ["[0] a", "[0] b", "[1] <image/png>"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- really
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """What a terminal of 72 columns shows of two ranks with bars and metrics, and how the command ended."""
+    folder = tmp_path_factory.mktemp("launched")
+    (folder / "train.py").write_text(TRAIN)
+    command = ["-m", "accelerate_nb", "launch", "--cpu", "-n", "2", "--folder", str(folder / "runs"), "train.py"]
+    environment = {**os.environ, "TERM": "xterm", "HOME": str(folder)}
+    child = pexpect.spawn(
+        sys.executable, command, cwd=folder, env=environment, dimensions=(24, 72), timeout=120, encoding="utf-8"
+    )
+    child.expect(pexpect.EOF)
+    child.close()
+    return shown(child.before.replace("\r\n", "\n")), child.before, child.exitstatus
+
+
+TRAIN = """
+from accelerate_nb import Accelerator
+from tqdm import tqdm
+import time
+accelerator = Accelerator()
+accelerator.init_trackers("run")
+print("hello")
+for step in tqdm(range(30), desc="train"):
+    time.sleep(0.05)
+    accelerator.log({"loss": 1 / (step + 1)}, step=step)
+accelerator.wait_for_everyone()
+if accelerator.process_index == 1:
+    raise ValueError("the end of rank 1")
+"""
+
+
+def test_a_real_launch_in_a_terminal_shows_lines_board_and_cause(launched):
+    screen, raw, code = launched
+    assert code == 1
+    assert "[0-1] hello" in screen
+    assert re.search(r"train .*█.*/30", re.sub(r"\x1b\[[\d;]*m", "", raw))
+    told = screen.index("✖ rank 1 stopped with ValueError: the end of rank 1")
+    assert 'raise ValueError("the end of rank 1")' in screen[told + 2]
+    assert screen[told + 3] == "ValueError: the end of rank 1"
+    assert screen.count("ValueError: the end of rank 1") == 1
+    assert any(one.startswith("  loss  ") for one in screen)
+    assert screen[-2].startswith("All output: ")
