@@ -1,0 +1,214 @@
+"""`accelerate-nb runs`: what ran is listed, found by whatever name it goes by, and shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from accelerate_nb.cli.main import main
+from accelerate_nb.cli.runs import chosen_of
+from accelerate_nb.events.model import Failure, Metric, StateChange
+from accelerate_nb.events.reading import kept_runs
+from accelerate_nb.events.record import Record
+
+
+def keep(parent, name, started, *, state="finished", error=None, output=b"hello\n", folder=None):
+    """A run of two ranks that a launch has left."""
+    with Record(parent / (folder or f"2024-01-01_{int(started):06}_{name}")) as record:
+        record.event(StateChange(None, "running", started))
+        for rank in (0, 1):
+            for step in range(10):
+                record.event(Metric(rank, "loss", 1 / (step + 1), step, started + step))
+            record.output(rank, output)
+            record.event(StateChange(rank, state, started + 61))
+        if error:
+            record.event(Failure(1, "ValueError", error, f"the traceback of {error}", started + 60))
+        ended = None if state == "running" else started + 61
+        record.event(StateChange(None, state, started + 61))
+        facts = {"name": name, "why": "2 on the CPU", "state": state, "started": started, "ended": ended, "ranks": 2}
+        record.status(**facts, error=error and f"rank 1 stopped with ValueError: {error}\n\nmore")
+        return record.folder
+
+
+@pytest.fixture
+def parent(tmp_path):
+    runs = tmp_path / "runs"
+    keep(runs, "train", 1.0)
+    keep(runs, "evaluate", 2.0, state="failed", error="bad batch")
+    keep(runs, "train", 3.0, state="running", output=b"".join(b"line %d\n" % number for number in range(30)))
+    return runs
+
+
+@pytest.fixture
+def said(parent, capsys):
+    def say(*words):
+        code = main(["runs", *words, "--folder", str(parent)])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return say
+
+
+def test_runs_are_listed_newest_first_with_their_states_and_first_errors(said):
+    code, out, _ = said()
+    rows = [line.split() for line in out.splitlines()]
+    assert code == 0
+    assert [(row[0], *row[3:6]) for row in rows[1:]] == [
+        ("1", "train", "●", "running"),
+        ("2", "evaluate", "✖", "failed"),
+        ("3", "train", "✔", "finished"),
+    ]
+    assert "  01:01  " in out.splitlines()[2]
+    assert out.splitlines()[2].endswith("  rank 1 stopped with ValueError: bad batch")
+
+
+def test_a_list_for_programs_says_the_same(said):
+    listed = json.loads(said("list", "--json")[1])
+    assert [(one["number"], one["name"], one["state"]) for one in listed] == [
+        (1, "train", "running"),
+        (2, "evaluate", "failed"),
+        (3, "train", "finished"),
+    ]
+    assert all(os.path.isdir(one["folder"]) for one in listed)
+
+
+def test_the_newest_are_listed_and_all_where_that_is_asked(said, parent):
+    for number in range(30):
+        keep(parent, "many", 10.0 + number)
+    assert said()[1].splitlines()[-1] == "… and 13 more; --all lists them"
+    assert len(said("--all")[1].splitlines()) == 34
+
+
+def test_a_machine_on_which_nothing_has_run_says_so(tmp_path, capsys):
+    assert main(["runs", "--folder", str(tmp_path / "none")]) == 0
+    assert "There are no runs in" in capsys.readouterr().out
+    assert main(["runs", "show", "--folder", str(tmp_path / "none")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "names"),
+    [
+        ("last", ["2024-01-01_000003_train"]),
+        ("1", ["2024-01-01_000003_train"]),
+        ("3", ["2024-01-01_000001_train"]),
+        ("evaluate", ["2024-01-01_000002_evaluate"]),
+        ("eval", ["2024-01-01_000002_evaluate"]),
+        ("2024-01-01_000001_train", ["2024-01-01_000001_train"]),
+        ("2024-01-01_000002", ["2024-01-01_000002_evaluate"]),
+        ("train", ["2024-01-01_000003_train", "2024-01-01_000001_train"]),
+        ("4", []),
+        ("nothing", []),
+    ],
+)
+def test_a_run_goes_by_a_number_a_name_or_the_beginning_of_one(parent, word, names):
+    assert [one.folder.name for one in chosen_of(word, kept_runs(parent))] == names
+
+
+def test_a_name_that_several_runs_have_is_answered_with_their_numbers(said):
+    code, out, err = said("path", "train")
+    assert (code, out) == (2, "")
+    assert "may mean any of 2 runs" in err
+    assert "1  2024-01-01_000003_train" in err
+    assert "3  2024-01-01_000001_train" in err
+
+
+def test_a_name_that_no_run_has_is_answered_with_near_ones(said):
+    code, _, err = said("show", "evaluat1")
+    assert code == 2
+    assert "evaluate" in err
+
+
+def test_a_runs_folder_is_printed_and_is_a_name_of_it_too(said, parent):
+    folder = said("path", "2")[1].strip()
+    assert folder == str(parent / "2024-01-01_000002_evaluate")
+    assert main(["runs", "path", folder]) == 0
+
+
+# ------------------------------------------------------------------------------------------------------------------- logs
+
+
+def test_the_last_lines_of_all_ranks_or_of_one_are_shown(said):
+    assert said("logs")[1].splitlines() == [f"[{rank}] line {number}" for rank in (0, 1) for number in range(10, 30)]
+    assert said("logs", "1", "--rank", "1", "--lines", "2")[1] == "line 28\nline 29\n"
+
+
+def test_a_rank_that_there_was_not_is_refused(said):
+    code, _, err = said("logs", "--rank", "2")
+    assert code == 2
+    assert "ranks 0 to 1" in err
+
+
+def test_a_log_is_shown_without_what_would_disturb_a_reader(said, parent):
+    keep(parent, "noisy", 9.0, output=b"\x1b[31mred\x1b[0m\x1b[2K\n10%\r90%\n\xff\n")
+    assert said("logs", "--rank", "0")[1] == "red\n90%\n\\xff\n"
+
+
+def test_a_log_that_is_followed_goes_on_until_the_run_is_over(parent):
+    with Record(parent / "2024-01-01_000009_long") as record:
+        facts = {"name": "long", "started": 9.0, "ranks": 1}
+        record.status(**facts, state="running")
+        record.output(0, b"one\n")
+        command = [sys.executable, "-m", "accelerate_nb", "runs", "logs", "long", "--follow", "--folder", str(parent)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline() == "one\n"
+            record.output(0, b"two\n")
+            assert process.stdout.readline() == "two\n"
+            record.output(0, b"three\n")
+            record.status(**facts, state="finished", ended=10.0)
+            assert process.stdout.read() == "three\n"
+            assert process.wait(60) == 0
+
+
+def test_a_reader_that_has_seen_enough_ends_the_command_without_a_word(parent):
+    keep(parent, "long", 9.0, output=b"a line of some length\n" * 100_000)
+    command = f"{sys.executable} -m accelerate_nb runs logs long --lines 100000 --folder {parent} | head -1; exit ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (141, "[0] a line of some length\n", "")
+
+
+# ----------------------------------------------------------------------------------------------------------------- report
+
+
+@pytest.mark.parametrize(
+    "essential",
+    [
+        "evaluate  ✖ failed  01:01, 2 lines",
+        "2 on the CPU",
+        "rank 1 stopped with ValueError: bad batch",
+        "the traceback of bad batch",
+        "0.1  0.1 … 1, step 9",
+        "loss  █▄",
+        "hello",
+        "All output: ",
+    ],
+)
+def test_a_report_says_what_became_of_the_run(said, essential):
+    assert essential in said("show", "evaluate")[1]
+
+
+def test_a_report_that_is_a_page_needs_nothing_else(said, tmp_path):
+    page = tmp_path / "report.html"
+    assert said("show", "evaluate", "--html", str(page)) == (0, f"{page}\n", "")
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>")
+    assert "the traceback of bad batch" in text
+    assert "<script" not in text
+    assert "http" not in text.replace("http://www.w3.org", "")
+
+
+def test_a_page_that_cannot_be_written_is_said_in_one_line(said, tmp_path):
+    code, _, err = said("show", "--html", str(tmp_path / "no" / "where.html"))
+    assert code == 2
+    assert err.count("\n") == 1
+
+
+def test_a_run_whose_launcher_died_is_told_from_one_that_runs(said, parent):
+    folder = keep(parent, "killed", 9.0, state="running")
+    status = json.loads((folder / "status.json").read_text())
+    (folder / "status.json").write_text(json.dumps({**status, "process_began": 0.0}))
+    assert "✖ failed" in said()[1].splitlines()[1]
+    assert "has gone, without a word of how the run ended" in said("show")[1]
