@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import linecache
 import os
 import queue
@@ -11,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from types import FrameType, ModuleType, TracebackType
@@ -21,6 +19,7 @@ from accelerate_nb.events import pending
 from accelerate_nb.events.asks import current_asks
 from accelerate_nb.events.emit import emit, outlet
 from accelerate_nb.events.model import Answered
+from accelerate_nb.launching import streams
 from accelerate_nb.launching.culprits import explain
 from accelerate_nb.launching.freeing import abort_devices, cut_connections, cut_from_store
 from accelerate_nb.launching.inbox import Inbox, Message, current_inbox
@@ -242,7 +241,7 @@ class Desk:
         finally:
             os.close(due.answer)
             os.close(due.letter)
-        _flush()
+        streams.flush()
         emit(Answered(self._rank, due.number))
 
     def _packed(self, answer: Answer) -> list[Bytes]:
@@ -292,11 +291,3 @@ def _below(trace: TracebackType | None, sources: Sources) -> TracebackType | Non
     while first is not None and first.tb_frame.f_code.co_filename not in sources.lines:
         first = first.tb_next
     return first or trace
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).fflush(None)

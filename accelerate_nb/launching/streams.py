@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import sys
+from contextlib import suppress
 from typing import TextIO
 
 _LINE_BUFFERED = 1  # _IOLBF of stdio.h
@@ -24,6 +25,16 @@ def take_over(stdout: int, stderr: int) -> None:
     sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
     _repoint_logging(before)
     _line_buffer_c()
+
+
+def flush() -> None:
+    """Have everything written that Python and C hold back."""
+    for stream in (sys.stdout, sys.stderr):
+        # a function may have closed or replaced it
+        with suppress(OSError, ValueError):
+            stream.flush()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).fflush(None)
 
 
 def _stream(descriptor: int) -> io.TextIOWrapper:

@@ -97,11 +97,11 @@ def _run(order: Order, sender: Sender, payload: Payload, store: list[Any]) -> in
     except BaseException as error:
         failure = failure_of(error, rank, payload.sources)
         write_raised(outcome, Raised(failure, error, loaded_since(before)))
-        _flush()
+        streams.flush()
         sender.send(failure)
         _tell(sender, "stopped" if failure.ended_by_us else "failed")
         return 1
-    _flush()
+    streams.flush()
     _tell(sender, "finished")
     return 0
 
@@ -133,15 +133,6 @@ def _tell(sender: Sender, state: State) -> None:
     sender.send(StateChange(rank=sender.rank, state=state, time=time.time(), detail=str(os.getpid())))
 
 
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            # the function has closed or replaced it
-            continue
-
-
 def _wait_for_leave(told: inbox.Inbox) -> None:
     """Stay until the kernel says so, or has gone: connections of other ranks end here."""
     try:
@@ -159,7 +150,7 @@ def _part() -> None:
         atexit._run_exitfuncs()
     except BaseException:
         sys.excepthook(*sys.exc_info())
-    _flush()
+    streams.flush()
 
 
 def main() -> NoReturn:
