@@ -1,0 +1,180 @@
+"""What is said in the place of a piece of IPython's syntax: an expression or a statement of Python."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from string import Formatter
+
+from accelerate_nb.export.calls import parsed
+from accelerate_nb.export.plain import Plain, Wishes
+
+# Names that a notebook hardly has itself, unlike `run` and `shell`.
+SHELL = "from accelerate_nb.script import shell as nb_shell"
+FILES = "from accelerate_nb.script import files as nb_files"
+TIMING = "from accelerate_nb.script import timing as nb_timing"
+
+_DOLLAR = re.compile(r"\$\$?[\w.]")
+# Braces that a shell, and what it calls, have a use for, too.
+_NOT_PYTHONS = re.compile(r"['$%@\\]")
+_SURE = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.BinOp, ast.Constant, ast.IfExp)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """
+    A magic or a command, and where it stands.
+
+    `plain` translates the code that it holds. `is_assigned` says that a value is wanted, `is_inside` that it stands in a
+    block, `on_ranks` that every process is meant to do it.
+    """
+
+    name: str
+    text: str
+    wishes: Wishes
+    plain: Callable[[str], Plain]
+    is_assigned: bool = False
+    is_inside: bool = False
+    on_ranks: bool = False
+
+    @property
+    def names(self) -> str:
+        """An expression for the names that can be seen there."""
+        return "{**globals(), **locals()}" if self.is_inside else "globals()"
+
+    @property
+    def every(self) -> str:
+        """The last argument of what one process of each machine does, except where every process is meant to."""
+        return ", every=True" if self.on_ranks else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """
+    Python in the place of a magic.
+
+    Without `text` the magic is left out: `note` says why, if there is something to say. A `problem` keeps the notebook from
+    being exported. What a magic gives a name to itself stands in `target`.
+    """
+
+    text: str | None = None
+    imports: tuple[str, ...] = ()
+    note: str | None = None
+    problem: str | None = None
+    target: str | None = None
+
+
+def left_out(name: str, why: str) -> Said:
+    """Nothing is said, and the person is told."""
+    return Said(note=f"{' '.join(name.split())} was left out: {why}")
+
+
+def refused(name: str, why: str) -> Said:
+    """There is nothing to say."""
+    return Said(problem=f"{name} {why}. Tag the cell `skip-script`, or write it as Python.")
+
+
+def quoted(text: str, mark: str = '"') -> str:
+    r"""
+    A text as it is written in Python.
+
+    >>> print(quoted('say "a\\b"'))
+    "say \"a\\b\""
+    """
+    return mark + "".join(_written(one, mark) for one in text) + mark
+
+
+def expression(text: str, asked: Asked) -> tuple[str, tuple[str, ...]]:
+    """
+    A text with IPython's `{expression}` and `$name` in it, and what has to be imported for it.
+
+    It is an f-string where Python's names are surely meant, as in `cp {path} data`. Where the shell may be asked instead, as
+    in `echo $HOME` and `mkdir {a,b}`, the script decides as IPython does: whatever has no value in Python is left alone.
+    """
+    if not _DOLLAR.search(text):
+        try:
+            pieces = [*Formatter().parse(text)]
+        except ValueError:
+            return quoted(text), ()  # IPython leaves it alone
+        fields = [field + (f":{spec}" if spec else "") for _, field, spec, _ in pieces if field is not None]
+        if any(parsed(f"({field.strip()}\n)") is None or not field.strip() for field in fields):
+            return quoted(text), ()  # and this
+        if not fields:
+            return quoted("".join(literal for literal, *_ in pieces)), ()
+        written = _f_string(text, pieces)
+        if written is not None:
+            return written, ()
+    return f"nb_shell.expanded({quoted(text)}, {asked.names})", (SHELL,)
+
+
+def is_fixed(text: str) -> bool:
+    """Whether a text has nothing in it that IPython would replace."""
+    return not re.search(r"[{}]", text) and not _DOLLAR.search(text)
+
+
+def as_text(lines: list[str]) -> tuple[str, list[str]]:
+    r"""
+    Lines as a text that is written on the same lines: what opens it on the line above them, and they with what closes it.
+
+    >>> [as_text(["a", "b"])[0] + " ...", *as_text(["a", "b"])[1]] == ['""' + '"\ ...', "a", 'b""' + '"']
+    True
+    """
+    body = "\n".join(lines)
+    for mark in ('"""', "'''"):
+        if mark not in body and not body.endswith((mark[0], "\\")):
+            if "\\" not in body:
+                return mark + "\\", [*lines[:-1], lines[-1] + mark]
+            # a raw text can't leave its first line break out
+            return "r" + mark, [*lines[:-1], f"{lines[-1]}{mark}[1:]"]
+    escaped = [line.replace("\\", "\\\\").replace('"', '\\"') for line in lines]
+    return '"""\\', [*escaped[:-1], escaped[-1] + '"""']
+
+
+def options(text: str, known: str) -> tuple[dict[str, str], str]:
+    """
+    The options at the beginning of a magic's text, in the manner of `getopt`, and the rest of it as it is.
+
+    >>> options("-n 5 -q f(x, -1)", "n:q")
+    ({'n': '5', 'q': ''}, 'f(x, -1)')
+    """
+    said: dict[str, str] = {}
+    rest = text.lstrip()
+    while found := re.match(r"-(\w)", rest):
+        letter = found[1]
+        if letter not in known:
+            break
+        rest = rest[2:]
+        if f"{letter}:" in known:
+            value = re.match(r"\s*(\S*)\s*", rest)
+            assert value is not None
+            said[letter], rest = value[1], rest[value.end() :]
+        else:
+            said[letter] = ""
+            rest = "-" + rest if rest[:1].strip() else rest.lstrip()
+    return said, rest
+
+
+def _written(one: str, mark: str) -> str:
+    if one in {"\\", mark}:
+        return "\\" + one
+    return one if one.isprintable() else repr(one)[1:-1]
+
+
+def _f_string(text: str, pieces: list[tuple[str, str | None, str | None, str | None]]) -> str | None:
+    if _NOT_PYTHONS.search(text):
+        return None
+    mark = '"' if not any('"' in (field or "") for _, field, *_ in pieces) else "'"
+    written = []
+    for literal, field, spec, conversion in pieces:
+        written.append("".join(_written(one, mark) for one in literal).replace("{", "{{").replace("}", "}}"))
+        if field is None:
+            continue
+        tree = parsed(field.strip())
+        node = tree.body[0] if tree and len(tree.body) == 1 else None
+        is_sure = isinstance(node, ast.Expr) and isinstance(node.value, _SURE)
+        if spec or not is_sure or mark in field or field.startswith("{") or conversion not in {None, "r", "s", "a"}:
+            return None
+        written.append("{" + field + (f"!{conversion}" if conversion else "") + "}")
+    return f"f{mark}{''.join(written)}{mark}"
