@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 import queue
 import signal
@@ -26,7 +25,7 @@ from accelerate_nb.launching.inbox import Inbox, Message, current_inbox
 from accelerate_nb.launching.outcome import failure_of, portable
 from accelerate_nb.launching.packing import Bytes, map_entries, write_entries
 from accelerate_nb.launching.pickling import dump_homeward, load
-from accelerate_nb.launching.sources import Sources
+from accelerate_nb.launching.sources import Sources, sources_of
 from accelerate_nb.launching.tasks import RETURNED, Answer, Cell, Invoke, Letter, Pull, Push
 
 # What is there in the first cell already.
@@ -213,8 +212,7 @@ class Desk:
 
     def _learn(self, letter: Letter) -> None:
         """Take in the notebook's lines, and its functions and classes under their names, where the worker has none of its own."""
-        for filename, lines in letter.lines.items():
-            linecache.cache[filename] = (sum(map(len, lines)), None, list(lines), filename)
+        Sources(letter.lines, letter.numbers).install()
         self._shell.compile._filename_map.update(letter.numbers)
         for name, value in letter.names.items():
             vars(self._main).setdefault(name, value)
@@ -230,9 +228,7 @@ class Desk:
         return Answer(0.0, failure=failure, error=portable(error, self._known), in_collective=in_collective)
 
     def _sources(self) -> Sources:
-        numbers = dict(self._shell.compile._filename_map)
-        lines = {name: list(linecache.cache[name][2]) for name in numbers if name in linecache.cache}  # type: ignore[misc]  # entries of cells are never lazy
-        return Sources(lines, numbers)
+        return sources_of(self._shell.compile._filename_map)
 
     def _leave(self, due: _Due, answer: Answer) -> None:
         """Leave the answer where the kernel looks for it, and say so after all that was written."""

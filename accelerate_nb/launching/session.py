@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import linecache
 import os
 import sys
 import threading
@@ -234,10 +233,9 @@ class Session:
         number = own if number is None else number
         text = "\n" * (first_line - 1) + source
         filename = filename or f"<cell {number} of session {self._run.folder.name}, {own}>"
-        lines = [line + "\n" for line in text.split("\n")]
-        # without a time of change, linecache never looks for the file
-        linecache.cache[filename] = (len(text), None, lines, filename)
-        self._run.learn(Sources({filename: lines}, {filename: number}))
+        sources = Sources({filename: [line + "\n" for line in text.split("\n")]}, {filename: number})
+        sources.install()
+        self._run.learn(sources)
         cell = Cell(text, filename, number, silent)
         return self._begin(cell, ranks, name or f"Cell In[{number}]", timeout)
 

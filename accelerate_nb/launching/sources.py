@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,8 +50,17 @@ class Sources:
 def sources_here() -> Sources:
     """The cells that this process has run; none outside of IPython."""
     names = _cell_names()
-    lines = {name: linecache.cache[name][2] for name in _cached_cells(names)}  # type: ignore[misc]  # entries of cells are never lazy
+    lines = _lines_of(_cached_cells(names))
     return Sources(lines, {name: number for name, number in names.items() if name in lines})
+
+
+def sources_of(numbers: Mapping[str, int]) -> Sources:
+    """These cells, with the lines that this process knows of them."""
+    return Sources(_lines_of(name for name in numbers if name in linecache.cache), dict(numbers))
+
+
+def _lines_of(names: Iterable[str]) -> dict[str, list[str]]:
+    return {name: linecache.cache[name][2] for name in names}  # type: ignore[misc]  # entries of cells are never lazy
 
 
 def _cached_cells(names: Mapping[str, int]) -> list[str]:
