@@ -124,7 +124,7 @@ def _check_space(path: Path, size: int) -> None:
 
 def _safe_names(shards: Shards) -> tuple[dict[str, str], tuple[str, ...]]:
     """The name that each tensor of the weights gets, with its key among the shards; and what is beside the weights."""
-    prefix, others = _weights_among(shards.positions)
+    prefix, others = weights_among(shards.positions)
     keys: dict[str, str] = {}
     for key, position in shards.positions.items():
         if position[: len(prefix)] != prefix:
@@ -140,7 +140,7 @@ def _safe_names(shards: Shards) -> tuple[dict[str, str], tuple[str, ...]]:
     return keys, others
 
 
-def _weights_among(positions: Mapping[str, Position]) -> tuple[Position, tuple[str, ...]]:
+def weights_among(positions: Mapping[str, Position]) -> tuple[Position, tuple[str, ...]]:
     """Under which word the weights stand, if under any; and the words beside it."""
     tops = {str(position[0]): len(position) > 1 for position in positions.values()}
     if len(tops) == 1:

@@ -1,0 +1,415 @@
+"""A model's weights without their numbers: their names, shapes and types, from code, a configuration or a checkpoint."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import math
+import pickle
+import re
+import sys
+import zipfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.nn import Module
+
+from accelerate_nb.big_models.empty import init_empty_weights
+from accelerate_nb.big_models.reading import checkpoint_files
+from accelerate_nb.errors import CheckpointError, ConfigurationError, MissingExtraError
+from accelerate_nb.runtime.checkpoints import shards
+from accelerate_nb.runtime.checkpoints.merging import weights_among
+
+_PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
+# Under which words the weights stand in what people save with torch.save.
+_WORDS = ("state_dict", "model_state_dict", "model", "module")
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """
+    A tensor of a model: `itemsize` are the bytes of a number as it is kept now, `layer` the layer that it is in.
+
+    One that `trains` gets a gradient. A checkpoint doesn't say which of its tensors are buffers; numbers that are no
+    floating-point ones are taken for such.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    itemsize: float
+    is_float: bool
+    trains: bool
+    is_buffer: bool
+    layer: str
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a model is made of, each tensor once, however many names it has; `source` says where that was read."""
+
+    source: str
+    weights: tuple[Weight, ...]
+
+    @property
+    def parameters(self) -> tuple[Weight, ...]:
+        """What is no buffer."""
+        return tuple(one for one in self.weights if not one.is_buffer)
+
+    @property
+    def buffers(self) -> tuple[Weight, ...]:
+        """What a model keeps and does not train."""
+        return tuple(one for one in self.weights if one.is_buffer)
+
+
+def outline(said: str, arguments: Mapping[str, Any] | None = None, *, trusts: bool = False) -> Outline:
+    """
+    The weights of what a person names; none of them is read, and nothing is fetched.
+
+    That is a folder or a file: `config.json` of transformers, safetensors, a checkpoint of torch, shards of
+    torch.distributed.checkpoint. Or it is code, `path/file.py:name` or `package.module:name`, of which the name is a module
+    or is called with `arguments` to make one. With `trusts`, code that lies beside a configuration is run.
+
+    >>> outline("torch.nn:Linear", {"in_features": 3, "out_features": 2}).parameters[0].shape
+    (2, 3)
+    """
+    path = Path(said).expanduser()
+    if path.exists():
+        return _of_path(path, arguments, trusts=trusts)
+    place, colon, name = said.rpartition(":")
+    if colon and place:
+        return _of_code(place, name, arguments or {})
+    raise ConfigurationError(
+        f"{said} is no file or folder here, and nothing is downloaded. Download it first (`hf download {said} config.json "
+        "--local-dir model`) and pass the folder, or name code as path/file.py:name or package.module:name."
+    )
+
+
+def of_module(model: Module, source: str) -> Outline:
+    """The weights of a module."""
+    no_split: Any = getattr(model, "_no_split_modules", None) or []
+    layers = dict(_layers(model, "", no_split))
+    parameters = [(name, each, each.requires_grad, False) for name, each in model.named_parameters()]
+    buffers = [(name, each, False, True) for name, each in model.named_buffers()]
+    return Outline(
+        source,
+        tuple(
+            _weight(name, each, layers.get(name, name), trains=trains, is_buffer=is_buffer)
+            for name, each, trains, is_buffer in (*parameters, *buffers)
+        ),
+    )
+
+
+def _layers(module: Module, path: str, no_split: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Each tensor's name with its layer: a module without children, or one of a class that must not be split."""
+    children = list(module.named_children())
+    if path and (not children or type(module).__name__ in no_split):
+        for name, _ in (*module.named_parameters(), *module.named_buffers()):
+            yield f"{path}.{name}", path
+        return
+    for name, child in children:
+        yield from _layers(child, f"{path}.{name}" if path else name, no_split)
+
+
+def _weight(name: str, tensor: Tensor, layer: str, *, trains: bool, is_buffer: bool) -> Weight:
+    is_float = tensor.is_floating_point() or tensor.is_complex()
+    return Weight(name, tuple(tensor.shape), tensor.element_size(), is_float, trains and is_float, is_buffer, layer)
+
+
+# -------------------------------------------------------------------------------------------------- files and folders
+
+
+def _of_path(path: Path, arguments: Mapping[str, Any] | None, *, trusts: bool) -> Outline:
+    if path.suffix == ".py":
+        return _of_code(str(path), "", arguments or {})
+    if path.suffix == ".ipynb":
+        raise ConfigurationError(
+            f"{path} is a notebook. Write it as a script with `accelerate-nb export {path}`, and name the model in that: "
+            f"{path.with_suffix('.py')}:name."
+        )
+    if path.is_dir():
+        return _of_folder(path, trusts=trusts)
+    if path.suffix == ".json" and not path.name.endswith(".index.json"):
+        return _of_configuration(path, trusts=trusts)
+    if path.suffix in {".safetensors", ".json"}:
+        return _of_files(checkpoint_files(path), str(path))
+    if path.suffix in _PICKLED:
+        return _of_files([path], str(path))
+    raise ConfigurationError(
+        f"{path} is no file of weights that is known by its name. Known are .safetensors, {', '.join(sorted(_PICKLED))}, "
+        "the index of several files (.index.json), config.json of transformers, and Python files."
+    )
+
+
+def _of_folder(folder: Path, *, trusts: bool) -> Outline:
+    if (folder / shards.LIST).is_file() or any(folder.glob(f"{shards.MODEL_FOLDER}_*/{shards.LIST}")):
+        return _of_shards(folder)
+    configuration = folder / "config.json"
+    if configuration.is_file() and (importlib.util.find_spec("transformers") or not _has_weights(folder)):
+        return _of_configuration(configuration, trusts=trusts)
+    return _of_files(checkpoint_files(folder), str(folder))
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(each.suffix in {".safetensors", ".bin"} for each in folder.iterdir())
+
+
+def _of_files(files: Iterable[Path], source: str) -> Outline:
+    found: list[Weight] = []
+    for path in files:
+        found += _in_safetensors(path) if path.suffix == ".safetensors" else _in_pickle(path)
+    return Outline(source, tuple(found))
+
+
+def _stored(name: str, shape: Iterable[int], itemsize: float, *, is_float: bool) -> Weight:
+    return Weight(name, tuple(shape), itemsize, is_float, is_float, not is_float, name.rpartition(".")[0] or name)
+
+
+def _in_safetensors(path: Path) -> list[Weight]:
+    """What the beginning of a file lists."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            parts = [(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118 - no mapping
+            return [_from_word(name, part.get_shape(), part.get_dtype()) for name, part in parts]
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{path} should be a safetensors file, but is damaged, or another kind of file: {error}. "
+            "Save or download it again."
+        ) from None
+
+
+def _from_word(name: str, shape: Iterable[int], word: str) -> Weight:
+    """A tensor whose type is a word of the format's, such as BF16, F8_E4M3 or BOOL."""
+    bits = re.search(r"\d+", word)
+    return _stored(name, shape, int(bits[0]) / 8 if bits else 1, is_float=word[0] in "FBC" and word != "BOOL")
+
+
+def _in_pickle(path: Path) -> list[Weight]:
+    try:
+        # only the format of today can be mapped, so that no numbers are read
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path) or None)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, UnicodeDecodeError) as error:
+        said = str(error).splitlines()
+        raise CheckpointError(
+            f"{path} should hold weights written by torch.save, but is damaged, or holds objects other than tensors, which "
+            f"are not read since they could run code: {said[0] if said else type(error).__name__}. "
+            "Save `model.state_dict()`."
+        ) from None
+    seen: set[tuple[Any, ...]] = set()
+    found = []
+    for name, tensor in _state_in(content, path).items():
+        # names of one memory are one weight
+        memory = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if memory not in seen or not tensor.numel():
+            seen.add(memory)
+            is_float = tensor.is_floating_point() or tensor.is_complex()
+            found.append(_stored(name, tensor.shape, tensor.element_size(), is_float=is_float))
+    return found
+
+
+def _state_in(content: Any, path: Path) -> dict[str, Tensor]:
+    """The weights in what was saved: all of it, or what stands under one of the usual words."""
+    states = [content, *(content.get(word) for word in _WORDS)] if isinstance(content, Mapping) else []
+    for state in states:
+        tensors = _tensors(state)
+        if tensors:
+            return tensors
+    held = f"a mapping of {list(content)[:5]}" if isinstance(content, Mapping) else f"a {type(content).__name__}"
+    raise CheckpointError(
+        f"{path} should hold weights by their names, on top or under one of {', '.join(_WORDS)}, but holds {held}. "
+        "Save `model.state_dict()`."
+    )
+
+
+def _tensors(state: Any) -> dict[str, Tensor]:
+    items = state.items() if isinstance(state, Mapping) else ()
+    return {str(name): each for name, each in items if isinstance(each, Tensor)}
+
+
+def _of_shards(folder: Path) -> Outline:
+    listed = shards.list_shards(folder)
+    prefix, _ = weights_among(listed.positions)
+    return Outline(
+        str(listed.folder),
+        tuple(
+            _stored(
+                ".".join(map(str, position[len(prefix) :])),
+                tensor.shape,
+                tensor.element_size(),
+                is_float=tensor.is_floating_point(),
+            )
+            for key, tensor in listed.tensors.items()
+            if (position := listed.positions[key])[: len(prefix)] == prefix
+        ),
+    )
+
+
+def _of_configuration(path: Path, *, trusts: bool) -> Outline:
+    """The model that a configuration of transformers describes, made without memory."""
+    if importlib.util.find_spec("transformers") is None:
+        raise MissingExtraError(f"{path} describes a model of transformers: pip install transformers")
+    transformers: Any = import_module("transformers")
+    try:
+        configuration = transformers.AutoConfig.from_pretrained(
+            str(path if path.name != "config.json" else path.parent), local_files_only=True, trust_remote_code=trusts
+        )
+        model = _without_memory(lambda: _maker(transformers, configuration, trusts=trusts)(configuration), str(path))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ConfigurationError(
+            f"{path} should describe a model that transformers {transformers.__version__} can make, but: {said} "
+            "Code that lies beside it is run only with --trust_remote_code."
+        ) from None
+    return of_module(model, f"{type(model).__name__} as {path} describes it")
+
+
+def _maker(transformers: Any, configuration: Any, *, trusts: bool) -> Callable[[Any], Any]:
+    """What makes a model of its configuration: the class that this names, or the one without a head."""
+    words = (getattr(configuration, "auto_map", None) or {}) if trusts else {}
+    own = [word for word in words if word.startswith("AutoModel")]
+    if own:
+        word = next((each for each in own if each != "AutoModel"), "AutoModel")
+        return partial(getattr(transformers, word).from_config, trust_remote_code=True)
+    for name in getattr(configuration, "architectures", None) or []:
+        if (found := getattr(transformers, name, None)) is not None:
+            return found  # type: ignore[no-any-return]
+    return transformers.AutoModel.from_config  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------------------------------------------------------- code
+
+
+def _of_code(place: str, name: str, arguments: Mapping[str, Any]) -> Outline:
+    """The module that a name in a file, or in a module of Python's, is or makes."""
+
+    def make() -> Any:
+        with _importing_from(place):
+            loaded = _loaded(place)
+            chosen = name or _only_module(loaded, place)
+            return _called(_looked_up(loaded, place, chosen), f"{place}:{chosen}", arguments)
+
+    made = _without_memory(make, said := f"{place}:{name}".rstrip(":"))
+    if not isinstance(made, Module):
+        raise ConfigurationError(
+            f"{said} should be or give a torch.nn.Module, but is a {type(made).__name__}. Name what gives the model."
+        )
+    return of_module(made, said)
+
+
+def _without_memory(make: Callable[[], Any], said: str) -> Any:
+    """
+    What `make` makes, on torch's meta device.
+
+    A model may look at numbers while it is made, at those of a `linspace` for one: then all but its weights has memory.
+    """
+    try:
+        with init_empty_weights(include_buffers=True):
+            return make()
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta" not in str(error):
+            raise
+    try:
+        with init_empty_weights(include_buffers=False):
+            return make()
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"{said} needs the numbers of its weights while it is made ({str(error).splitlines()[0]}), and here they have "
+            "none. Name a checkpoint of it instead."
+        ) from error
+
+
+@contextmanager
+def _importing_from(place: str) -> Iterator[None]:
+    """Imports find what lies beside a file, or in the folder where we are, as with `python file.py` and `python -m`."""
+    folder = str(Path(place).resolve().parent if place.endswith(".py") else Path.cwd())
+    before = list(sys.path)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _loaded(place: str) -> ModuleType:
+    if not place.endswith(".py"):
+        try:
+            return import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+                raise
+            raise ConfigurationError(
+                f"There is no module {error.name}, which {place} was to be found in. Correct the name, or install it."
+            ) from None
+    path = Path(place).expanduser()
+    if not path.is_file():
+        raise ConfigurationError(f"{path} should be a Python file, but is not there. Correct the path.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None, "a file that ends in .py has a loader"
+    assert spec.loader is not None, "a file that ends in .py has a loader"
+    module = importlib.util.module_from_spec(spec)
+    # data classes, and pickles, look their module up by its name
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _looked_up(module: ModuleType, place: str, name: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ConfigurationError(f"{place} has no {name}. It has {', '.join(_modules_in(module)) or 'no modules'}.")
+        found = getattr(found, part)
+    return found
+
+
+def _only_module(module: ModuleType, place: str) -> str:
+    names = _modules_in(module)
+    if len(names) == 1:
+        return names[0]
+    if names:
+        raise ConfigurationError(f"{place} has several models: {', '.join(names)}. Name one: {place}:{names[0]}.")
+    raise ConfigurationError(f"{place} has no torch.nn.Module. Name the function that gives the model: {place}:name.")
+
+
+def _modules_in(module: ModuleType) -> list[str]:
+    """The names of a file's own classes of modules, and of modules that it made."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, Module)
+        or (inspect.isclass(value) and issubclass(value, Module) and value.__module__ == module.__name__)
+    ]
+
+
+def _called(found: Any, place: str, arguments: Mapping[str, Any]) -> Any:
+    """What a name gives: itself where it is a module, else what it returns."""
+    if isinstance(found, Module) or not callable(found):
+        if arguments:
+            raise ConfigurationError(f"{place} is there already, and takes no arguments. Leave --args out.")
+        return found
+    signature = inspect.signature(found)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{place}{signature} can't be called with {dict(arguments) or 'nothing'}: {error}. "
+            "Pass what it needs as JSON, such as --args '{\"hidden\": 128}'."
+        ) from None
+    return found(**arguments)
