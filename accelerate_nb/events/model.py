@@ -13,6 +13,8 @@ State: TypeAlias = Literal["starting", "running", "stopping", "finished", "faile
 
 # A view of an ipywidgets widget in a MIME bundle, whose model is in the process that showed it.
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+# The states after which nothing more happens.
+OVER: frozenset[State] = frozenset({"finished", "failed", "stopped"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from accelerate_nb.events.model import (
+    OVER,
     DeviceSample,
     Display,
     Event,
@@ -27,7 +28,6 @@ T = TypeVar("T")
 Shown: TypeAlias = LogLine | Display
 
 _MILLION = 1_000_000
-_OVER = frozenset({"finished", "failed", "stopped"})
 # A loop that names its bars anew each time has no end of them; these many are kept of a rank, those that move first.
 _MOST_BARS = 20
 
@@ -153,7 +153,7 @@ class RunView:
     def _take_state(self, change: StateChange) -> None:
         if change.rank is None:
             self._state, self._detail = change.state, change.detail
-            self._ended = change.time if change.state in _OVER else None
+            self._ended = change.time if change.state in OVER else None
             self._quiet = None
         else:
             self._rank(change.rank).take_state(change)

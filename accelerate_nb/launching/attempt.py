@@ -18,6 +18,7 @@ from accelerate_nb.events.asks import Position
 from accelerate_nb.events.capture import Line, LineAssembler
 from accelerate_nb.events.channel import EventReader
 from accelerate_nb.events.model import (
+    OVER,
     Answered,
     DeviceSample,
     Event,
@@ -432,7 +433,7 @@ class Attempt:
             self.began = True
         if change.state == "stopping" and self._asking is not None:
             self._asking.come(rank)
-        if change.state in {"finished", "failed", "stopped"}:
+        if change.state in OVER:
             self._reported[rank], self._states[rank] = change.time, change.state
             # where all were asked to stop, those that have done so wait for those that still save
             if change.state == "failed" or (change.state == "stopped" and self._asking is None):

@@ -16,7 +16,7 @@ from typing import Any
 from accelerate_nb.config.environment import already_launched
 from accelerate_nb.config.run import RunConfig
 from accelerate_nb.errors import ConfigurationError, HangError, LaunchError
-from accelerate_nb.events.model import Answered, Event, Failure, StateChange
+from accelerate_nb.events.model import OVER, Answered, Event, Failure, StateChange
 from accelerate_nb.events.view import RunView
 from accelerate_nb.launching import cells
 from accelerate_nb.launching.attempt import Stop
@@ -37,7 +37,6 @@ _BETWEEN_REFRESHES = 0.1
 _SETTLE = 0.5
 # What an interrupted rank gets, beside the grace, to be freed from what it waits for (see `cells`).
 _FREEING = 1.0
-_OVER = frozenset({"finished", "failed", "stopped"})
 
 
 class _Unseen:
@@ -424,7 +423,7 @@ class Session:
         elif isinstance(event, Answered):
             with self._lock:
                 self._take(event)
-        elif isinstance(event, StateChange) and event.rank is None and event.state in _OVER:
+        elif isinstance(event, StateChange) and event.rank is None and event.state in OVER:
             self._end()
 
     def _take(self, event: Answered) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from accelerate_nb.config.cells import Command, LogsWish, PullWish, named, names_of, read, read_line, refuse
 from accelerate_nb.config.run import differing
 from accelerate_nb.errors import ConfigurationError, WorkerError
+from accelerate_nb.events.model import OVER
 from accelerate_nb.events.view import Glance
 from accelerate_nb.launching.session import Session
 from accelerate_nb.notebook.cells.code import shown_as, titled
@@ -279,7 +280,7 @@ class Status:
 
 
 def _row(glance: Glance, runs: str) -> tuple[str, str, str, str]:
-    ended = glance.state in {"finished", "failed", "stopped"}
+    ended = glance.state in OVER
     state = glance.state if ended else f"runs {runs}" if runs else "waits"
     devices = ", ".join(_device(name, one.utilisation, one.memory_used) for name, one in glance.devices.items())
     return str(glance.rank), state, devices or "-", f"{glance.line_count:,}"
