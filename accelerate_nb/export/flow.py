@@ -277,9 +277,7 @@ class Flow:
             if script is not None:
                 self._read_unbound(name, side, line, script)
             return
-        if not own.is_same(script):
-            if self._restore(name, side, own):
-                return
+        if not own.is_same(script) and not self._restore(name, side, own):
             self._refuse(name, side, line, own, script)
             return
         for later in _all_of(own.later, self._names):
@@ -370,20 +368,22 @@ class Flow:
         joined = Names()
         for name in {name for end in ends for names in (end.notebook, end.ranks, end.script) for name in names}:
             scripts = [end.script.get(name) for end in ends]
-            common = self._common(scripts)
-            if common is not None:
-                joined.script[name] = common
-            for side in ("notebook", "ranks"):
+            script = self._common(scripts)
+            if script is not None:
+                joined.script[name] = script
+            for side in _OTHER:
                 owns = [end.of(side).get(name) for end in ends]
-                agree = all(own is None or own.is_same(one) for own, one in zip(owns, scripts, strict=True))
-                own = common if agree and any(owns) else self._common(owns)
-                if own is not None:
-                    joined.of(side)[name] = (
-                        own if agree or all(one is owns[0] for one in owns) else replace(own, key=None)
-                    )
+                own = self._common(owns)
+                if own is None:
+                    continue
+                agree = all(one is None or one.is_same(other) for one, other in zip(owns, scripts, strict=True))
+                if agree and script is not None and not own.is_same(script):
+                    own = replace(own, key=script.key)
+                joined.of(side)[name] = own
         return joined
 
     def _common(self, values: Sequence[Value | None]) -> Value | None:
+        """The value that a name has on all ways, or a new one that stands for all of them."""
         found = [value for value in values if value is not None]
         if not found:
             return None
@@ -391,7 +391,7 @@ class Flow:
         if all(value.is_same(last) for value in found):
             return last
         later = tuple(_unique([one for value in found for one in value.later]))
-        return replace(last, key=None, later=later)
+        return replace(last, key=("shared", next(self._shared)), later=later)
 
     # ------------------------------------------------------------------------------------------------------ commands
 
