@@ -274,8 +274,6 @@ def _waited_for(run: Run, front_end: FrontEnd) -> int:
         run.stop(timeout=0)
         return _INTERRUPTED
     except BrokenPipeError:
-        # nobody reads any more; what Python still holds for them goes nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     return 0
 

@@ -1,0 +1,246 @@
+"""A program in a worker finds what it would find if it had been called by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from accelerate_nb.config.run import resolve
+from accelerate_nb.errors import WorkerError
+from accelerate_nb.launching.functions import prepare
+from accelerate_nb.launching.scripts import (
+    Executable,
+    Module,
+    Program,
+    Script,
+    StandardInput,
+    run_program,
+    standard_input,
+)
+
+# Tells of everything in which one way to run a program could differ from another.
+FACTS = """
+import inspect, json, multiprocessing, os, pickle, sys, threading, atexit
+from concurrent.futures import ThreadPoolExecutor
+import beside
+
+class Thing:
+    def __init__(self, number):
+        self.number = number
+
+def child(queue):
+    queue.put((__name__, Thing(2).number, sys.argv))
+
+def of_a_child():
+    if os.path.basename(__file__) == "__main__.py":
+        return None  # which multiprocessing does not import in its processes
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    told = queue.get(timeout=30)
+    process.join()
+    return told
+
+def main():
+    main = sys.modules["__main__"]
+    return {
+        "argv": sys.argv,
+        "path": sys.path,
+        "beside": beside.__file__,
+        "names": sorted(name for name in vars(main) if name.startswith("__") and name != "__annotations__"),
+        "file": __file__,
+        "name": __name__,
+        "spec": getattr(__spec__, "name", None),
+        "package": __package__,
+        "loader": type(__loader__).__name__,
+        "is main": main.Thing is Thing,
+        "pickled": pickle.loads(pickle.dumps(Thing(5))).number,
+        "source": inspect.getsource(Thing),
+        "child": of_a_child(),
+        "cwd": os.getcwd(),
+    }
+
+if __name__ == "__main__":
+    facts = main()
+    atexit.register(lambda: print("at exit", flush=True))
+    threading.Thread(target=lambda: print("from a thread")).start()
+    ThreadPoolExecutor(1).submit(print, "from a pool")
+    with open(os.environ["FACTS"] + os.environ.get("RANK", "0"), "w") as file:
+        json.dump(facts, file)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a script, a package and an archive that tell of themselves, in which one works."""
+    for home in ("scripts", "package", "archive"):
+        (tmp_path / home).mkdir()
+        (tmp_path / home / "beside.py").write_text("")
+    (tmp_path / "scripts" / "facts.py").write_text(FACTS)
+    (tmp_path / "linked.py").symlink_to(tmp_path / "scripts" / "facts.py")
+    (tmp_path / "archive" / "__main__.py").write_text(FACTS)
+    own = FACTS.replace("import beside", "from package import beside")
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "__main__.py").write_text(own)
+    (tmp_path / "package" / "facts.py").write_text(own)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FACTS", str(tmp_path / "told_"))
+    return tmp_path
+
+
+def by_python(folder: Path, *words: str) -> tuple[dict, str]:
+    """What a program tells where Python itself runs it, and what it writes."""
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True, timeout=60)
+    return json.loads((folder / "told_0").read_text()), done.stdout
+
+
+def path_behind(words: list[str]) -> tuple[str, ...]:
+    """`sys.path` of a Python that runs something else, without its own entry."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import json, sys; print(json.dumps(sys.path[1:]))"],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    return tuple(json.loads(done.stdout))
+
+
+def by_workers(folder: Path, program: Program, size: int = 1, **settings) -> tuple[dict, str]:
+    """What a program tells where workers run it, and what rank 0 writes."""
+    config = resolve(
+        {"num_processes": size, "cpu": True, "folder": str(folder / "runs"), "timeout": 60, **settings}, {}
+    )
+    run = prepare(run_program, (program,), config, Nobody())
+    run.start().wait()
+    told = folder / f"told_{size - 1}"
+    return json.loads(told.read_text()) if told.exists() else {}, run.logs(0)
+
+
+class Nobody:
+    """A front end for nobody."""
+
+    def opened(self, run):
+        pass
+
+    refresh = closed = lambda self: None
+    follow = show = opened
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        (lambda folder: Script(str(folder / "scripts" / "facts.py"), "scripts/facts.py"), ["scripts/facts.py"]),
+        (lambda folder: Script(str(folder / "linked.py"), "linked.py"), ["linked.py"]),
+        (lambda folder: Script(str(folder / "archive"), "archive"), ["archive"]),
+        (lambda folder: Module("package.facts"), ["-m", "package.facts"]),
+        (lambda folder: Module("package"), ["-m", "package"]),
+    ],
+    ids=["script", "linked script", "folder", "module", "package"],
+)
+def test_a_program_finds_what_python_would_give_it(folder, what, words):
+    arguments = ["--lr", "3", "--", "-x"]
+    there, _ = by_python(folder, *words, *arguments)
+    here, written = by_workers(folder, Program(what(folder), tuple(arguments), path=path_behind(words)))
+    assert here == there
+    # what Python does when a program's last line has run is done, too
+    assert sorted(written.splitlines()) == ["at exit", "from a pool", "from a thread"]
+
+
+def test_compiled_files_and_archives_are_programs(folder):
+    import py_compile
+
+    (folder / "small.py").write_text("print('small', __name__)")
+    py_compile.compile(str(folder / "small.py"), cfile=str(folder / "small.pyc"))
+    with zipfile.ZipFile(folder / "small.zip", "w") as archive:
+        archive.write(folder / "small.py", "__main__.py")
+    for name in ("small.pyc", "small.zip"):
+        assert by_workers(folder, Program(Script(str(folder / name), name)))[1] == "small __main__\n"
+
+
+def test_a_program_that_python_finds_no_main_in_says_so(folder):
+    (folder / "empty").mkdir()
+    with pytest.raises(ImportError, match="finds no __main__ module in it"):
+        by_workers(folder, Program(Script(str(folder / "empty"), "empty")))
+    with pytest.raises(ImportError, match=r"package\.nothing can't be run"):
+        by_workers(folder, Program(Module("package.nothing")))
+
+
+def test_every_process_draws_numbers_of_its_own(folder):
+    (folder / "draws.py").write_text(
+        "import json, os, random, numpy\n"
+        "json.dump([random.random(), numpy.random.rand()], open(os.environ['FACTS'] + os.environ['RANK'], 'w'))"
+    )
+    by_workers(folder, Program(Script(str(folder / "draws.py"), "draws.py")), size=2)
+    first, second = (json.loads((folder / f"told_{rank}").read_text()) for rank in range(2))
+    assert all(one != other for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("start_method", ["supervisor", "fork", "spawn"])
+def test_rank_0_reads_the_standard_input(folder, start_method):
+    (folder / "reads.py").write_text(
+        "import os, sys\n"
+        "rank = int(os.environ['RANK'])\n"
+        "words = input('who? ') if rank == 0 else sys.stdin.read()\n"
+        "import json; json.dump(words, open(os.environ['FACTS'] + str(rank), 'w'))"
+    )
+    reading, writing = os.pipe()
+    os.write(writing, b"somebody\n")
+    os.close(writing)
+    stdin = StandardInput(reading)
+    program = Program(Script(str(folder / "reads.py"), "reads.py"), stdin=stdin)
+    # a line that has not ended ends with its process
+    assert by_workers(folder, program, size=2, start_method=start_method) == ("", "who? \n")
+    assert json.loads((folder / "told_0").read_text()) == "somebody"
+    stdin.close()
+
+
+def test_a_closed_standard_input_is_none():
+    code = (
+        "import os; os.close(0)\n"
+        "from accelerate_nb.launching.scripts import standard_input\n"
+        "assert standard_input() is None"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    found = standard_input()
+    if found is not None:
+        found.close()
+
+
+@pytest.mark.parametrize(("ends", "told"), [("exit 5", "SystemExit: 5"), ("kill -SEGV $$", "SIGSEGV"), ("exit 0", "")])
+def test_an_executable_ends_its_worker_as_it_ended(folder, ends, told):
+    program = Program(Executable("/bin/sh"), ("-c", f"echo rank $RANK of $WORLD_SIZE; {ends}"))
+    if told:
+        with pytest.raises(WorkerError, match=told):
+            by_workers(folder, program)
+    else:
+        assert by_workers(folder, program)[1] == "rank 0 of 1\n"
+
+
+def test_what_a_program_does_with_its_exceptions_is_done(folder):
+    (folder / "hooked.py").write_text(
+        "import sys, traceback\n"
+        "def hook(kind, error, trace):\n"
+        "    print('hooked', kind.__name__, [frame.name for frame in traceback.extract_tb(trace)], flush=True)\n"
+        "sys.excepthook = hook\n"
+        "def fails():\n"
+        "    raise KeyError(3)\n"
+        "fails()"
+    )
+    config = resolve({"num_processes": 1, "cpu": True, "folder": str(folder / "runs")}, {})
+    run = prepare(run_program, (Program(Script(str(folder / "hooked.py"), "hooked.py")),), config, Nobody())
+    with pytest.raises(KeyError) as caught:
+        run.start().wait()
+    assert run.logs(0) == "hooked KeyError ['<module>', 'fails']\n"
+    assert "accelerate_nb" not in caught.value.failures[0].traceback
+
+
+def test_a_run_is_called_as_its_program():
+    config = resolve({"num_processes": 1, "cpu": True}, {})
+    assert prepare(Program(Script("/a/train.py", "a/train.py")), (), config, Nobody()).name == "train.py"
+    titled = Program(Script("/tmp/x/train.py", "train.py"), title="train.ipynb")
+    assert prepare(titled, (), config, Nobody()).name == "train.ipynb"
