@@ -52,9 +52,11 @@ class Sampler:
         self._thread.join(_BETWEEN)
 
     def _look(self) -> None:
+        # a run that is over by then is not looked at, and pays for no gauge; what one measures begins when it is made
+        if self._over.wait(_BETWEEN / 2):
+            return
         host, workers = HostGauge(self._folders), WorkerGauge(self._size)
-        # a run that is over by then is not looked at
-        if self._over.wait(_BETWEEN):
+        if self._over.wait(_BETWEEN / 2):
             return
         gpus = Gpus(self._environment) if self._kind == "cuda" else None
         try:
