@@ -1,0 +1,105 @@
+"""`accelerate-nb completion`: what makes a shell complete these commands, their flags and their choices."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import PurePath
+
+_SHELLS = ("bash", "zsh", "tcsh")
+_INSTALL = {
+    "bash": """\
+To have it in every bash from now on:
+  mkdir -p ~/.local/share/bash-completion/completions
+  accelerate-nb completion bash > ~/.local/share/bash-completion/completions/accelerate-nb
+or, where there is no package bash-completion, add this line to ~/.bashrc:
+  source <(accelerate-nb completion bash)
+""",
+    "zsh": """\
+To have it in every zsh from now on:
+  mkdir -p ~/.zfunc && accelerate-nb completion zsh > ~/.zfunc/_accelerate-nb
+and in ~/.zshrc, before compinit is called:
+  fpath=(~/.zfunc $fpath); autoload -Uz compinit; compinit
+""",
+    "tcsh": """\
+To have it in every tcsh from now on:
+  accelerate-nb completion tcsh > ~/.accelerate-nb.tcsh
+and in ~/.tcshrc:
+  source ~/.accelerate-nb.tcsh
+""",
+}
+_EXAMPLES = """examples:
+  source <(accelerate-nb completion bash)        in this bash, now
+  accelerate-nb completion zsh > ~/.zfunc/_accelerate-nb
+"""
+# Flags whose value is a path say so by these words.
+_PATHS = ("FILE", "PATH", "FOLDER", "DIR")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Say which arguments the command takes."""
+    parser.description = "Print a script that makes a shell complete these commands, their flags and their choices."
+    parser.epilog = _EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "shell", nargs="?", choices=_SHELLS, help="The shell; without it, the one that SHELL names, or else bash."
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the script; in a terminal say how it is installed."""
+    shell = arguments.shell or shell_of(os.environ.get("SHELL", ""))
+    print(script(shell))
+    if sys.stdout.isatty():
+        print(f"\n{_INSTALL[shell]}", file=sys.stderr, end="")
+    return 0
+
+
+def shell_of(path: str) -> str:
+    """
+    The shell that a path names, where it is one of those that are known.
+
+    >>> shell_of("/usr/bin/zsh"), shell_of("/usr/bin/fish")
+    ('zsh', 'bash')
+    """
+    name = PurePath(path).name
+    return name if name in _SHELLS else "bash"
+
+
+def script(shell: str) -> str:
+    """What a shell has to read."""
+    import shtab
+
+    from accelerate_nb.cli.main import whole
+
+    parser = whole()
+    for action in _actions(parser):
+        _offer(action)
+    written: str = shtab.complete(parser, shell=shell)
+    return written
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Every argument of every command."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from _actions(inner)
+        else:
+            yield action
+
+
+def _offer(action: argparse.Action) -> None:
+    """Let an argument be completed to its choices, or to a path."""
+    import shtab
+
+    shown = action.metavar if isinstance(action.metavar, str) else ""
+    if action.choices is None and shown.startswith("{"):
+        # a setting reads its own text, and shows its choices where its value stands
+        action.choices = shown.strip("{}").split(",")
+    elif action.choices is None and (not action.option_strings or shown.endswith(_PATHS)):
+        action.complete = shtab.FILE  # type: ignore[attr-defined]
+        # what the help leaves out, since the usage says it, can be completed all the same
+        action.help = "" if action.help == argparse.SUPPRESS and not action.option_strings else action.help

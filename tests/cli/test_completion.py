@@ -1,0 +1,116 @@
+"""Real shells complete the commands, their flags and their choices."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accelerate_nb.cli.completion import script, shell_of
+from accelerate_nb.cli.main import COMMANDS, main
+
+# Calls the function that completes, as bash does when the tab key is pressed behind these words.
+PRESS = """
+source "$1"; shift
+complete -p accelerate-nb >/dev/null || exit 1
+function=$(complete -p accelerate-nb | sed 's/.*-F \\([^ ]*\\) .*/\\1/')
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}; COMP_TYPE=9
+"$function"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture(scope="module")
+def for_bash(tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("completion") / "accelerate-nb"
+    file.write_text(script("bash"))
+    return file
+
+
+def completed(file: Path, *words: str, folder: Path | None = None) -> list[str]:
+    done = subprocess.run(
+        ["bash", "--norc", "-c", PRESS, "bash", str(file), "accelerate-nb", *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        cwd=folder,
+    )
+    return done.stdout.split()
+
+
+def test_bash_completes_a_command(for_bash):
+    assert completed(for_bash, "la") == ["launch"]
+    assert set(completed(for_bash, "")) >= {one.word for one in COMMANDS}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["launch", "--mixed"], ["--mixed-precision"]),
+        (["launch", "--mixed-precision", ""], ["no", "fp16", "bf16"]),
+        (["test", "--start-method", "s"], ["supervisor", "spawn"]),
+        (["estimate-memory", "--optimizer", "sgd"], ["sgd", "sgd-momentum"]),
+        (["merge-weights", "--ov"], ["--overwrite"]),
+        (["completion", "z"], ["zsh"]),
+    ],
+)
+def test_bash_completes_flags_and_choices(for_bash, words, expected):
+    assert completed(for_bash, *words) == expected
+
+
+@pytest.mark.parametrize("words", [["launch"], ["export"], ["test", "--config-file"], ["merge-weights"]])
+def test_bash_completes_files(for_bash, tmp_path, words):
+    (tmp_path / "train.py").touch()
+    assert completed(for_bash, *words, "tr", folder=tmp_path) == ["train.py"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_what_is_printed_is_a_script_of_that_shell(shell, capsys, tmp_path):
+    assert main(["completion", shell]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert all(one.word in printed.out for one in COMMANDS)
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    file = tmp_path / "script"
+    file.write_text(printed.out)
+    subprocess.run([shell, "-n", str(file)], check=True, timeout=60)
+
+
+def test_the_persons_own_shell_is_meant_where_none_is_named(monkeypatch, capsys):
+    monkeypatch.setenv("SHELL", "/usr/bin/zsh")
+    assert main(["completion"]) == 0
+    assert capsys.readouterr().out.startswith("#compdef accelerate-nb")
+    assert shell_of("/opt/fish") == "bash"
+
+
+def test_a_terminal_is_told_how_to_install_it():
+    here, there = pty.openpty()
+    try:
+        program = [sys.executable, "-m", "accelerate_nb.cli.main", "completion", "bash"]
+        with subprocess.Popen(program, stdout=there, stderr=subprocess.PIPE, text=True) as process:
+            os.close(there)
+            _read_all(here)
+            _, error = process.communicate(timeout=60)
+    finally:
+        os.close(here)
+    assert "source <(accelerate-nb completion bash)" in error
+
+
+def _read_all(terminal: int) -> None:
+    try:
+        while os.read(terminal, 65536):
+            pass
+    except OSError:
+        return  # the terminal has gone with its last program
+
+
+def test_an_unknown_shell_is_told_the_known_ones(capsys):
+    assert main(["completion", "fish"]) == 2
+    assert "bash" in capsys.readouterr().err
