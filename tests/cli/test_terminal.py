@@ -17,6 +17,7 @@ from accelerate_nb.cli.board import Board
 from accelerate_nb.cli.streams import Line, Streams
 from accelerate_nb.cli.terminal import Terminal
 from accelerate_nb.events.model import Display, Failure, HostSample, LogLine, Metric, Progress, StateChange
+from accelerate_nb.events.reading import kept_runs, view_of
 from accelerate_nb.events.view import RunView
 
 FOLDER = Path("/runs/1")
@@ -126,7 +127,10 @@ def test_where_the_ranks_are_is_said_seldom_in_a_pipe():
 
 def test_every_line_is_flushed_when_it_comes():
     script = Path(__file__).with_name("pipe.py")
-    process = subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(
+        [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
     with process:
         process.stdin.write("one\n")
         process.stdin.flush()
@@ -366,7 +370,8 @@ def launched(tmp_path_factory):
     )
     child.expect(pexpect.EOF)
     child.close()
-    return shown(child.before.replace("\r\n", "\n")), child.before, child.exitstatus
+    (run,) = kept_runs(folder / "runs")
+    return shown(child.before.replace("\r\n", "\n")), child.before, child.exitstatus, run
 
 
 TRAIN = """
@@ -386,7 +391,7 @@ if accelerator.process_index == 1:
 
 
 def test_a_real_launch_in_a_terminal_shows_lines_board_and_cause(launched):
-    screen, raw, code = launched
+    screen, raw, code, _ = launched
     assert code == 1
     assert "[0-1] hello" in screen
     assert re.search(r"train .*█.*/30", re.sub(r"\x1b\[[\d;]*m", "", raw))
@@ -396,3 +401,14 @@ def test_a_real_launch_in_a_terminal_shows_lines_board_and_cause(launched):
     assert screen.count("ValueError: the end of rank 1") == 1
     assert any(one.startswith("  loss  ") for one in screen)
     assert screen[-2].startswith("All output: ")
+
+
+def test_a_real_launch_leaves_a_run_that_can_be_read_back(launched):
+    *_, run = launched
+    assert (run.name, run.state, run.ranks, run.is_over) == ("train.py", "failed", 2, True)
+    assert 0 < run.ended - run.started < 120
+    assert run.error.startswith("rank 1 stopped with ValueError: the end of rank 1")
+    view = view_of(run)
+    assert view.tail(0, 10)[0].text == "hello"
+    assert view.rank(0).metrics["loss"].step == 29
+    assert [one.rank for one in view.failures if not one.ended_by_us] == [1]
