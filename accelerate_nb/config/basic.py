@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from accelerate_nb.config.files import default_place
 from accelerate_nb.errors import ConfigurationError
@@ -24,11 +25,18 @@ def write_basic(
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         return None
+    content = basic(mixed_precision, distributed_type=distributed_type, num_processes=num_processes, cpu=cpu)
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def basic(mixed_precision: str, *, distributed_type: str, num_processes: int, cpu: bool) -> dict[str, Any]:
+    """What Accelerate's tools write for a machine as it is."""
     if mixed_precision.lower() not in _PRECISIONS:
         raise ConfigurationError(
             f"mixed_precision={mixed_precision!r} was to be written. It should be one of {', '.join(_PRECISIONS)}."
         )
-    content = {
+    return {
         "compute_environment": "LOCAL_MACHINE",
         "debug": False,
         "distributed_type": distributed_type,
@@ -45,5 +53,3 @@ def write_basic(
         "tpu_use_sudo": False,
         "use_cpu": cpu,
     }
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    return path

@@ -168,7 +168,7 @@ def _notes(
         notes["magic"] = f"{_and(beyond)} of no meaning to cells, which run in workers that stay."
     if own := spelling.own_keys(content):
         notes["file"] = (
-            f"{_and(own)} for accelerate_nb alone: Hugging Face's own `accelerate launch` reads past a comment."
+            f"{_and(own)} in comments, which accelerate_nb alone reads; Hugging Face's own `accelerate launch` takes the rest."
         )
     return notes
 

@@ -1,0 +1,120 @@
+"""The questions of `accelerate-nb config`: one for each setting, in the terminal, with arrow keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from accelerate_nb.config.fields import GROUPS, Setting
+from accelerate_nb.config.kinds import OneOf, Table, Text, YesNo
+from accelerate_nb.config.run import all_settings
+from accelerate_nb.devices.base import Devices
+from accelerate_nb.errors import AccelerateNbError, ConfigurationError
+from accelerate_nb.launching.preflight import Outlook, look_ahead
+
+# What everybody is asked; all other settings only where somebody wants to be asked about their group.
+FIRST = ("cpu", "num_processes", "mixed_precision", "gradient_accumulation_steps")
+_LEFT_OPEN = "left open"
+# A list gives a choice's title in place of a value that is None.
+_OPEN: Any = object()
+
+
+def ask(present: Mapping[str, Any], devices: Devices, *, can_fork: bool) -> tuple[dict[str, Any], Outlook]:
+    """
+    The settings that a person chooses, beginning with the `present` values, and what would become of a launch with them.
+
+    What can't be on a machine with these devices is told, and asked again. Raises `KeyboardInterrupt` where the person
+    leaves, and `ConfigurationError` for what no setting can mend.
+    """
+    known = {one.name: one for one in all_settings()}
+    values = dict(present)
+    for name in FIRST:
+        values[name] = _asked(known[name], values[name], devices)
+    for one in _more():
+        values[one.name] = _asked(one, values[one.name], devices)
+    while not (outlook := look_ahead(_said(values), devices, can_fork)).possible:
+        for objection in (one for one in outlook.objections if one.grave):
+            if objection.name is None:
+                raise ConfigurationError(objection.text)
+            print(f"  {objection.text}")
+            values[objection.name] = _asked(known[objection.name], values[objection.name], devices)
+    for objection in outlook.objections:
+        print(f"  {objection.text}")
+    return _said(values), outlook
+
+
+def agrees(question: str) -> bool:
+    """Whether the person says yes."""
+    return bool(_chosen(question, [("yes", True), ("no", False)], True))
+
+
+def _more() -> Iterable[Setting]:
+    """The settings of the groups that the person picks."""
+    import questionary
+
+    rest = [one for one in all_settings() if one.name not in FIRST]
+    groups = {key: [one for one in rest if one.group == key] for key in GROUPS}
+    picked = questionary.checkbox(
+        "More settings? Space picks a group, Enter goes on.",
+        choices=[
+            questionary.Choice(f"{GROUPS[key]}: {', '.join(one.name for one in own)}", value=key)
+            for key, own in groups.items()
+            if own
+        ],
+        instruction=" ",
+    ).unsafe_ask()
+    return [one for key in picked for one in groups[key]]
+
+
+def _asked(one: Setting, value: Any, devices: Devices) -> Any:
+    question = f"{one.help} [{one.name}]"
+    if isinstance(one.kind, (YesNo, OneOf)):
+        choices: list[tuple[str, Any]] = [(choice, choice) for choice in one.choices] or [("yes", True), ("no", False)]
+        return _chosen(question, [*([(_LEFT_OPEN, None)] if one.nullable else []), *choices], value, one.later)
+    return _written(one, question, _suggested(one, value, devices))
+
+
+def _chosen(question: str, choices: list[tuple[str, Any]], value: Any, later: Iterable[str] = ()) -> Any:
+    import questionary
+
+    listed = [questionary.Choice(title, value=_OPEN if each is None else each) for title, each in choices]
+    present = next((each for each, (_, one) in zip(listed, choices, strict=True) if one == value), None)
+    not_yet = [questionary.Choice(word, disabled="not offered yet") for word in later]
+    answer = questionary.select(question, choices=[*listed, *not_yet], default=present, instruction=" ").unsafe_ask()
+    return None if answer is _OPEN else answer
+
+
+def _written(one: Setting, question: str, suggested: str) -> Any:
+    import questionary
+
+    def is_fine(text: str) -> bool | str:
+        try:
+            _meant(one, text)
+        except AccelerateNbError as error:
+            return str(error)
+        return True
+
+    return _meant(one, questionary.text(question, default=suggested, validate=is_fine).unsafe_ask())
+
+
+def _meant(one: Setting, text: str) -> Any:
+    """The value that a line stands for; an empty one leaves the setting open."""
+    # a text is taken as it is: a template may well end with a space
+    line = text if isinstance(one.kind, Text) else text.strip()
+    return one.parse(line, f"{one.name} was given as") if line else one.default
+
+
+def _suggested(one: Setting, value: Any, devices: Devices) -> str:
+    """What stands in the line already."""
+    if value is None and one.name == "num_processes":
+        return str(max(1, devices.count))
+    if value is None:
+        return ""
+    if isinstance(one.kind, Table):
+        return json.dumps(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _said(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {one.name: values[one.name] for one in all_settings() if values[one.name] != one.default}

@@ -1,0 +1,263 @@
+"""`accelerate-nb config` asks, shows what it would write, and writes it whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+import pexpect
+import pytest
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from accelerate_nb.cli.main import main
+from accelerate_nb.cli.questions import FIRST, ask
+from accelerate_nb.config import files
+from accelerate_nb.config.run import all_settings, resolve, values
+from accelerate_nb.devices.base import Devices
+
+LAPTOP = Devices("cpu", "CPU", 0, 2)
+SERVER = Devices("cuda", "GPU", 4, 64, variable="CUDA_VISIBLE_DEVICES")
+DEFAULTS = values(resolve({}, {}))
+DOWN, ENTER, SPACE, CLEAR = "\x1b[B", "\r", " ", "\x15"
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    return tmp_path / "accelerate" / "default_config.yaml"
+
+
+@pytest.fixture
+def keyboard(monkeypatch):
+    """What is pressed, in a terminal that nobody sees."""
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        yield keys.send_text
+
+
+def written(path, **settings):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump({"distributed_type": "NO", **settings}))
+
+
+# ----------------------------------------------------------------------------------------------------------- questions
+
+
+def test_the_questions_are_asked_in_a_terminal_with_arrow_keys(path):
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "accelerate_nb", "config"],
+        env={**os.environ, "TERM": "xterm"},
+        encoding="utf-8",
+        timeout=60,
+        dimensions=(30, 160),
+    )
+    child.expect(r"\[cpu\]")
+    child.expect("no")
+    child.send("\x1b[A" + ENTER)
+    child.expect(r"\[num_processes\]")
+    child.send(CLEAR + "none" + ENTER)
+    child.expect("num_processes should be a whole number")
+    child.send(CLEAR + "2" + ENTER)
+    child.expect(r"\[mixed_precision\]")
+    child.send(DOWN * 3 + ENTER)
+    child.expect(r"\[gradient_accumulation_steps\]")
+    child.send("4" + ENTER)
+    child.expect("More settings")
+    child.send(ENTER)
+    child.expect(re.escape(str(path)))
+    child.expect("mixed_precision: bf16")
+    child.expect("Write it")
+    child.send(ENTER)
+    child.expect(f"Written to {path}")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    assert files.read(path) == {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "MULTI_CPU",
+        "use_cpu": True,
+        "num_processes": 2,
+        "mixed_precision": "bf16",
+        "gradient_accumulation_steps": 4,
+    }
+    assert load_config_from_file(str(path)).num_processes == 2
+
+
+def test_an_interrupt_writes_nothing_and_says_so(path, keyboard, capsys):
+    written(path, num_processes=3)
+    before = path.read_bytes()
+    keyboard(ENTER + "7" + "\x03")
+    assert main(["config"]) == 130
+    assert "Nothing was written." in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+def test_a_no_at_the_end_writes_nothing(path, keyboard, capsys):
+    keyboard(ENTER * 5 + DOWN + ENTER)
+    assert main(["config"]) == 1
+    assert not path.exists()
+    assert str(path) in capsys.readouterr().out
+
+
+def test_the_present_file_is_what_one_begins_with_and_what_else_it_says_is_kept(path, keyboard, capsys):
+    written(path, num_processes=3, use_cpu=True, mixed_precision="bf16", main_training_function="run", timeout=5)
+    keyboard(ENTER * 6)
+    assert main(["config"]) == 0
+    assert "Kept of the present file: main_training_function." in capsys.readouterr().out
+    config = resolve({}, {}, files.read(path))
+    assert config == resolve({"num_processes": 3, "cpu": True, "mixed_precision": "bf16", "timeout": 5}, {})
+    assert load_config_from_file(str(path)).main_training_function == "run"
+
+
+def test_another_file_can_be_named(path, tmp_path, keyboard):
+    other = tmp_path / "other.yaml"
+    keyboard(ENTER * 6)
+    assert main(["config", "--config_file", str(other)]) == 0
+    assert other.exists()
+    assert not path.exists()
+
+
+def test_this_machine_is_the_suggestion(keyboard):
+    keyboard(ENTER * 5)
+    said, outlook = ask(DEFAULTS, SERVER, can_fork=True)
+    assert said == {"num_processes": 4}
+    assert outlook.choice.size == 4
+
+
+def test_what_cannot_be_on_this_machine_is_told_and_asked_again(keyboard, capsys):
+    keyboard(ENTER + CLEAR + "9" + ENTER * 3 + ENTER + CLEAR + "3" + ENTER)
+    said, _ = ask(DEFAULTS, SERVER, can_fork=True)
+    assert said == {"num_processes": 3}
+    assert "num_processes=9 was asked for, but this machine has 4 GPUs" in capsys.readouterr().out
+
+
+def test_every_setting_can_be_reached(keyboard):
+    groups = len({one.group for one in all_settings() if one.name not in FIRST})
+    keyboard(ENTER * 4 + (SPACE + DOWN) * groups + ENTER + ENTER * (len(all_settings()) - len(FIRST)))
+    said, _ = ask(DEFAULTS, LAPTOP, can_fork=True)
+    assert said == {"num_processes": 1}
+
+
+def test_advice_is_told(keyboard, capsys):
+    keyboard(ENTER + CLEAR + "8" + ENTER * 4)
+    ask(DEFAULTS, LAPTOP, can_fork=True)
+    assert "8 processes would share 2 CPU cores" in capsys.readouterr().out
+
+
+def test_without_a_terminal_the_other_ways_are_named(path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
+    assert main(["config"]) == 2
+    told = capsys.readouterr().err
+    assert "no terminal" in told
+    assert "--yes" in told
+    assert "config default" in told
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("words", [["config"], ["config", "--yes"]])
+def test_a_file_that_asks_for_what_comes_later_is_not_written_over(path, words, keyboard, capsys):
+    written(path, distributed_type="FSDP", fsdp_config={"fsdp_version": 2})
+    before = path.read_bytes()
+    assert main(words) == 1
+    assert f"{path} asks for FSDP" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+# --------------------------------------------------------------------------------------------------- without a question
+
+
+def test_yes_writes_what_the_flags_say_on_top_of_the_file(path, capsys):
+    written(path, num_processes=3, mixed_precision="fp16")
+    assert main(["config", "--yes", "--cpu", "--mixed-precision", "bf16", "--timeout", "9"]) == 0
+    wanted = {"num_processes": 3, "cpu": True, "mixed_precision": "bf16", "timeout": 9}
+    assert resolve({}, {}, files.read(path)) == resolve(wanted, {})
+    assert load_config_from_file(str(path)).mixed_precision == "bf16"
+
+
+def test_yes_refuses_what_a_launch_would_refuse(path, capsys):
+    assert main(["config", "--yes", "--engine", "inline", "-n", "2"]) == 2
+    assert "engine='inline' was asked for with num_processes=2" in capsys.readouterr().err
+    assert not path.exists()
+
+
+def test_default_writes_a_file_for_this_machine_and_leaves_one_that_is_there(path, capsys):
+    assert main(["config", "default", "--mixed_precision", "bf16"]) == 0
+    theirs = load_config_from_file(str(path))
+    assert (theirs.mixed_precision, theirs.num_processes) == ("bf16", 1)
+    assert resolve({}, {}, files.read(path)).training.mixed_precision == "bf16"
+    before = path.read_bytes()
+    capsys.readouterr()
+    assert main(["config", "default"]) == 0
+    assert "already, and it stays. Pass --force" in capsys.readouterr().out
+    assert path.read_bytes() == before
+    assert main(["config", "default", "--force"]) == 0
+    assert load_config_from_file(str(path)).mixed_precision == "no"
+
+
+def test_update_writes_an_old_file_as_today_and_shows_what_changed(path, capsys):
+    written(
+        path, distributed_type="FSDP", fp16=True, dynamo_backend="INDUCTOR", fsdp_config={"fsdp_version": 2}, timeout=5
+    )
+    content = files.read(path)
+    assert main(["config", "update"]) == 0
+    told = capsys.readouterr().out
+    assert "-fp16: true" in told
+    assert "+mixed_precision: fp16" in told
+    assert "+#| timeout: 5" in told
+    assert files.read(path) == {"compute_environment": "LOCAL_MACHINE", **content}
+    theirs = load_config_from_file(str(path))
+    assert theirs.dynamo_config == {"dynamo_backend": "INDUCTOR"}
+    assert theirs.fsdp_config == {"fsdp_version": 2}
+    assert main(["config", "update"]) == 0
+    assert "nothing was changed" in capsys.readouterr().out
+
+
+def test_update_leaves_a_file_that_nobody_understands(path, capsys):
+    written(path, num_proceses=2)
+    before = path.read_bytes()
+    assert main(["config", "update"]) == 2
+    assert "did you mean num_processes?" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+def test_update_needs_a_file(path, capsys):
+    assert main(["config", "update"]) == 2
+    assert f"{path} was to be updated, and is not there" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------------- showing
+
+
+def test_show_tells_each_value_and_where_it_was_said(path, capsys, monkeypatch):
+    written(path, num_processes=3)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert main(["config", "show"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"Configuration file: {path}\n")
+    assert re.search(r"num_processes +3 +the configuration file", told)
+    assert re.search(r"mixed_precision +bf16 +the variable ACCELERATE_MIXED_PRECISION", told)
+    assert re.search(r"engine +auto +default", told)
+    assert all(re.search(rf"^  {one.name} ", told, re.MULTILINE) for one in all_settings())
+
+
+def test_show_tells_what_a_launch_would_refuse_and_all_the_rest(path, capsys):
+    written(path, distributed_type="FSDP", mixed_precision="fp8", num_processes=3)
+    assert main(["config", "show"]) == 1
+    told = capsys.readouterr()
+    assert "asks for FSDP" in told.err
+    assert "mixed_precision in the configuration file says 'fp8'" in told.err
+    assert re.search(r"num_processes +3 +the configuration file", told.out)
+
+
+def test_the_file_stands_before_or_behind_the_command(tmp_path, capsys):
+    other = tmp_path / "other.yaml"
+    written(other, num_processes=3)
+    for words in (["--config_file", str(other), "show"], ["show", "--config-file", str(other)]):
+        assert main(["config", *words]) == 0
+        assert str(other) in capsys.readouterr().out
