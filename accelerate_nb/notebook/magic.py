@@ -99,7 +99,7 @@ class CellMagic:
 
     def _here(self, session: Session, run: CellRun, wish: CellWish) -> None:
         __tracebackhide__ = True
-        text = self._text(session, run, wish)
+        text = CellOutput.of(session, run, self.host().screen(), self.kept.cursor, wish.displays)
         output = self._shown(session, run, text, background=False)
         try:
             run.wait(output.refresh, throw=False)
@@ -127,7 +127,7 @@ class CellMagic:
         return error
 
     def _in_background(self, session: Session, run: CellRun, wish: CellWish) -> BackgroundCell:
-        text = self._text(session, run, wish)
+        text = CellOutput.of(session, run, self.host().screen(), self.kept.cursor, wish.displays)
         output = self._shown(session, run, text, background=True)
 
         def ended() -> None:
@@ -142,18 +142,6 @@ class CellMagic:
             return text
         card = front_end(session.config.launching, os.environ)
         return PanelOutput(CellWatch(run), card, text.values, background=background)
-
-    def _text(self, session: Session, run: CellRun, wish: CellWish) -> CellOutput:
-        return CellOutput(
-            self.host().screen(),
-            session.view,
-            ranks=run.ranks,
-            size=session.size,
-            folder=session.folder,
-            cursor=self.kept.cursor,
-            displays=wish.displays,
-            prefix_template=session.config.launching.log_line_prefix_template,
-        )
 
     def _wait_for_background(self, wish: CellWish) -> None:
         """One cell at a time: the next waits, as it would behind any other cell of the notebook."""

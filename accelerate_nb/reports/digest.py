@@ -186,12 +186,13 @@ def _value(ranks: Sequence[Glance], name: str) -> str:
 def _devices(ranks: Sequence[Glance]) -> Iterator[str]:
     samples = [sample for one in ranks for sample in one.devices.values()]
     if len(ranks) == 1:
-        yield from map(_device, samples)
+        yield from map(device_text, samples)
     elif busy := [sample.utilisation for sample in samples if sample.utilisation is not None]:
         yield f"{counted(len(samples), 'device')}, {sum(busy) / len(busy):.0f}% busy"
 
 
-def _device(sample: DeviceSample) -> str:
+def device_text(sample: DeviceSample) -> str:
+    """How busy a device is, and its memory: `cuda:0 87% 51.2/74.5 GiB`."""
     busy = f"{sample.utilisation:.0f}%" if sample.utilisation is not None else ""
     memory = bytes_text(sample.memory_used, sample.memory_total) if sample.memory_used is not None else ""
     return " ".join(filter(None, (narrowed(plain(sample.device), 40), busy, memory)))

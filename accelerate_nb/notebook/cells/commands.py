@@ -22,6 +22,7 @@ from accelerate_nb.notebook.cells.kept_session import KeptSession
 from accelerate_nb.notebook.cells.output import CellOutput
 from accelerate_nb.notebook.cells.saying import say
 from accelerate_nb.notebook.host import Host
+from accelerate_nb.reports.digest import device_text
 
 
 @dataclass(frozen=True)
@@ -125,15 +126,7 @@ class Commands:
         function, args, kwargs = self._call(rest)
         session = self.kept.ready()
         run = session.call(function, args, kwargs)
-        output = CellOutput(
-            self.host().screen(),
-            session.view,
-            ranks=run.ranks,
-            size=session.size,
-            folder=session.folder,
-            cursor=self.kept.cursor,
-            prefix_template=session.config.launching.log_line_prefix_template,
-        )
+        output = CellOutput.of(session, run, self.host().screen(), self.kept.cursor)
         try:
             ends = run.wait(output.refresh)
         finally:
@@ -282,17 +275,8 @@ class Status:
 def _row(glance: Glance, runs: str) -> tuple[str, str, str, str]:
     ended = glance.state in OVER
     state = glance.state if ended else f"runs {runs}" if runs else "waits"
-    devices = ", ".join(_device(name, one.utilisation, one.memory_used) for name, one in glance.devices.items())
+    devices = ", ".join(device_text(one) for one in glance.devices.values())
     return str(glance.rank), state, devices or "-", f"{glance.line_count:,}"
-
-
-def _device(name: str, utilisation: float | None, used: int | None) -> str:
-    parts = [name]
-    if utilisation is not None:
-        parts.append(f"{utilisation:.0f} %")
-    if used is not None:
-        parts.append(f"{used / 2**30:.1f} GB")
-    return " ".join(parts)
 
 
 def _ago(then: float) -> str:

@@ -14,7 +14,8 @@ from accelerate_nb.events.folding import Folded, Folding, folded, is_text, key_o
 from accelerate_nb.events.lines import cleaned, is_drawn_over
 from accelerate_nb.events.model import Display, LogLine
 from accelerate_nb.events.view import RunView
-from accelerate_nb.launching.cell_run import CellEnd
+from accelerate_nb.launching.cell_run import CellEnd, CellRun
+from accelerate_nb.launching.session import Session
 from accelerate_nb.notebook.plain import saved_size
 from accelerate_nb.notebook.screens import Line, Screen
 
@@ -35,6 +36,22 @@ class CellOutput:
     >>> output.refresh()
     >>> output.closed()
     """
+
+    @classmethod
+    def of(
+        cls, session: Session, run: CellRun, screen: Screen, cursor: int, displays: Literal["main", "all"] = "main"
+    ) -> CellOutput:
+        """What writes a session's cell."""
+        return cls(
+            screen,
+            session.view,
+            ranks=run.ranks,
+            size=session.size,
+            folder=session.folder,
+            cursor=cursor,
+            displays=displays,
+            prefix_template=session.config.launching.log_line_prefix_template,
+        )
 
     def __init__(
         self,
