@@ -1,0 +1,389 @@
+"""`accelerate-nb launch` runs what is named on every process, and ends as it ended."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import nbformat
+import psutil
+import pytest
+
+from accelerate_nb.cli.launch import configure, exit_code
+from accelerate_nb.cli.main import main
+from accelerate_nb.cli.parser import Parser
+from accelerate_nb.config.run import all_settings, resolve
+from accelerate_nb.config.spelling import command
+from accelerate_nb.errors import WorkerError
+from accelerate_nb.events.model import Failure
+
+TWO = ("--cpu", "-n", "2")
+# Scripts that know no launcher of ours, with what each of two ranks writes.
+PEERS = {
+    "torch": (
+        """
+        import argparse, torch, torch.distributed as dist
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--lr", type=float)
+        arguments = parser.parse_args()
+        dist.init_process_group("gloo")
+        total = torch.tensor([dist.get_rank() + 1])
+        dist.all_reduce(total)
+        print(dist.get_world_size(), total.item(), arguments.lr)
+        dist.destroy_process_group()
+        """,
+        "2 3 0.5",
+    ),
+    "accelerate": (
+        """
+        import torch
+        from accelerate import Accelerator
+        accelerator = Accelerator()
+        seen = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
+        print(seen, accelerator.mixed_precision, accelerator.gradient_accumulation_steps, accelerator.device.type)
+        print(accelerator.state.dynamo_plugin.backend.value, accelerator.state.debug)
+        accelerator.end_training()
+        """,
+        "[0, 1] bf16 3 cpu\nEAGER True",
+    ),
+    "accelerate_nb": (
+        """
+        import torch
+        from accelerate_nb import Accelerator
+        accelerator = Accelerator()
+        seen = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
+        print(seen, accelerator.mixed_precision, accelerator.gradient_accumulation_steps, accelerator.device.type)
+        """,
+        "[0, 1] bf16 3 cpu",
+    ),
+    "fabric": (
+        """
+        import torch
+        from lightning_fabric import Fabric
+        fabric = Fabric(accelerator="cpu", devices=2)
+        fabric.launch()
+        print(fabric.all_gather(torch.tensor([fabric.global_rank])).flatten().tolist())
+        """,
+        "[0, 1]",
+    ),
+}
+FAILS = """
+import os, signal, sys, time
+
+def fails(how):
+    if how == "raise":
+        return {}[how]
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "leave":
+        os._exit(7)
+    sys.exit(int(how) if how.isdecimal() else how)
+
+if os.environ["RANK"] == "1":
+    fails(sys.argv[1])
+if sys.argv[1] != "0":
+    signal.pause()
+print("rank", os.environ["RANK"], "is done")
+"""
+WAITS = """
+import os, signal, subprocess
+child = subprocess.Popen(["sleep", "600"])
+print("pids", os.getpid(), child.pid, flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which one works, with runs and configuration of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ACCELERATE_NB_FOLDER", str(tmp_path / "runs"))
+    monkeypatch.setenv("ACCELERATE_NB_TIMEOUT", "90")
+    return tmp_path
+
+
+def script(text: str, name: str = "script.py") -> str:
+    """A script with this text, here."""
+    Path(name).write_text(text)
+    return name
+
+
+def notebook(*sources: str, name: str = "train.ipynb", tagged: str = "") -> str:
+    """A notebook with these cells, before them one with the tag `parameters`."""
+    made = nbformat.v4.new_notebook()
+    cells = [nbformat.v4.new_code_cell(source) for source in ([tagged] if tagged else []) + list(sources)]
+    if tagged:
+        cells[0].metadata["tags"] = ["parameters"]
+    made.cells = cells
+    nbformat.write(made, name)
+    return name
+
+
+def ended(words: list[str]) -> int:
+    """The exit code of a command line, where a parser of its own may end it."""
+    with pytest.raises(SystemExit) as end:
+        raise SystemExit(main(words))
+    return int(str(end.value.code))
+
+
+def lines(text: str) -> list[str]:
+    """Lines in an order of their own: ranks write when they like."""
+    return sorted(text.splitlines())
+
+
+# -------------------------------------------------------------------------------------------------------------- running
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_code_for_any_launcher_runs_on_connected_processes(peer, capfd):
+    text, written = PEERS[peer]
+    words = ["--mixed_precision", "bf16", "--gradient_accumulation_steps=3", "--dynamo_backend", "eager", "--debug"]
+    assert main(["launch", *TWO, *words, script(dedent(text)), "--lr", "0.5"]) == 0
+    expected = [f"[{rank}] {line}" for rank in range(2) for line in written.split("\n")]
+    assert lines(capfd.readouterr().out) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "told"),
+    [
+        ("raise", 1, "rank 1 stopped with KeyError: 'raise'"),
+        ("kill", 1, "rank 1 ended with SIGKILL"),
+        ("3", 3, "SystemExit: 3"),
+        ("words", 1, "words"),
+        ("leave", 7, "rank 1 ended with exit code 7"),
+        ("0", 0, "finished"),
+    ],
+)
+def test_the_command_ends_as_its_first_cause(how, code, told, capfd):
+    assert main(["launch", *TWO, script(FAILS), how]) == code
+    out, err = capfd.readouterr()
+    assert told in err
+    assert ("[0] rank 0 is done" in out) == (how == "0")
+    if how == "raise":
+        # the person's own lines, and none of this package's
+        assert 'script.py", line 6, in fails\n    return {}[how]' in err
+        assert "accelerate_nb/" not in err
+        assert err.count("KeyError") == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
+)
+def test_a_signal_to_the_command_leaves_no_process_behind(number, code):
+    words = [sys.executable, "-m", "accelerate_nb", "launch", *TWO, script(WAITS)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launched:
+        told = [launched.stdout.readline() for _ in range(2)]
+        left = [psutil.Process(int(word)) for line in told for word in line.split()[2:]]
+        left += psutil.Process(launched.pid).children(recursive=True)
+        assert len(left) >= 5
+        launched.send_signal(number)
+        _, err = launched.communicate(timeout=30)
+    assert launched.returncode == code
+    assert "Traceback" not in err
+    _, alive = psutil.wait_procs(left, timeout=10)
+    # a process that nobody waits for stays known where process 1 looks after nobody
+    assert [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_the_standard_input_is_read_and_the_lines_of_one_rank_are_shown(monkeypatch):
+    reads = "import os, sys; print('read', sys.stdin.read().strip(), 'on', os.environ['RANK'])"
+    words = [sys.executable, "-m", "accelerate_nb", "launch", *TWO, "--only-rank", "0", "--quiet", script(reads)]
+    done = subprocess.run(words, input="words\n", capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("read words on 0\n", "")
+
+
+def test_modules_and_programs_run_too(capfd):
+    assert main(["launch", "--cpu", "-q", "-m", "json.tool", "--help"]) == 0
+    assert capfd.readouterr().out.startswith("usage: ")
+    assert main(["launch", *TWO, "--no_python", "sh", "-c", "echo $RANK of $WORLD_SIZE; exit $((RANK * 4))"]) == 4
+    assert lines(capfd.readouterr().out) == ["[0] 0 of 2", "[1] 1 of 2"]
+
+
+# ------------------------------------------------------------------------------------------------------------ notebooks
+
+
+def test_a_notebook_runs_where_it_lies_with_its_parameters(place, capfd):
+    (place / "deep").mkdir()
+    (place / "deep" / "beside.py").write_text("HERE = 'beside'")
+    cells = ["import os, sys\nfrom beside import HERE", "print(os.getcwd(), HERE, lr, epochs)", "print(missing[lr])"]
+    name = notebook(*cells, name="deep/train.ipynb", tagged="lr = 0.1  # how far\nepochs = 3")
+    assert main(["launch", name, *TWO, "--", "--lr", "0.5"]) == 1
+    out, err = capfd.readouterr()
+    assert lines(out) == [f"[{rank}] {place / 'deep'} beside 0.5 3" for rank in range(2)]
+    assert "train.ipynb failed" in err
+    assert "train.ipynb, cell 4, line 1" in err
+    assert "name 'missing' is not defined" in err
+    assert err.count("Traceback") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--", "--lrr", "1"], "there is no option --lrr; did you mean --lr?"),
+        (["--", "--lr", "much"], "'much' was given, and it takes a number"),
+        (["--lr", "1"], "What is for train.ipynb itself goes behind `--`"),
+        (["more"], "accelerate-nb launch train.ipynb -- more"),
+    ],
+)
+def test_wrong_parameters_are_told_before_any_process_starts(words, told, place, capsys):
+    name = notebook("print(lr)", tagged="lr = 0.1")
+    assert ended(["launch", name, *TWO, *words]) == 2
+    assert told in capsys.readouterr().err
+    assert not (place / "runs").exists()
+
+
+def test_the_help_of_a_notebook_lists_its_parameters(capsys):
+    name = notebook("print(lr)", tagged="lr = 0.1  # how far a step goes")
+    assert main(["launch", name, "--help"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("usage: accelerate-nb launch")
+    assert told.endswith("parameters of train.ipynb, behind `--`:\n  --lr float  how far a step goes (default: 0.1)\n")
+    assert main(["launch", notebook("1", name="none.ipynb"), "-h"]) == 0
+    assert "none.ipynb has no parameters" in capsys.readouterr().out
+
+
+# -------------------------------------------------------------------------------------------------------------- reading
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        ([], 2, "Nothing was named"),
+        (["scrpt.py"], 2, "Did you mean script.py?"),
+        (["json"], 2, "run it with -m json"),
+        (["-m", "no_such_module"], 2, "there is no module no_such_module"),
+        (["--no_python", "no_such_program"], 2, "there is no such program"),
+        (["-m", "--no_python", "x"], 2, "-m and --no_python were both given"),
+        (["broken.py"], 1, "SyntaxError: '(' was never closed"),
+        (["none.ipynb"], 1, "no such file"),
+        (["--only-rank", "x", "script.py"], 2, "should be ranks, such as 0 or 0,2"),
+        ([*TWO, "--only-rank", "2", "script.py"], 2, "there are only ranks 0 to 1"),
+        (["--engine", "inline", "-n", "2", "script.py"], 1, "this process is only one"),
+        (["--num-proceses", "2", "script.py"], 2, "Did you mean --num-processes?"),
+        (["--config_file", "none.yaml", "script.py"], 2, "none.yaml was asked for, and is not there"),
+    ],
+)
+def test_what_can_not_be_run_is_told_before_any_process_starts(words, code, told, place, capsys):
+    script("print('ran')")
+    script("print('never'", "broken.py")
+    assert main(["launch", *words]) == code
+    out, err = capsys.readouterr()
+    assert told in err
+    assert "ran" not in out
+    assert not any(path.name == "rank_0.log" for path in place.rglob("*"))
+
+
+def test_a_worker_launches_nothing(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["launch", script("1")]) == 1
+    assert "inside rank 1 of 2" in capsys.readouterr().err
+
+
+def read(*words: str):
+    """What the command line makes of these words."""
+    from accelerate_nb.cli import launch
+
+    parser = Parser(prog="accelerate-nb launch")
+    configure(parser)
+    arguments = parser.parse_args(list(words))
+    launch._take_seconds(arguments)
+    return launch._asked(arguments), arguments.what
+
+
+def test_nothing_is_said_that_was_not():
+    asked, what = read("script.py", "--cpu")
+    assert asked.said == {}
+    assert asked.theirs.values == {}
+    assert what == ["script.py", "--cpu"]
+
+
+ON_ONE_MACHINE = {
+    "num_nodes": 1,
+    "node_rank": 0,
+    "master_addr": "localhost",
+    "rdzv_backend": "c10d",
+    "rdzv_endpoint": "localhost:29400",
+}
+
+
+def test_every_setting_is_a_flag_as_other_front_ends_spell_it():
+    said = {one.name: ON_ONE_MACHINE.get(one.name, _sample(one)) for one in all_settings()}
+    words = command(said, "train.py").replace("accelerate-nb launch ", "")
+
+    asked, what = read(*shlex.split(words))
+    assert asked.said == said
+    assert what == ["train.py"]
+    assert asked.config == resolve(said, {})
+
+
+def _sample(one):
+    if one.choices:
+        return one.choices[0]
+    return {"Whole": 1, "Number": 0.5, "YesNo": True, "Text": "static", "Ids": "all", "Table": {"a": "b"}}[
+        type(one.kind).__name__
+    ]
+
+
+def test_quiet_alone_tells_less_and_with_a_number_is_the_setting():
+    asked, what = read("--quiet", "train.py")
+    assert (asked.quiet, asked.said, what) == (True, {}, ["train.py"])
+    asked, what = read("--quiet", "30", "--cpu", "train.py", "--quiet", "5")
+    assert (asked.quiet, asked.said) == (False, {"cpu": True, "quiet": 30.0})
+    assert what == ["train.py", "--quiet", "5"]
+    assert read("--quiet-seconds", "0", "train.py")[0].config.launching.quiet == 0
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(place, monkeypatch):
+    Path("file.yaml").write_text("num_processes: 5\nmixed_precision: fp16\ndebug: true\n")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    config = read("--config_file", "file.yaml", "--no-debug", "train.py")[0].config
+    assert (config.launching.num_processes, config.training.mixed_precision, config.training.debug) == (
+        5,
+        "bf16",
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("failures", "code"),
+    [
+        ([{"type": "SystemExit", "message": "-1"}], 255),
+        ([{"type": "SystemExit", "message": "a text"}], 1),
+        ([{"type": "exit code 0", "exit_code": 0}], 0),
+        ([{"type": "exit code 0", "exit_code": 0}, {"type": "SIGKILL", "exit_code": -9, "ended_by_us": True}], 1),
+        ([{"type": "ValueError"}], 1),
+        ([], 1),
+    ],
+)
+def test_the_exit_code_is_the_first_causes(failures, code):
+    error = WorkerError()
+    error.rank = 0
+    error.failures = tuple(
+        Failure(**{"rank": rank, "message": "", "traceback": "", "time": 0.0, **one})
+        for rank, one in enumerate(failures)
+    )
+    assert exit_code(error) == code
+
+
+def test_help_loads_nothing_heavy():
+    code = "import sys; from accelerate_nb.cli.main import main\ntry: main(['launch', '--help'])\nexcept SystemExit: pass\n"
+    code += "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    heavy = {"torch", "numpy", "IPython", "rich", "questionary", "nbformat", "yaml", "psutil", "cloudpickle", "asyncio"}
+    assert set(done.stderr.split()) & heavy == set()
+    assert "Where it runs:" in done.stdout
+    assert "examples:" in done.stdout
+
+
+def test_waiting_for_processes_loads_no_torch():
+    code = "import sys; from accelerate_nb.cli.main import main\nassert main(['launch', '--cpu', '-q', 'script.py']) == 0\n"
+    code += "assert not {'torch', 'numpy', 'IPython'} & set(sys.modules)"
+    script("import torch; print(torch.ones(1).item())")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "1.0\n"
