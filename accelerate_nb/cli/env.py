@@ -80,8 +80,8 @@ _EXAMPLES = """examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Say which arguments the command takes."""
     parser.description = (
-        "Tell what a bug report needs: versions, devices, memory, variables, settings. Values of variables whose names "
-        "speak of tokens, keys or passwords are masked. No driver is woken."
+        "Tell what a bug report needs: versions, devices, memory, variables, settings.\n"
+        "Values of variables whose names speak of tokens, keys or passwords are masked. No driver is woken."
     )
     parser.epilog = _EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter

@@ -14,8 +14,9 @@ _EXAMPLES = """examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Say which arguments the command takes: Accelerate's own, and what they are called here."""
     parser.description = (
-        "Make one file of the shards that FSDP (SHARDED_STATE_DICT) or torch.distributed.checkpoint wrote. The file is "
-        "written whole or not at all. A safetensors file is written piece by piece: the weights need not fit in memory."
+        "Make one file of the shards that FSDP (SHARDED_STATE_DICT) or torch.distributed.checkpoint wrote.\n"
+        "The file is written whole or not at all. A safetensors file is written piece by piece: the weights\n"
+        "need not fit in memory."
     )
     parser.epilog = _EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter

@@ -31,9 +31,9 @@ _COLOURS = {"passed": "32", "failed": "31", "running": "36", "left out": "2", "w
 def configure(parser: argparse.ArgumentParser) -> None:
     """Say which arguments the command takes."""
     parser.description = (
-        "Try this machine and these settings for real: variables, shared memory, devices, the process group, what processes "
-        "exchange, data loaders, mixed precision, and a short training compared with that of one process. "
-        "The exit code is 0 where all checks passed, else 1."
+        "Try this machine and these settings for real: variables, shared memory, devices, the process group,\n"
+        "what processes exchange, data loaders, mixed precision, and a short training compared with that of\n"
+        "one process. The exit code is 0 where all checks passed, else 1."
     )
     parser.epilog = _EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter

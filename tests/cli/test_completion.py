@@ -83,6 +83,14 @@ def test_what_is_printed_is_a_script_of_that_shell(shell, capsys, tmp_path):
     subprocess.run([shell, "-n", str(file)], check=True, timeout=60)
 
 
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh here")
+def test_zsh_finds_the_function(tmp_path):
+    (tmp_path / "_accelerate-nb").write_text(script("zsh"))
+    words = f"fpath=({tmp_path} $fpath); autoload -Uz compinit; compinit -u -d {tmp_path}/dump; print $_comps[accelerate-nb]"
+    done = subprocess.run(["zsh", "-fc", words], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "_accelerate-nb"
+
+
 def test_the_persons_own_shell_is_meant_where_none_is_named(monkeypatch, capsys):
     monkeypatch.setenv("SHELL", "/usr/bin/zsh")
     assert main(["completion"]) == 0

@@ -121,19 +121,28 @@ def test_only_variables_that_matter_are_told():
 
 def test_the_configuration_is_told_with_where_each_setting_comes_from(tmp_path, monkeypatch, capsys):
     file = tmp_path / "mine.yaml"
-    file.write_text("num_processes: 3\nuse_cpu: true\nhub_token: hf_abc\nkey_of_mine:  secret\n")
+    file.write_text("num_processes: 3\nuse_cpu: true\n")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     found = told(capsys, "--config_file", str(file))["configuration"]
     assert found["file"] == str(file)
     assert found["content"].splitlines()[:2] == ["num_processes: 3", "use_cpu: true"]
-    assert "hf_abc" not in found["content"]
-    assert "secret" not in found["content"]
     assert found["error"] is None
     assert found["settings"] == {
         "num_processes": {"value": 3, "from": "the configuration file"},
         "cpu": {"value": True, "from": "the configuration file"},
         "mixed_precision": {"value": "bf16", "from": "the variable ACCELERATE_MIXED_PRECISION"},
     }
+
+
+def test_what_may_be_a_secret_in_the_configuration_is_masked(tmp_path, capsys):
+    file = tmp_path / "mine.yaml"
+    file.write_text("num_processes: 3\nhub_token: hf_abc\nkey_of_mine:  hidden\n")
+    assert main(["env", "--config-file", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert "num_processes: 3" in text
+    assert "hub_token: ********" in text
+    assert "hf_abc" not in text
+    assert "hidden" not in text
 
 
 def test_the_default_file_is_found(tmp_path, capsys):
