@@ -1,0 +1,125 @@
+"""`accelerate-nb launch --dry-run` tells what would happen, and starts nothing."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pexpect
+import pytest
+
+from accelerate_nb.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a script, in which one works, with runs and configuration of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ACCELERATE_NB_FOLDER", str(tmp_path / "runs"))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    (tmp_path / "train.py").write_text("import os, sys; print(os.environ['RANK'], sys.argv[1:])")
+    return tmp_path
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[dict[str, list[str]], str]:
+    """What is told, by headings, and what is complained of."""
+    assert main(["launch", "--dry-run", *words]) == code
+    out, err = capsys.readouterr()
+    parts = [part.splitlines() for part in out.strip().split("\n\n")]
+    return {title: [" ".join(line.split()) for line in rows] for title, *rows in parts}, err
+
+
+def test_each_setting_is_told_with_the_place_where_it_was_said(place, capsys, monkeypatch):
+    (place / "file.yaml").write_text("mixed_precision: fp16\nnum_processes: 2\n")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
+    parts, _ = told(capsys, "--config_file", "file.yaml", "--debug", "train.py", "a", "b c")
+    assert parts["What is run"] == [f"script {place / 'train.py'}", "arguments a 'b c'", f"works in {place}"]
+    assert "cpu True the variable ACCELERATE_USE_CPU" in parts["Where it runs"]
+    assert "num_processes 2 file.yaml" in parts["How many processes"]
+    assert "mixed_precision fp16 file.yaml" in parts["Precision"]
+    assert "debug True the command line" in parts["Training"]
+    assert "grace 2.0 default" in parts["Time limits, failures"]
+    assert parts["What starts"] == ["processes 2", "device cpu", "why 2 on the CPU; forked by a supervisor"]
+    assert not [*place.rglob("runs")]
+
+
+def test_the_line_for_torchrun_starts_the_same_processes(capsys):
+    parts, _ = told(capsys, "--cpu", "-n", "2", "--mixed_precision", "bf16", "train.py", "--lr", "0.1")
+    (line,) = parts["The same with torchrun"]
+    assert "ACCELERATE_MIXED_PRECISION=bf16 " in line
+    assert line.endswith("torchrun --standalone --nproc-per-node 2 train.py --lr 0.1")
+    words = ["env", *shlex.split(line)]
+    words[words.index("torchrun") : words.index("torchrun") + 1] = [sys.executable, "-m", "torch.distributed.run"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=True)
+    assert sorted(done.stdout.splitlines()) == ["0 ['--lr', '0.1']", "1 ['--lr', '0.1']"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--use_port", "2345", "train.py"], "--master-port 2345 --nproc-per-node 1 train.py"),
+        (["--max_restarts", "2", "-m", "json"], "--standalone --nproc-per-node 1 --max-restarts 2 -m json"),
+        (["--no_python", "sh", "-c", "exit"], "--standalone --nproc-per-node 1 --no-python {sh} -c exit"),
+    ],
+)
+def test_the_line_for_torchrun_says_what_was_asked_for(words, line, capsys):
+    parts, _ = told(capsys, "--cpu", *words)
+    sh = next(
+        path for path in ("/usr/bin/sh", "/bin/sh") if path in parts["The same with torchrun"][0] or path == "/bin/sh"
+    )
+    assert parts["The same with torchrun"][0].endswith("torchrun " + line.format(sh=sh))
+
+
+def test_a_notebook_is_told_with_its_cells_and_parameters(capsys):
+    made = nbformat.v4.new_notebook()
+    made.cells = [nbformat.v4.new_markdown_cell("# Title"), nbformat.v4.new_code_cell("lr = 0.1")]
+    made.cells += [nbformat.v4.new_code_cell("!pip install nothing\nprint(lr)"), nbformat.v4.new_code_cell("")]
+    made.cells[1].metadata["tags"] = ["parameters"]
+    nbformat.write(made, "train.ipynb")
+    parts, _ = told(capsys, "train.ipynb", "--cpu", "-n", "2", "--", "--lr", "0.5")
+    assert parts["What is run"] == [
+        "notebook train.ipynb",
+        "cells of code 2",
+        "parameters lr = 0.1",
+        "arguments --lr 0.5",
+        f"works in {os.getcwd()}",
+    ]
+    first, second = parts["The same with torchrun"]
+    assert first == "accelerate-nb export train.ipynb"
+    assert second.endswith("torchrun --standalone --nproc-per-node 2 train.py --lr 0.5")
+
+
+def test_flags_that_change_nothing_are_told_with_the_reason(capsys):
+    parts, err = told(capsys, "--cpu", "--same_network", "--zero_stage", "2", "--fp8_backend", "ao", "train.py")
+    assert parts["Flags that change nothing"] == [
+        "--same_network processes of one machine meet on its loopback address",
+        "--zero_stage it is an option of DeepSpeed, which --use_deepspeed asks for",
+    ]
+    assert err.splitlines() == [
+        "accelerate-nb launch: --zero_stage changes nothing: it is an option of DeepSpeed, which --use_deepspeed asks for."
+    ]
+    assert "ACCELERATE_FP8_BACKEND ao" in parts["What every process's environment says"]
+
+
+def test_what_would_not_start_is_told_as_the_launch_would_tell_it(capsys):
+    parts, err = told(capsys, "--engine", "inline", "-n", "2", "--cpu", "train.py", code=1)
+    assert "engine inline the command line" in parts["Where it runs"]
+    assert "What starts" not in parts
+    assert main(["launch", "--engine", "inline", "-n", "2", "--cpu", "train.py"]) == 1
+    problem = capsys.readouterr().err.partition(": ")[2]
+    assert err.partition(": ")[2] == problem
+    assert problem.startswith("engine='inline' was asked for with num_processes=2")
+
+
+def test_a_terminal_shows_it_in_colours():
+    command = f"{shlex.quote(sys.executable)} -m accelerate_nb launch --cpu --dry-run train.py"
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    out, code = pexpect.run(command, withexitstatus=True, env=environment, timeout=60, dimensions=(60, 200))
+    assert code == 0
+    assert b"\x1b[1mWhat is run\x1b[0m" in out
+    assert b"torchrun --standalone" in out
