@@ -93,7 +93,8 @@ def variable(asked: Asked) -> Said:
         if asked.is_assigned:
             return Said("dict(os.environ)", ("import os",))
         return left_out("%env", "it only lists the environment.")
-    name, given, value = (part.strip() for part in said.partition("=" if "=" in said else " "))
+    name, given, value = said.partition("=" if "=" in said else " ")
+    name, value = name.strip(), value.strip()
     if not is_fixed(name) or re.search(r"\s", name):
         return Said(problem=f"%env {said} names no one variable. Write it as `os.environ[...] = ...`.")
     if not given:

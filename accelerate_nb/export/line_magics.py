@@ -138,6 +138,8 @@ _COUNTS = (("n", "loops"), ("r", "repeat"), ("p", "digits"))
 
 def _timeit(asked: Asked) -> Said:
     said, code = options(asked.text, "n:r:tcp:qov:")
+    if not code.strip():
+        return Said()
     inner = asked.plain(code)
     if inner.problems:
         return Said(problem=inner.problems[0].text)

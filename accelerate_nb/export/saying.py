@@ -76,13 +76,14 @@ def refused(name: str, why: str) -> Said:
     return Said(problem=f"{name} {why}. Tag the cell `skip-script`, or write it as Python.")
 
 
-def quoted(text: str, mark: str = '"') -> str:
+def quoted(text: str) -> str:
     r"""
     A text as it is written in Python.
 
-    >>> print(quoted('say "a\\b"'))
-    "say \"a\\b\""
+    >>> print(quoted('say "a"'), quoted("it's"))
+    'say "a"' "it's"
     """
+    mark = "'" if '"' in text and "'" not in text else '"'
     return mark + "".join(_written(one, mark) for one in text) + mark
 
 
@@ -165,7 +166,7 @@ def _written(one: str, mark: str) -> str:
 def _f_string(text: str, pieces: list[tuple[str, str | None, str | None, str | None]]) -> str | None:
     if _NOT_PYTHONS.search(text):
         return None
-    mark = '"' if not any('"' in (field or "") for _, field, *_ in pieces) else "'"
+    mark = '"' if '"' not in text else "'"
     written = []
     for literal, field, spec, conversion in pieces:
         written.append("".join(_written(one, mark) for one in literal).replace("{", "{{").replace("}", "}}"))

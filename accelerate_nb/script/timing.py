@@ -103,8 +103,9 @@ class Timing:
         runs, loops = (
             f"{count:,} {noun}{'s' * (count != 1)}" for count, noun in ((self.repeat, "run"), (self.loops, "loop"))
         )
-        each = f"{duration(self.average, self.digits)} ± {duration(self.stdev, self.digits)} per loop"
-        return f"{each} (mean ± std. dev. of {runs}, {loops} each)"
+        sign = _sayable("±", "+-")
+        each = f"{duration(self.average, self.digits)} {sign} {duration(self.stdev, self.digits)} per loop"
+        return f"{each} (mean {sign} std. dev. of {runs}, {loops} each)"
 
 
 def measured(
@@ -154,7 +155,7 @@ def duration(seconds: float, digits: int = 3) -> str:
     if seconds >= 60:
         return " ".join(_parts(seconds))
     order = min(-(math.floor(math.log10(seconds)) // 3), 3) if seconds > 0 else 3
-    return f"{seconds * 1000**order:.{digits}g} {_units()[order]}"
+    return f"{seconds * 1000**order:.{digits}g} {('s', 'ms', _sayable('μs', 'us'), 'ns')[order]}"
 
 
 def _parts(seconds: float) -> list[str]:
@@ -166,12 +167,13 @@ def _parts(seconds: float) -> list[str]:
     return found
 
 
-def _units() -> tuple[str, ...]:
+def _sayable(sign: str, otherwise: str) -> str:
+    """A sign, if it can be written where output goes."""
     try:
-        "μ".encode(sys.stdout.encoding or "utf-8")
+        sign.encode(getattr(sys.stdout, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):
-        return ("s", "ms", "us", "ns")
-    return ("s", "ms", "μs", "ns")
+        return otherwise
+    return sign
 
 
 def _growing() -> list[int]:

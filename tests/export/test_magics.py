@@ -1,0 +1,382 @@
+"""What a script does in the place of IPython's syntax: the same as the notebook does."""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import re
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from accelerate_nb.export.magics import plain
+from accelerate_nb.export.plain import Wishes
+
+# Plain Python for IPython too: not a character of it changes.
+PYTHON = {
+    "operators": "a = 7 % 2\nb = 1 != 2\nc = '%d%%' % a\n",
+    "f-strings": "x = 1\ny = f'{x!r} {x=} 50% !'\nz = f'''\n%time {x}\n!ls\n'''\n",
+    "texts": "x = '''\n%time 1\n!ls\n?\n/f\n'''\ny = 'a?'  # really? !ls %time\n",
+    "brackets": "x = (7\n  % 4)\ny = [7\n% 4]\n",
+    "backslashes": "x = 7 \\\n% 4\n",
+    "annotation": "x: int = 3\n",
+    "await": "async def f(): return 1\nx = await f()\n",
+    "blank lines": "\n\n  \nx = 1\n\n\n",
+    "comments": "# %time\n# !ls\nx = 1  # %%bash\n",
+}
+
+# Cells that IPython runs, and that a script runs alike: the same names, output, files, folder and environment.
+ALIKE = {
+    "a command": "!echo hello\nx = 1",
+    "a command's values": "n = 3\nname = 'a b'\n!echo {n + 1} \"{name}\" {n!r}\n!echo $name",
+    "a command of the shell's": "!echo $HOME ${HOME} {none} $none | wc -w",
+    "a mixed command": "n = 1\n!echo {n} $none_such_variable",
+    "braces of the shell": "!mkdir -p {train,test} && ls -1\n!echo {} {{x}}",
+    "a list in braces": "a, b = 'd', 'e'\n!mkdir {a} {b}\n!ls -1\n!echo {a,b}",
+    "dollars": "x = 5\n!echo $$x '$x' \"$x\" a$",
+    "awk": "!echo 'a b' | awk '{print $2}'",
+    "quotes": '!echo \'a\\tb\' "it\'s" \\"c\\"',
+    "continued": "!echo a \\\n  b \\\n  c\nx = 2",
+    "standard error": "!ls no_such_file 2>&1 | wc -l",
+    "a failure": "!false\nx = 1",
+    "captured": "x = !echo a; echo b\ny = (x.n, x.s, x.l, len(x))",
+    "captured failure": "x = !echo a; exit 3",
+    "captured values": "n = 'q'\nx = !echo {n} $n\na, b = !echo 1; echo 2",
+    "captured in a block": "for i in range(2):\n    x = !echo {i}\n    y = x[0]",
+    "double bang": "!!echo a\nx = 1",
+    "in a function": "def f(n):\n    !echo {n}\n    x = !echo {n + 1}\n    return x[0]\ny = f(3)",
+    "in a class": "class A:\n    if True:\n        !echo here\n    y = 1\nz = A.y",
+    "in nested blocks": "for i in range(2):\n    if i:\n        !echo {i}\n    else:\n        %load_ext accelerate_nb\nx = i",
+    "%cd": "import os\nos.mkdir('in ner')\n%cd -q in ner\n!pwd | xargs -0 basename\n%cd -q -\nx = 1",
+    "%cd quoted": "import os\nos.mkdir('in ner')\n%cd -q 'in ner'",
+    "%cd value": "import os\nos.mkdir('inner')\nd = 'inner'\n%cd -q {d}",
+    "%cd nowhere": "%cd -q no_such_folder",
+    "%pwd": "import os\nx = %pwd\ny = os.path.samefile(x, '.')\ndel x",
+    "%env": "%env NB_TEST_A=1\n%env NB_TEST_B 2 3\nv = 'w'\n%set_env NB_TEST_C={v}\nx = %env NB_TEST_A",
+    "%env from a dollar": "v = 7\n%env NB_TEST_A=$v",
+    "%env with an equals sign": "%env NB_TEST_A=a=b",
+    "%time statement": "%time x = 3",
+    "%time value": "x = %time 6 * 7",
+    "%time several": "%time x = 1; y = 2",
+    "%time loop": "%time for i in range(3): print(i)",
+    "%time in a function": "def f():\n    x = %time 3\n    return x\ny = f()",
+    "%time silent": "%time 3;\nx = 1",
+    "%%time": "%%time\nx = 1\ny = '''\n  a\n'''\n",
+    "%%time loop": "%%time\nz = []\nfor i in range(2):\n    z.append('''a\n b''')\n",
+    "%%time behind blank lines": "\n\n%%time\nx = 1",
+    "%%time with magics": "%%time\n!echo a\nx = !echo b",
+    "%%time comment": "%%time\nx = 1  # why; not\n\n",
+    "%timeit": "%timeit -n 2 -r 1 pass\nx = 1",
+    "%timeit -o": "r = %timeit -n 2 -r 3 -q -o pass\nx = (r.loops, r.repeat, len(r.all_runs))\ndel r",
+    "%%timeit": "%%timeit -n 1 -r 2 a = 3\nb = a\nc = '''\n'''",
+    "%%capture": "%%capture out\nprint('hidden')\nx = 1",
+    "%%capture without a name": "%%capture\nprint('hidden')\n!echo hidden\nx = '''a\n b'''",
+    "%%capture of definitions": "%%capture\nimport json\ndef f():\n    return 1\n",
+    "%%capture of %%time": "%%capture\n%%time\nx = 1",
+    "%%writefile": "%%writefile a.py\nimport re\n\nx = re.compile(r'\\d+')\ny = '''a\n\"\"\" b'''\n",
+    "%%writefile twice": "%%writefile a.txt\na\\",
+    "%%writefile spaces": "%%writefile a.txt\na\n   \n\tb  \n\n",
+    "%%writefile -a": "%%writefile -a a.txt\nmore",
+    "%%file": "%%file 'b c.txt'\n\"quoted\"",
+    "%%bash": "%%bash\nfor i in 1 2; do\n  echo \"$i\" '\\n' {x}\ndone\n",
+    "%%bash --out": "%%bash --out x --err y\necho a\necho b >&2",
+    "%%sh --no-raise-error": "%%sh --no-raise-error\necho a\nexit 3",
+    "%%script": "%%script bash -e\necho a; echo '''b'''",
+    "%%script false": "%%script false --no-raise-error\nx = 1",
+    "%%script nowhere": "%%script no_such_program_here\nx = 1",
+    "%%sx": "%%sx\necho a\necho b",
+    "%run": "open('p.py', 'w').write('import sys\\na = sys.argv[1:]\\nn = __name__\\n_h = 1')\n%run p.py b 'c d' *.py",
+    "%run -n": "open('p.py', 'w').write('n = __name__')\n%run -n p",
+    "%run -i": "open('p.py', 'w').write('y = x + 1')\nx = 1\n%run -i p.py",
+    "%run exits": "open('p.py', 'w').write('import sys\\ny = 1\\nsys.exit(0)')\n%run p.py\nz = 2",
+    "%mkdir": "%mkdir deep\n%cp -r deep other\nx = 1",
+    "automagic": "mkdir deep",
+    "quoting": "def f(*args):\n    print(args)\n,f a b\n;f a b\n/f 1 2",
+    "prompts": ">>> x = 1\n>>> for i in range(2):\n...     x += i\n",
+    "IPython's prompts": "In [1]: x = 1\n\nIn [2]: y = 2",
+    "indented": "    x = 1\n    !echo a\n    if x:\n        y = 2",
+    "texts around magics": "x = '''\n%time 1\n!ls\n'''\n!echo a\ny = f'''{x!r}\n?'''",
+    "unicode": "ü = 'ä'\n!echo {ü} é\nw = !echo ñ",
+    "own calls": "get_ipython().system('echo a')\nx = get_ipython().getoutput('echo b')\n"
+    "get_ipython().run_line_magic('env', 'NB_TEST_A=2')",
+    "annotated": "x: list = !echo a",
+}
+
+MEASURED = re.compile(r"[\d.]+(?:e[+-]\d+)? ?(?:ns|μs|us|ms|s|min|h)\b")
+
+
+@pytest.fixture(scope="module")
+def shell() -> InteractiveShell:
+    """IPython as a kernel has it, without its history."""
+    config = Config()
+    config.HistoryManager.enabled = False
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance(config=config)
+    # a kernel says nothing to a terminal
+    shell.displayhook.write_output_prompt = lambda: None
+    shell.displayhook.write_format_data = lambda *_: None
+    yield shell
+    InteractiveShell.clear_instance()
+
+
+class Done:
+    """What a program left behind."""
+
+    def __init__(self, names: dict[str, Any], output: str, folder: Path) -> None:
+        self.names = {
+            name: plainly(value)
+            for name, value in names.items()
+            if not name.startswith("_") and name not in HIDDEN and not callable(value)
+        }
+        self.output = MEASURED.sub("TIME", re.sub(r"\x1b\[[\d;]*m", "", output.replace("\r\n", "\n"))).split("\n")
+        self.files = {
+            str(path.relative_to(folder)): path.read_text() if path.is_file() else None for path in folder.rglob("*")
+        }
+        self.folder = os.path.relpath(os.getcwd(), folder)
+        self.environment = {name: value for name, value in os.environ.items() if name.startswith("NB_TEST")}
+
+    def __eq__(self, other: object) -> bool:
+        return vars(self) == vars(other)
+
+    def __repr__(self) -> str:
+        return repr(vars(self))
+
+
+HIDDEN = {
+    "In",
+    "Out",
+    "exit",
+    "quit",
+    "get_ipython",
+    "open",
+    "os",
+    "json",
+    "nb_shell",
+    "nb_timing",
+    "nb_files",
+    "nb_clock",
+}
+
+
+def plainly(value: Any) -> Any:
+    """A value that can be compared with another's."""
+    captured = getattr(value, "stdout", None)
+    return captured if isinstance(captured, str) else value
+
+
+def clean_environment(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("SHELL", "/bin/bash")
+    for name in [name for name in os.environ if name.startswith(("NB_TEST", "LOCAL_"))]:
+        monkeypatch.delenv(name)
+
+
+def in_ipython(shell: InteractiveShell, cell: str, folder: Path) -> Done:
+    shell.reset(new_session=False)
+    output = io.StringIO()
+    with redirect_stdout(output):
+        result = shell.run_cell(cell)
+    assert result.success, output.getvalue()
+    return Done(shell.user_ns, output.getvalue(), folder)
+
+
+def as_script(cell: str, folder: Path) -> Done:
+    translated = plain(cell)
+    assert not translated.problems
+    names: dict[str, Any] = {"__name__": "__main__"}
+    output = io.StringIO()
+    source = "" if translated.left_out else translated.source
+    with redirect_stdout(output):
+        exec("\n".join(translated.imports), names)
+        exec(compile(source, "<script>", "exec"), names)
+    return Done(names, output.getvalue(), folder)
+
+
+@pytest.mark.parametrize("cell", ALIKE.values(), ids=ALIKE.keys())
+def test_a_cell_does_in_a_script_what_it_does_in_ipython(
+    cell: str, shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as there:
+        clean_environment(there, tmp_path / "notebook")
+        expected = in_ipython(shell, cell, tmp_path / "notebook")
+    for name in expected.environment:
+        monkeypatch.delenv(name, raising=False)
+    with monkeypatch.context() as here:
+        clean_environment(here, tmp_path / "script")
+        found = as_script(cell, tmp_path / "script")
+    for name in found.environment:
+        monkeypatch.delenv(name, raising=False)
+    assert found == expected
+
+
+@pytest.mark.parametrize("cell", [*PYTHON.values(), *ALIKE.values()], ids=[*PYTHON, *ALIKE])
+def test_a_translation_has_as_many_lines_as_its_cell_and_is_python(cell: str) -> None:
+    found = plain(cell)
+    assert found.source.count("\n") == cell.count("\n")
+    ast.parse(found.source)
+
+
+@pytest.mark.parametrize("cell", PYTHON.values(), ids=PYTHON.keys())
+def test_plain_python_stays_what_it_is(cell: str) -> None:
+    found = plain(cell)
+    assert (found.source, found.imports, found.notes, found.problems) == (cell, (), (), ())
+
+
+def test_plain_python_needs_no_ipython() -> None:
+    import subprocess
+
+    code = (
+        "import sys\nfrom accelerate_nb.export.magics import plain\n"
+        "plain('x = 1 % 2\\n')\nassert 'IPython' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_lines_that_do_not_change_stay_at_their_numbers() -> None:
+    cell = "\nx = 1\n!echo a \\\n   b\ny = 2\n%pip install \\\n  z\nif x:\n    %time y\n    w = 3\n"
+    before, after = cell.split("\n"), plain(cell).source.split("\n")
+    assert [before[line] for line in (1, 4, 7, 9)] == [after[line] for line in (1, 4, 7, 9)]
+
+
+@pytest.mark.parametrize(
+    ("cell", "script"),
+    [
+        ("%load_ext accelerate_nb", "# %load_ext accelerate_nb"),
+        ("%matplotlib inline", "# %matplotlib inline"),
+        ("%matplotlib widget", "# %matplotlib widget"),
+        ("%matplotlib agg", 'import matplotlib; matplotlib.use("agg")'),
+        ("if x:\n    %matplotlib inline", "if x:\n    pass  # %matplotlib inline"),
+        ("!python train.py --n {n}", 'nb_shell.run(f"python train.py --n {n}")'),
+        ("x = !ls", 'x = nb_shell.capture("ls")'),
+        ("%time f(x)", "nb_timing.timed(lambda: f(x))"),
+        ("%time f(x), 1;", "nb_timing.timed(lambda: (f(x), 1));"),
+        ("%time await f()", "with nb_timing.Clock(): await f()"),
+        ("%%time\nf(x)", "nb_clock = nb_timing.Clock()\nnb_clock.told(f(x))"),
+        ("%%time\nx, y\n", "nb_clock = nb_timing.Clock()\nnb_clock.told((x, y))\n"),
+        ("%%bash -e\nls\npwd", 'nb_shell.cell("bash -e", """\\\nls\npwd""")'),
+        ("%%bash --bg\nls", 'nb_shell.cell("bash", """\\\nls""", background=True)'),
+        ("%env A", 'os.environ["A"]'),
+        ("%run -m mod {x} '*.py'", 'nb_files.run_file("mod", [f"{x}", "*.py"], globals(), is_module=True)'),
+        ("%xdel x", "del x"),
+        ("x = %config", "x = None  # x = %config"),
+        ("x = 1\nx?\n?x\nx??", "x = 1\n# x?\n# ?x\n# x??"),
+        ("%%prun -s time\nx = 1", "# was: %%prun -s time\nx = 1"),
+        ("%lprun -f f f(x)", "f(x)"),
+        ("%memit f(x)", "f(x)"),
+    ],
+)
+def test_a_magic_reads_like_python(cell: str, script: str) -> None:
+    assert plain(cell).source == script
+
+
+@pytest.mark.parametrize(
+    "magic",
+    ["config X.y = 1", "autoreload 2", "load_ext other", "precision 3", "pdb on", "colors linux", "xmode Plain", "who",
+     "whos", "history", "pinfo x", "env", "lsmagic", "reset -f", "pip install x", "conda install x"],
+)  # fmt: skip
+def test_what_is_left_out_is_told_with_its_line(magic: str) -> None:
+    found = plain(f"x = 1\n%{magic}\n")
+    assert found.source == f"x = 1\n# %{magic}\n"
+    assert [note.line for note in found.notes] == [2]
+    assert "was left out" in found.notes[0].text
+    assert not found.problems
+
+
+@pytest.mark.parametrize("name", ["html", "javascript", "latex", "markdown", "svg", "HTML", "js"])
+def test_cells_that_only_show_something_are_left_out_with_a_note(name: str) -> None:
+    found = plain(f"%%{name}\n<b>\n%time\n")
+    assert found.left_out
+    assert found.source == f"# was: %%{name}\n# <b>\n# %time\n#"
+    assert [note.line for note in found.notes] == [1]
+
+
+@pytest.mark.parametrize(
+    ("cell", "line", "words"),
+    [
+        ("x = 1\n%store x", 2, "%store means nothing outside of a notebook. Tag the cell `skip-script`"),
+        ("def f():\n    x = 1\n    %sql select 1", 3, "%sql"),
+        ("%%sql\nselect 1", 1, "%%sql"),
+        ("%debug", 1, "%debug"),
+        ("%tensorboard --logdir x", 1, "%tensorboard"),
+        ("%edit x", 1, "%edit"),
+        ("%macro x 1", 1, "%macro"),
+        ("%alias x ls", 1, "%alias"),
+        ("%no_such_magic", 1, "%no_such_magic"),
+        ("%%no_such_magic\nx", 1, "%%no_such_magic"),
+        ("x = 1\n%%time\ny = 2", 2, "%%time stands below other lines"),
+        ("# comment\n%%bash\nls", 2, "%%bash stands below other lines"),
+        ("%%time x = 1\ny = 2", 1, "%%time takes no statement"),
+        ("%%time\n", 1, "%%time has nothing below it"),
+        ("%%time\nx = 1\n%store x", 3, "%store"),
+        ("%%capture\n\n%store x", 3, "%store"),
+        ("%time %store x", 1, "%store"),
+        ("%run -d x.py", 1, "debugger"),
+        ("%cd -b mark", 1, "%cd -b mark"),
+        ("x = 1\n!ls\nls -l foo", 3, "`ls` is a magic: write `%ls -l foo`"),
+        ("x = %time for i in y: pass", 1, "gives no value"),
+    ],
+)
+def test_what_means_nothing_in_a_script_is_refused_with_its_line(cell: str, line: int, words: str) -> None:
+    (problem,) = plain(cell).problems
+    assert problem.line == line
+    assert words in problem.text
+
+
+@pytest.mark.parametrize(
+    ("cell", "kept"),
+    [
+        ("%pip install -q x", 'nb_shell.pip("install -q x")'),
+        ("!pip3 install x", 'nb_shell.pip("install x")'),
+        ("!python -m pip install {x}", 'nb_shell.pip(f"install {x}")'),
+        ("!{sys.executable} -m pip install x", 'nb_shell.pip("install x")'),
+        ("%conda install x", 'nb_shell.run("conda install x")'),
+        ("!sudo apt-get -y install x && pip install y", 'nb_shell.run("sudo apt-get -y install x && pip install y")'),
+        ("%uv pip install x", 'nb_shell.run("uv pip install x")'),
+        ("%%bash\npip install x\n", 'nb_shell.cell("bash", """\\\npip install x\n""")'),
+        ("pip install x", 'nb_shell.pip("install x")'),
+    ],
+)
+def test_packages_are_installed_by_a_script_that_is_asked_to(cell: str, kept: str) -> None:
+    left_out = plain(cell)
+    assert "left out" in left_out.notes[0].text
+    assert ast.parse(left_out.source).body == []
+    assert plain(cell, Wishes(keep_installs=True)).source == kept
+
+
+@pytest.mark.parametrize("command", ["pip list", "pip install x && python x.py", "echo pip install", "conda env list"])
+def test_commands_that_do_more_than_install_are_kept(command: str) -> None:
+    assert not plain(f"!{command}").notes
+
+
+@pytest.mark.parametrize("cell", ["!ls", "%pip list", "%%bash\nls", "%%writefile x\ny", "def f():\n    !ls"])
+def test_on_ranks_each_process_runs_its_own_commands(cell: str) -> None:
+    assert "every=True" in plain(cell, on_ranks=True).source
+    assert "every" not in plain(cell).source
+
+
+def test_cd_in_a_command_is_told_to_have_no_effect() -> None:
+    found = plain("!cd data\n!cd data && ls")
+    assert found.source == '# !cd data\nnb_shell.run("cd data && ls")'
+    assert "%cd changes the script's" in found.notes[0].text
+
+
+def test_a_script_without_a_notebook_finds_no_ipython_as_code_that_asks_expects() -> None:
+    found = plain("in_colab = 'google.colab' in str(get_ipython())")
+    names: dict[str, Any] = {}
+    exec("\n".join((*found.imports, found.source)), names)
+    assert names["in_colab"] is False
+
+
+def test_a_failing_cell_of_bash_raises_as_in_ipython() -> None:
+    import subprocess
+
+    found = plain("%%bash\nexit 3")
+    with pytest.raises(subprocess.CalledProcessError, match="status 3"):
+        exec("\n".join((*found.imports, found.source)), {})
