@@ -15,7 +15,7 @@ FLOOR = {
     "notices": 0,
     "config": 1,
     "events": 1,
-    "export": 1,
+    "export": 2,
     "devices": 2,
     "reports": 2,
     "launching": 3,
