@@ -7,7 +7,7 @@ from io import StringIO
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from accelerate_nb.config.cells import named
+from accelerate_nb.config.ranks import named
 from accelerate_nb.events.model import HostSample
 from accelerate_nb.events.view import Glance
 from accelerate_nb.reports.amounts import bytes_text, counted, time_text

@@ -10,7 +10,7 @@ from string import Template
 
 from accelerate_nb.cli.board import Board, dyed
 from accelerate_nb.cli.streams import Line, Streams
-from accelerate_nb.config.cells import named
+from accelerate_nb.config.ranks import named
 from accelerate_nb.events.bars import draws_a_bar
 from accelerate_nb.events.folding import Folded, Folding, folded
 from accelerate_nb.events.lines import cleaned, is_drawn_over, within

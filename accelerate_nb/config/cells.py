@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
 from accelerate_nb.config.fields import Setting, setting, settings
+from accelerate_nb.config.ranks import named
 from accelerate_nb.config.run import all_settings
 from accelerate_nb.config.spelling import read_words
 from accelerate_nb.errors import ConfigurationError
@@ -180,22 +181,6 @@ def ranks_of(text: str | None, size: int | None) -> tuple[int, ...] | None:
             f"--ranks was given {text!r}, and the session has the ranks {named(range(size))}. Choose among them."
         )
     return tuple(sorted(found))
-
-
-def named(ranks: Iterable[int]) -> str:
-    """
-    Ranks as a person writes them, the opposite of `ranks_of`.
-
-    >>> named([0, 2, 3])
-    '0,2-3'
-    """
-    parts: list[list[int]] = []
-    for rank in ranks:
-        if parts and parts[-1][-1] == rank - 1:
-            parts[-1].append(rank)
-        else:
-            parts.append([rank])
-    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
 
 
 # ------------------------------------------------------------------------------------------------------------- reading

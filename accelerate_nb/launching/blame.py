@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from accelerate_nb.config.ranks import listed, of_ranks
 from accelerate_nb.errors import HangError, StoppedError, WorkerError
 from accelerate_nb.events.causes import cause
 from accelerate_nb.events.model import Failure
@@ -46,8 +47,8 @@ def worker_error(endings: Sequence[Ending], folder: Path | None) -> WorkerError:
 def hang_error(timeout: float, stacks: str, endings: Sequence[Ending], folder: Path) -> HangError:
     """The error for a run that took longer than it may."""
     failures = tuple(ending.failure for ending in endings if ending.failure is not None)
-    returned = [str(ending.rank) for ending in endings if ending.failure is None]
-    done = f" (returned already: {_ranks(returned)})" if returned else ""
+    returned = [ending.rank for ending in endings if ending.failure is None]
+    done = f" (returned already: {of_ranks(returned, listed)})" if returned else ""
     error = HangError()
     error.message = (
         f"timeout={timeout:g} was asked for, and after {timeout:g} s the run had not ended{done}. It was stopped; "
@@ -93,19 +94,19 @@ def _headline(failure: Failure, width: int = _WIDE) -> str:
 
 def _others(first: Failure, failures: Sequence[Failure]) -> list[str]:
     """What is to be said of ranks that did not lead: a line for one of its own making, and one for all that only followed."""
-    ended = [str(one.rank) for one in failures if one.ended_by_us]
-    lost = [str(one.rank) for one in failures if one.lost_connection and not one.ended_by_us]
+    ended = [one.rank for one in failures if one.ended_by_us]
+    lost = [one.rank for one in failures if one.lost_connection and not one.ended_by_us]
     own = [one for one in failures if not (one.lost_connection or one.ended_by_us)]
-    same = [str(one.rank) for one in own if _is_like(one, first)]
+    same = [one.rank for one in own if _is_like(one, first)]
     others = [_headline(one, _SHORT) for one in own if not _is_like(one, first)]
-    lines = [f"{_ranks(same)} stopped with the same"] if same else []
+    lines = [f"{of_ranks(same, listed)} stopped with the same"] if same else []
     lines += others[:_MOST_OTHERS]
     if more := others[_MOST_OTHERS:]:
         lines.append(f"and {len(more)} more failed by themselves")
     if lost:
-        lines.append(f"{_ranks(lost)} lost {'its connection' if len(lost) == 1 else 'their connections'}")
+        lines.append(f"{of_ranks(lost, listed)} lost {'its connection' if len(lost) == 1 else 'their connections'}")
     if ended:
-        lines.append(f"{_ranks(ended)} {'was' if len(ended) == 1 else 'were'} ended because of it")
+        lines.append(f"{of_ranks(ended, listed)} {'was' if len(ended) == 1 else 'were'} ended because of it")
     return lines
 
 
@@ -117,10 +118,6 @@ def _is_like(one: Failure, other: Failure) -> bool:
 def _first_line(text: str, width: int) -> str:
     line = text.partition("\n")[0]
     return line if len(line) <= width else line[:width] + " …"
-
-
-def _ranks(names: Sequence[str]) -> str:
-    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
 
 
 def _as_type_of(original: BaseException | None) -> WorkerError:

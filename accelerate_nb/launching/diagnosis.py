@@ -8,6 +8,7 @@ from pathlib import Path
 from traceback import FrameSummary
 from typing import Any, NamedTuple
 
+from accelerate_nb.config.ranks import listed, of_ranks
 from accelerate_nb.launching.sources import Sources
 from accelerate_nb.launching.stacks import main_thread
 from accelerate_nb.launching.tracebacks import below_ours, is_own
@@ -67,9 +68,11 @@ def diagnosis(look: Look, sources: Sources) -> str:
     silent = [rank for rank in stacks if rank not in working]
     lines = [_line(spot, ranks, spots) for spot, ranks in _groups(spots)]
     if silent:
-        lines.append(f"{_ranks(silent)} {'is' if len(silent) == 1 else 'are'} still starting, or can't answer")
+        lines.append(
+            f"{of_ranks(sorted(silent), listed)} {'is' if len(silent) == 1 else 'are'} still starting, or can't answer"
+        )
     if look.returned:
-        lines.append(f"{_ranks(look.returned)} {_has(look.returned)} returned already")
+        lines.append(f"{of_ranks(sorted(look.returned), listed)} {_has(look.returned)} returned already")
     return "\n".join([*lines, *_conclusion(spots, look)])
 
 
@@ -118,7 +121,7 @@ def _line(spot: Spot, ranks: Sequence[int], spots: Mapping[int, Spot]) -> str:
         does = "is" if one else "are"
     comma = " " if does in {"is", "are"} else ", "
     source = f": {spot.source}" if spot.source else ""
-    return f"{_ranks(ranks)} {does}{comma}at {spot.place}{source}"
+    return f"{of_ranks(sorted(ranks), listed)} {does}{comma}at {spot.place}{source}"
 
 
 def _conclusion(spots: Mapping[int, Spot], look: Look) -> list[str]:
@@ -130,7 +133,9 @@ def _conclusion(spots: Mapping[int, Spot], look: Look) -> list[str]:
     if not waiting or not spots:
         return []
     if missing:
-        return [f"All ranks have to come to the same collective; {_ranks(missing)} {_has(missing)} not."]
+        return [
+            f"All ranks have to come to the same collective; {of_ranks(sorted(missing), listed)} {_has(missing)} not."
+        ]
     if len(set(spots.values())) > 1:
         return ["All ranks wait, but not in the same call: they have to make the same calls in the same order."]
     return ["All ranks wait in the same call: a slow one, or the connection between them is interrupted."]
@@ -145,18 +150,13 @@ def _mismatch(collectives: Mapping[int, Sequence[Mapping[str, Any]]]) -> str | N
             calls.setdefault(f"{_name(one)} of {_sizes(one)}", []).append(rank)
     for (_, number), calls in sorted(found.items(), key=lambda one: one[0][1]):
         if len({call.partition(" of ")[0] for call in calls}) > 1:
-            said = ", but ".join(f"{call} on {_ranks(ranks)}" for call, ranks in calls.items())
+            said = ", but ".join(f"{call} on {of_ranks(sorted(ranks), listed)}" for call, ranks in calls.items())
             return f"Collective number {number} is {said}: all ranks have to make the same calls in the same order."
     return None
 
 
 def _sizes(collective: Mapping[str, Any]) -> str:
     return " and ".join("×".join(map(str, size)) or "one number" for size in collective["sizes"]) or "nothing"
-
-
-def _ranks(ranks: Collection[int]) -> str:
-    names = ", ".join(map(str, sorted(ranks)))
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
 
 
 def _has(ranks: Collection[int]) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate_nb.config.environment import already_launched
+from accelerate_nb.config.ranks import listed, of_ranks
 from accelerate_nb.config.run import RunConfig
 from accelerate_nb.errors import ConfigurationError, HangError, LaunchError
 from accelerate_nb.events.model import OVER, Answered, Event, Failure, StateChange
@@ -408,7 +409,7 @@ class Session:
             both = sorted(set(wanted) & set(one.answers))
             if both:
                 raise LaunchError(
-                    f"{name} was asked of rank{'s' if len(both) > 1 else ''} {', '.join(map(str, both))}, still busy with "
+                    f"{name} was asked of {of_ranks(both, listed)}, still busy with "
                     f"{one.cell.name}. Wait for it, or interrupt it."
                 )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
+
+from accelerate_nb.config.ranks import spans
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -48,20 +50,14 @@ def time_text(seconds: float) -> str:
     return f"{minutes:02}:{seconds_left:02}"
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Iterable[int]) -> str:
     """
     Ranks, those that follow each other as a span.
 
     >>> ranks_text([0, 1, 2, 5])
     '0–2, 5'
     """
-    spans: list[tuple[int, int]] = []
-    for rank in sorted(ranks):
-        if spans and spans[-1][1] == rank - 1:
-            spans[-1] = (spans[-1][0], rank)
-        else:
-            spans.append((rank, rank))
-    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in spans)
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in spans(sorted(ranks)))
 
 
 def counted(number: int, noun: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from accelerate_nb.config.ranks import of_ranks
 from accelerate_nb.events.causes import cause
 from accelerate_nb.events.model import Failure, Frame
 from accelerate_nb.reports.amounts import counted, ranks_text
@@ -104,7 +105,7 @@ def _others(failures: Sequence[Failure]) -> Iterator[str]:
 
 
 def _named(failures: Sequence[Failure]) -> str:
-    return f"rank{'' if len(failures) == 1 else 's'} {ranks_text([one.rank for one in failures])}"
+    return of_ranks([one.rank for one in failures], ranks_text)
 
 
 def _themselves(failures: Sequence[Failure]) -> str:

@@ -10,7 +10,6 @@ from accelerate_nb.config.cells import (
     PullWish,
     cell_flags,
     line_commands,
-    named,
     names_of,
     ranks_of,
     read,
@@ -19,6 +18,7 @@ from accelerate_nb.config.cells import (
     session_flags,
 )
 from accelerate_nb.config.fields import settings
+from accelerate_nb.config.ranks import named
 from accelerate_nb.config.run import all_settings, resolve
 from accelerate_nb.errors import ConfigurationError, NotYetError
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from accelerate_nb.config.cells import named
+from accelerate_nb.config.ranks import of_ranks
 from accelerate_nb.launching.cell_run import CellEnd, CellRun
 from accelerate_nb.launching.following import keep_drawing
 from accelerate_nb.notebook.cells.output import CellOutput, results_of
@@ -98,7 +98,7 @@ class BackgroundCell:
             self._screen.write([Line("stderr", line) for line in f"{type(error).__name__}: {error}".splitlines()])
 
     def __repr__(self) -> str:
-        where = f"rank {self.ranks[0]}" if len(self.ranks) == 1 else f"ranks {named(self.ranks)}"
+        where = of_ranks(self.ranks)
         if not self._run.done:
             return f"<{self.name} runs on {where} in the background: .wait(), .interrupt(), %accelerate status>"
         how = "has run" if self._run.error is None else f"stopped with {type(self._run.error).__name__}"

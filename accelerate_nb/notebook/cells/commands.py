@@ -6,12 +6,13 @@ import ast
 import difflib
 import html
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accelerate_nb.config.cells import Command, LogsWish, PullWish, named, names_of, read, read_line, refuse
+from accelerate_nb.config.cells import Command, LogsWish, PullWish, names_of, read, read_line, refuse
+from accelerate_nb.config.ranks import named, of_ranks
 from accelerate_nb.config.run import differing
 from accelerate_nb.errors import ConfigurationError, WorkerError
 from accelerate_nb.events.model import OVER
@@ -105,7 +106,7 @@ class Commands:
         values = {name: self._value(name, "%accelerate push") for name in names}
         session = self.kept.ready()
         session.push(values)
-        where = _on(range(session.size))
+        where = of_ranks(range(session.size))
         say("\n".join(f"{name} is on {where} now: {described(value)}" for name, value in values.items()))
 
     def _pull(self, rest: str, command: Command) -> None:
@@ -119,7 +120,7 @@ class Commands:
             values = [pulled[rank][name] for rank in ranks]
             self.shell.user_ns[name] = values if wish.all else values[0]
             what = f"a list of {len(values)}, the first: {described(values[0])}" if wish.all else described(values[0])
-            say(f"{name} is in the notebook now, from {_on(ranks)}: {what}")
+            say(f"{name} is in the notebook now, from {of_ranks(ranks)}: {what}")
 
     def _run(self, rest: str, command: Command) -> Any:
         __tracebackhide__ = True
@@ -190,11 +191,6 @@ def _one_of(rank: int | None, session: Session) -> tuple[int, ...]:
     return () if rank is None else (rank,)
 
 
-def _on(ranks: Iterable[int]) -> str:
-    every = list(ranks)
-    return f"rank {every[0]}" if len(every) == 1 else f"ranks {named(every)}"
-
-
 def described(value: Any) -> str:
     """
     What a value is, in a few words.
@@ -238,7 +234,7 @@ class Status:
             ("settings", ", ".join(f"{name}={value}" for name, value in kept.said.items()) or "the defaults"),
             ("output", str(_short(session.folder))),
         ]
-        facts += [("runs", f"{one.name} on {_on(one.ranks)}, for {_ago(one.started)}") for one in session.busy]
+        facts += [("runs", f"{one.name} on {of_ranks(one.ranks)}, for {_ago(one.started)}") for one in session.busy]
         count = "1 process" if session.size == 1 else f"{session.size} processes"
         busy = {rank: one.name for one in session.busy for rank in one.ranks}
         rows = tuple(_row(glance, busy.get(glance.rank, "")) for glance in session.view.glances())

@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import Literal
 
-from accelerate_nb.config.cells import named
+from accelerate_nb.config.ranks import named, of_ranks
 from accelerate_nb.events.folding import Folded, Folding, folded, is_text, key_of
 from accelerate_nb.events.lines import cleaned, is_drawn_over
 from accelerate_nb.events.model import Display, LogLine
@@ -102,7 +102,7 @@ class CellOutput:
         self._write(self._folding.rest())
         self._write_tail()
         if self._left_out:
-            self._note(f"displays of {_ranks(self._left_out)} are left out; --displays all shows them")
+            self._note(f"displays of {of_ranks(sorted(self._left_out))} are left out; --displays all shows them")
 
     def values(self, results: Iterable[Display]) -> None:
         """Write nothing but the values of a cell's last expression: something else has shown the rest."""
@@ -236,8 +236,3 @@ class CellOutput:
 def results_of(ends: Iterable[CellEnd]) -> list[Display]:
     """The values of a cell's last expression, of those ranks where it has one."""
     return [Display(end.rank, end.result, dict(end.metadata), time.time()) for end in ends if end.result is not None]
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    every = sorted(ranks)
-    return f"rank {every[0]}" if len(every) == 1 else f"ranks {named(every)}"
