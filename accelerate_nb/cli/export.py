@@ -37,10 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
     from accelerate_nb.export.script import Wishes, as_script
 
     notebook: Path = arguments.notebook
-    output = (
-        None if arguments.stdout or arguments.output == Path("-") else arguments.output or notebook.with_suffix(".py")
-    )
     content = read(notebook)
+    to_stdout = arguments.stdout or arguments.output == Path("-")
+    output = None if to_stdout else arguments.output or notebook.with_suffix(".py")
     if output is not None:
         _refuse(output, notebook, force=arguments.force)
     script = as_script(content, Wishes(keep_installs=arguments.keep_installs))

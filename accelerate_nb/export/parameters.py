@@ -100,7 +100,7 @@ def _clashes(source: str, found: dict[str, Parameter]) -> Iterator[Remark]:
 def _comments(source: str) -> dict[int, str]:
     """What stands behind each line's `#`."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return {one.start[0]: one.string.lstrip("# ").rstrip() for one in tokens if one.type == tokenize.COMMENT}
+    return {one.start[0]: one.string.lstrip("#: ").rstrip() for one in tokens if one.type == tokenize.COMMENT}
 
 
 def _type_of(value: ast.expr) -> str | None:

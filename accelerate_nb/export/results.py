@@ -8,15 +8,23 @@ from accelerate_nb.export.editing import Edit, end_of
 
 # They give nothing back that a notebook would show.
 _SILENT = frozenset({"print", "display", "plt.show", "pyplot.show", "shown"})
+_SHELL = "nb_shell."
+_TELL = frozenset({"nb_shell.capture", "nb_shell.output_of"})
 
 
-def result_of(source: str) -> ast.Expr | None:
-    """The expression whose value a notebook shows: the last statement, unless a semicolon follows it."""
+def result_of(source: str, cell: str = "") -> ast.Expr | None:
+    """
+    The expression whose value a notebook shows: the last statement, unless a semicolon follows it.
+
+    `cell` is what the source was made of, line by line: an expression that came before a magic shows nothing.
+    """
     body = ast.parse(source).body
     last = body[-1] if body else None
     if not isinstance(last, ast.Expr) or _is_silent(last.value):
         return None
     line, column = end_of(last)
+    if any(text.strip() and not text.lstrip().startswith("#") for text in cell.split("\n")[line:]):
+        return None
     after = source.split("\n")[line - 1].encode()[column:]
     return None if after.lstrip().startswith(b";") else last
 
@@ -32,4 +40,7 @@ def showing(result: ast.Expr, function: str) -> list[Edit]:
 def _is_silent(value: ast.expr) -> bool:
     if isinstance(value, ast.Constant) and value.value is None:
         return True
-    return isinstance(value, ast.Call) and ast.unparse(value.func) in _SILENT
+    if not isinstance(value, ast.Call):
+        return False
+    function = ast.unparse(value.func)
+    return function in _SILENT or (function.startswith(_SHELL) and function not in _TELL)

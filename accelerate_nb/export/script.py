@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -94,9 +95,7 @@ class _Draft:
         self._translation = translation
         self._imports: dict[str, None] = {}
         self._definitions = Definitions()
-        trees = [one.tree for one in translation.cells.values()]
-        self._options = ""
-        self._taken = {name for tree in trees for name in bound(tree.body) | mentioned(tree)}
+        self._taken = _names(translation.cells.values())
 
     def text(self) -> str:
         """The whole text."""
@@ -153,7 +152,7 @@ class _Draft:
             return [f"# {line}".rstrip() for line in one.plain.source.split("\n")]
         self._imports.update(dict.fromkeys(one.plain.imports))
         source = one.plain.source
-        if (result := result_of(source)) is not None:
+        if (result := result_of(source, one.cell.source)) is not None:
             source = edited(source, showing(result, self._function("showing", "shown")))
         waits = lambda: self._function("waiting", "wait")  # noqa: E731 - imported only where something waits
         return guarded(source, one.number, self._definitions, waits, shown=result is not None)
@@ -202,6 +201,15 @@ class _Draft:
 
 def _below_guard(lines: Iterable[str]) -> list[str]:
     return [added(GUARD), *(added(INDENT + line) for line in lines)]
+
+
+def _names(cells: Iterable[Translated]) -> set[str]:
+    """The names that a notebook uses itself; those that stand for IPython's syntax are none of them."""
+    taken: set[str] = set()
+    for one in cells:
+        ours = bound(ast.parse("\n".join(one.plain.imports)).body)
+        taken |= bound(one.tree.body) | (mentioned(one.tree) - ours)
+    return taken
 
 
 def _merged(imports: Iterable[str]) -> list[str]:

@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
-from typing import cast
 
 from accelerate_nb.export.awaiting import without_annotations
 from accelerate_nb.export.hoisting import hoisted
+from accelerate_nb.export.magics import plain
+from accelerate_nb.export.names import bound, looked_up
 from accelerate_nb.export.parameters import TAG, Parameter, parameters_of
 from accelerate_nb.export.plain import Plain, Ranked, Remark, Wishes
+from accelerate_nb.export.ranks import ranked
 from accelerate_nb.export.reading import Cell
 
 RAISES = "raises-exception"
-
-
-def plain(source: str, wishes: Wishes) -> Plain:
-    """A cell without IPython's own syntax."""
-    try:
-        found = import_module("accelerate_nb.export.magics")
-    except ModuleNotFoundError:
-        return Plain(source)
-    return cast(Plain, found.plain(source, wishes))
-
-
-def ranked(cells: Sequence[Cell], wishes: Wishes) -> Ranked:
-    """What cells on all ranks become."""
-    try:
-        found = import_module("accelerate_nb.export.ranks")
-    except ModuleNotFoundError:
-        return Ranked()
-    return cast(Ranked, found.ranked(cells, wishes))
+# `_` is the last result, `_3` and `Out[3]` those of cell 3, `In` the texts of the cells.
+_PAST_RESULT = re.compile(r"_{1,3}|_i{0,3}\d*|Out|In|_[oi]h")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +56,10 @@ class Translation:
 
     def problems(self) -> list[tuple[int, Remark]]:
         """What keeps the notebook from being a script, with the numbers of the cells, in the order of the lines."""
-        return sorted([*self._remarks(self.ranks.problems, "problems"), *self._second_parameters()], key=_place)
+        return sorted(
+            [*self._remarks(self.ranks.problems, "problems"), *self._second_parameters(), *self._past_results()],
+            key=_place,
+        )
 
     def _remarks(self, of_ranks: Iterable[tuple[int, Remark]], kind: str) -> Iterator[tuple[int, Remark]]:
         yield from of_ranks
@@ -84,6 +73,26 @@ class Translation:
                 number,
                 Remark(1, f"cell {tagged[0]} is tagged `{TAG}` already; a script has its options from one cell."),
             )
+
+    def _past_results(self) -> Iterator[tuple[int, Remark]]:
+        sound = [one for one in self.cells.values() if not one.plain.problems]
+        own = {name for one in sound for name in bound(one.tree.body)}
+        for one in sound:
+            for name, line in _past_results_of(one.tree.body).items():
+                if name not in own:
+                    what = f"`{name}` is what IPython keeps of other cells; give the value a name where it is computed"
+                    yield one.number, Remark(line, f"{what}.")
+
+
+def _past_results_of(nodes: Iterable[ast.stmt]) -> dict[str, int]:
+    """Names that IPython keeps results under, and the first lines that they stand on."""
+    lines: dict[str, int] = {}
+    for node in nodes:
+        found = {name for name in looked_up([node]) if _PAST_RESULT.fullmatch(name)}
+        for part in ast.walk(node) if found else ():
+            if isinstance(part, ast.Name) and part.id in found:
+                lines.setdefault(part.id, part.lineno)
+    return lines
 
 
 def translated(cells: Sequence[Cell], wishes: Wishes) -> Translation:
@@ -107,7 +116,8 @@ def _translated(cell: Cell, ranks: Ranked, wishes: Wishes) -> Translated:
         return _checked(cell, found)
     except SyntaxError as error:
         line = error.lineno or 1
-        problem = Remark(line, f"{error.msg}: `{found.source.split(chr(10))[line - 1].strip()}`")
+        text = found.source.split("\n")[line - 1].strip()
+        problem = Remark(line, f"`{text}` is no Python: {error.msg}.")
         return Translated(cell, replace(found, problems=(problem,)))
 
 

@@ -34,10 +34,14 @@ def _kept_loop() -> asyncio.AbstractEventLoop:
 
 
 def _close(loop: asyncio.AbstractEventLoop) -> None:
-    """What still runs at the script's end is cancelled, as `asyncio.run` does it."""
-    unfinished = asyncio.all_tasks(loop)
-    for task in unfinished:
-        task.cancel()
-    loop.run_until_complete(asyncio.gather(*unfinished, return_exceptions=True))
-    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.run_until_complete(_end(loop))
     loop.close()
+
+
+async def _end(loop: asyncio.AbstractEventLoop) -> None:
+    """What still runs at the script's end is cancelled, as `asyncio.run` does it."""
+    others = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await loop.shutdown_asyncgens()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from accelerate_nb.export.places import place, table
@@ -51,7 +53,7 @@ def test_other_files_have_no_places(tmp_path):
 
 def test_a_worker_names_the_cells_of_a_script(tmp_path):
     path = str(exported(tmp_path, "x = 1", "y = 2"))
-    line = open(path).read().split("\n").index("y = 2") + 1
+    line = Path(path).read_text().split("\n").index("y = 2") + 1
     assert Sources({}, {}).place(path, line) == "train.ipynb, cell 2, line 1"
     assert Sources({}, {}).place(path, 2) == f'File "{path}", line 2'
 

@@ -91,7 +91,7 @@ def test_broken_metadata_hides_no_cell(tmp_path, metadata):
     ],
 )
 def test_another_language_is_named(tmp_path, metadata):
-    with pytest.raises(ExportError, match="a notebook in R. Only notebooks in Python"):
+    with pytest.raises(ExportError, match=r"a notebook in R\. Only notebooks in Python"):
         read(notebook(tmp_path / "a.ipynb", "x", **metadata))
 
 

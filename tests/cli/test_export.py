@@ -1,0 +1,107 @@
+"""`accelerate-nb export` writes a script whole or not at all, and never loses a file of somebody's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from accelerate_nb.cli.main import main
+from tests.export.making import code, notebook
+
+
+@pytest.fixture
+def train(tmp_path):
+    return notebook(tmp_path / "train.ipynb", "x = 6", "x * 7", code("1 / 0", "raises-exception"))
+
+
+def test_the_script_stands_beside_the_notebook_and_runs(train, capsys):
+    assert main(["export", str(train)]) == 0
+    told = capsys.readouterr()
+    path = train.with_suffix(".py")
+    assert told.out == ""
+    assert "train.ipynb, cell 3, line 1: the cell was left out" in told.err
+    assert f"python {path}, or accelerate-nb launch {path}" in told.err
+    done = subprocess.run([sys.executable, "-W", "error", path], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("42\n", "")
+
+
+@pytest.mark.parametrize("words", [["--stdout"], ["-o", "-"]])
+def test_the_script_goes_to_standard_output(train, capsys, words):
+    assert main(["export", str(train), *words]) == 0
+    assert capsys.readouterr().out.startswith("# Exported from train.ipynb by accelerate-nb ")
+    assert os.listdir(train.parent) == ["train.ipynb"]
+
+
+def test_an_exported_script_is_replaced_with_its_permissions(train):
+    path = train.with_name("other.py")
+    assert main(["export", str(train), "-o", str(path)]) == 0
+    first = path.read_text()
+    path.chmod(0o750)
+    path.write_text(first + "print('changed')\n")
+    assert main(["export", str(train), "-o", str(path)]) == 0
+    assert path.read_text() == first
+    assert path.stat().st_mode & 0o777 == 0o750
+    assert sorted(os.listdir(train.parent)) == ["other.py", "train.ipynb"]
+
+
+def test_a_file_of_somebodys_own_stays_unless_it_is_said(train, capsys):
+    path = train.with_suffix(".py")
+    path.write_text("print('mine')\n")
+    assert main(["export", str(train)]) == 1
+    assert "which holds something else. Say --force" in capsys.readouterr().err
+    assert path.read_text() == "print('mine')\n"
+    assert main(["export", str(train), "--force"]) == 0
+    assert path.read_text().startswith("# Exported from")
+
+
+def test_a_link_goes_on_to_lead_to_the_file(train):
+    target = train.with_name("target.py")
+    target.write_text("# Exported from train.ipynb by accelerate-nb 0.\n")
+    train.with_suffix(".py").symlink_to(target)
+    assert main(["export", str(train)]) == 0
+    assert train.with_suffix(".py").is_symlink()
+    assert "x * 7" in target.read_text()
+
+
+def test_a_notebook_that_cant_be_a_script_leaves_what_is_there(train, capsys):
+    assert main(["export", str(train)]) == 0
+    before = train.with_suffix(".py").read_text()
+    notebook(train, "x = (", "ok = 1", "return x")
+    assert main(["export", str(train)]) == 1
+    told = capsys.readouterr().err
+    assert "train.ipynb, cell 1, line 1: `x = (` is no Python: '(' was never closed" in told
+    assert "train.ipynb, cell 3, line 1: `return x` is no Python: 'return' outside function" in told
+    assert train.with_suffix(".py").read_text() == before
+    assert sorted(os.listdir(train.parent)) == ["train.ipynb", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nothing.ipynb"], "there is no such file"),
+        (["nothing.py"], "there is no such file"),
+        (["."], "it is a folder"),
+        (["train.ipynb", "-o", "."], "which is a folder. Name a file in it: -o train.py"),
+        (["train.ipynb", "-o", "train.ipynb", "--force"], "which is the notebook itself"),
+        (["train.ipynb", "-o", "no/folder/train.py"], "it can't be: No such file or directory"),
+    ],
+)
+def test_what_cant_be_read_or_written_is_told_in_one_line(train, monkeypatch, capsys, words, says):
+    monkeypatch.chdir(train.parent)
+    assert main(["export", *words]) == 1
+    told = capsys.readouterr().err
+    assert says in told
+    assert told.count("\n") == 1
+
+
+def test_exporting_imports_nothing_heavy(train):
+    program = (
+        "import sys; from accelerate_nb.cli.main import main\n"
+        f"main(['export', {str(train)!r}])\n"
+        "print([name for name in ('torch', 'IPython', 'nbformat', 'numpy', 'yaml', 'rich') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,263 @@
+"""A script does what its notebook does, line for line."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accelerate_nb.errors import ExportError
+from tests.export.making import cell_lines, code, exported, markdown, script
+
+# What a notebook's own kernel and the script's Python have to agree about.
+CELLS = [
+    markdown("# The same\n\nin both"),
+    "from __future__ import annotations\nimport asyncio\n\nprint('begun')",
+    "x: Undefined = 3\nx",
+    "x;",
+    "x, 'two'",
+    "None",
+    "'''a\n  text'''",
+    "# only a comment",
+    "",
+    "def f(y):\n    '''It\n    adds.'''\n    return x + y\n\nf(4)",
+    "from __future__ import division; text = f'''{x}\n  {f(1)}'''; print(text)",
+    "display(x, [1, 2])\n[n := 5 for _ in 'ab']",
+    "async def later(value):\n    await asyncio.sleep(0)\n    return value\nvalue: int = await later(x)\nvalue",
+    "task = asyncio.create_task(later('task'))\nvalues = [each async for each in aiter_of(3)] if x > 3 else n",
+    "print(await task)\nasync with asyncio.Lock():\n    locked = True\nlocked, values, await later(1)",
+    "if x:\n\tprint('tab')\n\tprint('tab')\nfor i in range(2):\n    i",
+    "lambda: 1\n{'b': 1, 'a': {3, 1, 2}}",
+    "if __name__ == '__main__':\n    print('the main module')",
+    "wait = parameters = shown = 3\nwait",
+    "class A:\n    size = len(text)\n    def __repr__(self): return 'two\\nlines'\nA()",
+    "list(range(60))",
+    "(\n  x +\n  1\n)",
+    "print(f.__doc__, f.__name__, __name__)",
+]
+
+
+def shown_by_a_kernel(path: Path) -> list[str]:
+    import nbformat
+    from nbclient import NotebookClient
+
+    content = nbformat.read(path, as_version=4)
+    NotebookClient(content, timeout=60, kernel_name="python3").execute()
+    return [
+        line
+        for cell in content.cells
+        for output in cell.get("outputs", ())
+        for line in output.get("text", output.get("data", {}).get("text/plain", "")).rstrip("\n").split("\n")
+    ]
+
+
+def test_a_script_writes_what_the_notebook_shows(tmp_path):
+    path = exported(tmp_path, *CELLS)
+    done = subprocess.run([sys.executable, "-W", "error", path], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.rstrip("\n").split("\n") == shown_by_a_kernel(path.with_suffix(".ipynb"))
+
+
+def ran(text: str, name: str = "__main__") -> str:
+    """What a script writes, in this process."""
+    written = io.StringIO()
+    hook = sys.excepthook
+    try:
+        with contextlib.redirect_stdout(written):
+            exec(compile(text, "train.py", "exec"), {"__name__": name, "__file__": "train.py"})
+    finally:
+        sys.excepthook = hook
+    return written.getvalue()
+
+
+def test_lines_are_the_notebooks_and_all_others_say_so(tmp_path):
+    text = script(
+        tmp_path, markdown("# Title\ntext"), "import os\nprint(1)", "", {"cell_type": "raw", "source": "raw"}, "2"
+    ).text
+    assert cell_lines(text) == [
+        "# %% [markdown]",
+        "# # Title",
+        "# text",
+        "# %% [1] train.ipynb",
+        "import os",
+        "    print(1)",
+        "# %% [2] train.ipynb",
+        "    shown(2)",
+    ]
+
+
+def test_a_script_that_is_imported_does_nothing(tmp_path):
+    text = script(tmp_path, *CELLS).text
+    assert ran(text, "__mp_main__") == ran(text, "train") == ""
+
+
+def test_the_first_lines_tell_how_to_run_it(tmp_path):
+    lines = script(tmp_path, "x = 1").text.split("\n")
+    assert lines[0].startswith("# Exported from train.ipynb by accelerate-nb ")
+    assert [line.split("    ")[0] for line in (one.removeprefix("#     ") for one in lines[2:5])] == [
+        "python train.py",
+        "accelerate-nb launch -n 2 train.py",
+        "torchrun --nproc-per-node 2 train.py",
+    ]
+
+
+def test_cells_are_left_out_by_their_tags(tmp_path):
+    found = script(
+        tmp_path, code("a = = 1", "skip-script"), code("%%no", "remove-script"), code("1/0", "raises-exception"), "4"
+    )
+    assert cell_lines(found.text) == ["# %% [3] train.ipynb", "# 1/0", "# %% [4] train.ipynb", "    shown(4)"]
+    assert found.notes == (
+        "train.ipynb, cell 3, line 1: the cell was left out: it is tagged `raises-exception`, and would end the script.",
+    )
+
+
+def test_every_cell_that_is_no_python_is_named_in_one_error(tmp_path):
+    with pytest.raises(ExportError) as caught:
+        script(tmp_path, "x = = 1", "fine = 1", "\nprint 'a'", "return 3", "def f():\n    await g()")
+    told = str(caught.value)
+    assert "train.ipynb, cell 1, line 1: `x = = 1` is no Python: invalid syntax" in told
+    assert "train.ipynb, cell 3, line 2: `print 'a'` is no Python: Missing parentheses" in told
+    assert "train.ipynb, cell 4, line 1: `return 3` is no Python: 'return' outside function" in told
+    assert "train.ipynb, cell 5, line 2: `await g()` is no Python: 'await' outside async function" in told
+    assert "cell 2" not in told
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("x", "shown(x)"),
+        ("x;", "x;"),
+        ("x ; # quiet", "x ; # quiet"),
+        ("x  # loud;", "shown(x)  # loud;"),
+        ("(x,\n y)", "shown(((x,"),
+        ("x, y", "shown((x, y))"),
+        ("print(x)", "print(x)"),
+        ("plt.show()", "plt.show()"),
+        ("None", "None"),
+        ("'é'; 'ö'", "'é'; shown('ö')"),
+        ("x = 3", "x = 3"),
+    ],
+)
+def test_the_last_expression_is_shown(tmp_path, source, line):
+    assert line in [one.strip() for one in cell_lines(script(tmp_path, source).text)]
+
+
+def test_what_stands_before_a_magic_is_not_shown(tmp_path):
+    assert "    x" in cell_lines(script(tmp_path, "x\n%matplotlib inline").text)
+    assert '    nb_shell.run("ls")' in cell_lines(script(tmp_path, "!ls").text)
+
+
+def test_results_that_only_ipython_keeps_are_named(tmp_path):
+    with pytest.raises(ExportError) as caught:
+        script(tmp_path, "1", "x = _\ny = Out[1]", "def f():\n    return [3 for _ in 'ab']")
+    assert "train.ipynb, cell 2, line 1: `_` is what IPython keeps of other cells" in str(caught.value)
+    assert "train.ipynb, cell 2, line 2: `Out` is what" in str(caught.value)
+    assert script(tmp_path, "for _ in range(3): print(_)")
+
+
+def test_display_is_ours_only_until_the_notebook_has_another(tmp_path):
+    ours = "from accelerate_nb.script.showing import display"
+    assert ours in script(tmp_path, "display(1)").text
+    assert ours in script(tmp_path, "def f(): display(1)\n", "from IPython.display import display").text
+    assert ours not in script(tmp_path, "from IPython.display import display", "display(1)").text
+    assert ours not in script(tmp_path, "a.display(1)").text
+
+
+def test_names_of_ours_never_meet_those_of_the_notebook(tmp_path):
+    text = script(
+        tmp_path, "shown = 1\n_shown = 2\nwait = 3\noptions = parameters = 4", code("a = 1", "parameters"), "await f(a)"
+    ).text
+    assert "shown as __shown" in text
+    assert "wait as _wait" in text
+    assert "_options = _parameters(" in text
+    assert "(a,) = " not in text
+    assert "a, = _options.instead_of(a)  # +" in text
+
+
+def test_imports_from_the_future_stand_once_at_the_top(tmp_path):
+    text = script(
+        tmp_path,
+        "'''doc'''\nfrom __future__ import annotations",
+        "x = 1\nfrom __future__ import (\n    division,\n    annotations,\n)\nfrom __future__ import generators; y = 2",
+        "print(x, y)",
+    ).text
+    assert "from __future__ import annotations, division, generators  # +" in text
+    assert ran(text) == "1 2\n"
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+def test_line_ends_of_other_systems_change_nothing(tmp_path, end):
+    plain = script(tmp_path, "x = '''a\nb'''\nprint(x)\n").text
+    other = {"cell_type": "code", "source": f"x = '''a{end}b'''{end}print(x){end}", "metadata": {}}
+    assert script(tmp_path, other).text == plain
+
+
+def test_a_script_is_the_same_text_each_time(tmp_path):
+    assert script(tmp_path, *CELLS).text == script(tmp_path, *CELLS).text
+
+
+def test_a_script_of_nothing_is_a_script(tmp_path):
+    ast.parse(script(tmp_path).text)
+    assert ran(script(tmp_path, "", markdown("")).text) == ""
+
+
+def test_options_change_what_the_cells_begin_with(tmp_path):
+    path = exported(
+        tmp_path,
+        markdown("text\n\n## Train a model ##"),
+        code("rate: float = 1  # learning rate\nsizes = (1, 2)", "parameters"),
+        "rate, sizes",
+    )
+    assert run(path).stdout == "(1, (1, 2))\n"
+    assert run(path, "--rate", "0.5", "--sizes", "3").stdout == "(0.5, (3,))\n"
+    assert "Train a model\n" in run(path, "--help").stdout
+    wrong = run(path, "--rat", "3")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "did you mean --rate?" in wrong.stderr
+
+
+WORKERS = [
+    "import torch\nfrom torch.utils.data import DataLoader, Dataset\nfrom accelerate_nb import Accelerator, notebook_launcher",
+    code("scale = 1", "parameters"),
+    "table = torch.arange(4)",
+    """class Scaled(Dataset):
+    def __init__(self, table): self.table = table
+    def __len__(self): return 4
+    def __getitem__(self, index): return self.table[index] * scale""",
+    "class Broken(Scaled):\n    size = len(table)",
+    """def batches(how):
+    loader = DataLoader(Scaled(table), batch_size=2, num_workers=1, multiprocessing_context=how)
+    return [batch.tolist() for batch in loader]""",
+    "print(batches('spawn'))\nprint(batches('forkserver'))\nprint('work')",
+    "def train():\n    accelerator = Accelerator(cpu=True)\n    return accelerator.reduce(torch.ones(1), 'sum').item()",
+    "notebook_launcher(train, num_processes=2)",
+]
+
+
+@pytest.mark.slow
+def test_processes_of_data_loaders_import_the_script_and_launchers_launch(tmp_path):
+    done = run(exported(tmp_path, *WORKERS), "--scale", "10")
+    # no process but the script's own writes anything, and all of them have the same options
+    expected = "[[0, 10], [20, 30]]\n"
+    assert (done.stdout, done.returncode) == (f"{expected * 2}work\n2.0\n", 0), done.stderr
+
+
+def test_a_debugger_can_run_it(tmp_path):
+    path = exported(tmp_path, "x = 20", "print(x + 3)")
+    done = subprocess.run(
+        [sys.executable, "-m", "pdb", "-c", "continue", "-c", "quit", path],
+        capture_output=True,
+        text=True,
+        check=False,
+        input="",
+    )
+    assert done.stdout.startswith("23\n")
+
+
+def run(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(path), *words], capture_output=True, text=True, check=False)

@@ -1,0 +1,97 @@
+"""What a notebook shows is text outside of one, the same text that IPython writes."""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import subprocess
+import sys
+
+import pytest
+
+from accelerate_nb.script.showing import display, shown, text_of
+
+
+@pytest.fixture(autouse=True)
+def _outside_of_notebooks(monkeypatch):
+    monkeypatch.delattr(builtins, "display", raising=False)
+
+
+VALUES = [
+    1,
+    -2.5,
+    True,
+    "it's",
+    b"x",
+    1j,
+    ...,
+    [1, "a", None],
+    (1,),
+    (),
+    {"a": [1, (2, 3)]},
+    {3, 1, 2},
+    list(range(100)),
+    {"key " * 5: "value " * 9, "other": ["x" * 40, "y" * 40]},
+    "a long text " * 20,
+    "two\nlines",
+    int,
+    len,
+    range(3),
+    collections.Counter("abca"),
+    collections.OrderedDict(a=1),
+    ValueError("x"),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
+def test_values_are_written_as_ipython_writes_them(value):
+    from IPython.lib.pretty import pretty
+
+    assert text_of(value) == pretty(value)
+
+
+def test_a_value_is_shown_and_none_is_not(capsys):
+    shown(3)
+    shown(None)
+    shown("a")
+    assert capsys.readouterr().out == "3\n'a'\n"
+
+
+def test_display_shows_each_of_its_objects(capsys):
+    assert display(1, "a", metadata={}) is None
+    assert capsys.readouterr().out == "1\n'a'\n"
+
+
+def test_what_was_displayed_can_be_shown_again(capsys):
+    handle = display("loading", display_id=True)
+    handle.update("done")
+    assert capsys.readouterr().out == "'loading'\n'done'\n"
+
+
+def test_a_figure_is_a_line_of_text(capsys):
+    from matplotlib.figure import Figure
+
+    display(Figure(figsize=(2, 1)))
+    assert capsys.readouterr().out == "<Figure size 200x100 with 0 Axes>\n"
+
+
+def test_markdown_and_formulas_are_their_text(capsys):
+    from IPython.display import HTML, Markdown
+
+    display(Markdown("# Title"), HTML("<b>x</b>"))
+    assert capsys.readouterr().out == "# Title\n<IPython.core.display.HTML object>\n"
+
+
+def test_where_something_else_shows_it_does(monkeypatch, capsys):
+    seen: list[object] = []
+    monkeypatch.setattr(builtins, "display", lambda *objects, **_: seen.extend(objects), raising=False)
+    shown(3)
+    display("a")
+    assert seen == [3, "a"]
+    assert capsys.readouterr().out == ""
+
+
+def test_numbers_and_texts_need_no_ipython():
+    program = "import sys\nfrom accelerate_nb.script.showing import shown\nshown([1, {'a': 2.5}])\nprint('IPython' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[1, {'a': 2.5}]\nFalse\n"
