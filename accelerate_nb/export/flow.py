@@ -16,6 +16,7 @@ Side: TypeAlias = Literal["notebook", "ranks"]
 
 # What a session defines on its ranks, before their first cell.
 OF_THE_SESSION = ("accelerator", "rank", "world_size", "device")
+_CLASS = "Accelerator"
 _BY_SESSION = "defined by the session"
 _TRY = (ast.Try, ast.TryStar) if hasattr(ast, "TryStar") else (ast.Try,)
 _OTHER: Mapping[Side, Side] = {"notebook": "ranks", "ranks": "notebook"}
@@ -117,7 +118,8 @@ class Flow:
 
     A pull covers what the ranks have under a name. `restored` holds, by cell, the names that the cell needs again as they
     were; `kept` those names by the place of the pull that covers them, `from_kept` by that of a pull which needs them again.
-    `partial` are the places of pulls of what some ranks may not have.
+    `partial` are the places of pulls of what some ranks may not have, `uses_class` the cells that use the `Accelerator`
+    class as the session has it.
     """
 
     def __init__(self) -> None:
@@ -127,6 +129,7 @@ class Flow:
         self.kept: dict[tuple[int, int], list[str]] = {}
         self.from_kept: dict[tuple[int, int], list[str]] = {}
         self.partial: set[tuple[int, int]] = set()
+        self.uses_class: set[int] = set()
         self._names = Names()
         self._cell = 0
         self._sides: tuple[Side, ...] = ("notebook",)
@@ -145,8 +148,9 @@ class Flow:
         """The session starts before a cell: what it defines is on the ranks."""
         for name in OF_THE_SESSION:
             self._names.ranks[name] = self._names.script[name] = Value(cell, "ranks", doing=_BY_SESSION)
-        imported = Value(cell, "ranks", ("from", 0, "accelerate_nb", "Accelerator"))
-        self._names.ranks["Accelerator"] = self._names.script["Accelerator"] = imported
+        self._names.ranks[_CLASS] = Value(cell, "ranks", ("from", 0, "accelerate_nb", _CLASS), doing=_BY_SESSION)
+        # the script imports it at its top, where the ranks' cells use it
+        self._names.script.setdefault(_CLASS, self._names.ranks[_CLASS])
 
     def notebook_cell(self, cell: int, tree: ast.Module, actions: Mapping[int, Action]) -> None:
         """A cell of the notebook's own; `actions` are its commands by their lines."""
@@ -254,7 +258,8 @@ class Flow:
     def _use(self, node: ast.stmt | ast.expr) -> None:
         """A statement without statements of its own, or an expression."""
         usage = usage_of(node)
-        for name in sorted(usage.read):
+        # who takes a name away needs to have it
+        for name in sorted(usage.read | usage.deleted):
             for side in self._sides:
                 self._read(name, side, node.lineno)
         self._change(usage.changed)
@@ -280,6 +285,8 @@ class Flow:
         if not own.is_same(script) and not self._restore(name, side, own):
             self._refuse(name, side, line, own, script)
             return
+        if name == _CLASS and own.doing == _BY_SESSION:
+            self.uses_class.add(self._cell)
         for later in _all_of(own.later, self._names):
             self._read_later(later, name, line)
 

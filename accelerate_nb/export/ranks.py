@@ -215,6 +215,8 @@ class _Notebook:
     def _write_rank_cell(self, cell: _Read, ranks: tuple[int, ...] | None) -> None:
         written = self._written[cell.number]
         magic, below = written.lines[cell.line - 1].strip(), written.lines[cell.line :]
+        if cell.number in self._flow.uses_class:
+            written.imports.append("from accelerate_nb import Accelerator")
         if ranks is not None:
             guard = f"({', '.join(map(str, ranks))}{',' * (len(ranks) == 1)})"
             written.replace(cell.line, cell.line, f"if rank in {guard}:  # {magic}")

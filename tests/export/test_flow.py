@@ -1,0 +1,163 @@
+"""A notebook with two namespaces becomes a script with one: with the same values, or not at all."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from accelerate_nb.export.plain import Ranked, Wishes
+from accelerate_nb.export.ranks import ranked
+from accelerate_nb.export.reading import Cell
+
+SESSION = {"rank": 0, "world_size": 1, "device": "cpu", "accelerator": "an accelerator"}
+NAMES = "abcf"
+
+
+def cells_of(*sources: str) -> list[Cell]:
+    """Code cells, numbered from 1."""
+    return [Cell("code", source, number) for number, source in enumerate(sources, start=1)]
+
+
+def problems_of(found: Ranked) -> list[str]:
+    """What keeps a notebook from being exported."""
+    inside = [f"{number}:{one.line} {one.text}" for number, cell in found.cells.items() for one in cell.problems]
+    return inside + [f"{number}:{one.line} {one.text}" for number, one in found.problems]
+
+
+def notes_of(found: Ranked) -> list[str]:
+    """What is to be told of it."""
+    inside = [f"{number}:{one.line} {one.text}" for number, cell in found.cells.items() for one in cell.notes]
+    return inside + [f"{number}:{one.line} {one.text}" for number, one in found.notes]
+
+
+# ------------------------------------------------------------------------------------------------ two namespaces as one
+
+
+def in_the_notebook(sources: list[str]) -> list[Any]:
+    """What cells tell where the notebook and one rank have their own names, and copies go between them."""
+    told: list[Any] = []
+    here: dict[str, Any] = {"tell": lambda value: told.append(shown(value))}
+    there: dict[str, Any] = {**here, **SESSION}
+    for source in sources:
+        if source.startswith("%%accelerate"):
+            first, _, body = source.partition("\n")
+            for names in [here, there] if "--also-here" in first else [there]:
+                before = len(told)
+                exec(body, names)
+                # the script tells it once
+                told[before:] = told[before:] if names is there else []
+            continue
+        for line in blocks(source):
+            words = line.split()
+            if words[:2] == ["%accelerate", "push"]:
+                there[words[2]] = sent(here[words[2]])
+            elif words[:2] == ["%accelerate", "pull"]:
+                here[words[2]] = sent(there[words[2]])
+            else:
+                exec(line, here)
+    return told
+
+
+def shown(value: Any) -> str:
+    """A value as it is now."""
+    return f"a function of {value.__code__.co_names}" if callable(value) else repr(value)
+
+
+def sent(value: Any) -> Any:
+    """A copy, as pickling makes one: a function's names go along."""
+    if not callable(value):
+        return copy.deepcopy(value)
+    names = {name: value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__}
+    apart = {name: sent(one) if one is not value else one for name, one in names.items()}
+    return type(value)(value.__code__, {"__builtins__": __builtins__, **apart})
+
+
+def blocks(source: str) -> Iterator[str]:
+    """The statements of a cell, each with what is indented below it."""
+    lines: list[str] = []
+    for line in source.split("\n"):
+        if lines and not line.startswith(" "):
+            yield "\n".join(lines)
+            lines = []
+        lines.append(line)
+    yield "\n".join(lines)
+
+
+def in_the_script(sources: list[str], found: Ranked) -> list[Any]:
+    """What the same cells tell as the code of a script, in one process."""
+    told: list[Any] = []
+    names: dict[str, Any] = {"tell": lambda value: told.append(shown(value))}
+    names |= {"push": lambda value: value, "pull": sent}
+    for number, source in enumerate(sources, start=1):
+        if number == found.first:
+            names |= SESSION
+        exec(found.cells[number].source if number in found.cells else source, names)
+    return told
+
+
+def any_statement(draw: random.Random) -> str:
+    """A line, or a block, over a few names."""
+    name, other = draw.choice(NAMES), draw.choice(NAMES)
+    number = draw.randrange(100)
+    return draw.choice(
+        [
+            f"{name} = [{number}]",
+            f"{name} = {other}",
+            f"{name} = list({other}) + [{number}]",
+            f"{name}.append({number})",
+            f"{name} += [{number}]",
+            f"{name}[0] = {number}",
+            f"tell({name})",
+            f"tell({name})",
+            f"if {number} % 2:\n    {name} = [{number}]",
+            f"for {name} in [[{number}]]:\n    tell({name})",
+            f"for _ in range({number} % 3):\n    tell({other})\n    {name} = [{number}]",
+            f"def f():\n    return {other}",
+            f"def f():\n    {other}.append({number})",
+            f"def f():\n    global {name}\n    {name} = [{number}]",
+            "tell(f())",
+            f"f = lambda: {other}",
+            f"del {name}",
+            f"try:\n    {name} = {other} + [{number}]\nexcept TypeError:\n    {name} = [{number}]",
+        ]
+    )
+
+
+def any_cell(draw: random.Random) -> str:
+    """A cell of the notebook, of the ranks or of both, or a command."""
+    kind = draw.choice(["notebook", "notebook", "ranks", "ranks", "push", "pull", "both"])
+    if kind in {"push", "pull"}:
+        return f"%accelerate {kind} {draw.choice(NAMES)}"
+    body = "\n".join(any_statement(draw) for _ in range(draw.randrange(1, 4)))
+    return body if kind == "notebook" else f"%%accelerate{' --also-here' * (kind == 'both')}\n{body}"
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_what_is_exported_tells_the_same_as_the_notebook(part: int) -> None:
+    compared = 0
+    for seed in range(part * 400, (part + 1) * 400):
+        draw = random.Random(seed)
+        begin = "\n".join(f"{name} = [{number}]" for number, name in enumerate(NAMES[:-1])) + "\ndef f():\n    return a"
+        flags = draw.choice(["", " --also-here"])
+        sources = [
+            f"%%accelerate{flags}\n{begin}",
+            *([begin] if not flags else []),
+            *(any_cell(draw) for _ in range(draw.randrange(2, 8))),
+        ]
+        found = ranked(cells_of(*sources), Wishes())
+        if problems_of(found):
+            continue
+        try:
+            expected = in_the_notebook(sources)
+        except Exception:
+            continue  # a notebook that fails is none to compare with
+        if not expected:
+            continue
+        compared += 1
+        text = "\n\n".join(sources)
+        assert in_the_script(sources, found) == expected, f"seed {seed}:\n{text}"
+    assert compared > 20
