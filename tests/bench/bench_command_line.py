@@ -1,0 +1,154 @@
+"""What a command line costs: `accelerate-nb launch`, torchrun and `accelerate launch` side by side, interleaved in one run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+RANKS = 2
+# It imports what every training script does, connects the ranks, and says so.
+SCRIPT = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("first line", int(total), flush=True)
+dist.destroy_process_group()
+"""
+# Accelerate's own launch connects no ranks on the CPU without mpirun: it starts one process.
+ALONE = 'import torch\nprint("first line 1", flush=True)\n'
+
+OURS = [sys.executable, "-m", "accelerate_nb", "launch", "--cpu", "--config_file", ""]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+THEIRS = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--cpu", "--num_processes", "1"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One run of a command: seconds until every rank had written, and until its end, and seconds of CPU of all its processes."""
+
+    first: float
+    whole: float
+    cpu: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement: the median of its rounds, and its ratio to what it is compared with."""
+
+    name: str
+    value: float
+    unit: str
+    ratio: float | None = None
+    beside: str = ""
+
+
+def main() -> None:
+    """Measure, and print what was found."""
+    arguments = read_arguments()
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["ACCELERATE_NB_FOLDER"] = str(Path(folder, "runs"))
+        os.environ["HF_HOME"] = folder
+        rows = [*launches(arguments.rounds, Path(folder)), *helps(arguments.rounds)]
+    if arguments.json:
+        print(json.dumps({"load": load, "rows": [asdict(row) for row in rows]}, indent=2))
+        return
+    print(f"load average at the beginning: {load:.2f}")
+    for row in rows:
+        beside = "" if row.ratio is None else f"{row.ratio:>8.2f} x {row.beside}"
+        print(f"{row.name:<66} {row.value:>10,.2f} {row.unit:<4} {beside}")
+
+
+def read_arguments() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="how often each command is run; they take turns")
+    parser.add_argument("--json", action="store_true", help="print numbers for a program")
+    return parser.parse_args()
+
+
+def launches(rounds: int, folder: Path) -> list[Row]:
+    """A script of two ranks, and one of a single process: to the last rank's first line, to the end, and in CPU time."""
+    connected, alone = folder / "connected.py", folder / "alone.py"
+    connected.write_text(SCRIPT)
+    alone.write_text(ALONE)
+    commands = {
+        "accelerate-nb launch, 2 ranks": ([*OURS, "-n", "2", str(connected)], RANKS),
+        "torchrun, 2 ranks": ([*TORCHRUN, "--nproc-per-node", "2", str(connected)], RANKS),
+        "accelerate-nb launch, 1 process": ([*OURS, "-n", "1", str(alone)], 1),
+        "accelerate launch, 1 process": ([*THEIRS, str(alone)], 1),
+    }
+    costs: dict[str, list[Cost]] = {name: [] for name in commands}
+    for turn in range(rounds + 1):
+        for name, (words, ranks) in commands.items():
+            cost = launched(words, ranks)
+            if turn:  # the first round fills the disk's cache
+                costs[name].append(cost)
+    pairs = [("2 ranks", "torchrun, 2 ranks"), ("1 process", "accelerate launch, 1 process")]
+    return [row for what, other in pairs for row in compared(f"accelerate-nb launch, {what}", other, costs)]
+
+
+def compared(ours: str, other: str, costs: dict[str, list[Cost]]) -> list[Row]:
+    """Medians of the one command beside those of the other."""
+    rows = []
+    for field, told in (
+        ("first", "to every rank's first line"),
+        ("whole", "to the end"),
+        ("cpu", "CPU of all processes"),
+    ):
+        mine, peer = (statistics.median(getattr(one, field) for one in costs[name]) for name in (ours, other))
+        rows += [Row(f"{other}: {told}", peer, "s"), Row(f"{ours}: {told}", mine, "s", mine / peer, other)]
+    return rows
+
+
+def launched(words: Sequence[str], ranks: int) -> Cost:
+    """Run a command once."""
+    begin = time.perf_counter()
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    seen, first = 0, 0.0
+    for line in process.stdout:
+        seen += line.count("first line")  # ranks that share a stream may write into one line
+        if seen == ranks and not first:
+            first = time.perf_counter() - begin
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert (process.returncode, seen) == (0, ranks), (words, process.returncode, seen)
+    return Cost(first, time.perf_counter() - begin, used.ru_utime + used.ru_stime)
+
+
+def helps(rounds: int) -> list[Row]:
+    """CPU seconds of `launch --help`."""
+    ours, theirs = ([*command, "--help"] for command in (OURS[:4], THEIRS[:4]))
+    taken: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for _ in range(rounds):
+        taken["ours"].append(cpu_of(ours))
+        taken["theirs"].append(cpu_of(theirs))
+    mine, peer = (statistics.median(found) for found in taken.values())
+    return [
+        Row("accelerate launch --help: CPU", peer, "s"),
+        Row("accelerate-nb launch --help: CPU", mine, "s", mine / peer, "accelerate launch --help"),
+    ]
+
+
+def cpu_of(words: Sequence[str]) -> float:
+    """Seconds of CPU that a command takes."""
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    main()
