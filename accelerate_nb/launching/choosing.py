@@ -100,4 +100,9 @@ def _inline(wish: Launching, size: int) -> tuple[Start, str]:
             f"timeout={wish.timeout:g} was asked for with engine='inline', where nothing can end the function from outside. "
             "Leave one of them out."
         )
+    if wish.num_cpu_threads_per_process is not None:
+        raise LaunchError(
+            f"num_cpu_threads_per_process={wish.num_cpu_threads_per_process} was asked for with engine='inline', but this "
+            "process has its threads already. Leave one of them out."
+        )
     return "inline", "in this very process"

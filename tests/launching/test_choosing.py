@@ -48,6 +48,7 @@ def test_a_system_that_can_t_fork_gets_fresh_pythons():
         ({"num_processes": 2}, ONE, True, "has 1 GPU. Ask for at most 1, or pass cpu=True"),
         ({"engine": "inline", "num_processes": 2}, LAPTOP, True, "this process is only one"),
         ({"engine": "inline", "timeout": 3.0}, LAPTOP, True, "nothing can end the function from outside"),
+        ({"engine": "inline", "num_cpu_threads_per_process": 2}, LAPTOP, True, "this process has its threads already"),
         ({"start_method": "fork"}, LAPTOP, False, "start_method='fork' was asked for, but this system can't fork"),
         ({"start_method": "supervisor"}, LAPTOP, False, "start_method='supervisor'"),
     ],

@@ -1,0 +1,54 @@
+"""Workers find in their environment what the settings of their launch say, and compute so."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from accelerate import Accelerator as TheirAccelerator
+
+from accelerate_nb import Accelerator, notebook_launcher
+from accelerate_nb.config.run import resolve
+from accelerate_nb.devices.base import Devices
+from accelerate_nb.launching.choosing import choose
+from accelerate_nb.launching.functions import environment
+
+SERVER = Devices("cuda", "GPU", 4, 64, variable="CUDA_VISIBLE_DEVICES")
+
+
+def what_workers_see():
+    torch.manual_seed(0)
+    found = []
+    for one in (Accelerator(), TheirAccelerator()):
+        model = one.prepare_model(torch.nn.Linear(2, 1))
+        plugin = one.state.dynamo_plugin
+        found.append(
+            (one.num_processes, plugin.backend.value, plugin.mode, plugin.dynamic, hasattr(model, "_orig_mod"))
+        )
+    return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], found
+
+
+def test_threads_and_compilers_are_as_they_were_asked_for(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    threads, variable, found = notebook_launcher(
+        what_workers_see,
+        num_processes=2,
+        cpu=True,
+        panel="off",
+        num_cpu_threads_per_process=2,
+        dynamo_backend="eager",
+        dynamo_mode="reduce-overhead",
+        dynamo_use_dynamic=True,
+    )
+    assert (threads, variable) == (2, "2")
+    assert found[0] == found[1] == (2, "EAGER", "reduce-overhead", True, True)
+
+
+def test_workers_are_shown_the_accelerators_that_were_named_and_no_others(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    config = resolve({"gpu_ids": "1,3", "enable_cpu_affinity": True}, {})
+    choice = choose(config.launching, SERVER, can_fork=True)
+    told = environment(config, choice)
+    assert choice.size == 2
+    assert told["CUDA_VISIBLE_DEVICES"] == "1,3"
+    assert told["ACCELERATE_CPU_AFFINITY"] == "true"
