@@ -271,6 +271,7 @@ def run_script(path: str) -> tuple[float, list[float]]:
     return names["accuracy"], names["losses"]
 
 
+@pytest.mark.slow
 def test_the_notebook_of_cells_learns_the_same_as_a_script(tmp_path: Path) -> None:
     script = tmp_path / "cells.py"
     script.write_text(as_script(read(NOTEBOOK)).text)
