@@ -113,9 +113,10 @@ class Launching:
         help="The folder in which each run has its own; without it, one in the user's cache.",
         group="kept",
     )
-    panel: Literal["auto", "widget", "text", "off"] = setting(
+    panel: Literal["auto", "widget", "html", "text", "off"] = setting(
         "auto",
-        help="How the run is shown: a live panel ('widget'), lines of text, nothing, or what the place can show ('auto').",
+        help="How the run is shown: a live panel ('widget'), HTML that needs no kernel, lines of text, nothing, or what the "
+        "place can show ('auto').",
         group="shown",
     )
     quiet: float = setting(

@@ -26,7 +26,7 @@ class Choice:
     why: str
 
 
-def choose(wish: Literal["auto", "widget", "text", "off"], here: Host, *, has_widgets: bool) -> Choice:
+def choose(wish: Literal["auto", "widget", "html", "text", "off"], here: Host, *, has_widgets: bool) -> Choice:
     """
     The way to show a run that fits the wish and the place; pure.
 
@@ -40,6 +40,8 @@ def choose(wish: Literal["auto", "widget", "text", "off"], here: Host, *, has_wi
         if not has_widgets:
             raise MissingExtraError("panel='widget' needs anywidget: pip install anywidget")
         return Choice("panel", "panel='widget' was asked for")
+    if wish == "html":
+        return Choice("html", "panel='html' was asked for")
     if here.reader != "page":
         return Choice("text", f"what reads this kernel is a {here.reader}")
     if here.service == "kaggle":

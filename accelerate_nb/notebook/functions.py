@@ -76,8 +76,8 @@ def notebook_launcher(
     - `start_method`: "supervisor" (forked by a process that has touched no device), "fork", "spawn", or "auto".
     - `timeout`: seconds for the whole run; then every rank's stack is shown.
     - `results`: "main" for rank 0's return value, "all" for a list of every rank's.
-    - `panel`: how the run is shown: "widget" for a live panel, "text" for lines, `False` or "off" for results and errors
-      only, or "auto" for what the place can show.
+    - `panel`: how the run is shown: "widget" for a live panel, "html" for one that needs no kernel, "text" for lines, `False`
+      or "off" for results and errors only, or "auto" for what the place can show.
     - `config`: a whole configuration, such as a picker's `value`, in place of the environment and the file; what is said in
       the call beside it wins.
     - `config_file`: another configuration file; `""` for none.

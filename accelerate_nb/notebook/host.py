@@ -93,7 +93,12 @@ def reader_of(command: Sequence[str]) -> Reader:
     called = {*words, *(f"jupyter-{second}" for first, second in pairwise(words) if first == "jupyter")}
     if called & _CONSOLES:
         return "console"
-    return "file" if called & _EXECUTORS else "page"
+    return "file" if called & _EXECUTORS or _is_ours(words) else "page"
+
+
+def _is_ours(words: Sequence[str]) -> bool:
+    """Whether this package's own command starts the kernel; further words may be a folder's, which many call so."""
+    return "accelerate-nb" in words[:2] or ("-m", "accelerate_nb") in pairwise(words)
 
 
 def _command(process: str) -> list[str]:
