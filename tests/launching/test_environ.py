@@ -41,7 +41,7 @@ def test_threads_and_compilers_are_as_they_were_asked_for(monkeypatch):
         dynamo_use_dynamic=True,
     )
     assert (threads, variable) == (2, "2")
-    assert found[0] == found[1] == (2, "EAGER", "reduce-overhead", True, True)
+    assert found[0] == found[1] == (2, "EAGER", "reduce-overhead", True)
 
 
 def test_workers_are_shown_the_accelerators_that_were_named_and_no_others(monkeypatch):
