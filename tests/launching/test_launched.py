@@ -15,6 +15,8 @@ import pytest
 from accelerate_nb import launch, notebook_launcher
 from accelerate_nb.errors import ConfigurationError
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 HEAD = """
@@ -153,6 +155,30 @@ total = torch.ones(1)
 dist.all_reduce(total)
 found["around total"] = total.item()
 dist.destroy_process_group()
+
+# a rank that does not come while another one has failed
+accelerator, go = Accelerator(), os.path.join(sys.argv[1], "go")
+
+def waits():
+    if RANK == 1:
+        raise KeyError("here")
+    while not os.path.exists(go):
+        pass
+
+try:
+    notebook_launcher(waits)
+except KeyError:
+    open(go, "w").close()
+    found["apart"] = [dist.is_initialized(), Accelerator().gather(torch.tensor([RANK])).tolist()]
+Accelerator().end_training()
+
+# Hugging Face's own, made by the script
+from accelerate import Accelerator as Theirs
+
+outer = Theirs(mixed_precision="no")
+found["theirs inside"] = notebook_launcher(theirs, mixed_precision="bf16")
+found["theirs after"] = [outer.mixed_precision, outer.num_processes, outer.gather(torch.tensor([RANK])).tolist()]
+outer.end_training()
 """
 
 RUNS = """
@@ -282,6 +308,11 @@ def test_accelerates_own_accelerator_begins_anew_in_each_call(found):
     assert both(found, "theirs") == [[2, "bf16", [0, 1]], [2, "no", [0, 1]]]
 
 
+def test_accelerates_own_accelerator_of_the_script_goes_on_after_a_call(found):
+    assert both(found, "theirs inside") == [2, "bf16", [0, 1]]
+    assert both(found, "theirs after") == ["no", 2, [0, 1]]
+
+
 def test_groups_that_a_function_makes_by_itself_meet_in_each_call(found):
     assert both(found, "plain") == [2.0, 2.0]
 
@@ -345,6 +376,10 @@ def test_the_rank_that_fails_raises_what_it_raised_and_the_others_tell_of_it(fou
     kind, message, is_one, rank = found[0]["around failed"]
     assert (kind, is_one, rank) == ("KeyError", True, 1)
     assert message.startswith("rank 1 stopped with KeyError: 'here'")
+
+
+def test_a_failure_waits_for_nobody_for_long_and_processes_can_meet_again(found):
+    assert both(found, "apart") == [False, [0, 1]]
 
 
 def test_a_failure_that_nobody_catches_ends_the_script_with_its_traceback(script):
