@@ -70,7 +70,8 @@ def main():
 if __name__ == "__main__":
     facts = main()
     atexit.register(lambda: print("at exit", flush=True))
-    threading.Thread(target=lambda: print("from a thread")).start()
+    # a program is not over before its threads are
+    threading.Thread(target=lambda: (threading.main_thread().join(), print("from a thread"))).start()
     ThreadPoolExecutor(1).submit(print, "from a pool")
     with open(os.environ["FACTS"] + os.environ.get("RANK", "0"), "w") as file:
         json.dump(facts, file)
