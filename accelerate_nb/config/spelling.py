@@ -77,6 +77,17 @@ def flags(said: Mapping[str, Any]) -> list[str]:
     return [word for name, value in said.items() for word in _flag(known[name], value)]
 
 
+def variables(said: Mapping[str, Any]) -> dict[str, str]:
+    """
+    The settings as variables of the environment.
+
+    >>> variables({"num_processes": 2, "cpu": True})
+    {'ACCELERATE_NB_NUM_PROCESSES': '2', 'ACCELERATE_NB_CPU': 'yes'}
+    """
+    known = {one.name: one for one in all_settings()}
+    return {known[name].variables[0]: _text(value) for name, value in said.items()}
+
+
 def read_words(words: Sequence[str], flags: Sequence[Setting], where: str) -> tuple[dict[str, Any], list[str]]:
     """
     The values that flags among some words say, by the names of their settings, and the words that are no flags.
@@ -154,9 +165,16 @@ def _dumped(content: Mapping[str, Any]) -> str:
 def _flag(one: Setting, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [one.flag if value else f"--no-{one.flag.removeprefix('--')}"]
-    text = json.dumps(value) if isinstance(value, Mapping) else str(value)
+    text = _text(value)
     # a value that looks like a flag, or is empty, is held to its name
     return [f"{one.flag}={text}"] if text.startswith("-") else [one.flag, text]
+
+
+def _text(value: Any) -> str:
+    """A value as flags and variables have it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return json.dumps(value) if isinstance(value, Mapping) else str(value)
 
 
 def _literal(value: Any) -> str:

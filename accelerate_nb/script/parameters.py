@@ -33,9 +33,19 @@ def parameters(name: str, file: str, title: str, /, **options: tuple[str, str, s
     >>> options = parameters(__name__, __file__, "Train a model", epochs=("int", "3", "how often"))
     >>> (epochs,) = options.instead_of(3)
     """
+    return read(_words(name), os.path.basename(file), title, options)
+
+
+def read(words: Sequence[str], name: str, title: str, options: Mapping[str, tuple[str, str, str]]) -> Said:
+    """
+    What words say of options; a help names the program by `name`.
+
+    >>> read(["--epochs", "5"], "train.py", "Train a model", {"epochs": ("int", "3", "how often")}).values
+    {'epochs': 5}
+    """
     known = [Option(each, Type(kind), default, told) for each, (kind, default, told) in options.items()]
-    parser = _parser(os.path.basename(file), title, known)
-    said, others = parser.parse_known_args(_words(name))
+    parser = _parser(name, title, known)
+    said, others = parser.parse_known_args(words)
     if others:
         parser.error(_unknown(others[0], known))
     return Said(tuple(known), vars(said))
