@@ -12,10 +12,11 @@ from accelerate_nb.cli.board import Board, dyed
 from accelerate_nb.cli.streams import Line, Streams
 from accelerate_nb.config.ranks import named
 from accelerate_nb.events.bars import draws_a_bar
+from accelerate_nb.events.causes import cause as first_cause
 from accelerate_nb.events.folding import Folded, Folding, folded
 from accelerate_nb.events.lines import cleaned, is_drawn_over, within
 from accelerate_nb.events.model import LogLine, Stream
-from accelerate_nb.events.view import Glance, Shown
+from accelerate_nb.events.view import Glance, RunView, Shown
 from accelerate_nb.launching.following import ByItself, keep_drawing
 from accelerate_nb.launching.run import Watched
 from accelerate_nb.reports.colours import plain
@@ -253,7 +254,9 @@ class Terminal:
         if cause is not None:
             headline, *more = cause_lines(cause)
             yield self._said(headline, _END_COLOURS["failed"])
-            yield from (self._said(line) for text in more for line in text.splitlines())
+            # a program that ends itself has said why; where it called sys.exit is no news
+            if not _is_an_end_of_its_own(view):
+                yield from (self._said(line) for text in more for line in text.splitlines())
         if not self._is_quiet:
             yield self._said(f"All output: {run.folder}")
 
@@ -261,3 +264,9 @@ class Terminal:
         """A line of what is said of the run; in a terminal bold, and in a colour, where it has one."""
         is_dyed = colour and self._streams.has_colours and self._streams.is_terminal("stderr")
         return Line("stderr", f"\x1b[1;{colour}m{text}\x1b[0m" if is_dyed else text)
+
+
+def _is_an_end_of_its_own(view: RunView) -> bool:
+    """Whether the program ended itself with a code (`sys.exit(2)`), and did not fail."""
+    first = first_cause(view.failures)
+    return first.type == "SystemExit" and first.message.isdecimal()

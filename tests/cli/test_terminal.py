@@ -342,6 +342,12 @@ def test_a_quiet_run_that_fails_says_why():
     assert desk.end("failed")[1] == ["✖ rank 1 stopped with ValueError: bad batch", "Traceback"]
 
 
+def test_a_program_that_ends_itself_with_a_code_is_told_in_one_line():
+    desk = Desk(is_quiet=True)
+    desk.feed(Failure(0, "SystemExit", "2", "Traceback", BEGAN), Failure(1, "SystemExit", "2", "Traceback", BEGAN + 1))
+    assert desk.end("failed")[1] == ["✖ rank 0 stopped with SystemExit: 2"]
+
+
 def test_a_run_that_was_stopped_has_no_failure_to_tell():
     desk = Desk()
     desk.feed(Failure(0, "KeyboardInterrupt", "", "", BEGAN))
