@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from accelerate_nb.export.awaiting import without_annotations
+from accelerate_nb.export.hearing import NAME, cell_magic
 from accelerate_nb.export.hoisting import hoisted
 from accelerate_nb.export.magics import plain
 from accelerate_nb.export.names import bound, looked_up
@@ -109,7 +110,7 @@ def _translated(cell: Cell, ranks: Ranked, wishes: Wishes) -> Translated:
         note = Remark(1, f"the cell was left out: it is tagged `{RAISES}`, and would end the script.")
         return Translated(cell, Plain(cell.source, notes=(note,), left_out=True))
     of_ranks = ranks.cells.get(cell.number or 0)
-    found = plain(cell.source, wishes) if of_ranks is None else _joined(of_ranks, wishes)
+    found = plain(cell.source, wishes) if of_ranks is None else _joined(cell, of_ranks, wishes)
     if found.left_out or found.problems:
         return Translated(cell, found)
     try:
@@ -121,10 +122,11 @@ def _translated(cell: Cell, ranks: Ranked, wishes: Wishes) -> Translated:
         return Translated(cell, replace(found, problems=(problem,)))
 
 
-def _joined(first: Plain, wishes: Wishes) -> Plain:
+def _joined(cell: Cell, first: Plain, wishes: Wishes) -> Plain:
     if first.left_out or first.problems:
         return first
-    then = plain(first.source, wishes)
+    magic = cell_magic(cell.source)
+    then = plain(first.source, wishes, on_ranks=magic is not None and magic.name == NAME)
     imports = tuple(dict.fromkeys((*first.imports, *then.imports)))
     return replace(then, imports=imports, notes=(*first.notes, *then.notes))
 

@@ -52,7 +52,7 @@ ALIKE = {
     "double bang": "!!echo a\nx = 1",
     "in a function": "def f(n):\n    !echo {n}\n    x = !echo {n + 1}\n    return x[0]\ny = f(3)",
     "in a class": "class A:\n    if True:\n        !echo here\n    y = 1\nz = A.y",
-    "in nested blocks": "for i in range(2):\n    if i:\n        !echo {i}\n    else:\n        %load_ext accelerate_nb\nx = i",
+    "in nested blocks": "for i in range(2):\n    if i:\n        !echo {i}\n    else:\n        %load_ext autoreload\nx = i",
     "%cd": "import os\nos.mkdir('in ner')\n%cd -q in ner\n!pwd | xargs -0 basename\n%cd -q -\nx = 1",
     "%cd quoted": "import os\nos.mkdir('in ner')\n%cd -q 'in ner'",
     "%cd value": "import os\nos.mkdir('inner')\nd = 'inner'\n%cd -q {d}",
@@ -74,7 +74,7 @@ ALIKE = {
     "%%time comment": "%%time\nx = 1  # why; not\n\n",
     "%timeit": "%timeit -n 2 -r 1 pass\nx = 1",
     "%timeit -o": "r = %timeit -n 2 -r 3 -q -o pass\nx = (r.loops, r.repeat, len(r.all_runs))\ndel r",
-    "%%timeit": "%%timeit -n 1 -r 2 a = 3\nb = a\nc = '''\n'''",
+    "%%timeit": "%%timeit -n 1 -r 1 a = 3\nb = a\nc = '''\n'''",
     "%%capture": "%%capture out\nprint('hidden')\nx = 1",
     "%%capture without a name": "%%capture\nprint('hidden')\n!echo hidden\nx = '''a\n b'''",
     "%%capture of definitions": "%%capture\nimport json\ndef f():\n    return 1\n",
@@ -116,6 +116,8 @@ def shell() -> InteractiveShell:
     """IPython as a kernel has it, without its history."""
     config = Config()
     config.HistoryManager.enabled = False
+    # a shell takes the places of both
+    main, excepthook = sys.modules["__main__"], sys.excepthook
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance(config=config)
     # a kernel says nothing to a terminal
@@ -123,6 +125,7 @@ def shell() -> InteractiveShell:
     shell.displayhook.write_format_data = lambda *_: None
     yield shell
     InteractiveShell.clear_instance()
+    sys.modules["__main__"], sys.excepthook = main, excepthook
 
 
 class Done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -181,12 +182,14 @@ def test_a_module_runs_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Zen of Python" in capsys.readouterr().out
 
 
-def test_a_notebook_runs_with_the_names_that_are_there() -> None:
-    nbformat = pytest.importorskip("nbformat")
-    book = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell("y = x + 1\n!echo {y}"), nbformat.v4.new_code_cell("z = y")]
-    )
-    nbformat.write(book, "book.ipynb")
+def test_a_notebook_runs_with_the_names_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a script names cells in its tracebacks
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    code = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
+    cells = [
+        {**code, "id": str(number), "source": text} for number, text in enumerate(("y = x + 1\n!echo {y}", "z = y"))
+    ]
+    Path("book.ipynb").write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
     names: dict[str, Any] = {"x": 1, "__name__": "__main__"}
     files.run_file("book.ipynb", [], names)
     assert (names["y"], names["z"]) == (2, 2)
