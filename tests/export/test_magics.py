@@ -39,6 +39,7 @@ ALIKE = {
     "a mixed command": "n = 1\n!echo {n} $none_such_variable",
     "braces of the shell": "!mkdir -p {train,test} && ls -1\n!echo {} {{x}}",
     "a list in braces": "a, b = 'd', 'e'\n!mkdir {a} {b}\n!ls -1\n!echo {a,b}",
+    "another's braces": "!echo \"%{http_code}\"\n!echo '{none}'\n!echo stash@{none}",
     "dollars": "x = 5\n!echo $$x '$x' \"$x\" a$",
     "awk": "!echo 'a b' | awk '{print $2}'",
     "quotes": '!echo \'a\\tb\' "it\'s" \\"c\\"',
