@@ -73,6 +73,12 @@ def main(words: Sequence[str] | None = None) -> int:
     except AccelerateNbError as error:
         print(f"{NAME}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError) else 1
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        told = f"This needs torch, which is not installed for {sys.executable}. Install it: pip install torch"
+        print(f"{NAME}: {told}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
