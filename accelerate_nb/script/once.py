@@ -6,16 +6,18 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from accelerate_nb.errors import AccelerateNbError, ScriptError
+from accelerate_nb.errors import ScriptError
 
 _OUR_OWN = os.path.dirname(__file__) + os.sep
 # How often each line of the script was come to: all processes run the same lines.
@@ -65,9 +67,15 @@ def _mates(environment: Mapping[str, str]) -> int:
 def _folder() -> Path:
     """A folder that nobody else can write to."""
     folder = Path(tempfile.gettempdir()) / f"accelerate-nb-once-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise AccelerateNbError(f"{folder} belongs to somebody else. Remove it, or set TMPDIR to a folder of your own.")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    # everybody may write beside it, so it can be a link that somebody else has laid, too
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ScriptError(
+            f"{folder} was to be a folder that nobody else can write to, and is not. Remove it, or set TMPDIR to a folder of "
+            "your own."
+        )
     return folder
 
 

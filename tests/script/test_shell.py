@@ -66,6 +66,16 @@ def test_a_command_runs_once_on_a_machine_and_everybody_waits_for_its_end() -> N
     assert not list(Path(f"accelerate-nb-once-{os.getuid()}").iterdir()), "what was kept for the others is gone"
 
 
+def test_a_folder_that_others_could_write_to_is_not_used() -> None:
+    """Whoever shares the machine may have made it, or a link in its place, before."""
+    Path("elsewhere").mkdir()
+    Path(f"accelerate-nb-once-{os.getuid()}").symlink_to("elsewhere")
+    done = on_ranks("nb_shell.run('echo once >> lines')", ranks=2)
+    assert [one.returncode for one in done] == [1, 1]
+    assert all("ScriptError" in one.stderr and "nobody else can write to" in one.stderr for one in done)
+    assert not Path("lines").exists()
+
+
 def test_every_process_runs_its_own_where_that_is_meant() -> None:
     done = on_ranks(
         "nb_shell.run('echo $LOCAL_RANK', every=True)\nx = nb_shell.capture('echo $LOCAL_RANK')\nprint(x.s)"
