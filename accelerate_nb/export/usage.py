@@ -19,6 +19,8 @@ _CHANGES = frozenset({
 })  # fmt: skip
 
 _OF_CLASSES = frozenset({"__name__", "__module__", "__qualname__"})
+# Code that is a function to the compiler and runs where it stands; the last is what has the `T` of `class Stack[T]`.
+_AT_ONCE = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<generic parameters of ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +105,7 @@ class _Used:
     def _take_part(self, code: CodeType, *, inside: bool) -> None:
         # functions have the flag, and the bodies of classes have not
         if code.co_flags & 0x02:
-            at_once = code.co_name in {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
-            self.take(code, inside=inside or not at_once)
+            self.take(code, inside=inside or not code.co_name.startswith(_AT_ONCE))
             return
         within = _Used()
         within.take(code, inside=False)
