@@ -193,11 +193,6 @@ class Program:
             numpy.random.seed()
 
 
-def run_program(program: Program) -> None:
-    """Be a program, in a worker that has nothing else to do."""
-    program()
-
-
 def code_of(path: str) -> CodeType:
     """The code of a file, source or compiled; `SyntaxError` as Python raises it."""
     with io.open_code(path) as file:

@@ -20,7 +20,6 @@ from accelerate_nb.launching.scripts import (
     Program,
     Script,
     StandardInput,
-    run_program,
     standard_input,
 )
 
@@ -116,7 +115,7 @@ def by_workers(folder: Path, program: Program, size: int = 1, **settings) -> tup
     config = resolve(
         {"num_processes": size, "cpu": True, "folder": str(folder / "runs"), "timeout": 60, **settings}, {}
     )
-    run = prepare(run_program, (program,), config, Nobody())
+    run = prepare(program, (), config, Nobody())
     run.start().wait()
     told = folder / f"told_{size - 1}"
     return json.loads(told.read_text()) if told.exists() else {}, run.logs(0)
@@ -233,7 +232,7 @@ def test_what_a_program_does_with_its_exceptions_is_done(folder):
         "fails()"
     )
     config = resolve({"num_processes": 1, "cpu": True, "folder": str(folder / "runs")}, {})
-    run = prepare(run_program, (Program(Script(str(folder / "hooked.py"), "hooked.py")),), config, Nobody())
+    run = prepare(Program(Script(str(folder / "hooked.py"), "hooked.py")), (), config, Nobody())
     with pytest.raises(KeyError) as caught:
         run.start().wait()
     assert run.logs(0) == "hooked KeyError ['<module>', 'fails']\n"
