@@ -17,6 +17,7 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.choosing import Choice, choose
 from accelerate_nb.launching.functions import environment
 from accelerate_nb.launching.scripts import Executable, Module, Program
+from accelerate_nb.reports.wording import aligned
 
 if TYPE_CHECKING:
     from accelerate_nb.cli.notebooks import Readable
@@ -129,9 +130,8 @@ def _show(parts: list[Part]) -> None:
         return
     for part in parts:
         print(part.title)
-        widths = [max(map(len, column)) for column in zip(*part.rows, strict=True)]
-        for row in part.rows:
-            print("  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        for line in aligned(part.rows):
+            print(f"  {line}")
         print()
 
 
