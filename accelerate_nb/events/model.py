@@ -13,8 +13,9 @@ State: TypeAlias = Literal["starting", "running", "stopping", "finished", "faile
 
 # A view of an ipywidgets widget in a MIME bundle, whose model is in the process that showed it.
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-# The states after which nothing more happens.
+# The states after which nothing more happens, and the others.
 OVER: frozenset[State] = frozenset({"finished", "failed", "stopped"})
+GOING_ON: frozenset[State] = frozenset({"starting", "running", "stopping"})
 
 
 @dataclass(frozen=True, slots=True)

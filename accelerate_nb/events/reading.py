@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from accelerate_nb.events.capture import shown
-from accelerate_nb.events.model import Event, LogLine, State, StateChange, from_line
+from accelerate_nb.events.model import GOING_ON, OVER, Event, LogLine, State, StateChange, from_line
 from accelerate_nb.events.record import folders, is_over, status_of
 from accelerate_nb.events.view import RunView
 
@@ -44,7 +44,7 @@ class KeptRun:
     @property
     def is_over(self) -> bool:
         """Whether the run goes on no more."""
-        return self.state not in {"starting", "running", "stopping"}
+        return self.state in OVER
 
 
 def kept_runs(parent: Path) -> list[KeptRun]:
@@ -197,13 +197,13 @@ def _state(status: Mapping[str, Any] | None) -> State:
     said = (status or {}).get("state")
     if said not in get_args(State):
         return "failed"
-    if said in {"starting", "running", "stopping"} and is_over(status):
+    if said in GOING_ON and is_over(status):
         return "failed"
     return cast(State, said)
 
 
 def _end(said: Mapping[str, Any], state: State) -> float | None:
-    if state in {"starting", "running", "stopping"} or said.get("state") != state:
+    if state in GOING_ON or said.get("state") != state:
         return None
     # a run of an earlier version says only when it wrote its status, which was at its end
     end = _number(said.get("ended", said.get("time")), math.nan)

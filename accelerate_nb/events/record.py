@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from accelerate_nb.events.model import DeviceSample, Event, HostSample, LogLine, Metric, Progress, to_line
+from accelerate_nb.events.model import GOING_ON, DeviceSample, Event, HostSample, LogLine, Metric, Progress, to_line
 
 # Run folders beyond this number are removed, oldest first, when a run has ended.
 KEPT_RUNS = 50
@@ -157,7 +157,7 @@ def is_over(status: Mapping[str, Any] | None) -> bool:
     if status is None:
         # it is only about to begin
         return False
-    return status.get("state") not in {"starting", "running", "stopping"} or not is_conducted(status)
+    return status.get("state") not in GOING_ON or not is_conducted(status)
 
 
 def is_conducted(status: Mapping[str, Any]) -> bool:
