@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from accelerate_nb.errors import ExportError
+from accelerate_nb.errors import ConfigurationError, ExportError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +28,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="Let the script install what the notebook does (%%pip install ...).",
     )
+    parser.add_argument(
+        "--execute",
+        action="store_true",
+        help="Write no script: execute the notebook, and write it with its outputs; `accelerate-nb launch` takes settings too.",
+    )
     parser.add_argument("--force", action="store_true", help="Replace a file that was not exported from a notebook.")
 
 
@@ -37,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     from accelerate_nb.export.script import Wishes, as_script
 
     notebook: Path = arguments.notebook
+    if arguments.execute:
+        return _execute(arguments)
     content = read(notebook)
     to_stdout = arguments.stdout or arguments.output == Path("-")
     output = None if to_stdout else arguments.output or notebook.with_suffix(".py")
@@ -53,6 +60,14 @@ def run(arguments: argparse.Namespace) -> int:
         told = shlex.quote(str(output))
         print(f"{notebook} was exported. Run it: python {told}, or accelerate-nb launch {told}", file=sys.stderr)
     return 0
+
+
+def _execute(arguments: argparse.Namespace) -> int:
+    from accelerate_nb.cli import execute
+
+    if arguments.stdout or arguments.output == Path("-"):
+        raise ConfigurationError("--execute writes a notebook, and --stdout is for scripts. Name a file with -o.")
+    return execute.run(execute.wish(arguments.notebook, arguments.output))
 
 
 def _refuse(output: Path, notebook: Path, *, force: bool) -> None:

@@ -35,6 +35,7 @@ examples:
   accelerate-nb launch -n 2 --cpu train.py             two connected processes on the CPU
   accelerate-nb launch -m package.train                a module, as in `python -m`
   accelerate-nb launch train.ipynb -n 4 -- --lr 3e-4   a notebook; its parameters stand behind `--`
+  accelerate-nb launch train.ipynb --execute -n 4      the notebook itself, in a kernel; it keeps its outputs
   accelerate-nb launch --dry-run train.py              tell what would happen, and start nothing
 
 Flags may be written with hyphens or underscores. Every flag of Hugging Face's `accelerate launch` is known; `--dry-run` tells
@@ -64,6 +65,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     own.add_argument(
         *("--dry-run", "--dry_run"), action="store_true", help="Tell what would be started, and why; start nothing."
+    )
+    own.add_argument(
+        "--execute",
+        action="store_true",
+        help="Execute a notebook as a notebook, and write it back with its outputs. Settings hold for its launches and its "
+        "%%%%accelerate cells, as far as these say nothing themselves: num_processes=4 in a cell wins over --num-processes.",
+    )
+    own.add_argument(
+        *("-o", "--output"),
+        metavar="NOTEBOOK",
+        help="Where to write the executed notebook, in place of the notebook itself.",
     )
     own.add_argument(
         *("--only-rank", "--only_rank"),
@@ -115,6 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
     said, *rest = arguments.what
     if programs.is_notebook(said) and not (arguments.module or arguments.no_python):
         return _run_notebook(said, rest, arguments)
+    _refuse_execution(arguments)
     asked = _asked(arguments)
     program = programs.program(said, rest, module=arguments.module, executable=arguments.no_python)
     return _run_program(program, asked, arguments.dry_run)
@@ -134,6 +147,9 @@ def _run_notebook(said: str, rest: list[str], arguments: argparse.Namespace) -> 
         raise ConfigurationError(f"{error} What is for {said} itself goes behind `--`.") from None
     _take_seconds(arguments)
     notebooks.refuse_words(said, arguments.what)
+    if arguments.execute:
+        return _execute(said, parameters, arguments)
+    _refuse_execution(arguments)
     asked = _asked(arguments)
     readable = notebooks.readable(said)
     readable.check(parameters)
@@ -141,6 +157,31 @@ def _run_notebook(said: str, rest: list[str], arguments: argparse.Namespace) -> 
         print(f"{PROG}: {note}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="accelerate_nb_") as folder:
         return _run_program(readable.program(parameters, Path(folder)), asked, arguments.dry_run, readable)
+
+
+def _execute(said: str, parameters: list[str], arguments: argparse.Namespace) -> int:
+    from accelerate_nb.cli import execute
+
+    if arguments.only_rank is not None:
+        raise ConfigurationError("--only-rank chooses lines of a terminal, and --execute puts them into the notebook.")
+    asked = _asked(arguments)
+    for surprise in asked.theirs.surprises():
+        print(f"{PROG}: {surprise}", file=sys.stderr)
+    output = None if arguments.output is None else Path(arguments.output)
+    settings = execute.told(asked.said, arguments.config_file, asked.config.launching.panel, os.environ)
+    wish = execute.wish(said, output, parameters, {**asked.theirs.variables(), **settings}, quiet=asked.quiet)
+    return execute.tell(wish) if arguments.dry_run else execute.run(wish)
+
+
+def _refuse_execution(arguments: argparse.Namespace) -> None:
+    if arguments.execute:
+        raise ConfigurationError(
+            "--execute was given, and only a notebook can be executed so. Name one, or leave it out."
+        )
+    if arguments.output is not None:
+        raise ConfigurationError(
+            "--output was given, which names an executed notebook. Add --execute, or leave it out."
+        )
 
 
 def _run_program(program: Program, asked: Asked, is_dry: bool, notebook: Readable | None = None) -> int:

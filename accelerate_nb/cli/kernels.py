@@ -1,0 +1,277 @@
+"""A kernel that executes a notebook's cells one after another, and is interrupted by this command's signals."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import zmq
+from ipykernel.kernelspec import get_kernel_dict
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKernel
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionComplete, CellExecutionError, DeadKernelError
+from nbclient.util import ensure_async
+
+from accelerate_nb.cli.progress import Progress
+from accelerate_nb.errors import LaunchError
+
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+_SKIPPED = "skip-execution"
+# Seconds in which a kernel may start; where a machine is busy, or its disk is far away, that takes long.
+_START = 180
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+# How IPython's tracebacks name a place in a cell, since 8.0.
+_PLACE = re.compile(r"(?:Cell|Input) In ?\[(?P<cell>\d+)\](?:, line |, in <cell line: )(?P<line>\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """The kernel that a notebook gets: an installed one, by its name, or this very Python's."""
+
+    name: str
+    display_name: str
+    is_own: bool = False
+    notes: tuple[str, ...] = ()
+
+    def manager(self) -> Any:
+        """What starts and ends it."""
+        specs = _ThisPython() if self.is_own else KernelSpecManager()
+        # what cells hold and give would else go in plain text through ports that others of this machine can read
+        can_encrypt = "transport_encryption" in AsyncKernelManager.class_trait_names() and zmq.has("curve")
+        encryption = {"transport_encryption": "auto"} if can_encrypt else {}
+        return AsyncKernelManager(kernel_name=self.name, kernel_spec_manager=specs, **encryption)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A cell's error: its number is what `In [n]` says, and lines are counted in the cell from 1."""
+
+    cell: int
+    error: str
+    places: tuple[tuple[int, int], ...] = ()  # of the traceback: a cell, and a line of it
+
+    def place(self) -> str:
+        """
+        Where it is, for people: in the cell that was executed, and in the one that defines what failed.
+
+        >>> Failure(3, "KeyError: 'x'", ((3, 1), (2, 5))).place()
+        'cell 3, line 1 (raised in cell 2, line 5)'
+        """
+        line = next((line for cell, line in self.places if cell == self.cell), None)
+        own = f"cell {self.cell}" + ("" if line is None else f", line {line}")
+        last = self.places[-1] if self.places else (self.cell, line)
+        return own if last[0] == self.cell else f"{own} (raised in cell {last[0]}, line {last[1]})"
+
+
+@dataclass(slots=True)
+class End:
+    """How an execution ended: the signals that came meanwhile, and the error that stopped it."""
+
+    signals: list[int] = field(default_factory=list)
+    failure: Failure | None = None
+
+
+def kernel_for(content: Any) -> Kernel:
+    """The kernel that the notebook names, where that is installed and Python's; else this very Python's."""
+    name = content.metadata.get("kernelspec", {}).get("name")
+    spec = _installed(name) if name else None
+    if spec is not None:
+        return Kernel(name, spec.display_name)
+    notes = (
+        (f"it names the kernel {name!r}, which is not installed here; {sys.executable} executes it.",) if name else ()
+    )
+    return Kernel("python3", "Python 3 (ipykernel)", is_own=True, notes=notes)
+
+
+def executed(content: Any, kernel: Kernel, folder: Path, environment: Mapping[str, str], progress: Progress) -> End:
+    """
+    Execute all cells until one fails or a signal comes; outputs are in the notebook's cells then.
+
+    The first signal interrupts the cell, as a notebook's button does, and no other cell begins; the second kills the kernel.
+    """
+    return asyncio.run(_Execution(content, kernel, progress).conduct(folder, environment))
+
+
+class _Execution:
+    """One notebook in one kernel."""
+
+    def __init__(self, content: Any, kernel: Kernel, progress: Progress) -> None:
+        self._content, self._kernel, self._progress = content, kernel, progress
+        self._end = End()
+        self._manager = kernel.manager()
+        self._client = _Client(content, self._manager, progress, self._begun)
+        self._is_executing = False
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    async def conduct(self, folder: Path, environment: Mapping[str, str]) -> End:
+        with _heard(self._on_signal):
+            await self._start(folder, environment)
+            try:
+                await self._learn_language()
+                await self._execute()
+                self._client.set_widgets_metadata()
+            finally:
+                await self._stop()
+        return self._end
+
+    async def _start(self, folder: Path, environment: Mapping[str, str]) -> None:
+        try:
+            await self._client.async_start_new_kernel(cwd=str(folder), env=dict(environment))
+            await self._client.async_start_new_kernel_client()
+        except (OSError, RuntimeError) as error:
+            raise LaunchError(
+                f"The notebook was to be executed by the kernel {self._kernel.name!r}, which does not start: {error}. "
+                f"`jupyter kernelspec list` shows which there are."
+            ) from None
+
+    async def _learn_language(self) -> None:
+        client: Any = self._client.kc
+        reply = await self._client.async_wait_for_reply(await ensure_async(client.kernel_info()))
+        if reply is not None:
+            self._content.metadata["language_info"] = nbformat.from_dict(reply["content"]["language_info"])
+
+    async def _execute(self) -> None:
+        cells = [(at, cell) for at, cell in enumerate(self._content.cells) if _is_executed(cell)]
+        for number, (at, cell) in enumerate(cells, start=1):
+            if self._end.signals:
+                return
+            self._progress.began(number, len(cells), cell.source)
+            try:
+                await self._client.async_execute_cell(cell, at)
+            except CellExecutionError as error:
+                self._end.failure = _failure(cell, number, f"{error.ename}: {error.evalue}".rstrip(": "))
+                return
+            except DeadKernelError:
+                self._end.failure = self._died(cell, number)
+                return
+            finally:
+                self._is_executing = False
+                self._progress.ended(cell.outputs)
+
+    def _died(self, cell: Any, number: int) -> Failure:
+        why = "was killed" if len(self._end.signals) > 1 else "died"
+        told = f"DeadKernelError: The kernel {why} while it executed this cell."
+        error = {"ename": "DeadKernelError", "evalue": told.partition(": ")[2], "traceback": [told]}
+        cell.outputs.append(nbformat.v4.new_output("error", **error))
+        return Failure(cell.execution_count or number, told)
+
+    async def _stop(self) -> None:
+        """End the kernel, and with it whatever it started."""
+        client: Any = self._client.kc
+        with suppress(RuntimeError):  # "No kernel is running!": it has ended by itself
+            await self._manager.shutdown_kernel(now=len(self._end.signals) > 1)
+        await ensure_async(self._manager.cleanup_resources())
+        if client is not None:
+            client.stop_channels()
+
+    # ------------------------------------------------------------------------------------------------------- signals
+
+    def _on_signal(self, number: int) -> None:
+        self._end.signals.append(number)
+        if len(self._end.signals) == 1:
+            self._progress.say("Interrupted: the cell is to stop, and no other begins. Once more kills the kernel.")
+            if self._is_executing:
+                self._do(self._manager.interrupt_kernel())
+        elif self._manager.has_kernel:
+            self._do(self._manager.signal_kernel(signal.SIGKILL))
+
+    def _begun(self) -> None:
+        """The kernel executes the cell from now on: a signal before would have gone unheard."""
+        self._is_executing = True
+        if len(self._end.signals) == 1:
+            self._do(self._manager.interrupt_kernel())
+
+    def _do(self, what: Any) -> None:
+        task = asyncio.ensure_future(what)
+        self._tasks.add(task)  # asyncio itself keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Client(NotebookClient):
+    """Passes on what cells write as it comes; what a cell gives after its end is put there as well."""
+
+    def __init__(self, content: Any, manager: Any, progress: Progress, begun: Any) -> None:
+        super().__init__(content, km=manager, timeout=None, startup_timeout=_START, record_timing=False)
+        self._progress, self._begun = progress, begun
+        self._cells: dict[str, tuple[Any, int]] = {}
+
+    async def _async_poll_output_msg(self, parent_msg_id: str, cell: Any, cell_index: int) -> None:
+        # nbclient forgets what a thread of a former cell shows, such as the report of a run in the background
+        self._cells[parent_msg_id] = (cell, cell_index)
+        client: Any = self.kc
+        while True:
+            message = await ensure_async(client.iopub_channel.get_msg(timeout=None))
+            parent = message["parent_header"].get("msg_id")
+            if parent not in self._cells:
+                continue
+            try:
+                self.process_message(message, *self._cells[parent])
+            except CellExecutionComplete:
+                if parent == parent_msg_id:
+                    return
+
+    def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
+        if msg["msg_type"] == "execute_input":
+            self._begun()
+        if msg["msg_type"] == "stream":
+            self._progress.wrote(msg["content"]["name"], msg["content"]["text"])
+        return super().process_message(msg, cell, cell_index)
+
+
+class _ThisPython(KernelSpecManager):
+    """Knows one kernel, whatever is installed: the Python that runs here."""
+
+    def get_kernel_spec(self, kernel_name: str) -> Any:
+        return KernelSpec(name=kernel_name, **get_kernel_dict())
+
+
+def _installed(name: str) -> Any:
+    """An installed kernel of Python whose program is there; None where there is none."""
+    try:
+        spec = KernelSpecManager().get_kernel_spec(name)
+    except (NoSuchKernel, OSError, ValueError):
+        return None
+    is_python = spec.language.lower() in ("python", "ipython")
+    return spec if is_python and spec.argv and shutil.which(spec.argv[0]) else None
+
+
+def _is_executed(cell: Any) -> bool:
+    tags = cell.metadata.get("tags", ())
+    return cell.cell_type == "code" and bool(cell.source.strip()) and _SKIPPED not in tags
+
+
+def _failure(cell: Any, number: int, error: str) -> Failure:
+    last = next((one for one in reversed(cell.outputs) if one.output_type == "error"), None)
+    text = _ESCAPES.sub("", "\n".join(last.traceback)) if last is not None else ""
+    places = tuple((int(found["cell"]), int(found["line"])) for found in _PLACE.finditer(text))
+    return Failure(cell.execution_count or number, error, places)
+
+
+@contextmanager
+def _heard(on_signal: Any) -> Iterator[None]:
+    """Inside the block signals call this; one that is ignored (`nohup`) stays so."""
+    loop = asyncio.get_running_loop()
+    before: dict[int, Any] = {}
+    for number in (getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)):
+        former = signal.getsignal(number)
+        # neither in a thread nor on Windows
+        with suppress(NotImplementedError, RuntimeError, ValueError):
+            if former is not signal.SIG_IGN:
+                loop.add_signal_handler(number, on_signal, number)
+                before[number] = former
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, former)

@@ -1,0 +1,59 @@
+"""What a terminal sees of a notebook that is executed: which cell runs, and what it writes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_WIDTH = 60
+
+
+class Progress:
+    """
+    Tells on standard error which cell of how many runs, and passes on what it writes and shows, unless `quiet`.
+
+    >>> progress = Progress(quiet=False)
+    >>> progress.began(3, 12, "train()")
+    cell 3 of 12: train()
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._at_line_start = True
+
+    def began(self, number: int, of: int, source: str) -> None:
+        """A cell begins: the one with this number, of so many."""
+        first = next((line for line in source.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+        shown = first if len(first) <= _WIDTH else f"{first[: _WIDTH - 3]}..."
+        self.say(f"cell {number} of {of}" + (f": {shown}" if shown else ""))
+
+    def wrote(self, stream: str, text: str) -> None:
+        """A cell has written something."""
+        if not self._quiet and text:
+            where = sys.stderr if stream == "stderr" else sys.stdout
+            where.write(_for(where, text))
+            where.flush()
+            self._at_line_start = text.endswith(("\n", "\r"))
+
+    def ended(self, outputs: list[Any]) -> None:
+        """A cell is over: what it shows, as far as that is text, and the traceback of its error."""
+        for one in outputs:
+            if one["output_type"] == "error":
+                self._block("stderr", "\n".join(one["traceback"]))
+            elif text := one.get("data", {}).get("text/plain"):
+                self._block("stdout", text)
+
+    def say(self, line: str) -> None:
+        """A line of this command's own."""
+        self._block("stderr", line)
+
+    def _block(self, stream: str, text: str) -> None:
+        if text.strip():
+            self.wrote(stream, ("" if self._at_line_start else "\n") + text.rstrip("\n") + "\n")
+
+
+def _for(stream: Any, text: str) -> str:
+    """Colours are for terminals."""
+    return text if stream.isatty() else _ESCAPES.sub("", text)
