@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accelerate_nb.export.places import place
+from accelerate_nb.export.warned import name_in_warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Sources:
         for filename, lines in self.lines.items():
             # without a time of change, linecache never looks for the file
             linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
+        name_in_warnings()
 
     def to_plain(self) -> dict[str, Any]:
         """The same as plain values."""

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from accelerate_nb.export.warned import in_words, name_in_warnings
+
 if TYPE_CHECKING:
     from traceback import FrameSummary, TracebackException
 
@@ -17,7 +19,8 @@ _LOOP = os.sep + "asyncio" + os.sep
 
 
 def name_in_tracebacks(file: str) -> None:
-    """From now on, let an exception that ends the script at `file` name the notebook's cells and lines."""
+    """From now on, let warnings, and an exception that ends the script at `file`, name the notebook's cells and lines."""
+    name_in_warnings()
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -31,19 +34,14 @@ def name_in_tracebacks(file: str) -> None:
 
 def traceback_text(error: BaseException, file: str) -> str:
     """What Python writes of an exception that nobody caught, with the cells and lines of the notebook in it."""
-    import re
     from traceback import TracebackException
 
     from accelerate_nb.errors import AccelerateNbError
-    from accelerate_nb.export.places import place
 
     whole = TracebackException.from_exception(error)
     for one in _every(whole):
         _clean(one, file, ours=isinstance(error, AccelerateNbError))
-    line = re.compile(rf'^([ |+-]*)File "{re.escape(file)}", line (\d+)', re.MULTILINE)
-    return line.sub(
-        lambda found: f"{found[1]}{place(file, int(found[2])) or found[0].strip()}", "".join(whole.format())
-    )
+    return in_words("".join(whole.format()))
 
 
 def _every(error: TracebackException) -> Iterator[TracebackException]:
