@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from accelerate_nb.config.fields import GROUPS, Setting
 from accelerate_nb.config.kinds import YesNo
+from accelerate_nb.config.nearest import meant
 from accelerate_nb.config.spelling import SHORT
 from accelerate_nb.errors import ConfigurationError
 
@@ -29,13 +29,13 @@ class Parser(argparse.ArgumentParser):
         """Raise instead of ending the process."""
         unknown = re.search(r"unrecognized arguments: (\S+)|invalid choice: '([^']*)'", message)
         hint = self._nearest(next(filter(None, unknown.groups()), "")) if unknown else ""
-        raise ConfigurationError(f"{message}. {hint}`{self.prog} --help` tells what it takes.")
+        help_is = f"`{self.prog} --help` tells what it takes."
+        raise ConfigurationError(" ".join(filter(None, (f"{message}.", hint, help_is))))
 
     def _nearest(self, word: str) -> str:
         flag, _, _ = word.partition("=")
         known = [text for one in self._actions for text in (*one.option_strings, *map(str, one.choices or ()))]
-        near = difflib.get_close_matches(flag, known, n=1)
-        return f"Did you mean {near[0]}? " if near else ""
+        return meant(flag, known)
 
 
 def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -> None:

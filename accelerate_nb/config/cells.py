@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from functools import cache
 from typing import Any, Literal
 
 from accelerate_nb.config.fields import Setting, setting, settings
+from accelerate_nb.config.nearest import meant
 from accelerate_nb.config.ranks import named
 from accelerate_nb.config.run import all_settings
 from accelerate_nb.config.spelling import read_words
@@ -107,8 +107,7 @@ def read_line(line: str) -> tuple[Command, str]:
     word, _, rest = line.strip().partition(" ")
     known = {one.word: one for one in line_commands()}
     if word and word not in known:
-        near = difflib.get_close_matches(word, known, n=1)
-        hint = f"Did you mean {near[0]}?" if near else "Leave it out to see the status."
+        hint = meant(word, known, "Leave it out to see the status.")
         raise ConfigurationError(f"%accelerate was given {word!r}. {hint} It knows {', '.join(known)}.")
     return known[word or "status"], rest.strip()
 

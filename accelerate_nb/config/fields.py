@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from accelerate_nb.config.kinds import Kind, Number, OneOf, Table, Text, Unfit, Whole, YesNo
+from accelerate_nb.config.nearest import meant
 from accelerate_nb.errors import ConfigurationError, NotYetError
 
 T = TypeVar("T")
@@ -183,8 +183,7 @@ def _without_none(hint: Any) -> Any:
 def unknown_setting(name: str, known: Iterable[str]) -> ConfigurationError:
     """The error for a setting that nobody knows: it names the nearest one, then all."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"Did you mean {near[0]}?" if near else "Leave it out."
+    hint = meant(name, names, "Leave it out.")
     return ConfigurationError(f"There is no setting {name!r}. {hint} The settings are {', '.join(names)}.")
 
 

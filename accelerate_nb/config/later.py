@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from accelerate_nb.config.nearest import meant
 from accelerate_nb.errors import ConfigurationError, NotYetError
 
 # Accelerate's words for the ways to train that are offered here.
@@ -57,8 +57,7 @@ def refuse(content: Mapping[str, Any], where: str = "The configuration file") ->
         )
     known = {*_OFFERED, *_LATER}
     if kind not in known:
-        near = difflib.get_close_matches(kind, known, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"Write one of {', '.join(sorted(_OFFERED))}."
+        hint = meant(kind, known, f"Write one of {', '.join(sorted(_OFFERED))}.")
         raise ConfigurationError(f"{where} says distributed_type: {kind}, which is no way to train. {hint}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 from accelerate_nb.config.fields import Setting
 from accelerate_nb.config.keys import OF_ACCELERATE, together
 from accelerate_nb.config.kinds import YesNo
+from accelerate_nb.config.nearest import meant
 from accelerate_nb.config.run import RunConfig, all_settings, differing, values
 from accelerate_nb.errors import ConfigurationError
 
@@ -213,8 +213,7 @@ def _named(name: str, flags: Sequence[Setting], spelled: str, where: str) -> Set
         if one.name == name:
             return one
     known = sorted(one.flag for one in flags)
-    near = difflib.get_close_matches("--" + name.replace("_", "-"), known, n=1)
-    hint = f"Did you mean {near[0]}?" if near else "Leave it out."
+    hint = meant("--" + name.replace("_", "-"), known, "Leave it out.")
     listed = ", ".join([*(short for short, name in SHORT.items() if any(one.name == name for one in flags)), *known])
     raise ConfigurationError(f"{where} was given {spelled}, which it does not know. {hint} It knows {listed}.")
 

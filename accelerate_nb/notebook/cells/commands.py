@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import html
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate_nb.config.cells import Command, LogsWish, PullWish, names_of, read, read_line, refuse
+from accelerate_nb.config.nearest import meant
 from accelerate_nb.config.ranks import named, of_ranks
 from accelerate_nb.config.run import differing
 from accelerate_nb.errors import ConfigurationError, WorkerError
@@ -166,8 +166,7 @@ class Commands:
         known = self.shell.user_ns
         if name in known:
             return known[name]
-        near = difflib.get_close_matches(name, (one for one in known if not one.startswith("_")), n=1)
-        hint = f"Did you mean {near[0]}?" if near else "Define it first."
+        hint = meant(name, (one for one in known if not one.startswith("_")), "Define it first.")
         raise ConfigurationError(f"{where} was given {name}, which the notebook does not know. {hint}")
 
 
