@@ -6,7 +6,8 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from accelerate_nb.config import files, later, spelling
 from accelerate_nb.config.basic import basic
 from accelerate_nb.config.fields import GROUPS, Setting
 from accelerate_nb.config.files import Draft
-from accelerate_nb.config.run import all_settings, origin, resolve
+from accelerate_nb.config.run import all_settings, grouped, origin, resolve
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError
 from accelerate_nb.launching.choosing import accelerates_word, choose
@@ -48,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--yes", action="store_true", help="Write what the flags and the present file say; ask nothing."
     )
-    add_settings(parser, sorted(all_settings(), key=lambda one: list(GROUPS).index(one.group)))
+    add_settings(parser, chain.from_iterable(grouped().values()))
     commands = parser.add_subparsers(metavar="COMMAND", help=argparse.SUPPRESS)
     default = commands.add_parser("default", description="Write a file for this machine as it is.")
     _add_file(default)
@@ -221,17 +222,15 @@ def _show(arguments: argparse.Namespace) -> int:
     wrong: list[str] = []
     if what := later.asked(content):
         wrong.append(f"The configuration file {path} asks for {what}, which is not offered here yet.")
-    for key, title in GROUPS.items():
-        own = [one for one in all_settings() if one.group == key]
-        if own:
-            print(f"\n{title}")
-            print("\n".join(_rows(own, content, wrong)))
+    for key, own in grouped().items():
+        print(f"\n{GROUPS[key]}")
+        print("\n".join(_rows(own, content, wrong)))
     for text in wrong:
         print(f"\n{text}", file=sys.stderr)
     return 1 if wrong else 0
 
 
-def _rows(own: list[Setting], content: Mapping[str, Any], wrong: list[str]) -> Iterator[str]:
+def _rows(own: Sequence[Setting], content: Mapping[str, Any], wrong: list[str]) -> Iterator[str]:
     names, values = max(len(one.name) for one in own), 12
     for one in own:
         try:

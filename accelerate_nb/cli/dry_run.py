@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from accelerate_nb.cli.launch import PROG, Asked, check_ranks
 from accelerate_nb.config.fields import GROUPS
-from accelerate_nb.config.run import all_settings, origins
+from accelerate_nb.config.run import grouped, origins
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.choosing import Choice, choose
@@ -86,14 +86,9 @@ def _what(program: Program, notebook: Readable | None) -> Iterator[Part]:
 def _settings(asked: Asked) -> Iterator[Part]:
     """Every setting below its heading: its value, and where that was said."""
     found = origins(asked.said, os.environ, asked.content)
-    for group, title in GROUPS.items():
-        rows = tuple(
-            (one.name, str(found[one.name].value), _place(found[one.name].place, asked))
-            for one in all_settings()
-            if one.group == group
-        )
-        if rows:
-            yield Part(title, rows)
+    for key, own in grouped().items():
+        values = ((one.name, found[one.name]) for one in own)
+        yield Part(GROUPS[key], tuple((name, str(value.value), _place(value.place, asked)) for name, value in values))
 
 
 def _place(place: str, asked: Asked) -> str:

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,8 @@ from accelerate_nb.cli.parser import Parser, add_settings, said_settings
 from accelerate_nb.cli.theirs import Theirs
 from accelerate_nb.config import files
 from accelerate_nb.config.environment import already_launched, asks_for_tpu, saying
-from accelerate_nb.config.fields import GROUPS, Setting
-from accelerate_nb.config.run import RunConfig, all_settings, resolve
+from accelerate_nb.config.fields import Setting
+from accelerate_nb.config.run import RunConfig, grouped, resolve
 from accelerate_nb.errors import ConfigurationError, LaunchError, NotYetError, StoppedError, WorkerError
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _as_flag(one: Setting) -> Setting:
     return replace(one, keys=(*one.keys, "log_dir")) if one.name == "folder" else one
 
 
-_SORTED = sorted(all_settings(), key=lambda one: list(GROUPS).index(one.group))
+_SORTED = tuple(chain.from_iterable(grouped().values()))
 _SETTINGS = tuple(map(_as_flag, _SORTED))
 _OURS = {shown.name: one.name for shown, one in zip(_SETTINGS, _SORTED, strict=True)}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from accelerate_nb.config.fields import GROUPS, Setting
 from accelerate_nb.config.kinds import OneOf, Table, Text, YesNo
-from accelerate_nb.config.run import all_settings
+from accelerate_nb.config.run import all_settings, grouped
 from accelerate_nb.devices.base import Devices
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError
 from accelerate_nb.launching.preflight import Outlook, look_ahead
@@ -53,8 +53,7 @@ def _more() -> Iterable[Setting]:
     """The settings of the groups that the person picks."""
     import questionary
 
-    rest = [one for one in all_settings() if one.name not in FIRST]
-    groups = {key: [one for one in rest if one.group == key] for key in GROUPS}
+    groups = {key: [one for one in own if one.name not in FIRST] for key, own in grouped().items()}
     picked = questionary.checkbox(
         "More settings? Space picks a group, Enter goes on.",
         choices=[

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from accelerate_nb.config import later
-from accelerate_nb.config.fields import Setting, said, settings, unknown_setting
+from accelerate_nb.config.fields import GROUPS, Setting, said, settings, unknown_setting
 from accelerate_nb.config.launching import Launching
 from accelerate_nb.config.training import Training
 
@@ -31,6 +31,12 @@ class RunConfig:
 def all_settings() -> tuple[Setting, ...]:
     """Every setting there is."""
     return (*settings(Launching), *settings(Training))
+
+
+@cache
+def grouped() -> dict[str, tuple[Setting, ...]]:
+    """Every setting under the key of its heading in `GROUPS`, in the order in which a form or a help shows them."""
+    return {key: own for key in GROUPS if (own := tuple(one for one in all_settings() if one.group == key))}
 
 
 def resolve(
