@@ -29,7 +29,8 @@ def carets_left_out(text: str) -> list[str]:
 
 def test_cells_and_lines_take_the_place_of_the_scripts(tmp_path):
     path = exported(tmp_path, "def divide(x):\n    return 1 / x\n", "x = 0\n\ndivide(\n    x\n)")
-    assert carets_left_out(raised(path)) == [
+    # since Python 3.13, the other lines of a statement are shown too
+    assert [line for line in carets_left_out(raised(path)) if line.strip() not in {"x", "))"}] == [
         "Traceback (most recent call last):",
         "  train.ipynb, cell 2, line 3, in <module>",
         "    shown(divide(",
