@@ -60,7 +60,8 @@ def wish(
     notebook = read(Path(said).expanduser())
     place = notebook.path if output is None else output.expanduser()
     _check_place(place, notebook.path)
-    return Wish(notebook, place, said_of(notebook, words), environment or by_itself(os.environ), quiet)
+    told_kernel = by_itself(os.environ) if environment is None else environment
+    return Wish(notebook, place, said_of(notebook, words), told_kernel, quiet)
 
 
 def said_of(notebook: Notebook, words: Sequence[str]) -> dict[str, Any]:

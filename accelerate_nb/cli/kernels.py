@@ -149,7 +149,7 @@ class _Execution:
             try:
                 await self._client.async_execute_cell(cell, at)
             except CellExecutionError as error:
-                self._end.failure = _failure(cell, number, f"{error.ename}: {error.evalue}".rstrip(": "))
+                self._end.failure = self._failure(cell, number, f"{error.ename}: {error.evalue}".rstrip(": "))
                 return
             except DeadKernelError:
                 self._end.failure = self._died(cell, number)
@@ -157,6 +157,16 @@ class _Execution:
             finally:
                 self._is_executing = False
                 self._progress.ended(cell.outputs)
+
+    def _failure(self, cell: Any, number: int, error: str) -> Failure:
+        last = next((one for one in reversed(cell.outputs) if one.output_type == "error"), None)
+        text = _ESCAPES.sub("", "\n".join(last.traceback)) if last is not None else ""
+        # IPython counts from the first line that holds something
+        code = [one for one in self._content.cells if one.cell_type == "code"]
+        above = {one.execution_count: _empty_lines(one.source) for one in code}
+        places = ((int(found["cell"]), int(found["line"])) for found in _PLACE.finditer(text))
+        told = tuple((cell, line + above.get(cell, 0)) for cell, line in places)
+        return Failure(cell.execution_count or number, error, told)
 
     def _died(self, cell: Any, number: int) -> Failure:
         why = "was killed" if len(self._end.signals) > 1 else "died"
@@ -250,11 +260,9 @@ def _is_executed(cell: Any) -> bool:
     return cell.cell_type == "code" and bool(cell.source.strip()) and _SKIPPED not in tags
 
 
-def _failure(cell: Any, number: int, error: str) -> Failure:
-    last = next((one for one in reversed(cell.outputs) if one.output_type == "error"), None)
-    text = _ESCAPES.sub("", "\n".join(last.traceback)) if last is not None else ""
-    places = tuple((int(found["cell"]), int(found["line"])) for found in _PLACE.finditer(text))
-    return Failure(cell.execution_count or number, error, places)
+def _empty_lines(source: str) -> int:
+    """How many lines at the beginning hold nothing."""
+    return next((at for at, line in enumerate(source.split("\n")) if line.strip()), 0)
 
 
 @contextmanager
