@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from accelerate_nb.cli.codes import INTERRUPTED
 from accelerate_nb.cli.parser import add_settings, said_settings
 from accelerate_nb.config import files, later, spelling
 from accelerate_nb.config.basic import basic
@@ -36,7 +37,6 @@ examples:
 
 The file is Accelerate's own, and every launch begins with it: in notebooks, on the command line and in scripts.
 """
-_INTERRUPTED = 130
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -111,7 +111,7 @@ def _ask(arguments: argparse.Namespace) -> int:
         return _asked(path, values)
     except (KeyboardInterrupt, EOFError):
         print("\nNothing was written.", file=sys.stderr)
-        return _INTERRUPTED
+        return INTERRUPTED
 
 
 def _present(path: Path) -> dict[str, Any]:

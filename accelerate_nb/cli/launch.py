@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelerate_nb.cli import programs, theirs
+from accelerate_nb.cli.codes import BROKEN_PIPE, BY_SIGNAL, INTERRUPTED
 from accelerate_nb.cli.parser import Parser, add_settings, said_settings
 from accelerate_nb.cli.theirs import Theirs
 from accelerate_nb.config import files
@@ -42,10 +43,6 @@ examples:
 Flags may be written with hyphens or underscores. Every flag of Hugging Face's `accelerate launch` is known; `--dry-run` tells
 which of them change nothing. What is not said here is taken from the environment, then from the configuration file.
 """
-# What a shell makes of a command that a signal ended: this, and the signal's number.
-_BY_SIGNAL = 128
-_INTERRUPTED = _BY_SIGNAL + 2
-_BROKEN_PIPE = _BY_SIGNAL + 13
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -268,7 +265,7 @@ def _conduct(program: Program, asked: Asked) -> int:
         check_ranks(asked, len(started.view.ranks))
         with handed_on(started) as heard:
             code = _waited_for(started, front_end)
-        return _BY_SIGNAL + heard[0] if heard else code
+        return BY_SIGNAL + heard[0] if heard else code
 
 
 @contextmanager
@@ -314,9 +311,9 @@ def _waited_for(run: Run, front_end: FrontEnd) -> int:
     except KeyboardInterrupt:
         # one that came before the wait, which ends the workers at its own
         run.stop(timeout=0)
-        return _INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
-        return _BROKEN_PIPE
+        return BROKEN_PIPE
     return 0
 
 

@@ -11,14 +11,11 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from accelerate_nb import __version__
+from accelerate_nb.cli.codes import BROKEN_PIPE, INTERRUPTED
 from accelerate_nb.cli.parser import Parser
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError
 
 NAME = "accelerate-nb"
-# What a shell makes of a program that an interrupt ended.
-INTERRUPTED = 130
-# And of one that wrote to a pipe which nobody reads any more.
-BROKEN_PIPE = 141
 
 
 class Module(Protocol):

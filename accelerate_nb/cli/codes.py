@@ -1,0 +1,9 @@
+"""Exit codes of commands that a signal ended, as shells give them."""
+
+from __future__ import annotations
+
+# This, and the signal's number.
+BY_SIGNAL = 128
+INTERRUPTED = BY_SIGNAL + 2
+# Of a program that wrote to a pipe which nobody reads any more.
+BROKEN_PIPE = BY_SIGNAL + 13
