@@ -11,6 +11,9 @@ from pathlib import Path
 
 from accelerate_nb.errors import ConfigurationError, ExportError
 
+# Python's own tests, which no program imports; many notebooks have this name.
+_NEVER_IMPORTED = frozenset({"test"})
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """What to export, and where to."""
@@ -50,6 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     if output is not None:
         _refuse(output, notebook, force=arguments.force)
     script = as_script(content, Wishes(keep_installs=arguments.keep_installs))
+    if output is not None and not arguments.force:
+        _refuse_to_hide_a_module(output, notebook, script.text)
     if output is None:
         sys.stdout.write(script.text)
     else:
@@ -92,6 +97,26 @@ def _refuse(output: Path, notebook: Path, *, force: bool) -> None:
         raise ExportError(
             f"{asked}, which holds something else. Say --force to replace it, or -o to name another file."
         )
+
+
+def _refuse_to_hide_a_module(output: Path, notebook: Path, text: str) -> None:
+    """A script called `random.py` would be imported by itself, and by the notebook beside it, in the place of `random`."""
+    name = output.stem
+    if name in _imported(text) | (sys.stdlib_module_names - _NEVER_IMPORTED):
+        raise ExportError(
+            f"{notebook} was to be exported to {output}, and `import {name}` would find that in the place of {name} itself, "
+            f"in the notebook too. Name another file: -o {shlex.quote(str(output.with_name(f'{name}_script.py')))}"
+        )
+
+
+def _imported(text: str) -> set[str]:
+    """The modules at the top of what a script imports."""
+    import ast
+
+    nodes = list(ast.walk(ast.parse(text)))
+    names = [each.name for one in nodes if isinstance(one, ast.Import) for each in one.names]
+    names += [one.module or "" for one in nodes if isinstance(one, ast.ImportFrom) and not one.level]
+    return {name.partition(".")[0] for name in names}
 
 
 def write(output: Path, text: str) -> None:

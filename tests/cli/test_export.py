@@ -105,3 +105,20 @@ def test_exporting_imports_nothing_heavy(train):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("name", "cell"), [("random", "x = 1"), ("mypackage", "import mypackage.part")])
+def test_a_script_does_not_hide_the_module_of_its_name(tmp_path, capsys, name, cell):
+    book = notebook(tmp_path / f"{name}.ipynb", cell)
+    assert main(["export", str(book)]) == 1
+    told = capsys.readouterr().err
+    assert f"`import {name}` would find that" in told
+    assert f"-o {tmp_path / name}_script.py" in told
+    assert os.listdir(tmp_path) == [book.name]
+    assert main(["export", str(book), "-o", str(tmp_path / f"{name}_script.py")]) == 0
+
+
+@pytest.mark.parametrize("name", ["test", "train"])
+def test_a_script_may_have_a_name_that_nobody_imports(tmp_path, name):
+    book = notebook(tmp_path / f"{name}.ipynb", "x = 1")
+    assert main(["export", str(book)]) == 0
