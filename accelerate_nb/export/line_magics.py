@@ -51,7 +51,7 @@ _LEFT_OUT = {
     **dict.fromkeys(
         ("bookmark", "dhist", "dirs", "hist", "history", "less", "lsmagic", "magic", "man", "more", "page", "pdef", "pdoc",
          "pfile", "pinfo", "pinfo2", "psearch", "psource", "pycat", "quickref", "who", "whos", "connect_info", "qtconsole",
-         "clear", "cls", "tb"),
+         "clear", "cls", "tb", "tensorboard"),
         _SHOWS,
     ),
     **dict.fromkeys(("reset", "reset_selective"), "a script starts without names, and keeps those that it makes."),

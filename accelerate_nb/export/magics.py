@@ -14,6 +14,8 @@ from accelerate_nb.export.saying import Asked, Said, left_out
 
 # Gives None where there is no notebook, as the notebook's own does not.
 _GET_IPYTHON = "from IPython import get_ipython"
+# How much of a line is told in a problem.
+_WIDEST = 100
 
 
 def plain(source: str, wishes: Wishes = Wishes(), *, on_ranks: bool = False) -> Plain:  # noqa: B008 - frozen
@@ -141,6 +143,14 @@ def _wrong_python(source: str) -> Iterator[Remark]:
         line = (error.text or "").strip()
         word = re.match(r"\w+", line)
         hint = f" `{word[0]}` is a magic: write `%{line}`." if word and word[0] in line_magics.known() else ""
-        yield Remark(error.lineno or 1, f"`{line}` is no Python: {error.msg}.{hint}")
+        yield Remark(error.lineno or 1, f"`{_short(line)}` is no Python: {error.msg.rstrip('.?')}.{hint}")
+    except RecursionError:
+        yield Remark(
+            1, "the cell is nested too deeply for Python to read it. Make several statements of its longest one."
+        )
     except ValueError as error:
         yield Remark(1, f"the cell is no Python: {error}.")
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= _WIDEST else f"{line[: _WIDEST - 3]}..."

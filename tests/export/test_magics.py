@@ -308,7 +308,7 @@ def test_cells_that_only_show_something_are_left_out_with_a_note(name: str) -> N
         ("def f():\n    x = 1\n    %sql select 1", 3, "%sql"),
         ("%%sql\nselect 1", 1, "%%sql"),
         ("%debug", 1, "%debug"),
-        ("%tensorboard --logdir x", 1, "%tensorboard"),
+        ("%sql select 1", 1, "%sql"),
         ("%edit x", 1, "%edit"),
         ("%macro x 1", 1, "%macro"),
         ("%alias x ls", 1, "%alias"),
@@ -384,3 +384,21 @@ def test_a_failing_cell_of_bash_raises_as_in_ipython() -> None:
     found = plain("%%bash\nexit 3")
     with pytest.raises(subprocess.CalledProcessError, match="status 3"):
         exec("\n".join((*found.imports, found.source)), {})
+
+
+def test_a_cell_that_is_nested_too_deeply_is_a_problem_of_the_notebook() -> None:
+    (problem,) = plain(f"x = {'+'.join(['1'] * 100_000)}").problems
+    assert "nested too deeply" in problem.text
+
+
+def test_a_problem_tells_the_beginning_of_a_long_line_only() -> None:
+    (problem,) = plain(f"print {'x' * 5000}").problems
+    assert problem.text.startswith("`print xxx")
+    assert len(problem.text) < 300
+    assert "?." not in problem.text
+
+
+def test_a_tensorboard_of_the_notebook_is_left_out() -> None:
+    found = plain("%tensorboard --logdir runs")
+    assert not found.problems
+    assert "%tensorboard was left out" in found.notes[0].text
