@@ -76,7 +76,9 @@ class Together:
         __tracebackhide__ = True
         # who is still in a collective of before would lose its connection
         self.gathering.come("begun")
-        states, waiting = random_states_here(), self._aside.put_aside()
+        states, waiting = random_states_here(gpus=True), self._aside.put_aside()
+        # with copies of the states, as a worker that was started
+        random_states_here().install()
         try:
             with saying({**self._environ, **self.gathering.environ}, os.environ):
                 value = call()

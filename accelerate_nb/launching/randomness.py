@@ -10,11 +10,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class RandomStates:
-    """Python's state, and numpy's and torch's (CPU) where the notebook has imported them."""
+    """
+    Python's state, and numpy's and torch's (CPU) where the notebook has imported them.
+
+    `cuda` holds those of the GPUs. Without them, GPUs begin with the last seed that torch was given, as they do in a process
+    that has touched none.
+    """
 
     python: Any
     numpy: Any
     torch: Any
+    cuda: Any = None
 
     def install(self) -> None:
         """Continue from these states in this process."""
@@ -27,13 +33,19 @@ class RandomStates:
             import torch
 
             torch.set_rng_state(self.torch)
+            if self.cuda is None:
+                torch.cuda.manual_seed_all(torch.initial_seed())
+            else:
+                torch.cuda.set_rng_state_all(self.cuda)
 
 
-def random_states_here() -> RandomStates:
-    """The states of this process; they are only read."""
+def random_states_here(*, gpus: bool = False) -> RandomStates:
+    """The states of this process, with those of the GPUs that it has touched where they are wanted; they are only read."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    touched = gpus and torch is not None and torch.cuda.is_initialized()
     return RandomStates(
         python=random.getstate(),
         numpy=None if numpy is None else numpy.random.get_state(),
         torch=None if torch is None else torch.get_rng_state(),
+        cuda=torch.cuda.get_rng_state_all() if touched and torch is not None else None,
     )
