@@ -29,6 +29,7 @@ class Aside:
     world: Callable[[], None]
     theirs: Mapping[str, Mapping[str, Any]]
     groups: Parted | None
+    hook: Callable[..., Any]
 
     @property
     def meets(self) -> bool:
@@ -43,17 +44,23 @@ class Aside:
         for name, shared in _shared():
             shared.clear()
             shared.update(self.theirs.get(name, {}))
+        self._hook_back()
 
     def meet(self, store: dist.Store) -> None:
         """Make the process groups anew that were there, over a store that nothing has met at; all processes call it."""
         if self.groups is None:
             return
         self.groups.meet(store)
+        self._hook_back()
         if self.groups.others:
             notice(
                 f"{self.groups.others} process groups of your own (new_group, device meshes) have ended: while a launched "
                 "function runs, its process has groups of its own. Make them again, or make them inside the function."
             )
+
+    def _hook_back(self) -> None:
+        """Each process group that is made has torch write the rank, once more, before every line of a last exception."""
+        sys.excepthook = self.hook
 
 
 def put_aside() -> Aside:
@@ -62,7 +69,7 @@ def put_aside() -> Aside:
     theirs = {name: dict(shared) for name, shared in _shared()}
     for _, shared in _shared():
         shared.clear()
-    return Aside(current.put_aside(), theirs, groups)
+    return Aside(current.put_aside(), theirs, groups, sys.excepthook)
 
 
 def _shared() -> Iterator[tuple[str, dict[str, Any]]]:
