@@ -1,0 +1,190 @@
+"""One notebook full of what is hard in a script: plain Python, `accelerate-nb launch` and `torchrun` do the same with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelerate_nb.errors import ExportError
+from tests.export.making import code, exported, script
+
+CELLS = [
+    code("lr = 0.1  # how far a step goes\nepochs = 2\nfail = ''", "parameters"),
+    """%load_ext accelerate_nb
+!pip install nothing-of-that-name
+import json, os, warnings
+import torch
+from torch.utils.data import DataLoader, Dataset
+from accelerate_nb import notebook_launcher
+found = {}""",
+    """class Squares(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return epochs * index**2
+
+
+def batches(how):
+    loader = DataLoader(Squares(), batch_size=2, num_workers=1, multiprocessing_context=how)
+    return [batch.tolist() for batch in loader]""",
+    "# The comment stands before the magic.\n%time found['loaded'] = [batches(how) for how in ('fork', 'spawn')]",
+    """def described(name):
+    %env NB_EVERYWHERE={name}
+    text = !echo "$NB_EVERYWHERE" and \\
+        no more
+    return f"{text[0]} 100 % !{name!r}"
+
+found['described'] = described('a name')""",
+    "%%bash --out written\nfor i in 1 2; do echo $i; done",
+    "with open('more.py', 'w') as file:\n    file.write('import sys\\nsaid = sys.argv[1:]')\n%run more.py a 'b c'\nfound['said'] = said",
+    "async def later(value):\n    return value\n\nfound['later'] = await later(lr)",
+    "%%accelerate -n 2 --cpu\nprint('begun on', rank)",
+    "values = torch.arange(3.0) * lr",
+    "%accelerate push values",
+    "%%accelerate\nmine = values * (rank + 1)\ntotal = accelerator.reduce(mine, 'sum')",
+    "%accelerate pull total",
+    "%accelerate pull mine --rank 1",
+    "found['total'], found['mine'], found['written'] = total.tolist(), mine.tolist(), written",
+    """def trained(rate):
+    from accelerate_nb import Accelerator
+
+    accelerator = Accelerator()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    loader = DataLoader(torch.rand(16, 3), batch_size=2)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    losses = []
+    for _ in range(epochs):
+        for batch in loader:
+            loss = model(batch).square().mean()
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(accelerator.reduce(loss.detach(), 'mean').item())
+    if fail == 'there':
+        raise ValueError('it was to fail there')
+    return losses""",
+    "found['first'] = notebook_launcher(trained, args=(lr,), num_processes=2)",
+    "found['second'] = notebook_launcher(trained, args=(2 * lr,), num_processes=2)",
+    "if int(os.environ['RANK']) == 0:\n    with open('found.json', 'w') as file:\n        json.dump(found, file)",
+    "warnings.warn('it is nearly over')\n1",
+    "if fail == 'here':\n\n    raise ValueError('it was to fail here')",
+]
+# Plain Python becomes a launch of the script, since its cells ask for two processes.
+WAYS = {
+    "python": ["train.py"],
+    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"],
+    "launch": ["-m", "accelerate_nb", "launch", "train.ipynb", "--num-processes", "2", "--cpu", "--"],
+}
+WORDS = ["--lr", "0.5", "--epochs", "3"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a run left: its exit code, what it wrote, and what it found."""
+
+    code: int
+    output: str
+    found: Mapping[str, Any]
+
+
+def run(folder: Path, way: str, *words: str) -> Ended:
+    """The notebook, run in one of the ways with these words."""
+    folder.mkdir(exist_ok=True)
+    made = script(folder, *CELLS)
+    (folder / "train.py").write_text(made.text, encoding="utf-8")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(
+        [sys.executable, *WAYS[way], *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    found = folder / "found.json"
+    return Ended(done.returncode, done.stdout + done.stderr, json.loads(found.read_text()) if found.is_file() else {})
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """Each way to run it, once; all of them fail in the last cell."""
+    folder = tmp_path_factory.mktemp("everywhere")
+    return {way: run(folder / way, way, *WORDS, "--fail", "here") for way in WAYS}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_every_way_finds_the_same(ended: dict[str, Ended]) -> None:
+    found = ended["python"].found
+    assert found["loaded"] == [[[0, 3], [12, 27]]] * 2
+    assert found["described"] == "a name and no more 100 % !'a name'"
+    assert (found["said"], found["later"], found["written"]) == (["a", "b c"], 0.5, "1\n2\n")
+    assert (found["total"], found["mine"]) == ([0.0, 1.5, 3.0], [0.0, 1.0, 2.0])
+    assert len(found["first"]) == len(found["second"]) == 3 * 4
+    assert found["first"][0] == found["second"][0]
+    assert found["first"][-1] != found["second"][-1]
+    for way, one in ended.items():
+        assert one.found == found, f"{way}: {one.output}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_that_fails_says_so_with_notebook_cell_and_line(way: str, ended: dict[str, Ended]) -> None:
+    output = ended[way].output
+    assert ended[way].code == 1
+    assert "  train.ipynb, cell 21, line 3, in <module>" in output
+    assert "ValueError: it was to fail here" in output
+    assert not re.search(r'train\.py", line', output)
+    # torch writes the rank before each line, and anew with every process group that is made
+    assert "[rank1]: [rank1]" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_warning_names_notebook_cell_and_line_in_every_process(way: str, ended: dict[str, Ended]) -> None:
+    assert ended[way].output.count("train.ipynb, cell 20, line 1: UserWarning: it is nearly over") == 2
+
+
+@pytest.mark.slow
+def test_a_function_on_processes_that_the_script_starts_names_notebook_cell_and_line(tmp_path: Path) -> None:
+    function = "def train():\n    warnings.warn('take care')\n    raise ValueError('it was to fail')"
+    path = exported(
+        tmp_path,
+        f"import warnings\nfrom accelerate_nb import notebook_launcher\n{function}",
+        "notebook_launcher(train, num_processes=2, cpu=True)",
+    )
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 1
+    assert "  train.ipynb, cell 1, line 5, in train" in done.stderr
+    assert "  train.ipynb, cell 2, line 1, in <module>" in done.stderr
+    assert "ValueError: it was to fail" in done.stderr
+    assert "train.ipynb, cell 1, line 4: UserWarning: take care" in done.stdout + done.stderr
+
+
+def test_packages_are_installed_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    made = script(tmp_path, *CELLS)
+    (note,) = (note for note in made.notes if "pip" in note)
+    assert note.startswith("train.ipynb, cell 2, line 2: ")
+    assert "left out" in note
+
+
+def test_every_cell_that_can_t_be_in_a_script_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ExportError) as caught:
+        script(tmp_path, "x = 1\n%%accelerate -n 2\ny = 2", "good = 1", "\nx = = 2")
+    assert "train.ipynb, cell 1, line 2: %%accelerate stands below other lines" in str(caught.value)
+    assert "train.ipynb, cell 3, line 2: `x = = 2` is no Python" in str(caught.value)
