@@ -26,12 +26,12 @@ from accelerate_nb.export.saying import (
     quoted,
     refused,
 )
+from accelerate_nb.export.texts import begin_inside
 
 CAPTURE = "from IPython.utils.capture import capture_output"
 _PROGRAMS = ("bash", "perl", "pypy", "python", "python2", "python3", "ruby", "sh")
 _SHOWN = ("html", "HTML", "javascript", "js", "latex", "markdown", "svg", "SVG")
 _DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-_TEXTS = (ast.JoinedStr,) + ((ast.TemplateStr,) if hasattr(ast, "TemplateStr") else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,18 +170,11 @@ def indented(source: str) -> str:
         for x in y:
             f(x)
     """
-    inside = {line for first, last in _texts(ast.parse(source)) for line in range(first + 1, last + 1)}
+    inside = begin_inside(ast.parse(source))
     lines = source.split("\n")
     return "\n".join(
         f"    {text}" if text.strip() and number not in inside else text for number, text in enumerate(lines, start=1)
     )
-
-
-def _texts(node: ast.AST) -> list[tuple[int, int]]:
-    """The lines of texts; Python 3.10 doesn't know where the parts of an f-string stand."""
-    if isinstance(node, _TEXTS) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes))):
-        return [(node.lineno, end_of(node)[0])]
-    return [one for child in ast.iter_child_nodes(node) for one in _texts(child)]
 
 
 def _as_it_is(asked: Asked, inner: Plain) -> Below | Said:

@@ -11,10 +11,10 @@ from accelerate_nb.export.awaiting import globals_of, is_async
 from accelerate_nb.export.defining import Definitions
 from accelerate_nb.export.editing import end_of
 from accelerate_nb.export.places import added, kept
+from accelerate_nb.export.texts import begin_inside, end_inside
 
 GUARD = 'if __name__ == "__main__":'
 INDENT = "    "
-_PIECES = (ast.JoinedStr,) + ((ast.TemplateStr,) if hasattr(ast, "TemplateStr") else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,7 @@ class _Layout:
         self._waits = waits
         self._done = 0
         self._functions = 0
-        strings = [(node.lineno, end_of(node)[0]) for node in _strings(self.tree)]
-        self._begin_in_text = {line for first, last in strings for line in range(first + 1, last + 1)}
-        self._end_in_text = {line for first, last in strings for line in range(first, last)}
+        self._begin_in_text, self._end_in_text = begin_inside(self.tree), end_inside(self.tree)
 
     def as_they_are(self, last: int) -> None:
         """Write the lines up to `last`."""
@@ -126,12 +124,3 @@ class _Layout:
                 text = indent + text
             self.written.append(text if line in self._end_in_text else kept(text))
         self._done = max(self._done, last)
-
-
-def _strings(node: ast.AST) -> Iterator[ast.expr]:
-    """Texts, which keep their lines as they are; Python 3.10 doesn't know where the parts of an f-string stand."""
-    if isinstance(node, _PIECES) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes))):
-        yield node
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from _strings(child)
