@@ -113,7 +113,6 @@ class Asked:
     config: RunConfig
     theirs: Theirs
     only_ranks: tuple[int, ...] | None
-    tee: bool
     quiet: bool
 
 
@@ -216,6 +215,8 @@ def _asked(arguments: argparse.Namespace) -> Asked:
     content = files.read(file) if file is not None else None
     config = resolve(said, os.environ, content)
     _check_surroundings(config)
+    # torchrun's word for what happens anyway: lines are shown, and kept in files
+    theirs.check_streams(arguments.tee)
     return Asked(
         said=said,
         file=file,
@@ -223,7 +224,6 @@ def _asked(arguments: argparse.Namespace) -> Asked:
         config=config,
         theirs=theirs.said(arguments, cpu=bool(said.get("cpu"))),
         only_ranks=_ranks(arguments.only_rank),
-        tee=theirs.streams(arguments.tee) != "0",
         quiet=arguments.quiet,
     )
 
@@ -287,7 +287,6 @@ def _front_end(asked: Asked) -> FrontEnd:
     is_off = asked.config.launching.panel == "off"
     return terminal(
         only_ranks=() if is_off else asked.only_ranks,
-        tee=asked.tee,
         prefix_template=asked.config.launching.log_line_prefix_template,
         quiet=asked.quiet or is_off,
     )

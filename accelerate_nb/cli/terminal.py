@@ -37,7 +37,6 @@ _END_COLOURS = {"finished": 32, "failed": 31, "stopped": 33}
 def terminal(
     *,
     only_ranks: tuple[int, ...] | None = None,
-    tee: bool = False,  # noqa: ARG001 - torchrun's word for what happens anyway: lines are shown, and kept in files
     prefix_template: str | None = None,
     quiet: bool = False,
 ) -> Terminal:

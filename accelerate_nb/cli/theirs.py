@@ -358,10 +358,10 @@ def read(one: Flag, text: Any) -> Any:
     return value.upper() if one.name in _IN_CAPITALS else value
 
 
-def streams(text: str) -> str:
-    """Which streams `--tee` asks for, checked."""
+def check_streams(text: str) -> None:
+    """Raise `ConfigurationError` where `--tee` names no streams."""
     (tee,) = (one for one in FLAGS if one.name == "tee")
-    return str(read(tee, text))
+    read(tee, text)
 
 
 def _check_together(names: list[str]) -> None:
