@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 from accelerate_nb.config.environment import saying
+from accelerate_nb.devices.randomness import random_states_here
 from accelerate_nb.events import pending
 from accelerate_nb.events.model import Failure
 from accelerate_nb.events.view import RankView
@@ -18,7 +19,6 @@ from accelerate_nb.launching.ending import Ending
 from accelerate_nb.launching.gathering import Place, gather
 from accelerate_nb.launching.outcome import failure_of, portable
 from accelerate_nb.launching.pickling import dump_homeward, load
-from accelerate_nb.launching.randomness import random_states_here
 from accelerate_nb.launching.sources import sources_here
 from accelerate_nb.notices import notice
 

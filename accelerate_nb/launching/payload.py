@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from accelerate_nb.devices.randomness import RandomStates, random_states_here
 from accelerate_nb.launching.culprits import explain
 from accelerate_nb.launching.handles import TravellingFd, collecting
 from accelerate_nb.launching.main_module import install_main
 from accelerate_nb.launching.packing import map_entries, memory_file, write_entries
 from accelerate_nb.launching.pickling import dump, load
-from accelerate_nb.launching.randomness import RandomStates, random_states_here
 from accelerate_nb.launching.sources import Sources, sources_here
 
 
