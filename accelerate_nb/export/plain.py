@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from accelerate_nb.export.drawing import Whose
+
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
@@ -44,11 +46,13 @@ class Ranked:
     What `%%accelerate` and `%accelerate` make of a notebook.
 
     `cells` holds, by number, the cells that have such lines, as ordinary source with as many lines; `needed` is the argument
-    text of `needed(...)` (`num_processes=2`); the accelerator is made before the cell `first`.
+    text of `needed(...)` (`num_processes=2`); the accelerator is made before the cell `first`. `whose` says, by number, which
+    cells the ranks run, and which the notebook too.
     """
 
     cells: Mapping[int, Plain] = field(default_factory=dict)
     needed: str | None = None
     first: int | None = None
+    whose: Mapping[int, Whose] = field(default_factory=dict)
     notes: tuple[tuple[int, Remark], ...] = ()  # with the number of the cell
     problems: tuple[tuple[int, Remark], ...] = ()

@@ -21,6 +21,7 @@ from accelerate_nb.config.cells import (
 )
 from accelerate_nb.config.run import all_settings
 from accelerate_nb.errors import AccelerateNbError
+from accelerate_nb.export.drawing import Whose
 from accelerate_nb.export.editing import edited
 from accelerate_nb.export.flow import Action, Call, Flow, Pull, Push
 from accelerate_nb.export.hearing import NAME, Command, Heard, cell_magic, heard
@@ -32,6 +33,7 @@ from accelerate_nb.export.results import result_of, showing
 _MENTIONED = re.compile(rf"%{NAME}\b")
 _HELP = frozenset({"-h", "--help", "help"})
 _VALUES = "accelerate_nb.script.values"
+_DRAWING = "accelerate_nb.script.drawing"
 # What a script has no use for, and why.
 _LEFT_OUT = {
     "status": "",
@@ -141,6 +143,7 @@ class _Notebook:
         self._cells = cells
         self._asked = _Asked()
         self._flow = Flow()
+        self._whose: dict[int, Whose] = {}
         self._written = {cell.number: _Written(cell.heard.source.split("\n")) for cell in cells}
         self._later: list[Callable[[], None]] = []
         taken = {name for cell in cells if cell.heard.tree is not None for name in bound(cell.heard.tree.body)}
@@ -162,6 +165,7 @@ class _Notebook:
             {number: one.plain() for number, one in self._written.items() if one.is_changed},
             None if self._asked.first is None else self._asked.needed(),
             self._asked.first,
+            self._whose,
             tuple((number, remark) for number, one in others for remark in one.notes),
             tuple((number, remark) for number, one in others for remark in one.problems),
         )
@@ -183,6 +187,7 @@ class _Notebook:
             return
         self._session(cell, cell.line, said, fresh=wish.fresh)
         self._check(cell, wish, ranks)
+        self._whose[cell.number] = "both" if wish.also_here else "ranks"
         if cell.heard.tree is not None:
             # a cell magic below has to stay the first that is not empty, and a guard has no room for more
             restores = ranks is None and cell_magic("\n".join(written.lines[cell.line :])) is None
@@ -308,8 +313,14 @@ class _Notebook:
     def _restart(self, cell: _Read, command: Command, rest: str) -> None:
         said, words = read(rest, read_line("restart")[0].flags, f"%{NAME} restart")
         refuse(words, f"%{NAME} restart", "It takes flags of settings only.")
+        begins = self._asked.first is None
         self._session(cell, command.first, said, fresh=True)
-        self._comment(cell, command)
+        if begins:
+            # from here on the ranks draw their own random numbers
+            self._written[cell.number].imports.append(f"from {_DRAWING} import session_begins")
+            self._replace(cell, command, f"session_begins()  # %{NAME} {command.text}".rstrip())
+        else:
+            self._comment(cell, command)
 
     def _push(self, cell: _Read, command: Command, rest: str) -> Action:
         names = names_of(rest, f"%{NAME} push")

@@ -7,7 +7,7 @@ import ast
 from accelerate_nb.export.editing import Edit, end_of
 
 # They give nothing back that a notebook would show.
-_SILENT = frozenset({"print", "display", "plt.show", "pyplot.show", "shown"})
+_SILENT = frozenset({"print", "display", "plt.show", "pyplot.show", "shown", "session_begins"})
 _SHELL = "nb_shell."
 _TELL = frozenset({"nb_shell.capture", "nb_shell.output_of"})
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from accelerate_nb import __version__
 from accelerate_nb.errors import ExportError
 from accelerate_nb.export.defining import Definitions
+from accelerate_nb.export.drawing import Whose, turns
 from accelerate_nb.export.editing import edited
 from accelerate_nb.export.guarding import GUARD, INDENT, guarded
 from accelerate_nb.export.names import bound, mentioned
@@ -96,12 +97,14 @@ class _Draft:
         self._imports: dict[str, None] = {}
         self._definitions = Definitions()
         self._taken = _names(translation.cells.values())
+        ranks, trees = translation.ranks, {number: one.tree for number, one in translation.cells.items()}
+        self._turns = {} if ranks.first is None else turns(trees, ranks.whose, ranks.first)
 
     def text(self) -> str:
         """The whole text."""
         naming = self._function("cells", "name_in_tracebacks")
         options = self._options_line()
-        begins = [f"{naming}(__file__)"]
+        begins = [f"{naming}(__file__)", f"{self._function('alike', 'alike')}(__file__)"]
         if (needed := self._translation.ranks.needed) is not None:
             begins.append(f"{self._function('processes', 'needed')}(__file__, {needed})")
         if self._asks_for_display():
@@ -140,12 +143,20 @@ class _Draft:
             yield from ("", marker(self._name, cell.number))
             if cell.number == self._translation.ranks.first:
                 yield from self._accelerator()
+            if cell.number in self._turns:
+                yield from _below_guard([self._turn(self._turns[cell.number])])
             yield from self._code(one)
             yield from self._chosen(one)
 
     def _accelerator(self) -> list[str]:
         self._definitions.guarded |= {*_FOUND_THERE, "accelerate_nb"}
         return _below_guard(["import accelerate_nb", *(f"{name} = {value}" for name, value in _FOUND_THERE.items())])
+
+    def _turn(self, whose: Whose) -> str:
+        """What lets the cells below draw the random numbers of the notebook, or the ranks'."""
+        if whose == "notebook":
+            return f"{self._function('drawing', 'in_the_notebook')}()"
+        return f"{self._function('drawing', 'on_ranks')}({'also_here=True' if whose == 'both' else ''})"
 
     def _code(self, one: Translated) -> list[str]:
         if one.plain.left_out:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from accelerate_nb.errors import ConfigurationError, OperationError
+from accelerate_nb.script.drawing import drawn_on_ranks, session_begins
 
 
 def push(*values: Any) -> Any:
@@ -17,6 +18,7 @@ def push(*values: Any) -> Any:
 
     >>> images, labels = push(images, labels)
     """
+    session_begins()
     value = values if len(values) != 1 else values[0]
     if _size() == 1:
         return value
@@ -61,11 +63,15 @@ def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     What a function returns on the first rank, after all have called it, each with its own copy of the first's arguments.
 
+    It draws the ranks' random numbers.
+
     >>> result = run(train, config, rate=0.1)
     """
     # each process has a copy, the main one too: what the function does to its arguments is not seen where they came from
     args, kwargs = _sent(0, lambda: (args, kwargs), detached=False)
-    return pull(function(*args, **kwargs))
+    with drawn_on_ranks():
+        result = function(*args, **kwargs)
+    return pull(result)
 
 
 def _of_every_rank(value: Any) -> list[Any]:

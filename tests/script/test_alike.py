@@ -1,0 +1,99 @@
+"""The processes of a launch have the same chance; a process of its own is left alone."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accelerate_nb.script.alike import alike, can_begin_again, number_of
+
+PLACE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+
+
+def test_a_process_that_was_not_launched_beside_others_keeps_its_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = random.getstate()
+    monkeypatch.delenv("RANK", raising=False)
+    alike(__file__)
+    for name, value in {**PLACE, "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}.items():
+        monkeypatch.setenv(name, value)
+    alike(__file__)
+    assert random.getstate() == before
+
+
+def test_the_number_is_one_launch_s_and_one_attempt_s() -> None:
+    def of(**others: str) -> int:
+        return number_of({**PLACE, "TORCHELASTIC_ERROR_FILE": "/tmp/none_x/attempt_0/0/error.json", **others})
+
+    assert of() == of(RANK="1", TORCHELASTIC_ERROR_FILE="/tmp/none_x/attempt_0/1/error.json")
+    others = [
+        of(TORCHELASTIC_ERROR_FILE="/tmp/none_y/attempt_0/0/error.json"),
+        of(TORCHELASTIC_RESTART_COUNT="1"),
+        of(MASTER_PORT="29501"),
+        of(TORCHELASTIC_RUN_ID="b"),
+    ]
+    assert len({of(), *others}) == 5
+    # machines have folders of their own
+    assert of(WORLD_SIZE="4") == of(WORLD_SIZE="4", TORCHELASTIC_ERROR_FILE="/tmp/none_y/attempt_0/0/error.json")
+    assert all(0 <= one < 2**32 for one in (of(), *others))
+
+
+@pytest.mark.parametrize(
+    ("words", "can"),
+    [
+        ("python train.py --lr 1", True),
+        ("python -u -B -W ignore -Xdev -X faulthandler --check-hash-based-pycs never train.py --lr 1", True),
+        ("python -Bu -bX dev train.py --lr 1", True),
+        ("python -m pdb train.py --lr 1", False),
+        ("python -um train train.py --lr 1", False),
+        ("python -c pass train.py --lr 1", False),
+        ("python /bin/coverage run train.py --lr 1", False),
+        ("python -m accelerate_nb launch train.py --lr 1", False),
+        ("python other.py --lr 1", False),
+        ("python", False),
+    ],
+)
+def test_only_a_python_that_runs_the_file_itself_can_begin_again(words: str, can: bool) -> None:
+    assert can_begin_again("train.py", words.split(), ["train.py", "--lr", "1"]) is can
+
+
+PROGRAM = """
+import os, sys, importlib.util
+from accelerate_nb.script.alike import alike
+print("begun")
+alike(__file__)
+assert not {"numpy", "torch"} & set(sys.modules)
+importlib.util.find_spec("torch")
+import random
+random.random()
+alike(__file__)  # a script within the script
+import numpy as np, torch
+print(os.getpid(), sys.argv, sys.flags.optimize, hash("text"), random.random(), np.random.rand(), torch.rand(1).item())
+assert "exec_module" not in vars(torch.__spec__.loader)
+"""
+
+
+def test_a_python_begins_again_once_in_place_with_its_words_and_seeds_what_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    for name, value in PLACE.items():
+        monkeypatch.setenv(name, value)
+    command = [sys.executable, "-O", "train.py", "a b"]
+    processes = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate(timeout=60)[0].splitlines() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    found = []
+    for process, lines in zip(processes, told, strict=True):
+        assert lines[:2] == ["begun", "begun"]
+        assert len(lines) == 3
+        pid, _, rest = lines[2].partition(" ")
+        assert int(pid) == process.pid
+        assert rest.startswith("['train.py', 'a b'] 1 ")
+        found.append(rest)
+    assert found[0] == found[1]

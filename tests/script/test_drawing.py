@@ -1,0 +1,132 @@
+"""A launched script draws the numbers of its notebook: those of the kernel, of launched functions and of the ranks."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from accelerate_nb.script import drawing
+from accelerate_nb.script.drawing import drawn_on_ranks, in_the_notebook, on_ranks, session_begins
+from tests.export.making import exported
+
+DRAW = "json.dumps([random.random(), np.random.rand(), torch.rand(1).item()])"
+CELLS = [
+    "%load_ext accelerate_nb\nimport json, random\nfrom accelerate_nb import notebook_launcher\nimport numpy as np\nimport torch",
+    "labels = [f'label {i}' for i in range(99)]\nrandom.shuffle(labels)\nkinds = list(set(labels))",
+    f"print('own =', labels, kinds, {DRAW})",
+    f"def draw():\n    import json, random\n    import numpy as np, torch\n    return {DRAW}",
+    "print('own =', notebook_launcher(draw, num_processes=2, cpu=True, results='all'))",
+    "random.seed(3)\nnp.random.seed(4)\ntorch.manual_seed(5);",
+    "print('=', draw())",
+    "print('=', notebook_launcher(draw, num_processes=2, cpu=True, results='all'))",
+    "print('=', draw())\n%accelerate restart -n 2 --cpu\n%accelerate push labels\nprint('=', draw())",
+    f"%%accelerate\nimport json, random\nimport numpy as np, torch\nprint('=', {DRAW})",
+    "print('=', draw())",
+    "print('=', draw())",
+    "result = %accelerate run draw()\nprint('=', result, draw())",
+    f"%%accelerate\nprint('=', {DRAW})",
+    "%%accelerate --also-here\ntorch.manual_seed(6);",
+    f"%%accelerate\nprint('=', {DRAW}, torch.rand(3).tolist())",
+    "print('=', draw())",
+]
+
+
+def drawn_in_a_kernel(path: Path) -> list[str]:
+    """What the notebook prints of its numbers."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    content = nbformat.read(path, as_version=4)
+    NotebookClient(content, timeout=60, kernel_name="python3").execute(
+        env={**os.environ, "ACCELERATE_NB_PANEL": "text"}
+    )
+    outputs = [output for cell in content.cells for output in cell.get("outputs", ())]
+    return told("".join(output.text for output in outputs if output.get("name") == "stdout"))
+
+
+def told(text: str) -> list[str]:
+    """The lines that tell numbers, without who wrote them."""
+    return [line.removeprefix("[0-1] ") for line in text.splitlines() if "= " in line]
+
+
+@pytest.mark.slow
+def test_under_torchrun_every_process_draws_what_the_notebook_draws(tmp_path: Path) -> None:
+    script = exported(tmp_path, *CELLS)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--redirects", "3"]
+    done = subprocess.run(
+        [sys.executable, *command, "--log-dir", tmp_path / "logs", script],
+        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    logs = {
+        name: [one.read_text() for one in sorted(tmp_path.glob(f"logs/*/*/*/{name}.log"))]
+        for name in ("stdout", "stderr")
+    }
+    assert done.returncode == 0, (done.stderr, logs["stderr"])
+    first, second = map(told, logs["stdout"])
+    assert first == second
+    kernel = drawn_in_a_kernel(tmp_path / "train.ipynb")
+    assert len(kernel) == 13
+    assert first[2:] == kernel[2:]
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Streams of a test's own, with the same seeds each time."""
+    token = drawing._streams.set(drawing._Streams())
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    yield
+    drawing._streams.reset(token)
+
+
+def draw() -> tuple[float, ...]:
+    return random.random(), np.random.rand(), torch.rand(1).item()
+
+
+def test_each_goes_on_where_it_was(streams: None) -> None:
+    numbers = [draw() for _ in range(4)]
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    assert draw() == numbers[0]
+    session_begins()
+    assert draw() == numbers[1]
+    session_begins()
+    on_ranks()
+    assert draw() == numbers[1]
+    on_ranks()
+    assert draw() == numbers[2]
+    in_the_notebook()
+    assert draw() == numbers[2]
+    with pytest.raises(ZeroDivisionError), drawn_on_ranks():
+        assert draw() == numbers[3]
+        1 / 0  # noqa: B018
+    assert draw() == numbers[3]
+
+
+def test_what_both_seed_goes_on_from_there_and_what_they_leave_alone_does_not(streams: None) -> None:
+    on_ranks()
+    draw()
+    on_ranks(also_here=True)
+    torch.manual_seed(1)
+    in_the_notebook()
+    in_notebook = draw()
+    on_ranks()
+    on_their_ranks = draw()
+    assert in_notebook[2] == on_their_ranks[2]
+    assert in_notebook[0] != on_their_ranks[0]
+    random.seed(0)
+    assert in_notebook[0] == random.random()
