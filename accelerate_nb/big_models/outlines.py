@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import math
-import pickle
 import re
 import sys
-import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,13 +16,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn import Module
 
 from accelerate_nb.big_models.empty import init_empty_weights
-from accelerate_nb.big_models.reading import checkpoint_files
+from accelerate_nb.big_models.reading import checkpoint_files, load_pickled, open_safetensors
 from accelerate_nb.errors import CheckpointError, ConfigurationError, MissingExtraError
 from accelerate_nb.runtime.checkpoints import shards
 from accelerate_nb.runtime.checkpoints.merging import weights_among
@@ -180,15 +176,9 @@ def _stored(name: str, shape: Iterable[int], itemsize: float, *, is_float: bool)
 
 def _in_safetensors(path: Path) -> list[Weight]:
     """What the beginning of a file lists."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            parts = [(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118 - no mapping
-            return [_from_word(name, part.get_shape(), part.get_dtype()) for name, part in parts]
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"{path} should be a safetensors file, but is damaged, or another kind of file: {error}. "
-            "Save or download it again."
-        ) from None
+    with open_safetensors(path) as file:
+        parts = [(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118 - no mapping
+        return [_from_word(name, part.get_shape(), part.get_dtype()) for name, part in parts]
 
 
 def _from_word(name: str, shape: Iterable[int], word: str) -> Weight:
@@ -198,19 +188,9 @@ def _from_word(name: str, shape: Iterable[int], word: str) -> Weight:
 
 
 def _in_pickle(path: Path) -> list[Weight]:
-    try:
-        # only the format of today can be mapped, so that no numbers are read
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path) or None)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, UnicodeDecodeError) as error:
-        said = str(error).splitlines()
-        raise CheckpointError(
-            f"{path} should hold weights written by torch.save, but is damaged, or holds objects other than tensors, which "
-            f"are not read since they could run code: {said[0] if said else type(error).__name__}. "
-            "Save `model.state_dict()`."
-        ) from None
     seen: set[tuple[Any, ...]] = set()
     found = []
-    for name, tensor in _state_in(content, path).items():
+    for name, tensor in _state_in(load_pickled(path), path).items():
         # names of one memory are one weight
         memory = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if memory not in seen or not tensor.numel():

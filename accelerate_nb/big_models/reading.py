@@ -108,14 +108,15 @@ def open_weights(path: Path) -> Iterator[Mapping[str, Any]]:
     Raises a `CheckpointError` that names a file which is damaged, or which is no file of weights.
     """
     if path.suffix == ".safetensors":
-        with _open_safetensors(path) as file:
+        with open_safetensors(path) as file:
             _check_format(path, (file.metadata() or {}).get("format", "pt"))
             yield _Lazy(file)
     else:
-        yield _load_pickled(path)
+        yield _state_dict_in(path)
 
 
-def _open_safetensors(path: Path) -> Any:
+def open_safetensors(path: Path) -> Any:
+    """A safetensors file, for a `with`; `CheckpointError` where it is damaged, or another kind of file."""
     try:
         return safe_open(path, framework="pt")
     except SafetensorError as error:
@@ -133,16 +134,21 @@ def _check_format(path: Path, found: str) -> None:
         )
 
 
-def _load_pickled(path: Path) -> Mapping[str, Any]:
+def load_pickled(path: Path) -> Any:
+    """What torch.save wrote, no more of it in memory than is asked for; `CheckpointError` where it is damaged or no data."""
     try:
         # only the format of today can be mapped; that of torch 1.5 is no zip file
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path) or None)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path) or None)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, UnicodeDecodeError) as error:
         raise CheckpointError(
             f"{path} should hold a state dict written by torch.save, but is damaged, or holds objects other than tensors, "
             f"which are not read since they could run code: {str(error).splitlines()[0] if str(error) else 'it is empty'}. "
             "Save it again from `model.state_dict()`, or download it again."
         ) from None
+
+
+def _state_dict_in(path: Path) -> Mapping[str, Any]:
+    content = load_pickled(path)
     if not isinstance(content, Mapping) or not any(isinstance(each, Tensor) for each in content.values()):
         held = f"a mapping of {list(content)[:5]}" if isinstance(content, Mapping) else f"a {type(content).__name__}"
         raise CheckpointError(
