@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from accelerate_nb.export.awaiting import without_annotations
 from accelerate_nb.export.hearing import NAME, cell_magic
 from accelerate_nb.export.hoisting import hoisted
+from accelerate_nb.export.launches import kept_changes
 from accelerate_nb.export.magics import plain
 from accelerate_nb.export.names import bound, looked_up
 from accelerate_nb.export.parameters import TAG, Parameter, parameters_of
@@ -53,7 +54,8 @@ class Translation:
 
     def notes(self) -> list[tuple[int, Remark]]:
         """What a person should know, with the numbers of the cells, in the order of the lines."""
-        return sorted(self._remarks(self.ranks.notes, "notes"), key=_place)
+        trees = ((number, one.tree) for number, one in self.cells.items())
+        return sorted([*self._remarks(self.ranks.notes, "notes"), *kept_changes(trees)], key=_place)
 
     def problems(self) -> list[tuple[int, Remark]]:
         """What keeps the notebook from being a script, with the numbers of the cells, in the order of the lines."""

@@ -170,3 +170,25 @@ def _keys(node: ast.stmt) -> Iterator[tuple[str, Hashable]]:
             yield alias.asname or alias.name, ("from", node.level, node.module, alias.name)
     elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         yield node.name, ("definition", ast.dump(node))
+
+
+def changes(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """The names, its own or not, of what a function changes when it is called."""
+    found = {name for part in ast.walk(function) if isinstance(part, ast.Global) for name in part.names}
+    for part in ast.walk(function):
+        called = part.func if isinstance(part, ast.Call) else None
+        if isinstance(called, ast.Attribute) and (called.attr in _CHANGES or _is_in_place(called.attr)):
+            found |= _root(called.value)
+        elif isinstance(part, (ast.Attribute, ast.Subscript)) and not isinstance(part.ctx, ast.Load):
+            found |= _root(part.value)
+    return found
+
+
+def _is_in_place(method: str) -> bool:
+    return method.endswith("_") and not method.endswith("__")
+
+
+def _root(value: ast.expr) -> set[str]:
+    while isinstance(value, (ast.Attribute, ast.Subscript, ast.Call)):
+        value = value.func if isinstance(value, ast.Call) else value.value
+    return {value.id} if isinstance(value, ast.Name) else set()
