@@ -159,10 +159,14 @@ def _python() -> Facts:
 
 def _torch() -> Facts:
     """What torch was built for, read without importing it."""
-    from accelerate_nb.devices.build import torch_is_built_for
+    from accelerate_nb.devices.build import torch_is_built_for, torch_version
 
     built = [name for name in ("cuda", "hip", "xpu") if torch_is_built_for(name)]
-    return {"version": _version("torch"), "built_for": built or ["cpu"], "triton": _version("triton")}
+    return {
+        "version": torch_version() or _version("torch"),
+        "built_for": built or ["cpu"],
+        "triton": _version("triton"),
+    }
 
 
 def _devices(environment: Mapping[str, str]) -> Facts:

@@ -1,32 +1,39 @@
-"""For which accelerators the installed torch was built, read without importing it."""
+"""What the installed torch says of its own build, read without importing it."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 
 def torch_is_built_for(name: str) -> bool:
     """Whether `torch.version.<name>` says a version, as "cuda", "hip" and "xpu" do in builds for them."""
+    return any(not (isinstance(value, ast.Constant) and value.value is None) for value in _values(name))
+
+
+def torch_version() -> str | None:
+    """`torch.__version__`: it ends in what the package was built for (`+cu130`), unlike the name of a package on PyPI."""
+    texts = [value.value for value in _values("__version__") if isinstance(value, ast.Constant)]
+    return next((text for text in texts if isinstance(text, str)), None)
+
+
+def _values(name: str) -> Iterator[ast.expr]:
+    """What torch's file of versions binds a name to."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
-        return False
-    version = Path(spec.origin).with_name("version.py")
+        return
     try:
-        tree = ast.parse(version.read_text(encoding="utf-8"))
+        tree = ast.parse(Path(spec.origin).with_name("version.py").read_text(encoding="utf-8"))
     except (OSError, SyntaxError):
-        return False
-    return any(_says(node, name) for node in tree.body)
-
-
-def _says(node: ast.stmt, name: str) -> bool:
-    """Whether a statement binds the name to something that is not None."""
-    if isinstance(node, ast.Assign):
-        targets, value = node.targets, node.value
-    elif isinstance(node, ast.AnnAssign) and node.value is not None:
-        targets, value = [node.target], node.value
-    else:
-        return False
-    named = any(isinstance(target, ast.Name) and target.id == name for target in targets)
-    return named and not (isinstance(value, ast.Constant) and value.value is None)
+        return
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        else:
+            continue
+        if node.value is not None and any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            yield node.value
