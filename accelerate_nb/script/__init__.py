@@ -1,1 +1,5 @@
-"""What an exported script calls while it runs: each file is imported by the scripts that need it."""
+"""
+What an exported script calls while it runs: each file is imported by the scripts that need it.
+
+Scripts are run by later versions than the one that wrote them: what they call keeps its name, its arguments and its meaning.
+"""
