@@ -76,6 +76,7 @@ assert "exec_module" not in vars(torch.__spec__.loader)
 """
 
 
+@pytest.mark.slow
 def test_a_python_begins_again_once_in_place_with_its_words_and_seeds_what_it_imports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
