@@ -100,7 +100,13 @@ def _clashes(source: str, found: dict[str, Parameter]) -> Iterator[Remark]:
 def _comments(source: str) -> dict[int, str]:
     """What stands behind each line's `#`."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return {one.start[0]: one.string.lstrip("#: ").rstrip() for one in tokens if one.type == tokenize.COMMENT}
+    return {one.start[0]: _said_by(one.string) for one in tokens if one.type == tokenize.COMMENT}
+
+
+def _said_by(comment: str) -> str:
+    """What a comment says to a person; Colab reads `#@param {type: "number"}` for the field that it draws, and nobody else."""
+    text = comment.lstrip("#: ").rstrip()
+    return "" if text.startswith("@param") else text
 
 
 def _type_of(value: ast.expr) -> str | None:

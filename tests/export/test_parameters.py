@@ -109,3 +109,8 @@ def test_a_script_tells_its_options(tmp_path):
     found = script(tmp_path, code("a = 1  # one", "parameters")).parameters
     assert found == (Parameter("a", "int", "1", "one"),)
     assert script(tmp_path, "a = 1").parameters == ()
+
+
+def test_what_colab_draws_a_field_from_is_no_help():
+    source = 'rate = 0.1 #@param {type:"number"}\nkind = "a" # @param ["a", "b"]\nname = "x"  # what it is called'
+    assert [one.help for one in parameters_of(source).found] == ["", "", "what it is called"]
