@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +13,7 @@ from accelerate_nb.export.awaiting import without_annotations
 from accelerate_nb.export.hearing import NAME, cell_magic
 from accelerate_nb.export.hoisting import hoisted
 from accelerate_nb.export.launches import kept_changes
+from accelerate_nb.export.line_magics import known
 from accelerate_nb.export.magics import plain
 from accelerate_nb.export.names import bound, looked_up
 from accelerate_nb.export.parameters import TAG, Parameter, parameters_of
@@ -60,7 +62,12 @@ class Translation:
     def problems(self) -> list[tuple[int, Remark]]:
         """What keeps the notebook from being a script, with the numbers of the cells, in the order of the lines."""
         return sorted(
-            [*self._remarks(self.ranks.problems, "problems"), *self._second_parameters(), *self._past_results()],
+            [
+                *self._remarks(self.ranks.problems, "problems"),
+                *self._second_parameters(),
+                *self._past_results(),
+                *self._magics_like_python(),
+            ],
             key=_place,
         )
 
@@ -85,6 +92,19 @@ class Translation:
                 if name not in own:
                     what = f"`{name}` is what IPython keeps of other cells; give the value a name where it is computed"
                     yield one.number, Remark(line, f"{what}.")
+
+    def _magics_like_python(self) -> Iterator[tuple[int, Remark]]:
+        """A cell of `ls -la` is a difference to Python, and a magic to IPython while nothing is called `ls`."""
+        sound = [one for one in self.cells.values() if not one.plain.problems]
+        own = {name for one in sound for name in bound(one.tree.body)}
+        for one in sound if "*" not in own else ():
+            source = one.plain.source.strip()
+            word = re.match(r"\w+", source)
+            if word is None or "\n" in source or word[0] in own or hasattr(builtins, word[0]):
+                continue
+            if word[0] in known() and word[0] in looked_up(one.tree.body):
+                line = one.plain.source[: one.plain.source.index(source)].count("\n") + 1
+                yield one.number, Remark(line, f"nothing is called `{word[0]}`, so it is a magic: write `%{source}`.")
 
 
 def _past_results_of(nodes: Iterable[ast.stmt]) -> dict[str, int]:

@@ -261,3 +261,11 @@ def test_a_debugger_can_run_it(tmp_path):
 
 def run(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(path), *words], capture_output=True, text=True, check=False)
+
+
+def test_a_magic_that_reads_like_python_is_refused_where_nothing_has_its_name(tmp_path):
+    with pytest.raises(ExportError) as caught:
+        script(tmp_path, "x = 1", "\nls -la", "pwd")
+    assert "cell 2, line 2: nothing is called `ls`, so it is a magic: write `%ls -la`." in str(caught.value)
+    assert "cell 3, line 1: nothing is called `pwd`" in str(caught.value)
+    script(tmp_path, "ls, la = 3, 2", "ls -la", "import time", "time")
