@@ -1,0 +1,54 @@
+"""The command line answers at once, and every command tells what it does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from accelerate_nb.cli.main import COMMANDS, main
+
+HEAVY = {"torch", "numpy", "IPython", "nbformat", "rich", "questionary", "yaml"}
+# Of CPU time, in which others that work on the machine do not count.
+SECONDS = 0.3
+
+
+def cpu_seconds(words: list[str]) -> float:
+    """The CPU time of a fresh process, with what it started."""
+    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.mark.parametrize("words", [["--help"], ["launch", "--help"]], ids=" ".join)
+def test_help_takes_under_a_third_of_a_second_of_cpu_time(words: list[str]) -> None:
+    # a busy machine has cold caches; one run in five that is fast shows that nothing slow is done
+    assert min(cpu_seconds(["-m", "accelerate_nb", *words]) for _ in range(5)) < SECONDS
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["launch", "--help"], ["export", "--help"], ["config", "--help"]], ids=" ".join
+)
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "accelerate_nb", *words], capture_output=True, text=True, check=True
+    )
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "accelerate_nb" in imported
+    assert imported & HEAVY == set()
+
+
+def test_every_command_that_the_help_lists_has_a_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    listed = capsys.readouterr().out
+    for name in (one.word for one in COMMANDS):
+        assert name in listed
+        with pytest.raises(SystemExit) as end:
+            main([name, "--help"])
+        assert end.value.code == 0
+        assert capsys.readouterr().out.startswith(f"usage: accelerate-nb {name}")
