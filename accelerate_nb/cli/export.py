@@ -92,7 +92,7 @@ def _refuse(output: Path, notebook: Path, *, force: bool) -> None:
         with output.open(encoding="utf-8", errors="replace") as file:
             first = file.readline()
     except OSError as error:
-        raise ExportError(f"{asked}, which can't be read: {error.strerror}.") from None
+        raise ExportError(f"{asked}, which can't be read: {error.strerror}. Name another file.") from None
     if notebook_of(first) is None:
         raise ExportError(
             f"{asked}, which holds something else. Say --force to replace it, or -o to name another file."
@@ -132,7 +132,9 @@ def write(output: Path, text: str) -> None:
             os.unlink(file.name)
             raise
     except OSError as error:
-        raise ExportError(f"{output} was to be written, but it can't be: {error.strerror}.") from None
+        raise ExportError(
+            f"{output} was to be written, but it can't be: {error.strerror}. Name another file."
+        ) from None
 
 
 def _mode(output: Path) -> int:

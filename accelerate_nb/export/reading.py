@@ -70,7 +70,9 @@ def _content(path: Path) -> Any:
     except IsADirectoryError:
         raise ExportError(f"{path} was to be read as a notebook, but it is a folder. Name a file in it.") from None
     except OSError as error:
-        raise ExportError(f"{path} was to be read as a notebook, but it can't be: {error.strerror}.") from None
+        raise ExportError(
+            f"{path} was to be read as a notebook, but it can't be: {error.strerror}. Let it be read by you."
+        ) from None
     except (ValueError, RecursionError):
         raise ExportError(f"{path} is no notebook: it holds no JSON. Name a file that Jupyter has saved.") from None
 
@@ -87,7 +89,9 @@ def _checked(content: Any, path: Path) -> Mapping[str, Any]:
     if not isinstance(version, int) or not any(isinstance(content.get(key), list) for key in ("cells", "worksheets")):
         raise ExportError(f"{path} is no notebook: it lacks a notebook's cells. Name a file that Jupyter has saved.")
     if version > _CURRENT:
-        raise ExportError(f"{path} is a notebook of format {version}; formats up to {_CURRENT} are known here.")
+        raise ExportError(
+            f"{path} is a notebook of format {version}, and formats up to {_CURRENT} are known here. Save it in one of these."
+        )
     return _mapping(content)
 
 

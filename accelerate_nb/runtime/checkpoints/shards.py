@@ -161,7 +161,9 @@ def _read_list(path: Path) -> Any:
             f"{_first_line(error)}. Take another checkpoint."
         ) from None
     if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, Mapping):
-        raise CheckpointError(f"{path} should be the list of a checkpoint's shards, but holds something else.")
+        raise CheckpointError(
+            f"{path} should be the list of a checkpoint's shards, but holds something else. Take another checkpoint."
+        )
     return metadata
 
 
