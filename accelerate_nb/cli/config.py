@@ -193,8 +193,8 @@ def _update(arguments: argparse.Namespace) -> int:
             f"The configuration file {path} was to be updated, and is not there. Correct its path, or write one with "
             "`accelerate-nb config`."
         )
-    before = path.read_text(encoding="utf-8")
     draft = files.renewed(path, _usual_word())
+    before = path.read_text(encoding="utf-8")
     if draft.text == before:
         print(f"{path} is as today's Accelerate writes it; nothing was changed.")
         return 0

@@ -7,11 +7,14 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
-from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.errors import AccelerateNbError, ConfigurationError
 
 _DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
 _PRECISIONS = ("float32", "mixed", "bfloat16")
@@ -88,15 +91,33 @@ def run(arguments: argparse.Namespace) -> int:
     """Estimate, and write."""
     ranks = _ranks(arguments.ranks)
     room = _room(arguments.memory, ranks)
-    outline = import_module("accelerate_nb.big_models.outlines").outline(
-        arguments.model, _arguments(arguments.args), trusts=arguments.trust_remote_code
-    )
+    outlined = import_module("accelerate_nb.big_models.outlines").outline
+    with _telling(arguments.model):
+        outline = outlined(arguments.model, _arguments(arguments.args), trusts=arguments.trust_remote_code)
     facts = _estimated(outline, arguments.dtypes, arguments.optimizer, ranks, room)
     if arguments.json:
         print(json.dumps(facts, indent=2, ensure_ascii=False))
     else:
         print("\n".join(_text(facts, room)))
     return 0
+
+
+@contextmanager
+def _telling(said: str) -> Iterator[None]:
+    """What anybody's code raises while a model is made of it, told in one line."""
+    try:
+        yield
+    except AccelerateNbError:
+        raise
+    except (Exception, SystemExit) as error:
+        calls = extract_tb(error.__traceback__)
+        own = [call for call in calls if Path(call.filename).name == Path(said.partition(":")[0]).name]
+        last = (own or calls)[-1]
+        where = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
+        raise ConfigurationError(
+            f"{said} was to be made, and that ended with {type(error).__name__}: {error}{where}. A file is imported for this: "
+            "let what trains stand under `if __name__ == '__main__':`, and correct what fails."
+        ) from error
 
 
 def _ranks(said: int | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ def main(words: Sequence[str] | None = None) -> int:
         said = list(sys.argv[1:] if words is None else words)
         command = next((one for one in COMMANDS if said[:1] == [one.word]), None)
         if command is None:
+            _refuse_a_launch_without_its_word(said)
             overview().parse_args(said)
             overview().print_help()
             return 2
@@ -82,6 +84,15 @@ def main(words: Sequence[str] | None = None) -> int:
         # what read this command's lines has gone; what Python still holds for it goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+
+
+def _refuse_a_launch_without_its_word(said: Sequence[str]) -> None:
+    """`accelerate-nb -n 2 train.py`, as one writes for torchrun."""
+    own = {"-h", "--help", "--version"}
+    if said and own.isdisjoint(said) and (said[0].startswith("-") or said[0].lower().endswith((".py", ".ipynb"))):
+        raise ConfigurationError(
+            f"{said[0]!r} is no command. To run a program on every process: {shlex.join([NAME, 'launch', *said])}"
+        )
 
 
 def overview() -> Parser:

@@ -80,6 +80,8 @@ def _hint(said: str, path: str) -> str:
 
 def _module(said: str) -> What:
     if not _has_module(said):
+        if os.path.exists(said):
+            raise ConfigurationError(f"-m {said} was to be run, and that is a path, not a module's name. Leave -m out.")
         raise ConfigurationError(
             f"-m {said} was to be run, and there is no module {said.partition('.')[0]} here. Correct its name, or install it."
         )

@@ -77,7 +77,7 @@ class Draft:
             _write_whole(place, self.text)
         except OSError as error:
             raise ConfigurationError(
-                f"The configuration was to be written to {self.path}, but {error.strerror}. Save it to another path."
+                f"The configuration was to be written to {self.path}, and can't be: {error.strerror}. Save it to another path."
             ) from None
 
     @property

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.model import GOING_ON, DeviceSample, Event, HostSample, LogLine, Metric, Progress, to_line
 
 # Run folders beyond this number are removed, oldest first, when a run has ended.
@@ -108,7 +109,21 @@ class Record:
 
 
 def new_folder(parent: Path, name: str) -> Path:
-    """A fresh folder for a run under `parent`, named after the time and the function."""
+    """
+    A fresh folder for a run under `parent`, named after the time and the function.
+
+    Raises `LaunchError` where nothing can be written there.
+    """
+    try:
+        return _made(parent, name)
+    except OSError as error:
+        raise LaunchError(
+            f"What ranks write is kept in {parent}, and no folder can be made there: {error.strerror or error}. Name "
+            "another place: --folder PATH, folder='PATH', or the variable ACCELERATE_NB_FOLDER."
+        ) from None
+
+
+def _made(parent: Path, name: str) -> Path:
     parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     stamp = time.strftime("%Y-%m-%d_%H%M%S")
     label = "".join(letter if letter.isalnum() else "_" for letter in name).strip("_")[:40] or "run"

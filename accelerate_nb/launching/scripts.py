@@ -78,7 +78,9 @@ class Module:
         sys.path.insert(0, os.getcwd())
         sys.argv[:] = ["-m", *arguments]
         spec = find_spec(self.name)
-        if spec is not None and spec.submodule_search_locations is not None:
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {self.name!r}", name=self.name)
+        if spec.submodule_search_locations is not None:
             spec = find_spec(f"{self.name}.{_NAME}")
         sys.argv[0] = getattr(spec, "origin", None) or self.name
         _run_spec(spec, self.name)

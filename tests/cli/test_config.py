@@ -226,6 +226,14 @@ def test_update_leaves_a_file_that_nobody_understands(path, capsys):
     assert path.read_bytes() == before
 
 
+def test_update_leaves_a_file_that_is_no_text(path, capsys):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\xff\xfe\x00")
+    assert main(["config", "update"]) == 2
+    assert f"The configuration file {path} can't be read" in capsys.readouterr().err
+    assert path.read_bytes() == b"\xff\xfe\x00"
+
+
 def test_update_needs_a_file(path, capsys):
     assert main(["config", "update"]) == 2
     assert f"{path} was to be updated, and is not there" in capsys.readouterr().err

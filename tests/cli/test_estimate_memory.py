@@ -88,6 +88,24 @@ def test_a_wrong_word_is_told(capsys, words, says):
 
 
 @pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import os\nos.environ['NOWHERE']", "KeyError: 'NOWHERE'"),
+        ("import no_such_module", "No module named 'no_such_module'"),
+        ("def f(:", "SyntaxError: invalid syntax"),
+        ("import sys\nsys.exit(3)", "SystemExit: 3"),
+    ],
+)
+def test_code_that_fails_is_told_in_one_line(tmp_path, capsys, code, says):
+    (tmp_path / "train.py").write_text(code)
+    assert main(["estimate-memory", f"{tmp_path}/train.py:Net"]) == 2
+    told = capsys.readouterr().err
+    assert says in told
+    assert f"train.py, line {code.count(chr(10)) + 1})" in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     ("number", "said"),
     [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.50 KiB"), (1 << 40, "1.00 TiB"), (1 << 52, "4096.00 TiB")],
 )

@@ -96,6 +96,20 @@ print("pids", os.getpid(), child.pid, flush=True)
 signal.pause()
 """
 
+SAVES = """
+import os, signal, sys
+
+def save(number, frame):
+    print("saves", flush=True)
+    open("saved_" + os.environ["RANK"], "w").close()
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -204,6 +218,24 @@ def test_modules_and_programs_run_too(capfd):
     assert lines(capfd.readouterr().out) == ["[0] 0 of 2", "[1] 1 of 2"]
 
 
+def test_a_program_that_handles_the_signal_saves_before_it_ends(place):
+    words = [sys.executable, "-m", "accelerate_nb", "launch", *TWO, script(SAVES)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as launched:
+        assert sorted(launched.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
+        launched.send_signal(signal.SIGTERM)
+        out, _ = launched.communicate(timeout=60)
+    assert launched.returncode == 143
+    assert sorted(out.splitlines()) == ["[0] saves", "[1] saves"]
+    assert sorted(path.name for path in place.glob("saved_*")) == ["saved_0", "saved_1"]
+
+
+def test_a_module_that_is_not_in_its_package_is_named(place, capfd):
+    (place / "package").mkdir()
+    (place / "package" / "__init__.py").touch()
+    assert main(["launch", "--cpu", "-m", "package.missing"]) == 1
+    assert "ModuleNotFoundError: No module named 'package.missing'" in capfd.readouterr().err
+
+
 # ------------------------------------------------------------------------------------------------------------ notebooks
 
 
@@ -257,6 +289,8 @@ def test_the_help_of_a_notebook_lists_its_parameters(capsys):
         (["scrpt.py"], 2, "Did you mean script.py?"),
         (["json"], 2, "run it with -m json"),
         (["-m", "no_such_module"], 2, "there is no module no_such_module"),
+        (["-m", "./script.py"], 2, "that is a path, not a module's name. Leave -m out."),
+        (["--folder", "/dev/null/runs", "script.py"], 1, "no folder can be made there: Not a directory. Name another"),
         (["--no_python", "no_such_program"], 2, "there is no such program"),
         (["-m", "--no_python", "x"], 2, "-m and --no_python were both given"),
         (["broken.py"], 1, "SyntaxError: '(' was never closed"),
@@ -276,6 +310,12 @@ def test_what_can_not_be_run_is_told_before_any_process_starts(words, code, told
     assert told in err
     assert "ran" not in out
     assert not any(path.name == "rank_0.log" for path in place.rglob("*"))
+
+
+@pytest.mark.parametrize("words", [["--num_processes", "2", "my train.py"], ["train.py"], ["train.ipynb", "-n", "2"]])
+def test_a_launch_without_its_word_is_told_the_whole_line(words, capsys):
+    assert main(words) == 2
+    assert capsys.readouterr().err.endswith(f": {shlex.join(['accelerate-nb', 'launch', *words])}\n")
 
 
 def test_a_worker_launches_nothing(monkeypatch, capsys):
