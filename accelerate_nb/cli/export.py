@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
-import tempfile
 from pathlib import Path
 
+from accelerate_nb.config.writing import write_whole
 from accelerate_nb.errors import ConfigurationError, ExportError
 
 # Python's own tests, which no program imports; many notebooks have this name.
@@ -121,26 +120,9 @@ def _imported(text: str) -> set[str]:
 
 def write(output: Path, text: str) -> None:
     """Write a file whole, or leave what is there."""
-    output = output.resolve()  # a link goes on to lead to the file
     try:
-        with tempfile.NamedTemporaryFile("w", dir=output.parent, encoding="utf-8", newline="\n", delete=False) as file:
-            file.write(text)
-        try:
-            os.chmod(file.name, _mode(output))
-            os.replace(file.name, output)
-        except OSError:
-            os.unlink(file.name)
-            raise
+        write_whole(output, text)
     except OSError as error:
         raise ExportError(
             f"{output} was to be written, but it can't be: {error.strerror}. Name another file."
         ) from None
-
-
-def _mode(output: Path) -> int:
-    """The permissions that the file has, or that a new one gets."""
-    if output.exists():
-        return output.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask

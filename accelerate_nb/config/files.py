@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import json
-import os
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +13,7 @@ from accelerate_nb.config import later
 from accelerate_nb.config.keys import OF_ACCELERATE, OF_EARLIER, OF_SAGEMAKER, TOGETHER, apart, today, together
 from accelerate_nb.config.run import all_settings
 from accelerate_nb.config.spelling import OWN_MARK, is_own, key, own_keys, text
+from accelerate_nb.config.writing import write_whole
 from accelerate_nb.errors import ConfigurationError
 
 
@@ -74,7 +72,7 @@ class Draft:
         place = self.path.resolve()
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            _write_whole(place, self.text)
+            write_whole(place, self.text)
         except OSError as error:
             raise ConfigurationError(
                 f"The configuration was to be written to {self.path}, and can't be: {error.strerror}. Save it to another path."
@@ -157,23 +155,6 @@ def _refuse_own_in_json(place: Path, content: Mapping[str, Any]) -> None:
 def _has_comments(place: Path) -> bool:
     lines = place.read_text(encoding="utf-8").splitlines()
     return any(line.lstrip().startswith("#") and not is_own(line) for line in lines)
-
-
-def _write_whole(place: Path, written: str) -> None:
-    """Put a text in the place of a file at once, with the rights that the file had."""
-    beside = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        with open(beside, "x", encoding="utf-8") as file:
-            file.write(written)
-            file.flush()
-            os.fsync(file.fileno())
-        if place.exists():
-            beside.chmod(place.stat().st_mode & 0o777)
-        beside.replace(place)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
 
 
 def _there(said: str | Path) -> Path:
