@@ -2,124 +2,84 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
-import time
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
-from nbformat import NotebookNode
-from nbformat.v4 import new_code_cell
 
-FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-# What is known of nbconvert and the like; pytest may well show a page.
-INTO_A_FILE = {"ACCELERATE_NB_PANEL": "text"}
-SECONDS = 60  # a notebook takes no longer than that on a laptop
-
-
-def executed(name: str, folder: Path, asking: str = "None") -> tuple[NotebookNode, Any, float]:
-    """A notebook after its run in `folder`, the value that the expression `asking` has there then, and the seconds it took."""
-    notebook = nbformat.read(FOLDER / name, as_version=4)
-    notebook.cells.append(new_code_cell(f"import json\nprint(json.dumps({asking}))"))
-    began = time.monotonic()
-    client = NotebookClient(
-        notebook, timeout=3 * SECONDS, kernel_name="python3", resources={"metadata": {"path": folder}}
-    )
-    client.execute(env={**os.environ, **INTO_A_FILE})
-    took = time.monotonic() - began
-    return notebook, json.loads(printed(notebook.cells[-1])), took
-
-
-def printed(cell: NotebookNode) -> str:
-    """What a cell wrote."""
-    return "".join(output.text for output in cell.outputs if output.output_type == "stream")
-
-
-def pictures(notebook: NotebookNode) -> int:
-    """How many plots a notebook shows."""
-    return sum("image/png" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", []))
-
-
-@pytest.fixture(scope="module")
-def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[NotebookNode, Any, float]:
-    """The first notebook, run once for the tests that look at it."""
-    keys = "('losses', 'accuracies', 'processes', 'precision')"
-    asking = f"[{{key: result[key] for key in {keys}}}, len(test_images)]"
-    return executed("01_first_run.ipynb", tmp_path_factory.mktemp("first"), asking)
+from tests.notebooks.executing import ASKED, NOTEBOOKS, SECONDS, Executing, pictures, printed
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * SECONDS)
 def test_the_first_run_recognises_97_percent_of_the_digits_on_two_processes(
-    first_run: tuple[NotebookNode, Any, float],
+    run_of: Executing,
 ) -> None:
-    notebook, (result, _), took = first_run
+    run = run_of("01_first_run.ipynb")
+    result = run.answer[0]
     assert result["accuracies"][-1] >= 0.97
     assert (result["processes"], result["precision"]) == (2, "bf16")
     assert len(result["losses"]) == len(result["accuracies"]) == 20
     assert result["losses"][-1] < 0.1 * result["losses"][0]
-    assert pictures(notebook) == 2
-    assert took < SECONDS
+    assert pictures(run.notebook) == 2
+    assert run.seconds < SECONDS
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * SECONDS)
-def test_the_first_run_tests_on_each_digit_exactly_once(first_run: tuple[NotebookNode, Any, float]) -> None:
-    notebook, (_, kept_aside), _ = first_run
-    launch = next(cell for cell in notebook.cells if cell.id == "launch")
+def test_the_first_run_tests_on_each_digit_exactly_once(run_of: Executing) -> None:
+    run = run_of("01_first_run.ipynb")
+    kept_aside = run.answer[1]
+    launch = next(cell for cell in run.notebook.cells if cell.id == "launch")
     assert f" of {kept_aside} test digits right" in printed(launch)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * SECONDS)
-def test_one_two_and_four_processes_give_the_same_losses(tmp_path: Path) -> None:
-    notebook, runs, took = executed("02_same_numbers.ipynb", tmp_path, "runs")
+def test_one_two_and_four_processes_give_the_same_losses(run_of: Executing) -> None:
+    run = run_of("02_same_numbers.ipynb")
+    runs = run.answer
     alone = runs["1"]
     assert len(alone) == 3 * 28
     assert alone[-1] < 0.5 * alone[0]
     for count in ("2", "4"):
         assert runs[count] == pytest.approx(alone, rel=1e-4)
     assert runs["2"] != runs["4"]  # that many processes did run: their sums are rounded differently
-    assert pictures(notebook) == 1
-    assert took < SECONDS
+    assert pictures(run.notebook) == 1
+    assert run.seconds < SECONDS
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * SECONDS)
-def test_a_language_model_learns_from_the_manual_on_two_processes(tmp_path: Path) -> None:
-    notebook, result, took = executed(
-        "03_language_model.ipynb", tmp_path, "{key: result[key] for key in ('losses', 'tests', 'processes')}"
-    )
+def test_a_language_model_learns_from_the_manual_on_two_processes(run_of: Executing) -> None:
+    run = run_of("03_language_model.ipynb")
+    result = run.answer
     assert result["processes"] == 2
     assert len(result["losses"]) == 3 * 142
     assert result["losses"][0] == pytest.approx(math.log(1024), abs=0.2)  # before it has learned anything
     assert result["tests"] == sorted(result["tests"], reverse=True)
     assert result["tests"][-1] < 4.2
-    cells = {cell.id: cell for cell in notebook.cells}
+    cells = {cell.id: cell for cell in run.notebook.cells}
     # how many there are depends on the manual, and so on the version of Python
     assert len(set(re.findall(r"on (\d+) unseen pieces", printed(cells["launch"])))) == 1
     before, after = (printed(cells[name]).partition("The for statement")[2] for name in ("model", "after"))
     assert before
     assert after
     assert before != after
-    assert pictures(notebook) == 1
-    assert took < SECONDS
+    assert pictures(run.notebook) == 1
+    assert run.seconds < SECONDS
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * SECONDS)
-def test_cells_on_two_ranks_train_step_by_step_and_an_error_costs_nothing(tmp_path: Path) -> None:
-    notebook, result, took = executed("05_cells_on_every_rank.ipynb", tmp_path, "[accuracy, losses]")
-    accuracy, losses = result
+def test_cells_on_two_ranks_train_step_by_step_and_an_error_costs_nothing(run_of: Executing) -> None:
+    run = run_of("05_cells_on_every_rank.ipynb")
+    accuracy, losses = run.answer
     assert accuracy > 0.97
     assert len(losses) == 8 * 29
-    cells = {cell.id: cell for cell in notebook.cells}
+    cells = {cell.id: cell for cell in run.notebook.cells}
     assert "[0-1] hello from a session of 2" in printed(cells["start"])
     assert "[1]   I am rank 1" in printed(cells["start"])
     assert printed(cells["one"]).count("gradient") == 1
@@ -128,25 +88,23 @@ def test_cells_on_two_ranks_train_step_by_step_and_an_error_costs_nothing(tmp_pa
     assert error.ename == "IndexError"
     assert "rank 1" in "\n".join(error.traceback)
     assert "2." in printed(cells["after"])
-    assert pictures(notebook) == 1
-    assert took < SECONDS
+    assert pictures(run.notebook) == 1
+    assert run.seconds < SECONDS
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * SECONDS)
-def test_a_picked_configuration_is_launched_kept_and_tried(tmp_path: Path) -> None:
-    notebook, found, took = executed(
-        "06_pick_a_configuration.ipynb", tmp_path, "[result, from_file, [check.state for check in checks]]"
-    )
-    result, from_file, states = found
+def test_a_picked_configuration_is_launched_kept_and_tried(run_of: Executing) -> None:
+    run = run_of("06_pick_a_configuration.ipynb")
+    result, from_file, states = run.answer
     assert (result["processes"], result["precision"]) == (2, "bf16")
     assert result["loss"] < 0.02
     assert (from_file["processes"], from_file["precision"]) == (1, "no")
     assert states == ["passed"] * 7
-    form = next(cell for cell in notebook.cells if cell.id == "form").outputs[0]
+    form = next(cell for cell in run.notebook.cells if cell.id == "form").outputs[0]
     assert "notebook_launcher(" in form.data["text/plain"]
     assert "num_processes=2" in form.data["text/plain"]
-    assert took < SECONDS
+    assert run.seconds < SECONDS
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -162,16 +120,18 @@ def test_a_notebook_is_saved_clean(path: Path) -> None:
 def test_each_notebook_is_executed_by_a_test() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     assert [path.name for path in NOTEBOOKS if path.name not in text] == []
+    assert list(ASKED) == [path.name for path in NOTEBOOKS]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * SECONDS)
-def test_the_panel_s_notebook_shows_both_runs_where_no_page_is(tmp_path: Path) -> None:
-    notebook, results, took = executed("04_panel.ipynb", tmp_path, "[result, later]")
+def test_the_panel_s_notebook_shows_both_runs_where_no_page_is(run_of: Executing) -> None:
+    run = run_of("04_panel.ipynb")
+    results = run.answer
     assert [one["processes"] for one in results] == [2, 2]
     assert [one["steps"] for one in results] == [6 * 125, 3 * 125]
     assert results[0]["loss"] < 0.2
-    assert pictures(notebook) == 2
-    later = next(cell for cell in notebook.cells if cell.id == "later")
+    assert pictures(run.notebook) == 2
+    later = next(cell for cell in run.notebook.cells if cell.id == "later")
     assert "epoch 3: the last batch has a loss of" in printed(later)
-    assert took < SECONDS
+    assert run.seconds < SECONDS

@@ -10,7 +10,7 @@ import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-from tests.notebooks.test_notebooks import INTO_A_FILE
+from tests.notebooks.executing import INTO_A_FILE
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 

@@ -1,0 +1,84 @@
+"""The notebooks of this repository, executed: what each of them came to, and what it showed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell
+
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+# What is known of nbconvert and the like; pytest may well show a page.
+INTO_A_FILE = {"ACCELERATE_NB_PANEL": "text"}
+# With as many threads in every process, whoever starts it, sums are rounded alike.
+ALIKE = {"OMP_NUM_THREADS": "1"}
+SECONDS = 60  # a notebook takes no longer than that on a laptop
+
+# What is asked of a notebook when it has come to its end.
+_WEIGHTS = "sha256(b''.join(value.numpy().tobytes() for value in result['weights'].values())).hexdigest()"
+ASKED = {
+    "01_first_run.ipynb": "[{key: result[key] for key in ('losses', 'accuracies', 'processes', 'precision')}, "
+    f"len(test_images), {_WEIGHTS}]",
+    "02_same_numbers.ipynb": "runs",
+    "03_language_model.ipynb": "{key: result[key] for key in ('losses', 'tests', 'processes')}",
+    "04_panel.ipynb": "[result, later]",
+    "05_cells_on_every_rank.ipynb": "[accuracy, losses]",
+    "06_pick_a_configuration.ipynb": "[result, from_file, [check.state for check in checks]]",
+}
+_ANSWER = "answer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """A notebook after its run, what it came to, and the seconds that it took."""
+
+    notebook: NotebookNode
+    answer: Any
+    seconds: float
+
+
+Executing = Callable[[str], Executed]
+
+
+def asked(name: str) -> NotebookNode:
+    """A notebook with a last cell that writes down what it came to; in a script, the first of its processes does."""
+    notebook = nbformat.read(FOLDER / name, as_version=4)
+    source = "import json, os\nfrom hashlib import sha256\nif os.environ.get('RANK', '0') == '0':\n"
+    source += f"    with open({_ANSWER!r}, 'w') as _file:\n        json.dump({ASKED[name]}, _file)"
+    notebook.cells.append(new_code_cell(source))
+    return notebook
+
+
+def answer(folder: Path) -> Any:
+    """What the last cell has written where the notebook, or its script, ran."""
+    return json.loads((folder / _ANSWER).read_text(encoding="utf-8"))
+
+
+def executed(name: str, folder: Path) -> Executed:
+    """A notebook after a run in a kernel, in this folder."""
+    notebook = asked(name)
+    began = time.monotonic()
+    client = NotebookClient(
+        notebook, timeout=3 * SECONDS, kernel_name="python3", resources={"metadata": {"path": folder}}
+    )
+    client.execute(env={**os.environ, **INTO_A_FILE, **ALIKE})
+    return Executed(notebook, answer(folder), time.monotonic() - began)
+
+
+def printed(cell: NotebookNode) -> str:
+    """What a cell wrote."""
+    return "".join(output.text for output in cell.outputs if output.output_type == "stream")
+
+
+def pictures(notebook: NotebookNode) -> int:
+    """How many plots a notebook shows."""
+    return sum("image/png" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", []))
