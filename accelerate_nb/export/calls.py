@@ -22,6 +22,8 @@ _IPYTHON = "get_ipython()."
 _CELL_MAGIC = re.compile(r"%%(?P<name>\S+)(?: (?P<rest>.*))?")
 # This is Python too, with another meaning.
 _PROMPT = re.compile(r"^(?:\[(?:nav|ins)\])? ?In \[\d+\]: ", re.MULTILINE)
+# Python follows as many levels of a statement at the least, on each version and from each place that it is called from.
+_DEEPEST = 300
 # A cell has as many calls at the most; whatever goes round in circles ends there.
 _LIMIT = 10_000
 
@@ -84,11 +86,35 @@ def is_python(source: str) -> bool:
 def parsed(source: str) -> ast.Module | None:
     """The cell's statements; None if it is no Python."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warns of the same things when the script runs
-            return ast.parse(source)
+        return _parsed(source)
     except (SyntaxError, ValueError, RecursionError):
         return None
+
+
+def _parsed(source: str) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of the same things when the script runs
+        return ast.parse(source)
+
+
+def is_too_deep(source: str) -> bool:
+    """
+    Whether a statement has more levels than Python can follow: what it can parse, it may not be able to compile.
+
+    >>> is_too_deep("x = " + "+".join("1" * 1000)), is_too_deep("x = [" + "1," * 1000 + "]")
+    (True, False)
+    """
+    try:
+        level: list[ast.AST] = [_parsed(source)]
+    except RecursionError:
+        return True
+    except (SyntaxError, ValueError):
+        return False
+    depth = 0
+    while level and depth <= _DEEPEST:
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        depth += 1
+    return bool(level)
 
 
 def found(source: str) -> Found:

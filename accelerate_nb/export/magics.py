@@ -8,12 +8,15 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from accelerate_nb.export import cell_magics, commands, line_magics
-from accelerate_nb.export.calls import Call, CellMagic, found, is_python, own_calls, parsed
+from accelerate_nb.export.calls import Call, CellMagic, found, is_python, is_too_deep, own_calls, parsed
 from accelerate_nb.export.plain import Plain, Remark, Wishes
 from accelerate_nb.export.saying import Asked, Said, left_out
 
 # Gives None where there is no notebook, as the notebook's own does not.
 _GET_IPYTHON = "from IPython import get_ipython"
+_TOO_DEEP = Remark(
+    1, "the cell is nested too deeply for Python to read it. Make several statements of its longest one."
+)
 # How much of a line is told in a problem.
 _WIDEST = 100
 
@@ -29,6 +32,9 @@ def plain(source: str, wishes: Wishes = Wishes(), *, on_ranks: bool = False) -> 
     'files = nb_shell.capture("ls data")'
     """
     source = source.replace("\r\n", "\n").replace("\r", "\n")
+    # before IPython looks at it: on some Pythons each of its tokens holds a copy of the whole line
+    if is_too_deep(source):
+        return Plain(source, problems=(_TOO_DEEP,))
     if is_python(source):
         return _with_own_calls(source, wishes, on_ranks=on_ranks)
     read = found(source)
@@ -137,6 +143,9 @@ def _automagic(lines: Sequence[str]) -> str | None:
 
 def _wrong_python(source: str) -> Iterator[Remark]:
     """What Python can't read, with a guess at what was meant."""
+    if is_too_deep(source):
+        yield _TOO_DEEP
+        return
     try:
         ast.parse(source)
     except SyntaxError as error:
@@ -144,10 +153,6 @@ def _wrong_python(source: str) -> Iterator[Remark]:
         word = re.match(r"\w+", line)
         hint = f" `{word[0]}` is a magic: write `%{line}`." if word and word[0] in line_magics.known() else ""
         yield Remark(error.lineno or 1, f"`{_short(line)}` is no Python: {error.msg.rstrip('.?')}.{hint}")
-    except RecursionError:
-        yield Remark(
-            1, "the cell is nested too deeply for Python to read it. Make several statements of its longest one."
-        )
     except ValueError as error:
         yield Remark(1, f"the cell is no Python: {error}.")
 

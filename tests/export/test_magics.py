@@ -386,8 +386,9 @@ def test_a_failing_cell_of_bash_raises_as_in_ipython() -> None:
         exec("\n".join((*found.imports, found.source)), {})
 
 
-def test_a_cell_that_is_nested_too_deeply_is_a_problem_of_the_notebook() -> None:
-    (problem,) = plain(f"x = {'+'.join(['1'] * 100_000)}").problems
+@pytest.mark.parametrize("terms", [800, 3000, 100_000])
+def test_a_cell_that_is_nested_too_deeply_is_a_problem_of_the_notebook(terms: int) -> None:
+    (problem,) = plain(f"x = {'+'.join(['1'] * terms)}").problems
     assert "nested too deeply" in problem.text
 
 
