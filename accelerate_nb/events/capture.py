@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 # A line longer than this is shown cut; the run's folder keeps all of it.
 LONGEST_SHOWN = 16_384
+# How a question ends that somebody is to answer: `name? `, `(Pdb) `, `>>> `; longer ones are none.
+_PROMPTS = (b"? ", b": ", b") ", b"> ", b"$ ", b"] ")
+_LONGEST_PROMPT = 500
 
 _Decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -36,7 +39,7 @@ class LineAssembler:
     Takes a stream's bytes as they come, and gives whole lines.
 
     What stands after the last newline is held back until its end arrives; where it holds a carriage return (a progress
-    bar) it is given as an open line each time, so that the next one can replace it.
+    bar), or ends as a prompt does, it is given as an open line each time, so that the next one can replace it.
     """
 
     def __init__(self) -> None:
@@ -61,10 +64,12 @@ class LineAssembler:
         return (rest + b"\n", [Line(shown(rest))]) if rest else (b"", [])
 
     def _hold(self, news: bytes) -> list[Line]:
-        """Hold back what has not ended; where a carriage return is in it, it is also given as an open line."""
+        """Hold back what has not ended; a bar or a prompt is also given as an open line."""
+        if not news:
+            return []
         self._parts.append(news)
         self._current.append(news)
-        if b"\r" not in news:
+        if b"\r" not in news and not (news.endswith(_PROMPTS) and sum(map(len, self._current)) <= _LONGEST_PROMPT):
             return []
         # the last one may stand at the end, and what it ends is still shown
         current = b"".join(self._current)

@@ -103,6 +103,13 @@ def test_text_that_waits_for_its_newline_is_held_back():
     assert assembler.close() == (b"", [])
 
 
+@pytest.mark.parametrize("prompt", ["name? ", "(Pdb) ", ">>> ", "Ihr Passwort: "])
+def test_a_prompt_is_given_before_its_line_ends(prompt):
+    assembler = LineAssembler()
+    assert assembler.feed(prompt.encode()) == (b"", [Line(prompt, open=True)])
+    assert assembler.feed(b"Bob\n") == (f"{prompt}Bob\n".encode(), [Line(f"{prompt}Bob")])
+
+
 def test_a_bar_that_moves_for_hours_costs_no_more_than_at_its_beginning():
     assembler = LineAssembler()
     bar = b"\r" + b"#" * 150
