@@ -8,6 +8,8 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
+from accelerate_nb.export.calls import is_too_deep, parsed
+
 NAME = "accelerate"
 _CALL = f"get_ipython().run_line_magic({NAME!r}, "
 _WRONG_CALL = f"get_ipython().run_line_magic({'%' + NAME!r}, "
@@ -35,7 +37,7 @@ class Heard:
     """
     A cell's code with calls in the place of IPython's own syntax, on the lines on which it stands, and our commands in it.
 
-    `tree` is None for what is no Python.
+    `tree` is None for what is no Python, or more than Python can follow.
     """
 
     source: str
@@ -76,10 +78,7 @@ def heard(source: str) -> Heard:
     """
     source = _dedented(source)
     python, commands = _in_python(_without_cell_magic(source))
-    try:
-        return Heard(source, python, ast.parse(python), commands)
-    except (SyntaxError, ValueError):
-        return Heard(source, python, None, commands)
+    return Heard(source, python, None if is_too_deep(python) else parsed(python), commands)
 
 
 def _dedented(source: str) -> str:

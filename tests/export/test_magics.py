@@ -17,6 +17,8 @@ from traitlets.config import Config
 
 from accelerate_nb.export.magics import plain
 from accelerate_nb.export.plain import Wishes
+from accelerate_nb.export.reading import Cell
+from accelerate_nb.export.translating import translated
 
 # Plain Python for IPython too: not a character of it changes.
 PYTHON = {
@@ -389,6 +391,14 @@ def test_a_failing_cell_of_bash_raises_as_in_ipython() -> None:
 @pytest.mark.parametrize("terms", [800, 3000, 100_000])
 def test_a_cell_that_is_nested_too_deeply_is_a_problem_of_the_notebook(terms: int) -> None:
     (problem,) = plain(f"x = {'+'.join(['1'] * terms)}").problems
+    assert "nested too deeply" in problem.text
+
+
+@pytest.mark.parametrize("above", ["", "%%accelerate -n 2\n"])
+def test_a_cell_that_is_nested_too_deeply_is_a_problem_beside_cells_on_ranks_too(above: str) -> None:
+    cells = [Cell("code", "%%accelerate -n 2\nprint(rank)", 1), Cell("code", f"{above}x = {'+'.join('1' * 3000)}", 2)]
+    ((number, problem),) = translated(cells, Wishes()).problems()
+    assert number == 2
     assert "nested too deeply" in problem.text
 
 
