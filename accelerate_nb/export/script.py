@@ -24,7 +24,8 @@ from accelerate_nb.export.translating import Translated, Translation, translated
 
 __all__ = ["Script", "Wishes", "as_script"]
 
-_NOT_IN_SCRIPTS = frozenset({"remove-script", "skip-script"})
+# A run of the notebook leaves the values that it was given in a cell, as papermill does: a script is given its own.
+_NOT_IN_SCRIPTS = frozenset({"remove-script", "skip-script", "injected-parameters"})
 _HEADING = re.compile(r"^#{1,6} +(.+?)(?: +#+)? *$", re.MULTILINE)
 # What cells on all ranks find in their process.
 _FOUND_THERE = {

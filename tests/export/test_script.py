@@ -116,6 +116,12 @@ def test_cells_are_left_out_by_their_tags(tmp_path):
     )
 
 
+def test_values_that_a_run_was_given_are_none_of_a_script(tmp_path):
+    found = script(tmp_path, code("lr = 0.1", "parameters"), code("lr = 0.5", "injected-parameters"), "print(lr)")
+    assert "0.5" not in found.text
+    assert [one.default for one in found.parameters] == ["0.1"]
+
+
 def test_every_cell_that_is_no_python_is_named_in_one_error(tmp_path):
     with pytest.raises(ExportError) as caught:
         script(tmp_path, "x = = 1", "fine = 1", "\nprint 'a'", "return 3", "def f():\n    await g()")
