@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accelerate_nb.cli.codes import BY_SIGNAL
 from accelerate_nb.cli.export import write
 from accelerate_nb.config import files
 from accelerate_nb.config.run import resolve
@@ -28,8 +29,6 @@ _SUFFIX = ".ipynb"
 _NEEDS = ("ipykernel", "nbclient", "nbformat")
 # A panel that moves needs a page and a kernel; what is read from a file has neither.
 _PANEL = "html"
-# What a shell makes of a command that a signal ended: this, and the signal's number.
-_BY_SIGNAL = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,5 +209,5 @@ def _told(asked: Wish, end: End) -> int:
         how = "as far as it came" if end.failure is not None or end.signals else "with what it gave"
         print(f"{NAME}: {name} was written to {asked.output}, {how}.", file=sys.stderr)
     if end.signals:
-        return _BY_SIGNAL + end.signals[0]
+        return BY_SIGNAL + end.signals[0]
     return 1 if end.failure is not None else 0

@@ -26,9 +26,10 @@ from accelerate_nb.export.editing import edited
 from accelerate_nb.export.flow import Action, Call, Flow, Pull, Push
 from accelerate_nb.export.hearing import NAME, Command, Heard, cell_magic, heard
 from accelerate_nb.export.names import bound
-from accelerate_nb.export.plain import Plain, Ranked, Remark, Wishes
+from accelerate_nb.export.plain import Plain, Ranked, Remark
 from accelerate_nb.export.reading import Cell
 from accelerate_nb.export.results import result_of, showing
+from accelerate_nb.export.texts import begin_inside
 
 _MENTIONED = re.compile(rf"%{NAME}\b")
 _HELP = frozenset({"-h", "--help", "help"})
@@ -49,11 +50,11 @@ _OF_NOTEBOOKS = frozenset({"panel"})
 _FOLLOWED = frozenset({"panel", "quiet", "grace", "log_line_prefix_template"})
 
 
-def ranked(cells: Sequence[Cell], wishes: Wishes) -> Ranked:  # noqa: ARG001 - nothing of it is about ranks yet
+def ranked(cells: Sequence[Cell]) -> Ranked:
     r"""
     What becomes of a notebook's cells on ranks; a notebook without them stays as it is.
 
-    >>> ranked([Cell("code", "%%accelerate -n 2\nprint(rank)", 1)], Wishes()).needed
+    >>> ranked([Cell("code", "%%accelerate -n 2\nprint(rank)", 1)]).needed
     'num_processes=2'
     """
     code = [cell for cell in cells if cell.kind == "code" and cell.number is not None]
@@ -242,7 +243,7 @@ class _Notebook:
             written = self._written[cell.number]
             written.lines[cell.line - 1] = written.lines[cell.line - 1].replace(":  #", ": pass  #", 1)
             return below
-        inside = _inside_texts(tree)
+        inside = begin_inside(tree)
         indented = [
             f"    {line}" if line.strip() and number not in inside else line
             for number, line in enumerate(below, start=cell.line + 1)
@@ -379,8 +380,8 @@ class _Notebook:
             number, where = self._asked.stopped
             stop = Remark(
                 where,
-                f"the session is stopped here, and cell {number if number == cell.number else cell.number} uses one "
-                "again: a script's processes stay the same. Leave the stop out",
+                f"the session is stopped here, and cell {cell.number} uses one again: a script's processes stay the same. "
+                "Leave the stop out",
             )
             self._written[number].problems.append(stop)
             self._asked.stopped = None
@@ -439,11 +440,3 @@ def _lines_in_functions(tree: ast.Module) -> Iterator[int]:
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield from range(node.lineno, (node.end_lineno or node.lineno) + 1)
-
-
-def _inside_texts(node: ast.AST) -> set[int]:
-    """The lines that begin in a text, and so are part of it to their first column."""
-    if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes))):
-        assert node.end_lineno is not None
-        return set(range(node.lineno + 1, node.end_lineno + 1))
-    return {line for child in ast.iter_child_nodes(node) for line in _inside_texts(child)}

@@ -121,7 +121,7 @@ def _past_results_of(nodes: Iterable[ast.stmt]) -> dict[str, int]:
 def translated(cells: Sequence[Cell], wishes: Wishes) -> Translation:
     """Translate the code cells among these; nothing is raised, problems are kept."""
     code = [cell for cell in cells if cell.number is not None]
-    ranks = ranked([cell for cell in code if RAISES not in cell.tags], wishes)
+    ranks = ranked([cell for cell in code if RAISES not in cell.tags])
     return Translation(
         {cell.number: _translated(cell, ranks, wishes) for cell in code if cell.number is not None}, ranks
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accelerate_nb.export.plain import Ranked, Wishes
+from accelerate_nb.export.plain import Ranked
 from accelerate_nb.export.ranks import ranked
 from accelerate_nb.export.reading import Cell
 
@@ -148,7 +148,7 @@ def test_what_is_exported_tells_the_same_as_the_notebook(part: int) -> None:
             *([begin] if not flags else []),
             *(any_cell(draw) for _ in range(draw.randrange(2, 8))),
         ]
-        found = ranked(cells_of(*sources), Wishes())
+        found = ranked(cells_of(*sources))
         if problems_of(found):
             continue
         try:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from accelerate_nb.config.cells import line_commands
 from accelerate_nb.export.hearing import heard
-from accelerate_nb.export.plain import Ranked, Wishes
+from accelerate_nb.export.plain import Ranked
 from accelerate_nb.export.ranks import ranked
-from accelerate_nb.export.reading import Cell, read
-from accelerate_nb.export.script import as_script
+from accelerate_nb.export.reading import Cell
 from tests.export.test_flow import cells_of, notes_of, problems_of
-from tests.ranks import run_on_ranks
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "05_cells_on_every_rank.ipynb"
 
 
 def of(*sources: str) -> Ranked:
     """What becomes of cells; all of them keep their number of lines."""
-    found = ranked(cells_of(*sources), Wishes())
+    found = ranked(cells_of(*sources))
     for number, cell in found.cells.items():
         assert cell.source.count("\n") == sources[number - 1].count("\n")
     return found
@@ -264,22 +259,5 @@ def test_what_only_looks_like_a_command_is_none():
 # ------------------------------------------------------------------------------------------------------- a whole script
 
 
-def run_script(path: str) -> tuple[float, list[float]]:
-    """Run a script in this process, as a launcher's worker does."""
-    os.environ |= {"ACCELERATE_USE_CPU": "true", "MPLBACKEND": "agg"}
-    names: dict[str, Any] = runpy.run_path(path, run_name="__main__")
-    return names["accuracy"], names["losses"]
-
-
-@pytest.mark.slow
-def test_the_notebook_of_cells_learns_the_same_as_a_script(tmp_path: Path) -> None:
-    script = tmp_path / "cells.py"
-    script.write_text(as_script(read(NOTEBOOK)).text)
-    (accuracy, losses), other = run_on_ranks(run_script, 2, str(script))
-    assert accuracy > 0.97
-    assert len(losses) == 8 * 29
-    assert other == (accuracy, losses)
-
-
 def test_cells_that_are_no_code_are_none_of_ours():
-    assert ranked([Cell("markdown", "%%accelerate\nx", None)], Wishes()) == Ranked()
+    assert ranked([Cell("markdown", "%%accelerate\nx", None)]) == Ranked()
