@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -250,7 +251,9 @@ def test_processes_of_data_loaders_import_the_script_and_launchers_launch(tmp_pa
     done = run(exported(tmp_path, *WORKERS), "--scale", "10")
     # no process but the script's own writes anything, and all of them have the same options
     expected = "[[0, 10], [20, 30]]\n"
-    assert (done.stdout, done.returncode) == (f"{expected * 2}work\n2.0\n", 0), done.stderr
+    # up to torch 2.9, gloo tells of its connections there
+    written = re.sub(r"^\[\d\] \[Gloo\] .*\n", "", done.stdout, flags=re.MULTILINE)
+    assert (written, done.returncode) == (f"{expected * 2}work\n2.0\n", 0), done.stderr
 
 
 def test_a_debugger_can_run_it(tmp_path):
