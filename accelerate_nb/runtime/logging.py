@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate_nb.errors import StateError
 from accelerate_nb.runtime.current import current_world, is_joined
@@ -14,7 +14,14 @@ from accelerate_nb.runtime.current import current_world, is_joined
 _CALLER_OF_LOG = 2
 
 
-class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
+# Python 3.10's own adapter takes no type.
+if TYPE_CHECKING:
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _Adapter = logging.LoggerAdapter
+
+
+class MultiProcessAdapter(_Adapter):
     """
     A logger whose lines begin with the rank, and come from the main process unless something else is asked.
 
