@@ -146,8 +146,8 @@ def ended(words: list[str]) -> int:
 
 
 def lines(text: str) -> list[str]:
-    """Lines in an order of their own: ranks write when they like."""
-    return sorted(text.splitlines())
+    """Lines in an order of their own: ranks write when they like, and up to torch 2.9 gloo tells of its connections."""
+    return sorted(line for line in text.splitlines() if "[Gloo] Rank" not in line)
 
 
 # -------------------------------------------------------------------------------------------------------------- running

@@ -415,6 +415,7 @@ def test_a_real_launch_leaves_a_run_that_can_be_read_back(launched):
     assert 0 < run.ended - run.started < 120
     assert run.error.startswith("rank 1 stopped with ValueError: the end of rank 1")
     view = view_of(run)
-    assert view.tail(0, 10)[0].text == "hello"
+    # up to torch 2.9, gloo tells of its connections before
+    assert next(line.text for line in view.tail(0, 10) if not line.text.startswith("[Gloo]")) == "hello"
     assert view.rank(0).metrics["loss"].step == 29
     assert [one.rank for one in view.failures if not one.ended_by_us] == [1]

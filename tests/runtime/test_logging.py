@@ -85,7 +85,7 @@ def test_a_line_names_the_place_that_it_was_written_at(caplog: pytest.LogCapture
     assert [record.funcName for record in caplog.records] == ["helper", here, "helper"]
 
 
-class Wrapped(logging.LoggerAdapter[Any]):
+class Wrapped(logging.LoggerAdapter):  # Python 3.10's takes no type
     """A logger of somebody's own around ours, which says how far its caller is."""
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
