@@ -17,6 +17,7 @@ from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.profiledir import ProfileDir
 from traitlets import Type
 from traitlets.config import Config
 
@@ -79,6 +80,7 @@ class WorkerShell(InteractiveShell):
 
     def init_profile_dir(self, profile_dir: Any) -> None:
         """Several workers begin at once, and none of them needs a folder; what magics remember, they remember here."""
+        self.profile_dir = ProfileDir()
         self._db: Any = {}
 
     def init_pdb(self) -> None:
@@ -140,6 +142,9 @@ def new_shell(main: ModuleType) -> WorkerShell:
     # a worker that was forked by a notebook has inherited the notebook's
     if InteractiveShell.initialized():
         type(InteractiveShell.instance()).clear_instance()
+    # older IPythons open a folder for what magics remember as soon as they begin
+    if hasattr(interactiveshell, "PickleShareDB"):
+        interactiveshell.PickleShareDB = lambda _: {}
     config = Config()
     config.HistoryManager.enabled = False
     config.HistoryManager.hist_file = ":memory:"
