@@ -23,6 +23,8 @@ from typing import Any, Protocol
 from accelerate_nb.launching.showing import allow_prompts
 
 _NAME = "__main__"
+# Their hooks for exceptions print; `exceptiongroup` is what Python 3.10 has exception groups from.
+_PRINTING = frozenset({"torch", "accelerate_nb", "exceptiongroup"})
 
 
 class What(Protocol):
@@ -230,7 +232,7 @@ def _run_as_main(code: CodeType, **names: Any) -> None:
 
 def _only_prints(hook: Any) -> bool:
     """Whether a hook for exceptions does no more than to print them, as Python's, torch's and this package's do."""
-    return hook is sys.__excepthook__ or getattr(hook, "__module__", "").partition(".")[0] in {"torch", "accelerate_nb"}
+    return hook is sys.__excepthook__ or getattr(hook, "__module__", "").partition(".")[0] in _PRINTING
 
 
 def _below(trace: Any) -> Any:
