@@ -11,6 +11,7 @@ from typing import Any, Literal, NoReturn, Protocol
 
 from accelerate_nb.errors import LaunchError, StoppedError, of_this_package
 from accelerate_nb.events.model import State, StateChange
+from accelerate_nb.events.readable import Readable
 from accelerate_nb.events.view import RunView
 from accelerate_nb.launching.attempt import Scene, Stop, stronger
 from accelerate_nb.launching.blame import hang_error, stopped_error, worker_error
@@ -25,28 +26,8 @@ from accelerate_nb.notices import notice
 _BETWEEN_REFRESHES = 0.1
 
 
-class Watched(Protocol):
+class Watched(Readable, Protocol):
     """What a front end may know of a run, and ask of it."""
-
-    @property
-    def name(self) -> str:
-        """What a person calls the function that runs."""
-
-    @property
-    def why(self) -> str:
-        """How many workers there are, what placed them, and why."""
-
-    @property
-    def folder(self) -> Path:
-        """Where every rank's output is kept."""
-
-    @property
-    def view(self) -> RunView:
-        """Everything that has happened so far."""
-
-    @property
-    def started(self) -> float:
-        """When the run began, in seconds since 1970."""
 
     @property
     def done(self) -> bool:

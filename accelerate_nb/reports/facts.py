@@ -3,34 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from accelerate_nb.events.view import RunView
-
-
-class Told(Protocol):
-    """What a report is made of: a run that goes on or has ended, or what it left in its folder."""
-
-    @property
-    def name(self) -> str:
-        """What a person calls the function that runs."""
-
-    @property
-    def why(self) -> str:
-        """How many workers there are, what placed them, and why."""
-
-    @property
-    def folder(self) -> Path:
-        """Where every rank's output is kept."""
-
-    @property
-    def view(self) -> RunView:
-        """Everything that has happened so far."""
-
-    @property
-    def started(self) -> float:
-        """When the run began, in seconds since 1970."""
+from accelerate_nb.events.readable import Readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +22,7 @@ class Facts:
     can_act: bool = True
 
     @classmethod
-    def of(cls, run: Told, host: str, *, background: bool, can_act: bool) -> Facts:
+    def of(cls, run: Readable, host: str, *, background: bool, can_act: bool) -> Facts:
         """The facts of a run."""
         return cls(
             name=run.name,

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from accelerate_nb.events.bars import draws_a_bar
 from accelerate_nb.events.model import Quiet
+from accelerate_nb.events.readable import Readable
 from accelerate_nb.events.view import Glance, RankView, RunView
 from accelerate_nb.reports.amounts import ranks_text, time_text
 from accelerate_nb.reports.colours import plain
 from accelerate_nb.reports.curves import curves_of, names_of
 from accelerate_nb.reports.digest import curve_text, row_of
-from accelerate_nb.reports.facts import Told
 from accelerate_nb.reports.failures import told
 from accelerate_nb.reports.fitting import narrowed
 from accelerate_nb.reports.wording import aligned
@@ -127,14 +127,14 @@ class Happenings:
             yield narrowed(plain(quiet.text), 1500)
 
 
-def summary(run: Told) -> list[str]:
+def summary(run: Readable) -> list[str]:
     """How a run that has ended went, if it logged metrics: its state and time, and the course of each metric."""
     ranks = [run.view.rank(rank) for rank in run.view.ranks]
     lines = metric_lines(ranks)
     return [head_of(run, ranks), *lines] if run.view.ended is not None and lines else []
 
 
-def head_of(run: Told, ranks: Sequence[RankView]) -> str:
+def head_of(run: Readable, ranks: Sequence[RankView]) -> str:
     """What became of a run that has ended, and when; of each rank, where they differ."""
     states = {one.state: ranks_text([other.rank for other in ranks if other.state == one.state]) for one in ranks}
     apart = f" ({', '.join(f'{state}: {which}' for state, which in states.items())})" if len(states) > 1 else ""
