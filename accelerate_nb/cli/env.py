@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from accelerate_nb import __version__
+from accelerate_nb.cli.parser import add_config_file
 from accelerate_nb.config.environment import runs_folder
 from accelerate_nb.config.files import find, read
 from accelerate_nb.config.run import all_settings, differing, origins, resolve
@@ -85,12 +86,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "--config-file",
-        "--config_file",
-        metavar="FILE",
-        help="The configuration file to tell of, in place of the default one.",
-    )
+    add_config_file(parser, "The configuration file to tell of, in place of the default one.")
     parser.add_argument("--torch", action="store_true", help="Import torch, too, and tell how it was built.")
     parser.add_argument("--json", action="store_true", help="Write JSON.")
 

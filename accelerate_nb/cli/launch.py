@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from accelerate_nb.cli import programs, theirs
 from accelerate_nb.cli.codes import BROKEN_PIPE, BY_SIGNAL, INTERRUPTED
-from accelerate_nb.cli.parser import Parser, add_settings, said_settings
+from accelerate_nb.cli.parser import Parser, add_config_file, add_settings, said_settings
 from accelerate_nb.cli.theirs import Theirs
 from accelerate_nb.config import files
 from accelerate_nb.config.environment import already_launched, asks_for_tpu, saying
@@ -56,11 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="Run any program; it finds its rank in its environment.",
     )
-    own.add_argument(
-        *("--config-file", "--config_file"),
-        metavar="PATH",
-        help="The configuration file; '' for none. Without it, the one that `accelerate config` writes.",
-    )
+    add_config_file(own, "The configuration file; '' for none. Without it, the one that `accelerate config` writes.")
     own.add_argument(
         *("--dry-run", "--dry_run"), action="store_true", help="Tell what would be started, and why; start nothing."
     )

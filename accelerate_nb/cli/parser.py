@@ -52,6 +52,11 @@ def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -
         _add(headings[one.group], one)
 
 
+def add_config_file(parser: argparse._ActionsContainer, help: str) -> None:
+    """Make a flag that names a configuration file."""
+    parser.add_argument(*_spellings("config_file"), metavar="FILE", help=help)
+
+
 def said_settings(arguments: argparse.Namespace, settings: Iterable[Setting]) -> dict[str, Any]:
     """What a command line says of these settings, checked; `ConfigurationError` tells which value can't be one."""
     texts = {name: text for name, text in vars(arguments).items() if name.startswith(_PREFIX)}

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from accelerate_nb.cli.parser import add_settings, said_settings
+from accelerate_nb.cli.parser import add_config_file, add_settings, said_settings
 from accelerate_nb.cli.streams import Line, Streams
 from accelerate_nb.config.files import find, read
 from accelerate_nb.config.run import RunConfig, all_settings, differing, resolve
@@ -37,12 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "--config-file",
-        "--config_file",
-        metavar="FILE",
-        help="The configuration file, in place of the default one; '' for none.",
-    )
+    add_config_file(parser, "The configuration file, in place of the default one; '' for none.")
     parser.add_argument("--json", action="store_true", help="Write JSON, once all is over.")
     add_settings(parser, all_settings())
 
