@@ -22,10 +22,10 @@ class Launching:
         help="How many processes run the function; without it, one for each accelerator.",
         group="many",
     )
-    engine: Literal["auto", "inline", "local"] = setting(
+    engine: Literal["auto", "inline", "local", "xla"] = setting(
         "auto",
-        help="What places the workers: this very process ('inline'), or processes on this machine ('local').",
-        later=("ray", "torchrun", "xla"),
+        help="What places the workers: this very process ('inline'), processes on this machine ('local'), or processes that compute through torch_xla ('xla').",
+        later=("ray", "torchrun"),
         group="where",
         advanced=True,
     )

@@ -92,6 +92,13 @@ class Training:
         group="shown",
     )
 
+    xla_mesh: str | None = setting(
+        None,
+        help="Let one process drive all XLA devices, sharded over this mesh: 'fsdp', 'data', or with sizes 'data=2,fsdp=4'.",
+        group="training",
+        advanced=True,
+    )
+
     def environ(self) -> dict[str, str]:
         """The variables that say this to an `Accelerator`; what was not said is not among them."""
         asked = {
@@ -104,6 +111,7 @@ class Training:
             "ACCELERATE_DYNAMO_USE_DYNAMIC": self.dynamo_use_dynamic,
             "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": self.dynamo_use_regional_compilation,
             "ACCELERATE_NB_LOADER_PROGRESS": self.loader_progress,
+            "ACCELERATE_NB_XLA_MESH": self.xla_mesh,
         }
         return {name: _said(value) for name, value in asked.items() if value is not None}
 

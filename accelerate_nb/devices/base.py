@@ -23,6 +23,8 @@ class Devices:
     cores: int
     physical: int | None = None
     variable: str = ""
+    # how many of them one process drives, each in a thread of its own
+    per_process: int = 1
 
     def missing(self, ids: str) -> tuple[str, ...]:
         """Those of `ids` (`all`, or as in `0,2`) that this machine does not have; names of devices are not looked up."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from accelerate_nb.devices import xla
 from accelerate_nb.devices.base import Devices, Kind
 from accelerate_nb.devices.build import torch_is_built_for
 from accelerate_nb.devices.cpu import cores
@@ -27,6 +28,8 @@ def probe(environment: Mapping[str, str] | None = None) -> Devices:
     Devices(kind='cuda', label='GPU', count=8, cores=96, physical=8, variable='CUDA_VISIBLE_DEVICES')
     """
     variables = os.environ if environment is None else environment
+    if (found := xla.find(variables)) is not None:
+        return Devices("xla", f"{found.device} device", found.count, cores(), per_process=found.per_process)
     for kind in KINDS:
         if kind.build and not torch_is_built_for(kind.build):
             continue

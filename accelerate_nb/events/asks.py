@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from accelerate_nb.errors import StopRequested
 from accelerate_nb.events.emit import emit, outlet
 from accelerate_nb.events.model import StateChange
+from accelerate_nb.own import Own
 
 # How long a rank waits at the end of a step to be told which one is the last; the answer takes milliseconds.
 _PATIENCE = 30.0
@@ -116,9 +116,9 @@ class Asks:
         return current_asks, ()
 
 
-_asks: ContextVar[Asks] = ContextVar("accelerate_nb_asks", default=Asks())  # noqa: B039 - shared by all threads
+_asks = Own(Asks)
 
 
 def current_asks() -> Asks:
-    """What is asked of this process."""
+    """What is asked of this rank."""
     return _asks.get()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
 from typing import Protocol
 
 from accelerate_nb.events.model import Event
+from accelerate_nb.own import Own
 
 
 class Outlet(Protocol):
@@ -18,21 +18,21 @@ class Outlet(Protocol):
 
 
 class _Holder:
-    """The process's outlet; one object shared by all threads, since a ContextVar's value is not inherited by them."""
+    """A rank's outlet."""
 
     outlet: Outlet | None = None
 
 
-_holder: ContextVar[_Holder] = ContextVar("accelerate_nb_outlet", default=_Holder())  # noqa: B039 - shared on purpose
+_holder = Own(_Holder)
 
 
 def connect(outlet: Outlet | None) -> None:
-    """From now on this process's events go to `outlet`; `None` drops them."""
+    """From now on this rank's events go to `outlet`; `None` drops them."""
     _holder.get().outlet = outlet
 
 
 def outlet() -> Outlet | None:
-    """The process's outlet, or `None` where nobody listens (a plain script)."""
+    """The rank's outlet, or `None` where nobody listens (a plain script)."""
     return _holder.get().outlet
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import ContextVar
+
+from accelerate_nb.own import Own
 
 Wait = Callable[[], object]
-_waits: ContextVar[list[Wait]] = ContextVar("accelerate_nb_pending", default=[])  # noqa: B039 - shared by all threads
+_waits: Own[list[Wait]] = Own(list)
 
 
 def begun(wait: Wait) -> None:

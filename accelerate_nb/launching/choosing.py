@@ -23,6 +23,8 @@ class Choice:
     why: str
     # the variables that show workers no other devices than those that were asked for
     shows: Mapping[str, str] = field(default_factory=dict)
+    # how many ranks are threads of one process
+    per_process: int = 1
 
 
 def choose(wish: Launching, devices: Devices, can_fork: bool) -> Choice:
@@ -42,12 +44,13 @@ def choose(wish: Launching, devices: Devices, can_fork: bool) -> Choice:
     where = f"{size} on the CPU" if on_cpu else f"{size} of {seen.count} {devices.label}s"
     start, why = _start(wish, size, can_fork)
     shows = {} if on_cpu else devices.showing(wish.gpu_ids)
+    per_process = 1 if on_cpu else min(size, devices.per_process)
     if start == "inline" and shows:
         raise LaunchError(
             f"gpu_ids={wish.gpu_ids!r} was asked for with engine='inline', but this process has its devices already. "
             "Leave one of them out."
         )
-    return Choice(start, size, on_cpu, f"{where}; {why}", shows)
+    return Choice(start, size, on_cpu, f"{where}; {why}", shows, per_process)
 
 
 def accelerates_word(choice: Choice, devices: Devices) -> str:

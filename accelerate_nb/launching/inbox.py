@@ -6,10 +6,10 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 from accelerate_nb.launching.messages import receive_message, send_message
+from accelerate_nb.own import Own
 
 Message: TypeAlias = dict[str, Any]
 Handler: TypeAlias = Callable[[Message, Sequence[int]], None]
@@ -82,12 +82,12 @@ def tell(sock: socket.socket, message: Mapping[str, Any], descriptors: Sequence[
 
 
 class _Holder:
-    """The process's inbox; one object shared by all threads."""
+    """A rank's inbox."""
 
     inbox: Inbox | None = None
 
 
-_holder: ContextVar[_Holder] = ContextVar("accelerate_nb_inbox", default=_Holder())  # noqa: B039 - shared on purpose
+_holder = Own(_Holder)
 
 
 def connect(inbox: Inbox | None) -> None:

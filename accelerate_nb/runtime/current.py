@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
 import torch.distributed as dist
 
+from accelerate_nb.own import Own
 from accelerate_nb.runtime.world import CONTRACT, Meeting, World
 
 
 class _Held:
-    """What one process holds; one object shared by all threads, since a ContextVar's value is not inherited by them."""
+    """What one rank holds."""
 
     world: World | None = None
     made_group: bool = False
@@ -48,7 +48,7 @@ class Shared:
         return (held.lasting if self.lasting else held.shared).setdefault(owner.__name__, {})
 
 
-_held: ContextVar[_Held] = ContextVar("accelerate_nb_world", default=_Held())  # noqa: B039 - shared on purpose
+_held = Own(_Held)
 
 
 def current_world(meeting: Meeting | None = None) -> World:
@@ -114,7 +114,7 @@ def put_aside() -> Callable[[], None]:
     before = dict(vars(held))
     lives = held.lives
     vars(held).clear()
-    held.__init__()  # type: ignore[misc]  # the one object that all threads know begins anew
+    held.__init__()  # type: ignore[misc]  # the one object that all of the rank.s threads know begins anew
     held.lives = lives
 
     def bring_back() -> None:
@@ -139,7 +139,7 @@ def _outlived(held: _Held) -> bool:
     if held.pid != os.getpid():
         # A forked worker was given a place of its own; a data loader's child was not, and shares its parent's world.
         return held.contract != _contract()
-    return held.world.backend is not None and not dist.is_initialized()
+    return held.world.has_ended
 
 
 def _leave_behind(held: _Held) -> None:

@@ -47,6 +47,8 @@ class DistributedType(str, enum.Enum):
     @classmethod
     def of(cls, size: int, device: str) -> DistributedType:
         """The kind of a run of `size` processes on devices of a type."""
+        if device == "xla":
+            return cls.XLA
         if size == 1:
             return cls.NO
         return cls.MULTI_GPU if device == "cuda" else cls(f"MULTI_{device.upper()}")

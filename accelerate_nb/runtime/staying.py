@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from contextvars import ContextVar
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NoReturn
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from accelerate_nb.errors import StateError
+from accelerate_nb.own import Own
 
-# One dictionary for all threads; it holds nothing alive.
-_here: ContextVar[WeakValueDictionary[str, Any]] = ContextVar("accelerate_nb_here", default=WeakValueDictionary())  # noqa: B039 - shared on purpose
+# It holds nothing alive.
+_here: Own[WeakValueDictionary[str, Any]] = Own(WeakValueDictionary)
 
 
 def stays(one: object) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from accelerate_nb.errors import ConfigurationError, LaunchError
+from accelerate_nb.runtime import xla
 from accelerate_nb.runtime.affinity import set_numa_affinity
 from accelerate_nb.runtime.environment import is_yes
 
@@ -29,6 +30,18 @@ class World:
     local_size: int
     device: torch.device
     backend: str | None
+    # what connects ranks whose devices torch.distributed knows nothing of, through their hosts
+    hosts: Any = None
+
+    @property
+    def group(self) -> Any:
+        """The process group over which ranks talk; `None` for one that is alone."""
+        return self.hosts if self.hosts is not None else dist.group.WORLD
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether what connected the ranks is gone."""
+        return self.backend is not None and self.hosts is None and not dist.is_initialized()
 
     @property
     def is_main(self) -> bool:
@@ -48,6 +61,9 @@ class World:
     def barrier(self) -> None:
         """Wait until every process has come here; nothing to wait for where there is one."""
         if self.size == 1:
+            return
+        if self.hosts is not None:
+            self.hosts.barrier().wait()
             return
         # nccl must be told its device, or it guesses one from the rank, which is another rank's on a second machine
         dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
@@ -98,6 +114,8 @@ class Meeting:
 
         An existing process group is adopted as it is; otherwise one is made, over `store` where one is given.
         """
+        if not self.cpu and xla.is_asked(environment):
+            return self._join_through_xla(environment, store)
         place = Place.read(environment)
         device = choose_device(place, environment, cpu=self.cpu)
         if device.type == "cuda":
@@ -111,6 +129,14 @@ class Meeting:
         connected = dist.is_available() and dist.is_initialized()
         backend = dist.get_backend() if connected else None
         return World(place.rank, place.size, place.local_rank, place.local_size, device, backend)
+
+    def _join_through_xla(self, environment: Mapping[str, str], store: dist.Store | None) -> World:
+        device = xla.device()
+        rank, size, local_rank, local_size = xla.place()
+        if size == 1:
+            return World(rank, size, local_rank, local_size, device, None)
+        hosts = dist.ProcessGroupGloo(store or self.rendezvous(), rank, size, self.timeout or timedelta(minutes=30))
+        return World(rank, size, local_rank, local_size, device, "xla", hosts)
 
     def rendezvous(self) -> dist.Store:
         """The store over which the processes meet, from the environment or from `init_method`."""

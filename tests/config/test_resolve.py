@@ -81,7 +81,7 @@ def test_words_may_be_written_in_any_case():
     assert resolve({"mixed_precision": "BF16"}, {}).training.mixed_precision == "bf16"
 
 
-@pytest.mark.parametrize("arguments", [{"mixed_precision": "fp8"}, {"engine": "ray"}, {"engine": "xla"}])
+@pytest.mark.parametrize("arguments", [{"mixed_precision": "fp8"}, {"engine": "ray"}, {"engine": "torchrun"}])
 def test_a_choice_that_comes_later_is_said_to_come_later(arguments):
     with pytest.raises(NotYetError, match=r"was given as .* not offered here yet"):
         resolve(arguments, {})
@@ -230,6 +230,7 @@ EXAMPLES = {
     "gradient_accumulation_steps": "2",
     "debug": "true",
     "loader_progress": "yes",
+    "xla_mesh": "data=2,fsdp=4",
     "dynamo_backend": "inductor",
     "dynamo_mode": "max-autotune",
     "dynamo_use_fullgraph": "yes",

@@ -13,6 +13,7 @@ from tests.house.reading import Import, Module, modules, resolved
 FLOOR = {
     "errors": 0,
     "notices": 0,
+    "own": 0,
     "config": 1,
     "events": 1,
     "export": 2,

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Set as AbstractSet
-from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch.distributed as dist
 
 from accelerate_nb.errors import CheckpointError
 from accelerate_nb.notices import notice
+from accelerate_nb.own import Own
 from accelerate_nb.runtime.checkpoints import manifest
 from accelerate_nb.runtime.checkpoints.presence import Presence
 from accelerate_nb.runtime.world import World
@@ -84,7 +84,7 @@ class Line:
 
 
 # by group: a process makes one connection for all of its Accelerators, and a new one after it has joined another group
-_lines: ContextVar[WeakKeyDictionary[Any, Line]] = ContextVar("accelerate_nb_lines", default=WeakKeyDictionary())  # noqa: B039 - shared on purpose
+_lines: Own[WeakKeyDictionary[Any, Line]] = Own(WeakKeyDictionary)
 
 
 def line_of(world: World) -> Line:

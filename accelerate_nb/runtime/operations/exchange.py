@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accelerate_nb.errors import OperationError
+from accelerate_nb.own import Own
 from accelerate_nb.runtime.operations.wire import Frames, Wire, wire_of
 from accelerate_nb.runtime.world import World
 
@@ -77,7 +77,7 @@ class Room:
 
 
 # by group, not by world: whoever looks for the world again finds the same group, and the others may not have looked
-_rooms: ContextVar[WeakKeyDictionary[Any, Room]] = ContextVar("accelerate_nb_rooms", default=WeakKeyDictionary())  # noqa: B039 - shared on purpose
+_rooms: Own[WeakKeyDictionary[Any, Room]] = Own(WeakKeyDictionary)
 
 
 def _lengths(heads: bytes) -> list[int]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from accelerate_nb.runtime.world import World
@@ -93,9 +92,8 @@ class Wire:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        group = dist.group.WORLD
-        assert group is not None, "processes that are several are connected"
-        self.group = group
+        self.group: Any = world.group
+        assert self.group is not None, "processes that are several are connected"
 
     def frames(self, length: int) -> Frames:
         """Empty small rows."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from accelerate_nb.runtime.handlers import DistributedDataParallelKwargs
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.strategies.ddp import DDP
+from accelerate_nb.runtime.strategies.xla import Replicas
 from accelerate_nb.runtime.world import World
 
 
 def choose_strategy(world: World, ddp: DistributedDataParallelKwargs | None = None) -> Strategy:
-    """Data parallel where there are several processes, else the process alone."""
+    """Copies on XLA devices, data parallel where there are several processes, else the process alone."""
+    if world.device.type == "xla":
+        return Replicas(world)
     return DDP(world, ddp) if world.size > 1 else Strategy(world)
