@@ -1,0 +1,39 @@
+"""Functions are launched on torch_xla's CPU backend; this process itself never wakes its runtime, as a notebook's should not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from accelerate_nb import launch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where torch_xla is not installed, nothing of this can be shown."""
+    if find_spec("torch_xla") is None:
+        for item in items:
+            if "tests/xla/" in item.nodeid or "tests.xla" in item.nodeid:
+                item.add_marker(pytest.mark.skip(reason="torch_xla is not installed here: `make test-tpu` has it"))
+
+
+@pytest.fixture
+def on_xla(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Callable[..., list[Any]]:
+    """
+    Runs a function on ranks that compute through torch_xla, and gives every rank's result.
+
+    `num_processes` ranks are as many devices of torch_xla's CPU backend, threads of one process; `devices` says how many
+    devices one process drives (`xla_mesh`).
+    """
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+
+    def run(
+        function: Callable[..., Any], *args: Any, num_processes: int = 1, devices: int | None = None, **settings: Any
+    ) -> list[Any]:
+        monkeypatch.setenv("CPU_NUM_DEVICES", str(devices or num_processes))
+        asked = {"config_file": "", "folder": str(tmp_path / "runs"), "results": "all", "panel": "off", **settings}
+        return launch(function, args, num_processes=num_processes, **asked).wait(110)
+
+    return run
