@@ -123,10 +123,10 @@ class Setting:
     def _fitting(self, read: Callable[[Any], Any], value: Any, where: str) -> Any:
         try:
             return read(value)
-        except Unfit:
+        except Unfit as unfit:
+            advice = [*unfit.args, "Pass such a value, or leave it out."]
             raise ConfigurationError(
-                f"{where} {value!r}, but {self.name} should be {self.kind.expected}. "
-                f"Pass such a value, or leave it out. ({self.help})"
+                f"{where} {value!r}, but {self.name} should be {self.kind.expected}. {' '.join(advice)} ({self.help})"
             ) from None
         except NotYetError as error:
             raise NotYetError(f"{where} {value!r}, {error}") from None

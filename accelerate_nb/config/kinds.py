@@ -19,7 +19,7 @@ Real = TypeVar("Real", int, float)
 
 
 class Unfit(Exception):  # noqa: N818 - never leaves this room: `Setting` turns it into a ConfigurationError
-    """A value is not of the kind; the setting says which and where it was found."""
+    """A value is not of the kind; the setting says which and where it was found. Its argument, if any, says what is wrong."""
 
 
 class Kind(Protocol):

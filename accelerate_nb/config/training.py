@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from accelerate_nb.config.fields import setting
+from accelerate_nb.config.mesh import Axes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +93,9 @@ class Training:
         group="shown",
     )
 
-    xla_mesh: str | None = setting(
+    xla_mesh: Annotated[str, Axes()] | None = setting(
         None,
-        help="Let one process drive all XLA devices, sharded over this mesh: 'fsdp', 'data', or with sizes 'data=2,fsdp=4'.",
+        help="Let one process drive all XLA devices as one mesh (SPMD): 'fsdp', 'data', or with sizes 'data=2,fsdp=4'.",
         group="training",
         advanced=True,
     )

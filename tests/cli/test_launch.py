@@ -365,9 +365,15 @@ def test_every_setting_is_a_flag_as_other_front_ends_spell_it():
 def _sample(one):
     if one.choices:
         return one.choices[0]
-    return {"Whole": 1, "Number": 0.5, "YesNo": True, "Text": "static", "Ids": "all", "Table": {"a": "b"}}[
-        type(one.kind).__name__
-    ]
+    return {
+        "Whole": 1,
+        "Number": 0.5,
+        "YesNo": True,
+        "Text": "static",
+        "Ids": "all",
+        "Axes": "fsdp",
+        "Table": {"a": "b"},
+    }[type(one.kind).__name__]
 
 
 def test_quiet_alone_tells_less_and_with_a_number_is_the_setting():

@@ -47,7 +47,7 @@ def test_what_is_asked_of_the_cell_is_told_from_the_settings():
 
 
 def test_each_setting_of_a_session_is_a_flag_that_resolves():
-    texts = {"Whole": "1", "Number": "1", "Text": "", "Ids": "0", "Table": "a=b", "YesNo": "yes"}
+    texts = {"Whole": "1", "Number": "1", "Text": "", "Ids": "0", "Axes": "fsdp", "Table": "a=b", "YesNo": "yes"}
     for one in session_flags():
         text = one.choices[0] if one.choices else texts[type(one.kind).__name__]
         _, said = read_cell_line(f"{one.flag}={text}")

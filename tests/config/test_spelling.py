@@ -11,6 +11,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 
 from accelerate_nb.config import files, keys, spelling
 from accelerate_nb.config.kinds import Ids, Number, OneOf, Table, Text, Whole, YesNo
+from accelerate_nb.config.mesh import Axes
 from accelerate_nb.config.run import all_settings, differing, origins, resolve, values
 from accelerate_nb.errors import ConfigurationError
 
@@ -41,6 +42,8 @@ def other_than_default(one):
             return {"timeout": 30, "name": "a b"}
         case Ids():
             return "0,2"
+        case Axes():
+            return "data=2,fsdp"
         case Text():
             return '-${rank} “it\'s”, "a\\b": '
     raise AssertionError(f"{one.name} is of a kind that this test does not know")

@@ -20,6 +20,7 @@ from accelerate_nb.cli.questions import FIRST, ask
 from accelerate_nb.config import files, spelling
 from accelerate_nb.config.fields import GROUPS, Setting
 from accelerate_nb.config.kinds import Ids, Number, OneOf, Table, Text, Whole, YesNo
+from accelerate_nb.config.mesh import Axes
 from accelerate_nb.config.run import RunConfig, all_settings, differing, resolve, values
 from accelerate_nb.devices.base import Devices
 from accelerate_nb.notebook.functions import resolved
@@ -54,6 +55,8 @@ def another(one: Setting) -> Any:
             return {"timeout": "30"}
         case Ids():
             return "0,2"
+        case Axes():
+            return "data=2,fsdp"
         case Text():
             return "runs of ${rank}"
     raise AssertionError(f"{one.name} is of a kind that this test does not know")
