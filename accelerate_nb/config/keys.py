@@ -100,4 +100,6 @@ def today(content: Mapping[str, Any]) -> dict[str, Any]:
         found.setdefault("mixed_precision", "fp16")
     for name in OF_EARLIER - {"dynamo_backend"}:
         found.pop(name, None)
+    if found.get("distributed_type") == "TPU":
+        found["distributed_type"] = "XLA"
     return together(apart(found))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from accelerate_nb.config import tpus
 from accelerate_nb.config.nearest import meant
 from accelerate_nb.errors import ConfigurationError, NotYetError
 
 # Accelerate's words for the ways to train that are offered here.
-_OFFERED = frozenset({"NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MPS"})
+_OFFERED = frozenset({"NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MPS", *tpus.WORDS})
 # Those for the ways that would silently be left out, with what people call them.
 _LATER = {
     "DEEPSPEED": "DeepSpeed",
@@ -22,8 +23,6 @@ _LATER = {
     "MULTI_NPU": "NPUs",
     "MULTI_SDAA": "SDAA's accelerators",
     "TP": "tensor parallelism",
-    "TPU": "a TPU",
-    "XLA": "XLA",
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from accelerate_nb.config import later
+from accelerate_nb.config import later, tpus
 from accelerate_nb.config.fields import GROUPS, Setting, said, settings, unknown_setting
 from accelerate_nb.config.launching import Launching
 from accelerate_nb.config.training import Training
@@ -56,7 +56,7 @@ def resolve(
         if name not in known:
             raise unknown_setting(name, known)
     later.refuse(file or {})
-    places: tuple[_Place, ...] = (_Arguments(said(arguments)), _Environment(environment), _File(file or {}))
+    places = _places(arguments, environment, file)
     return RunConfig(launching=_made(Launching, places), training=_made(Training, places))
 
 
@@ -84,8 +84,7 @@ def origin(
     one: Setting, arguments: Mapping[str, Any], environment: Mapping[str, str], file: Mapping[str, Any] | None = None
 ) -> Origin:
     """Where one setting gets its value from, whatever is said of the others."""
-    places: tuple[_Place, ...] = (_Arguments(said(arguments)), _Environment(environment), _File(file or {}))
-    return _first(one, places) or Origin(one.default)
+    return _first(one, _places(arguments, environment, file)) or Origin(one.default)
 
 
 def values(config: RunConfig) -> dict[str, Any]:
@@ -133,6 +132,18 @@ class _File(NamedTuple):
             if value is not None:
                 read = one.parse if isinstance(value, str) else one.check
                 yield Origin(read(value, f"{key} in the configuration file says"), "the configuration file")
+
+
+def _places(
+    arguments: Mapping[str, Any], environment: Mapping[str, str], file: Mapping[str, Any] | None
+) -> tuple[_Place, ...]:
+    """Where settings can be said, the place that wins first."""
+    places: tuple[_Place, ...] = (_Arguments(said(arguments)), _Environment(environment), _File(file or {}))
+    if file is None or not tpus.are_meant(file):
+        return places
+    cpu = _first(next(one for one in all_settings() if one.name == "cpu"), places)
+    # whoever asks for the CPU wants torch's own, on whatever machine the file was written for
+    return places if cpu is not None and cpu.value else (*places[:-1], _File(tpus.with_engine(file)))
 
 
 def _first(one: Setting, places: tuple[_Place, ...]) -> Origin | None:

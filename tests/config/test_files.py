@@ -195,21 +195,24 @@ def test_an_unknown_key_is_named_with_its_place_and_the_nearest(tmp_path, text, 
 
 
 RELEASED = sorted((Path(__file__).parent / "released").glob("*/*.yaml"))
-_HERE = {"NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MPS", "use_mps_device", "basic"}
+_HERE = {"NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MPS", "use_mps_device", "basic", "TPU", "XLA"}
 
 
 @pytest.mark.parametrize("path", RELEASED, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_files_of_every_release_of_accelerate_are_read(path):
     content = files.read(path)
     said = yaml.safe_load(path.read_text())
-    assert content["distributed_type"] == said["distributed_type"]
+    is_for_tpus = path.stem in {"TPU", "XLA"}
+    assert content["distributed_type"] == ("XLA" if is_for_tpus else said["distributed_type"])
     if path.stem not in _HERE:
         with pytest.raises(NotYetError, match="asks for"):
             resolve({}, {}, content)
         return
     config = resolve({}, {}, content)
     assert config.training.mixed_precision == said["mixed_precision"] == "bf16"
-    assert (config.launching.num_processes or -1) == said["num_processes"]
+    # their launcher starts one for each core of a TPU, whatever the file says
+    assert (config.launching.num_processes or -1) == (-1 if is_for_tpus else said["num_processes"])
+    assert config.launching.engine == ("xla" if is_for_tpus else "auto")
     assert config.launching.cpu is bool(said.get("use_cpu"))
     assert config.launching.port == (said.get("main_process_port") or 0)
     compiler = {"dynamo_backend": said.get("dynamo_backend"), **(said.get("dynamo_config") or {})}["dynamo_backend"]
@@ -226,7 +229,7 @@ def test_files_of_every_release_are_renewed_to_what_todays_accelerate_loads(path
     assert files.read(copy) == before
     assert files.renewed(copy, "NO").text == copy.read_text()
     # words that today's release does not know, and a file of its own that it refuses (of SageMaker, for one process)
-    gone = {"TPU", "TP", "MPS"}
+    gone = {"TP", "MPS"}
     if before["distributed_type"] not in gone and path.stem != "sagemaker":
         theirs = load_config_from_file(str(copy))
         assert theirs.mixed_precision == before["mixed_precision"]

@@ -1,0 +1,104 @@
+"""What a configuration says of TPUs beyond the settings: the function that runs on their cores, and where a pod of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from accelerate_nb.config.kinds import Kind, Text, Unfit, YesNo
+from accelerate_nb.errors import ConfigurationError
+
+# Accelerate's words for a launch on TPUs: today's, and the one of releases before 0.28.
+WORDS = frozenset({"XLA", "TPU"})
+# The function that Accelerate's files name where nobody was asked.
+USUAL_FUNCTION = "main"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tpus:
+    """
+    What is said of TPUs.
+
+    `function` is what each core calls, in place of running the program, where it has a name. `downcasts` lets bf16 mean that
+    float64 becomes float32, not bfloat16 like the rest. A pod, machines of TPUs that train together, has a `name` and a
+    `zone`; a launch on it runs on each of its machines, with `sudo` and with variables of the `environment` where those are
+    said.
+    """
+
+    function: str = USUAL_FUNCTION
+    downcasts: bool = False
+    is_pod: bool = False
+    name: str | None = None
+    zone: str | None = None
+    sudo: bool = False
+    environment: tuple[str, ...] = ()
+
+    def keys(self) -> dict[str, Any]:
+        """This under the keys of Accelerate's configuration files, as its own tools write it."""
+        said = {_KEYS[one.name][0]: getattr(self, one.name) for one in fields(self)}
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in said.items()}
+        return {key: value for key, value in plain.items() if value not in (None, [])}
+
+    def variables(self, mixed_precision: str | None) -> dict[str, str]:
+        """What workers find in their environment because of it."""
+        if not (self.downcasts and mixed_precision == "bf16"):
+            return {}
+        # torch_xla reads the second; Accelerate's own state, which a script may import, sets that by the first
+        return {"ACCELERATE_DOWNCAST_BF16": "1", "XLA_DOWNCAST_BF16": "1"}
+
+
+# The key of each field in a configuration file, and what it can hold.
+_KEYS: dict[str, tuple[str, Kind]] = {
+    "function": ("main_training_function", Text()),
+    "downcasts": ("downcast_bf16", YesNo()),
+    "is_pod": ("tpu_use_cluster", YesNo()),
+    "name": ("tpu_name", Text()),
+    "zone": ("tpu_zone", Text()),
+    "sudo": ("tpu_use_sudo", YesNo()),
+    "environment": ("tpu_env", Text()),
+}
+
+
+def are_meant(content: Mapping[str, Any]) -> bool:
+    """
+    Whether a configuration file is for TPUs.
+
+    >>> are_meant({"distributed_type": "XLA"})
+    True
+    """
+    return str(content.get("distributed_type")).upper() in WORDS
+
+
+def of(content: Mapping[str, Any]) -> Tpus:
+    """What a configuration file says of TPUs; `ConfigurationError` tells which value can't be one."""
+    found = {name: content.get(key) for name, (key, _) in _KEYS.items()}
+    return Tpus(**{name: _read(name, value) for name, value in found.items() if value not in (None, "")})
+
+
+def with_engine(content: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    The content of a file for TPUs, in settings: through torch_xla, on all cores.
+
+    Accelerate starts a process for every core whatever `num_processes` says there; a file in which this package's own
+    `engine` stands means it.
+
+    >>> with_engine({"distributed_type": "XLA", "num_processes": 1})
+    {'distributed_type': 'XLA', 'engine': 'xla'}
+    """
+    if "engine" in content or not are_meant(content):
+        return dict(content)
+    return {**{name: value for name, value in content.items() if name != "num_processes"}, "engine": "xla"}
+
+
+def _read(name: str, value: Any) -> Any:
+    if name == "environment":
+        # its own questionnaire writes [''] where nothing was answered
+        return tuple(str(one) for one in (value if isinstance(value, list) else [value]) if str(one))
+    key, kind = _KEYS[name]
+    try:
+        return kind.parse(value) if isinstance(value, str) else kind.check(value)
+    except Unfit:
+        raise ConfigurationError(
+            f"{key} in the configuration file says {value!r}, but should be {kind.expected}. Correct it, or remove the line."
+        ) from None

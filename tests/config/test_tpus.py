@@ -1,0 +1,103 @@
+"""What Accelerate's configuration files say of TPUs is read, and leads to a launch through torch_xla."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from accelerate.commands.config.config_args import ClusterConfig
+
+from accelerate_nb.config import files, tpus
+from accelerate_nb.config.run import origins, resolve
+from accelerate_nb.config.tpus import Tpus
+from accelerate_nb.errors import ConfigurationError
+
+FOR_TPUS = {"distributed_type": "XLA", "num_processes": 4}
+
+
+@pytest.fixture
+def of_todays_accelerate(tmp_path) -> Path:
+    """What its questionnaire writes for a pod."""
+    path = tmp_path / "pod.yaml"
+    ClusterConfig(
+        compute_environment="LOCAL_MACHINE",
+        distributed_type="XLA",
+        mixed_precision="bf16",
+        use_cpu=False,
+        debug=False,
+        num_processes=8,
+        main_training_function="train",
+        downcast_bf16="no",
+        tpu_name="mine",
+        tpu_zone="us-central2-b",
+        tpu_use_cluster=True,
+        tpu_use_sudo=False,
+        tpu_vm=[""],
+        tpu_env=["A=1", "B=two words"],
+    ).to_yaml_file(str(path))
+    return path
+
+
+def test_a_pods_file_is_read_whole(of_todays_accelerate):
+    content = files.read(of_todays_accelerate)
+    assert tpus.of(content) == Tpus(
+        function="train", is_pod=True, name="mine", zone="us-central2-b", environment=("A=1", "B=two words")
+    )
+    config = resolve({}, {}, content)
+    assert (config.launching.engine, config.launching.num_processes) == ("xla", None)
+    assert config.training.mixed_precision == "bf16"
+
+
+def test_what_is_written_is_read_again_and_accelerate_reads_it_too(tmp_path):
+    path, said = tmp_path / "tpu.yaml", Tpus(function="go", downcasts=True, is_pod=True, name="n", environment=("A=1",))
+    path.write_text(yaml.safe_dump({"distributed_type": "XLA", **said.keys()}))
+    assert tpus.of(files.read(path)) == said
+    theirs = ClusterConfig.from_yaml_file(str(path))
+    assert (theirs.main_training_function, theirs.downcast_bf16) == ("go", True)
+    assert (theirs.tpu_use_cluster, theirs.tpu_name, theirs.tpu_env) == (True, "n", ["A=1"])
+
+
+def test_a_file_that_says_nothing_of_tpus_leaves_the_defaults():
+    assert tpus.of({"num_processes": 2, "tpu_env": [""], "tpu_name": ""}) == Tpus()
+    assert resolve({}, {}, {"num_processes": 2}).launching.engine == "auto"
+
+
+@pytest.mark.parametrize("kind", ["XLA", "TPU", "xla"])
+def test_a_file_for_tpus_takes_all_cores_as_it_does_with_accelerate(kind):
+    found = origins({}, {}, {"distributed_type": kind, "num_processes": 4})
+    assert (found["engine"].value, found["engine"].place) == ("xla", "the configuration file")
+    assert found["num_processes"].value is None
+
+
+def test_a_number_that_this_packages_own_file_names_holds():
+    assert resolve({}, {}, {**FOR_TPUS, "num_processes": 1, "engine": "xla"}).launching.num_processes == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "file"),
+    [
+        ({"cpu": True}, {}, {}),
+        ({}, {"ACCELERATE_USE_CPU": "yes"}, {}),
+        ({}, {}, {"use_cpu": True}),
+    ],
+    ids=["call", "variable", "file"],
+)
+def test_whoever_asks_for_the_cpu_gets_it_with_a_file_for_tpus_too(arguments, environment, file):
+    config = resolve(arguments, environment, {**FOR_TPUS, **file})
+    assert (config.launching.engine, config.launching.cpu, config.launching.num_processes) == ("auto", True, 4)
+
+
+def test_a_call_wins_over_a_file_for_tpus():
+    config = resolve({"engine": "local", "num_processes": 2}, {}, FOR_TPUS)
+    assert (config.launching.engine, config.launching.num_processes) == ("local", 2)
+
+
+def test_what_no_value_can_be_is_named_with_its_key():
+    with pytest.raises(ConfigurationError, match="tpu_use_sudo in the configuration file says 'perhaps'"):
+        tpus.of({"tpu_use_sudo": "perhaps"})
+
+
+def test_workers_hear_of_another_bf16_only_where_bf16_is_asked_for():
+    assert Tpus(downcasts=True).variables("bf16")["XLA_DOWNCAST_BF16"] == "1"
+    assert Tpus(downcasts=True).variables("no") == Tpus().variables("bf16") == {}
