@@ -33,6 +33,7 @@ ASKED = {
     "04_panel.ipynb": "[result, later]",
     "05_cells_on_every_rank.ipynb": "[accuracy, losses]",
     "06_pick_a_configuration.ipynb": "[result, from_file, [check.state for check in checks]]",
+    "07_tpu.ipynb": "{key: result[key] for key in ('losses', 'right', 'seen', 'ranks')}",
 }
 _ANSWER = "answer.json"
 

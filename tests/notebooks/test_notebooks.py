@@ -135,3 +135,28 @@ def test_the_panel_s_notebook_shows_both_runs_where_no_page_is(run_of: Executing
     later = next(cell for cell in run.notebook.cells if cell.id == "later")
     assert "epoch 3: the last batch has a loss of" in printed(later)
     assert run.seconds < SECONDS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * SECONDS)
+def test_the_notebook_for_tpus_says_what_it_found_and_learns_on_it(run_of: Executing) -> None:
+    run = run_of("07_tpu.ipynb")
+    found = next(cell for cell in run.notebook.cells if cell.id == "found")
+    expected = {1: "Found 1 x CPU device", 2: "Found no TPU and no GPU"}[run.answer["ranks"]]
+    assert expected in printed(found)
+    assert run.answer["seen"] == 261
+    assert run.answer["right"] >= 0.88 * 261
+    assert run.answer["losses"][-1] < 0.3 * run.answer["losses"][0]
+    assert pictures(run.notebook) == 1
+    assert run.seconds < SECONDS
+
+
+def test_the_badges_open_the_notebook_for_tpus_in_the_repository_that_the_package_names() -> None:
+    project = Path(__file__).resolve().parents[2]
+    address = re.search(r'^Repository = "https://github.com/(.+)"$', (project / "pyproject.toml").read_text(), re.M)
+    assert address is not None
+    place = f"{address[1]}/blob/main/notebooks/07_tpu.ipynb"
+    texts = [(project / "notebooks" / "07_tpu.ipynb").read_text(), (project / "README.md").read_text()]
+    for text in texts:
+        assert f"https://colab.research.google.com/github/{place}" in text
+        assert f"https://kaggle.com/kernels/welcome?src=https://github.com/{place}" in text
