@@ -17,6 +17,7 @@ from accelerate_nb.big_models.moving import TiedParameters, set_module_tensor_to
 from accelerate_nb.big_models.offloading import PrefixedDataset
 from accelerate_nb.big_models.tensors import all_names, get_non_persistent_buffers, named_module_tensors, tensor_of
 from accelerate_nb.big_models.tied import find_tied_parameters, retie_parameters
+from accelerate_nb.runtime.addresses import address
 from accelerate_nb.runtime.checkpoints.offloaded import offloading_hooks
 from accelerate_nb.runtime.operations.nested import find_device, send_to_device
 
@@ -83,7 +84,7 @@ class AlignDevicesHook(ModelHook):
             taken = all_names(module, buffers=self.offload_buffers, recurse=self.place_submodules)
             self.weights_map = {name: tensor_of(module, name).detach().to("cpu") for name in taken}
         for name in self._offloaded(module):
-            if self.tied_params_map is not None and tensor_of(module, name).data_ptr() in self.tied_params_map:
+            if self.tied_params_map is not None and address(tensor_of(module, name)) in self.tied_params_map:
                 self.tied_params_names.add(name)
             set_module_tensor_to_device(module, name, "meta")
         if self.execution_device is not None:
@@ -115,7 +116,7 @@ class AlignDevicesHook(ModelHook):
         assert self.weights_map is not None
         assert self.execution_device is not None
         value = self.weights_map[name]
-        device, pointer = as_device(self.execution_device), value.data_ptr()
+        device, pointer = as_device(self.execution_device), address(value)
         if self.tied_params_map is not None:
             if name in self.tied_params_names:
                 self.tied_params_map.setdefault(pointer, {})

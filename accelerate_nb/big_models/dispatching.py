@@ -33,6 +33,7 @@ from accelerate_nb.big_models.tensors import tensor_of
 from accelerate_nb.big_models.tied import find_tied_parameters, retie_parameters
 from accelerate_nb.errors import CheckpointError, ConfigurationError, StateError
 from accelerate_nb.notices import notice
+from accelerate_nb.runtime.addresses import address
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +206,7 @@ def _attach(model: Module, plan: _Plan, terms: dict[str, Any], preload_module_cl
     tied = find_tied_parameters(model)
     model.__dict__[TIES] = tied
     tensors = (tensor_of(model, name) for group in tied for name in group)
-    seats: TiedParameters = {tensor.data_ptr(): {} for tensor in tensors if not tensor.is_meta}
+    seats: TiedParameters = {address(tensor): {} for tensor in tensors if not tensor.is_meta}
     attach_align_device_hook_on_blocks(
         model,
         execution_device=plan.execution,

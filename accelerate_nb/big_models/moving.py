@@ -11,6 +11,7 @@ from torch.nn import Module, Parameter
 from accelerate_nb.big_models.devices import Device, as_device, as_dtype
 from accelerate_nb.big_models.tensors import owner_of
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.addresses import address
 from accelerate_nb.runtime.memory import clear_device_cache
 
 # Where a tied weight lies already: its address on its first device, then one tensor for each device.
@@ -74,7 +75,7 @@ def _seats(tied: TiedParameters | None, value: Tensor | None, old: Tensor) -> di
     if not tied:
         return None
     candidates = [old] if value is None else [value, old]
-    return next((tied[each.data_ptr()] for each in candidates if each.data_ptr() in tied), None)
+    return next((tied[address(each)] for each in candidates if address(each) in tied), None)
 
 
 def _moved(

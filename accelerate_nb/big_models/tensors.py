@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.addresses import storage
 from accelerate_nb.runtime.unwrapping import extract_model_from_parallel
 
 
@@ -79,8 +80,7 @@ def tensor_of(module: Module, name: str) -> Tensor:
 
 def id_tensor_storage(tensor: Tensor) -> tuple[torch.device, int, int]:
     """Device, address and number of bytes of the memory under a tensor; equal for tensors that share memory, and on `meta`."""
-    storage = tensor.untyped_storage()
-    return tensor.device, storage.data_ptr(), storage.nbytes()
+    return tensor.device, storage(tensor), tensor.untyped_storage().nbytes()
 
 
 def is_peft_model(model: Any) -> bool:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from accelerate_nb.runtime.checkpoints.bringing import brought, settle
 from accelerate_nb.runtime.checkpoints.weights import without_aliases
 from accelerate_nb.runtime.checkpoints.writing import write_file
 from accelerate_nb.runtime.process import PartialState
@@ -34,8 +35,10 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
     `f` is a path or an open file; `safe_serialization` writes a dictionary of tensors with safetensors.
     """
     state = PartialState()
+    settle(obj)
     if not (state.is_local_main_process if save_on_each_node else state.is_main_process):
         return
+    obj = brought(obj)
     if not isinstance(f, (str, os.PathLike)):
         torch.save(obj, f)
     elif safe_serialization:

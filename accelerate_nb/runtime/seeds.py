@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from accelerate_nb.devices.randomness import set_xla_state
 from accelerate_nb.errors import ConfigurationError, NotYetError
 from accelerate_nb.runtime.current import current_world
 from accelerate_nb.runtime.kinds import RNGType, named
@@ -28,6 +29,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+    set_xla_state(seed)  # which torch's own function does not reach; one that is asleep begins with this seed
     if deterministic:
         torch.use_deterministic_algorithms(True)
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from accelerate_nb.runtime.addresses import is_apart
+from accelerate_nb.runtime.checkpoints.bringing import Bringer, with_items
 from accelerate_nb.runtime.checkpoints.disk import large_memory
 
 # Memory comes in pieces of at least so many bytes, and what lies in it begins where any type of number may begin.
@@ -67,6 +69,7 @@ class Copier:
         self._copied: dict[tuple[torch.device, int], Tensor] = {}
         self._devices: set[torch.device] = set()
         self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._bringer = Bringer()
 
     def copy(self, value: Any) -> Any:
         """The value with all of its tensors in host memory; what is neither a tensor nor holds any is copied deeply."""
@@ -79,15 +82,12 @@ class Copier:
         if type(value) is tuple:
             return tuple(self.copy(each) for each in value)
         if isinstance(value, Mapping) and hasattr(value, "copy"):
-            # a state_dict's kind, and what it carries besides its items, stay as they are
-            same = value.copy()
-            for key, each in value.items():
-                same[key] = self.copy(each)
-            return same
+            return with_items(value, {key: self.copy(each) for key, each in value.items()})
         return copy.deepcopy(value)
 
     def finish(self) -> None:
         """Copy what is in host memory already, and wait for what is still on its way from a device."""
+        self._bringer.finish()
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="accelerate_nb copy") as pool:
             for _ in pool.map(lambda pair: pair[0].copy_(pair[1]), self._waiting):
                 pass
@@ -97,6 +97,8 @@ class Copier:
         self._devices.clear()
 
     def _tensor(self, tensor: Tensor) -> Tensor:
+        if is_apart(tensor.device):
+            return self._bringer.tensor(tensor)
         if type(tensor) not in (Tensor, Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
             return tensor.detach().to("cpu", copy=True)
         if tensor.is_meta or tensor.numel() == 0:

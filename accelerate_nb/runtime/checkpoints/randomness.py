@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from accelerate_nb.devices.randomness import set_xla_state, xla_state
+
 
 def random_states() -> dict[str, Any]:
     """The states of Python's, numpy's and torch's generators, under the names that Accelerate gives them."""
@@ -23,6 +25,8 @@ def random_states() -> dict[str, Any]:
         states["torch_xpu_manual_seed"] = torch.xpu.get_rng_state_all()
     if torch.backends.mps.is_available():
         states["torch_mps_manual_seed"] = torch.mps.get_rng_state()
+    if (state := xla_state()) is not None:
+        states["xm_seed"] = state
     return states
 
 
@@ -37,6 +41,7 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
         _each(torch.xpu, states["torch_xpu_manual_seed"])
     if "torch_mps_manual_seed" in states and torch.backends.mps.is_available():
         torch.mps.set_rng_state(states["torch_mps_manual_seed"])
+    set_xla_state(states.get("xm_seed"))
 
 
 def _each(module: Any, states: list[torch.Tensor]) -> None:

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
+from accelerate_nb.runtime.addresses import is_apart
 
 # What torch, pickle and safetensors raise at bytes that they can't make sense of.
 _DAMAGE = (
@@ -56,7 +57,8 @@ def device_of(map_location: str | None, own: torch.device) -> str:
             f"Unsupported optimizer map location passed: map_location={map_location!r}. Choose one of `None`, `'cpu'`, or "
             "`'on_device'`."
         )
-    return str(own) if map_location == "on_device" else "cpu"
+    # where torch can't read to, the optimizer itself brings its state from the CPU
+    return str(own) if map_location == "on_device" and not is_apart(own) else "cpu"
 
 
 def read_weights(path: Path, expected: str) -> dict[str, Any]:

@@ -52,6 +52,7 @@ class Checkpoint:
         `in_window` says that gradients are being accumulated: they belong to the state of each process. Hooks may write files
         of their own to `draft`.
         """
+        self.strategy.settle()
         weights = [
             complete(self.strategy.unwrap(model), self.strategy.model_state(model)) for model in self.bundle.models
         ]
@@ -92,6 +93,7 @@ class Checkpoint:
             each.give()
         self._resume(positions)
         self._set_gradients(gradients)
+        self.strategy.settle()
         return self._set_random(folder, states)
 
     def _check(self, folder: Path) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
+from accelerate_nb.runtime.addresses import address, storage
 from accelerate_nb.runtime.checkpoints import names
+from accelerate_nb.runtime.checkpoints.bringing import brought
 from accelerate_nb.runtime.checkpoints.committing import remove, sync
 from accelerate_nb.runtime.checkpoints.reading import read, read_weights
 from accelerate_nb.runtime.checkpoints.writing import File, write_file, write_files
@@ -48,6 +50,7 @@ def load_weights(folder: Path, index: int) -> tuple[Path, dict[str, Any]]:
 def save_model_files(state: Mapping[str, Any], folder: Path, max_shard_size: int | str, *, safe: bool) -> None:
     """Write a model's weights in as many files as their size asks for, in place of all weights that lie there."""
     folder.mkdir(parents=True, exist_ok=True)
+    state = brought(state)
     tensors = without_aliases(state) if safe else dict(state)
     base, ending = ("model", "safetensors") if safe else ("pytorch_model", "bin")
     shards = split(tensors, parse_size(max_shard_size))
@@ -114,9 +117,9 @@ def without_aliases(state: Mapping[str, Any]) -> dict[str, Tensor]:
             removed.add(name)
             continue
         seen.add(_memory(tensor))
-        storage = tensor.untyped_storage().data_ptr()
-        kept[name] = tensor.clone().contiguous() if storage in storages else tensor.contiguous()
-        storages.add(storage)
+        whole = storage(tensor)
+        kept[name] = tensor.clone().contiguous() if whole in storages else tensor.contiguous()
+        storages.add(whole)
     if removed:
         _logger.warning(
             "Removed shared tensor %s while saving: safetensors keeps each memory under one name. Loading into a model that "
@@ -145,7 +148,7 @@ def _fit_names(loaded: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, A
 
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+    return tensor.device, address(tensor), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 def _bytes(value: Any) -> int:

@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from accelerate_nb.errors import CheckpointError
 from accelerate_nb.runtime.checkpoints import names
+from accelerate_nb.runtime.checkpoints.bringing import brought
 from accelerate_nb.runtime.checkpoints.committing import sync
 from accelerate_nb.runtime.checkpoints.disk import Blocks, DiskFile
 from accelerate_nb.runtime.checkpoints.manifest import Entry, entry_of
@@ -70,6 +71,8 @@ def files_of(stem: str, objects: Iterable[Any]) -> list[File]:
 
 def write_files(files: Sequence[File], folder: Path, *, threads: int = 1) -> dict[str, Entry]:
     """Write all files, with several threads some of them at the same time; says what was written."""
+    names, contents = [file.name for file in files], brought([file.content for file in files])
+    files = [replace(file, content=content) for file, content in zip(files, contents, strict=True)]
     with _without_zip_sums():
         if threads == 1:
             blocks = Blocks(1)
@@ -81,7 +84,7 @@ def write_files(files: Sequence[File], folder: Path, *, threads: int = 1) -> dic
             # each file that is filled holds one block, and one is on its way for each thread
             blocks = Blocks(2 * threads + 1, disk)
             written = pool.map(lambda file: file.write(folder, blocks), files)
-            return dict(zip([file.name for file in files], written, strict=True))
+            return dict(zip(names, written, strict=True))
 
 
 def size_of(value: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -27,6 +27,11 @@ class Strategy:
     def distributed_type(self) -> DistributedType:
         """What Hugging Face calls this way of distributing on these devices."""
         return DistributedType.of(self.world.size, self.world.device.type)
+
+    @property
+    def mesh(self) -> str:
+        """The mesh of devices that one process drives, in words; empty where it drives one."""
+        return ""
 
     @property
     def data_replicas(self) -> tuple[int, int]:
@@ -66,6 +71,21 @@ class Strategy:
         """Compute gradients."""
         loss.backward(**options)
 
+    @property
+    def between_batches(self) -> Callable[[], None] | None:
+        """What a prepared loader has done before each batch and after the last; `None` for nothing."""
+        return None
+
+    def before_step(self, optimizer: Any) -> None:
+        """An optimizer is going to step."""
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer has stepped."""
+
+    def when_computed(self, tell: Callable[[Any], None], values: Any) -> None:
+        """Call `tell` with values, a nest of tensors and other things, when what they are now can be read without waiting."""
+        tell(values)
+
     def hold_gradients(self, model: Module) -> AbstractContextManager[Any]:
         """A block whose backwards keep their gradients to this process."""
         return nullcontext()
@@ -81,6 +101,9 @@ class Strategy:
     def clip_value(self, parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
         """Cut each gradient at a value."""
         torch.nn.utils.clip_grad_value_(parameters, clip_value)
+
+    def settle(self) -> None:
+        """Have the device's part of the state computed before it is read, or after it was written; all processes call it."""
 
     def model_state(self, model: Module, *, unwrap: bool = True) -> dict[str, Any]:
         """The model's complete weights, on the process that saves them."""

@@ -65,6 +65,7 @@ class Saving(Process):
         if folder.is_file():
             raise ConfigurationError(f"Provided path ({folder}) should be a directory, not a file. Pass a folder.")
         with current_asks().saving():
+            self.strategy.settle()
             state = complete(self.strategy.unwrap(model), self.get_state_dict(model))
             if self.should_save_model:
                 save_model_files(state, folder, max_shard_size, safe=safe_serialization)
