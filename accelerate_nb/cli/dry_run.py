@@ -34,7 +34,7 @@ class Part:
 def tell(asked: Asked, program: Program, notebook: Readable | None) -> int:
     """Print it; gives the exit code: 1 where it would not start."""
     problem = ""
-    parts = [*_what(program, notebook), *_settings(asked), *_flags(asked)]
+    parts = [*_what(asked, program, notebook), *_settings(asked), *_flags(asked)]
     try:
         choice = choose(asked.config.launching, probe(), can_fork=hasattr(os, "fork"))
         check_ranks(asked, choice.size)
@@ -58,7 +58,7 @@ def torchrun(asked: Asked, choice: Choice, program: Program, script: str | None 
 
 def variables(asked: Asked, choice: Choice) -> dict[str, str]:
     """What the environment of every worker says of this launch, in words that others understand, too."""
-    said = {**environment(asked.config, choice), **asked.theirs.variables()}
+    said = {**environment(asked.config, choice), **asked.variables}
     return {name: value for name, value in said.items() if not name.startswith("ACCELERATE_NB_")}
 
 
@@ -68,7 +68,7 @@ def _named(program: Program, script: str | None) -> list[str]:
     return [*kinds.get(type(program.what), []), said, *program.arguments]
 
 
-def _what(program: Program, notebook: Readable | None) -> Iterator[Part]:
+def _what(asked: Asked, program: Program, notebook: Readable | None) -> Iterator[Part]:
     kind = {Module: "module", Executable: "program"}.get(type(program.what), "script")
     rows = [(kind, program.what.name)]
     if notebook is not None:
@@ -77,6 +77,8 @@ def _what(program: Program, notebook: Readable | None) -> Iterator[Part]:
         rows += [("parameters", parameters or "none: no cell has the tag `parameters`")]
     elif (path := getattr(program.what, "path", None)) is not None:
         rows = [(kind, path)]
+    if asked.function is not None:
+        rows.append(("function", asked.function))
     if program.arguments:
         rows.append(("arguments", shlex.join(program.arguments)))
     rows.append(("works in", program.folder or os.getcwd()))
@@ -97,7 +99,7 @@ def _place(place: str, asked: Asked) -> str:
 
 
 def _flags(asked: Asked) -> Iterator[Part]:
-    if rows := tuple(asked.theirs.without_effect().items()):
+    if rows := tuple(asked.theirs.without_effect(on_tpus=asked.on_tpus).items()):
         yield Part("Flags that change nothing", rows)
 
 
@@ -107,7 +109,9 @@ def _workers(asked: Asked, choice: Choice, program: Program, notebook: Readable 
     rows = (("processes", str(choice.size)), ("device", kind), ("why", choice.why))
     yield Part("What starts", rows)
     yield Part("What every process's environment says", tuple(sorted(variables(asked, choice).items())))
-    yield Part("The same with torchrun", tuple((line,) for line in _lines(asked, choice, program, notebook)))
+    if choice.per_process == 1:
+        # torchrun knows no ranks that are threads of one process
+        yield Part("The same with torchrun", tuple((line,) for line in _lines(asked, choice, program, notebook)))
 
 
 def _lines(asked: Asked, choice: Choice, program: Program, notebook: Readable | None) -> Iterator[str]:

@@ -18,11 +18,13 @@ from accelerate_nb.cli import programs, theirs
 from accelerate_nb.cli.codes import BROKEN_PIPE, BY_SIGNAL, INTERRUPTED
 from accelerate_nb.cli.parser import Parser, add_config_file, add_settings, said_settings
 from accelerate_nb.cli.theirs import Theirs
-from accelerate_nb.config import files
-from accelerate_nb.config.environment import already_launched, asks_for_tpu, saying
+from accelerate_nb.config import files, tpus
+from accelerate_nb.config.environment import already_launched, saying
 from accelerate_nb.config.fields import Setting
-from accelerate_nb.config.run import RunConfig, grouped, resolve
-from accelerate_nb.errors import ConfigurationError, LaunchError, NotYetError, StoppedError, WorkerError
+from accelerate_nb.config.run import RunConfig, differing, grouped, resolve
+from accelerate_nb.config.tpus import Tpus
+from accelerate_nb.devices.probe import probe
+from accelerate_nb.errors import ConfigurationError, LaunchError, StoppedError, WorkerError
 
 if TYPE_CHECKING:
     from accelerate_nb.cli.notebooks import Readable
@@ -38,6 +40,7 @@ examples:
   accelerate-nb launch -m package.train                a module, as in `python -m`
   accelerate-nb launch train.ipynb -n 4 -- --lr 3e-4   a notebook; its parameters stand behind `--`
   accelerate-nb launch train.ipynb --execute -n 4      the notebook itself, in a kernel; it keeps its outputs
+  accelerate-nb launch --tpu train.py                  all cores of this machine's TPU, through torch_xla
   accelerate-nb launch --dry-run train.py              tell what would happen, and start nothing
 
 Flags may be written with hyphens or underscores. Every flag of Hugging Face's `accelerate launch` is known; `--dry-run` tells
@@ -82,7 +85,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="Show the lines of ranks, and of a failure its cause; nothing else.",
     )
     own.add_argument("-t", "--tee", metavar="0-3", default="0", help=argparse.SUPPRESS)
-    theirs.add_flags(parser)
+    of_tpus = theirs.add_flags(parser)
+    of_tpus.add_argument(*("--tpu-name", "--tpu_name"), metavar="NAME", help="The name of a TPU pod; as --tpu-cluster.")
+    of_tpus.add_argument(*("--tpu-zone", "--tpu_zone"), metavar="ZONE", help="The zone of Google's cloud it is in.")
     add_settings(parser, _SETTINGS)
     parser.add_argument("what", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
@@ -110,6 +115,29 @@ class Asked:
     theirs: Theirs
     only_ranks: tuple[int, ...] | None
     quiet: bool
+    tpus: Tpus
+    on_tpus: bool
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the environment of workers says beyond the settings."""
+        more = self.tpus.variables(self.config.training.mixed_precision) if self.on_tpus else {}
+        return {**more, **self.theirs.variables()}
+
+    @property
+    def function(self) -> str | None:
+        """What each worker calls of the program, in place of running it."""
+        return self.tpus.function if self.on_tpus else None
+
+    @property
+    def is_for_a_pod(self) -> bool:
+        """Whether each machine of a TPU pod is to run it."""
+        return self.on_tpus and self.tpus.is_pod
+
+    def tell_surprises(self) -> None:
+        """Say which flags change nothing though somebody wrote them."""
+        for surprise in self.theirs.surprises(on_tpus=self.on_tpus):
+            print(f"{PROG}: {surprise}", file=sys.stderr)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -122,7 +150,12 @@ def run(arguments: argparse.Namespace) -> int:
         return _run_notebook(said, rest, arguments)
     _refuse_execution(arguments)
     asked = _asked(arguments)
-    program = programs.program(said, rest, module=arguments.module, executable=arguments.no_python)
+    if asked.is_for_a_pod:
+        return _print_for_a_pod([*(["-m"] if arguments.module else []), said, *rest], asked)
+    _refuse_any_program(arguments, asked)
+    program = programs.program(
+        said, rest, module=arguments.module, executable=arguments.no_python, function=asked.function
+    )
     return _run_program(program, asked, arguments.dry_run)
 
 
@@ -144,6 +177,8 @@ def _run_notebook(said: str, rest: list[str], arguments: argparse.Namespace) -> 
         return _execute(said, parameters, arguments)
     _refuse_execution(arguments)
     asked = _asked(arguments)
+    if asked.is_for_a_pod:
+        return _print_for_a_pod([said, *(["--", *parameters] if parameters else [])], asked)
     readable = notebooks.readable(said)
     readable.check(parameters)
     for note in readable.script.notes:
@@ -158,11 +193,10 @@ def _execute(said: str, parameters: list[str], arguments: argparse.Namespace) ->
     if arguments.only_rank is not None:
         raise ConfigurationError("--only-rank chooses lines of a terminal, and --execute puts them into the notebook.")
     asked = _asked(arguments)
-    for surprise in asked.theirs.surprises():
-        print(f"{PROG}: {surprise}", file=sys.stderr)
+    asked.tell_surprises()
     output = None if arguments.output is None else Path(arguments.output)
     settings = execute.told(asked.said, arguments.config_file, asked.config.launching.panel, os.environ)
-    wish = execute.wish(said, output, parameters, {**asked.theirs.variables(), **settings}, quiet=asked.quiet)
+    wish = execute.wish(said, output, parameters, {**asked.variables, **settings}, quiet=asked.quiet)
     return execute.tell(wish) if arguments.dry_run else execute.run(wish)
 
 
@@ -177,9 +211,33 @@ def _refuse_execution(arguments: argparse.Namespace) -> None:
         )
 
 
+def _refuse_any_program(arguments: argparse.Namespace, asked: Asked) -> None:
+    if arguments.no_python and asked.on_tpus:
+        raise ConfigurationError(
+            "--no_python was given for a launch through torch_xla, and which core of a TPU is whose is known only inside the "
+            "Python of each worker. Run a script or a module of Python, or pass --cpu."
+        )
+
+
+def _print_for_a_pod(what: list[str], asked: Asked) -> int:
+    """Print the line that launches something on every machine of a pod, and say what it is; gives the exit code."""
+    from accelerate_nb.cli import pods
+
+    asked.tell_surprises()
+    pod = pods.pod_of(asked.tpus)
+    said = pods.command_of_a_machine(asked.tpus, differing(asked.config), asked.theirs.variables(), what)
+    print(pod.ssh(said), flush=True)
+    print(
+        f"{PROG}: nothing was started here. The line above has every machine of the TPU {pod.name} launch this on its own "
+        "cores; copy it, or pipe it into sh. It needs gcloud, logged in to your project; on each machine it needs "
+        "accelerate-nb and all that it runs, at the same path (`accelerate-nb tpu-config` prints lines that put them there).",
+        file=sys.stderr,
+    )
+    return 0
+
+
 def _run_program(program: Program, asked: Asked, is_dry: bool, notebook: Readable | None = None) -> int:
-    for surprise in asked.theirs.surprises():
-        print(f"{PROG}: {surprise}", file=sys.stderr)
+    asked.tell_surprises()
     if is_dry:
         from accelerate_nb.cli import dry_run
 
@@ -207,10 +265,13 @@ def _take_seconds(arguments: argparse.Namespace) -> None:
 def _asked(arguments: argparse.Namespace) -> Asked:
     found = said_settings(arguments, _SETTINGS)
     said = {_OURS.get(name, name): value for name, value in found.items()}
+    flags = theirs.said(arguments, cpu=bool(said.get("cpu")))
+    said = _together(flags.settings(), said)
     file = files.find(os.environ, arguments.config_file)
     content = files.read(file) if file is not None else None
     config = resolve(said, os.environ, content)
-    _check_surroundings(config)
+    _check_surroundings()
+    on_tpus = _is_on_tpus(config)
     # torchrun's word for what happens anyway: lines are shown, and kept in files
     theirs.check_streams(arguments.tee)
     return Asked(
@@ -218,22 +279,44 @@ def _asked(arguments: argparse.Namespace) -> Asked:
         file=file,
         content=content,
         config=config,
-        theirs=theirs.said(arguments, cpu=bool(said.get("cpu"))),
+        theirs=flags,
         only_ranks=_ranks(arguments.only_rank),
         quiet=arguments.quiet,
+        tpus=_tpus(arguments, flags, content) if on_tpus else Tpus(),
+        on_tpus=on_tpus,
     )
 
 
-def _check_surroundings(config: RunConfig) -> None:
+def _together(flags: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """What flags of theirs say of settings, and what the settings' own flags say."""
+    for name, value in flags.items():
+        if said.get(name, value) != value:
+            raise ConfigurationError(
+                f"--tpu was given, which asks for {name}={value}, together with {name}={said[name]}. Leave one of them out."
+            )
+    return {**flags, **said}
+
+
+def _is_on_tpus(config: RunConfig) -> bool:
+    wish = config.launching
+    return wish.engine == "xla" or (wish.engine == "auto" and not wish.cpu and probe().kind == "xla")
+
+
+def _tpus(arguments: argparse.Namespace, flags: Theirs, content: Mapping[str, Any] | None) -> Tpus:
+    """What is said of TPUs: a flag wins over the file."""
+    said = flags.tpus()
+    named = {"name": arguments.tpu_name, "zone": arguments.tpu_zone}
+    said.update({name: value for name, value in named.items() if value is not None})
+    # whoever names a TPU means that one, and not what this machine has
+    is_pod = {"is_pod": True} if arguments.tpu_name else {}
+    return replace(tpus.of(content or {}), **{**is_pod, **said})
+
+
+def _check_surroundings() -> None:
     if already_launched(os.environ):
         raise LaunchError(
             f"A launch was asked for inside rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, which a launcher started "
             "already. Run the script itself there, or unset RANK and WORLD_SIZE."
-        )
-    if asks_for_tpu(os.environ) and not config.launching.cpu:
-        raise NotYetError(
-            "The environment asks for a TPU (PJRT_DEVICE or TPU_NAME), and TPUs are not offered here yet. "
-            "Pass --cpu to run on this machine's CPU."
         )
 
 
@@ -255,7 +338,7 @@ def _conduct(program: Program, asked: Asked) -> int:
     from accelerate_nb.cli.signals import handed_on
     from accelerate_nb.launching.functions import prepare
 
-    with saying(asked.theirs.variables(), os.environ), _input_of(program) as whole:
+    with saying(asked.variables, os.environ), _input_of(program) as whole:
         front_end = _front_end(asked)
         started = prepare(whole, (), asked.config, front_end)
         check_ranks(asked, len(started.view.ranks))

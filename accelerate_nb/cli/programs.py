@@ -12,7 +12,7 @@ from pathlib import Path
 from traceback import format_exception_only
 
 from accelerate_nb.errors import ConfigurationError, LaunchError
-from accelerate_nb.launching.scripts import Executable, Module, Program, Script, What, code_of
+from accelerate_nb.launching.scripts import Executable, Function, Module, Program, Script, What, code_of
 
 _PACKAGE = Path(__file__).parents[2]
 NOTEBOOK = ".ipynb"
@@ -23,16 +23,24 @@ def is_notebook(said: str) -> bool:
     return said.lower().endswith(NOTEBOOK)
 
 
-def program(said: str, arguments: Sequence[str], *, module: bool, executable: bool) -> Program:
+def program(
+    said: str, arguments: Sequence[str], *, module: bool, executable: bool, function: str | None = None
+) -> Program:
     """
-    The script, module or executable that was said, with its arguments.
+    The script, module or executable that was said, with its arguments; of a script or a module that is imported, a function.
 
     `ConfigurationError` says what is not there, `LaunchError` where a script can't be read.
     """
     if module and executable:
         raise ConfigurationError("-m and --no_python were both given: one is for modules, the other for executables.")
-    what = _module(said) if module else _executable(said) if executable else _script(said)
-    return Program(what, tuple(arguments), path=path_of_workers())
+    return Program(_what(said, module, executable, function), tuple(arguments), path=path_of_workers())
+
+
+def _what(said: str, module: bool, executable: bool, function: str | None) -> What:
+    if executable:
+        return _executable(said)
+    found = _module(said) if module else _script(said)
+    return found if function is None else Function(found, function)
 
 
 def path_of_workers() -> tuple[str, ...]:
@@ -45,7 +53,7 @@ def path_of_workers() -> tuple[str, ...]:
     return (*sys.path[1:], *([str(_PACKAGE)] if is_needed and str(_PACKAGE) not in sys.path[1:] else []))
 
 
-def _script(said: str) -> What:
+def _script(said: str) -> Script:
     path = os.path.abspath(os.path.expanduser(said))
     if not os.path.exists(path):
         raise ConfigurationError(f"{said} was to be run, and there is no such file. {_hint(said, path)}")
@@ -78,7 +86,7 @@ def _hint(said: str, path: str) -> str:
     return "Correct its path."
 
 
-def _module(said: str) -> What:
+def _module(said: str) -> Module:
     if not _has_module(said):
         if os.path.exists(said):
             raise ConfigurationError(f"-m {said} was to be run, and that is a path, not a module's name. Leave -m out.")

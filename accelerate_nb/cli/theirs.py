@@ -40,6 +40,27 @@ class Variables:
 
 
 @dataclass(frozen=True, slots=True)
+class Says:
+    """The flag gives settings of this package these values."""
+
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OfTpus:
+    """The flag says something of TPUs (a field of `Tpus`), which matters only where a launch is on them."""
+
+    field: str
+    # what a flag without a value says
+    value: bool = True
+
+    @property
+    def why(self) -> str:
+        """The reason for which it changes nothing elsewhere."""
+        return "it is an option of a TPU, which --tpu asks for"
+
+
+@dataclass(frozen=True, slots=True)
 class Nothing:
     """The flag changes nothing here."""
 
@@ -66,7 +87,7 @@ class Later:
     what: str
 
 
-Becomes: TypeAlias = ASetting | OfLaunch | Variables | Nothing | PartOf | Later
+Becomes: TypeAlias = ASetting | OfLaunch | Says | OfTpus | Variables | Nothing | PartOf | Later
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +134,36 @@ class Streams:
 
 
 @dataclass(frozen=True, slots=True)
+class Assignment:
+    """A variable of the environment with its value."""
+
+    PLACEHOLDER: ClassVar[str] = "NAME=VALUE"
+
+    @property
+    def expected(self) -> str:
+        return "a name and a value, such as 'A=1'"
+
+    def check(self, value: Any) -> str:
+        """The text, where it is one."""
+        return self.parse(str(value))
+
+    def parse(self, text: str) -> str:
+        """The text, where it is one."""
+        if not re.match(r"[A-Za-z_]\w*=", text):
+            raise Unfit
+        return text
+
+
+@dataclass(frozen=True, slots=True)
 class Flag:
     """A flag of theirs: how it is written, which values it takes (`None`: none), and what becomes of it."""
 
     name: str
     becomes: Becomes
     kind: Kind | None = None
+    repeats: bool = False
+    # what the help says of it; the help leaves those out that have none
+    help: str = ""
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -242,16 +287,28 @@ FLAGS: tuple[Flag, ...] = (
         megatron_lm_calculate_per_token_loss=_TEXT,
         megatron_lm_use_rotary_position_embeddings=_TEXT,
     ),
-    *_options(Later("a TPU"), tpu=None, tpu_cluster=None),
-    *_options(
-        PartOf("a TPU", "--tpu"),
-        no_tpu_cluster=None,
-        tpu_use_sudo=None,
-        vm=_TEXT,
-        env=_TEXT,
-        main_training_function=_TEXT,
-        downcast_bf16=None,
+    Flag(
+        "tpu",
+        Says({"engine": "xla", "cpu": False}),
+        help="Compute on all cores of this machine's TPU, through torch_xla; as --engine xla.",
     ),
+    Flag(
+        "tpu_cluster",
+        OfTpus("is_pod"),
+        help="Print the line that runs this on every machine of a TPU pod, and start nothing here.",
+    ),
+    # the one that a launch on a pod's own machines is given, and holds there whatever else is said
+    Flag("no_tpu_cluster", OfTpus("is_pod", value=False)),
+    Flag("tpu_use_sudo", OfTpus("sudo"), help="Run it with sudo on the machines of a pod."),
+    Flag("vm", Nothing("the machines of a TPU are reached by the TPU's own name"), _TEXT, repeats=True),
+    Flag("env", OfTpus("environment"), Assignment(), repeats=True, help="A variable on the machines of a pod."),
+    Flag(
+        "main_training_function",
+        OfTpus("function"),
+        _TEXT,
+        help="Import the script on each core and call this function of it, in place of running the script.",
+    ),
+    Flag("downcast_bf16", OfTpus("downcasts"), help="With bf16, let float64 become float32, not bfloat16."),
     Flag("mpirun_hostfile", Later("a launch by mpirun"), _TEXT),
     *_options(
         PartOf("SageMaker", "a configuration file with compute_environment: AMAZON_SAGEMAKER"),
@@ -288,6 +345,22 @@ class Theirs:
 
     values: Mapping[str, Any]
 
+    def settings(self) -> dict[str, Any]:
+        """What is said of settings of this package."""
+        found: dict[str, Any] = {}
+        for one, _ in self._said():
+            if isinstance(one.becomes, Says):
+                found.update(one.becomes.settings)
+        return found
+
+    def tpus(self) -> dict[str, Any]:
+        """What is said of TPUs, by the fields of `Tpus`."""
+        found: dict[str, Any] = {}
+        for one, value in self._said():
+            if isinstance(one.becomes, OfTpus):
+                found[one.becomes.field] = one.becomes.value if one.kind is None else value
+        return found
+
     def variables(self) -> dict[str, str]:
         """What workers find in their environment because of it."""
         found: dict[str, str] = {}
@@ -296,34 +369,45 @@ class Theirs:
                 found.update(one.becomes.of(value))
         return found
 
-    def without_effect(self) -> dict[str, str]:
-        """The flags that change nothing, and why."""
-        return {
-            f"--{one.name}": one.becomes.why for one, _ in self._said() if isinstance(one.becomes, (Nothing, PartOf))
-        }
+    def without_effect(self, *, on_tpus: bool) -> dict[str, str]:
+        """The flags that change nothing in a launch, which is on TPUs or not, and why."""
+        idle = (Nothing, PartOf) if on_tpus else (Nothing, PartOf, OfTpus)
+        return {f"--{one.name}": one.becomes.why for one, _ in self._said() if isinstance(one.becomes, idle)}
 
-    def surprises(self) -> list[str]:
+    def surprises(self, *, on_tpus: bool) -> list[str]:
         """Of those, what a person who wrote them would not expect."""
-        return [
-            f"--{one.name} changes nothing: {one.becomes.why}."
-            for one, _ in self._said()
-            if isinstance(one.becomes, PartOf)
-        ]
+        expected = {f"--{one.name}" for one in FLAGS if isinstance(one.becomes, Nothing)}
+        found = self.without_effect(on_tpus=on_tpus).items()
+        return [f"{flag} changes nothing: {why}." for flag, why in found if flag not in expected]
 
     def _said(self) -> Iterator[tuple[Flag, Any]]:
         return ((one, self.values[one.name]) for one in FLAGS if one.name in self.values)
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Make those flags known that are no settings and none of launch's own; the help leaves them out."""
+def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """
+    Make those flags known that are no settings and none of launch's own; the help has those of TPUs alone.
+
+    Gives the heading under which it has them.
+    """
+    shown = parser.add_argument_group("TPUs")
     for one in FLAGS:
-        if isinstance(one.becomes, (ASetting, OfLaunch)):
-            continue
-        common: dict[str, Any] = {"dest": _PREFIX + one.name, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-        if one.kind is None:
-            parser.add_argument(*one.spellings, **common, action="store_const", const=True)
-        else:
-            parser.add_argument(*one.spellings, **common)
+        if not isinstance(one.becomes, (ASetting, OfLaunch)):
+            _add(shown if one.help else parser, one)
+    return shown
+
+
+def _add(parser: argparse._ActionsContainer, one: Flag) -> None:
+    # as the settings are shown, with hyphens
+    spellings = one.spellings[::-1]
+    common: dict[str, Any] = {"dest": _PREFIX + one.name, "default": argparse.SUPPRESS}
+    if one.kind is None:
+        common |= {"action": "store_const", "const": True}
+    else:
+        common |= {"action": "append" if one.repeats else "store", "metavar": one.kind.PLACEHOLDER}
+    parser.add_argument(spellings[0], **common, help=one.help or argparse.SUPPRESS)
+    if spellings[1:]:
+        parser.add_argument(*spellings[1:], **common, help=argparse.SUPPRESS)
 
 
 def said(arguments: argparse.Namespace, *, cpu: bool) -> Theirs:
@@ -342,7 +426,12 @@ def said(arguments: argparse.Namespace, *, cpu: bool) -> Theirs:
                 f"--{name} asks for {later.what}, which is not offered here yet. Leave it out: every process keeps the "
                 "whole model, and gradients are averaged."
             )
-    return Theirs({name: read(known[name], text) for name, text in texts.items()})
+    return Theirs({name: _value(known[name], text) for name, text in texts.items()})
+
+
+def _value(one: Flag, text: Any) -> Any:
+    """The value of a flag's text, or those of its texts."""
+    return tuple(read(one, each) for each in text) if one.repeats else read(one, text)
 
 
 def read(one: Flag, text: Any) -> Any:

@@ -11,8 +11,8 @@ from accelerate_nb.errors import ConfigurationError
 
 # Accelerate's words for a launch on TPUs: today's, and the one of releases before 0.28.
 WORDS = frozenset({"XLA", "TPU"})
-# The function that Accelerate's files name where nobody was asked.
-USUAL_FUNCTION = "main"
+# The function that Accelerate's files name where nobody has named another; here the program itself runs then.
+_USUAL_FUNCTION = "main"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,13 +20,13 @@ class Tpus:
     """
     What is said of TPUs.
 
-    `function` is what each core calls, in place of running the program, where it has a name. `downcasts` lets bf16 mean that
+    `function` is what each core calls of a program that is imported; without it the program itself runs. `downcasts` lets bf16 mean that
     float64 becomes float32, not bfloat16 like the rest. A pod, machines of TPUs that train together, has a `name` and a
     `zone`; a launch on it runs on each of its machines, with `sudo` and with variables of the `environment` where those are
     said.
     """
 
-    function: str = USUAL_FUNCTION
+    function: str | None = None
     downcasts: bool = False
     is_pod: bool = False
     name: str | None = None
@@ -38,7 +38,8 @@ class Tpus:
         """This under the keys of Accelerate's configuration files, as its own tools write it."""
         said = {_KEYS[one.name][0]: getattr(self, one.name) for one in fields(self)}
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in said.items()}
-        return {key: value for key, value in plain.items() if value not in (None, [])}
+        found = {key: value for key, value in plain.items() if value not in (None, [])}
+        return {_KEYS["function"][0]: _USUAL_FUNCTION, **found}
 
     def variables(self, mixed_precision: str | None) -> dict[str, str]:
         """What workers find in their environment because of it."""
@@ -73,6 +74,8 @@ def are_meant(content: Mapping[str, Any]) -> bool:
 def of(content: Mapping[str, Any]) -> Tpus:
     """What a configuration file says of TPUs; `ConfigurationError` tells which value can't be one."""
     found = {name: content.get(key) for name, (key, _) in _KEYS.items()}
+    if found["function"] == _USUAL_FUNCTION:
+        del found["function"]
     return Tpus(**{name: _read(name, value) for name, value in found.items() if value not in (None, "")})
 
 

@@ -3,11 +3,41 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
+from accelerate_nb.own import Own
+
 _NAME = "__main__"
+_own: Own[list[ModuleType]] = Own(lambda: [ModuleType(_NAME)])
+
+
+class _OfRank(ModuleType):
+    """The `__main__` of a process whose ranks are threads: whoever asks finds, and writes, the names of its own rank."""
+
+    def __init__(self) -> None:
+        super().__init__(_NAME)
+        # what every module has from the start would stand before the rank's own
+        for name in ("__doc__", "__loader__", "__package__", "__spec__"):
+            ModuleType.__delattr__(self, name)
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]  # an attribute there
+        return vars(_own.get()[0])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_own.get()[0], name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(_own.get()[0], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(_own.get()[0], name)
+
+    def __dir__(self) -> list[str]:
+        return dir(_own.get()[0])
 
 
 def is_of_main(value: Any) -> bool:
@@ -17,13 +47,27 @@ def is_of_main(value: Any) -> bool:
     return vars(sys.modules[_NAME]).get(value.__qualname__) is value
 
 
+def become_main(module: ModuleType) -> None:
+    """
+    Make a module this process's `__main__`; that of this rank alone, where it is a thread among others.
+
+    pickle and multiprocessing look there for what was defined there.
+    """
+    if threading.current_thread() is threading.main_thread():
+        sys.modules[_NAME] = module
+        return
+    _own.get()[0] = module
+    if not isinstance(sys.modules[_NAME], _OfRank):
+        sys.modules[_NAME] = _OfRank()
+
+
 def install_main(names: Mapping[str, Any]) -> None:
     """
-    Make a module with these names this process's `__main__`.
+    Make a module with these names the `__main__`.
 
     What ranks send each other with the plain pickle (`all_gather_object`, a queue, `torch.save` of an object) refers to
     the notebook's classes as `__main__.Name`.
     """
     module = ModuleType(_NAME)
     vars(module).update(names)
-    sys.modules[_NAME] = module
+    become_main(module)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import importlib
 import io
 import os
 import pkgutil
@@ -15,16 +16,29 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from multiprocessing.reduction import DupFd
 from types import CodeType, ModuleType
 from typing import Any, Protocol
 
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.launching.main_module import become_main
 from accelerate_nb.launching.showing import allow_prompts
 
 _NAME = "__main__"
 # Their hooks for exceptions print; `exceptiongroup` is what Python 3.10 has exception groups from.
 _PRINTING = frozenset({"torch", "accelerate_nb", "exceptiongroup"})
+
+
+class _Entrance:
+    """Where a program changes its process; the ranks of a process that are threads come here one after the other."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.has_begun = False
+
+
+_ENTRANCE = _Entrance()
 
 
 class What(Protocol):
@@ -60,13 +74,28 @@ class Script:
         sys.argv[:] = [self.said, *arguments]
         importer = pkgutil.get_importer(self.path)
         if importer is not None:
-            sys.path.insert(0, self.path)
+            _look_first_in(self.path)
             _run_spec(importer.find_spec(_NAME, None), self.path)
             return
-        # Python itself follows links before it looks for what lies beside a script
-        sys.path.insert(0, self.home or os.path.dirname(os.path.realpath(self.path)))
+        self._look_beside()
         loader = SourceFileLoader(_NAME, self.path)
         _run_as_main(code_of(self.path), __file__=self.path, __loader__=loader, __package__=None, __spec__=None)
+
+    def imported(self, arguments: Sequence[str]) -> ModuleType:
+        """The module that it is under its file's name, one for all ranks of this process."""
+        sys.argv[:] = [self.said, *arguments]
+        self._look_beside()
+        name = os.path.splitext(self.name)[0]
+        with _ENTRANCE.lock:
+            found = sys.modules.get(name)
+            # a script may well be called as a module of Python's own is, which is loaded already
+            if found is None or getattr(found, "__file__", None) != self.path:
+                found = _load(name, self.path)
+            return found
+
+    def _look_beside(self) -> None:
+        # Python itself follows links before it looks for what lies beside a script
+        _look_first_in(self.home or os.path.dirname(os.path.realpath(self.path)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +106,7 @@ class Module:
 
     def run(self, arguments: Sequence[str]) -> None:
         """Run its code as `__main__`; a package's is in its `__main__` module."""
-        sys.path.insert(0, os.getcwd())
+        _look_first_in(os.getcwd())
         sys.argv[:] = ["-m", *arguments]
         spec = find_spec(self.name)
         if spec is None:
@@ -86,6 +115,39 @@ class Module:
             spec = find_spec(f"{self.name}.{_NAME}")
         sys.argv[0] = getattr(spec, "origin", None) or self.name
         _run_spec(spec, self.name)
+
+    def imported(self, arguments: Sequence[str]) -> ModuleType:
+        """The module itself."""
+        _look_first_in(os.getcwd())
+        sys.argv[:] = ["-m", *arguments]
+        module = importlib.import_module(self.name)
+        sys.argv[0] = getattr(module, "__file__", None) or self.name
+        return module
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of a script or a module, which is imported and not run: a `__name__ == "__main__"` in it is not true."""
+
+    of: Script | Module
+    function: str
+
+    @property
+    def name(self) -> str:
+        """The program's name."""
+        return self.of.name
+
+    def run(self, arguments: Sequence[str]) -> None:
+        """Import the program, and call the function."""
+        module = self.of.imported(arguments)
+        function = getattr(module, self.function, None)
+        if not callable(function):
+            there = ", ".join(sorted(name for name, value in vars(module).items() if _is_own_function(value, module)))
+            raise ConfigurationError(
+                f"The function {self.function} of {self.name} was to be called, and there is none of that name. "
+                f"{f'Name another (it has {there})' if there else 'Define it there'}, or leave --main-training-function out."
+            )
+        function()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,24 +235,30 @@ class Program:
     def __call__(self) -> None:
         """Be the program."""
         is_worker = os.getpid() != self.launcher
-        if self.folder is not None:
-            os.chdir(self.folder)
-        sys.path[:] = self.path
-        if is_worker:
-            self._settle()
+        shares = is_worker and threading.current_thread() is not threading.main_thread()
+        with _ENTRANCE.lock:
+            # one of several ranks of a process does it for all
+            if not (shares and _ENTRANCE.has_begun):
+                self._enter(is_worker)
+            _ENTRANCE.has_begun = shares
+        if is_worker and self.stdin is not None and os.environ.get("RANK") == "0":
+            self.stdin.take_over()
         try:
             self.what.run(self.arguments)
         except Exception as error:
             if not _only_prints(sys.excepthook):
                 sys.excepthook(type(error), error, _below(error.__traceback__))
             raise
-        if is_worker:
+        if is_worker and not shares:
             _end()
 
-    def _settle(self) -> None:
+    def _enter(self, is_worker: bool) -> None:
         """Begin as a Python that has just started does."""
-        if self.stdin is not None and os.environ.get("RANK") == "0":
-            self.stdin.take_over()
+        if self.folder is not None:
+            os.chdir(self.folder)
+        sys.path[:] = self.path
+        if not is_worker:
+            return
         allow_prompts()
         random.seed()
         if (numpy := sys.modules.get("numpy")) is not None:
@@ -205,6 +273,35 @@ def code_of(path: str) -> CodeType:
         return code
     with io.open_code(path) as file:
         return compile(file.read(), path, "exec", dont_inherit=True)
+
+
+def _look_first_in(folder: str) -> None:
+    """Let imports look in a folder before all others."""
+    if sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)
+
+
+def _load(name: str, path: str) -> ModuleType:
+    """A file as a module of this name; one whose code fails is none."""
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} can't be imported, only run: its name does not end in .py", name=name)
+    module = module_from_spec(spec)
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before
+        raise
+    return module
+
+
+def _is_own_function(value: Any, module: ModuleType) -> bool:
+    return callable(value) and getattr(value, "__module__", None) == module.__name__
 
 
 def _run_spec(spec: ModuleSpec | None, name: str) -> None:
@@ -223,10 +320,10 @@ def _run_spec(spec: ModuleSpec | None, name: str) -> None:
 
 
 def _run_as_main(code: CodeType, **names: Any) -> None:
-    """Run code in a new module that is this process's `__main__` from now on: pickle and multiprocessing look there."""
+    """Run code in a new module that is `__main__` from now on: pickle and multiprocessing look there."""
     module = ModuleType(_NAME)
     vars(module).update({"__builtins__": builtins, "__cached__": None, **names})
-    sys.modules[_NAME] = module
+    become_main(module)
     exec(code, vars(module))
 
 
