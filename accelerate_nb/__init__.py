@@ -27,6 +27,7 @@ _HOMES: dict[str, str] = {
     "DDPCommunicationHookType": "accelerate_nb.runtime.kinds",
     "DistributedType": "accelerate_nb.runtime.kinds",
     "ProfileKwargs": "accelerate_nb.runtime.profiling",
+    "XlaMesh": "accelerate_nb.runtime.sharding.plan",
     "DeepSpeedPlugin": "accelerate_nb.runtime.later.deepspeed",
     "FullyShardedDataParallelPlugin": "accelerate_nb.runtime.later.fsdp",
     "ParallelismConfig": "accelerate_nb.runtime.later.parallelism",
@@ -132,3 +133,4 @@ if TYPE_CHECKING:
     from accelerate_nb.runtime.process import PartialState as PartialState
     from accelerate_nb.runtime.profiling import ProfileKwargs as ProfileKwargs
     from accelerate_nb.runtime.seeds import synchronize_rng_states as synchronize_rng_states
+    from accelerate_nb.runtime.sharding.plan import XlaMesh as XlaMesh

@@ -51,6 +51,7 @@ from accelerate_nb.runtime.precision.fp8_te import TERecipeKwargs
 from accelerate_nb.runtime.process import AcceleratorState, join
 from accelerate_nb.runtime.profiling import ProfileKwargs
 from accelerate_nb.runtime.scheduler import AcceleratedScheduler
+from accelerate_nb.runtime.sharding.plan import XlaMesh
 from accelerate_nb.runtime.staying import stays
 from accelerate_nb.runtime.strategies.choosing import choose_strategy
 from accelerate_nb.runtime.trackers.choosing import filter_trackers
@@ -74,6 +75,7 @@ _HANDLERS = (
     AORecipeKwargs,
     TERecipeKwargs,
     MSAMPRecipeKwargs,
+    XlaMesh,
 )
 
 
@@ -127,14 +129,17 @@ class Accelerator(Stepping, Saving, Splitting, Watching):
         self.scaler_handler = _pick(handlers, GradScalerKwargs)
         self.init_handler = _pick(handlers, InitProcessGroupKwargs)
         self.profile_handler = _pick(handlers, ProfileKwargs)
+        mesh = _pick(handlers, XlaMesh) or XlaMesh()
         name = precision_name(mixed_precision if mixed_precision is not None else asked.mixed_precision)
         accumulation = _accumulation(gradient_accumulation_plugin, gradient_accumulation_steps, asked)
 
-        self._world = join(cpu=cpu or asked.cpu, **({} if self.init_handler is None else self.init_handler.to_kwargs()))
+        meeting = {} if self.init_handler is None else self.init_handler.to_kwargs()
+        self._world = join(cpu=cpu or asked.cpu, xla_mesh=mesh.axes, **meeting)
         self.state = AcceleratorState(name, cpu or asked.cpu, _from_accelerator=True)
         self.state.dynamo_plugin = self.compiling
         self.gradient_state = GradientState(accumulation)
-        self.strategy = choose_strategy(self._world, self.ddp_handler)
+        self.strategy = choose_strategy(self._world, self.ddp_handler, mesh)
+        self.state.xla_mesh = self.strategy.mesh or None
         self._fp8_recipe = choose_recipe(name, handlers.values(), asked.fp8_package)
         self.precision = choose_precision(
             name, self.device, self.autocast_handler, self.scaler_handler, self._fp8_recipe

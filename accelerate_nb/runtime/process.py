@@ -23,7 +23,7 @@ from accelerate_nb.runtime.variables import parse_flag_from_env
 from accelerate_nb.runtime.world import Meeting, World
 
 # What Accelerate's state says of ways to train that are not here yet.
-_LATER = ("deepspeed_plugins", "fsdp_plugin", "parallelism_config", "device_mesh", "dynamo_plugin")
+_LATER = ("deepspeed_plugins", "fsdp_plugin", "parallelism_config", "device_mesh", "dynamo_plugin", "xla_mesh")
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -231,6 +231,7 @@ class AcceleratorState(PartialState):
     device_mesh: Any
     dynamo_plugin: Any
     parallelism_config: Any
+    xla_mesh: str | None
 
     def __init__(
         self,
@@ -306,7 +307,8 @@ class AcceleratorState(PartialState):
             PartialState._reset_state()
 
     def __repr__(self) -> str:
-        return PartialState.__repr__(self) + f"\nMixed precision type: {self.mixed_precision}\n"
+        mesh = f"XLA mesh: {self.xla_mesh}\n" if self.xla_mesh else ""
+        return PartialState.__repr__(self) + f"{mesh}\nMixed precision type: {self.mixed_precision}\n"
 
 
 def is_initialized() -> bool:
@@ -315,13 +317,18 @@ def is_initialized() -> bool:
 
 
 def join(
-    cpu: bool = False, backend: str | None = None, init_method: str | None = None, timeout: Any = None, **unknown: Any
+    cpu: bool = False,
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: Any = None,
+    xla_mesh: str | None = None,
+    **unknown: Any,
 ) -> World:
     """The world, joined as these arguments say where it isn't joined yet."""
     if unknown:
         known = ", ".join(InitProcessGroupKwargs().to_dict())
         raise ConfigurationError(f"{', '.join(unknown)} can't be given to the process group. Known names are {known}.")
-    world = current_world(Meeting(cpu=cpu, backend=backend, init_method=init_method, timeout=timeout))
+    world = current_world(Meeting(cpu, backend, init_method, timeout, xla_mesh))
     if cpu and world.device.type != "cpu":
         raise StateError(
             f"cpu=True was asked for, but this process works on {world.device} already. "

@@ -15,6 +15,7 @@ from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.runtime import xla
 from accelerate_nb.runtime.affinity import set_numa_affinity
 from accelerate_nb.runtime.environment import is_yes
+from accelerate_nb.runtime.sharding import plan, spmd
 
 # The variables that torchrun gives to each process it starts; whoever sets them has started a worker.
 CONTRACT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
@@ -107,6 +108,7 @@ class Meeting:
     backend: str | None = None
     init_method: str | None = None
     timeout: timedelta | None = None
+    xla_mesh: str | None = None
 
     def join(self, environment: Mapping[str, str], store: dist.Store | None = None) -> World:
         """
@@ -131,6 +133,8 @@ class Meeting:
         return World(place.rank, place.size, place.local_rank, place.local_size, device, backend)
 
     def _join_through_xla(self, environment: Mapping[str, str], store: dist.Store | None) -> World:
+        if mesh := self.xla_mesh or environment.get(plan.VARIABLE):
+            spmd.begin(mesh)
         device = xla.device()
         rank, size, local_rank, local_size = xla.place()
         if size == 1:

@@ -36,7 +36,7 @@ STRANGERS += [("big_models", room) for room in ("config", "events", "export", "l
 # Each optional package is imported by the files of its name, and by nobody else.
 OPTIONAL = {
     "ray": "ray",
-    "torch_xla": "xla",
+    "torch_xla": "xla spmd",
     "deepspeed": "deepspeed",
     "megatron": "megatron",
     "torch_npu": "others",
@@ -99,8 +99,8 @@ def wrong_optional(house: list[Module]) -> Iterator[str]:
     for module in house:
         for item in module.imports:
             owner = OPTIONAL.get(top(item))
-            if owner is not None and item.when != "types" and module.path.stem != owner:
-                yield f"{place(module, item)}: only a file named {owner}.py imports {top(item)}"
+            if owner is not None and item.when != "types" and module.path.stem not in owner.split():
+                yield f"{place(module, item)}: only a file named {owner.replace(' ', '.py or ')}.py imports {top(item)}"
 
 
 def wrong_doors(house: list[Module]) -> Iterator[str]:

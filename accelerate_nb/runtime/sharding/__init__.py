@@ -1,0 +1,1 @@
+"""How the devices of one process share a training."""

@@ -1,0 +1,117 @@
+"""What torch_xla does for devices that one process drives as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from accelerate_nb.errors import LaunchError, NotYetError
+from accelerate_nb.runtime.sharding.plan import Layout
+
+
+def begin(mesh: str) -> None:
+    """
+    Have torch_xla drive all devices as one (`use_spmd`); it must not have woken for single devices yet.
+
+    `mesh` is what was asked for, for the `LaunchError` that says so.
+    """
+    import torch_xla
+    from torch_xla import runtime
+
+    if runtime.is_spmd():
+        return
+    if torch_xla._XLAC._xla_get_spmd_config_is_locked():
+        raise LaunchError(
+            f"The mesh {mesh!r} was asked for, but torch_xla's runtime is awake in this process and drives its devices one by "
+            f"one. Say it before anything touches a device: launch(..., xla_mesh={mesh!r}), or restart the process, and make "
+            "the Accelerator first."
+        )
+    runtime.use_spmd()
+
+
+def count() -> int:
+    """How many devices there are for a mesh; `NotYetError` where other processes drive some of them."""
+    from torch_xla import runtime
+
+    if runtime.process_count() > 1:
+        raise NotYetError(
+            f"A mesh over {runtime.process_count()} machines is not offered yet. Use one machine, or leave xla_mesh out."
+        )
+    return int(runtime.global_runtime_device_count())
+
+
+def make_mesh(sizes: Mapping[str, int]) -> Any:
+    """torch_xla's mesh of all devices, which becomes its global one, so that code of others finds it."""
+    from torch_xla.distributed import spmd
+
+    mesh = spmd.Mesh(np.arange(count()), tuple(sizes.values()), tuple(sizes))
+    spmd.set_global_mesh(mesh)
+    return mesh
+
+
+def lay(tensor: Tensor, mesh: Any, layout: Layout) -> None:
+    """Have a tensor lie on the devices of a mesh in this layout from now on."""
+    from torch_xla.distributed import spmd
+
+    spmd.mark_sharding(tensor, mesh, layout)
+
+
+def laid(tensor: Tensor, mesh: Any, layout: Layout) -> Tensor:
+    """The same numbers in this layout, and their gradient too."""
+    from torch_xla.distributed import spmd
+
+    marked: Tensor = spmd.xla_sharding.mark_sharding_with_gradients(tensor, mesh, layout)
+    return marked
+
+
+def lay_like(tensor: Tensor, other: Tensor) -> None:
+    """Have a tensor lie on the devices as another one of its shape does."""
+    import torch_xla
+
+    if not is_laid(tensor) and (layout := torch_xla._XLAC._get_xla_op_sharding(other)) is not None:
+        torch_xla._XLAC._xla_mark_sharding(tensor, layout)
+
+
+def is_laid(tensor: Tensor) -> bool:
+    """Whether somebody has said how this tensor lies."""
+    import torch_xla
+
+    return bool(torch_xla._XLAC._get_xla_sharding_spec(tensor))
+
+
+def sent(tensors: Sequence[Tensor], device: Any, mesh: Any, layouts: Sequence[Layout]) -> list[Tensor]:
+    """Tensors of the CPU on the devices, each device with its part alone."""
+    import torch_xla
+    from torch_xla.distributed.spmd import ShardingSpec
+
+    specs = [
+        ShardingSpec(mesh, layout).xla_spec(tensor) if layout else None
+        for tensor, layout in zip(tensors, layouts, strict=True)
+    ]
+    found: list[Tensor] = torch_xla._XLAC._xla_tensors_from_aten(list(tensors), [str(device)] * len(tensors), specs)
+    return found
+
+
+def parts_of(tensor: Tensor) -> list[tuple[int, ...]]:
+    """The shapes of the parts of a tensor that the devices hold, in their order."""
+    import torch_xla
+
+    return [tuple(part.shape) for part, _ in torch_xla._XLAC._get_local_shards([tensor])[0]]
+
+
+def recompute(modules: Iterable[Module]) -> None:
+    """Have these modules forget what they compute between input and output, and compute it again in the backward."""
+    from torch_xla.utils.checkpoint import checkpoint
+
+    for module in modules:
+        module.forward = partial(_recomputed, checkpoint, module.forward)
+
+
+def _recomputed(checkpoint: Any, forward: Any, *args: Any, **kwargs: Any) -> Any:
+    return checkpoint(partial(forward, **kwargs), *args) if torch.is_grad_enabled() else forward(*args, **kwargs)

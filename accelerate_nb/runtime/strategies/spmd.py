@@ -1,0 +1,146 @@
+"""One process drives all XLA devices as one; the compiler exchanges what their parts need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakSet
+
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.compiling import is_repeated_blocks
+from accelerate_nb.runtime.data.batches import leaves_of, with_leaves
+from accelerate_nb.runtime.optimizer import innermost
+from accelerate_nb.runtime.sharding import spmd
+from accelerate_nb.runtime.sharding.plan import Plan, XlaMesh
+from accelerate_nb.runtime.strategies.xla import Replicas
+from accelerate_nb.runtime.world import World
+
+
+class Spmd(Replicas):
+    """
+    Each XLA device has its part of every batch and, along the mesh's axis "fsdp", of every weight (torch_xla's FSDPv2).
+
+    To the person there is one process with one device, and tensors that are whole. It does what torch_xla's
+    `SpmdFullyShardedDataParallel` does, but to the model as it is: that one renames its weights, takes only outputs that are
+    tensors or tuples, and cuts each weight in its longest dimension also where that does not divide.
+    """
+
+    def __init__(self, world: World, asked: XlaMesh) -> None:
+        super().__init__(world)
+        spmd.begin(str(asked.axes))
+        self.plan = Plan.of(asked, spmd.count())
+        self._mesh = spmd.make_mesh(self.plan.sizes)
+        self._followed: WeakSet[Optimizer] = WeakSet()
+
+    @property
+    def mesh(self) -> str:
+        return str(self.plan)
+
+    def prepare(self, objects: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Whatever an optimizer will remember of a weight is going to lie as the weight does."""
+        objects = super().prepare(objects)
+        for each in objects:
+            if isinstance(each, Optimizer):
+                self._follow(innermost(each))
+        return objects
+
+    def before_step(self, optimizer: Any) -> None:
+        """What `prepare` says of an optimizer, for one that it has not seen."""
+        super().before_step(optimizer)
+        self._follow(optimizer)
+
+    def place(self, model: Module) -> Module:
+        """The model on the devices, each weight in its layout; one that has a layout already keeps it."""
+        model = super().place(model)
+        self._lay(model)
+        return model
+
+    def wrap_model(self, model: Module) -> Module:
+        """The model, between whose repeated blocks each device keeps to its samples, as it is made to recompute them."""
+        model = super().wrap_model(model)
+        blocks = [block for part in model.modules() if is_repeated_blocks(part) for block in part.children()]
+        for block in blocks:
+            block.register_forward_hook(self._keep_samples_apart)
+        spmd.recompute(self._recomputed(model))
+        return model
+
+    def sent(self, batch: Any) -> Any:
+        """A batch on the devices, each with its samples; what holds no tensors of the CPU is as it was."""
+        keyed = batch.items() if isinstance(batch, Mapping) else [(None, batch)]
+        leaves = [(key, leaf) for key, value in keyed for leaf in leaves_of(value)]
+        going = [(key, leaf) for key, leaf in leaves if _is_on_cpu(leaf)]
+        layouts = [self.plan.of_input(leaf.shape, key) for key, leaf in going]
+        arrived = iter(spmd.sent([leaf for _, leaf in going], self.world.device, self._mesh, layouts))
+        return with_leaves(batch, (next(arrived) if _is_on_cpu(leaf) else leaf for _, leaf in leaves))
+
+    def _follow(self, optimizer: Optimizer) -> None:
+        if optimizer not in self._followed:
+            self._followed.add(optimizer)
+            _States(optimizer)
+
+    def _lay(self, model: Module) -> None:
+        names: dict[int, list[str]] = {}
+        weights: dict[int, Tensor] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+            weights[id(parameter)] = parameter
+        layouts = self.plan.of_weights(names, {key: weight.shape for key, weight in weights.items()})
+        for key, weight in weights.items():
+            if weight.device.type == "xla" and not spmd.is_laid(weight):
+                spmd.lay(weight, self._mesh, layouts[key])
+        for buffer in model.buffers():
+            if buffer.device.type == "xla" and not spmd.is_laid(buffer):
+                # said, because the compiler would choose for what is written to
+                spmd.lay(buffer, self._mesh, (None,) * buffer.ndim)
+
+    def _keep_samples_apart(self, _module: Module, _inputs: Any, output: Any) -> Any:
+        # without this the compiler may cut the activations as the weights are cut, and send those instead of these
+        if isinstance(output, tuple) and type(output) is tuple:
+            return tuple(map(self._apart, output))
+        return self._apart(output)
+
+    def _apart(self, output: Any) -> Any:
+        if not isinstance(output, Tensor) or output.device.type != "xla" or not output.is_floating_point():
+            return output
+        return spmd.laid(output, self._mesh, self.plan.of_input(output.shape))
+
+    def _recomputed(self, model: Module) -> list[Module]:
+        asked = set(self.plan.asked.recompute)
+        found = [part for part in model.modules() if type(part).__name__ in asked]
+        absent = sorted(asked - {type(part).__name__ for part in found})
+        if absent:
+            known = sorted({type(part).__name__ for part in model.modules()})
+            raise ConfigurationError(
+                f"XlaMesh(recompute=...) names {', '.join(absent)}, but the model has no layer of such a class; it has "
+                f"{', '.join(known)}. Name some of those, or leave it out."
+            )
+        return found
+
+
+class _States:
+    """Has what an optimizer remembers of its weights lie as these do; the compiler would choose a layout for each."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._known = 0
+        optimizer.register_step_post_hook(self._stepped)
+        optimizer.register_load_state_dict_post_hook(self._lay)
+        self._lay(optimizer)
+
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        if len(optimizer.state) != self._known:
+            self._lay(optimizer)
+
+    def _lay(self, optimizer: Optimizer) -> None:
+        self._known = len(optimizer.state)
+        for weight, remembered in optimizer.state.items():
+            for value in remembered.values():
+                if isinstance(value, Tensor) and value.device.type == "xla" and value.shape == weight.shape:
+                    spmd.lay_like(value, weight)
+
+
+def _is_on_cpu(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.device.type == "cpu"
