@@ -10,7 +10,8 @@ T = TypeVar("T")
 
 # One dictionary for all threads of a process, since a ContextVar's value is not inherited by them; a rank that is a thread
 # among others begins in a context with a dictionary of its own.
-_room: ContextVar[dict[Any, Any]] = ContextVar("accelerate_nb_room", default={})  # noqa: B039 - shared on purpose
+_everyones: dict[Any, Any] = {}
+_room: ContextVar[dict[Any, Any]] = ContextVar("accelerate_nb_room", default=_everyones)
 
 
 class Own(Generic[T]):
@@ -41,3 +42,11 @@ def alone() -> Context:
     context = copy_context()
     context.run(_room.set, {})
     return context
+
+
+def enter(rank: int) -> bool:
+    """Make this thread that rank's, among several of this process; `False` if it belongs to one of them already."""
+    if _room.get() is not _everyones:
+        return False
+    _room.set(_everyones.setdefault(("rank", rank), {}))
+    return True

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
 from accelerate_nb.own import Own
-from accelerate_nb.runtime.world import CONTRACT, Meeting, World
+from accelerate_nb.runtime import xla
+from accelerate_nb.runtime.world import CONTRACT, Hosts, Meeting, World
 
 
 class _Held:
@@ -18,6 +20,7 @@ class _Held:
     world: World | None = None
     made_group: bool = False
     store: dist.Store | None = None
+    connection: Hosts | None = None
     joins: int = 0
     life: int = 0
     lives: int = 0
@@ -55,6 +58,8 @@ def current_world(meeting: Meeting | None = None) -> World:
     """This process's world; it is joined, in the way that `meeting` says, when nobody has done so yet."""
     held = _held.get()
     if held.world is None or _outlived(held):
+        xla.be_a_rank()
+        held = _held.get()
         _leave_behind(held)
         held.world = _join(held, meeting or Meeting())
     return held.world
@@ -79,11 +84,11 @@ def before_leaving(farewell: Callable[[], None]) -> None:
 def forget() -> None:
     """Leave the world, so that the next one who asks joins anew; a process group that was made here ends here."""
     held = _held.get()
-    if held.made_group and held.pid == os.getpid() and dist.is_initialized():
+    if held.made_group and held.pid == os.getpid() and (held.connection is not None or dist.is_initialized()):
         for farewell in held.farewells:
             farewell()
-        dist.destroy_process_group()
-    held.made_group = False
+        _part(held)
+    held.made_group, held.connection = False, None
     _leave_behind(held)
 
 
@@ -97,14 +102,21 @@ def meet_over(store: dist.Store) -> None:
     _held.get().store = store
 
 
+def meet_again(store: dist.Store) -> bool:
+    """Connect the hosts of the ranks anew, over another store; `False` where ranks don't talk through their hosts."""
+    held = _held.get()
+    if held.connection is None or held.world is None:
+        return False
+    held.connection.connect(held.world.rank, held.world.size, store)
+    return True
+
+
 def lasting_store() -> dist.Store:
     """The store at which this process meets the others, for as long as it runs."""
     held = _held.get()
     _claim(held)
     if held.store is None:
-        # where somebody hosts a store at the address that all know, there is no room for another
-        is_there = dist.is_initialized()
-        held.store = dist.distributed_c10d._get_default_store() if is_there else Meeting().rendezvous()
+        held.store = _lasting_store(Meeting())
     return held.store
 
 
@@ -129,7 +141,7 @@ def put_aside() -> Callable[[], None]:
 def _claim(held: _Held) -> None:
     """What a forked process has inherited is its parent's."""
     if held.pid != os.getpid():
-        held.store, held.joins, held.made_group = None, 0, False
+        held.store, held.connection, held.joins, held.made_group = None, None, 0, False
     held.pid = os.getpid()
 
 
@@ -153,26 +165,38 @@ def _leave_behind(held: _Held) -> None:
 def _join(held: _Held, meeting: Meeting) -> World:
     _claim(held)
     existed = dist.is_available() and dist.is_initialized()
-    world = meeting.join(os.environ, None if existed else _next_store(held, meeting))
-    held.made_group = world.backend is not None and (held.made_group or not existed)
+    world = meeting.join(os.environ, partial(_next_store, held, meeting), held.connection)
+    held.connection = world.connection
+    held.made_group = world.backend is not None and (held.made_group or not existed or held.connection is not None)
     held.contract = _contract()
     held.life = held.lives = held.lives + 1
     return world
 
 
-def _next_store(held: _Held, meeting: Meeting) -> dist.Store | None:
+def _next_store(held: _Held, meeting: Meeting) -> dist.Store:
     """
     A store for the next group of this process.
 
     Every group of a process meets under a name of its own in one store that stays open: a second group that met under the
     first one's name would read the addresses of connections that are closed.
     """
-    if int(os.environ.get("WORLD_SIZE") or 1) == 1:
-        return None
     if held.store is None:
-        held.store = meeting.rendezvous()
+        held.store = _lasting_store(meeting)
     held.joins += 1
     return dist.PrefixStore(f"accelerate_nb/{held.joins}", held.store)
+
+
+def _lasting_store(meeting: Meeting) -> dist.Store:
+    # where somebody hosts a store at the address that all know, there is no room for another
+    return dist.distributed_c10d._get_default_store() if dist.is_initialized() else meeting.rendezvous()
+
+
+def _part(held: _Held) -> None:
+    """End what connects this process with the others."""
+    if held.connection is not None:
+        held.connection.group = None
+    else:
+        dist.destroy_process_group()
 
 
 def _contract() -> tuple[str | None, ...]:

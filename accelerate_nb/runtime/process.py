@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 
 from accelerate_nb.errors import ConfigurationError, StateError
-from accelerate_nb.runtime import current
+from accelerate_nb.runtime import current, xla
 from accelerate_nb.runtime.current import Shared, current_world
 from accelerate_nb.runtime.environment import Asked
 from accelerate_nb.runtime.handlers import InitProcessGroupKwargs
@@ -83,12 +83,13 @@ class Process:
 
     def wait_for_everyone(self) -> None:
         """Wait until every process has come here."""
+        # whoever goes on alone, to save for one, must not begin what all devices have to compute together
+        self.world.settle()
         self.world.barrier()
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """`print` once on each machine."""
-        if self.world.is_local_main:
-            print(*args, **kwargs)
+        """`print` once on each machine; tensors that an XLA device has yet to compute after its next step, which isn't hurried."""
+        self.world.say(functools.partial(print, **kwargs), args, here=self.world.is_local_main)
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -191,12 +192,14 @@ class PartialState(Process):
     @property
     def default_device(self) -> torch.device:
         """The kind of device that would be taken if nothing else were asked."""
+        if xla.is_asked(os.environ):
+            return torch.device("xla")
         found = torch.accelerator.current_accelerator(check_available=True)
         return torch.device("cpu" if found is None else found.type)
 
     def set_device(self) -> None:
         """Make the process's device torch's current one."""
-        if self.device.type not in ("cpu", "mps"):
+        if self.device.type not in ("cpu", "mps", "xla"):
             torch.accelerator.set_device_index(self.device)
 
     def destroy_process_group(self, group: Any = None) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from accelerate_nb.runtime.current import meet_over
+from accelerate_nb.runtime.current import meet_again, meet_over
 
 
 def collectives() -> dict[str, int]:
@@ -51,7 +51,9 @@ def renew(name: str) -> int:
     parted = part()
     store = _fresh_store()
     meet_over(store)
-    parted.meet(dist.PrefixStore(f"accelerate_nb/renewed/{name}", store))
+    fresh = dist.PrefixStore(f"accelerate_nb/renewed/{name}", store)
+    if not meet_again(fresh):
+        parted.meet(fresh)
     return parted.others
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -31,18 +31,33 @@ class World:
     local_size: int
     device: torch.device
     backend: str | None
-    # what connects ranks whose devices torch.distributed knows nothing of, through their hosts
-    hosts: Any = None
+    # what connects ranks whose devices torch.distributed knows nothing of
+    connection: Hosts | None = None
 
     @property
     def group(self) -> Any:
         """The process group over which ranks talk; `None` for one that is alone."""
-        return self.hosts if self.hosts is not None else dist.group.WORLD
+        return dist.group.WORLD
+
+    @property
+    def hosts(self) -> Any:
+        """The group of ranks that talk through their hosts, whatever their devices are; `None` for others."""
+        return None if self.connection is None else self.connection.group
+
+    @property
+    def store(self) -> dist.Store:
+        """Where the ranks of this group have met."""
+        return dist.distributed_c10d._get_default_store()
+
+    @property
+    def at_home(self) -> World:
+        """The same place, where rows of bytes are before they are sent: on the device, unless they travel between hosts."""
+        return self
 
     @property
     def has_ended(self) -> bool:
         """Whether what connected the ranks is gone."""
-        return self.backend is not None and self.hosts is None and not dist.is_initialized()
+        return self.backend is not None and not dist.is_initialized()
 
     @property
     def is_main(self) -> bool:
@@ -63,11 +78,77 @@ class World:
         """Wait until every process has come here; nothing to wait for where there is one."""
         if self.size == 1:
             return
-        if self.hosts is not None:
-            self.hosts.barrier().wait()
-            return
         # nccl must be told its device, or it guesses one from the rank, which is another rank's on a second machine
         dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
+
+    def settle(self) -> None:
+        """Have the device begin with everything that it was asked for; most begin at once."""
+
+    def say(self, call: Callable[..., None], arguments: tuple[Any, ...], *, here: bool) -> None:
+        """Make a call that writes its arguments down, if it is to be made `here`."""
+        if here:
+            call(*arguments)
+
+
+class Hosts:
+    """What connects ranks through their hosts, until its group is let go of: the others then notice that this one is gone."""
+
+    group: Any
+    store: dist.Store
+
+    def __init__(self, timeout: timedelta | None) -> None:
+        self.timeout = timeout or timedelta(minutes=30)
+
+    def connect(self, rank: int, size: int, store: dist.Store) -> None:
+        """Meet the others, over a store at which nobody has met."""
+        # not the default group, of which a process has one, however many of its threads are ranks
+        self.group, self.store = dist.ProcessGroupGloo(store, rank, size, self.timeout), store
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughXla(World):
+    """
+    A rank that computes through torch_xla.
+
+    `torch.distributed` knows nothing of its device, and nothing of ranks that are threads of one process: ranks talk through
+    their hosts, which compiles nothing, and their tensors move inside the programs of their devices.
+    """
+
+    @property
+    def group(self) -> Any:
+        return self.hosts
+
+    @property
+    def store(self) -> dist.Store:
+        assert self.connection is not None, "a process that is alone meets nobody"
+        return self.connection.store
+
+    @property
+    def at_home(self) -> World:
+        return replace(self, device=torch.device("cpu"))
+
+    @property
+    def has_ended(self) -> bool:
+        return self.connection is not None and self.connection.group is None
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            self.group.barrier().wait()
+
+    def settle(self) -> None:
+        xla.sync()
+
+    def say(self, call: Callable[..., None], arguments: tuple[Any, ...], *, here: bool) -> None:
+        if not any(isinstance(each, torch.Tensor) and each.device.type == "xla" for each in arguments):
+            if here:
+                call(*arguments)
+            return
+        # on all ranks, also where nothing is said: what is kept until then is part of the program, which they have in common
+        xla.after_sync(call if here else _keep_quiet, *arguments)
+
+
+def _keep_quiet(*_: Any) -> None:
+    """Say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +191,20 @@ class Meeting:
     timeout: timedelta | None = None
     xla_mesh: str | None = None
 
-    def join(self, environment: Mapping[str, str], store: dist.Store | None = None) -> World:
+    def join(
+        self,
+        environment: Mapping[str, str],
+        store: Callable[[], dist.Store] | None = None,
+        connection: Hosts | None = None,
+    ) -> World:
         """
         Take this process's place: choose its device and connect it to the others, where there are others.
 
-        An existing process group is adopted as it is; otherwise one is made, over `store` where one is given.
+        An existing process group, or a `connection`, is adopted as it is; otherwise one is made, over what `store`
+        gives.
         """
         if not self.cpu and xla.is_asked(environment):
-            return self._join_through_xla(environment, store)
+            return self._join_through_xla(environment, store or self.rendezvous, connection)
         place = Place.read(environment)
         device = choose_device(place, environment, cpu=self.cpu)
         if device.type == "cuda":
@@ -132,29 +219,37 @@ class Meeting:
         backend = dist.get_backend() if connected else None
         return World(place.rank, place.size, place.local_rank, place.local_size, device, backend)
 
-    def _join_through_xla(self, environment: Mapping[str, str], store: dist.Store | None) -> World:
+    def _join_through_xla(
+        self, environment: Mapping[str, str], store: Callable[[], dist.Store], connection: Hosts | None
+    ) -> World:
         if mesh := self.xla_mesh or environment.get(plan.VARIABLE):
             spmd.begin(mesh)
         device = xla.device()
-        rank, size, local_rank, local_size = xla.place()
-        if size == 1:
-            return World(rank, size, local_rank, local_size, device, None)
-        hosts = dist.ProcessGroupGloo(store or self.rendezvous(), rank, size, self.timeout or timedelta(minutes=30))
-        return World(rank, size, local_rank, local_size, device, "xla", hosts)
+        place = Place(*xla.place())
+        _must_be_whole(place, environment)
+        if place.size > 1 and connection is None:
+            connection = Hosts(self.timeout)
+            connection.connect(place.rank, place.size, store())
+        backend = "xla" if place.size > 1 else None
+        return ThroughXla(place.rank, place.size, place.local_rank, place.local_size, device, backend, connection)
 
     def rendezvous(self) -> dist.Store:
-        """The store over which the processes meet, from the environment or from `init_method`."""
+        """The store over which the processes meet, from `init_method` or the environment, else from torch_xla."""
+        if self.init_method is None and "MASTER_ADDR" not in os.environ and xla.is_asked(os.environ):
+            return xla.meeting_point(self.timeout)
         timeout: dict[str, Any] = {} if self.timeout is None else {"timeout": self.timeout}
         store, _, _ = next(iter(dist.rendezvous(self.init_method or "env://", **timeout)))
         assert isinstance(store, dist.Store)
         return store
 
-    def _group_arguments(self, place: Place, device: torch.device, store: dist.Store | None) -> dict[str, Any]:
+    def _group_arguments(
+        self, place: Place, device: torch.device, store: Callable[[], dist.Store] | None
+    ) -> dict[str, Any]:
         arguments: dict[str, Any] = {"backend": self._backend_for(device), "rank": place.rank, "world_size": place.size}
         if self.timeout is not None:
             arguments["timeout"] = self.timeout
         if store is not None:
-            arguments["store"] = store
+            arguments["store"] = store()
         else:
             arguments["init_method"] = self.init_method or "env://"
         return arguments
@@ -180,6 +275,16 @@ def choose_device(place: Place, environment: Mapping[str, str], *, cpu: bool) ->
         return torch.device("mps")
     # where a scheduler shows each process only its own devices, local rank 3 may see one device
     return torch.device(found.type, place.local_rank % torch.accelerator.device_count())
+
+
+def _must_be_whole(place: Place, environment: Mapping[str, str]) -> None:
+    """Ranks whose devices torch_xla doesn't connect would each train by themselves, and say that they are the first."""
+    started = _number(environment, "WORLD_SIZE", 1)
+    if started > place.size:
+        raise LaunchError(
+            f"{started} processes were started (WORLD_SIZE), but torch_xla knows of {place.size} rank(s): what PJRT_DEVICE="
+            f"{environment.get('PJRT_DEVICE')} names is not shared among processes. Start one process, or pass cpu=True."
+        )
 
 
 def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from accelerate_nb.devices import xla as machine
+from accelerate_nb.devices import lockstep, xla as machine
+from accelerate_nb.devices.randomness import set_xla_state
+from accelerate_nb.own import Own, enter
+
+# made once a rank, when its device is first asked for: torch_xla begins with the same numbers in every process, whatever the seed
+_seed: Own[None] = Own(lambda: set_xla_state(torch.initial_seed()))
+# what is done before a rank's sync, until it ends
+_before: Own[list[Callable[[], object]]] = Own(list)
+
+# what is to be done before each sync of a rank
+_before: Own[list[Callable[[], object]]] = Own(list)
 
 
 def is_asked(environment: Mapping[str, str]) -> bool:
@@ -25,11 +39,12 @@ def device_type() -> str:
 
 
 def device() -> torch.device:
-    """This rank's device; the runtime wakes."""
+    """This rank's device; the runtime wakes, its random numbers beginning with the last seed that torch was given."""
     import torch_xla
 
     machine.wake(int(os.environ.get("LOCAL_RANK") or 0), int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
     found: torch.device = torch_xla.device()
+    _seed.get()
     return found
 
 
@@ -43,11 +58,75 @@ def place() -> tuple[int, int, int, int]:
     return runtime.global_ordinal(), runtime.world_size(), runtime.local_ordinal(), local
 
 
+def be_a_rank() -> None:
+    """
+    Make the calling thread a rank of its own where torch_xla runs one for each of several devices (`torch_xla.launch`).
+
+    Ranks that our own launcher has made are that already.
+    """
+    if not machine.is_awake() or (ranks := threads()) == 1:
+        return
+    from torch_xla import runtime
+
+    if enter(runtime.local_ordinal()) and device_type() == "CPU":
+        lockstep.keep(_steps(ranks))
+
+
+def threads() -> int:
+    """How many ranks this process has, once the runtime is awake: 1, or one a device where torch_xla has a thread for each."""
+    from torch_xla import runtime
+
+    together = runtime.is_spmd() or runtime.world_size() == 1
+    return 1 if together else int(runtime.addressable_device_count())
+
+
+@functools.cache
+def _steps(ranks: int) -> lockstep.Lockstep:
+    """What the ranks of this process pass together: they all have to find the same."""
+    return lockstep.Lockstep(ranks)
+
+
+def meeting_point(timeout: timedelta | None) -> dist.Store:
+    """A connection of this rank's own to the store at which ranks meet that nobody gave one: torch_xla knows where it is."""
+    import torch_xla.distributed.xla_backend  # noqa: F401 - makes the scheme known
+
+    limit: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    store: Any
+    store, _, _ = next(iter(dist.rendezvous("xla://", **limit)))
+    # the threads of a process share that connection, and one that waits in it would keep the others from answering
+    return store.clone()  # type: ignore[no-any-return]  # torch's stubs don't know it
+
+
 def sync() -> None:
     """Have the device compute what was asked of it so far; returns before it has, in the same order on all ranks."""
     import torch_xla
 
-    torch_xla.sync()
+    for call in list(_before.get()):
+        call()
+    together = lockstep.lockstep()
+    # XLA's CPU backend ends a process in which one thread compiles while another waits for it in a collective for 10 seconds
+    with nullcontext() if together is None else together.turn():
+        torch_xla.sync()
+
+
+def before_sync(call: Callable[[], object]) -> None:
+    """Have a call made before each sync of this rank from now on, when what was synced before may be read."""
+    if call not in _before.get():
+        _before.get().append(call)
+
+
+def are_computed(tensors: Sequence[Tensor]) -> bool:
+    """Whether the device was asked for all of these tensors already, so that they can be read without a sync."""
+    import torch_xla
+
+    return not any(torch_xla._XLAC._check_tensor_need_materialization(list(tensors)))
+
+
+def after_sync(call: Callable[..., object], *args: object) -> None:
+    """Have a call made after the next sync, when tensors in its arguments are computed; ranks that are to sync together all ask."""
+    import torch_xla.core.xla_model as model
+
+    model.add_step_closure(call, args)
 
 
 def average_in_place(tensors: Sequence[Tensor]) -> None:
@@ -59,8 +138,70 @@ def average_in_place(tensors: Sequence[Tensor]) -> None:
         model.all_reduce(model.REDUCE_SUM, list(tensors), scale=1.0 / size, pin_layout=False)
 
 
+def gathered(tensor: Tensor) -> Tensor:
+    """Every rank's tensor, joined along dimension 0, as the device will compute it; it has dimensions, and numbers in them."""
+    import torch_xla.core.xla_model as model
+
+    found: Tensor = model.all_gather(tensor, pin_layout=False)
+    return found
+
+
+def reduced(tensor: Tensor, reduction: str, scale: float = 1.0) -> Tensor:
+    """The "sum", "max" or "min" over all ranks as a new tensor, as the device will compute it."""
+    import torch_xla.core.xla_model as model
+
+    found: Tensor = model.all_reduce(reduction, tensor, scale=scale, pin_layout=False)
+    return found
+
+
+def as_data(tensor: Tensor, device: torch.device) -> Tensor:
+    """
+    A copy of a tensor on the device that is an input of the program, whatever its numbers are.
+
+    `to` writes a single 0 or 1 into the program instead, which then differs between ranks where the number does.
+    """
+    import torch_xla.core.xla_model as model
+
+    (sent,) = model.send_cpu_data_to_device([tensor], device)
+    return sent  # type: ignore[no-any-return]  # a list of what it was given
+
+
 def to_cpu(data: Any) -> Any:
     """The same nest of lists, tuples and dictionaries with copies of its tensors on the CPU, brought in one transfer."""
     import torch_xla.core.xla_model as model
 
     return model._maybe_convert_to_cpu(data)
+
+
+def seed(number: int) -> None:
+    """Seed the generator of this rank's device; one that is asleep will begin with the last seed that torch was given."""
+    set_xla_state(number)
+
+
+def random_state() -> int:
+    """Where the generator of this rank's device stands: one number is all that it is."""
+    import torch_xla.core.xla_model as model
+
+    return int(model.get_rng_state())
+
+
+def memory() -> dict[str, int]:
+    """
+    How many bytes the device's memory has and how many are taken, by torch_xla's names.
+
+    "bytes_used", "bytes_limit" and, where the device says it, "peak_bytes_used"; empty where it says nothing, as a CPU.
+    """
+    import torch_xla.core.xla_model as model
+
+    try:
+        return {name: int(number) for name, number in model.get_memory_info(device()).items()}
+    except RuntimeError:
+        return {}
+
+
+def compilations() -> int:
+    """How many programs this process has compiled for its devices; those of all ranks that are its threads."""
+    from torch_xla.debug import metrics
+
+    told = metrics.metric_data("CompileTime")
+    return 0 if told is None else int(told[0])

@@ -62,7 +62,7 @@ class Line:
     """What one process hears of the others about saves, through a connection that no collective operation uses."""
 
     def __init__(self, world: World) -> None:
-        store: Any = dist.distributed_c10d._get_default_store()
+        store: Any = world.store
         self.world = world
         self.store: Any = dist.PrefixStore("accelerate_nb/checkpoint", store.clone())
         self.presence = Presence(world, self.store)
@@ -89,7 +89,7 @@ _lines: Own[WeakKeyDictionary[Any, Line]] = Own(WeakKeyDictionary)
 
 def line_of(world: World) -> Line:
     """The one connection of this process's group over which its saves are agreed on."""
-    lines, group = _lines.get(), dist.group.WORLD
+    lines, group = _lines.get(), world.group
     if group not in lines:
         lines[group] = Line(world)
     return lines[group]
