@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 
+# What says of a machine, or of a notebook service's wish, that it is a TPU.
+TPU_VARIABLES = ("PJRT_DEVICE", "TPU_NAME", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_1VM", "COLAB_TPU_ADDR")
+
 
 def already_launched(environment: Mapping[str, str]) -> bool:
     """
@@ -70,8 +73,14 @@ def saying(values: Mapping[str, str], environment: MutableMapping[str, str]) -> 
 
 
 def asks_for_tpu(environment: Mapping[str, str]) -> bool:
-    """Whether the environment is one that a TPU's notebook service prepared."""
-    return environment.get("PJRT_DEVICE") == "TPU" or "TPU_NAME" in environment
+    """
+    Whether the environment is that of a TPU's machine, or asks for one; `PJRT_DEVICE` decides where it is said.
+
+    Colab says `COLAB_TPU_1VM` on every machine, and leaves it empty where there is no TPU.
+    """
+    if device := environment.get("PJRT_DEVICE"):
+        return device.upper().startswith("TPU")
+    return "TPU_NAME" in environment or any(environment.get(name) for name in TPU_VARIABLES)
 
 
 def warms_early(environment: Mapping[str, str]) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from accelerate_nb.devices.xla import Found
+
 
 @dataclass(frozen=True, slots=True)
 class Devices:
@@ -25,6 +27,8 @@ class Devices:
     variable: str = ""
     # how many of them one process drives, each in a thread of its own
     per_process: int = 1
+    # what torch_xla would compute on, where it is installed or asked for; `kind` is "xla" where it is what is asked for
+    xla: Found | None = None
 
     def missing(self, ids: str) -> tuple[str, ...]:
         """Those of `ids` (`all`, or as in `0,2`) that this machine does not have; names of devices are not looked up."""

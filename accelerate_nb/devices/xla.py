@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from accelerate_nb.config.environment import asks_for_tpu
+from accelerate_nb.config.environment import TPU_VARIABLES, asks_for_tpu
+from accelerate_nb.devices.build import torch_version
 
+# What is worth having loaded before a worker is forked: three seconds of imports, and no thread or device in any of them.
+MODULES = (
+    "torch_xla",
+    "torch_xla.core.xla_model",
+    "torch_xla.runtime",
+    "torch_xla._internal.pjrt",
+    "torch_xla.distributed.parallel_loader",
+)
 _PCI = Path("/sys/bus/pci/devices")
 _GOOGLE = "0x1ae0"
 # Google's numbers for its chips, as torch_xla 2.9 knows them (`torch_xla/_internal/tpu.py`), with the devices on each.
@@ -22,54 +33,124 @@ _CORES = {
     "0x006f": 1,  # v6e
     "0x0076": 1,  # 7x
 }
+_LABELS = {"TPU": "TPU core", "CPU": "XLA CPU device"}
+# A process that computes on a chip has its file open (`tpu_info/device.py` looks for users of chips in the same way).
+_CHIP_FILE = re.compile(r"/dev/(accel|vfio/)\d+")
+# What tells one process its place, and in whose place torch_xla puts nothing else; with the name under which torch_xla
+# looks for the same of the whole machine (`build_tpu_env_from_vars` of `torch_xla/_internal/tpu.py`).
+_OF_ONE_PROCESS = {
+    "CLOUD_TPU_TASK_ID": "TPU_WORKER_ID",
+    "TPU_PROCESS_BOUNDS": "TPU_HOST_BOUNDS",
+    "TPU_CHIPS_PER_PROCESS_BOUNDS": "TPU_CHIPS_PER_HOST_BOUNDS",
+    # "local" on Kaggle, where libtpu then says "Expected 8 worker addresses, got 1"
+    # (https://github.com/huggingface/transformers/issues/28204)
+    "TPU_PROCESS_ADDRESSES": "",
+    "TPU_PROCESS_PORT": "",
+}
+# What torch_xla writes into the environment of a process that has used it, for that process alone.
+_OF_A_FORMER_USE = ("PJRT_LOCAL_PROCESS_RANK", "PJRT_LOCAL_PROCESS_COUNT", "XLA_USE_SPMD", "XLA_AUTO_SPMD")
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """The versions of torch_xla and of torch that are installed, empty for what is not; `libtpu` drives the chips."""
+
+    torch_xla: str = ""
+    torch: str = ""
+    libtpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What torch_xla would compute on: `device` as `PJRT_DEVICE` names it, how many, and how many one process drives."""
+    """
+    What torch_xla would compute on: `device` as `PJRT_DEVICE` names it, how many, and how many of them one process drives.
+
+    `asked`: the environment, or a chip that is there, asks for it. `trouble` says why no worker could compute there, and what
+    to do; `held` who holds the devices, where this very process does. `by_import`: this process has loaded torch_xla, which
+    then says by itself that the CPU is asked for; many a library loads it.
+    """
 
     device: str
     count: int
     per_process: int = 1
+    asked: bool = True
+    trouble: str = ""
+    held: str = ""
+    by_import: bool = False
+
+    @property
+    def label(self) -> str:
+        """What people call one of the devices."""
+        return _LABELS.get(self.device, f"{self.device} device")
 
 
-class Xla:
-    """What torch_xla computes on, where it is installed."""
-
-    name = "xla"
-    label = "TPU core"
-    build = ""
-    variable = ""
-
-    def count(self, environment: Mapping[str, str]) -> int:
-        found = find(environment)
-        return 0 if found is None else found.count
-
-
-def find(environment: Mapping[str, str], pci: Path = _PCI) -> Found | None:
-    """What a process with this environment would compute on through torch_xla; `None` for nothing."""
-    if not is_installed():
-        return None
-    asked = environment.get("PJRT_DEVICE", "").upper()
-    if asked == "CPU":
-        count = int(environment.get("CPU_NUM_DEVICES") or 1)
-        return Found("CPU", count, count)
-    if asked not in {"", "TPU"}:
-        return None
+def look(environment: Mapping[str, str], pci: Path = _PCI, installed: Installation | None = None) -> Found | None:
+    """What a process with this environment could compute on through torch_xla; `None` where there is none and none is asked for."""
+    here = installation() if installed is None else installed
+    device = environment.get("PJRT_DEVICE", "").upper().partition("_")[0]
+    if not here.torch_xla:
+        return Found("TPU", 0, trouble=_missing(environment)) if asks_for_tpu(environment) else None
+    if device not in {"", "TPU", "CPU"}:
+        return Found(device, 0, trouble=_not_offered(device))
     chips = tpu_chips(pci)
-    if chips:
-        return Found("TPU", sum(chips), max(chips))
-    return Found("TPU", 0) if asked or asks_for_tpu(environment) else None
+    if device != "CPU" and (chips or asks_for_tpu(environment)):
+        return _tpu(environment, chips, here)
+    return _cpu(environment, here, asked=bool(device))
 
 
 def tpu_chips(pci: Path = _PCI) -> list[int]:
     """How many devices each TPU chip of this machine is."""
-    return [cores for folder in pci.glob("*") if (cores := _cores(folder))]
+    return [cores for folder in sorted(pci.glob("*")) if (cores := _cores(folder))]
+
+
+def installation() -> Installation:
+    """What is installed, read without importing any of it."""
+    if not is_installed():
+        return Installation()
+    libtpu = bool(os.environ.get("TPU_LIBRARY_PATH")) or find_spec("libtpu") is not None
+    return Installation(_version("torch_xla") or "unknown", torch_version() or "", libtpu)
 
 
 def is_installed() -> bool:
     """Whether torch_xla can be imported."""
     return find_spec("torch_xla") is not None
+
+
+def loaded_early(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The modules that workers with this environment will need to compute through torch_xla; none where they won't."""
+    found = look(environment)
+    return MODULES if found is not None and found.asked and not found.trouble else ()
+
+
+def for_others(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of workers that compute without torch_xla, also where something that they import loads it."""
+    said = {name: value for name, value in environment.items() if name != "PJRT_DEVICE"}
+    return {**said, "PJRT_SELECT_DEFAULT_DEVICE": "0"} if is_installed() else said
+
+
+def for_workers(environment: Mapping[str, str]) -> dict[str, str]:
+    """
+    The environment without what would keep several processes of one machine from finding their chips.
+
+    Notebook services say there what holds for one process with all chips, and torch_xla keeps what it finds. On a machine
+    that is one of several, they are left.
+    """
+    said = {name: value for name, value in environment.items() if name not in _OF_A_FORMER_USE}
+    if "," in environment.get("TPU_WORKER_HOSTNAMES", ""):
+        return said
+    for name, of_machine in _OF_ONE_PROCESS.items():
+        value = said.pop(name, None)
+        if value is not None and of_machine:
+            said.setdefault(of_machine, value)
+    for name in ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"):
+        if "," in said.get(name, ""):
+            del said[name]
+    return said
+
+
+def is_loaded() -> bool:
+    """Whether this process has loaded torch_xla."""
+    return "torch_xla" in sys.modules
 
 
 def is_awake() -> bool:
@@ -78,21 +159,181 @@ def is_awake() -> bool:
     return library is not None and bool(library._xla_runtime_is_initialized())
 
 
-def wake(local_rank: int, local_size: int) -> None:
-    """
-    Have torch_xla's runtime begin in this process, the `local_rank`-th of `local_size` on this machine, each with its chips.
+def held_here(device: str) -> str:
+    """What in this process holds torch_xla's devices, in a person's words; empty where nothing does."""
+    here = f"this process ({os.getpid()})"
+    if is_awake():
+        return f"torch_xla's runtime is awake in {here}"
+    if device == "TPU" and _holds_a_chip(Path("/proc/self")):
+        return f"{here} computes on the chips already, through JAX or TensorFlow"
+    return ""
 
-    Does what `torch_xla.launch` does in each process that it starts (`torch_xla/_internal/pjrt.py`), once.
+
+def holders(processes: Path = Path("/proc")) -> list[int]:
+    """The processes, of those that this one may look into, which hold a TPU's chip."""
+    return sorted(int(one.name) for one in processes.glob("[0-9]*") if _holds_a_chip(one))
+
+
+def read_environment_again() -> None:
+    """
+    In a process that was forked with torch_xla loaded: have it write what it adds to the environment, which is a new one now.
+
+    Calls the functions that `import torch_xla` calls (`torch_xla/__init__.py`); they keep what is said already.
+    """
+    loaded = sys.modules.get("torch_xla")
+    if loaded is None or is_awake():
+        return
+    for name in ("_setup_default_env", "_setup_xla_flags", "_setup_tpu_vm_library_path"):
+        if (function := getattr(loaded, name, None)) is not None:
+            function()
+    if os.environ.get("XLA_REGISTER_INSTALLED_PLUGINS", "1") == "1":
+        loaded.plugins.use_dynamic_plugins()
+
+
+def wake(process: int, processes: int) -> None:
+    """
+    Have torch_xla's runtime begin in this process, the one with number `process` of `processes` on this machine.
+
+    Does what `torch_xla.launch` does in each process that it starts (`torch_xla/_internal/pjrt.py`): a process that is alone
+    on a TPU gets one chip, several get all of them, a chip each. Where the environment asks for a mesh, the process drives all
+    devices at once, and is told of no place among others. Does nothing in a process that is awake; where ranks are threads,
+    one of them does it for all.
     """
     if is_awake():
         return
+    from torch_xla import runtime
     from torch_xla._internal import pjrt
 
-    if local_size > 1:
-        pjrt.initialize_multiprocess(local_rank, local_size)
+    if os.environ.get("ACCELERATE_NB_XLA_MESH"):
+        runtime.use_spmd()
+    if runtime.is_spmd():
+        runtime.addressable_runtime_device_count()
+    elif processes > 1 or runtime.device_type() != "TPU":
+        pjrt.initialize_multiprocess(process, processes)
     else:
-        pjrt._initialize_single_process(local_rank, local_size)
-    os.environ["PJRT_DEVICE"] = str(pjrt.runtime.device_type())
+        pjrt.initialize_singleprocess()
+    os.environ["PJRT_DEVICE"] = str(runtime.device_type())
+
+
+def random_state() -> int | None:
+    """The state of the random numbers of this rank's device; `None` where the runtime is asleep."""
+    if not is_awake():
+        return None
+    import torch_xla.core.xla_model as model
+
+    return int(model.get_rng_state())
+
+
+def set_random_state(state: int | None) -> None:
+    """Have the random numbers of this rank's device go on from a state, or begin with a seed, where the runtime is awake."""
+    if state is None or not is_awake():
+        return
+    import torch_xla.core.xla_model as model
+
+    model.set_rng_state(state)
+
+
+def _tpu(environment: Mapping[str, str], chips: list[int], here: Installation) -> Found:
+    trouble = _misfit(here) or _no_number(environment, "TPU_NUM_DEVICES") or _no_chip(environment, chips)
+    if trouble:
+        return Found("TPU", 0, trouble=trouble)
+    if not here.libtpu:
+        return Found("TPU", 0, trouble=_no_libtpu())
+    shown = environment.get("TPU_VISIBLE_CHIPS") or environment.get("TPU_VISIBLE_DEVICES") or ""
+    visible = len(shown.split(",")) if shown else len(chips)
+    if visible not in {1, len(chips)}:
+        return Found("TPU", 0, trouble=_some_chips(shown, len(chips)))
+    per_process = max(chips)
+    alone = visible < len(chips) or environment.get("TPU_NUM_DEVICES") == "1"
+    return Found("TPU", 1 if alone else sum(chips), 1 if alone else per_process)
+
+
+def _cpu(environment: Mapping[str, str], here: Installation, *, asked: bool) -> Found:
+    if trouble := _misfit(here) or _no_number(environment, "CPU_NUM_DEVICES"):
+        return Found("CPU", 0, asked=asked, trouble=trouble)
+    count = int(environment.get("CPU_NUM_DEVICES") or 1)
+    return Found("CPU", count, count, asked)
+
+
+def _missing(environment: Mapping[str, str]) -> str:
+    return (
+        f"{_asking(environment)} asks for a TPU, but torch_xla, through which PyTorch computes on TPUs, is not installed. "
+        "pip install 'accelerate-nb[tpu]', or pass cpu=True."
+    )
+
+
+def _not_offered(device: str) -> str:
+    return (
+        f"PJRT_DEVICE={device} asks torch_xla for {device} devices, but TPU and CPU are what is offered through it. "
+        "Unset PJRT_DEVICE: GPUs are used without torch_xla."
+    )
+
+
+def _misfit(here: Installation) -> str:
+    """Why this torch_xla does not load beside this torch: both are compiled against each other, and numbered alike."""
+    theirs, own = _minor(here.torch_xla), _minor(here.torch)
+    if not theirs or not own or theirs == own:
+        return ""
+    return (
+        f"Computing through torch_xla was asked for, but torch_xla {here.torch_xla} loads beside torch {theirs} only, and torch "
+        f"{here.torch} is installed. pip install 'torch=={theirs}.*' 'torch_xla[tpu]=={theirs}.*', or pass cpu=True."
+    )
+
+
+def _no_chip(environment: Mapping[str, str], chips: list[int]) -> str:
+    if chips:
+        return ""
+    return (
+        f"{_asking(environment)} asks for a TPU, but there is no TPU chip on this machine's PCI bus. Choose a machine with a "
+        "TPU (on Colab by Runtime > Change runtime type, on Kaggle by Settings > Accelerator), or pass cpu=True."
+    )
+
+
+def _no_libtpu() -> str:
+    return (
+        "This machine's TPU was asked for, but libtpu, torch_xla's driver of the chips, is not installed. "
+        "pip install 'torch_xla[tpu]', or pass cpu=True."
+    )
+
+
+def _no_number(environment: Mapping[str, str], name: str) -> str:
+    said = environment.get(name, "")
+    if not said or (said.isdecimal() and int(said)):
+        return ""
+    return f"{name}={said!r} stands in the environment, but is no number of devices. Say 1 or more, or unset it."
+
+
+def _some_chips(shown: str, chips: int) -> str:
+    return (
+        f"TPU_VISIBLE_CHIPS={shown} shows some of this machine's {chips} TPU chips, but torch_xla's processes find each other "
+        "on all of them only. Unset it, or name one chip."
+    )
+
+
+def _asking(environment: Mapping[str, str]) -> str:
+    """The variable that asks for a TPU."""
+    return next((f"{name}={environment[name]}" for name in TPU_VARIABLES if name in environment), "The environment")
+
+
+def _minor(number: str) -> str:
+    """The first two parts of a version, which torch and torch_xla share."""
+    found = re.match(r"\d+\.\d+", number)
+    return found[0] if found else ""
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _holds_a_chip(process: Path) -> bool:
+    try:
+        return any(_CHIP_FILE.fullmatch(os.readlink(entry)) for entry in (process / "fd").iterdir())
+    except OSError:
+        # it has ended, or is somebody else's
+        return False
 
 
 def _cores(folder: Path) -> int:

@@ -9,6 +9,8 @@ from typing import Literal
 from accelerate_nb.config.launching import Launching
 from accelerate_nb.devices.base import Devices
 from accelerate_nb.errors import LaunchError
+from accelerate_nb.launching import through_xla
+from accelerate_nb.launching.computing import Computing
 
 Start = Literal["inline", "supervisor", "fork", "spawn"]
 
@@ -25,36 +27,55 @@ class Choice:
     shows: Mapping[str, str] = field(default_factory=dict)
     # how many ranks are threads of one process
     per_process: int = 1
+    # what ranks compute on, in torch's word: "cpu", "cuda", "xla"
+    kind: str = "cpu"
 
 
-def choose(wish: Launching, devices: Devices, can_fork: bool) -> Choice:
+def choose(wish: Launching, devices: Devices, can_fork: bool, mesh: str | None = None) -> Choice:
     """
-    The way to start that fits the wish and the machine; pure.
+    The way to start that fits the wish and the machine; `mesh` is the setting `xla_mesh`; pure.
 
     Raises `LaunchError` where they don't fit together.
     """
-    seen = _seen(wish, devices)
-    size = wish.num_processes or max(1, 0 if wish.cpu else seen.count)
-    on_cpu = wish.cpu or seen.count == 0
-    if not on_cpu and size > seen.count:
-        raise LaunchError(
-            f"num_processes={size} was asked for, but {_found(wish, devices, seen)}. "
-            f"Ask for at most {seen.count}, or pass cpu=True."
-        )
-    where = f"{size} on the CPU" if on_cpu else f"{size} of {seen.count} {devices.label}s"
-    start, why = _start(wish, size, can_fork)
-    shows = {} if on_cpu else devices.showing(wish.gpu_ids)
-    per_process = 1 if on_cpu else min(size, devices.per_process)
-    if start == "inline" and shows:
+    through = through_xla.meant(wish, devices, mesh)
+    computing = _computing(wish, devices) if through is None else through_xla.computing(wish, through, mesh)
+    start, why = _start(wish, computing.size, can_fork)
+    if through is not None:
+        through_xla.check_start(start, through)
+    elif start == "inline" and computing.shows:
         raise LaunchError(
             f"gpu_ids={wish.gpu_ids!r} was asked for with engine='inline', but this process has its devices already. "
             "Leave one of them out."
         )
-    return Choice(start, size, on_cpu, f"{where}; {why}", shows, per_process)
+    return Choice(
+        start,
+        computing.size,
+        computing.kind == "cpu",
+        f"{computing.where}; {why}",
+        computing.shows,
+        computing.per_process,
+        computing.kind,
+    )
+
+
+def _computing(wish: Launching, devices: Devices) -> Computing:
+    """How many ranks there are on what torch itself computes on."""
+    seen = _seen(wish, devices)
+    size = wish.num_processes or max(1, 0 if wish.cpu else seen.count)
+    if wish.cpu or seen.count == 0:
+        return Computing(size, "cpu", f"{size} on the CPU")
+    if size > seen.count:
+        raise LaunchError(
+            f"num_processes={size} was asked for, but {_found(wish, devices, seen)}. "
+            f"Ask for at most {seen.count}, or pass cpu=True."
+        )
+    return Computing(size, devices.kind, f"{size} of {seen.count} {devices.label}s", devices.showing(wish.gpu_ids))
 
 
 def accelerates_word(choice: Choice, devices: Devices) -> str:
     """What Accelerate's files call such a run."""
+    if choice.kind == "xla":
+        return "XLA"
     if choice.size == 1:
         return "NO"
     if choice.cpu:

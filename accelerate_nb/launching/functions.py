@@ -13,6 +13,7 @@ from typing import Any
 from accelerate_nb.config.environment import runs_folder
 from accelerate_nb.config.launching import Launching
 from accelerate_nb.config.run import RunConfig
+from accelerate_nb.devices import xla
 from accelerate_nb.devices.cpu import cores
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import NeedsForkError
@@ -27,7 +28,7 @@ from accelerate_nb.launching.engines.base import Placing
 from accelerate_nb.launching.engines.forked import FromThisProcess
 from accelerate_nb.launching.engines.inline import Here
 from accelerate_nb.launching.engines.spawned import FreshPython
-from accelerate_nb.launching.order import surroundings_here
+from accelerate_nb.launching.order import Surroundings, surroundings_here
 from accelerate_nb.launching.payload import Call, Payload, inherit, pack
 from accelerate_nb.launching.plan import Plan
 from accelerate_nb.launching.run import FrontEnd, Run, RunHere
@@ -52,16 +53,18 @@ def prepare(
     """
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     wish = config.launching
-    choice = choose(wish, probe(), can_fork=hasattr(os, "fork"))
+    choice = choose(wish, probe(), can_fork=hasattr(os, "fork"), mesh=config.training.xla_mesh)
     call = Call(function, tuple(args))
     if choice.start == "inline":
-        return _run(RunHere, config, choice, call.name, front_end, heard, _inline(call, config))
+        return _run(
+            RunHere, config, choice, call.name, front_end, heard, _inline(call, {**config.environ(), **choice.shows})
+        )
     payload, choice = _payload(call, choice, asked=wish.start_method != "auto")
     placing = _placing(choice, payload)
     plan = Plan(
         payload=payload,
         size=choice.size,
-        surroundings=surroundings_here(environment(config, choice), _threads(wish, choice)),
+        surroundings=_surroundings(config, choice),
         run=uuid.uuid4().hex[:12],
         port=wish.use_port or 0,
         max_restarts=wish.max_restarts,
@@ -76,6 +79,13 @@ def prepare(
         lambda scene, number: Attempt(plan, placing, scene, number),
         payload,
     )
+
+
+def _surroundings(config: RunConfig, choice: Choice) -> Surroundings:
+    """What of this process's state workers take over."""
+    here = surroundings_here(environment(config, choice), _threads(config.launching, choice))
+    said = xla.for_workers(here.environ) if choice.kind == "xla" else xla.for_others(here.environ)
+    return replace(here, environ=said)
 
 
 def _payload(call: Call, choice: Choice, *, asked: bool) -> tuple[Payload, Choice]:
@@ -98,8 +108,8 @@ def _placing(choice: Choice, payload: Payload) -> Placing:
     return FreshPython() if choice.start == "spawn" else supervised.FromSupervisor()
 
 
-def _inline(call: Call, config: RunConfig) -> Callable[[Scene, int], Here]:
-    return lambda scene, _: Here(call, config.environ(), scene)
+def _inline(call: Call, environ: dict[str, str]) -> Callable[[Scene, int], Here]:
+    return lambda scene, _: Here(call, environ, scene)
 
 
 def _run(
@@ -143,7 +153,7 @@ def _run(
         sampler=Sampler(
             scene.view,
             choice.size,
-            "cpu" if choice.cpu else probe().kind,
+            choice.kind,
             {**os.environ, **choice.shows},
             [scene.record.folder, Path.cwd()],
         ),

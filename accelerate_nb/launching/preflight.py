@@ -49,7 +49,7 @@ def look_ahead(said: Mapping[str, Any], devices: Devices, can_fork: bool) -> Out
     except AccelerateNbError as error:
         return Outlook(None, None, (Objection(_named_in(str(error)), str(error)),))
     try:
-        choice = choose(config.launching, devices, can_fork)
+        choice = choose(config.launching, devices, can_fork, config.training.xla_mesh)
     except LaunchError as error:
         return Outlook(config, None, (Objection(_named_in(str(error)), str(error)),))
     return Outlook(config, choice, _advice(config, choice, devices))
@@ -78,5 +78,8 @@ def _advice(config: RunConfig, choice: Choice, devices: Devices) -> tuple[Object
         found.append(Objection("num_processes", text, grave=False))
     if choice.cpu and config.training.mixed_precision == "fp16":
         text = "On the CPU fp16 is seldom faster, and overflows as on a GPU: bf16 has the range of float32."
+        found.append(Objection("mixed_precision", text, grave=False))
+    if choice.kind == "xla" and config.training.mixed_precision == "fp16":
+        text = "TPUs compute in bf16, and on fp16 they overflow as a GPU does, without being faster: bf16 has the range of float32."
         found.append(Objection("mixed_precision", text, grave=False))
     return tuple(found)

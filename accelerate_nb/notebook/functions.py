@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from accelerate_nb.config import files
-from accelerate_nb.config.environment import already_launched, asks_for_tpu, warms_early
+from accelerate_nb.config.environment import already_launched, warms_early
 from accelerate_nb.config.fields import said, settings as settings_of, unsaid
 from accelerate_nb.config.run import RunConfig, all_settings, differing, resolve
 from accelerate_nb.config.training import Training
-from accelerate_nb.errors import ConfigurationError, NotYetError
+from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.launching import functions as launching, launched
 from accelerate_nb.launching.engines.present import prepare_present
 from accelerate_nb.launching.engines.supervised import warm
@@ -204,11 +204,6 @@ def resolved(
     else:
         _check_whole(whole, config_file)
         config = resolve({**differing(whole), **said(arguments)}, {})
-    if asks_for_tpu(os.environ) and not config.launching.cpu:
-        raise NotYetError(
-            "The environment asks for a TPU (PJRT_DEVICE or TPU_NAME), and TPUs are not offered here yet. "
-            "Pass cpu=True to run on this machine's CPU."
-        )
     return config
 
 

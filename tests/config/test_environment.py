@@ -61,7 +61,19 @@ def test_what_the_environment_says_for_a_while_is_taken_back():
     assert environment == {"A": "1", "B": "2"}
 
 
-def test_a_tpu_is_seen_in_the_environment():
-    assert asks_for_tpu({"PJRT_DEVICE": "TPU"})
-    assert asks_for_tpu({"TPU_NAME": ""})
-    assert not asks_for_tpu({"PJRT_DEVICE": "CPU"})
+@pytest.mark.parametrize(
+    ("environment", "asks"),
+    [
+        ({"PJRT_DEVICE": "TPU"}, True),
+        ({"TPU_NAME": ""}, True),
+        ({"COLAB_TPU_1VM": "1"}, True),
+        ({"TPU_ACCELERATOR_TYPE": "v5e-1"}, True),
+        ({"PJRT_DEVICE": "CPU"}, False),
+        ({"PJRT_DEVICE": "CPU", "TPU_NAME": "mine"}, False),
+        # on Colab's machines without a TPU
+        ({"COLAB_TPU_1VM": ""}, False),
+        ({}, False),
+    ],
+)
+def test_a_tpu_is_seen_in_the_environment(environment, asks):
+    assert asks_for_tpu(environment) is asks

@@ -6,8 +6,9 @@ import pytest
 
 from accelerate_nb.config.launching import Launching
 from accelerate_nb.devices.base import Devices
+from accelerate_nb.devices.xla import Found
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.choosing import choose
+from accelerate_nb.launching.choosing import accelerates_word, choose
 
 LAPTOP = Devices("cpu", "CPU", 0, 2)
 SERVER = Devices("cuda", "GPU", 4, 64)
@@ -99,3 +100,118 @@ def test_accelerators_that_are_not_there_are_told(wish, words):
 def test_the_reason_is_told():
     assert choose(Launching(), SERVER, True).why == "4 of 4 GPUs; forked by a supervisor"
     assert choose(Launching(num_processes=2), LAPTOP, True).why == "2 on the CPU; forked by a supervisor"
+
+
+def through(device, count, per_process=1, cores=96, **more):
+    found = Found(device, count, per_process, **more)
+    return Devices("xla", found.label, count, cores, per_process=per_process, xla=found)
+
+
+V3, V4, COLAB = through("TPU", 8, 2), through("TPU", 4), through("TPU", 1)
+XLA_CPU = through("CPU", 2, 2)
+# machines with torch_xla on which nothing asks for it
+BARE = Devices("cpu", "CPU", 0, 2, xla=Found("CPU", 1, 1, asked=False))
+BOTH = Devices("cuda", "GPU", 4, 64, xla=Found("CPU", 1, 1, asked=False))
+
+
+@pytest.mark.parametrize(
+    ("wish", "devices", "expected"),
+    [
+        ({}, V3, (8, 2, {"PJRT_DEVICE": "TPU"})),
+        ({"num_processes": 8}, V3, (8, 2, {"PJRT_DEVICE": "TPU"})),
+        ({"num_processes": 1}, V3, (1, 1, {"PJRT_DEVICE": "TPU"})),
+        ({}, V4, (4, 1, {"PJRT_DEVICE": "TPU"})),
+        ({}, COLAB, (1, 1, {"PJRT_DEVICE": "TPU"})),
+        ({"engine": "local"}, V4, (4, 1, {"PJRT_DEVICE": "TPU"})),
+        ({"engine": "inline", "num_processes": 1}, V4, (1, 1, {"PJRT_DEVICE": "TPU"})),
+        ({}, XLA_CPU, (2, 2, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"})),
+        ({"num_processes": 3}, XLA_CPU, (3, 3, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "3"})),
+        ({"engine": "xla", "num_processes": 2}, BARE, (2, 2, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"})),
+        ({"engine": "xla"}, BOTH, (1, 1, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"})),
+    ],
+)
+def test_ranks_are_cores_of_a_tpu_where_there_is_one(wish, devices, expected):
+    choice = choose(Launching(**wish), devices, can_fork=True)
+    assert (choice.size, choice.per_process, choice.shows) == expected
+    assert (choice.kind, choice.cpu) == ("xla", False)
+    assert accelerates_word(choice, devices) == "XLA"
+
+
+@pytest.mark.parametrize("devices", [V4, XLA_CPU, through("TPU", 0, trouble="no")])
+def test_the_cpu_that_was_asked_for_is_torchs_own(devices):
+    choice = choose(Launching(cpu=True, num_processes=2), devices, can_fork=True)
+    assert (choice.kind, choice.cpu, choice.shows, choice.per_process) == ("cpu", True, {}, 1)
+
+
+def test_gpus_are_computed_on_where_torch_xla_is_only_installed():
+    choice = choose(Launching(), BOTH, can_fork=True)
+    assert (choice.kind, choice.size, accelerates_word(choice, BOTH)) == ("cuda", 4, "MULTI_GPU")
+
+
+@pytest.mark.parametrize("devices", [V4, XLA_CPU])
+def test_a_mesh_is_one_rank_with_all_devices(devices):
+    choice = choose(Launching(), devices, can_fork=True, mesh="fsdp")
+    assert (choice.size, choice.per_process, choice.kind) == (1, 1, "xla")
+    # how many devices the CPU is stays as it is said
+    assert choice.shows == {"PJRT_DEVICE": devices.xla.device}
+
+
+@pytest.mark.parametrize(
+    ("wish", "devices", "mesh", "words"),
+    [
+        (
+            {"num_processes": 2},
+            V3,
+            None,
+            "num_processes=2 .* all of this machine's 8 TPU cores only. Ask for 8, or for 1",
+        ),
+        (
+            {"num_processes": 8},
+            COLAB,
+            None,
+            "num_processes=8 .* this machine has 1 TPU core. Ask for 1, or pass cpu=True",
+        ),
+        ({"gpu_ids": "0,1"}, V4, None, "gpu_ids='0,1' .* TPU cores are not chosen by number"),
+        ({"engine": "xla"}, LAPTOP, None, r"engine='xla' .* not installed. pip install 'accelerate-nb\[tpu\]'"),
+        ({"engine": "xla", "cpu": True}, V4, None, "engine='xla' was asked for with cpu=True"),
+        ({"cpu": True}, V4, "fsdp", "xla_mesh='fsdp' was asked for with cpu=True"),
+        ({}, SERVER, "fsdp", "xla_mesh='fsdp' .* nothing here asks for torch_xla.*Pass engine='xla'"),
+        ({"num_processes": 4}, V4, "data", "xla_mesh='data' .* num_processes=4.*there are 4 TPU cores"),
+        ({}, through("TPU", 0, trouble="What was asked, found, to do."), None, "^What was asked, found, to do.$"),
+        ({"engine": "inline"}, V4, None, "engine='inline' was asked for with num_processes=4"),
+    ],
+)
+def test_what_torch_xla_does_not_do_says_what_was_asked_what_there_is_and_what_to_do(wish, devices, mesh, words):
+    with pytest.raises(LaunchError, match=words):
+        choose(Launching(**wish), devices, can_fork=True, mesh=mesh)
+
+
+def test_a_tpu_that_this_process_holds_is_for_nobody_else():
+    held = through("TPU", 4, held="torch_xla's runtime is awake in this process (7)")
+    for method in ("auto", "spawn", "fork"):
+        with pytest.raises(
+            LaunchError, match=r"awake in this process \(7\).* Restart the kernel, and launch before any cell"
+        ):
+            choose(Launching(start_method=method), held, can_fork=True)
+    assert choose(Launching(engine="inline", num_processes=1), held, can_fork=True).start == "inline"
+    assert choose(Launching(cpu=True), held, can_fork=True).kind == "cpu"
+
+
+def test_a_runtime_that_is_awake_on_the_cpu_keeps_only_forks_of_this_process_away():
+    held = through("CPU", 1, held="torch_xla's runtime is awake in this process (7)")
+    assert choose(Launching(), held, can_fork=True).start == "supervisor"
+    assert choose(Launching(start_method="spawn"), held, can_fork=True).start == "spawn"
+    with pytest.raises(
+        LaunchError, match=r"start_method='fork' .* awake in this process \(7\).* Leave start_method out"
+    ):
+        choose(Launching(start_method="fork"), held, can_fork=True)
+
+
+def test_the_reason_tells_of_torch_xla():
+    assert choose(Launching(), V3, True).why == "8 of 8 TPU cores; forked by a supervisor"
+    assert choose(Launching(num_processes=1), V3, True).why == "1 of 8 TPU cores; forked by a supervisor"
+    assert choose(Launching(), XLA_CPU, True).why == "2 XLA CPU devices; forked by a supervisor"
+    assert choose(Launching(engine="xla"), BARE, True).why.startswith(
+        "1 XLA CPU device, through torch_xla: there is no TPU; "
+    )
+    assert choose(Launching(), V4, True, "fsdp").why.startswith("one process on 4 TPU cores; ")

@@ -6,6 +6,7 @@ import pytest
 
 from accelerate_nb.config.run import resolve
 from accelerate_nb.devices.base import Devices
+from accelerate_nb.devices.xla import Found
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.launching.choosing import choose
 from accelerate_nb.launching.preflight import look_ahead
@@ -65,3 +66,26 @@ def test_what_works_and_is_slow_is_advice(said, name):
     assert outlook.possible
     assert [(one.name, one.grave) for one in outlook.objections] == [(name, False)]
     assert not ask(said, Devices("cuda", "GPU", 8, 16)).objections
+
+
+TPU = Devices("xla", "TPU core", 8, 96, per_process=2, xla=Found("TPU", 8, 2))
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ({"num_processes": 3}, "num_processes"),
+        ({"gpu_ids": "0"}, "gpu_ids"),
+        ({"xla_mesh": "fsdp", "num_processes": 2}, "xla_mesh"),
+    ],
+)
+def test_what_a_tpu_can_not_do_stands_at_its_setting(said, name):
+    (objection,) = ask(said, TPU).objections
+    assert (objection.name, objection.grave) == (name, True)
+
+
+def test_bf16_is_advised_on_a_tpu():
+    (objection,) = ask({"mixed_precision": "fp16"}, TPU).objections
+    assert (objection.name, objection.grave) == ("mixed_precision", False)
+    assert "bf16" in objection.text
+    assert not ask({"mixed_precision": "bf16"}, TPU).objections

@@ -1,0 +1,227 @@
+"""What torch_xla would compute on is found without waking it, and what keeps it from that is said."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from accelerate_nb.devices import xla
+from accelerate_nb.devices.mps import Mps
+from accelerate_nb.devices.probe import probe
+from accelerate_nb.devices.xla import Installation, for_others, for_workers, held_here, look
+
+FITS = Installation("2.9.0", "2.9.1+cpu", libtpu=True)
+V3, V4, V5E, V6E = "0x0027", "0x005e", "0x0063", "0x006f"
+# As these services set their machines up.
+COLAB = {
+    "COLAB_TPU_1VM": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5e-1",
+    "TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1",
+    "TPU_HOST_BOUNDS": "1,1,1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+}
+KAGGLE = {
+    "PJRT_DEVICE": "TPU",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_PROCESS_ADDRESSES": "local",
+    "CLOUD_TPU_TASK_ID": "0",
+    "TPU_PROCESS_BOUNDS": "1,1,1",
+    "TPU_CHIPS_PER_PROCESS_BOUNDS": "2,4,1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
+
+
+@pytest.fixture
+def bus(tmp_path):
+    """A PCI bus with chips on it, among other cards: the only mock of a TPU that its finding needs."""
+
+    def with_chips(device="", count=0):
+        cards = [("0x8086", "0x7190"), ("0x1ae0", "0x0042"), *[("0x1ae0", device)] * count]
+        for number, (vendor, model) in enumerate(cards):
+            folder = tmp_path / f"0000:00:{number:02x}.0"
+            folder.mkdir()
+            (folder / "vendor").write_text(f"{vendor}\n")
+            (folder / "device").write_text(f"{model}\n")
+        (tmp_path / "0000:00:ff.0").mkdir()
+        return tmp_path
+
+    return with_chips
+
+
+@pytest.mark.parametrize(
+    ("device", "chips", "environment", "cores", "per_process"),
+    [
+        (V3, 4, {}, 8, 2),
+        (V3, 4, {"PJRT_DEVICE": "TPU", "TPU_NUM_DEVICES": "8"}, 8, 2),
+        (V3, 4, {"TPU_NUM_DEVICES": "1"}, 1, 1),
+        (V4, 4, {"TPU_NAME": "local"}, 4, 1),
+        (V4, 4, {"TPU_VISIBLE_CHIPS": "2"}, 1, 1),
+        (V4, 4, {"TPU_VISIBLE_CHIPS": "0,1,2,3"}, 4, 1),
+        (V5E, 8, KAGGLE, 8, 1),
+        (V5E, 1, COLAB, 1, 1),
+        (V6E, 1, {**COLAB, "TPU_ACCELERATOR_TYPE": "v6e-1"}, 1, 1),
+        (V5E, 8, {"PJRT_DEVICE": "TPU_C_API"}, 8, 1),
+    ],
+)
+def test_the_chips_of_a_tpu_are_counted_on_the_bus(bus, device, chips, environment, cores, per_process):
+    found = look(environment, bus(device, chips), FITS)
+    assert (found.device, found.count, found.per_process) == ("TPU", cores, per_process)
+    assert (found.asked, found.trouble, found.label) == (True, "", "TPU core")
+
+
+@pytest.mark.parametrize(
+    ("environment", "count", "asked"),
+    [
+        ({"PJRT_DEVICE": "CPU"}, 1, True),
+        ({"PJRT_DEVICE": "cpu", "CPU_NUM_DEVICES": "3", "TPU_NAME": "mine"}, 3, True),
+        ({"CPU_NUM_DEVICES": "2"}, 2, False),
+        ({"COLAB_TPU_1VM": ""}, 1, False),
+    ],
+)
+def test_the_cpu_is_what_torch_xla_computes_on_where_there_is_no_tpu(bus, environment, count, asked):
+    found = look(environment, bus(), FITS)
+    assert (found.device, found.count, found.per_process, found.asked) == ("CPU", count, count, asked)
+    assert found.trouble == ""
+
+
+def test_a_machine_with_chips_computes_on_its_cpu_where_that_is_said(bus):
+    assert look({"PJRT_DEVICE": "CPU", "TPU_NAME": ""}, bus(V4, 4), FITS).device == "CPU"
+
+
+@pytest.mark.parametrize("device", ["", "CPU", "CUDA"])
+def test_without_torch_xla_nothing_is_found_where_nothing_asks_for_a_tpu(bus, device):
+    assert look({"PJRT_DEVICE": device}, bus(V4, 4), Installation()) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "chips", "installed", "says"),
+    [
+        (
+            {"TPU_NAME": "mine"},
+            0,
+            Installation(),
+            r"TPU_NAME=mine asks .* not installed\. pip install 'accelerate-nb\[tpu\]'",
+        ),
+        (KAGGLE, 8, Installation(), r"PJRT_DEVICE=TPU asks .*accelerate-nb\[tpu\]"),
+        ({"PJRT_DEVICE": "TPU"}, 0, FITS, r"PJRT_DEVICE=TPU asks for a TPU, but there is no TPU chip .*cpu=True"),
+        ({"PJRT_DEVICE": "CUDA"}, 4, FITS, r"PJRT_DEVICE=CUDA asks .* GPUs are used without torch_xla"),
+        ({"PJRT_DEVICE": "NEURON"}, 0, FITS, r"NEURON"),
+        ({"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "two"}, 0, FITS, r"CPU_NUM_DEVICES='two' .* no number"),
+        ({"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "0"}, 0, FITS, r"CPU_NUM_DEVICES='0'"),
+        ({"TPU_NUM_DEVICES": "-1"}, 4, FITS, r"TPU_NUM_DEVICES='-1' .* no number"),
+        (
+            {},
+            4,
+            Installation("2.9.0", "2.13.0+cu130", True),
+            r"2\.9\.0 loads beside torch 2\.9 only, and torch 2\.13\.0",
+        ),
+        ({"PJRT_DEVICE": "CPU"}, 0, Installation("2.9.0", "2.13.0", True), r"pip install 'torch==2\.9\.\*'"),
+        (
+            {},
+            4,
+            Installation("2.9.0", "2.9.1", libtpu=False),
+            r"libtpu.* not installed\. pip install 'torch_xla\[tpu\]'",
+        ),
+        ({"TPU_VISIBLE_CHIPS": "0,1"}, 4, FITS, r"TPU_VISIBLE_CHIPS=0,1 shows some of this machine's 4 TPU chips"),
+    ],
+)
+def test_what_keeps_torch_xla_from_its_devices_is_said_with_what_to_do(bus, environment, chips, installed, says):
+    found = look(environment, bus(V4, chips), installed)
+    assert found.count == 0
+    assert found.asked
+    assert re.search(says, found.trouble)
+
+
+@pytest.mark.parametrize("version", ["2.9.0+libtpu", "2.9.0.dev20251001", "unknown"])
+def test_versions_of_one_numbering_fit_whatever_they_were_built_for(bus, version):
+    assert look({}, bus(V4, 1), Installation(version, "2.9.1+cpu", libtpu=True)).trouble == ""
+
+
+def test_what_a_notebook_service_says_of_one_process_is_kept_from_several():
+    said = for_workers({**KAGGLE, "HOME": "/root", "PJRT_LOCAL_PROCESS_RANK": "0", "XLA_USE_SPMD": "1"})
+    assert said == {
+        "PJRT_DEVICE": "TPU",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "HOME": "/root",
+        # what torch_xla asks for the whole machine's topology
+        "TPU_WORKER_ID": "0",
+        "TPU_HOST_BOUNDS": "1,1,1",
+        "TPU_CHIPS_PER_HOST_BOUNDS": "2,4,1",
+    }
+    assert for_workers(COLAB) == COLAB
+
+
+def test_one_chip_that_was_chosen_stays_chosen_and_all_of_them_are_shared_out():
+    assert for_workers({"TPU_VISIBLE_CHIPS": "2"}) == {"TPU_VISIBLE_CHIPS": "2"}
+    assert for_workers({"TPU_VISIBLE_CHIPS": "0,1,2,3"}) == {}
+
+
+def test_a_machine_that_is_one_of_several_keeps_what_it_is_told_of_them():
+    pod = {"TPU_WORKER_HOSTNAMES": "a,b", "CLOUD_TPU_TASK_ID": "1", "TPU_PROCESS_ADDRESSES": "a:8471,b:8471"}
+    assert for_workers({**pod, "XLA_USE_SPMD": "1"}) == pod
+
+
+def test_nothing_is_held_here_while_torch_xla_sleeps():
+    assert held_here("TPU") == ""
+    assert held_here("CPU") == ""
+
+
+def test_a_process_that_has_a_chips_file_open_holds_the_chip(tmp_path):
+    for pid, target in [(11, "/dev/accel0"), (12, "/dev/vfio/3"), (13, "/dev/vfio/vfio"), (14, "/dev/null")]:
+        folder = tmp_path / str(pid) / "fd"
+        folder.mkdir(parents=True)
+        (folder / "7").symlink_to(target)
+    (tmp_path / "15").mkdir()
+    assert xla.holders(tmp_path) == [11, 12]
+
+
+def test_the_probe_says_what_torch_xla_would_compute_on_and_imports_none_of_it():
+    code = (
+        "import os, sys; from accelerate_nb.devices.probe import probe; found = probe(); "
+        "print(found.kind, found.xla is None, [name for name in ('torch', 'torch_xla', '_XLAC') if name in sys.modules])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PJRT_DEVICE"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=environment
+    )
+    assert done.stdout.split()[1] == str(not xla.is_installed())
+    assert done.stdout.rstrip().endswith("[]")
+
+
+def test_a_machine_on_which_nothing_asks_for_torch_xla_computes_as_before(monkeypatch):
+    kind = probe({}).kind
+    monkeypatch.setattr(xla, "installation", lambda: FITS)
+    assert probe({}).kind == kind
+    assert probe({}).xla.device == "CPU"
+    assert probe({"PJRT_DEVICE": "CPU"}).kind == "xla"
+
+
+def test_gpus_are_computed_on_where_some_library_has_loaded_torch_xla(monkeypatch):
+    class Gpus(Mps):
+        name, label = "cuda", "GPU"
+
+        def count(self, environment):
+            return 4
+
+    monkeypatch.setattr("accelerate_nb.devices.probe.KINDS", (Gpus(),))
+    monkeypatch.setattr(xla, "installation", lambda: FITS)
+    assert probe({"PJRT_DEVICE": "CPU"}).kind == "xla"
+    monkeypatch.setattr(xla, "is_loaded", lambda: True)
+    assert probe({"PJRT_DEVICE": "CPU"}).kind == "cuda"
+
+
+def test_workers_on_gpus_are_told_of_no_device_of_torch_xla(monkeypatch):
+    said = {"PJRT_DEVICE": "CPU", "HOME": "/root"}
+    monkeypatch.setattr(xla, "is_installed", lambda: False)
+    assert for_others(said) == {"HOME": "/root"}
+    monkeypatch.setattr(xla, "is_installed", lambda: True)
+    assert for_others(said) == {"HOME": "/root", "PJRT_SELECT_DEFAULT_DEVICE": "0"}
