@@ -34,11 +34,6 @@ class Strategy:
         return ""
 
     @property
-    def mesh(self) -> str:
-        """The mesh of devices that one process drives, in words; empty where it drives one."""
-        return ""
-
-    @property
     def data_replicas(self) -> tuple[int, int]:
         """Which of how many different streams of batches this process reads."""
         return self.world.rank, self.world.size
