@@ -12,23 +12,34 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
+# torch_xla loads beside one older version of torch only, so what computes through it has an environment of its own.
+VENV_TPU ?= .venv-tpu
+PYTHON_TPU ?= $(PYTHON)
+
+TESTS_TPU := tests/xla tests/contracts tests/devices -k 'xla or tpu_info' -o cache_dir=$(VENV_TPU)/.pytest_cache
+
 BUILD := build/notebooks
 BIN := $(VENV)/bin
+BIN_TPU := $(VENV_TPU)/bin
 # Each step says what it installs; pip itself speaks only of what goes wrong.
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PIP := -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test test-tpu lint bench bench-tpu clean
 
 help: ## list the commands
 	@echo "make demo    execute notebooks/01_first_run.ipynb on two processes, and say where the result is"
 	@echo "make test    check the code (ruff, mypy), then run every test but the benchmarks"
 	@echo "make lint    check the code only"
 	@echo "make bench   measure the speeds that README.md gives"
-	@echo "make clean   remove the virtual environment and what was built"
+	@echo "make clean   remove the virtual environments and what was built"
+	@echo
+	@echo "make test-tpu    run the tests of torch_xla on its CPU backend, in an environment of their own (Linux on x86_64, gcc, 6 GiB)"
+	@echo "make bench-tpu   measure what computes through torch_xla, there too"
 	@echo
 	@echo "Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  TORCH=$(TORCH)  TORCH_INDEX=$(TORCH_INDEX)"
+	@echo "           PYTHON_TPU=$(PYTHON_TPU)  VENV_TPU=$(VENV_TPU)"
 
 demo: $(VENV)/.demo
 	@mkdir -p $(BUILD)
@@ -45,6 +56,10 @@ demo: $(VENV)/.demo
 test: lint
 	$(BIN)/python -m pytest || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
+# The tests set PJRT_DEVICE themselves. They are those that need torch_xla or tpu-info, wherever they stand.
+test-tpu: $(VENV_TPU)/.test-tpu
+	$(BIN_TPU)/python -m pytest $(TESTS_TPU) || $(BIN_TPU)/python -m pytest $(TESTS_TPU) --last-failed --last-failed-no-failures none
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -54,13 +69,16 @@ bench: $(VENV)/.test
 	@for bench in tests/bench/bench_*.py; do \
 	  echo "== $$bench"; PYTHONPATH=. $(BIN)/python $$bench || exit 1; echo; done
 
+bench-tpu: $(VENV_TPU)/.test-tpu
+	PYTHONPATH=. $(BIN_TPU)/python tests/bench/bench_tpu.py
+
 clean: ## only what the commands above made
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV_TPU) build .mypy_cache .ruff_cache .pytest_cache
 
 # One stamp for each extra: newer than pyproject.toml means installed.
 $(VENV)/.demo $(VENV)/.test: $(VENV)/.%: $(VENV)/.torch pyproject.toml
 	@echo "== installing this package, what it needs, and what its extra '$*' names in pyproject.toml: a minute or two at first"
-	$(PIP) --editable '.[$*]'
+	$(BIN)/python $(PIP) --editable '.[$*]'
 	@touch $@
 
 # pip prefers 2.13.0+cpu to 2.13.0, so the index of CPU builds wins where it can be reached; where it can not, a GPU build is refused
@@ -70,6 +88,17 @@ ifneq ($(strip $(TORCH)),)
 	@echo "== installing $(TORCH), a build for the CPU"
 	@$(BIN)/python .ci/install_cpu_torch.py '$(TORCH)' '$(TORCH_INDEX)'
 endif
+	@touch $@
+
+$(VENV_TPU)/.test-tpu: $(VENV_TPU)/.made pyproject.toml
+	@echo "== installing this package, and what its extra 'test-tpu' names in pyproject.toml"
+	$(BIN_TPU)/python $(PIP) --editable '.[test-tpu]'
+	@touch $@
+
+# Made as a whole, and again as a whole where that was interrupted.
+$(VENV_TPU)/.made: .ci/make_tpu_environment.py .ci/stand_in_for_cuda.py .ci/install_cpu_torch.py
+	@echo "== making the virtual environment $(VENV_TPU) with torch_xla: two or three minutes"
+	@$(PYTHON_TPU) .ci/make_tpu_environment.py $(VENV_TPU) '$(TORCH_INDEX)'
 	@touch $@
 
 $(VENV)/.made:
