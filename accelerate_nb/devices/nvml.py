@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from accelerate_nb.devices.cuda import entries, library
+from accelerate_nb.devices.gauges import Ranks
 from accelerate_nb.events.model import DeviceSample
 
 _LONGEST_UUID = 96
@@ -37,6 +38,11 @@ class Gpus:
         if self._nvml is not None and self._nvml.nvmlInit_v2() != 0:
             self._nvml = None
         self._handles = [] if self._nvml is None else self._seen(environment.get("CUDA_VISIBLE_DEVICES"))
+
+    def samples(self, ranks: Ranks, now: float) -> Iterator[DeviceSample]:
+        """How busy the GPUs of ranks are."""
+        every = (self.sample(rank, now) for rank in range(ranks.size))
+        return (known for known in every if known is not None)
 
     def sample(self, rank: int, now: float) -> DeviceSample | None:
         """How busy a rank's GPU is; `None` where it has none that is known here."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from accelerate_nb.devices.cpu import CGROUPS, MEMBERSHIP, bound, cgroup_quota, cores, groups_of, with_parents
+from accelerate_nb.devices.gauges import Ranks
 from accelerate_nb.events.model import DeviceSample, HostSample
 
 _SHARED = Path("/dev/shm")
@@ -76,30 +78,34 @@ class WorkerGauge:
         self._before: Mapping[int, float] = {}
         self._at = time.monotonic()
 
-    def sample(self, pids: Mapping[int, int], memory: int, now: float) -> list[DeviceSample]:
+    def samples(self, ranks: Ranks, now: float) -> list[DeviceSample]:
         """
-        How busy each rank was since the last sample, in percent of its share; its memory is of all `memory` bytes.
+        How busy each rank was since the last sample, in percent of its share; its memory is of all that the machine has.
 
-        A rank is its process with those that it started. Pages that they share are counted once.
+        A rank is its process with those that it started. Pages that they share are counted once. Of ranks that are threads of
+        one process each shows that process, measured against the shares of all of them, and says of how many.
         """
         at = time.monotonic()
         passed, self._at = at - self._at, at
-        found = usage(pids.values())
-        computed = {one.pid: one.seconds for each in found.values() for one in each}
+        found = usage(set(ranks.pids.values()))
+        sharing = Counter(ranks.pids.values())
         samples = [
             DeviceSample(
                 rank=rank,
-                device="cpu",
-                utilisation=self._utilisation(found[pid], passed),
+                device="cpu" if sharing[pid] == 1 else f"cpu of {sharing[pid]} ranks",
+                utilisation=self._utilisation(found[pid], passed * sharing[pid]),
                 memory_used=sum(one.memory for one in found[pid]),
-                memory_total=memory,
+                memory_total=ranks.memory,
                 time=now,
             )
-            for rank, pid in pids.items()
+            for rank, pid in ranks.pids.items()
             if found[pid]
         ]
-        self._before = computed
+        self._before = {one.pid: one.seconds for each in found.values() for one in each}
         return samples
+
+    def close(self) -> None:
+        """Nothing was opened."""
 
     def _utilisation(self, processes: Iterable[Usage], passed: float) -> float | None:
         known = [one.seconds - self._before[one.pid] for one in processes if one.pid in self._before]

@@ -6,11 +6,13 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 
-from accelerate_nb.devices.nvml import Gpus
-from accelerate_nb.devices.sampling import HostGauge, WorkerGauge
+from accelerate_nb.devices.gauges import Gauge, Ranks
+from accelerate_nb.devices.gauging import gauge_of
+from accelerate_nb.devices.sampling import HostGauge
 from accelerate_nb.events.view import RunView
 
 _BETWEEN = 1.0
@@ -26,7 +28,7 @@ class Sampler:
     While its block runs, what a view knows of the machine and of its ranks is as of about a second ago.
 
     Samples go to the view alone: they are no sign of life of any rank, and would fill the run's folder. `kind` is what ranks
-    compute on, "cpu" or torch's name for an accelerator; of accelerators other than NVIDIA's nothing is known.
+    compute on, "cpu" or torch's name for an accelerator; of some kinds nothing is known.
 
     >>> with Sampler(view, 2, "cpu", {}, [folder]):
     ...     ...
@@ -55,33 +57,25 @@ class Sampler:
         # a run that is over by then is not looked at, and pays for no gauge; what one measures begins when it is made
         if self._over.wait(_BETWEEN / 2):
             return
-        host, workers = HostGauge(self._folders), WorkerGauge(self._size)
-        if self._over.wait(_BETWEEN / 2):
-            return
-        gpus = Gpus(self._environment) if self._kind == "cuda" else None
-        try:
+        host, gauge = HostGauge(self._folders), gauge_of(self._kind, self._size, self._environment)
+        with closing(gauge):
+            if self._over.wait(_BETWEEN / 2):
+                return
             patience, seen, moved = 0.0, -1, time.monotonic()
             while not self._over.wait(patience):
                 began = time.thread_time()
                 if self._view.changes != seen:
                     moved = time.monotonic()
-                self._sample(host, workers, gpus)
+                self._sample(host, gauge)
                 seen = self._view.changes
                 rests = time.monotonic() - moved > _RESTS_AFTER
                 patience = max(_BETWEEN_AT_REST if rests else _BETWEEN, (time.thread_time() - began) / _PART)
-        finally:
-            if gpus is not None:
-                gpus.close()
 
-    def _sample(self, host: HostGauge, workers: WorkerGauge, gpus: Gpus | None) -> None:
+    def _sample(self, host: HostGauge, gauge: Gauge) -> None:
         now = time.time()
         self._view.apply(host.sample())
-        if self._kind == "cpu":
-            for sample in workers.sample(self._pids(), host.memory()[1], now):
-                self._view.apply(sample)
-        for rank in range(self._size if gpus is not None else 0):
-            if gpus is not None and (known := gpus.sample(rank, now)) is not None:
-                self._view.apply(known)
+        for sample in gauge.samples(Ranks(self._size, self._pids(), host.memory()[1]), now):
+            self._view.apply(sample)
 
     def _pids(self) -> dict[int, int]:
         """The processes of ranks that run; a rank in this very process says none."""

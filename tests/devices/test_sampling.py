@@ -14,6 +14,7 @@ import pytest
 
 from accelerate_nb.devices import sampling
 from accelerate_nb.devices.cpu import cores
+from accelerate_nb.devices.gauges import Ranks
 from accelerate_nb.devices.nvml import Gpus
 from accelerate_nb.devices.sampling import HostGauge, WorkerGauge, usage
 
@@ -138,24 +139,38 @@ def test_a_rank_that_computes_is_busy_and_one_that_waits_is_not(computing):
     idle = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
     gauge = WorkerGauge(2)
     pids = {0: computing.pid, 1: idle.pid}
-    assert [one.utilisation for one in gauge.sample(pids, 7, 1.0)] == [None, None]
+    assert [one.utilisation for one in gauge.samples(Ranks(2, pids, 7), 1.0)] == [None, None]
     before = usage([computing.pid])[computing.pid][0].seconds
     until(lambda: usage([computing.pid])[computing.pid][0].seconds > before + 0.2)
-    busy, waiting = gauge.sample(pids, 7, 2.0)
+    busy, waiting = gauge.samples(Ranks(2, pids, 7), 2.0)
     assert (busy.rank, busy.device, busy.memory_total, busy.time) == (0, "cpu", 7, 2.0)
     assert busy.memory_used > 1 << 20
     assert 0 < busy.utilisation <= 100
     assert waiting.utilisation < busy.utilisation
     idle.communicate()
-    assert gauge.sample({1: idle.pid}, 7, 3.0) == []
+    assert gauge.samples(Ranks(2, {1: idle.pid}, 7), 3.0) == []
 
 
 def test_a_rank_that_keeps_its_share_of_the_cores_busy_is_at_100(monkeypatch):
     gauge = WorkerGauge(1)
     seconds = iter([0.0, 1000.0 * cores()])
     monkeypatch.setattr(sampling, "usage", lambda pids: {1: [sampling.Usage(1, next(seconds), 5)]})
-    gauge.sample({0: 1}, 7, 0.0)
-    assert gauge.sample({0: 1}, 7, 0.0)[0].utilisation == 100.0
+    gauge.samples(Ranks(1, {0: 1}, 7), 0.0)
+    assert gauge.samples(Ranks(1, {0: 1}, 7), 0.0)[0].utilisation == 100.0
+
+
+def test_ranks_that_are_threads_of_one_process_say_so_and_share_its_cores(monkeypatch):
+    monkeypatch.setattr(sampling, "cores", lambda: 4)
+    gauge = WorkerGauge(4)
+    seconds = iter([0.0, 1000.0])
+    monkeypatch.setattr(sampling, "usage", lambda pids: {pid: [sampling.Usage(pid, next(seconds), 5)] for pid in pids})
+    ranks = Ranks(4, dict.fromkeys(range(4), 1), 7)
+    gauge.samples(ranks, 0.0)
+    monkeypatch.setattr(sampling.time, "monotonic", lambda gauge=gauge: gauge._at + 500.0)
+    found = gauge.samples(ranks, 1.0)
+    assert [one.rank for one in found] == [0, 1, 2, 3]
+    # of four cores for 500 seconds the process has used half
+    assert {(one.device, one.utilisation, one.memory_used) for one in found} == {("cpu of 4 ranks", 50.0, 5)}
 
 
 class Driver:

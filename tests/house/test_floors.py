@@ -37,6 +37,8 @@ STRANGERS += [("big_models", room) for room in ("config", "events", "export", "l
 OPTIONAL = {
     "ray": "ray",
     "torch_xla": "xla spmd",
+    "tpu_info": "tpu_info",
+    "grpc": "tpu_info",
     "deepspeed": "deepspeed",
     "megatron": "megatron",
     "torch_npu": "others",

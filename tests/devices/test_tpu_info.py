@@ -1,0 +1,142 @@
+"""How busy TPUs are is read from a real server of tpu-info's protocol; the chip is the only thing that is made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from accelerate_nb.devices import tpu_info
+from accelerate_nb.devices.gauges import Ranks
+from accelerate_nb.devices.tpu_info import Core, Tpus, cores
+from tests.devices.chips import GIB, Chips, grpc_is_here, served
+
+needs_library = pytest.mark.skipif(not grpc_is_here(), reason="tpu-info is not installed here: `make test-tpu` has it")
+
+
+def of(size: int) -> Ranks:
+    return Ranks(size, {}, 0)
+
+
+@pytest.fixture
+def serving() -> Iterator[Callable[..., int]]:
+    """Serves what chips say, until the test has ended; gives the port."""
+    with served() as start:
+        yield start
+
+
+@needs_library
+def test_each_rank_shows_its_own_chip(serving):
+    # the runtime numbers its devices in the whole slice of a pod, not on this machine
+    chips = Chips(used={8: 7 * GIB, 9: 1, 12: 2, 13: 3}, total=dict.fromkeys((8, 9, 12, 13), 16 * GIB))
+    chips.busy = {8: 42.5, 9: 0.0, 12: 100.0, 13: 1.0}
+    tpus = Tpus({"TPU_RUNTIME_METRICS_PORTS": str(serving(chips))})
+    found = list(tpus.samples(of(4), 5.0))
+    assert [(one.rank, one.device, one.utilisation, one.memory_used) for one in found] == [
+        (0, "TPU 0", 42.5, 7 * GIB),
+        (1, "TPU 1", 0.0, 1),
+        (2, "TPU 2", 100.0, 2),
+        (3, "TPU 3", 1.0, 3),
+    ]
+    assert {(one.memory_total, one.time) for one in found} == {(16 * GIB, 5.0)}
+    tpus.close()
+
+
+@needs_library
+def test_they_are_the_numbers_that_the_library_itself_reads(serving):
+    from tpu_info.device import TpuChip
+    from tpu_info.metrics import get_chip_usage
+
+    # two devices on each chip, as v3 has them
+    chips = Chips(used={0: 1, 1: 2, 2: 3, 3: 4}, total=dict.fromkeys(range(4), 16 * GIB), busy={0: 10.0, 1: 20.0})
+    port = serving(chips)
+    theirs = get_chip_usage(TpuChip.V3, f"localhost:{port}")
+    tpus = Tpus({"TPU_RUNTIME_METRICS_PORTS": str(port)})
+    ours = list(tpus.samples(of(4), 0.0))
+    assert [(one.memory_used, one.memory_total, one.utilisation) for one in ours] == [tuple(one)[1:] for one in theirs]
+    tpus.close()
+
+
+@needs_library
+def test_a_rank_that_drives_all_chips_shows_all(serving):
+    chips = Chips(used=dict.fromkeys(range(4), 1), total=dict.fromkeys(range(4), 2), busy=dict.fromkeys(range(4), 3.0))
+    tpus = Tpus({"TPU_RUNTIME_METRICS_PORTS": str(serving(chips))})
+    assert [(one.rank, one.device) for one in tpus.samples(of(1), 0.0)] == [(0, f"TPU {number}") for number in range(4)]
+    tpus.close()
+
+
+@needs_library
+@pytest.mark.parametrize("tells_of_all", [True, False])
+def test_processes_of_one_chip_each_are_asked_at_their_ports(serving, tells_of_all):
+    ports = []
+    for number in range(2):
+        told = range(2) if tells_of_all else [number]
+        ports.append(serving(Chips(used={n: n for n in told}, total=dict.fromkeys(told, 9), busy={n: n for n in told})))
+    tpus = Tpus({"TPU_RUNTIME_METRICS_PORTS": ",".join(map(str, ports))})
+    assert [(one.rank, one.memory_used) for one in tpus.samples(of(2), 0.0)] == [(0, 0), (1, 1)]
+    tpus.close()
+
+
+@needs_library
+def test_where_nothing_is_served_nothing_is_known_or_said(serving, capfd):
+    tpus = Tpus({"TPU_RUNTIME_METRICS_PORTS": "1"})
+    for _ in range(3):
+        assert list(tpus.samples(of(2), 0.0)) == []
+    tpus.close()
+    assert list(tpus.samples(of(2), 0.0)) == []
+    assert capfd.readouterr() == ("", "")
+
+
+@needs_library
+def test_a_service_that_begins_later_is_heard(serving):
+    chips = Chips(used={0: 1}, total={0: 2}, busy={0: 3.0}, closed=True)
+    tpus = Tpus({"TPU_RUNTIME_METRICS_PORTS": str(serving(chips))})
+    assert list(tpus.samples(of(1), 0.0)) == []
+    chips.closed = False
+    assert len(list(tpus.samples(of(1), 0.0))) == 1
+    tpus.close()
+
+
+@needs_library
+def test_a_service_that_does_not_answer_is_given_up_for_this_time(serving, monkeypatch):
+    chips = Chips(used={0: 1}, total={0: 2}, busy={0: 3.0})
+    tpus = Tpus({"TPU_RUNTIME_METRICS_PORTS": str(serving(chips))})
+    with ThreadPoolExecutor(1) as other:
+        chips.waits.clear()
+        # a test that hangs is ended; that it waits no longer is the promise
+        assert other.submit(lambda: list(tpus.samples(of(1), 0.0))).result(30) == []
+        chips.waits.set()
+    assert len(list(tpus.samples(of(1), 0.0))) == 1
+    tpus.close()
+
+
+def test_without_the_library_no_chip_is_known(monkeypatch):
+    monkeypatch.setattr(tpu_info, "find_spec", lambda name: None)
+    tpus = Tpus({})
+    assert list(tpus.samples(of(2), 0.0)) == []
+    tpus.close()
+
+
+class Gauge:
+    """A number of the service's."""
+
+    def __init__(self, value: Any) -> None:
+        self.as_int = self.as_double = value
+
+
+def said(**values: Any) -> dict[int, Any]:
+    return {int(number[1:]): Gauge(value) for number, value in values.items()}
+
+
+def test_how_busy_a_chip_is_holds_for_all_devices_on_it():
+    known = cores(said(n0=1, n1=2, n2=3, n3=4), said(n0=9, n1=9, n2=9, n3=9), said(n0=10.0, n1=20.0))
+    assert [core.busy for core in known.values()] == [10.0, 10.0, 20.0, 20.0]
+
+
+def test_what_the_service_leaves_out_is_not_known():
+    assert cores({}, {}, {}) == {}
+    assert cores(said(n0=1, n1=2), said(n0=9), {}) == {0: Core(1, 9, None), 1: Core(2, None, None)}
+    # three devices are not on two chips
+    assert {core.busy for core in cores(said(n0=1, n1=1, n2=1), {}, said(n0=1.0, n1=2.0)).values()} == {None}
