@@ -37,6 +37,35 @@ _CASES = (
         "The loss depends on nothing that learns: look for no_grad(), .detach(), .item() or frozen weights on its way.",
     ),
     Case(
+        r"TPU is already in use by|open\(/dev/(accel|vfio/?)\d+\): (Device or resource busy|Operation not permitted)",
+        "Another process has the TPU's chips: the kernel of another notebook, which a restart ends, or one that was just killed "
+        "and lets go within half a minute. sudo fuser /dev/accel* /dev/vfio/* names it.",
+    ),
+    Case(
+        r"Runtime is already initialized",
+        "The function begins torch_xla anew, which a worker has begun already: leave out xmp.spawn, torch_xla.launch and "
+        "notebook_launcher in it.",
+    ),
+    Case(
+        r"Expected \d+ worker addresses, got \d+|[Cc]ould not find SliceBuilder port",
+        "The environment tells of a TPU whose processes are elsewhere: unset TPU_PROCESS_ADDRESSES, TPU_WORKER_HOSTNAMES and "
+        "CLOUD_TPU_TASK_ID before the launch.",
+    ),
+    Case(
+        r"TPU initialization failed|libtpu not found|Failed to get TPU metadata",
+        "torch_xla found no TPU that it could begin: restart the notebook's machine, and see that libtpu fits: "
+        "pip install 'torch_xla[tpu]'.",
+    ),
+    Case(
+        r"Termination timeout for all[ -]\w+ RendezvousKey",
+        "Ranks that share a process came to different steps: each has to make the same calls on tensors in the same order, so "
+        "let none of them decide by its rank or by a value of its own what is computed.",
+    ),
+    Case(
+        r"RESOURCE_EXHAUSTED.*(hbm|HBM|vmem|memory)|Ran out of memory in memory space hbm",
+        "The TPU's memory is full: take a smaller batch and gradient_accumulation_steps=..., or mixed_precision='bf16'.",
+    ),
+    Case(
         r"OutOfMemoryError|CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED",
         "Take a smaller batch and gradient_accumulation_steps=..., or mixed_precision='bf16'; find_executable_batch_size "
         "looks for the largest batch that fits. What a cell of the notebook holds on the GPU is freed by del and "

@@ -167,11 +167,22 @@ ELSEWHERE = {
     "NCCL error in: ProcessGroupNCCL.cpp:2356, unhandled system error": "NCCL_DEBUG=INFO",
     "DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that dataloader's workers are out of "
     "shared memory. Please try to raise your shared memory limit.": "/dev/shm",
+    # libtpu's and torch_xla's, as people report them (pytorch/xla 7227, 9303, 9604; huggingface/transformers 28204)
+    "Bad StatusOr access: ABORTED: The TPU is already in use by process with pid 27846.": "Another process has the TPU",
+    "Bad StatusOr access: UNKNOWN: TPU initialization failed: open(/dev/vfio/0): Device or resource busy: Device or resource "
+    "busy; Couldn't open iommu group /dev/vfio/0": "Another process has the TPU",
+    "Bad StatusOr access: UNKNOWN: TPU initialization failed: open(/dev/accel0): Operation not permitted: Operation not "
+    "permitted; Couldn't open device: /dev/accel0": "Another process has the TPU",
+    "Runtime is already initialized. Do not use the XLA device before calling xmp.spawn.": "leave out xmp.spawn",
+    "Bad StatusOr access: UNKNOWN: TPU initialization failed: Invalid --2a886c8_slice_builder_worker_addresses specified. "
+    "Expected 4 worker addresses, got 1.": "unset TPU_PROCESS_ADDRESSES",
+    "TPU initialization failed: No ba16c7433 device found.": "restart the notebook's machine",
+    "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 17.31G of 15.75G hbm.": "smaller batch",
 }
 
 
 @pytest.mark.parametrize("said", ELSEWHERE)
-def test_what_only_a_gpu_or_a_small_container_says_is_answered(said):
+def test_what_only_an_accelerator_or_a_small_container_says_is_answered(said):
     assert ELSEWHERE[said] in advice_on(RuntimeError(said))
 
 
@@ -195,3 +206,10 @@ def test_a_process_that_was_killed_or_touched_memory_that_is_not_there_is_answer
     assert "memory may be full" in advice_on_death("SIGKILL", [])
     assert "/dev/shm" in advice_on_death("SIGBUS", [])
     assert advice_on_death("SIGSEGV", ["hello"]) == ""
+
+
+def test_ranks_of_one_process_that_came_to_different_steps_are_answered():
+    lines = [
+        "F rendezvous.cc:116] Termination timeout for all reduce RendezvousKey{run_id=RunId: 3} of 10 seconds exceeded."
+    ]
+    assert "share a process" in advice_on_death("SIGABRT", lines)
