@@ -14,14 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accelerate_nb.devices import lockstep, xla as machine
-from accelerate_nb.devices.randomness import set_xla_state
+from accelerate_nb.devices.randomness import set_xla_state, xla_state
 from accelerate_nb.own import Own, enter
 
 # made once a rank, when its device is first asked for: torch_xla begins with the same numbers in every process, whatever the seed
 _seed: Own[None] = Own(lambda: set_xla_state(torch.initial_seed()))
-# what is done before a rank's sync, until it ends
-_before: Own[list[Callable[[], object]]] = Own(list)
-
 # what is to be done before each sync of a rank
 _before: Own[list[Callable[[], object]]] = Own(list)
 
@@ -98,15 +95,20 @@ def meeting_point(timeout: timedelta | None) -> dist.Store:
 
 
 def sync() -> None:
-    """Have the device compute what was asked of it so far; returns before it has, in the same order on all ranks."""
+    """
+    Have the device compute what was asked of it so far; returns before it has, in the same order on all ranks.
+
+    Random numbers go on as if there had been no sync, so that what is drawn does not depend on how often there is one.
+    """
     import torch_xla
 
     for call in list(_before.get()):
         call()
-    together = lockstep.lockstep()
+    together, state = lockstep.lockstep(), xla_state()
     # XLA's CPU backend ends a process in which one thread compiles while another waits for it in a collective for 10 seconds
     with nullcontext() if together is None else together.turn():
         torch_xla.sync()
+    set_xla_state(state)
 
 
 def before_sync(call: Callable[[], object]) -> None:
