@@ -20,6 +20,10 @@ _OUT_OF_MEMORY = (
     "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",
     "DefaultCPUAllocator: can't allocate memory",
     "FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed",
+    # XLA's: when a program is compiled that needs more memory than a TPU has, when one is run, and on its CPU backend
+    "RESOURCE_EXHAUSTED",
+    "Ran out of memory in memory space",
+    "Out of memory allocating",
 )
 
 

@@ -13,9 +13,13 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from accelerate_nb.runtime.addresses import is_apart
 from accelerate_nb.runtime.checkpoints.bringing import brought, settle
+from accelerate_nb.runtime.checkpoints.holding import Held
+from accelerate_nb.runtime.checkpoints.reading import harmless, numpy_state
 from accelerate_nb.runtime.checkpoints.weights import without_aliases
 from accelerate_nb.runtime.checkpoints.writing import write_file
+from accelerate_nb.runtime.operations.nested import send_to_device
 from accelerate_nb.runtime.process import PartialState
 
 # What numpy's arrays and the states of random generators are made of when they are unpickled: numbers, no code.
@@ -26,6 +30,9 @@ TORCH_SAFE_GLOBALS: list[Any] = [
     np.dtype,
     np.dtypes.UInt32DType,
 ]
+_also_harmless = Held(
+    lambda: torch.serialization.safe_globals([each for each in TORCH_SAFE_GLOBALS if each not in numpy_state()])
+)
 
 
 def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: bool = False) -> None:
@@ -52,9 +59,12 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
     """
     What `torch.load` reads from a path or an open file; numpy's arrays are taken for safe.
 
-    Nothing but numbers and plain containers is unpickled, unless `weights_only=False` says that the file is trusted.
+    Nothing but numbers and plain containers is unpickled, unless `weights_only=False` says that the file is trusted. To an XLA
+    device, which torch can't read to, tensors go by way of the CPU.
     """
-    with torch.serialization.safe_globals(TORCH_SAFE_GLOBALS):
+    if isinstance(map_location, (str, torch.device)) and is_apart(torch.device(map_location)):
+        return send_to_device(load(f, map_location="cpu", **kwargs), torch.device(map_location))
+    with harmless.block(), _also_harmless.block():
         return torch.load(f, map_location=map_location, **{"weights_only": True, **kwargs})
 
 

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 from accelerate_nb.runtime.addresses import address, is_apart
 from accelerate_nb.runtime.checkpoints import xla
-from accelerate_nb.runtime.xla import sync
+from accelerate_nb.runtime.xla import are_computed, sync
 
 T = TypeVar("T")
 
@@ -48,6 +48,12 @@ class Bringer:
         self._coming.setdefault(address(tensor), (tensor, []))[1].append(new)
         return new
 
+    def settle(self) -> None:
+        """Have the device compute what it has not computed of the numbers."""
+        tensors = [tensor for tensor, _ in self._coming.values()]
+        if tensors and not are_computed(tensors):
+            sync()
+
     def finish(self) -> None:
         """Bring the numbers."""
         tensors = [tensor for tensor, _ in self._coming.values()]
@@ -67,8 +73,9 @@ def with_items(mapping: Any, items: Mapping[Any, Any]) -> Any:
 
 def settle(value: Any) -> None:
     """Have such a device compute what is in the value, before some process reads it; all processes call it."""
-    if Bringer().nest(value) is not value:
-        sync()
+    bringer = Bringer()
+    bringer.nest(value)
+    bringer.settle()
 
 
 def brought(value: T) -> T:

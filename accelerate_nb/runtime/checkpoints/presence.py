@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import weakref
 from contextlib import suppress
 from functools import partial
@@ -28,7 +29,10 @@ class Presence:
         self._world = world
         self._store = store
         self._known: dict[int, dict[str, Any]] = {}
-        self._here = {"machine": _machine(), "pid": os.getpid(), "began": _began(os.getpid())}
+        pid = os.getpid()
+        # ranks that talk through their hosts may be threads; a process has died when its main thread has, whose number is its own
+        thread = pid if world.hosts is None else threading.get_native_id()
+        self._here = {"machine": _machine(), "pid": pid, "thread": thread, "began": _began(pid, thread)}
         self._say(self._here)
         last_words = partial(_last_words, weakref.ref(self))
         # the first is for a launched function; the second for scripts, and for children of multiprocessing, which have no atexit
@@ -80,7 +84,7 @@ def _machine() -> str:
 
 def _is_alive(seat: dict[str, Any]) -> bool:
     if seat["began"] is not None:
-        return bool(_began(seat["pid"]) == seat["began"])
+        return bool(_began(seat["pid"], seat["thread"]) == seat["began"])
     if os.name == "nt":
         return True  # a signal would end it there
     try:
@@ -92,10 +96,10 @@ def _is_alive(seat: dict[str, Any]) -> bool:
     return True
 
 
-def _began(pid: int) -> str | None:
-    """When a process began, by which it is told from a later one of the same number; `None` if it is gone, or not on Linux."""
+def _began(pid: int, thread: int) -> str | None:
+    """When a thread began, by which it is told from a later one of the same number; `None` if it is gone, or not on Linux."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
     # proc(5): the state is the first field after the name, and the start time the twentieth; a zombie has died

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.addresses import is_apart
+from accelerate_nb.runtime.checkpoints.holding import Held
 
 # What torch, pickle and safetensors raise at bytes that they can't make sense of.
 _DAMAGE = (
@@ -46,7 +47,7 @@ def read(path: Path, expected: str, **options: Any) -> Any:
             "saved, or choose another folder."
         )
     options = {"map_location": "cpu", "weights_only": True, **options}
-    with _understood(path, expected), torch.serialization.safe_globals(_numpy_state()):
+    with _understood(path, expected), harmless.block():
         return torch.load(path, **options)
 
 
@@ -107,13 +108,17 @@ def _damaged(path: Path, expected: str, error: BaseException) -> str:
 def _strangers(path: Path) -> list[str]:
     """The names that a file asks for and that are not known to be harmless, found without reading it."""
     try:
-        with torch.serialization.safe_globals(_numpy_state()):
+        with harmless.block():
             return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
     except _DAMAGE:
         return []
 
 
-def _numpy_state() -> list[Any]:
-    """What the state of numpy's generator is made of; torch must be told that these are harmless."""
+def numpy_state() -> list[Any]:
+    """What the state of numpy's generator is made of."""
     core = getattr(np, "_core", None) or np.core  # numpy 1 has it under its old name
     return [core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32)), type(np.dtype(np.int64))]
+
+
+# torch must be told that these are harmless
+harmless = Held(lambda: torch.serialization.safe_globals(numpy_state()))

@@ -21,6 +21,7 @@ from accelerate_nb.runtime.checkpoints import names
 from accelerate_nb.runtime.checkpoints.bringing import brought
 from accelerate_nb.runtime.checkpoints.committing import sync
 from accelerate_nb.runtime.checkpoints.disk import Blocks, DiskFile
+from accelerate_nb.runtime.checkpoints.holding import Held
 from accelerate_nb.runtime.checkpoints.manifest import Entry, entry_of
 from accelerate_nb.runtime.checkpoints.safetensors import write_safetensors
 
@@ -73,7 +74,7 @@ def write_files(files: Sequence[File], folder: Path, *, threads: int = 1) -> dic
     """Write all files, with several threads some of them at the same time; says what was written."""
     names, contents = [file.name for file in files], brought([file.content for file in files])
     files = [replace(file, content=content) for file, content in zip(files, contents, strict=True)]
-    with _without_zip_sums():
+    with _sums.block():
         if threads == 1:
             blocks = Blocks(1)
             return {file.name: file.write(folder, blocks) for file in files}
@@ -107,6 +108,9 @@ def _without_zip_sums() -> Iterator[None]:
         yield
     finally:
         torch.serialization.set_crc32_options(before)
+
+
+_sums = Held(_without_zip_sums)
 
 
 @contextmanager
