@@ -51,6 +51,7 @@ COMMANDS = (
     Command("runs", "List past and present runs, and show their logs and reports.", "runs"),
     Command("estimate-memory", "Tell how much memory a model takes in training.", "estimate_memory"),
     Command("merge-weights", "Make one file of the weights of a sharded checkpoint.", "merge_weights"),
+    Command("tpu-config", "Print the line that runs commands on every machine of a TPU pod.", "tpu_config"),
     Command("completion", "Print what makes a shell complete these commands.", "completion"),
 )
 

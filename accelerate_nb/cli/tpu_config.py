@@ -1,0 +1,104 @@
+"""`accelerate-nb tpu-config`: the line that runs commands on every machine of a TPU pod, before a training is launched there."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from accelerate_nb.cli.parser import add_config_file
+from accelerate_nb.cli.pods import pod_of
+from accelerate_nb.config import files, tpus
+from accelerate_nb.config.tpus import Tpus
+from accelerate_nb.errors import ConfigurationError
+
+_PACKAGE = "accelerate-nb"
+_EXAMPLES = """examples:
+  accelerate-nb tpu-config --tpu-name mine --tpu-zone us-central2-b --install-accelerate
+  accelerate-nb tpu-config --command 'git clone https://github.com/me/project' 'pip install -r project/requirements.txt'
+  accelerate-nb tpu-config --command-file setup.sh | sh          and run the line at once
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Say which arguments the command takes."""
+    parser.description = (
+        "Print the line of gcloud that runs commands on every machine of a TPU pod. Nothing is run from here:\n"
+        "copy the line, or pipe it into sh. What is not said here is taken from the configuration file."
+    )
+    parser.epilog = _EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_config_file(parser, "The configuration file, in place of the default one; '' for none.")
+    parser.add_argument(*_spelled("tpu_name"), metavar="NAME", help="The name of the TPU.")
+    parser.add_argument(*_spelled("tpu_zone"), metavar="ZONE", help="The zone of Google's cloud it is in.")
+    parser.add_argument("--command", metavar="COMMAND", nargs="+", action="append", help="Commands, in their order.")
+    parser.add_argument(*_spelled("command_file"), metavar="FILE", help="A file that has a command in each line.")
+    parser.add_argument(
+        *_spelled("install_accelerate"), action="store_true", help=f"Install {_PACKAGE} before all commands."
+    )
+    parser.add_argument(
+        *_spelled("accelerate_version"),
+        metavar="VERSION",
+        default="latest",
+        help=f"Which {_PACKAGE} to install: 'latest', a version, or anything else that pip can install.",
+    )
+    parser.add_argument(*_spelled("use_alpha"), action="store_true", help="Call `gcloud alpha`.")
+    # in Accelerate, what makes it print the line and not run it
+    parser.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the line; gives the exit code."""
+    path = files.find(os.environ, arguments.config_file)
+    content = {} if path is None else files.read(path)
+    pod = pod_of(_named(arguments, tpus.of(content)), is_alpha=arguments.use_alpha)
+    commands = _commands(arguments, content.get("command_file"), content.get("commands"))
+    if arguments.install_accelerate:
+        commands.insert(0, _installing(arguments.accelerate_version))
+    # where Accelerate's own command works, too
+    print(pod.ssh("; ".join(["cd /usr/share", *commands])), flush=True)
+    print(
+        f"accelerate-nb tpu-config: nothing was run. The line above runs this on every machine of the TPU {pod.name}; copy it, "
+        "or pipe it into sh. It needs gcloud, logged in to your project.",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _spelled(name: str) -> tuple[str, str]:
+    return f"--{name.replace('_', '-')}", f"--{name}"
+
+
+def _named(arguments: argparse.Namespace, found: Tpus) -> Tpus:
+    return replace(found, name=arguments.tpu_name or found.name, zone=arguments.tpu_zone or found.zone)
+
+
+def _commands(arguments: argparse.Namespace, file: str | None, commands: list[str] | None) -> list[str]:
+    """What is to be run: what was said here, else what the configuration file says."""
+    said = [command for several in arguments.command or [] for command in several]
+    if path := arguments.command_file or (None if said else file):
+        return _lines_of(path)
+    said = said or [str(command) for command in commands or []]
+    if not said and not arguments.install_accelerate:
+        raise ConfigurationError(
+            "A line for a TPU pod was asked for, and nobody said what it is to run. Pass --command or --command-file, or "
+            "--install-accelerate."
+        )
+    return said
+
+
+def _lines_of(said: str) -> list[str]:
+    try:
+        lines = Path(said).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"The file of commands {said} can't be read: {error}. Correct its path.") from None
+    return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def _installing(version: str) -> str:
+    if version == "latest":
+        return f"pip install -U {_PACKAGE}"
+    return f"pip install {shlex.quote(f'{_PACKAGE}=={version}' if version[:1].isdigit() else version)}"

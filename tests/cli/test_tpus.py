@@ -1,0 +1,242 @@
+"""The command line knows TPUs: what a launch on one is asked for, and the lines that are printed for a pod of them."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from accelerate_nb.cli.launch import PROG, Asked, _asked, configure
+from accelerate_nb.cli.main import main
+from accelerate_nb.cli.parser import Parser
+from accelerate_nb.errors import ConfigurationError
+
+POD = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "XLA",
+    "mixed_precision": "bf16",
+    "main_training_function": "main",
+    "num_processes": 8,
+    "tpu_name": "mine",
+    "tpu_zone": "us-central2-b",
+    "tpu_use_cluster": True,
+    "tpu_env": ["A=1"],
+    "commands": ["ls", "pwd"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    for name in ("PJRT_DEVICE", "TPU_NAME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def file_of(tmp_path: Path, **said: object) -> str:
+    path = tmp_path / "tpu.yaml"
+    path.write_text(yaml.safe_dump({**POD, **said}))
+    return str(path)
+
+
+def asked(*words: str) -> Asked:
+    parser = Parser(prog=PROG)
+    configure(parser)
+    return _asked(parser.parse_args([*words, "script.py"]))
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """The words of the one line that a command prints; beside it, a person is told that nothing was run."""
+    assert main(list(words)) == 0
+    told = capsys.readouterr()
+    (line,) = told.out.splitlines()
+    assert "nothing was" in told.err
+    return shlex.split(line)
+
+
+# --------------------------------------------------------------------------------------------------------- one machine
+
+
+def test_tpu_is_a_launch_through_torch_xla_whatever_the_file_says(tmp_path):
+    found = asked(
+        "--tpu", "--config_file", file_of(tmp_path, distributed_type="NO", use_cpu=True, tpu_use_cluster=False)
+    )
+    assert (found.config.launching.engine, found.config.launching.cpu) == ("xla", False)
+    assert found.on_tpus
+    assert not found.is_for_a_pod
+
+
+def test_a_file_for_tpus_asks_for_the_same_and_cpu_takes_it_back(tmp_path):
+    path = file_of(tmp_path, tpu_use_cluster=False)
+    assert asked("--config_file", path).config.launching.engine == "xla"
+    assert not asked("--config_file", path, "--cpu").on_tpus
+
+
+def test_an_engine_that_is_another_is_refused():
+    assert asked("--tpu", "--engine", "xla").on_tpus
+    with pytest.raises(ConfigurationError, match="asks for engine=xla, together with engine=local"):
+        asked("--tpu", "--engine", "local")
+
+
+@pytest.mark.parametrize(
+    ("words", "function"),
+    [([], None), (["--main_training_function", "go"], "go"), (["--main-training-function", "main"], "main")],
+)
+def test_the_script_runs_where_no_function_is_named(tmp_path, words, function):
+    assert asked("--tpu", *words).function == function
+    assert asked("--tpu", *words, "--config_file", file_of(tmp_path)).function == function
+
+
+def test_a_function_that_a_file_names_is_called_and_the_flag_wins(tmp_path):
+    path = file_of(tmp_path, main_training_function="train")
+    assert asked("--config_file", path).function == "train"
+    assert asked("--config_file", path, "--main_training_function", "main").function == "main"
+    assert asked("--config_file", path, "--cpu").function is None
+
+
+def test_workers_find_what_makes_bf16_keep_doubles(tmp_path):
+    words = ["--tpu", "--mixed_precision", "bf16"]
+    assert asked(*words, "--downcast_bf16").variables["XLA_DOWNCAST_BF16"] == "1"
+    assert asked(*words, "--config_file", file_of(tmp_path, downcast_bf16="yes")).variables["XLA_DOWNCAST_BF16"] == "1"
+    assert asked(*words, "--config_file", file_of(tmp_path, downcast_bf16="no")).variables == {}
+
+
+def test_a_flag_of_tpus_without_one_changes_nothing_and_says_so():
+    found = asked("--tpu_use_sudo", "--vm", "a", "--vm", "b")
+    assert found.theirs.surprises(on_tpus=found.on_tpus) == [
+        "--tpu_use_sudo changes nothing: it is an option of a TPU, which --tpu asks for."
+    ]
+    assert asked("--tpu", "--tpu_use_sudo").theirs.surprises(on_tpus=True) == []
+
+
+def test_any_program_is_refused_there(capsys):
+    assert main(["launch", "--tpu", "--no_python", "ls"]) == 2
+    assert "--no_python was given for a launch through torch_xla" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------------------------------- a pod
+
+
+def test_a_pods_line_is_printed_and_run_by_nobody(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    words = ["--env", "B=two words", "--tpu_use_sudo", "--mixed_precision", "bf16", "train.py", "--name", "it's"]
+    line = printed(capsys, "launch", "--tpu", "--tpu-name", "mine", "--tpu-zone", "us-central2-b", *words)
+    assert " ".join(line[:-1]) == ("gcloud compute tpus tpu-vm ssh mine --zone us-central2-b --worker=all --command")
+    assert shlex.split(line[-1]) == [
+        "sudo",
+        "env",
+        "B=two words",
+        "accelerate-nb",
+        "launch",
+        "--tpu",
+        "--no-tpu-cluster",
+        "--config-file=",
+        "--mixed-precision",
+        "bf16",
+        "train.py",
+        "--name",
+        "it's",
+    ]
+
+
+def test_what_a_pods_machines_run_asks_there_for_what_was_asked_here(tmp_path, capsys):
+    words = ["--config_file", file_of(tmp_path, main_training_function="go", downcast_bf16="yes"), "--timeout", "9"]
+    here = asked(*words)
+    assert here.is_for_a_pod
+    line = printed(capsys, "launch", *words, "-m", "package.train", "x")
+    environment, assignment, *command = shlex.split(line[-1])
+    assert (environment, assignment, command[:2]) == ("env", "A=1", ["accelerate-nb", "launch"])
+    assert command[-3:] == ["-m", "package.train", "x"]
+    there = asked(*command[2:-3])
+    assert there.config == here.config
+    assert there.tpus.function == here.tpus.function == "go"
+    assert there.variables == here.variables
+    assert not there.is_for_a_pod
+
+
+def test_a_shell_takes_the_line_apart_as_it_was_meant(tmp_path, capsys):
+    """A stand-in for gcloud tells what it was called with: no pod is at hand."""
+    gcloud = tmp_path / "bin" / "gcloud"
+    gcloud.parent.mkdir()
+    gcloud.write_text(f"#!{sys.executable}\nimport os, sys\nos.execvp('sh', ['sh', '-c', sys.argv[-1]])\n")
+    gcloud.chmod(0o755)
+    tool = tmp_path / "bin" / "accelerate-nb"
+    tool.write_text(f"#!{sys.executable}\nimport os, sys\nprint([os.environ['A'], *sys.argv[-2:]])\n")
+    tool.chmod(0o755)
+    assert main(["launch", "--tpu", "--tpu_name", "mine", "--env", "A=a b$HOME", "train.py", "it's $HOME"]) == 0
+    line = capsys.readouterr().out
+    done = subprocess.run(
+        ["sh"],
+        input=line,
+        env={"PATH": f"{gcloud.parent}:/usr/bin:/bin", "HOME": "/"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == f"{['a b$HOME', 'train.py', 'it' + chr(39) + 's $HOME']}\n"
+
+
+def test_a_notebook_is_launched_on_a_pod_with_its_parameters_behind_it(capsys):
+    line = printed(capsys, "launch", "--tpu", "--tpu-name", "mine", "train.ipynb", "--", "--lr", "1")
+    assert shlex.split(line[-1])[-4:] == ["train.ipynb", "--", "--lr", "1"]
+
+
+def test_the_machines_of_a_pod_launch_for_themselves(tmp_path):
+    assert not asked("--config_file", file_of(tmp_path), "--no_tpu_cluster").is_for_a_pod
+
+
+def test_a_pod_without_a_name_is_asked_for_one(capsys):
+    assert main(["launch", "--tpu", "--tpu_cluster", "train.py"]) == 2
+    assert "nobody said which. Name it with --tpu-name" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------------------- tpu-config
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--command", "echo one; echo two", "pwd"],
+        ["--command", "one", "--command", "two"],
+        ["--use_alpha", "--tpu_name", "other", "--tpu_zone", "elsewhere"],
+        ["--command_file", "FILE"],
+    ],
+    ids=["file", "command", "commands", "other", "command_file"],
+)
+def test_it_runs_what_accelerates_own_command_would(tmp_path, capsys, words):
+    from accelerate.commands.tpu import tpu_command_launcher, tpu_command_parser
+
+    (tmp_path / "setup.sh").write_text("mkdir data\nls 'a b'\n")
+    said = [str(tmp_path / "setup.sh") if word == "FILE" else word for word in words]
+    said = ["--config_file", file_of(tmp_path), *said, "--debug"]
+    tpu_command_launcher(tpu_command_parser().parse_args(said))
+    theirs = capsys.readouterr().out.removeprefix("Running ").strip()
+    line = printed(capsys, "tpu-config", *said)
+    assert "--worker=all" in line
+    # theirs quotes nothing, and names the machines last
+    assert " ".join(word for word in line if word != "--worker=all") == theirs.removesuffix(" --worker all")
+
+
+def test_this_package_is_what_it_installs(capsys):
+    line = printed(capsys, "tpu-config", "--tpu-name", "mine", "--install_accelerate", "--accelerate_version", "0.3.0")
+    assert line[-1] == "cd /usr/share; pip install accelerate-nb==0.3.0"
+    line = printed(capsys, "tpu-config", "--tpu-name", "mine", "--install_accelerate", "--command", "ls")
+    assert line[-1] == "cd /usr/share; pip install -U accelerate-nb; ls"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--command", "ls"], "nobody said which"),
+        (["--tpu_name", "mine"], "nobody said what it is to run"),
+        (["--tpu_name", "mine", "--command_file", "gone.sh"], "gone.sh can't be read"),
+    ],
+)
+def test_what_is_missing_is_named(capsys, words, told):
+    assert main(["tpu-config", *words]) == 2
+    assert told in capsys.readouterr().err
