@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,7 +12,14 @@ import pytest
 from accelerate_nb.devices import tpu_info
 from accelerate_nb.devices.gauges import Ranks
 from accelerate_nb.devices.tpu_info import Core, Tpus, cores
+from accelerate_nb.events.view import RunView
+from accelerate_nb.launching.sampling import Sampler
+from accelerate_nb.notebook.live.feed import Feed
+from accelerate_nb.reports.facts import Facts
+from accelerate_nb.reports.report import static
 from tests.devices.chips import GIB, Chips, grpc_is_here, served
+
+FACTS = Facts(name="train", why="", folder="", started=0.0, size=2)
 
 needs_library = pytest.mark.skipif(not grpc_is_here(), reason="tpu-info is not installed here: `make test-tpu` has it")
 
@@ -90,6 +98,14 @@ def test_where_nothing_is_served_nothing_is_known_or_said(serving, capfd):
 
 
 @needs_library
+def test_the_way_to_the_internet_is_not_taken(serving, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    tpus = Tpus({"TPU_RUNTIME_METRICS_PORTS": str(serving(Chips(used={0: 1}, total={0: 2})))})
+    assert len(list(tpus.samples(of(1), 0.0))) == 1
+    tpus.close()
+
+
+@needs_library
 def test_a_service_that_begins_later_is_heard(serving):
     chips = Chips(used={0: 1}, total={0: 2}, busy={0: 3.0}, closed=True)
     tpus = Tpus({"TPU_RUNTIME_METRICS_PORTS": str(serving(chips))})
@@ -110,6 +126,23 @@ def test_a_service_that_does_not_answer_is_given_up_for_this_time(serving, monke
         chips.waits.set()
     assert len(list(tpus.samples(of(1), 0.0))) == 1
     tpus.close()
+
+
+@needs_library
+def test_the_panel_the_plain_text_and_the_page_of_a_run_show_it(serving, tmp_path):
+    chips = Chips(used={0: 7 * GIB, 1: 8 * GIB}, total={0: 16 * GIB, 1: 16 * GIB}, busy={0: 42.0, 1: 43.0})
+    view = RunView(2)
+    environment = {"PJRT_DEVICE": "TPU", "TPU_RUNTIME_METRICS_PORTS": str(serving(chips))}
+    deadline = time.monotonic() + 30
+    with Sampler(view, 2, "xla", environment, [tmp_path]):
+        while not view.rank(1).devices:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    (message,) = Feed(view).backlog(FACTS)
+    assert message["devices"] == [[0, "TPU 0", 42.0, 7 * GIB, 16 * GIB], [1, "TPU 1", 43.0, 8 * GIB, 16 * GIB]]
+    for shown in static(FACTS, view, live=False).values():
+        assert "TPU 0 42% 7.0/16.0 GiB" in shown
+        assert "TPU 1 43% 8.0/16.0 GiB" in shown
 
 
 def test_without_the_library_no_chip_is_known(monkeypatch):

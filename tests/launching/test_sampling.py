@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -58,6 +59,15 @@ def test_a_rank_in_this_process_is_this_process(tmp_path):
         until(lambda: view.rank(0).devices)
     assert view.rank(0).devices["cpu"].memory_used > 1 << 20
     assert samplers() == []
+
+
+def test_ranks_that_compute_through_torch_xla_on_the_cpu_are_their_processes(tmp_path):
+    view = RunView(2)
+    for rank in range(2):
+        view.apply(StateChange(rank, "running", time.time(), str(os.getpid())))
+    with Sampler(view, 2, "xla", {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"}, [tmp_path]):
+        until(lambda: view.rank(1).devices)
+    assert [view.rank(rank).devices["cpu of 2 ranks"].memory_used > 1 << 20 for rank in range(2)] == [True, True]
 
 
 def test_a_run_of_a_moment_is_not_looked_at(tmp_path):
