@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from accelerate_nb.devices.randomness import set_xla_state
-from accelerate_nb.errors import ConfigurationError, NotYetError
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime import xla
 from accelerate_nb.runtime.current import current_world
 from accelerate_nb.runtime.kinds import RNGType, named
-from accelerate_nb.runtime.operations.collective import broadcast
+from accelerate_nb.runtime.operations.collective import broadcast_object_list
 
 
 def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
@@ -48,7 +49,25 @@ def synchronize_rng_state(rng_type: str | RNGType | None = None, generator: torc
     """
     source = _source(named(rng_type), generator)
     if current_world().size > 1:
-        source.set_state(broadcast(source.get_state()).cpu())
+        (state,) = broadcast_object_list([source.get_state()])
+        source.set_state(state)
+
+
+class _Xla:
+    """The generator of this process's XLA device, in the manner of a `torch.Generator`: one number is its state."""
+
+    def __init__(self) -> None:
+        if current_world().device.type != "xla":
+            raise ConfigurationError(
+                f"The random state of 'xla' was to be synchronised, but this process computes on {current_world().device}. "
+                "Leave it out of rng_types."
+            )
+
+    def get_state(self) -> int:
+        return xla.random_state()
+
+    def set_state(self, state: int) -> None:
+        xla.seed(state)
 
 
 class _Device:
@@ -73,7 +92,7 @@ def _source(name: str, generator: torch.Generator | None) -> Any:
     if name not in RNGType:
         raise ConfigurationError(f"rng_type={name!r} was asked for. Known ones are {', '.join(RNGType.list())}.")
     if name == "xla":
-        raise NotYetError("rng_type='xla' is not offered here yet. Leave it out of rng_types.")
+        return _Xla()
     if name == "torch":
         return torch.default_generator
     if name != "generator":

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import accelerate_nb.utils.random as ours
-from accelerate_nb.errors import ConfigurationError, NotYetError
+from accelerate_nb.errors import ConfigurationError
 from tests.peers import Peer, under_both
 from tests.ranks import run_on_ranks
 
@@ -68,7 +68,7 @@ def test_a_synchronized_generator_is_the_main_processs() -> None:
         ("dice", ConfigurationError, "Known ones are torch, cuda"),
         ("generator", ConfigurationError, "without a generator"),
         ("npu", ConfigurationError, "no such device"),
-        ("xla", NotYetError, "Leave it out"),
+        ("xla", ConfigurationError, "Leave it out"),
     ],
 )
 def test_a_generator_that_is_not_there_is_an_error(kind: str, error: type, says: str) -> None:

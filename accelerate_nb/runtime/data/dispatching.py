@@ -83,7 +83,9 @@ class DataLoaderDispatcher(PreparedLoader):
             waiting = _after(first, parcels, skip)
         for parcel in waiting:
             self._course.batches += 1
-            yield self._share(parcel, filling, world)
+            share = self._share(parcel, filling, world)
+            # what came to the host and was cut there
+            yield share if world.at_home is world else placed(share, world.device, self._non_blocking)
 
     @property
     def last_step(self) -> LastStep | None:
@@ -171,9 +173,9 @@ class DataLoaderDispatcher(PreparedLoader):
                 return
 
     def _read(self, world: World) -> Iterator[Parcel]:
-        """The main process's batches on its device, each with whether it is the last."""
+        """The main process's batches where they are sent from, each with whether it is the last."""
         for batch, is_last in self._ahead(self._joined(self._begun(), world)):
-            yield Parcel(placed(batch, world.device, self._non_blocking), is_last)
+            yield Parcel(placed(batch, world.at_home.device, self._non_blocking), is_last)
 
     def _joined(self, batches: Iterator[Any], world: World) -> Iterator[Any]:
         if self.split_batches:

@@ -10,12 +10,11 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from accelerate_nb.errors import OperationError
 from accelerate_nb.runtime.operations.exchange import Call, Exchange, aligned, places
-from accelerate_nb.runtime.operations.wire import as_bytes
+from accelerate_nb.runtime.operations.wire import as_bytes, wire_of
 from accelerate_nb.runtime.world import World
 
 _HEAD = 32
@@ -49,6 +48,8 @@ class Post:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        # of a device that takes part in no broadcast the rows stay at home, and each tensor is brought there
+        self._wire = wire_of(world)
         self._structure = b""
         self._room = 0
 
@@ -83,18 +84,18 @@ class Post:
         """Tell the others why nothing will come; called by the main process."""
         text = torch.frombuffer(bytearray(f"{type(error).__name__}: {error}".encode()), dtype=torch.uint8)
         self._send_frame(Kind.FAILED, second=(text.numel(), text.numel()))
-        self._broadcast(text.to(self.world.device))
+        self._broadcast(text.to(self._wire.world.device))
 
     def receive(self) -> Parcel | None:
         """What the main process sent; `OperationError` if it failed; called by the others."""
-        frame = torch.empty(_HEAD + self._room, dtype=torch.uint8, device=self.world.device)
+        frame = torch.empty(_HEAD + self._room, dtype=torch.uint8, device=self._wire.world.device)
         self._broadcast(frame)
         kind, is_last, told, length = frame[:_HEAD].cpu().view(torch.int64).tolist()
         if kind == Kind.SAME:
             return Parcel(self._opened(frame[_HEAD:]), bool(is_last))
         if kind == Kind.END:
             return None
-        second = torch.empty(length, dtype=torch.uint8, device=self.world.device)
+        second = torch.empty(length, dtype=torch.uint8, device=self._wire.world.device)
         self._broadcast(second)
         told_bytes = bytes(second[:told].cpu().numpy().tobytes())
         if kind == Kind.FAILED:
@@ -114,7 +115,7 @@ class Post:
 
     def _row(self, parts: list[Tensor]) -> Tensor:
         spots, length = places(parts)
-        row = torch.empty(length, dtype=torch.uint8, device=self.world.device)
+        row = torch.empty(length, dtype=torch.uint8, device=self._wire.world.device)
         for spot, part in zip(spots, parts, strict=True):
             row[spot : spot + part.numel()] = part
         return row
@@ -123,7 +124,8 @@ class Post:
         return _Opener(self._structure, row).load()
 
     def _broadcast(self, row: Tensor) -> None:
-        dist.broadcast(row, src=0)
+        for work in self._wire.send(row, 0):
+            work.wait()
 
 
 def taken_apart(batch: Any) -> tuple[bytes, list[Tensor]]:

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from accelerate_nb.errors import ConfigurationError, OperationError
 from accelerate_nb.runtime.current import current_world
-from accelerate_nb.runtime.operations.exchange import LARGEST, Call, Exchange, agree, exchange_rows
+from accelerate_nb.runtime.operations.exchange import Call, agree, exchange_rows
+from accelerate_nb.runtime.operations.moving import Mover
 from accelerate_nb.runtime.operations.nested import description, leaves_of, recursively_apply, with_leaves
-from accelerate_nb.runtime.operations.wire import Wire, Work, as_bytes, wire_of
+from accelerate_nb.runtime.operations.programs import InPrograms
 from accelerate_nb.runtime.world import World
-
-# How many bytes travel inside the frame. What is longer is faster added up on its way, and sent by the one who has it.
-_LARGEST_REDUCED = 256 << 10
-_LARGEST_SENT = 64 << 10
 
 Reduction = Literal["sum", "mean", "max", "min", "none"]
 
@@ -40,18 +34,10 @@ def gather(tensor: Any) -> Any:
         return tensor
     leaves = _tensors(world, "gather", tensor)
     call = Call("gather", description(tensor))
-    return with_leaves(tensor, iter(_moved(world, call, leaves, _copied_and_joined, partial(_Rows, _joined))))
+    return with_leaves(tensor, iter(_mover(world).gather(call, leaves)))
 
 
-def _joined(rows: Tensor) -> Tensor:
-    return rows if rows.ndim == 1 else rows.flatten(0, 1)
-
-
-def _copied_and_joined(rows: Tensor) -> Tensor:
-    return _joined(rows.clone(memory_format=torch.contiguous_format))
-
-
-def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:  # noqa: ARG001 - see below
+def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     """
     The sum, mean, largest or smallest of every process's tensors, as new tensors; "none" only copies.
 
@@ -67,19 +53,11 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:  # 
     operation = f"reduce {reduction}"
     leaves = _tensors(world, operation, tensor)
     call = Call(operation, description(tensor))
-    reduced = _moved(world, call, leaves, _OF_ROWS[reduction], partial(_reducing, reduction), _LARGEST_REDUCED)
+    reduced = _mover(world).reduce(call, leaves, reduction, scale)
     reduced = [_with_gradient(leaf, each) for leaf, each in zip(leaves, reduced, strict=True)]
     if reduction == "mean":
         reduced = [each / world.size for each in reduced]
     return with_leaves(tensor, iter(reduced))
-
-
-_OF_ROWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "sum": lambda rows: rows.sum(0, dtype=rows.dtype),
-    "mean": lambda rows: rows.sum(0, dtype=rows.dtype),
-    "max": lambda rows: rows.amax(0),
-    "min": lambda rows: rows.amin(0),
-}
 
 
 def _with_gradient(leaf: Tensor, reduced: Tensor) -> Tensor:
@@ -103,99 +81,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     operation = f"broadcast from process {_process(world, from_process)}"
     leaves = _tensors(world, operation, tensor)
     call = Call(operation, description(tensor))
-    sent = _moved(
-        world, call, leaves, lambda rows: rows[from_process].clone(), partial(_Sent, from_process), _LARGEST_SENT
-    )
-    return with_leaves(tensor, iter(sent))
-
-
-def _moved(
-    world: World,
-    call: Call,
-    leaves: list[Tensor],
-    of_rows: Callable[[Tensor], Tensor],
-    transfer: Callable[[Wire, Tensor], Transfer],
-    largest: int = LARGEST,
-) -> list[Tensor]:
-    """
-    What an operation makes of each tensor: `of_rows` of what every process sent, `(processes, *shape)`, where the frames had
-    room for it, and otherwise what came by a transfer of its own.
-    """
-    exchange = Exchange(world, call, leaves, largest)
-    transfers = [
-        None if inside else transfer(exchange.wire, leaf) for leaf, inside in zip(leaves, exchange.carries, strict=True)
-    ]
-    exchange.finish()
-    for work in [work for each in transfers if each is not None for work in each.start()]:
-        work.wait()
-    return [of_rows(exchange.rows(index)) if each is None else each.result() for index, each in enumerate(transfers)]
-
-
-class Transfer(Protocol):
-    """The way of one large tensor: made ready while it isn't known yet whether the others make the same call."""
-
-    def start(self) -> list[Work]:
-        """Set off; what to wait for."""
-
-    def result(self) -> Tensor:
-        """What arrived."""
-
-
-class _Rows:
-    """Everyone gets what everyone has."""
-
-    def __init__(self, of_rows: Callable[[Tensor], Tensor], wire: Wire, leaf: Tensor) -> None:
-        self.of_rows, self.wire = of_rows, wire
-        self.rows = torch.empty((wire.world.size, *leaf.shape), dtype=leaf.dtype, device=leaf.device)
-        self.rows[wire.world.rank] = leaf.detach()
-
-    def start(self) -> list[Work]:
-        return self.wire.fill(as_bytes(self.rows).view(self.wire.world.size, -1))
-
-    def result(self) -> Tensor:
-        return self.of_rows(self.rows)
-
-
-class _Reduced:
-    """The backend adds up on the way."""
-
-    operations = MappingProxyType({"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN})
-
-    def __init__(self, reduction: str, leaf: Tensor) -> None:
-        self.operation = self.operations.get(reduction, dist.ReduceOp.SUM)
-        self.reduced = leaf.detach().clone(memory_format=torch.contiguous_format)
-
-    def start(self) -> list[Work]:
-        return [dist.all_reduce(self.reduced, self.operation, async_op=True)]
-
-    def result(self) -> Tensor:
-        return self.reduced
-
-
-# No backend adds up all types of numbers; gloo stops at these.
-_ADDED_UP_HERE = (torch.bool, torch.int16, torch.complex64, torch.complex128)
-
-
-def _reducing(reduction: str, wire: Wire, leaf: Tensor) -> Transfer:
-    if leaf.dtype in _ADDED_UP_HERE or leaf.numel() * leaf.element_size() <= wire.rows_reduced_here:
-        return _Rows(_OF_ROWS[reduction], wire, leaf)
-    return _Reduced(reduction, leaf)
-
-
-class _Sent:
-    """One process's tensor replaces the others' copies."""
-
-    def __init__(self, source: int, wire: Wire, leaf: Tensor) -> None:
-        self.source, self.wire = source, wire
-        self.copy = torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
-        if wire.world.rank == source:
-            self.copy.copy_(leaf.detach())
-
-    def start(self) -> list[Work]:
-        return self.wire.send(as_bytes(self.copy), self.source)
-
-    def result(self) -> Tensor:
-        return self.copy
+    return with_leaves(tensor, iter(_mover(world).broadcast(call, leaves, from_process)))
 
 
 def gather_object(object: Any) -> Any:
@@ -223,6 +109,12 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     return object_list
 
 
+def is_anywhere(mine: bool) -> bool:
+    """Whether something is so on some process; all of them must ask."""
+    world = current_world()
+    return mine if world.size == 1 else any(_everyones(world, "is_anywhere", mine))
+
+
 def copy_tensor_to_devices(tensor: Tensor | None = None) -> Tensor:
     """The tensor that one process has, on all of them; the others pass `None`."""
     world = current_world()
@@ -230,11 +122,7 @@ def copy_tensor_to_devices(tensor: Tensor | None = None) -> Tensor:
     if world.size == 1:
         assert tensor is not None
         return tensor.clone()
-    mine = torch.empty(shape, dtype=dtype, device=world.device) if tensor is None else tensor.to(world.device)
-    sent = _Sent(having, wire_of(world), mine)
-    for work in sent.start():
-        work.wait()
-    return sent.result()
+    return _mover(world).send(tensor, having, shape, dtype)
 
 
 # Accelerate's numbers for the types of tensors.
@@ -293,7 +181,7 @@ def _only_one(world: World, operation: str, tensor: Tensor | None) -> tuple[int,
 def _everyones(world: World, operation: str, mine: Any) -> list[Any]:
     call = Call(operation, "objects")
     try:
-        pickled = pickle.dumps(mine)
+        pickled = pickle.dumps(world.carried(mine))
     except Exception:
         # the others are about to wait for this process: they hear that nothing will come
         with suppress(OperationError):
@@ -307,6 +195,11 @@ def _everyones(world: World, operation: str, mine: Any) -> list[Any]:
 def _unpickled(row: Tensor) -> Any:
     array: np.ndarray[Any, Any] = row.cpu().numpy()
     return pickle.loads(array.tobytes())
+
+
+def _mover(world: World) -> Mover:
+    """What suits the devices of these processes."""
+    return InPrograms(world) if world.device.type == "xla" else Mover(world)
 
 
 def _tensors(world: World, operation: str, data: Any) -> list[Tensor]:

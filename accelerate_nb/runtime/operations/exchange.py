@@ -12,12 +12,11 @@ from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from accelerate_nb.errors import OperationError
 from accelerate_nb.own import Own
-from accelerate_nb.runtime.operations.wire import Frames, Wire, wire_of
+from accelerate_nb.runtime.operations.wire import Frames, Wire, Work, wire_of
 from accelerate_nb.runtime.world import World
 
 # Every operation begins with one frame from each process. All frames of an exchange have one size, whatever the call, so calls
@@ -134,7 +133,7 @@ class Exchange:
         if heads == self._head * self.world.size:
             return
         if any(heads[start : start + 16] != self._head[:16] for start in range(0, len(heads), _HEAD)):
-            _disagree(self.world, self.call)
+            _disagree(self.wire, self.call)
         self.lengths = _lengths(heads)
 
     def rows(self, index: int) -> Tensor:
@@ -186,21 +185,39 @@ def exchange_rows(world: World, call: Call, row: Tensor) -> list[Tensor]:
     exchange.finish()
     if (inside := exchange.everyones()) is not None:
         return inside
-    everyones = torch.zeros((world.size, max(exchange.lengths)), dtype=torch.uint8, device=world.device)
+    everyones = torch.zeros((world.size, max(exchange.lengths)), dtype=torch.uint8, device=exchange.wire.world.device)
     everyones[world.rank, : row.numel()] = row
-    for work in exchange.wire.fill(everyones):
-        work.wait()
+    _wait_for(exchange.wire.fill(everyones))
     return [mine[:length] for mine, length in zip(everyones, exchange.lengths, strict=True)]
 
 
-def _disagree(world: World, call: Call) -> NoReturn:
-    calls: list[Any] = [None] * world.size
-    dist.all_gather_object(calls, str(call))
+def _wait_for(works: Sequence[Work]) -> None:
+    for work in works:
+        work.wait()
+
+
+def _disagree(wire: Wire, call: Call) -> NoReturn:
+    calls = _everyones_words(wire, str(call))
     each = "\n".join(f"  rank {rank}: {said}" for rank, said in enumerate(calls))
     error = OperationError(
-        f"The processes made calls that don't fit together, at {call.operation} on rank {world.rank}:\n{each}\n"
+        f"The processes made calls that don't fit together, at {call.operation} on rank {wire.world.rank}:\n{each}\n"
         "All of them have to make the same calls in the same order, with tensors of the same shapes and types; "
         "`pad_across_processes` makes shapes equal."
     )
     error.calls = tuple(calls)
     raise error
+
+
+def _everyones_words(wire: Wire, mine: str) -> list[str]:
+    """What every process has to say."""
+    told = mine.encode()
+    lengths = torch.zeros((wire.world.size, 1), dtype=torch.int64, device=wire.world.device)
+    lengths[wire.world.rank] = len(told)
+    _wait_for(wire.fill(lengths))
+    rows = torch.zeros((wire.world.size, int(lengths.max())), dtype=torch.uint8, device=wire.world.device)
+    rows[wire.world.rank, : len(told)] = torch.frombuffer(bytearray(told), dtype=torch.uint8)
+    _wait_for(wire.fill(rows))
+    return [
+        bytes(row[:length].tolist()).decode()
+        for row, length in zip(rows.cpu(), lengths.flatten().tolist(), strict=True)
+    ]

@@ -30,11 +30,20 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
     world = current_world()
     if world.size == 1:
         return tensor
-    longest = _longest(world, Call("pad_across_processes", f"dim={dim}, {description(tensor, _dimensions)}"), lengths)
+    everyones = _everyones(
+        world, Call("pad_across_processes", f"dim={dim}, {description(tensor, _dimensions)}"), lengths
+    )
+    longest: list[int] = everyones.amax(0).tolist()
+    is_even = bool((everyones == everyones[0]).all())
+    if not is_even:
+        # each process is about to ask its device for something else, which is to be no part of what they compute together
+        world.settle()
     padded = [
         leaf if length in (None, wanted) else _padded(leaf, dim % leaf.ndim, wanted, pad_index, at_front=pad_first)
         for leaf, length, wanted in zip(leaves, lengths, longest, strict=True)
     ]
+    if not is_even:
+        world.settle()
     return with_leaves(tensor, iter(padded))
 
 
@@ -56,12 +65,10 @@ def _dimensions(leaf: Tensor) -> str:
     return "nested tensor" if leaf.is_nested else f"tensor of {leaf.ndim} dimensions"
 
 
-def _longest(world: World, call: Call, lengths: list[int | None]) -> list[int]:
+def _everyones(world: World, call: Call, lengths: list[int | None]) -> Tensor:
     mine = torch.tensor([length or 0 for length in lengths], dtype=torch.int64)
     rows = exchange_rows(world, call, as_bytes(mine))
-    everyones = torch.stack([row.cpu()[: mine.numel() * 8].contiguous().view(torch.int64) for row in rows])
-    longest: list[int] = everyones.amax(0).tolist()
-    return longest
+    return torch.stack([row.cpu()[: mine.numel() * 8].contiguous().view(torch.int64) for row in rows])
 
 
 def _padded(leaf: Tensor, dim: int, wanted: int, value: float, *, at_front: bool) -> Tensor:
