@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from accelerate_nb.runtime.sharding import spmd
+
 
 def number(tensor: Tensor) -> int:
     """Which of the device's tensors this is; it stays the same one when it is detached."""
@@ -18,6 +20,8 @@ def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies of the tensors on the CPU, brought in one transfer."""
     if not tensors:
         return []
+    if spmd.is_on():
+        return spmd.whole(tensors)
     import torch_xla
 
     copies: list[Tensor] = torch_xla._XLAC._xla_get_cpu_tensors([each.detach() for each in tensors])

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+from torch.nn import Module
+
 from accelerate_nb.config.mesh import AXES, sizes
 from accelerate_nb.config.nearest import meant
 from accelerate_nb.errors import ConfigurationError
@@ -68,25 +70,26 @@ class Plan:
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in self.sizes.items())
 
-    def of_weights(self, names: Mapping[int, Sequence[str]], shapes: Mapping[int, Sequence[int]]) -> dict[int, Layout]:
-        """The layout of each weight, by whatever tells them apart; a tied one has several names."""
+    def of_model(self, model: Module) -> dict[str, Layout]:
+        """The layout of each weight and each buffer, under all of its names; a tied weight lies as the first rule says."""
+        names: dict[int, list[str]] = {}
+        layouts: dict[str, Layout] = {}
+        for name, weight in model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(weight), []).append(name)
         unused = set(self.asked.rules)
-        layouts: dict[int, Layout] = {}
-        for key, own in names.items():
+        for own in names.values():
+            shape = model.get_parameter(own[0]).shape
             rule = next((each for each in self.asked.rules if any(fnmatchcase(name, each) for name in own)), None)
-            if rule is None:
-                layouts[key] = self._of_weight(shapes[key])
-            else:
+            layout = self._of_weight(shape)
+            if rule is not None:
                 unused.discard(rule)
-                layouts[key] = self._ruled(f"The rule {rule!r} for {own[0]!r}", self.asked.rules[rule], shapes[key])
+                layout = self._ruled(f"The rule {rule!r} for {own[0]!r}", self.asked.rules[rule], shape)
+            layouts.update(dict.fromkeys(own, layout))
         if unused:
-            known = [name for own in names.values() for name in own]
-            raise ConfigurationError(
-                f"XlaMesh(rules=...) names {', '.join(map(repr, sorted(unused)))}, but no weight is called so"
-                f"{', or an earlier rule has taken it' * (len(self.asked.rules) > 1)}. "
-                f"{meant(min(unused), known, f'There are {_some(known)}.')} Correct the rule, or leave it out."
-            )
-        return layouts
+            raise ConfigurationError(_unused(sorted(unused), list(layouts)))
+        # said, because the compiler would choose for what is written to
+        buffers = model.named_buffers(remove_duplicate=False)
+        return layouts | {name: (None,) * buffer.ndim for name, buffer in buffers}
 
     def of_input(self, shape: Sequence[int], key: str | None = None) -> Layout:
         """The layout of a tensor of a batch; where its rows do not divide by the devices, by as many of them as do."""
@@ -154,5 +157,9 @@ def _as_tuple(axes: Any) -> tuple[str, ...]:
     return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+def _unused(rules: Sequence[str], names: Sequence[str]) -> str:
+    listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return (
+        f"XlaMesh(rules=...) has {', '.join(map(repr, rules))}, which no weight is called, or an earlier rule has taken those "
+        f"that are. {meant(rules[0], names, f'The weights are {listed}.')} Correct the rule, or leave it out."
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -32,6 +33,8 @@ def begin(mesh: str) -> None:
             f"one. Say it before anything touches a device: launch(..., xla_mesh={mesh!r}), or restart the process, and make "
             "the Accelerator first."
         )
+    # each program that is compiled warns otherwise that a part of XLA is going to be replaced
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     runtime.use_spmd()
 
 
@@ -78,6 +81,13 @@ def lay_like(tensor: Tensor, other: Tensor) -> None:
         torch_xla._XLAC._xla_mark_sharding(tensor, layout)
 
 
+def is_on() -> bool:
+    """Whether torch_xla drives all devices as one."""
+    from torch_xla import runtime
+
+    return bool(runtime.is_spmd())
+
+
 def is_laid(tensor: Tensor) -> bool:
     """Whether somebody has said how this tensor lies."""
     import torch_xla
@@ -100,9 +110,53 @@ def sent(tensors: Sequence[Tensor], device: Any, mesh: Any, layouts: Sequence[La
 
 def parts_of(tensor: Tensor) -> list[tuple[int, ...]]:
     """The shapes of the parts of a tensor that the devices hold, in their order."""
+    return [tuple(part.shape) for part, _ in _parts([tensor])[0]]
+
+
+def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """
+    Copies of tensors on the CPU, those that are cut put together there.
+
+    `Tensor.cpu` would have each device put all parts together before, by a program that is compiled for each shape.
+    """
     import torch_xla
 
-    return [tuple(part.shape) for part, _ in torch_xla._XLAC._get_local_shards([tensor])[0]]
+    cut = [each.detach() for each in tensors if is_cut(each)]
+    joined = iter([_joined(tensor, parts) for tensor, parts in zip(cut, _parts(cut), strict=True)])
+    rest = [each.detach() for each in tensors if not is_cut(each)]
+    brought = iter(torch_xla._XLAC._xla_get_cpu_tensors(rest) if rest else [])
+    return [next(joined if is_cut(each) else brought) for each in tensors]
+
+
+def is_cut(tensor: Tensor) -> bool:
+    """Whether devices have different parts of this tensor."""
+    import torch_xla
+
+    return torch_xla._XLAC._get_xla_sharding_spec(tensor) not in ("", "{replicated}", "{maximal device=0}")
+
+
+def _parts(tensors: Sequence[Tensor]) -> list[list[tuple[Tensor, Any]]]:
+    """The parts of each tensor on the CPU, with where they are in it."""
+    import torch_xla
+    import torch_xla.core.xla_model as model
+
+    if not tensors:
+        return []
+    model.wait_device_ops()
+    own = torch_xla._XLAC
+    parts, places = own._get_local_shards(list(tensors)), own._get_local_shard_replica_and_indices(list(tensors))
+    return [
+        [(part, where) for (part, _), (_, where) in zip(each, told, strict=True)]
+        for each, told in zip(parts, places, strict=True)
+    ]
+
+
+def _joined(tensor: Tensor, parts: Sequence[tuple[Tensor, Any]]) -> Tensor:
+    joined = torch.empty(tensor.shape, dtype=tensor.dtype)
+    for part, where in parts:
+        # what a device has beyond the tensor's end fills it up to the length of the others' parts
+        joined[tuple(where)] = part[tuple(slice(0, each.stop - each.start) for each in where)]
+    return joined
 
 
 def recompute(modules: Iterable[Module]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 from weakref import WeakSet
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.checkpoints.bringing import brought
 from accelerate_nb.runtime.compiling import is_repeated_blocks
 from accelerate_nb.runtime.data.batches import leaves_of, with_leaves
 from accelerate_nb.runtime.optimizer import innermost
@@ -51,22 +53,27 @@ class Spmd(Replicas):
     def before_step(self, optimizer: Any) -> None:
         """What `prepare` says of an optimizer, for one that it has not seen."""
         super().before_step(optimizer)
-        self._follow(optimizer)
+        self._follow(innermost(optimizer))
 
     def place(self, model: Module) -> Module:
         """The model on the devices, each weight in its layout; one that has a layout already keeps it."""
         model = super().place(model)
-        self._lay(model)
+        _Weights(self.plan, self._mesh, model)
         return model
 
     def wrap_model(self, model: Module) -> Module:
         """The model, between whose repeated blocks each device keeps to its samples, as it is made to recompute them."""
         model = super().wrap_model(model)
-        blocks = [block for part in model.modules() if is_repeated_blocks(part) for block in part.children()]
-        for block in blocks:
-            block.register_forward_hook(self._keep_samples_apart)
+        samples = _Samples(self.plan, self._mesh)
+        for block in [block for part in model.modules() if is_repeated_blocks(part) for block in part.children()]:
+            block.register_forward_hook(samples)
         spmd.recompute(self._recomputed(model))
         return model
+
+    def model_state(self, model: Module, *, unwrap: bool = True) -> dict[str, Any]:
+        """The model's complete weights, on the CPU."""
+        self.settle()
+        return brought(super().model_state(model, unwrap=unwrap))
 
     def sent(self, batch: Any) -> Any:
         """A batch on the devices, each with its samples; what holds no tensors of the CPU is as it was."""
@@ -82,32 +89,6 @@ class Spmd(Replicas):
             self._followed.add(optimizer)
             _States(optimizer)
 
-    def _lay(self, model: Module) -> None:
-        names: dict[int, list[str]] = {}
-        weights: dict[int, Tensor] = {}
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            names.setdefault(id(parameter), []).append(name)
-            weights[id(parameter)] = parameter
-        layouts = self.plan.of_weights(names, {key: weight.shape for key, weight in weights.items()})
-        for key, weight in weights.items():
-            if weight.device.type == "xla" and not spmd.is_laid(weight):
-                spmd.lay(weight, self._mesh, layouts[key])
-        for buffer in model.buffers():
-            if buffer.device.type == "xla" and not spmd.is_laid(buffer):
-                # said, because the compiler would choose for what is written to
-                spmd.lay(buffer, self._mesh, (None,) * buffer.ndim)
-
-    def _keep_samples_apart(self, _module: Module, _inputs: Any, output: Any) -> Any:
-        # without this the compiler may cut the activations as the weights are cut, and send those instead of these
-        if isinstance(output, tuple) and type(output) is tuple:
-            return tuple(map(self._apart, output))
-        return self._apart(output)
-
-    def _apart(self, output: Any) -> Any:
-        if not isinstance(output, Tensor) or output.device.type != "xla" or not output.is_floating_point():
-            return output
-        return spmd.laid(output, self._mesh, self.plan.of_input(output.shape))
-
     def _recomputed(self, model: Module) -> list[Module]:
         asked = set(self.plan.asked.recompute)
         found = [part for part in model.modules() if type(part).__name__ in asked]
@@ -119,6 +100,54 @@ class Spmd(Replicas):
                 f"{', '.join(known)}. Name some of those, or leave it out."
             )
         return found
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """A hook of a layer: of its outputs each device has its samples."""
+
+    plan: Plan
+    mesh: Any
+
+    def __call__(self, _layer: Module, _inputs: Any, output: Any) -> Any:
+        # without this the compiler may cut the activations as the weights are cut, and exchange those instead of these
+        return tuple(map(self._apart, output)) if type(output) is tuple else self._apart(output)
+
+    def _apart(self, output: Any) -> Any:
+        if not isinstance(output, Tensor) or output.device.type != "xla" or not output.is_floating_point():
+            return output
+        return spmd.laid(output, self.mesh, self.plan.of_input(output.shape))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Samples:
+        return self  # the devices of a copied model's layer are the same
+
+
+class _Weights:
+    """Has a model's weights lie as planned, also when others are loaded into them: what is copied into a weight lays it anew."""
+
+    def __init__(self, plan: Plan, mesh: Any, model: Module) -> None:
+        self._mesh = mesh
+        self._layouts = plan.of_model(model)
+        for name, tensor in _named_tensors(model):
+            if tensor.device.type == "xla" and not spmd.is_laid(tensor):
+                spmd.lay(tensor, mesh, self._layouts[name])
+        model.register_load_state_dict_pre_hook(self._send)
+
+    def _send(self, model: Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        own = dict(_named_tensors(model))
+        found = [(name, state.get(prefix + name), layout) for name, layout in self._layouts.items()]
+        fits = [
+            (name, value.to(own[name].dtype), layout)
+            for name, value, layout in found
+            if _is_on_cpu(value) and own[name].device.type == "xla" and len(layout) == value.ndim
+        ]
+        if fits:
+            names, values, layouts = zip(*fits, strict=True)
+            sent = spmd.sent(values, own[names[0]].device, self._mesh, layouts)
+            state.update({prefix + name: value for name, value in zip(names, sent, strict=True)})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Weights:
+        return self  # a copied model has weights of the same names, on the same devices
 
 
 class _States:
@@ -142,5 +171,10 @@ class _States:
                     spmd.lay_like(value, weight)
 
 
-def _is_on_cpu(leaf: Any) -> bool:
+def _named_tensors(model: Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _is_on_cpu(leaf: Any) -> TypeGuard[Tensor]:
     return isinstance(leaf, Tensor) and leaf.device.type == "cpu"
