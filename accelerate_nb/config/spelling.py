@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from accelerate_nb.config import tpus
 from accelerate_nb.config.fields import Setting
 from accelerate_nb.config.keys import OF_ACCELERATE, together
 from accelerate_nb.config.kinds import YesNo
@@ -118,7 +119,8 @@ def keys(config: RunConfig, distributed_type: str) -> dict[str, Any]:
     found = values(config)
     said = differing(config)
     content: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "distributed_type": distributed_type}
-    always = {"cpu", "debug"}
+    # of a file for TPUs without it Accelerate's reading is taken, which overlooks the number of processes
+    always = {"cpu", "debug", *({"engine"} if distributed_type in tpus.WORDS else ())}
     for one in all_settings():
         if one.name in said or (one.name in always and found[one.name] is not None):
             content[key(one)] = _plain(found[one.name])

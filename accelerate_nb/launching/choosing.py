@@ -37,7 +37,7 @@ def choose(wish: Launching, devices: Devices, can_fork: bool, mesh: str | None =
 
     Raises `LaunchError` where they don't fit together.
     """
-    through = through_xla.meant(wish, devices, mesh)
+    through = through_xla.meant(wish, devices)
     computing = _computing(wish, devices) if through is None else through_xla.computing(wish, through, mesh)
     start, why = _start(wish, computing.size, can_fork)
     if through is not None:

@@ -82,4 +82,7 @@ def _advice(config: RunConfig, choice: Choice, devices: Devices) -> tuple[Object
     if choice.kind == "xla" and config.training.mixed_precision == "fp16":
         text = "TPUs compute in bf16, and on fp16 they overflow as a GPU does, without being faster: bf16 has the range of float32."
         found.append(Objection("mixed_precision", text, grave=False))
+    if choice.kind != "xla" and config.training.xla_mesh is not None:
+        text = "Nothing here asks for torch_xla, whose devices it shards over: every rank has the whole model."
+        found.append(Objection("xla_mesh", text, grave=False))
     return tuple(found)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from accelerate_nb.config.environment import already_launched, runs_folder
 from accelerate_nb.config.run import RunConfig, differing
+from accelerate_nb.devices import xla
 from accelerate_nb.devices.base import Devices
 from accelerate_nb.devices.build import torch_is_built_for
 from accelerate_nb.devices.driver import Driver, driver
@@ -41,7 +42,7 @@ def look(config: RunConfig, environment: Mapping[str, str], told: Callable[[Chec
     found = [
         of_environment(environment),
         of_settings(config, devices),
-        of_torch(devices, driver(), environment),
+        of_torch(devices, driver(), environment) if devices.kind != "xla" else of_xla(devices, xla.holders()),
         of_shared_memory(shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else None),
         of_open_files(_open_files()),
         of_folder(folder),
@@ -93,6 +94,19 @@ def of_torch(devices: Devices, nvidia: Driver | None, environment: Mapping[str, 
     said = environment.get("CUDA_VISIBLE_DEVICES")
     text = f"this machine has {gpus} NVIDIA GPU{'s' if gpus > 1 else ''}, and CUDA_VISIBLE_DEVICES={said!r} hides them"
     return Check("torch", title, "passed", text, "unset CUDA_VISIBLE_DEVICES where they should be used")
+
+
+def of_xla(devices: Devices, holders: Sequence[int]) -> Check:
+    """Whether torch_xla has devices to compute on, and nobody else has them."""
+    name, title, found = "torch", "torch_xla", devices.xla
+    if found is None or found.trouble:
+        return Check(name, title, "failed", "" if found is None else found.trouble)
+    text = f"it computes on {devices.count} {devices.label}{'s' if devices.count > 1 else ''}"
+    if found.device != "TPU" or not holders:
+        return Check(name, title, "passed", text)
+    who = ", ".join(map(str, holders))
+    advice = "Restart the notebook's kernel, or end what computes there: chips belong to one process at a time"
+    return Check(name, title, "failed", f"the TPU's chips are held by process {who}", advice)
 
 
 def of_shared_memory(free: int | None) -> Check:

@@ -9,25 +9,24 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.computing import Computing
 
 
-def meant(wish: Launching, devices: Devices, mesh: str | None) -> Found | None:
+def meant(wish: Launching, devices: Devices) -> Found | None:
     """
     What ranks compute on through torch_xla; `None` where they don't.
 
     Raises `LaunchError` where it is asked for, and can't be.
     """
-    if wish.cpu:
-        _refuse_on_cpu(wish, mesh)
-        return None
+    if wish.cpu and wish.engine == "xla":
+        raise LaunchError(
+            "engine='xla' was asked for with cpu=True, which means PyTorch's own CPU, without torch_xla. Leave one of them "
+            "out; torch_xla computes on the CPU where the environment says PJRT_DEVICE=CPU."
+        )
     if wish.engine == "xla" and devices.xla is None:
         raise LaunchError(
             "engine='xla' was asked for, but torch_xla is not installed. pip install 'accelerate-nb[tpu]', or leave engine out."
         )
-    found = devices.xla if wish.engine == "xla" or devices.kind == "xla" else None
-    if found is None and mesh is not None:
-        raise LaunchError(
-            f"xla_mesh={mesh!r} was asked for, but nothing here asks for torch_xla, whose devices it shards over. "
-            "Pass engine='xla', or leave xla_mesh out."
-        )
+    if wish.cpu or (wish.engine != "xla" and devices.kind != "xla"):
+        return None
+    found = devices.xla
     if found is not None and found.trouble:
         raise LaunchError(found.trouble)
     return found
@@ -66,15 +65,6 @@ def check_start(start: str, found: Found) -> None:
         raise LaunchError(
             f"start_method='fork' was asked for, but {found.held}, and does not work in a process that is forked from there. "
             "Leave start_method out: the workers then come from a process in which it sleeps."
-        )
-
-
-def _refuse_on_cpu(wish: Launching, mesh: str | None) -> None:
-    asked = "engine='xla'" if wish.engine == "xla" else f"xla_mesh={mesh!r}" if mesh is not None else ""
-    if asked:
-        raise LaunchError(
-            f"{asked} was asked for with cpu=True, which means PyTorch's own CPU, without torch_xla. Leave one of them out; "
-            "torch_xla computes on the CPU where the environment says PJRT_DEVICE=CPU."
         )
 
 

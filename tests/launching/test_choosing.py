@@ -143,6 +143,12 @@ def test_the_cpu_that_was_asked_for_is_torchs_own(devices):
     assert (choice.kind, choice.cpu, choice.shows, choice.per_process) == ("cpu", True, {}, 1)
 
 
+def test_a_mesh_changes_nothing_where_torch_xla_is_not_computed_through():
+    for wish, devices in [({}, SERVER), ({"cpu": True}, V4), ({"num_processes": 2}, LAPTOP)]:
+        wished = Launching(**wish)
+        assert choose(wished, devices, True, "fsdp") == choose(wished, devices, True)
+
+
 def test_gpus_are_computed_on_where_torch_xla_is_only_installed():
     choice = choose(Launching(), BOTH, can_fork=True)
     assert (choice.kind, choice.size, accelerates_word(choice, BOTH)) == ("cuda", 4, "MULTI_GPU")
@@ -174,8 +180,6 @@ def test_a_mesh_is_one_rank_with_all_devices(devices):
         ({"gpu_ids": "0,1"}, V4, None, "gpu_ids='0,1' .* TPU cores are not chosen by number"),
         ({"engine": "xla"}, LAPTOP, None, r"engine='xla' .* not installed. pip install 'accelerate-nb\[tpu\]'"),
         ({"engine": "xla", "cpu": True}, V4, None, "engine='xla' was asked for with cpu=True"),
-        ({"cpu": True}, V4, "fsdp", "xla_mesh='fsdp' was asked for with cpu=True"),
-        ({}, SERVER, "fsdp", "xla_mesh='fsdp' .* nothing here asks for torch_xla.*Pass engine='xla'"),
         ({"num_processes": 4}, V4, "data", "xla_mesh='data' .* num_processes=4.*there are 4 TPU cores"),
         ({}, through("TPU", 0, trouble="What was asked, found, to do."), None, "^What was asked, found, to do.$"),
         ({"engine": "inline"}, V4, None, "engine='inline' was asked for with num_processes=4"),

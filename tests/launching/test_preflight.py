@@ -89,3 +89,9 @@ def test_bf16_is_advised_on_a_tpu():
     assert (objection.name, objection.grave) == ("mixed_precision", False)
     assert "bf16" in objection.text
     assert not ask({"mixed_precision": "bf16"}, TPU).objections
+
+
+def test_a_mesh_that_changes_nothing_is_told():
+    (objection,) = ask({"xla_mesh": "fsdp"}, TWO_GPUS).objections
+    assert (objection.name, objection.grave) == ("xla_mesh", False)
+    assert not ask({"xla_mesh": "fsdp"}, TPU).objections

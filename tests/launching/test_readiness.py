@@ -11,6 +11,7 @@ import torch
 from accelerate_nb.config.run import resolve
 from accelerate_nb.devices.base import Devices
 from accelerate_nb.devices.driver import Driver, Gpu
+from accelerate_nb.devices.xla import Found
 from accelerate_nb.launching import readiness
 
 MIB = 1 << 20
@@ -74,6 +75,25 @@ def test_gpus_that_are_hidden_are_noted(monkeypatch):
     assert check.state == "passed"
     assert "CUDA_VISIBLE_DEVICES='' hides them" in check.text
     assert readiness.of_torch(GPUS, NVIDIA, {}).advice == ""
+
+
+def through(device, count, trouble=""):
+    found = Found(device, count, trouble=trouble)
+    return Devices("xla", found.label, count, 96, xla=found)
+
+
+def test_a_tpu_is_ready_if_nobody_holds_its_chips():
+    check = readiness.of_xla(through("TPU", 4), [])
+    assert (check.state, check.text) == ("passed", "it computes on 4 TPU cores")
+    check = readiness.of_xla(through("TPU", 4), [11, 12])
+    assert (check.state, check.text) == ("failed", "the TPU's chips are held by process 11, 12")
+    assert "Restart the notebook's kernel" in check.advice
+    assert readiness.of_xla(through("CPU", 1), [11]).text == "it computes on 1 XLA CPU device"
+
+
+def test_what_keeps_torch_xla_from_its_devices_is_seen_before_a_launch():
+    check = readiness.of_xla(through("TPU", 0, "PJRT_DEVICE=TPU asks for a TPU, but there is none."), [])
+    assert (check.state, check.text) == ("failed", "PJRT_DEVICE=TPU asks for a TPU, but there is none.")
 
 
 @pytest.mark.parametrize(

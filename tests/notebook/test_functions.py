@@ -16,7 +16,7 @@ from accelerate_nb import (
     launch,
     notebook_launcher,
 )
-from accelerate_nb.errors import NotYetError
+from accelerate_nb.errors import LaunchError, NotYetError
 
 ASKED = ("RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
 
@@ -137,7 +137,7 @@ def test_what_is_no_function_is_told(launcher):
 
 def test_a_tpu_is_not_left_out_unnoticed(monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
-    with pytest.raises(NotYetError, match="Pass cpu=True"):
+    with pytest.raises(LaunchError, match=r"PJRT_DEVICE=TPU asks for a TPU, but .* pass cpu=True"):
         notebook_launcher(told, num_processes=1)
     assert notebook_launcher(told, num_processes=1, cpu=True)["WORLD_SIZE"] == "1"
 

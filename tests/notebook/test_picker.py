@@ -16,12 +16,15 @@ from accelerate_nb.config.cells import read_cell_line
 from accelerate_nb.config.fields import GROUPS
 from accelerate_nb.config.run import all_settings, differing, resolve, values
 from accelerate_nb.devices.base import Devices
+from accelerate_nb.devices.xla import Found
 from accelerate_nb.errors import NotYetError
+from accelerate_nb.notebook.picking import page
 from accelerate_nb.notebook.picking.appraisal import appraise, begin, several_machines
 from tests.config.test_spelling import EACH
 
 LAPTOP = Devices("cpu", "CPU", 0, 2)
 SERVER = Devices("cuda", "GPU", 2, 32)
+TPU = Devices("xla", "TPU core", 8, 96, per_process=2, xla=Found("TPU", 8, 2))
 
 
 @pytest.fixture(autouse=True)
@@ -227,6 +230,29 @@ def test_a_machine_with_gpus_is_named_as_accelerate_names_it():
     assert appraise({"num_processes": "1"}, SERVER, {}).content["distributed_type"] == "NO"
     assert appraise({}, Devices("xpu", "GPU", 2, 8), {}).content["distributed_type"] == "MULTI_XPU"
     assert appraise({}, Devices("mps", "Apple GPU", 1, 8), {}).content["distributed_type"] == "NO"
+
+
+def test_a_machine_with_a_tpu_gets_a_file_that_leads_to_the_same_launch():
+    for typed in ({}, {"num_processes": "1"}, {"engine": "xla"}):
+        found = appraise(typed, TPU, {})
+        assert found.content["distributed_type"] == "XLA"
+        assert resolve({}, {}, found.content) == found.config
+    assert found.choice.why.startswith("8 of 8 TPU cores; ")
+
+
+def test_what_a_tpu_can_not_do_is_told_before_a_launch():
+    assert "Ask for 8, or for 1" in appraise({"num_processes": "3"}, TPU, {}).wrong["num_processes"]
+    assert "not chosen by number" in appraise({"gpu_ids": "0,1"}, TPU, {}).wrong["gpu_ids"]
+    assert "bf16" in appraise({"mixed_precision": "fp16"}, TPU, {}).advice["mixed_precision"]
+
+
+def test_a_tpu_is_shown_as_what_the_machine_has():
+    assert "8 TPU cores" in page.title(TPU, 1 << 30, [])
+    missing = Found("TPU", 0, trouble="No chip.")
+    devices = Devices("xla", missing.label, 0, 96, xla=missing)
+    assert "no TPU core to compute on" in page.title(devices, 1 << 30, [])
+    assert appraise({}, devices, {}).general == ("No chip.",)
+    assert appraise({"cpu": True}, devices, {}).config is not None
 
 
 def test_the_note_on_several_machines_is_true():

@@ -55,6 +55,8 @@ def title(devices: Devices, memory: int, accelerator_memory: Sequence[int | None
 
 def accelerators(devices: Devices, memory: Sequence[int | None]) -> str:
     """What a machine has of accelerators, in words."""
+    if devices.xla is not None and devices.xla.trouble and devices.kind == "xla":
+        return f"no {devices.label} to compute on"
     if not devices.count:
         return "no accelerator: computes on the CPU"
     known = {size for size in memory if size}
