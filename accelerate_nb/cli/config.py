@@ -7,22 +7,28 @@ import difflib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from accelerate_nb.cli.codes import INTERRUPTED
 from accelerate_nb.cli.parser import add_settings, said_settings
-from accelerate_nb.config import files, later, spelling
+from accelerate_nb.config import files, later, spelling, tpus
 from accelerate_nb.config.basic import basic
 from accelerate_nb.config.fields import GROUPS, Setting
 from accelerate_nb.config.files import Draft
 from accelerate_nb.config.run import all_settings, grouped, origin, resolve
+from accelerate_nb.config.tpus import Tpus
+from accelerate_nb.devices import xla
+from accelerate_nb.devices.base import Devices
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError
 from accelerate_nb.launching.choosing import accelerates_word, choose
 from accelerate_nb.launching.preflight import Outlook, look_ahead
 
+# How many cores a pod's machines have that nobody here can look at; all of them are taken.
+_CORES_OF_A_POD = 8
 _EPILOG = """\
 commands:
   default   write a file for this machine as it is, without a question; a file that is there stays
@@ -32,6 +38,7 @@ commands:
 examples:
   accelerate-nb config                             ask, show the file, write it
   accelerate-nb config --yes -n 2 --cpu            write what is said here, without a question
+  accelerate-nb config --yes --tpu                 all cores of a TPU, through torch_xla
   accelerate-nb config default --mixed_precision bf16
   accelerate-nb config show
 
@@ -49,6 +56,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--yes", action="store_true", help="Write what the flags and the present file say; ask nothing."
     )
+    of_tpus = parser.add_argument_group("TPUs")
+    of_tpus.add_argument("--tpu", action="store_true", help="Train on TPUs; as --engine xla.")
+    of_tpus.add_argument(*("--tpu-name", "--tpu_name"), metavar="NAME", help="The name of a pod of them.")
+    of_tpus.add_argument(*("--tpu-zone", "--tpu_zone"), metavar="ZONE", help="The zone of Google's cloud it is in.")
     add_settings(parser, chain.from_iterable(grouped().values()))
     commands = parser.add_subparsers(metavar="COMMAND", help=argparse.SUPPRESS)
     default = commands.add_parser("default", description="Write a file for this machine as it is.")
@@ -93,12 +104,14 @@ def _place(arguments: argparse.Namespace) -> Path:
 
 
 def _ask(arguments: argparse.Namespace) -> int:
-    said = said_settings(arguments, all_settings())
+    said = _said(arguments)
     path = _place(arguments)
     content = _present(path)
-    values = {one.name: said.get(one.name, origin(one, {}, {}, content).value) for one in all_settings()}
+    found = _said_of_tpus(arguments, tpus.of(content))
+    values = {one.name: origin(one, said, {}, content).value for one in all_settings()}
     if arguments.yes:
-        draft = _draft(path, _looked_at(values))
+        on_tpus = found if values["engine"] == "xla" else None
+        draft = _draft(path, _looked_at(values, _devices(on_tpus)), on_tpus)
         draft.write()
         return _told(draft)
     if not sys.stdin.isatty():
@@ -108,10 +121,34 @@ def _ask(arguments: argparse.Namespace) -> int:
             "default`."
         )
     try:
-        return _asked(path, values)
+        return _asked(path, values, found)
     except (KeyboardInterrupt, EOFError):
         print("\nNothing was written.", file=sys.stderr)
         return INTERRUPTED
+
+
+def _said(arguments: argparse.Namespace) -> dict[str, Any]:
+    said = said_settings(arguments, all_settings())
+    if not (arguments.tpu or arguments.tpu_name):
+        return said
+    if said.get("cpu") or said.get("engine", "xla") != "xla":
+        raise ConfigurationError("A TPU was asked for, together with another place to train. Leave one of them out.")
+    return {**said, "engine": "xla", "cpu": False}
+
+
+def _said_of_tpus(arguments: argparse.Namespace, present: Tpus) -> Tpus:
+    """What the file says of TPUs, with what the flags say instead."""
+    zoned = replace(present, zone=arguments.tpu_zone or present.zone)
+    return replace(zoned, name=arguments.tpu_name, is_pod=True) if arguments.tpu_name else zoned
+
+
+def _devices(on_tpus: Tpus | None) -> Devices:
+    """What a launch computes on: what is here, or what a pod's machines are taken to have."""
+    here = probe()
+    if on_tpus is None or not on_tpus.is_pod:
+        return here
+    found = xla.Found("TPU", _CORES_OF_A_POD)
+    return Devices("xla", found.label, found.count, here.cores, xla=found)
 
 
 def _present(path: Path) -> dict[str, Any]:
@@ -121,37 +158,47 @@ def _present(path: Path) -> dict[str, Any]:
     return content
 
 
-def _asked(path: Path, values: Mapping[str, Any]) -> int:
-    from accelerate_nb.cli.questions import agrees, ask
+def _asked(path: Path, values: Mapping[str, Any], present: Tpus) -> int:
+    from accelerate_nb.cli import questions
 
-    _, outlook = ask(values, probe(), can_fork=hasattr(os, "fork"))
-    draft = _draft(path, outlook)
+    chosen: Tpus | None = None
+    usual = values["engine"] == "xla" or (probe().kind == "xla" and not values["cpu"])
+    if questions.is_on_tpus(is_usual=usual):
+        chosen = questions.of_tpus(present)
+        values = {**values, "engine": "xla", "cpu": False, **({"num_processes": None} if chosen.is_pod else {})}
+    elif values["engine"] == "xla":
+        values = {**values, "engine": "auto"}
+    said, outlook = questions.ask(values, _devices(chosen), can_fork=hasattr(os, "fork"), tpus=chosen)
+    if chosen is not None and said.get("mixed_precision") == "bf16":
+        chosen = replace(chosen, downcasts=questions.downcasts(is_usual=chosen.downcasts))
+    draft = _draft(path, outlook, chosen)
     print(f"\n{draft.path}{' (there is one already)' if draft.replaces else ''}:\n")
     print("".join(f"  {line}\n" for line in draft.text.splitlines()))
     if draft.kept:
         print(f"Kept of the present file: {', '.join(draft.kept)}.")
     if draft.comments:
         print("The present file has comments, which go.")
-    if not agrees("Write it?"):
+    if not questions.agrees("Write it?"):
         print("Nothing was written.", file=sys.stderr)
         return 1
     draft.write()
     return _told(draft)
 
 
-def _looked_at(values: Mapping[str, Any]) -> Outlook:
+def _looked_at(values: Mapping[str, Any], devices: Devices) -> Outlook:
     """What would become of a launch with these settings; what speaks against it is raised."""
     said = {one.name: values[one.name] for one in all_settings() if values[one.name] != one.default}
-    outlook = look_ahead(said, probe(), can_fork=hasattr(os, "fork"))
+    outlook = look_ahead(said, devices, can_fork=hasattr(os, "fork"))
     if not outlook.possible:
         raise ConfigurationError(" ".join(one.text for one in outlook.objections if one.grave))
     return outlook
 
 
-def _draft(path: Path, outlook: Outlook) -> Draft:
+def _draft(path: Path, outlook: Outlook, on_tpus: Tpus | None) -> Draft:
     assert outlook.config is not None, "nothing grave speaks against it"
     assert outlook.choice is not None, "nothing grave speaks against it"
-    return files.draft(path, spelling.keys(outlook.config, accelerates_word(outlook.choice, probe())))
+    content = spelling.keys(outlook.config, accelerates_word(outlook.choice, probe()))
+    return files.draft(path, content if on_tpus is None else {**content, **on_tpus.keys()})
 
 
 def _told(draft: Draft) -> int:
@@ -225,6 +272,9 @@ def _show(arguments: argparse.Namespace) -> int:
     for key, own in grouped().items():
         print(f"\n{GROUPS[key]}")
         print("\n".join(_rows(own, content, wrong)))
+    if tpus.are_meant(content):
+        print("\nTPUs")
+        print("\n".join(_rows_of_tpus(content, wrong)))
     for text in wrong:
         print(f"\n{text}", file=sys.stderr)
     return 1 if wrong else 0
@@ -239,3 +289,13 @@ def _rows(own: Sequence[Setting], content: Mapping[str, Any], wrong: list[str]) 
             wrong.append(str(error))
             continue
         yield f"  {one.name:<{names}}  {found.value!s:<{values}}  {found.place or 'default'}".rstrip()
+
+
+def _rows_of_tpus(content: Mapping[str, Any], wrong: list[str]) -> Iterator[str]:
+    try:
+        found = tpus.of(content).keys()
+    except AccelerateNbError as error:
+        wrong.append(str(error))
+        return
+    for key, value in found.items():
+        yield f"  {key:<22}  {value!s:<12}  {'the configuration file' if key in content else 'default'}"

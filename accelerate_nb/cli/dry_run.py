@@ -104,9 +104,7 @@ def _flags(asked: Asked) -> Iterator[Part]:
 
 
 def _workers(asked: Asked, choice: Choice, program: Program, notebook: Readable | None) -> Iterator[Part]:
-    devices = probe()
-    kind = "cpu" if choice.cpu else devices.kind
-    rows = (("processes", str(choice.size)), ("device", kind), ("why", choice.why))
+    rows = (("processes", str(choice.size)), ("device", choice.kind), ("why", choice.why))
     yield Part("What starts", rows)
     yield Part("What every process's environment says", tuple(sorted(variables(asked, choice).items())))
     if choice.per_process == 1:

@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from accelerate_nb.config.fields import GROUPS, Setting
 from accelerate_nb.config.kinds import OneOf, Table, Text, YesNo
 from accelerate_nb.config.run import all_settings, grouped
+from accelerate_nb.config.tpus import Tpus
 from accelerate_nb.devices.base import Devices
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError
 from accelerate_nb.launching.preflight import Outlook, look_ahead
 
 # What everybody is asked; all other settings only where somebody wants to be asked about their group.
 FIRST = ("cpu", "num_processes", "mixed_precision", "gradient_accumulation_steps")
+# What says itself where a launch is on TPUs, and on those of a pod.
+_SAID_BY_TPUS = ("cpu", "engine")
+_SAID_BY_A_POD = (*_SAID_BY_TPUS, "num_processes")
 _LEFT_OPEN = "left open"
 # A list gives a choice's title in place of a value that is None.
 _OPEN: Any = object()
 
 
-def ask(present: Mapping[str, Any], devices: Devices, *, can_fork: bool) -> tuple[dict[str, Any], Outlook]:
+def ask(
+    present: Mapping[str, Any], devices: Devices, *, can_fork: bool, tpus: Tpus | None = None
+) -> tuple[dict[str, Any], Outlook]:
     """
     The settings that a person chooses, beginning with the `present` values, and what would become of a launch with them.
+
+    `tpus` is what was chosen of TPUs, where a launch is to be on those; what follows from it is not asked.
 
     What can't be on a machine with these devices is told, and asked again. Raises `KeyboardInterrupt` where the person
     leaves, and `ConfigurationError` for what no setting can mend.
     """
     known = {one.name: one for one in all_settings()}
     values = dict(present)
+    settled = () if tpus is None else _SAID_BY_A_POD if tpus.is_pod else _SAID_BY_TPUS
     for name in FIRST:
-        values[name] = _asked(known[name], values[name], devices)
-    for one in _more():
+        if name not in settled:
+            values[name] = _asked(known[name], values[name], devices)
+    for one in _more(settled):
         values[one.name] = _asked(one, values[one.name], devices)
     while not (outlook := look_ahead(_said(values), devices, can_fork)).possible:
         for objection in (one for one in outlook.objections if one.grave):
@@ -49,11 +60,53 @@ def agrees(question: str) -> bool:
     return bool(_chosen(question, [("yes", True), ("no", False)], True))
 
 
-def _more() -> Iterable[Setting]:
+def is_on_tpus(*, is_usual: bool) -> bool:
+    """Whether the person wants to train on TPUs."""
+    places = [("this machine: its GPUs, or its CPU", False), ("TPU: this machine's, or those of a pod", True)]
+    return bool(_chosen("What does it train on?", places, is_usual))
+
+
+def of_tpus(present: Tpus) -> Tpus:
+    """What a person says of TPUs, beginning with the `present` answers."""
+    function = _line(
+        "The function of the script that each core calls; 'main' runs the script", present.function or "main"
+    )
+    one_machine = replace(present, function=None if function in {"", "main"} else function, is_pod=False)
+    if not _chosen("Are they a pod, several machines of them?", [("no", False), ("yes", True)], present.is_pod):
+        return one_machine
+    return replace(
+        one_machine,
+        is_pod=True,
+        name=_line("The pod's name in Google's cloud", present.name or "", lambda text: bool(text) or "It has one."),
+        zone=_line("Its zone; without one, that of `gcloud config`", present.zone or "") or None,
+        sudo=bool(_chosen("Should its machines use sudo?", [("no", False), ("yes", True)], present.sudo)),
+        environment=tuple(filter(None, _line("Variables on its machines: A=1,B=2", _joined(present)).split(","))),
+    )
+
+
+def downcasts(*, is_usual: bool) -> bool:
+    """Whether bf16 on TPUs lets float64 become float32, as the person wants it."""
+    asked = "With bf16, should float64 become float32, not bfloat16? [downcast_bf16]"
+    return bool(_chosen(asked, [("no", False), ("yes", True)], is_usual))
+
+
+def _joined(tpus: Tpus) -> str:
+    return ",".join(tpus.environment)
+
+
+def _line(question: str, suggested: str, is_fine: Callable[[str], bool | str] = lambda _: True) -> str:
+    import questionary
+
+    answer: str = questionary.text(question, default=suggested, validate=is_fine).unsafe_ask()
+    return answer.strip()
+
+
+def _more(settled: Iterable[str]) -> Iterable[Setting]:
     """The settings of the groups that the person picks."""
     import questionary
 
-    groups = {key: [one for one in own if one.name not in FIRST] for key, own in grouped().items()}
+    asked = {*FIRST, *settled}
+    groups = {key: [one for one in own if one.name not in asked] for key, own in grouped().items()}
     picked = questionary.checkbox(
         "More settings? Space picks a group, Enter goes on.",
         choices=[
@@ -106,7 +159,8 @@ def _meant(one: Setting, text: str) -> Any:
 
 def _suggested(one: Setting, value: Any, devices: Devices) -> str:
     """What stands in the line already."""
-    if value is None and one.name == "num_processes":
+    # of a TPU all cores are what is meant, however many a machine has
+    if value is None and one.name == "num_processes" and devices.kind != "xla":
         return str(max(1, devices.count))
     if value is None:
         return ""

@@ -104,7 +104,7 @@ def draft(path: str | Path, content: Mapping[str, Any]) -> Draft:
     present = _content(place)
     later.refuse(present, f"The configuration file {place}")
     mine = {"compute_environment", "distributed_type", *(key for one in all_settings() for key in one.keys)}
-    others = {name: value for name, value in today(present).items() if name not in mine | set(TOGETHER)}
+    others = {name: value for name, value in today(present).items() if name not in {*mine, *TOGETHER, *content}}
     whole = {**content, **others}
     return Draft(
         place,

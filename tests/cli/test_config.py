@@ -16,12 +16,15 @@ from prompt_toolkit.output import DummyOutput
 
 from accelerate_nb.cli.main import main
 from accelerate_nb.cli.questions import FIRST, ask
-from accelerate_nb.config import files
+from accelerate_nb.config import files, tpus
 from accelerate_nb.config.run import all_settings, resolve, values
+from accelerate_nb.config.tpus import Tpus
 from accelerate_nb.devices.base import Devices
+from accelerate_nb.devices.xla import Found
 
 LAPTOP = Devices("cpu", "CPU", 0, 2)
 SERVER = Devices("cuda", "GPU", 4, 64, variable="CUDA_VISIBLE_DEVICES")
+TPU = Devices("xla", "TPU core", 8, 96, xla=Found("TPU", 8))
 DEFAULTS = values(resolve({}, {}))
 DOWN, ENTER, SPACE, CLEAR = "\x1b[B", "\r", " ", "\x15"
 
@@ -57,6 +60,8 @@ def test_the_questions_are_asked_in_a_terminal_with_arrow_keys(path):
         timeout=60,
         dimensions=(30, 160),
     )
+    child.expect("What does it train on")
+    child.send(ENTER)
     child.expect(r"\[cpu\]")
     child.expect("no")
     child.send("\x1b[A" + ENTER)
@@ -92,14 +97,14 @@ def test_the_questions_are_asked_in_a_terminal_with_arrow_keys(path):
 def test_an_interrupt_writes_nothing_and_says_so(path, keyboard, capsys):
     written(path, num_processes=3)
     before = path.read_bytes()
-    keyboard(ENTER + "7" + "\x03")
+    keyboard(ENTER * 2 + "7" + "\x03")
     assert main(["config"]) == 130
     assert "Nothing was written." in capsys.readouterr().err
     assert path.read_bytes() == before
 
 
 def test_a_no_at_the_end_writes_nothing(path, keyboard, capsys):
-    keyboard(ENTER * 5 + DOWN + ENTER)
+    keyboard(ENTER * 6 + DOWN + ENTER)
     assert main(["config"]) == 1
     assert not path.exists()
     assert str(path) in capsys.readouterr().out
@@ -107,7 +112,7 @@ def test_a_no_at_the_end_writes_nothing(path, keyboard, capsys):
 
 def test_the_present_file_is_what_one_begins_with_and_what_else_it_says_is_kept(path, keyboard, capsys):
     written(path, num_processes=3, use_cpu=True, mixed_precision="bf16", main_training_function="run", timeout=5)
-    keyboard(ENTER * 6)
+    keyboard(ENTER * 7)
     assert main(["config"]) == 0
     assert "Kept of the present file: main_training_function." in capsys.readouterr().out
     config = resolve({}, {}, files.read(path))
@@ -117,7 +122,7 @@ def test_the_present_file_is_what_one_begins_with_and_what_else_it_says_is_kept(
 
 def test_another_file_can_be_named(path, tmp_path, keyboard):
     other = tmp_path / "other.yaml"
-    keyboard(ENTER * 6)
+    keyboard(ENTER * 7)
     assert main(["config", "--config_file", str(other)]) == 0
     assert other.exists()
     assert not path.exists()
@@ -167,6 +172,92 @@ def test_a_file_that_asks_for_what_comes_later_is_not_written_over(path, words, 
     assert main(words) == 1
     assert f"{path} asks for FSDP" in capsys.readouterr().err
     assert path.read_bytes() == before
+
+
+# ---------------------------------------------------------------------------------------------------------------- TPUs
+
+
+def test_a_pods_file_is_written_on_a_laptop_and_accelerate_reads_it(path, keyboard, capsys):
+    about_the_pod = DOWN + ENTER + "mine" + ENTER + "us-central2-b" + ENTER + DOWN + ENTER + "A=1,B=2" + ENTER
+    bf16 = DOWN * 3 + ENTER
+    keyboard(DOWN + ENTER + CLEAR + "train" + ENTER + about_the_pod + bf16 + ENTER * 2 + DOWN + ENTER + ENTER)
+    assert main(["config"]) == 0
+    content = files.read(path)
+    assert tpus.of(content) == Tpus(
+        function="train",
+        downcasts=True,
+        is_pod=True,
+        name="mine",
+        zone="us-central2-b",
+        sudo=True,
+        environment=("A=1", "B=2"),
+    )
+    config = resolve({}, {}, content)
+    assert (config.launching.engine, config.launching.num_processes) == ("xla", None)
+    assert config.training.mixed_precision == "bf16"
+    theirs = load_config_from_file(str(path))
+    assert theirs.distributed_type == "XLA"
+    assert (theirs.main_training_function, theirs.tpu_name, theirs.tpu_zone) == ("train", "mine", "us-central2-b")
+    assert (theirs.tpu_use_cluster, theirs.tpu_use_sudo, theirs.tpu_env) == (True, True, ["A=1", "B=2"])
+    assert theirs.downcast_bf16 is True
+
+
+def test_the_present_answers_on_tpus_are_what_one_begins_with(path, keyboard, capsys):
+    said = Tpus(function="train", is_pod=True, name="mine", environment=("A=1",))
+    written(path, **{"distributed_type": "XLA", "num_processes": 4, **said.keys(), "commands": ["ls"]})
+    keyboard(ENTER * 11)
+    assert main(["config"]) == 0
+    content = files.read(path)
+    assert tpus.of(content) == said
+    assert content["commands"] == ["ls"]
+    assert content["distributed_type"] == "XLA"
+
+
+def test_all_cores_of_a_tpu_are_the_suggestion(keyboard):
+    keyboard(ENTER * 4)
+    said, outlook = ask({**DEFAULTS, "engine": "xla"}, TPU, can_fork=True, tpus=Tpus())
+    assert said == {"engine": "xla"}
+    assert outlook.choice.size == 8
+
+
+def test_some_cores_of_a_tpu_are_refused_and_asked_again(keyboard, capsys):
+    keyboard("3" + ENTER * 4 + CLEAR + "1" + ENTER)
+    said, _ = ask({**DEFAULTS, "engine": "xla"}, TPU, can_fork=True, tpus=Tpus())
+    assert said == {"engine": "xla", "num_processes": 1}
+    assert "num_processes=3 was asked for" in capsys.readouterr().out
+
+
+def test_yes_writes_a_pods_file_without_a_question(path, capsys):
+    assert main(["config", "--yes", "--tpu", "--tpu-name", "mine", "--tpu_zone", "us-central2-b"]) == 0
+    content = files.read(path)
+    assert tpus.of(content) == Tpus(is_pod=True, name="mine", zone="us-central2-b")
+    assert resolve({}, {}, content).launching.engine == "xla"
+    assert load_config_from_file(str(path)).tpu_use_cluster is True
+    capsys.readouterr()
+    assert main(["config", "show"]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"tpu_name +mine +the configuration file", told)
+    assert re.search(r"engine +xla +the configuration file", told)
+
+
+def test_a_tpu_and_the_cpu_together_are_refused(path, capsys):
+    assert main(["config", "--yes", "--tpu", "--cpu"]) == 2
+    assert "together with another place" in capsys.readouterr().err
+    assert not path.exists()
+
+
+def test_the_cpu_takes_a_file_for_tpus_back(path):
+    written(path, distributed_type="XLA", tpu_name="mine", num_processes=2)
+    assert main(["config", "--yes", "--cpu"]) == 0
+    config = resolve({}, {}, files.read(path))
+    assert (config.launching.engine, config.launching.cpu, config.launching.num_processes) == ("auto", True, 2)
+
+
+def test_update_makes_an_old_file_for_tpus_one_that_accelerate_loads(path, capsys):
+    written(path, distributed_type="TPU", num_processes=4, downcast_bf16="no", tpu_name="mine")
+    assert main(["config", "update"]) == 0
+    assert "+distributed_type: XLA" in capsys.readouterr().out
+    assert load_config_from_file(str(path)).tpu_name == "mine"
 
 
 # --------------------------------------------------------------------------------------------------- without a question
