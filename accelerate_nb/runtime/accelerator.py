@@ -391,6 +391,7 @@ class Accelerator(Stepping, Saving, Splitting, Watching):
             non_blocking=self.non_blocking,
             use_stateful_dataloader=self.use_stateful_dataloader,
         )
+        prepared.send = self.strategy.sender
         prepared.bar = len(self.bundle.loaders) if self._shows_epochs else None
         return add(self.bundle.loaders, prepared)
 

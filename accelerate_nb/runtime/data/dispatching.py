@@ -84,8 +84,10 @@ class DataLoaderDispatcher(PreparedLoader):
         for parcel in waiting:
             self._course.batches += 1
             share = self._share(parcel, filling, world)
-            # what came to the host and was cut there
-            yield share if world.at_home is world else placed(share, world.device, self._non_blocking)
+            if world.at_home is world:
+                yield share
+            else:  # it came to the host and was cut there
+                yield placed(share, world.device, self._non_blocking) if self.send is None else self.send(share)
 
     @property
     def last_step(self) -> LastStep | None:

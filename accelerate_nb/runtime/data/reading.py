@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -80,6 +80,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self.told_of_repeated = False
         # which of its process's loaders it is, where its epochs are shown as a bar
         self.bar: int | None = None
+        # what brings a batch to the devices, where to move it is not enough
+        self.send: Callable[[Any], Any] | None = None
         self._drop_last = reading.drop_last
         self._non_blocking = reading.non_blocking
         self._course = Course(reading.iteration)

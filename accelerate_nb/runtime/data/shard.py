@@ -61,7 +61,7 @@ class DataLoaderShard(PreparedLoader):
             if device is None or (stays and is_at_hand(batch)):
                 yield batch
             else:
-                yield placed(batch, device, non_blocking)
+                yield placed(batch, device, non_blocking) if self.send is None else self.send(batch)
 
     def _read(self, skip: int) -> Iterator[Any]:
         """Torch's iterator over the batches after the first `skip`, its order drawn."""

@@ -39,6 +39,11 @@ class Strategy:
         return self.world.rank, self.world.size
 
     @property
+    def sender(self) -> Callable[[Any], Any] | None:
+        """What brings a batch to this process's devices, where to move it is not enough."""
+        return None
+
+    @property
     def copies_are_whole(self) -> bool:
         """Whether every process holds all weights, so that it could train by itself for a while."""
         return True
