@@ -40,10 +40,9 @@ from accelerate_nb.launching.outcome import Raised, Returned, read_outcome
 from accelerate_nb.launching.plan import Plan, meeting_place
 from accelerate_nb.launching.silence import Silence
 from accelerate_nb.launching.sources import Sources
-from accelerate_nb.launching.stacks import answers, crash_text, lengths, replies
+from accelerate_nb.launching.stacks import SIGNAL, answers, crash_text, lengths, replies
 from accelerate_nb.launching.stopping import Asking
 from accelerate_nb.launching.wires import Wires
-from accelerate_nb.launching.worker import STACKS_SIGNAL
 
 # Asked at a step that all ranks share, interrupted wherever they are, or ended on the spot.
 Stop: TypeAlias = Literal["finish", "interrupt", "kill"]
@@ -174,8 +173,7 @@ class Attempt:
             ranks = [rank for rank in running if rank in self._heard]
             files = [self._wires[rank].stacks for rank in ranks]
             before = lengths(files)
-            for rank in ranks:
-                self._workers.signal(STACKS_SIGNAL, rank)
+            self._workers.signal(SIGNAL, ranks)
             return {**dict.fromkeys(running, ""), **dict(zip(ranks, answers(files, before), strict=True))}
 
     def _collectives(self, ranks: Iterable[int]) -> dict[int, Any]:
@@ -353,13 +351,12 @@ class Attempt:
             self._hear_workers()
 
     def _interrupt(self) -> None:
-        for rank in range(self._plan.size):
-            if rank in self._heard:
-                self._workers.signal(signal.SIGINT, rank)
-            else:
-                # it has not begun anything, and may not be listening yet
-                self._killed.add(rank)
-                self._workers.signal(signal.SIGKILL, rank)
+        begun = {mate for rank in self._heard for mate in self._plan.mates(rank)}
+        # the others have not begun anything, and may not be listening yet
+        others = set(range(self._plan.size)) - begun
+        self._killed.update(others)
+        self._workers.signal(signal.SIGINT, begun)
+        self._workers.signal(signal.SIGKILL, others)
 
     def _kill(self) -> None:
         self._killed.update(range(self._plan.size))
@@ -536,7 +533,8 @@ class Attempt:
         last = [line.text for line in self._scene.view.tail(rank, min(since, _LAST_LINES))]
         by_us = self._was_killed_by_us(rank, code)
         when = self._reported.get(rank, time.time())
-        crash = crash_text(self._wires[rank].stacks, self._scene.sources)
+        # a process tells of its end where its first rank writes its stacks
+        crash = crash_text(self._wires[self._plan.mates(rank)[0]].stacks, self._scene.sources)
         return died(rank, code, last_lines=last, crash=crash, time=when, ended_by_us=by_us)
 
 

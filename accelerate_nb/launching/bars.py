@@ -7,16 +7,17 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakSet, ref
 
 from accelerate_nb.events.emit import emit, outlet
 from accelerate_nb.events.model import Progress
+from accelerate_nb.own import Own
 
 # A bar that is drawn more often (`mininterval=0`) is told less often; tqdm's own pace is a tenth of a second.
 _BETWEEN = 0.09
@@ -40,8 +41,8 @@ def install() -> None:
 
 
 def _hooks() -> dict[str, Callable[[ModuleType], None]]:
-    told = _Told()
-    return {"tqdm.std": lambda module: told.watch(module.tqdm), "tqdm.notebook": _as_text}
+    watch = _Watch()
+    return {"tqdm.std": lambda module: watch.keep(module.tqdm), "tqdm.notebook": _as_text}
 
 
 class _WhenLoaded(MetaPathFinder):
@@ -69,21 +70,17 @@ class _WhenLoaded(MetaPathFinder):
         return spec
 
 
-class _Told:
-    """
-    The bars of this process that are open, each in the first place that was free when it was first drawn.
-
-    A place is what tells nested bars apart, and keeps its name when a loop makes its inner bar anew.
-    """
+class _Watch:
+    """Has the bars of this process tell what they do, each to its rank."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._taken: set[int] = set()
-        self._last: dict[int, float] = {}
-        self._waiting: dict[int, tuple[ReferenceType[Any], _Place]] = {}
+        self._told = Own(_Told)
 
-    def watch(self, tqdm: Any) -> None:
+    def keep(self, tqdm: Any) -> None:
         """Make a class of bars, which all other kinds of bars inherit from, say what its bars do."""
+        # by these a bar knows below which others it is drawn
+        tqdm._instances = _Instances(tqdm._instances)
         # at these three moments a bar of any kind has something new to show
         tqdm.__init__ = self._telling(tqdm.__init__)
         tqdm.refresh = self._telling(tqdm.refresh)
@@ -95,12 +92,42 @@ class _Told:
             done = method(bar, *args, **kwargs)
             # not in a process of a data loader: the socket is its parent's
             if os.getpid() == self._process:
-                self._look_at(bar)
+                self._told.get().look_at(bar)
             return done
 
         return told
 
-    def _look_at(self, bar: Any) -> None:
+
+class _Instances:
+    """The bars of the rank that asks, in the place of those of a process."""
+
+    def __init__(self, before: Iterable[Any]) -> None:
+        self._own: Own[WeakSet[Any]] = Own(lambda: WeakSet(before))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._own.get())
+
+    def __len__(self) -> int:
+        return len(self._own.get())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own.get(), name)
+
+
+class _Told:
+    """
+    The bars of this rank that are open, each in the first place that was free when it was first drawn.
+
+    A place is what tells nested bars apart, and keeps its name when a loop makes its inner bar anew.
+    """
+
+    def __init__(self) -> None:
+        self._taken: set[int] = set()
+        self._last: dict[int, float] = {}
+        self._waiting: dict[int, tuple[ReferenceType[Any], _Place]] = {}
+
+    def look_at(self, bar: Any) -> None:
+        """Tell of a bar, or do so a moment later, where it has something new to show."""
         closed = bool(getattr(bar, "disable", True))
         place: _Place | None = getattr(bar, _PLACE, None)
         if place is None:

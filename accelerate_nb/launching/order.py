@@ -74,6 +74,9 @@ class Order:
     seat: Seat
     surroundings: Surroundings
     descriptors: Descriptors
+    # whether torch_xla's runtime is to wake before the function is there; the environment alone does not say that it is
+    # wanted, since a launch on the CPU may be asked for where it speaks of TPUs
+    through_xla: bool = False
 
     def at(self, descriptors: Descriptors) -> Order:
         """The same for a process in which the descriptors have other numbers."""
@@ -92,6 +95,7 @@ class Order:
             seat=Seat(**said["seat"]),
             surroundings=Surroundings(**{**around, "path": tuple(around["path"]), "argv": tuple(around["argv"])}),
             descriptors=Descriptors(**{**held, "more": tuple(held["more"])}),
+            through_xla=said["through_xla"],
         )
 
 
@@ -103,3 +107,23 @@ def numbered(told: Descriptors, arrived: Sequence[int]) -> Descriptors:
         for name in ("stdout", "stderr", "events", "outcome", "stacks", "payload", "store")
     }
     return Descriptors(**fixed, more=tuple(rest))
+
+
+def as_text(orders: Sequence[Order]) -> str:
+    """The orders of one process, whose ranks are threads where there are several, in one line."""
+    return f"[{', '.join(order.to_json() for order in orders)}]"
+
+
+def of_text(text: str, arrived: Sequence[int] | None = None) -> list[Order]:
+    """What `as_text` wrote; where descriptors have `arrived` under other numbers, one order's after the other's, with these."""
+    orders = [Order.from_json(json.dumps(said)) for said in json.loads(text)]
+    if arrived is None:
+        return orders
+    rest = list(arrived)
+    return [order.at(numbered(order.descriptors, _taken(rest, len(order.descriptors.all())))) for order in orders]
+
+
+def _taken(rest: list[int], count: int) -> list[int]:
+    taken = rest[:count]
+    del rest[:count]
+    return taken

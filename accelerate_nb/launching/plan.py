@@ -23,13 +23,21 @@ class Plan:
     run: str
     port: int = 0
     max_restarts: int = 0
+    # how many ranks are threads of one process
+    per_process: int = 1
+    through_xla: bool = False
 
-    def orders(self, wires: Sequence[Wires], meeting: socket.socket, attempt: int) -> list[Order]:
-        """What each worker is told, in the order of ranks; `meeting` is the bound socket of the store."""
+    def mates(self, rank: int) -> range:
+        """The ranks of a rank's process, itself among them."""
+        first = rank - rank % self.per_process
+        return range(first, min(first + self.per_process, self.size))
+
+    def orders(self, wires: Sequence[Wires], meeting: socket.socket, attempt: int) -> list[list[Order]]:
+        """What each process's ranks are told, in the order of ranks; `meeting` is the bound socket of the store."""
         port = meeting.getsockname()[1]
-        return [
+        orders = [
             Order(
-                seat=Seat(rank, self.size, port, self.run, attempt, self.max_restarts),
+                seat=Seat(rank, self.size, port, self.run, attempt, self.max_restarts, self.per_process),
                 surroundings=self.surroundings,
                 descriptors=replace(
                     ends.far,
@@ -37,9 +45,11 @@ class Plan:
                     store=meeting.fileno() if rank == 0 else -1,
                     more=self.payload.more,
                 ),
+                through_xla=self.through_xla,
             )
             for rank, ends in enumerate(wires)
         ]
+        return [orders[first : first + self.per_process] for first in range(0, self.size, self.per_process)]
 
 
 def meeting_place(port: int) -> socket.socket:

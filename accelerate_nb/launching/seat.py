@@ -6,6 +6,8 @@ import sys
 from dataclasses import dataclass
 
 LOOPBACK = "127.0.0.1"
+# The variables that differ from rank to rank.
+OWN_VARIABLES = ("RANK", "LOCAL_RANK", "ROLE_RANK")
 _LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -19,6 +21,18 @@ class Seat:
     run: str
     attempt: int = 0
     max_restarts: int = 0
+    # how many ranks are threads of one process
+    per_process: int = 1
+
+    @property
+    def process(self) -> int:
+        """Which of the run's processes the rank is in."""
+        return self.rank // self.per_process
+
+    @property
+    def processes(self) -> int:
+        """How many processes there are."""
+        return -(-self.size // self.per_process)
 
     def environ(self) -> dict[str, str]:
         """
@@ -29,9 +43,7 @@ class Seat:
         """
         rank, size = str(self.rank), str(self.size)
         return {
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "ROLE_RANK": rank,
+            **dict.fromkeys(OWN_VARIABLES, rank),
             "WORLD_SIZE": size,
             "LOCAL_WORLD_SIZE": size,
             "ROLE_WORLD_SIZE": size,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from accelerate_nb.launching.messages import receive_message, send_message
-from accelerate_nb.launching.order import Order, numbered
+from accelerate_nb.launching.order import of_text
 from accelerate_nb.launching.sessions import die_with_parent
 from accelerate_nb.launching.worker import work
 
@@ -45,13 +45,13 @@ class Spares:
         far.close()
         self._waiting[pid] = near
 
-    def use(self, order: str, descriptors: Sequence[int]) -> int | None:
+    def use(self, orders: str, descriptors: Sequence[int]) -> int | None:
         """Make one of them a worker; gives its process number, or `None` where there is none."""
         while self._waiting:
             pid, sock = self._waiting.popitem()
             with sock:
                 try:
-                    send_message(sock, {"order": order}, descriptors)
+                    send_message(sock, {"orders": orders}, descriptors)
                 except OSError:
                     # somebody has killed it
                     continue
@@ -70,10 +70,9 @@ class Spares:
         self._waiting.clear()
 
 
-def begin(order: str, arrived: Sequence[int], parent: int) -> NoReturn:
-    """Be the worker of an order whose descriptors have arrived."""
-    told = Order.from_json(order)
-    work(told.at(numbered(told.descriptors, arrived)), parent)
+def begin(orders: str, arrived: Sequence[int], parent: int) -> NoReturn:
+    """Be the process of orders whose descriptors have arrived."""
+    work(of_text(orders, arrived), parent)
 
 
 def _wait(sock: socket.socket, parent: int) -> NoReturn:
@@ -85,7 +84,7 @@ def _wait(sock: socket.socket, parent: int) -> NoReturn:
         if message is not None:
             sock.close()
             said, arrived = message
-            begin(said["order"], arrived, parent)
+            begin(said["orders"], arrived, parent)
     finally:
         # nobody needs it, or nobody is there any more
         os._exit(0)

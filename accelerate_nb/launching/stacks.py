@@ -7,16 +7,22 @@ import linecache
 import os
 import re
 import selectors
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from traceback import FrameSummary
+from types import FrameType
 from typing import Any
 
 from accelerate_nb.launching.sources import Sources
 from accelerate_nb.launching.tracebacks import frames_text
 
+# The signal at which a process writes where its ranks are, also while one waits in C++.
+SIGNAL = signal.SIGUSR1
 # What faulthandler writes, innermost frame first (see `faulthandler.dump_traceback`).
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
+_ANY = re.compile(r"^(?:Current thread|Thread) .*$", flags=re.MULTILINE)
+_CURRENT = re.compile(r"^Current thread .*$", flags=re.MULTILINE)
 # How long the ranks get to write.
 _PATIENCE = 1.0
 # After so many looks that find nothing new, they have written all.
@@ -75,14 +81,23 @@ def stacks_text(answers: Mapping[int, str], sources: Sources) -> str:
 def crash_text(file: int, sources: Sources) -> str:
     """Where a process was when a fault of compiled code ended it, as faulthandler wrote it; empty where that was not so."""
     _, fatal, text = os.pread(file, 1 << 20, 0).decode(errors="replace").rpartition("Fatal Python error: ")
-    return "\n".join(frames_text(main_thread(text), sources)) if fatal else ""
+    # a fault in a thread that runs no Python is told by what the main thread did
+    frames = _frames(_CURRENT.split(text)[-1]) or main_thread(text)
+    return "\n".join(frames_text(frames, sources)) if fatal else ""
+
+
+def as_faulthandler(frame: FrameType | None) -> str:
+    """A thread's calls in faulthandler's words, for a thread that it can't be asked for."""
+    lines = ["Current thread (most recent call first):"]
+    while frame is not None:
+        lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
+        frame = frame.f_back
+    return "\n".join(lines) + "\n"
 
 
 def main_thread(text: str) -> list[FrameSummary]:
     """The main thread's frames, outermost first: faulthandler writes that thread last."""
-    block = re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)[-1]
-    found = [match for line in block.split("\n") if (match := _FRAME.match(line))]
-    return [_frame(match) for match in reversed(found)]
+    return _frames(_ANY.split(text)[-1])
 
 
 def odd_ranks(stacks: Mapping[int, Sequence[FrameSummary]]) -> set[int]:
@@ -93,6 +108,13 @@ def odd_ranks(stacks: Mapping[int, Sequence[FrameSummary]]) -> set[int]:
     if every.count(common) < 2:
         return set()
     return {rank for rank, place in places.items() if place != common}
+
+
+def _frames(text: str) -> list[FrameSummary]:
+    """The frames of the first thread of a text, outermost first."""
+    block = _ANY.split(text, maxsplit=1)[0]
+    found = [match for line in block.split("\n") if (match := _FRAME.match(line))]
+    return [_frame(match) for match in reversed(found)]
 
 
 def _frame(match: re.Match[str]) -> FrameSummary:

@@ -7,8 +7,11 @@ import io
 import logging
 import os
 import sys
+from collections.abc import Collection
 from contextlib import suppress
-from typing import TextIO
+from typing import Any, TextIO
+
+from accelerate_nb.own import Own
 
 _LINE_BUFFERED = 1  # _IOLBF of stdio.h
 
@@ -27,6 +30,71 @@ def take_over(stdout: int, stderr: int) -> None:
     _line_buffer_c()
 
 
+class OfRank(io.TextIOBase):
+    """A standard stream of a process whose ranks are threads: what is written to it goes where the rank that writes says."""
+
+    def __init__(self, first: TextIO) -> None:
+        self._streams: Own[list[TextIO]] = Own(lambda: [first])
+
+    @property
+    def here(self) -> TextIO:
+        """The stream of the rank that asks; that of the process's first rank where no rank does, as compiled code's is."""
+        return self._streams.get()[0]
+
+    def lead(self, descriptor: int) -> None:
+        """From now on what this rank writes goes to its own pipe."""
+        self._streams.get()[0] = _stream(descriptor)
+
+    # what the class of all streams of text has already, and __getattr__ is not asked for
+
+    def write(self, text: str, /) -> int:
+        return self.here.write(text)
+
+    def flush(self) -> None:
+        self.here.flush()
+
+    def close(self) -> None:
+        self.here.close()
+
+    def fileno(self) -> int:
+        return self.here.fileno()
+
+    def isatty(self) -> bool:
+        return self.here.isatty()
+
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def closed(self) -> bool:
+        return self.here.closed
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # an attribute there
+        return self.here.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return self.here.errors
+
+    @property
+    def newlines(self) -> Any:  # type: ignore[override]
+        return self.here.newlines
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.here, name)
+
+
+def separate() -> tuple[OfRank, OfRank]:
+    """From now on Python's streams are each rank's own; until one says where they `lead`, they are this process's."""
+    before = {sys.stdout, sys.stderr}
+    out, err = OfRank(sys.stdout), OfRank(sys.stderr)
+    sys.stdout = sys.__stdout__ = out  # type: ignore[assignment,misc]  # as in `take_over`
+    sys.stderr = sys.__stderr__ = err  # type: ignore[assignment,misc]
+    _repoint_logging(before)
+    return out, err
+
+
 def flush() -> None:
     """Have everything written that Python and C hold back."""
     for stream in (sys.stdout, sys.stderr):
@@ -42,7 +110,7 @@ def _stream(descriptor: int) -> io.TextIOWrapper:
     return open(descriptor, "w", buffering=1, encoding="utf-8", errors="surrogateescape", closefd=False)
 
 
-def _repoint_logging(before: set[TextIO | None]) -> None:
+def _repoint_logging(before: Collection[TextIO | None]) -> None:
     """Handlers made before the streams changed write to the new ones."""
     for reference in list(logging._handlerList):  # type: ignore[attr-defined]  # the only list of all handlers
         handler = reference()

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -31,7 +31,7 @@ class Group:
     """The workers of one run, and the socket on which their kernel hears of them; closing it ends them."""
 
     sock: socket.socket
-    workers: dict[int, int] = field(default_factory=dict)  # process number to rank
+    workers: dict[int, list[int]] = field(default_factory=dict)  # process number to ranks
     rest: bytes = b""
 
     def say(self, **news: object) -> None:
@@ -49,10 +49,10 @@ class Group:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def signal(self, number: int, rank: int | None) -> None:
-        """Send a signal to a worker, or to all."""
+    def signal(self, number: int, ranks: Collection[int]) -> None:
+        """Send a signal to those that have one of these ranks."""
         for pid, own in self.workers.items():
-            if rank in {None, own}:
+            if not set(own).isdisjoint(ranks):
                 os.kill(pid, number)
 
 
@@ -128,7 +128,7 @@ class Supervisor:
         if said["do"] == "group":
             self._open_group(said["run"], socket.socket(fileno=descriptors[0]))
         elif said["do"] == "fork":
-            self._place(said["run"], said["rank"], said["order"], descriptors)
+            self._place(said["run"], said["ranks"], said["orders"], descriptors)
         elif said["patience"]:
             self._later.extend(said["names"])
             self._later_at = time.monotonic() + said["patience"]
@@ -156,25 +156,25 @@ class Supervisor:
         for line in lines:
             said = json.loads(line)
             if "signal" in said:
-                group.signal(said["signal"], said["rank"])
+                group.signal(said["signal"], said["ranks"])
             else:
                 group.end()
 
-    def _place(self, run: str, rank: int, order: str, arrived: list[int]) -> None:
-        pid = self._spares.use(order, arrived) or self._fork(order, arrived)
+    def _place(self, run: str, ranks: list[int], orders: str, arrived: list[int]) -> None:
+        pid = self._spares.use(orders, arrived) or self._fork(orders, arrived)
         for descriptor in arrived:
             os.close(descriptor)
         group = self._groups[run]
-        group.workers[pid] = rank
+        group.workers[pid] = ranks
         self._spares.expect(len(group.workers))
-        group.say(pid=[rank, pid])
+        group.say(pid=[ranks, pid])
 
-    def _fork(self, order: str, arrived: list[int]) -> int:
+    def _fork(self, orders: str, arrived: list[int]) -> int:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             self._forget()
-            begin(order, arrived, parent)
+            begin(orders, arrived, parent)
         return pid
 
     def _forget(self) -> None:
@@ -200,9 +200,9 @@ class Supervisor:
         self._spares.gone(pid)
         for run, group in list(self._groups.items()):
             if pid in group.workers:
-                rank = group.workers.pop(pid)
+                ranks = group.workers.pop(pid)
                 kill_session(pid)
-                group.say(exit=[rank, code])
+                group.say(exit=[ranks, code])
                 if group.sock.fileno() < 0 and not group.workers:
                     del self._groups[run]
 
@@ -232,10 +232,10 @@ def settle() -> None:
 
 
 def is_fit() -> bool:
-    """Whether this process may fork: it has one thread, and no GPU driver is awake in it."""
+    """Whether this process may fork: it has one thread, and no driver of an accelerator is awake in it."""
     if sys.platform != "linux":
         return True
-    return _one_thread() and not any(_opened("/dev/nvidia"))
+    return _one_thread() and not any(_opened(("/dev/nvidia", "/dev/accel", "/dev/vfio/")))
 
 
 def _one_thread() -> bool:
@@ -247,13 +247,13 @@ def _one_thread() -> bool:
     return False
 
 
-def _opened(prefix: str) -> Iterable[str]:
+def _opened(prefixes: tuple[str, ...]) -> Iterable[str]:
     for entry in Path("/proc/self/fd").iterdir():
         try:
             target = os.readlink(entry)
         except OSError:
             continue
-        if target.startswith(prefix):
+        if target.startswith(prefixes):
             yield target
 
 

@@ -1,4 +1,4 @@
-"""A process from its first line to its last: what a worker does around the function."""
+"""A process from its first line to its last: what a worker does around its ranks."""
 
 from __future__ import annotations
 
@@ -6,52 +6,60 @@ import atexit
 import faulthandler
 import os
 import signal
-import socket
 import sys
 import threading
-import time
+from collections.abc import Sequence
 from multiprocessing import process, util
 from typing import Any, NoReturn
 
-from accelerate_nb.events import pending
-from accelerate_nb.events.channel import Sender
-from accelerate_nb.events.emit import connect
-from accelerate_nb.events.model import State, StateChange
-from accelerate_nb.launching import answering, bars, inbox, showing, streams
-from accelerate_nb.launching.installed import loaded_since
-from accelerate_nb.launching.order import Order
-from accelerate_nb.launching.outcome import Raised, failure_of, write_raised, write_returned
-from accelerate_nb.launching.payload import Payload, arrived
+from accelerate_nb.launching import bars, showing, streams, threads, xla
+from accelerate_nb.launching.order import Order, of_text
+from accelerate_nb.launching.payload import Payload
+from accelerate_nb.launching.rank import Rank
 from accelerate_nb.launching.seat import LOOPBACK
 from accelerate_nb.launching.sessions import die_with_parent, tie_children
+from accelerate_nb.launching.stacks import SIGNAL
 
-# The signal at which a worker writes every thread's stack, also while it waits in C++.
-STACKS_SIGNAL = signal.SIGUSR1
 # How long what was registered with atexit may take.
 _PARTING = 2.0
 
 
-def work(order: Order, parent: int, payload: Payload | None = None) -> NoReturn:
-    """Be a worker: run the payload, leave its outcome, wait until all have, and end the process."""
+def work(orders: Sequence[Order], parent: int, payload: Payload | None = None) -> NoReturn:
+    """Be a worker: run the payload for each rank, leave their outcomes, wait until all have, and end the process."""
     try:
-        _settle(order, parent)
-        sock = socket.socket(fileno=order.descriptors.events)
-        sender = Sender(sock, order.seat.rank)
-        connect(sender)
-        told = inbox.Inbox(sock)
-        inbox.connect(told)
-        answering.answer(told)
-        # from here on it answers the signal that asks where it is
-        _tell(sender, "starting")
+        _settle(orders[0], parent)
         # other ranks need the store also after this one's function has returned: it lasts until all have
         store: list[Any] = []
-        code = _run(order, sender, payload or arrived(order.descriptors.payload, order.descriptors.more), store)
-        _wait_for_leave(told)
+        code = _alone(orders[0], payload, store) if len(orders) == 1 else _together(orders, payload, store)
         _part()
         os._exit(code)
     finally:
         # nothing of the process that this one was forked from may run on in here
         os._exit(70)
+
+
+def _alone(order: Order, payload: Payload | None, store: list[Any]) -> int:
+    """Be one rank, in this thread; gives the exit code."""
+    os.environ.update(order.seat.environ())
+    rank = Rank(order, payload)
+    succeeds = rank.takes(lambda: _prepare(order, store), rank.unpack, rank.run)
+    if succeeds:
+        rank.finish()
+    rank.wait_for_leave()
+    return 0 if succeeds else 1
+
+
+def _together(orders: Sequence[Order], payload: Payload | None, store: list[Any]) -> int:
+    """Be several ranks, each in a thread; gives the exit code."""
+    return threads.work(orders, payload, lambda: _prepare(orders[0], store))
+
+
+def _prepare(order: Order, store: list[Any]) -> None:
+    """What a process does before its ranks begin; what hosts the ranks' meeting is put into `store`."""
+    store.append(_host_store(order))
+    _set_threads(order.surroundings.threads)
+    if order.through_xla:
+        xla.wake(order.seat)
 
 
 def _settle(order: Order, parent: int) -> None:
@@ -76,34 +84,10 @@ def _settle(order: Order, parent: int) -> None:
     faulthandler.enable(file=order.descriptors.stacks)
     # the main thread alone, which the signal goes to: other threads run on while their stacks are read, and that ends in a
     # fault of memory before long
-    faulthandler.register(STACKS_SIGNAL, file=order.descriptors.stacks, all_threads=False, chain=False)
+    faulthandler.register(SIGNAL, file=order.descriptors.stacks, all_threads=False, chain=False)
     order.surroundings.take_over()
-    os.environ.update(order.seat.environ())
     showing.install()
     bars.install()
-
-
-def _run(order: Order, sender: Sender, payload: Payload, store: list[Any]) -> int:
-    """Run the call, leave what came of it, say so; gives the exit code. What hosts the ranks' meeting is put into `store`."""
-    rank, outcome, before = order.seat.rank, order.descriptors.outcome, len(sys.modules)
-    try:
-        store.append(_host_store(order))
-        _set_threads(order.surroundings.threads)
-        call = payload.unpack()
-        _tell(sender, "running")
-        value = call()
-        pending.finish()
-        write_returned(outcome, value, loaded_since(before))
-    except BaseException as error:
-        failure = failure_of(error, rank, payload.sources)
-        write_raised(outcome, Raised(failure, error, loaded_since(before)))
-        streams.flush()
-        sender.send(failure)
-        _tell(sender, "stopped" if failure.ended_by_us else "failed")
-        return 1
-    streams.flush()
-    _tell(sender, "finished")
-    return 0
 
 
 def _host_store(order: Order) -> Any:
@@ -129,18 +113,6 @@ def _set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _tell(sender: Sender, state: State) -> None:
-    sender.send(StateChange(rank=sender.rank, state=state, time=time.time(), detail=str(os.getpid())))
-
-
-def _wait_for_leave(told: inbox.Inbox) -> None:
-    """Stay until the kernel says so, or has gone: connections of other ranks end here."""
-    try:
-        told.wait_for_leave()
-    except KeyboardInterrupt:
-        return
-
-
 def _part() -> None:
     """Run what was registered for the end, but not for ever."""
     watch = threading.Timer(_PARTING, os._exit, (0,))
@@ -154,10 +126,10 @@ def _part() -> None:
 
 
 def main() -> NoReturn:
-    """Begin as a fresh Python: `python -m accelerate_nb.launching.worker DESCRIPTOR`, where the order can be read."""
+    """Begin as a fresh Python: `python -m accelerate_nb.launching.worker DESCRIPTOR`, where the orders can be read."""
     with open(int(sys.argv[1]), encoding="utf-8") as file:
-        order = Order.from_json(file.read())
-    work(order, os.getppid())
+        orders = of_text(file.read())
+    work(orders, os.getppid())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from accelerate_nb import launch
-from accelerate_nb.launching.worker import STACKS_SIGNAL
+from accelerate_nb.launching.stacks import SIGNAL
 
 SETTINGS = {"num_processes": 1, "cpu": True, "config_file": "", "timeout": 60, "panel": "off"}
 
@@ -62,7 +62,7 @@ def test_a_rank_is_asked_where_it_is_as_often_as_one_likes_while_its_threads_run
     pid = until_it_runs(run)
     pause = threading.Event()
     for _ in range(1500):
-        os.kill(pid, STACKS_SIGNAL)
+        os.kill(pid, SIGNAL)
         pause.wait(0.002)
     assert "in waits_for" in run.stacks()
     end.touch()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from accelerate_nb.launching.order import Order
 
 
 class Workers(Protocol):
-    """Processes that were placed. Nothing here waits."""
+    """Processes that were placed, each with one rank, or with several as threads. Nothing here waits."""
 
     def watched(self) -> Sequence[int]:
         """Descriptors that become readable when there is news."""
@@ -18,10 +18,10 @@ class Workers(Protocol):
         """Take in what has happened."""
 
     def exit_codes(self) -> Mapping[int, int]:
-        """The ranks that have ended, with their exit codes; negative: the signal that ended it."""
+        """The ranks whose processes have ended, with their exit codes; negative: the signal that ended it."""
 
-    def signal(self, number: int, rank: int | None = None) -> None:
-        """Send a signal to every worker that still runs, or to one of them."""
+    def signal(self, number: int, ranks: Collection[int]) -> None:
+        """Send a signal, once, to every process that still runs and has one of these ranks."""
 
     def kill(self) -> None:
         """SIGKILL for every worker and all that it started."""
@@ -36,5 +36,5 @@ class Workers(Protocol):
 class Placing(Protocol):
     """A way to place workers on this machine."""
 
-    def start(self, orders: Sequence[Order]) -> Workers:
-        """Start one worker an order; gives them before they run."""
+    def start(self, orders: Sequence[Sequence[Order]]) -> Workers:
+        """Start one process for each sequence of orders, those of its ranks; gives them before they run."""

@@ -5,47 +5,46 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from accelerate_nb.launching.sessions import kill_session
 
 
 class Children:
-    """Watches and ends children by their process numbers."""
+    """Watches and ends children by their process numbers; each has one rank, or several as threads."""
 
-    def __init__(self, pids: Mapping[int, int]) -> None:
-        self._pids = dict(pids)
+    def __init__(self, ranks: Mapping[int, Sequence[int]]) -> None:
+        self._running = dict(ranks)
         self._codes: dict[int, int] = {}
-        self._watches = {rank: _watch(pid) for rank, pid in pids.items()}
+        self._watches = {pid: _watch(pid) for pid in ranks}
 
     def watched(self) -> Sequence[int]:
         """A descriptor for each process, where the system has them (`pidfd_open`)."""
-        return [watch for rank, watch in self._watches.items() if watch is not None and rank not in self._codes]
+        return [watch for pid, watch in self._watches.items() if watch is not None and pid in self._running]
 
     def news(self) -> None:
         """Collect those that have ended, and end what they left behind."""
-        for rank, pid in self._pids.items():
-            if rank not in self._codes and (code := _ended(pid)) is not None:
+        for pid in list(self._running):
+            if (code := _ended(pid)) is not None:
                 kill_session(pid)
-                self._codes[rank] = code
+                self._codes.update(dict.fromkeys(self._running.pop(pid), code))
 
     def exit_codes(self) -> Mapping[int, int]:
         """Rank to exit code."""
         return self._codes
 
-    def signal(self, number: int, rank: int | None = None) -> None:
-        """Send a signal to all that run, or to one."""
-        for own, pid in self._pids.items():
-            if own not in self._codes and rank in {None, own}:
+    def signal(self, number: int, ranks: Collection[int]) -> None:
+        """Send a signal to those that run and have one of these ranks."""
+        for pid, own in self._running.items():
+            if not set(own).isdisjoint(ranks):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
     def kill(self) -> None:
         """Kill the session of all that run, and the process itself where it has not made its session yet."""
-        for rank, pid in self._pids.items():
-            if rank not in self._codes:
-                kill_session(pid)
-        self.signal(signal.SIGKILL)
+        for pid, own in self._running.items():
+            kill_session(pid)
+            self.signal(signal.SIGKILL, own)
 
     def lost(self) -> str | None:
         """Children are always heard of."""

@@ -19,19 +19,19 @@ class FromThisProcess:
     def __init__(self, payload: Payload) -> None:
         self._payload = payload
 
-    def start(self, orders: Sequence[Order]) -> Children:
-        """Fork one worker an order."""
+    def start(self, orders: Sequence[Sequence[Order]]) -> Children:
+        """Fork one process for each sequence of orders."""
         # what is buffered here would be written by every child as well
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        return Children({order.seat.rank: self._fork(order) for order in orders})
+        return Children({self._fork(own): [order.seat.rank for order in own] for own in orders})
 
-    def _fork(self, order: Order) -> int:
+    def _fork(self, orders: Sequence[Order]) -> int:
         parent = os.getpid()
         with warnings.catch_warnings():
             # Python 3.12 warns of forking a process with threads; it was asked for, and the child takes none of their locks
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            work(order, parent, self._payload)
+            work(orders, parent, self._payload)
         return pid

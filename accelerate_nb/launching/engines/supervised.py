@@ -11,13 +11,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from accelerate_nb.devices import xla
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.messages import send_message
-from accelerate_nb.launching.order import Order
+from accelerate_nb.launching.order import Order, as_text
 from accelerate_nb.launching.packing import memory_file
 from accelerate_nb.launching.sessions import kill_session
 from accelerate_nb.launching.supervisor import UNFIT
@@ -85,14 +86,15 @@ class SupervisorHandle:
         """What it wrote."""
         return os.pread(self._log, 1 << 20, 0).decode(errors="replace")
 
-    def fork(self, run: str, orders: Sequence[Order]) -> socket.socket:
+    def fork(self, run: str, orders: Sequence[Sequence[Order]]) -> socket.socket:
         """Have workers forked; gives the socket on which they are heard of."""
         near, far = socket.socketpair()
         with far, self._lock:
             send_message(self._control, {"do": "group", "run": run}, [far.fileno()])
-            for order in orders:
-                message = {"do": "fork", "run": run, "rank": order.seat.rank, "order": order.to_json()}
-                send_message(self._control, message, order.descriptors.all())
+            for own in orders:
+                ranks = [order.seat.rank for order in own]
+                message = {"do": "fork", "run": run, "ranks": ranks, "orders": as_text(own)}
+                send_message(self._control, message, [one for order in own for one in order.descriptors.all()])
         return near
 
     def load(self, names: Iterable[str], patience: float = 0.0) -> None:
@@ -123,6 +125,10 @@ class _Warmth:
         self.hints: dict[str, None] = {}
         self.unfit: set[str] = set()
 
+    def fit(self, names: Iterable[str]) -> list[str]:
+        """Those of the modules that can be loaded: none that made a supervisor unfit, and none below such a one."""
+        return [name for name in names if self.unfit.isdisjoint(_with_parents(name))]
+
 
 _warmth: ContextVar[_Warmth] = ContextVar("accelerate_nb_warmth", default=_Warmth())  # noqa: B039 - one for all threads
 
@@ -135,18 +141,18 @@ def warm() -> SupervisorHandle:
             if held.handle is not None:
                 _learn_from(held.handle, held)
                 held.handle.close()
-            held.handle = SupervisorHandle(_FIRST)
+            held.handle = SupervisorHandle(held.fit((*_FIRST, *xla.loaded_early(os.environ))))
             atexit.unregister(cool)
             atexit.register(cool)
-            held.handle.load(name for name in held.hints if name not in held.unfit)
-            held.handle.load((name for name in _LATER if name not in held.unfit), _PATIENCE)
+            held.handle.load(held.fit(held.hints))
+            held.handle.load(held.fit(_LATER), _PATIENCE)
         return held.handle
 
 
 def hint(names: Iterable[str]) -> None:
     """Installed modules that the next launches will need: the supervisor loads them when it is idle."""
     held = _warmth.get()
-    useful = [name for name in names if name not in held.unfit and name not in held.hints]
+    useful = [name for name in held.fit(names) if name not in held.hints]
     held.hints.update(dict.fromkeys(useful))
     if useful and held.handle is not None and held.handle.usable():
         held.handle.load(useful)
@@ -168,6 +174,13 @@ def _learn_from(handle: SupervisorHandle, held: _Warmth) -> None:
         held.hints.pop(unfit, None)
 
 
+def _with_parents(name: str) -> Iterator[str]:
+    """A module's name and those of the packages that are loaded with it."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
 class Supervised:
     """Workers that a supervisor forked."""
 
@@ -175,7 +188,7 @@ class Supervised:
         self._handle = handle
         self._socket = sock
         self._rest = b""
-        self._pids: dict[int, int] = {}
+        self._ranks: dict[int, list[int]] = {}
         self._codes: dict[int, int] = {}
         self._lost = False
         self._lock = threading.Lock()
@@ -203,18 +216,18 @@ class Supervised:
         """Rank to exit code."""
         return self._codes
 
-    def signal(self, number: int, rank: int | None = None) -> None:
-        """Have the supervisor send a signal to all that run, or to one."""
-        self._say(signal=int(number), rank=rank)
+    def signal(self, number: int, ranks: Collection[int]) -> None:
+        """Have the supervisor send a signal to those that run and have one of these ranks."""
+        self._say(signal=int(number), ranks=list(ranks))
 
     def kill(self) -> None:
         """Have the supervisor kill all; where it has gone, do it here: nobody has reaped its children's numbers yet."""
         self._say(kill=True)
         if self._lost:
-            for rank, pid in self._pids.items():
-                if rank not in self._codes:
+            for pid, ranks in self._ranks.items():
+                if not self._codes.keys() & ranks:
                     kill_session(pid)
-                    self._codes[rank] = -int(signal.SIGKILL)
+                    self._codes.update(dict.fromkeys(ranks, -int(signal.SIGKILL)))
 
     def lost(self) -> str | None:
         """The supervisor's end, where it has ended."""
@@ -233,19 +246,20 @@ class Supervised:
 
     def _take(self, said: dict[str, Any]) -> None:
         if "pid" in said:
-            rank, pid = said["pid"]
-            self._pids[rank] = pid
+            ranks, pid = said["pid"]
+            self._ranks[pid] = ranks
         else:
-            rank, code = said["exit"]
-            self._codes[rank] = code
+            ranks, code = said["exit"]
+            self._codes.update(dict.fromkeys(ranks, code))
 
 
 class FromSupervisor:
     """Places workers by asking the process's supervisor to fork them."""
 
-    def start(self, orders: Sequence[Order]) -> Supervised:
+    def start(self, orders: Sequence[Sequence[Order]]) -> Supervised:
         """Fork; a supervisor that turns out to have died is replaced once."""
-        run = f"{orders[0].seat.run}/{orders[0].seat.attempt}"
+        seat = orders[0][0].seat
+        run = f"{seat.run}/{seat.attempt}"
         handle = warm()
         try:
             return Supervised(handle, handle.fork(run, orders))
@@ -256,7 +270,7 @@ class FromSupervisor:
             return Supervised(handle, handle.fork(run, orders))
         except OSError:
             raise LaunchError(
-                f"{len(orders)} workers were asked for, but the process that forks them does not start. It said:\n"
+                f"{seat.size} workers were asked for, but the process that forks them does not start. It said:\n"
                 f"{handle.log()[-2000:]}\nTry start_method='spawn'."
             ) from None
 

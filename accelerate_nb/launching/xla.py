@@ -1,0 +1,52 @@
+"""What a process does before its ranks compute through torch_xla."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from accelerate_nb.devices import xla
+from accelerate_nb.devices.lockstep import Lockstep
+from accelerate_nb.errors import LaunchError
+from accelerate_nb.launching.seat import Seat
+
+
+def wake(seat: Seat) -> None:
+    """Have torch_xla's runtime begin in the process of a rank, which may have more ranks as threads."""
+    xla.read_environment_again()
+    xla.wake(seat.process, seat.processes)
+
+
+def devices_for(ranks: int) -> Sequence[str]:
+    """The devices of this process, one for each of its ranks, in the order of ranks; the runtime is awake."""
+    import torch_xla
+    import torch_xla.core.xla_model as model
+
+    # a process's devices need not come in the order of their places among all
+    found = sorted(model.get_xla_supported_devices(), key=torch_xla._XLAC._xla_get_device_ordinal)
+    if len(found) != ranks:
+        raise LaunchError(
+            f"{ranks} ranks were to share a process, a device for each, but torch_xla has {len(found)} in it. "
+            "Leave num_processes out, which asks for all devices."
+        )
+    return found
+
+
+def steps_together(ranks: int) -> Lockstep | None:
+    """
+    What the ranks of this process pass together; `None` where each may go its way, as on TPUs.
+
+    On the CPU, XLA ends the process where one device waits 10 s for another one's part of a collective ("Termination timeout
+    for all reduce RendezvousKey"), as it does when two threads compile at once.
+    """
+    from torch_xla import runtime
+
+    return Lockstep(ranks) if runtime.device_type() == "CPU" else None
+
+
+def compute_on(device: str) -> None:
+    """Make this the thread's device, as `torch_xla.launch` does (`_run_thread_per_device` of `torch_xla/_internal/pjrt.py`)."""
+    import torch_xla
+    from torch_xla import runtime
+
+    torch_xla._XLAC._xla_set_default_device(device)
+    runtime._init_world_size_ordinal()
