@@ -63,9 +63,10 @@ _SERVICES = {
     "KUBERNETES_SERVICE_HOST": "a pod of Kubernetes",
 }
 _VARIABLES = re.compile(
-    r"(ACCELERATE|FSDP|NCCL|GLOO|TORCH|PYTORCH|CUDA|HIP|ROCR|NVIDIA|XLA|PJRT|TPU|OMP|MKL|KMP|HF|SLURM|JUPYTER|JPY)(_.*)?"
-    r"|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TMPDIR|XDG_CACHE_HOME|PYTHONPATH|PYTHONSTARTUP|LD_PRELOAD"
-    r"|VIRTUAL_ENV|CONDA_DEFAULT_ENV|LD_LIBRARY_PATH"
+    r"(ACCELERATE|FSDP|NCCL|GLOO|TORCH|PYTORCH|CUDA|HIP|ROCR|NVIDIA|XLA|PJRT|TPU|LIBTPU|CLOUD_TPU|COLAB_TPU|OMP|MKL|KMP|HF"
+    r"|SLURM|JUPYTER|JPY)(_.*)?"
+    r"|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|CPU_NUM_DEVICES|USE_TORCH_XLA|MASTER_(ADDR|PORT)|TMPDIR|XDG_CACHE_HOME|PYTHONPATH"
+    r"|PYTHONSTARTUP|LD_PRELOAD|VIRTUAL_ENV|CONDA_DEFAULT_ENV|LD_LIBRARY_PATH"
 )
 _SECRET = re.compile(
     r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|COOKIE|(?:^|_)PASS(?:$|_)|(?:^|_)(PAT|AUTH)(?:$|_)", re.IGNORECASE
@@ -174,7 +175,46 @@ def _devices(environment: Mapping[str, str]) -> Facts:
     if nvidia is not None:
         gpus = [{"name": gpu.name, "memory_gib": _gib(gpu.memory)} for gpu in nvidia.gpus]
         facts["nvidia"] = {"driver": nvidia.version, "cuda": nvidia.cuda, "gpus": gpus}
+    if through_xla := _xla(environment):
+        facts["xla"] = through_xla
     return facts
+
+
+def _xla(environment: Mapping[str, str]) -> Facts:
+    """What torch_xla would compute on, and what keeps it from that; nothing where there is neither it nor a TPU."""
+    from accelerate_nb.devices import xla
+    from accelerate_nb.devices.tpu_info import generation
+
+    here, found, chips = xla.installation(), xla.look(environment), xla.tpu_chips()
+    if not here.torch_xla and found is None and not chips:
+        return {}
+    facts: Facts = {
+        "torch_xla": here.torch_xla or None,
+        "libtpu": _version("libtpu") or (here.libtpu or None),
+        "tpu_info": _version("tpu-info"),
+        "tpu_chips": len(chips),
+        "generation": generation(),
+    }
+    if found is not None:
+        facts |= {
+            "device": found.device,
+            "count": found.count,
+            "asked_for": found.asked,
+            "trouble": found.trouble or None,
+        }
+    if chips:
+        facts["held_by"] = [{"process": pid, "name": _name_of(pid)} for pid in xla.holders()]
+    return facts
+
+
+def _name_of(pid: int) -> str | None:
+    """What a process is called, where it may be seen."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).name()
+    except psutil.Error:
+        return None
 
 
 def _machine(environment: Mapping[str, str]) -> Facts:

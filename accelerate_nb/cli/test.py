@@ -21,6 +21,7 @@ from accelerate_nb.events.checks import Check
 _EXAMPLES = """examples:
   accelerate-nb test                                   with the settings that every launch begins with
   accelerate-nb test -n 2 --cpu                        two processes on the CPU
+  accelerate-nb test --tpu                             all cores of this machine's TPU
   accelerate-nb test --config_file cluster.yaml --json
 """
 # Where one of these fails, no worker could start.
@@ -39,12 +40,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_config_file(parser, "The configuration file, in place of the default one; '' for none.")
     parser.add_argument("--json", action="store_true", help="Write JSON, once all is over.")
+    parser.add_argument("--tpu", action="store_true", help="Try all cores of this machine's TPU; as --engine xla.")
     add_settings(parser, all_settings())
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Make all checks, and show them while they are made."""
     said = said_settings(arguments, all_settings())
+    if arguments.tpu:
+        said = {"engine": "xla", **said}
     screen = _Nothing() if arguments.json else _Screen()
     checks = _Checks(screen)
     path: Path | None = None

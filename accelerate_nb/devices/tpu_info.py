@@ -126,3 +126,17 @@ def _services(ports: str) -> Iterable[_Service]:
     from tpu_info.proto.tpu_metric_service_pb2_grpc import RuntimeMetricServiceStub as Stub
 
     return [_Service(grpc, messages, Stub, int(port)) for port in ports.split(",") if port.strip().isdecimal()]
+
+
+def generation() -> str | None:
+    """Which of Google's chips this machine has, such as "v5e"; `None` where tpu-info is not installed, or sees none."""
+    if find_spec("tpu_info") is None:
+        return None
+    from tpu_info.device import get_local_chips
+
+    try:
+        chip, _ = get_local_chips()
+    except (OSError, AssertionError):
+        # a device of the bus that says nothing of itself, and chips of several kinds, which it does not expect
+        return None
+    return None if chip is None else str(chip.value.name)

@@ -10,11 +10,13 @@ import subprocess
 import sys
 from importlib.metadata import version
 
+import psutil
 import pytest
 import torch
 
 from accelerate_nb.cli.env import gather, masked, variables
 from accelerate_nb.cli.main import main
+from accelerate_nb.devices import tpu_info, xla
 
 KEYS = {
     "accelerate_nb",
@@ -201,3 +203,35 @@ def _read(screen) -> bytes:
         return screen.read(4096)
     except OSError:  # the terminal has gone with its last program
         return b""
+
+
+# ---------------------------------------------------------------------------------------------------------------- TPUs
+
+
+def test_what_speaks_against_a_tpu_is_told(monkeypatch):
+    monkeypatch.setattr(xla, "installation", lambda: xla.Installation("2.9.0", "2.13.0", libtpu=True))
+    found = gather({"PJRT_DEVICE": "TPU", "CLOUD_TPU_TASK_ID": "0"})
+    assert found["devices"]["xla"]["torch_xla"] == "2.9.0"
+    assert "torch_xla 2.9.0 loads beside torch 2.9 only" in found["devices"]["xla"]["trouble"]
+    assert found["environment"] == {"PJRT_DEVICE": "TPU", "CLOUD_TPU_TASK_ID": "0"}
+
+
+def test_a_tpus_chips_and_who_holds_them_are_told(monkeypatch):
+    """A stand-in for a TPU: no chip is at hand."""
+    monkeypatch.setattr(xla, "installation", lambda: xla.Installation("2.9.0", "2.9.1", libtpu=True))
+    monkeypatch.setattr(xla, "tpu_chips", lambda *_: [1] * 8)
+    monkeypatch.setattr(xla, "holders", lambda *_: [os.getpid(), 1 << 30])
+    monkeypatch.setattr(tpu_info, "generation", lambda: "v5e")
+    found = gather({})["devices"]
+    assert (found["kind"], found["count"]) == ("xla", 8)
+    told = found["xla"]
+    assert (told["tpu_chips"], told["generation"], told["device"], told["count"]) == (8, "v5e", "TPU", 8)
+    assert told["trouble"] is None
+    mine, gone = told["held_by"]
+    assert mine == {"process": os.getpid(), "name": psutil.Process().name()}
+    assert gone == {"process": 1 << 30, "name": None}
+
+
+def test_a_machine_that_has_nothing_of_tpus_says_nothing_of_them(monkeypatch):
+    monkeypatch.setattr(xla, "installation", xla.Installation)
+    assert "xla" not in gather({})["devices"]
