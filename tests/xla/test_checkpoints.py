@@ -1,0 +1,275 @@
+"""What is saved on an XLA device: it goes on there bit for bit, and its files are those of a training on the CPU."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from accelerate_nb import launch
+from tests.ranks import run_on_ranks
+from tests.runtime.loops import samples
+
+
+class Odd(nn.Module):
+    """A model with a weight under two names, one in bf16, one that is not contiguous, two of one shape, a buffer and dropout."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8, bias=False)
+        self.second = nn.Linear(8, 8, bias=False)
+        self.third = nn.Linear(8, 8, bias=False)
+        self.second.weight = self.first.weight
+        self.turned = nn.Parameter(torch.randn(8, 4).t())
+        self.short = nn.Parameter(torch.randn(4, dtype=torch.bfloat16))
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.third(self.drop(torch.relu(self.norm(self.second(self.first(inputs))))))
+        return ((hidden @ self.turned.t()) * self.short.float()).sum(1, keepdim=True)
+
+
+class Remembering:
+    """Something of one's own, with a tensor of the device in its state."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.mean = torch.zeros(3, device=device)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean, "again": [self.mean]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["again"][0].data_ptr() == state["mean"].data_ptr()
+        self.mean = state["mean"].to(self.mean.device)
+
+
+class Training:
+    """One training, the same for every package and on every device; all that it draws depends on a seed."""
+
+    def __init__(self, package: str = "accelerate_nb", seed: int = 0, dropout: float = 0.3, **options: Any) -> None:
+        found = import_module(package)
+        import_module(f"{package}.utils").set_seed(seed)
+        self.accelerator = found.Accelerator(**options)
+        model = Odd(dropout)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        loader = DataLoader(samples(32), batch_size=4, shuffle=True)
+        self.model, self.optimizer, self.schedule, self.loader = self.accelerator.prepare(
+            model, optimizer, schedule, loader
+        )
+        self.custom = Remembering(self.accelerator.device)
+        self.accelerator.register_for_checkpointing(self.custom)
+        self.count = 0
+        self.told: list[Any] = []
+
+    def epochs(self, count: int, *, at: dict[int, Any] | None = None) -> None:
+        for _ in range(count):
+            for inputs, targets in self.loader:
+                loss = nn.functional.mse_loss(self.model(inputs), targets)
+                self.accelerator.backward(loss)
+                self.optimizer.step()
+                self.schedule.step()
+                self.optimizer.zero_grad()
+                self.custom.mean += inputs.detach()[0, :3]
+                self.count += 1
+                self.told.append((loss.detach(), random.random(), float(np.random.rand()), inputs.sum()))
+                if at and self.count in at:
+                    at[self.count]()
+
+    def numbers(self, since: int = 0) -> Any:
+        """All that has happened since a step, and what has become of the training, in plain numbers."""
+        told = [(loss.item(), one, other, total.item()) for loss, one, other, total in self.told[since:]]
+        return told, self.state()
+
+    def state(self) -> dict[str, Any]:
+        """What the training is now."""
+        inner = self.accelerator.unwrap_model(self.model)
+        weights = {name: each.float().tolist() for name, each in inner.state_dict().items()}
+        kept = {
+            number: {name: each.float().tolist() for name, each in values.items()}
+            for number, values in self.optimizer.state_dict()["state"].items()
+        }
+        rate = self.schedule.get_last_lr()
+        return {"weights": weights, "optimizer": kept, "rate": rate, "custom": self.custom.mean.tolist()}
+
+
+def saves(folder: str) -> dict[str, Any]:
+    """Trains without a save, then with saves of every kind after its third step."""
+    straight = Training()
+    straight.epochs(2)
+    training = Training()
+    moment: dict[str, Any] = {}
+
+    def save() -> None:
+        training.accelerator.save_state(f"{folder}/plain")
+        training.accelerator.save_state(f"{folder}/pickled", safe_serialization=False)
+        training.accelerator.save_state(f"{folder}/background", blocking=False)
+        moment.update(training.state())
+        export(training, folder)
+
+    training.epochs(2, at={3: save})
+    training.accelerator.wait_for_checkpoint()
+    return {"straight": straight.numbers(), "saved": training.numbers(), "moment": moment}
+
+
+def export(training: Training, folder: str) -> None:
+    """Writes what `save_state` does not."""
+    accelerator, model = training.accelerator, training.model
+    accelerator.save_model(model, f"{folder}/model", max_shard_size="0.3KB")
+    accelerator.save_model(model, f"{folder}/model_pickled", safe_serialization=False)
+    accelerator.save(accelerator.get_state_dict(model), f"{folder}/state.pt")
+    accelerator.save(accelerator.get_state_dict(model), f"{folder}/state.safetensors", safe_serialization=True)
+    accelerator.save({"one": [training.custom.mean], "two": training.custom.mean, "three": 3}, f"{folder}/nest.pt")
+
+
+def resumes(folder: str, kind: str) -> Any:
+    """Goes on from a save, in a process where nothing of the beginning is the same."""
+    training = Training(seed=5)
+    training.accelerator.load_state(f"{folder}/{kind}")
+    training.epochs(2)
+    return training.numbers()
+
+
+def on_this_device(folder: str, into: str) -> Any:
+    """What a load gives, what is written then, and what the helpers for single files read."""
+    training = Training(seed=6)
+    training.accelerator.load_state(folder, map_location="on_device")
+    found = training.state()
+    training.accelerator.save_state(into)
+    return found, training.accelerator.device.type
+
+
+def reads(folder: str) -> Any:
+    """The files of `export`, read to the device in all the ways there are."""
+    from accelerate_nb.utils import find_tied_parameters, id_tensor_storage, load, load_checkpoint_in_model
+
+    training = Training(seed=7)
+    inner = training.accelerator.unwrap_model(training.model)
+    load_checkpoint_in_model(inner, f"{folder}/model")
+    from_shards = training.state()["weights"]
+    other = Training(seed=8)
+    other.accelerator.unwrap_model(other.model).load_state_dict(
+        load(f"{folder}/state.pt", map_location=other.accelerator.device)
+    )
+    return {
+        "shards": from_shards,
+        "state": other.state()["weights"],
+        "tied": find_tied_parameters(inner),
+        "same": id_tensor_storage(inner.first.weight) == id_tensor_storage(inner.second.weight),
+        "other": id_tensor_storage(inner.first.weight) == id_tensor_storage(inner.third.weight),
+    }
+
+
+def under_accelerate(folder: str, into: str) -> Any:
+    """Hugging Face Accelerate reads a folder on the CPU, and writes one; it must not see torch_xla, which it would compute through."""
+    from accelerate.utils import imports
+
+    imports._torch_xla_available = False
+    imports.is_torch_xla_available.cache_clear()
+    training = Training("accelerate", seed=9, cpu=True)
+    training.accelerator.load_state(folder)
+    found = training.state()
+    training.accelerator.save_state(into)
+    return found
+
+
+def under_ours(folder: str, into: str) -> Any:
+    """This package reads a folder on the CPU, and writes one."""
+    training = Training(seed=10, cpu=True)
+    training.accelerator.load_state(folder)
+    found = training.state()
+    training.accelerator.save_state(into)
+    return found
+
+
+@pytest.fixture(scope="module")
+def xla(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """Runs a function on one XLA device, as `on_xla` does, for all tests of this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PJRT_DEVICE", "CPU")
+        patch.setenv("CPU_NUM_DEVICES", "1")
+        runs = str(tmp_path_factory.mktemp("runs"))
+
+        def run(function: Callable[..., Any], *args: Any) -> Any:
+            return launch(function, args, num_processes=1, config_file="", folder=runs, panel="off").wait(110)
+
+        yield run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("saved")
+
+
+@pytest.fixture(scope="module")
+def saved(folder: Path, xla) -> dict[str, Any]:
+    return xla(saves, str(folder))
+
+
+def test_saving_changes_nothing_of_a_training(saved):
+    assert saved["saved"] == saved["straight"]
+
+
+@pytest.mark.parametrize("kind", ["plain", "background"])
+def test_a_resumed_training_goes_on_bit_for_bit(saved, folder, xla, kind):
+    told, state = saved["straight"]
+    assert xla(resumes, str(folder), kind) == (told[3:], state)
+
+
+def test_files_are_plain_tensors_of_the_cpu(saved, folder):
+    written = [each for each in folder.rglob("*") if each.suffix in {".pkl", ".bin", ".pt"}]
+    assert len(written) > 10
+    for each in written:
+        content = each.read_bytes().replace(b"xm_seed", b"")
+        assert b"xla" not in content, each
+        assert b"_rebuild_device" not in content, each  # as torch pickles tensors without a storage
+
+
+def test_weights_of_one_memory_are_in_a_file_once(saved, folder):
+    from safetensors import safe_open
+
+    with safe_open(folder / "plain" / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    assert {"first.weight", "third.weight"} < names
+    assert "second.weight" not in names
+    state = torch.load(folder / "pickled" / "pytorch_model.bin")
+    assert state["first.weight"].data_ptr() == state["second.weight"].data_ptr() != state["third.weight"].data_ptr()
+    assert state["short"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["plain", "pickled", "background"])
+def test_a_save_on_xla_loads_on_the_cpu_and_under_accelerate(saved, folder, xla, tmp_path, kind):
+    (ours,) = run_on_ranks(under_ours, 1, str(folder / kind), str(tmp_path / "ours"))
+    assert ours == saved["moment"]
+    (theirs,) = run_on_ranks(under_accelerate, 1, str(folder / kind), str(tmp_path / "theirs"))
+    assert theirs == saved["moment"]
+    if kind == "plain":  # and back again
+        for written in ("ours", "theirs"):
+            back = xla(on_this_device, str(tmp_path / written), str(tmp_path / "back"))
+            assert back == (saved["moment"], "xla")
+
+
+def test_files_for_other_uses_hold_the_same_weights(saved, folder, xla):
+    weights = saved["moment"]["weights"]
+    found = xla(reads, str(folder))
+    assert found == {
+        "shards": weights,
+        "state": weights,
+        "tied": [["first.weight", "second.weight"]],
+        "same": True,
+        "other": False,
+    }
+    assert len(list((folder / "model").glob("*.safetensors"))) > 2
+    nest = torch.load(folder / "nest.pt")
+    assert nest["one"][0].data_ptr() == nest["two"].data_ptr()
+    assert nest["two"].tolist() == saved["moment"]["custom"]
+    assert nest["three"] == 3
