@@ -60,6 +60,8 @@ def prepare(
             RunHere, config, choice, call.name, front_end, heard, _inline(call, {**config.environ(), **choice.shows})
         )
     payload, choice = _payload(call, choice, asked=wish.start_method != "auto")
+    if choice.kind == "xla":
+        supervised.hint(xla.MODULES)
     placing = _placing(choice, payload)
     plan = Plan(
         payload=payload,
@@ -68,6 +70,8 @@ def prepare(
         run=uuid.uuid4().hex[:12],
         port=wish.use_port or 0,
         max_restarts=wish.max_restarts,
+        per_process=choice.per_process,
+        through_xla=choice.kind == "xla",
     )
     return _run(
         Run,
@@ -91,12 +95,14 @@ def _surroundings(config: RunConfig, choice: Choice) -> Surroundings:
 def _payload(call: Call, choice: Choice, *, asked: bool) -> tuple[Payload, Choice]:
     """What the workers run; where it can only be inherited and nothing else was asked for, they are forked from here."""
     __tracebackhide__ = True  # IPython shows the person's own frames alone
-    if choice.start == "fork":
+    # what is inherited would be one for all ranks of a process
+    if choice.start == "fork" and choice.per_process == 1:
         return inherit(call), choice
     try:
         return pack(call), choice
     except NeedsForkError:
-        if asked:
+        # torch_xla's runtime that is awake here would be dead in a process forked from here
+        if asked or choice.per_process > 1 or (choice.kind == "xla" and xla.is_awake()):
             raise
     why = "forked from here: among the arguments is something of multiprocessing's 'fork' context"
     return inherit(call), replace(choice, start="fork", why=why)

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
+
+import pytest
+
+from accelerate_nb import LaunchError
 
 
 def place():
@@ -12,5 +17,61 @@ def place():
     return str(accelerator.device), accelerator.num_processes, os.environ["PJRT_DEVICE"]
 
 
+def cpu_after_an_import():
+    # as many a library does
+    import_module("torch_xla")
+    from accelerate_nb import Accelerator
+
+    return str(Accelerator().device), os.environ.get("PJRT_DEVICE")
+
+
+def mesh():
+    from torch_xla import runtime
+
+    from accelerate_nb import Accelerator
+
+    accelerator = Accelerator()
+    return runtime.is_spmd(), runtime.global_runtime_device_count(), accelerator.num_processes
+
+
+def variables():
+    return os.getpid(), {name: os.environ.get(name) for name in ("RANK", "CPU_NUM_DEVICES", "TPU_PROCESS_ADDRESSES")}
+
+
 def test_a_function_computes_on_an_xla_device(on_xla):
     assert on_xla(place) == [("xla:0", 1, "CPU")]
+
+
+def test_the_cpu_is_as_many_devices_as_there_are_ranks_of_one_process(on_xla, monkeypatch):
+    # as on Kaggle
+    monkeypatch.setenv("TPU_PROCESS_ADDRESSES", "local")
+    found = on_xla(variables, num_processes=2)
+    assert len({pid for pid, _ in found}) == 1
+    expected = [{"RANK": rank, "CPU_NUM_DEVICES": "2", "TPU_PROCESS_ADDRESSES": None} for rank in ("0", "1")]
+    assert [said for _, said in found] == expected
+
+
+def test_a_mesh_is_one_rank_that_drives_all_devices(on_xla):
+    assert on_xla(mesh, devices=2, xla_mesh="data") == [(True, 2, 1)]
+
+
+def test_the_cpu_that_was_asked_for_is_without_torch_xla_whatever_a_library_loads(on_xla):
+    assert on_xla(cpu_after_an_import, cpu=True) == [("cpu", None)]
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({"PJRT_DEVICE": "TPU"}, "no TPU chip on this machine's PCI bus"),
+        ({"PJRT_DEVICE": "CUDA"}, "GPUs are used without torch_xla"),
+        ({"CPU_NUM_DEVICES": "two"}, "CPU_NUM_DEVICES='two'"),
+    ],
+)
+def test_devices_that_are_not_there_are_told_before_anything_starts(environment, says, monkeypatch):
+    from accelerate_nb import notebook_launcher
+
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LaunchError, match=says):
+        notebook_launcher(place, config_file="", panel="off")

@@ -1,0 +1,151 @@
+"""What a notebook's own process has done with torch_xla does not matter to a launch, or is told; nothing is woken by one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from accelerate_nb.devices import xla
+from tests.kernel.kernels import ROOT, kernel as started
+
+SETTINGS = 'config_file="", panel="off"'
+# In the way of a supervisor alone: a thread that begins while torch_xla is loaded, after which it can't fork.
+STARTS_A_THREAD = """
+import sys, threading
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch_xla.runtime":
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+if "accelerate_nb.launching.supervisor" in sys.orig_argv:
+    sys.meta_path.insert(0, Finder())
+"""
+PLACE = """
+import os, sys
+from accelerate_nb import LaunchError, launch, notebook_launcher
+
+def place():
+    from accelerate_nb import Accelerator
+    return str(Accelerator().device)
+"""
+
+
+def run(code, folder, **environment):
+    """What a Python of its own prints as JSON; as a notebook's does, it starts its supervisor before it needs it."""
+    (folder / "notebook.py").write_text(PLACE + code)
+    said = {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "XDG_CACHE_HOME": str(folder), **environment}
+    done = subprocess.run(
+        [sys.executable, "notebook.py"],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        cwd=folder,
+        env={**{name: value for name, value in os.environ.items() if name != "PJRT_DEVICE"}, **said},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_a_runtime_that_is_awake_on_the_cpu_keeps_no_launch_from_its_device_but_a_fork(tmp_path):
+    code = f"""
+import json, torch_xla
+torch_xla.device()
+found = [notebook_launcher(place, num_processes=1, start_method=method, {SETTINGS}) for method in ("auto", "spawn")]
+try:
+    notebook_launcher(place, num_processes=1, start_method="fork", {SETTINGS})
+except LaunchError as error:
+    found.append(str(error))
+found.append(notebook_launcher(place, num_processes=1, engine="inline", {SETTINGS}))
+print(json.dumps([*found, os.getpid()]))
+"""
+    supervised, spawned, forked, inline, pid = run(code, tmp_path, PJRT_DEVICE="CPU")
+    assert (supervised, spawned, inline) == ("xla:0", "xla:0", "xla:0")
+    assert forked.startswith("start_method='fork' was asked for, but torch_xla's runtime is awake in this process")
+    assert f"({pid})" in forked
+
+
+@pytest.mark.slow
+def test_a_launch_wakes_nothing_here_and_leaves_torch_xla_unloaded(tmp_path):
+    code = f"""
+import json
+device = notebook_launcher(place, num_processes=1, engine="xla", {SETTINGS})
+run = launch(place, num_processes=1, start_method="fork", engine="xla", {SETTINGS})
+forked = run.wait()
+print(json.dumps([device, forked, run.why, "torch_xla" in sys.modules, "PJRT_DEVICE" in os.environ]))
+"""
+    device, forked, why, is_loaded, is_said = run(code, tmp_path)
+    assert (device, forked) == ("xla:0", "xla:0")
+    assert why.startswith("1 XLA CPU device, through torch_xla: there is no TPU; ")
+    assert (is_loaded, is_said) == (False, False)
+
+
+@pytest.mark.slow
+def test_a_supervisor_that_torch_xla_makes_unfit_is_replaced_by_one_without_it(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(STARTS_A_THREAD)
+    code = f"""
+import json
+from accelerate_nb.launching.engines import supervised
+found = [notebook_launcher(place, num_processes=1, {SETTINGS}) for _ in range(2)]
+print(json.dumps([found, sorted(supervised._warmth.get().unfit)]))
+"""
+    found, unfit = run(code, tmp_path, PJRT_DEVICE="CPU")
+    assert found == ["xla:0", "xla:0"]
+    assert unfit == ["torch_xla"]
+
+
+@pytest.mark.slow
+def test_a_cell_launches_through_torch_xla_though_another_has_woken_it(tmp_path):
+    with started(tmp_path, PJRT_DEVICE="CPU") as notebook:
+        notebook.ok("import torch, torch_xla; here = torch.ones(2, device=torch_xla.device()) + 1; torch_xla.sync()")
+        notebook.ok("""
+        def train():
+            from accelerate_nb import Accelerator
+            accelerator = Accelerator()
+            weights = torch.ones(3, requires_grad=True, device=accelerator.device)
+            accelerator.backward((weights * 2).sum())
+            return str(accelerator.device), accelerator.num_processes, weights.grad.tolist()
+        """)
+        notebook.ok("trained = notebook_launcher(train)")
+        assert notebook.value("trained") == ["xla:0", 1, [2.0, 2.0, 2.0]]
+        assert notebook.value("here.tolist()") == [2.0, 2.0]
+
+
+@pytest.fixture(scope="module")
+def torch_xla_itself():
+    """What a fresh Python says of torch_xla after importing it: the source of truth."""
+    code = """
+import json, os
+before = dict(os.environ)
+import torch_xla
+from torch_xla._internal import tpu
+added = {name: value for name, value in os.environ.items() if before.get(name) != value}
+print(json.dumps([added, tpu.num_available_chips(), tpu._TPU_PCI_DEVICE_IDS]))
+"""
+    environment = {**os.environ, "PJRT_DEVICE": "CPU", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=true"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True, env=environment
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_bus_is_read_as_torch_xla_reads_it(torch_xla_itself):
+    _, chips, numbers = torch_xla_itself
+    assert len(xla.tpu_chips()) == chips
+    # the last is no chip that anybody can have: "testing only"
+    assert set(numbers) - set(xla._CORES) <= {"0x0056"}
+
+
+def test_a_worker_has_the_variables_that_torch_xla_sets_for_the_notebooks_environment(
+    on_xla, torch_xla_itself, monkeypatch
+):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=true")
+    added, *_ = torch_xla_itself
+    (found,) = on_xla(lambda: dict(os.environ))
+    assert "--xla_cpu_multi_thread_eigen=true" in found["XLA_FLAGS"]
+    assert {name: found.get(name) for name in added} == added
