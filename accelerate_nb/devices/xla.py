@@ -204,7 +204,7 @@ def wake(process: int, processes: int) -> None:
     from torch_xla import runtime
     from torch_xla._internal import pjrt
 
-    if os.environ.get("ACCELERATE_NB_XLA_MESH"):
+    if os.environ.get("ACCELERATE_NB_XLA_MESH") and not runtime.is_spmd():
         runtime.use_spmd()
     if runtime.is_spmd():
         runtime.addressable_runtime_device_count()

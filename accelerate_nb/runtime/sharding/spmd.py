@@ -25,6 +25,9 @@ def begin(mesh: str) -> None:
     import torch_xla
     from torch_xla import runtime
 
+    if os.environ["TF_CPP_MIN_LOG_LEVEL"] == "1":  # which torch_xla has said
+        # each program that is compiled warns otherwise that a part of XLA is going to be replaced
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     if runtime.is_spmd():
         return
     if torch_xla._XLAC._xla_get_spmd_config_is_locked():
@@ -33,8 +36,6 @@ def begin(mesh: str) -> None:
             f"one. Say it before anything touches a device: launch(..., xla_mesh={mesh!r}), or restart the process, and make "
             "the Accelerator first."
         )
-    # each program that is compiled warns otherwise that a part of XLA is going to be replaced
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     runtime.use_spmd()
 
 
