@@ -36,7 +36,9 @@ def tell(asked: Asked, program: Program, notebook: Readable | None) -> int:
     problem = ""
     parts = [*_what(asked, program, notebook), *_settings(asked), *_flags(asked)]
     try:
-        choice = choose(asked.config.launching, probe(), can_fork=hasattr(os, "fork"))
+        choice = choose(
+            asked.config.launching, probe(), can_fork=hasattr(os, "fork"), mesh=asked.config.training.xla_mesh
+        )
         check_ranks(asked, choice.size)
         parts += _workers(asked, choice, program, notebook)
     except LaunchError as error:

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from accelerate_nb.devices import xla
+from tests.devices.test_xla import COLAB, KAGGLE
 from tests.kernel.kernels import ROOT, kernel as started
 
 SETTINGS = 'config_file="", panel="off"'
@@ -114,6 +115,63 @@ def test_a_cell_launches_through_torch_xla_though_another_has_woken_it(tmp_path)
         notebook.ok("trained = notebook_launcher(train)")
         assert notebook.value("trained") == ["xla:0", 1, [2.0, 2.0, 2.0]]
         assert notebook.value("here.tolist()") == [2.0, 2.0]
+
+
+# What stands between torch_xla and a chip is mocked here, as there is none: what its devices are is not asked. All that
+# decides which chips a process has, and how processes find each other, is torch_xla's own.
+TOPOLOGY = """
+import json, os, sys, types
+import torch_xla
+from torch_xla import runtime
+from torch_xla.core import xla_model
+from accelerate_nb.devices import xla
+
+torch_xla.device = lambda: None
+xla_model.get_xla_supported_devices = lambda: []
+xla_model.set_replication = lambda *_: None
+runtime.addressable_runtime_device_count = lambda: 8
+found = []
+for said, process, processes in json.loads(sys.argv[1]):
+    os.environ.clear()
+    os.environ.update(xla.for_workers({"PJRT_DEVICE": "TPU", "PJRT_DYNAMIC_PLUGINS": "1", **said}))
+    xla.wake(process, processes)
+    found.append({name: os.environ[name] for name in sorted(os.environ) if name.startswith(("TPU_PROCESS", "TPU_VIS", "TPU_CHIPS_PER_P", "CLOUD"))})
+print(json.dumps(found))
+"""
+
+
+def test_each_process_of_a_tpu_gets_its_chip_and_knows_the_others():
+    v3 = {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v3-8",
+        "TPU_WORKER_ID": "0",
+        "TPU_PROCESS_ADDRESSES": "local",
+    }
+    cases = [(KAGGLE, 3, 8), (v3, 1, 4), (COLAB, 0, 1), ({**KAGGLE, "ACCELERATE_NB_XLA_MESH": "fsdp"}, 0, 1)]
+    done = subprocess.run(
+        [sys.executable, "-c", TOPOLOGY, json.dumps(cases)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    of_eight, of_four, alone, mesh = json.loads(done.stdout.splitlines()[-1])
+    assert of_eight == {
+        "CLOUD_TPU_TASK_ID": "3",
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
+        "TPU_PROCESS_ADDRESSES": ",".join(f"localhost:{port}" for port in range(8476, 8484)),
+        "TPU_PROCESS_BOUNDS": "2,4,1",
+        "TPU_PROCESS_PORT": "8479",
+        "TPU_VISIBLE_CHIPS": "3",
+    }
+    assert (of_four["TPU_PROCESS_BOUNDS"], of_four["TPU_VISIBLE_CHIPS"], of_four["TPU_PROCESS_PORT"]) == (
+        "2,2,1",
+        "1",
+        "8477",
+    )
+    assert alone == {
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
+        "TPU_PROCESS_BOUNDS": "1,1,1",
+        "TPU_VISIBLE_CHIPS": "0",
+    }
+    assert mesh == {}
 
 
 @pytest.fixture(scope="module")
