@@ -529,13 +529,19 @@ class Attempt:
 
     def _death(self, rank: int) -> Failure:
         code = self._workers.exit_codes().get(rank, -int(signal.SIGKILL))
-        since = self._scene.view.line_count_of(rank) - self._said_before.get(rank, 0)
-        last = [line.text for line in self._scene.view.tail(rank, min(since, _LAST_LINES))]
+        mates = self._plan.mates(rank)
+        # which of several ranks ended their process is not known
+        several = [f"[{mate}] {text}" for mate in mates for text in self._last_words(mate)]
+        last = several if len(mates) > 1 else self._last_words(rank)
         by_us = self._was_killed_by_us(rank, code)
         when = self._reported.get(rank, time.time())
         # a process tells of its end where its first rank writes its stacks
-        crash = crash_text(self._wires[self._plan.mates(rank)[0]].stacks, self._scene.sources)
+        crash = crash_text(self._wires[mates[0]].stacks, self._scene.sources)
         return died(rank, code, last_lines=last, crash=crash, time=when, ended_by_us=by_us)
+
+    def _last_words(self, rank: int) -> list[str]:
+        since = self._scene.view.line_count_of(rank) - self._said_before.get(rank, 0)
+        return [line.text for line in self._scene.view.tail(rank, min(since, _LAST_LINES))]
 
 
 def stronger(asked: Stop | None, how: Stop) -> Stop:

@@ -16,6 +16,7 @@ from typing import Any
 from accelerate_nb.config.environment import already_launched
 from accelerate_nb.config.ranks import listed, of_ranks
 from accelerate_nb.config.run import RunConfig
+from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import ConfigurationError, HangError, LaunchError
 from accelerate_nb.events.model import OVER, Answered, Event, Failure, StateChange
 from accelerate_nb.events.view import RunView
@@ -23,6 +24,7 @@ from accelerate_nb.launching import cells
 from accelerate_nb.launching.attempt import Stop
 from accelerate_nb.launching.blame import hang_error, worker_error
 from accelerate_nb.launching.cell_run import CellEnd, CellRun
+from accelerate_nb.launching.choosing import choose
 from accelerate_nb.launching.culprits import explain
 from accelerate_nb.launching.ending import Ending
 from accelerate_nb.launching.functions import prepare
@@ -109,6 +111,7 @@ class Session:
             raise LaunchError(
                 "engine='inline' was asked for, but a session's workers are processes of their own. Leave engine out."
             )
+        _check_no_threads(config)
         session = cls(config)
         session._begin_run(refresh)
         return session
@@ -524,6 +527,18 @@ def check_not_launched() -> None:
         raise LaunchError(
             f"A session was asked for inside rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, which a launcher "
             "started already. Use %%accelerate in a notebook of its own; a script has no cells to run one after the other."
+        )
+
+
+def _check_no_threads(config: RunConfig) -> None:
+    """Raise a `LaunchError` where several ranks would be threads of one process."""
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    choice = choose(config.launching, probe(), can_fork=hasattr(os, "fork"), mesh=config.training.xla_mesh)
+    if choice.per_process > 1:
+        raise LaunchError(
+            f"A session was asked for on {choice.size} devices, of which one process drives {choice.per_process}, each in a "
+            "thread; but a session's ranks run cells in the main thread of a process of their own. Pass num_processes=1, or "
+            "xla_mesh='data' for one rank that computes on all devices; a function runs on all of them by notebook_launcher."
         )
 
 

@@ -88,6 +88,7 @@ class _Thread:
         self._lockstep: lockstep.Lockstep | None = None
         self._device = ""
         self._is_asked = self._runs = False
+        self._over = threading.Event()
         self.succeeds = True
         self._thread = threading.Thread(
             target=self._context.run, args=(self._run,), name=f"rank {order.seat.rank}", daemon=True
@@ -126,7 +127,9 @@ class _Thread:
             self._thread.start()
 
     def wait_for_leave(self) -> None:
-        """Stay until the kernel has heard of all ranks, and says so."""
+        """Stay until its function has ended, and the kernel has heard of all ranks and says so."""
+        # it says so also to those whose processes it is about to kill
+        self._over.wait()
         self._rank.wait_for_leave()
 
     def interrupt(self) -> None:
@@ -171,6 +174,7 @@ class _Thread:
 
     def _end(self, *, succeeds: bool) -> None:
         self.succeeds = succeeds
+        self._over.set()
         if self._lockstep is not None:
             self._lockstep.leave()
 

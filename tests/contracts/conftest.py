@@ -5,27 +5,32 @@ from __future__ import annotations
 import linecache
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
-from tests.contracts.places import SESSIONS, STARTS, Engine, SessionPlace, place as place_of
+from tests.contracts.places import SESSIONS, STARTS, Engine, SessionPlace, place as place_of, surroundings
 
 
 @pytest.fixture(params=STARTS, scope="module")
-def engine(request, tmp_path_factory) -> Engine:
+def engine(request, tmp_path_factory) -> Iterator[Engine]:
     """Each engine in its turn, awake already."""
+    _can_be(request.param)
     made = place_of(request.param, tmp_path_factory.mktemp(f"runs_{request.param}"))
     assert isinstance(made, Engine)
-    return made
+    with surroundings(request.param):
+        yield made
 
 
 @pytest.fixture(params=[*STARTS, *SESSIONS], scope="module")
 def place(request, tmp_path_factory) -> Iterator[Engine | SessionPlace]:
     """Each engine, and a session on each, in its turn."""
+    _can_be(request.param)
     made = place_of(request.param, tmp_path_factory.mktemp(f"runs_{request.param}"))
-    yield made
-    made.close()
+    with surroundings(request.param):
+        yield made
+        made.close()
 
 
 @pytest.fixture
@@ -38,6 +43,18 @@ def apart(place) -> Engine | SessionPlace:
 def isolated(engine) -> Engine:
     """The engine, where it has processes of its own."""
     return _isolated(engine)
+
+
+@pytest.fixture
+def apart_alone(apart) -> Engine | SessionPlace:
+    """The place, where each rank has a process of its own."""
+    return _no_threads(apart)
+
+
+@pytest.fixture
+def isolated_alone(isolated) -> Engine:
+    """The engine, where each rank has a process of its own."""
+    return _no_threads(isolated)
 
 
 @pytest.fixture
@@ -59,6 +76,17 @@ def cell() -> Iterator[Any]:
     vars(main).update(before)
     for name in names:
         linecache.cache.pop(name, None)
+
+
+def _can_be(name):
+    if "xla" in name and find_spec("torch_xla") is None:
+        pytest.skip("torch_xla is not installed here: `make test-tpu` has it")
+
+
+def _no_threads(one):
+    if one.threads:
+        pytest.skip("ranks are threads here: torch.distributed's default group and random generators are the process's")
+    return one
 
 
 def _isolated(one):

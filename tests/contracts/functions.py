@@ -100,7 +100,9 @@ def waits(folder):
 
 def waits_stubbornly(folder):
     """The same, deaf to interrupts."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if threading.current_thread() is threading.main_thread():
+        # what waits in another thread hears of no signal anyway
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     Path(folder, f"here_{rank()}").touch()
     while True:
         time.sleep(60)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from accelerate_nb import Run, launch
 from accelerate_nb.config.run import resolve
+from accelerate_nb.launching import through_xla
 from accelerate_nb.launching.cell_run import CellRun
 from accelerate_nb.launching.run import Watched
 from accelerate_nb.launching.session import Session
@@ -19,8 +24,8 @@ class Engine:
     """
     A way to start workers.
 
-    `size` is how many it runs in these tests, `isolated` whether they are processes of their own, `limit` the seconds
-    within which they have certainly begun.
+    `size` is how many it runs in these tests, `isolated` whether they are in processes of their own, `threads` whether one
+    process has all of them, `limit` the seconds within which they have certainly begun.
     """
 
     name: str
@@ -29,6 +34,7 @@ class Engine:
     isolated: bool
     limit: float
     folder: Path
+    threads: bool = False
 
     def launch(self, function: Any, args: Any = (), kwargs: Any = None, **settings: Any) -> Run:
         """Start the function; nothing is read from this machine's configuration."""
@@ -53,6 +59,7 @@ class SessionPlace:
     size: int = 2
     isolated: bool = True
     limit: float = 1.5
+    threads: bool = False
     session: Session | None = field(default=None, repr=False)
 
     def launch(self, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None) -> CellRun:
@@ -72,21 +79,49 @@ class SessionPlace:
             self.session.close()
 
 
+_XLA = {"engine": "xla", "cpu": False}
 STARTS: dict[str, tuple[dict[str, Any], int, float]] = {
     "inline": ({"engine": "inline"}, 1, 1),
     "supervisor": ({"start_method": "supervisor"}, 2, 1.5),
     "fork": ({"start_method": "fork"}, 2, 1.5),
     "spawn": ({"start_method": "spawn"}, 2, 5),
+    "xla": (_XLA, 1, 10),
+    "xla-processes": (_XLA, 2, 10),
+    "xla-threads": (_XLA, 2, 10),
 }
-SESSIONS = {f"session-{name}": name for name in STARTS if name != "inline"}
+# A session's ranks have processes of their own.
+SESSIONS = {f"session-{name}": name for name in STARTS if name not in {"inline", "xla-threads"}}
 
 
 def place(name: str, folder: Path) -> Engine | SessionPlace:
     """The engine or the session of this name."""
     if name in SESSIONS:
-        return SessionPlace(name, STARTS[SESSIONS[name]][0], folder)
+        settings, size, limit = STARTS[SESSIONS[name]]
+        return SessionPlace(name, settings, folder, size, limit=limit)
     settings, size, limit = STARTS[name]
-    return Engine(name, settings, size, name != "inline", limit, folder)
+    return Engine(name, settings, size, name != "inline", limit, folder, name == "xla-threads")
+
+
+@contextmanager
+def surroundings(name: str) -> Iterator[None]:
+    """
+    Inside the block this process is where such a place can be: torch_xla computes on the CPU.
+
+    Its CPU backend has all its devices in one process. To have two processes with one device each, as there are on a TPU v4
+    or later, the number of devices of a process is mocked; each of them takes itself for the only one.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if "xla" in name:
+            patch.setenv("PJRT_DEVICE", "CPU")
+            patch.delenv("CPU_NUM_DEVICES", raising=False)
+        if name.endswith("xla-processes"):
+            counts = through_xla._on_cpu
+
+            def on_chips(*wish: Any) -> Any:
+                return replace(counts(*wish), shows={"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"}, per_process=1)
+
+            patch.setattr(through_xla, "_on_cpu", on_chips)
+        yield
 
 
 def until_here(run: Watched, folder: str | Path, size: int) -> None:
