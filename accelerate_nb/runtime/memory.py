@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from accelerate_nb.errors import OperationError, StateError
+from accelerate_nb.runtime import xla
 from accelerate_nb.runtime.current import current_world, is_joined
 from accelerate_nb.runtime.operations.exchange import Call, agree
 
@@ -103,6 +104,7 @@ def _attempt(function: Callable[..., Any], size: int, args: Any, kwargs: Any) ->
     clear_device_cache(garbage_collection=True)
     try:
         result = function(size, *args, **kwargs)
+        xla.wait()  # its memory is taken when what was asked for is computed
     except OperationError as error:
         if str(_TOO_LARGE) not in error.calls:
             raise

@@ -11,6 +11,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime import xla
 from accelerate_nb.runtime.handlers import KwargsHandler
 from accelerate_nb.runtime.world import World
 
@@ -22,7 +23,8 @@ class ProfileKwargs(KwargsHandler):
 
     `activities` are names of what is watched ("cpu", "cuda", "xpu", "mtia", "hpu", as far as this torch knows them; all that
     the device has by default), `schedule_option` the arguments of `torch.profiler.schedule`. With `output_trace_dir` each
-    process writes a Chrome trace there, `profile_<rank>.json`.
+    process writes a Chrome trace there, `profile_<rank>.json`; torch's profiler sees nothing of an XLA device, so what
+    torch_xla's own sees of it goes to `xla_<rank>` there, which TensorBoard's profile plugin shows.
     """
 
     activities: list[str] | None = None
@@ -63,10 +65,12 @@ def _activity(name: str) -> ProfilerActivity:
 @contextmanager
 def profiled(how: ProfileKwargs, world: World) -> Iterator[profile]:
     """A block that is profiled; where traces are written, all processes leave it together."""
-    with how.build() as profiler:
-        yield profiler
     if how.output_trace_dir is None:
+        with how.build() as profiler:
+            yield profiler
         return
     os.makedirs(how.output_trace_dir, exist_ok=True)
+    with xla.traced(os.path.join(how.output_trace_dir, f"xla_{world.rank}")), how.build() as profiler:
+        yield profiler
     profiler.export_chrome_trace(os.path.join(how.output_trace_dir, f"profile_{world.rank}.json"))
     world.barrier()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -105,10 +105,26 @@ def sync() -> None:
     for call in list(_before.get()):
         call()
     together, state = lockstep.lockstep(), xla_state()
-    # XLA's CPU backend ends a process in which one thread compiles while another waits for it in a collective for 10 seconds
-    with nullcontext() if together is None else together.turn():
+    if together is None:
         torch_xla.sync()
+    else:
+        _sync_in_turn(together)
     set_xla_state(state)
+
+
+def _sync_in_turn(together: lockstep.Lockstep) -> None:
+    """What `torch_xla.sync` does, by ranks that are threads of one process."""
+    import torch_xla
+    import torch_xla.core.xla_model as model
+
+    own = torch_xla._XLAC._xla_get_default_device()
+    # XLA's CPU backend ends a process in which one thread compiles while another waits for it in a collective for 10 seconds
+    with together.turn():
+        torch_xla._XLAC._xla_step_marker(own, [], wait=False, reset_scope=True)
+    model._run_step_closures()
+    # Not before all ranks have begun: this frees what the program has read, and so waits until the program has ended, which
+    # it does not while another rank has to come to a collective; nor could that rank come, since Python is held meanwhile.
+    torch_xla._XLAC._set_all_reduce_token(own, None)
 
 
 def before_sync(call: Callable[[], object]) -> None:
@@ -199,6 +215,41 @@ def memory() -> dict[str, int]:
         return {name: int(number) for name, number in model.get_memory_info(device()).items()}
     except RuntimeError:
         return {}
+
+
+def wait() -> None:
+    """Wait until the device has computed what it was given, and raise what went wrong there; nothing where there is none."""
+    if machine.is_awake():
+        import torch_xla.core.xla_model as model
+
+        model.wait_device_ops()
+
+
+@contextmanager
+def traced(folder: str) -> Iterator[None]:
+    """
+    A block whose work on this process's devices is written to a folder for TensorBoard's profile plugin, once a process.
+
+    Nothing where no device is awake: there is nothing to see.
+    """
+    if not machine.is_awake() or not _leads_process():
+        yield
+        return
+    from torch_xla.debug import profiler
+
+    profiler.start_trace(folder)
+    try:
+        yield
+        wait()
+    finally:
+        profiler.stop_trace()
+
+
+def _leads_process() -> bool:
+    """Whether this rank is the first of those that are threads of its process."""
+    from torch_xla import runtime
+
+    return threads() == 1 or runtime.local_ordinal() % threads() == 0
 
 
 def compilations() -> int:

@@ -1,0 +1,103 @@
+"""Where memory is too small on an XLA device, what a profile shows of it, and where its random numbers begin."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from accelerate_nb.devices.randomness import random_states_here
+from accelerate_nb.runtime.memory import should_reduce_batch_size
+
+
+def much(traces: str) -> dict[str, Any]:
+    """What a launched function finds; it sets no seed before it has drawn."""
+    import torch_xla
+
+    from accelerate_nb import Accelerator
+    from accelerate_nb.utils import ProfileKwargs, find_executable_batch_size, release_memory, set_seed
+
+    accelerator = Accelerator()
+    drawn = torch.rand(4, device=accelerator.device).tolist()
+    tried: list[int] = []
+
+    @find_executable_batch_size(starting_batch_size=1 << 50)
+    def train(batch_size: int) -> int:
+        tried.append(batch_size)
+        asked = torch.zeros(batch_size if batch_size > 1 << 49 else 8, device=accelerator.device)
+        torch_xla.sync()
+        return asked.numel()
+
+    fitted = train()
+    set_seed(3)
+    seeded = torch.rand(4, device=accelerator.device).tolist()
+    again = torch.rand(4, device=accelerator.device)
+    with accelerator.profile(ProfileKwargs(output_trace_dir=traces)):
+        release_memory((again @ again).item())
+    return {"drawn": drawn, "tried": tried, "fitted": fitted, "seeded": seeded, "again": again.tolist()}
+
+
+# The source of truth: plain torch_xla, whose generator is given a seed, and which syncs nothing in between.
+_BY_HAND = """
+import sys, torch, torch_xla
+import torch_xla.core.xla_model as xm
+for seed in (int(text) for text in sys.argv[1:]):
+    xm.set_rng_state(seed)
+    drawn = torch.rand(4, device="xla"), torch.rand(4, device="xla")
+    torch_xla.sync()
+    print(*[each.tolist() for each in drawn], sep=";")
+"""
+
+
+@pytest.fixture
+def by_hand() -> Any:
+    def run(*seeds: int) -> list[list[list[float]]]:
+        told = subprocess.run(
+            [sys.executable, "-c", _BY_HAND, *map(str, seeds)],
+            env={"PJRT_DEVICE": "CPU", "PATH": ""},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        return [
+            [[float(one) for one in part.strip("[]").split(",")] for part in line.split(";")]
+            for line in told.split("\n")
+            if line
+        ]
+
+    return run
+
+
+def test_a_function_on_an_xla_device(on_xla, by_hand, tmp_path: Path):
+    torch.manual_seed(1234567)
+    torch.rand(3)
+    states = random_states_here(gpus=True)
+    assert states.xla is None
+    (found,) = on_xla(much, str(tmp_path))
+    notebook, seeded = by_hand(1234567, 3)
+    # numbers begin with the notebook's seed, and with the one that is set
+    assert found["drawn"] == notebook[0]
+    assert [found["seeded"], found["again"]] == seeded
+    # a batch that the device has no memory for is tried smaller
+    assert len(found["tried"]) == 8
+    assert found["tried"][-1] < 1 << 49 < found["tried"][-2]
+    assert found["fitted"] == 8
+    # what torch's profiler sees, and what torch_xla's does
+    assert (tmp_path / "profile_0.json").stat().st_size > 0
+    assert list((tmp_path / "xla_0").rglob("*.xplane.pb"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Bad StatusOr access: RESOURCE_EXHAUSTED: Error loading program: Attempting to reserve 12.59G at the bottom of memory.",
+        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 21.1G of 15.48G hbm.",
+        "Out of memory allocating 4503599627370496 bytes.",
+    ],
+)
+def test_xlas_words_for_too_little_memory_are_known(text):
+    assert should_reduce_batch_size(RuntimeError(text))
