@@ -84,10 +84,6 @@ class World:
     def settle(self) -> None:
         """Have the device begin with everything that it was asked for; most begin at once."""
 
-    def carried(self, thing: Any) -> Any:
-        """An object as it can be pickled for another process: a tensor does not arrive on a device that isn't there."""
-        return thing
-
     def say(self, call: Callable[..., None], arguments: tuple[Any, ...], *, here: bool) -> None:
         """Make a call that writes its arguments down, if it is to be made `here`."""
         if here:
@@ -141,9 +137,6 @@ class ThroughXla(World):
 
     def settle(self) -> None:
         xla.sync()
-
-    def carried(self, thing: Any) -> Any:
-        return xla.to_cpu(thing)
 
     def say(self, call: Callable[..., None], arguments: tuple[Any, ...], *, here: bool) -> None:
         if not any(isinstance(each, torch.Tensor) and each.device.type == "xla" for each in arguments):

@@ -56,8 +56,15 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     reduced = _mover(world).reduce(call, leaves, reduction, scale)
     reduced = [_with_gradient(leaf, each) for leaf, each in zip(leaves, reduced, strict=True)]
     if reduction == "mean":
-        reduced = [each / world.size for each in reduced]
+        reduced = [_divided(each, world.size) for each in reduced]
     return with_leaves(tensor, iter(reduced))
+
+
+def _divided(total: Tensor, by: int) -> Tensor:
+    if not total.is_complex():
+        return total / by
+    # torch_xla loses the imaginary part of a complex tensor that is divided by a number
+    return torch.view_as_complex(torch.view_as_real(total) / by)
 
 
 def _with_gradient(leaf: Tensor, reduced: Tensor) -> Tensor:
@@ -181,7 +188,7 @@ def _only_one(world: World, operation: str, tensor: Tensor | None) -> tuple[int,
 def _everyones(world: World, operation: str, mine: Any) -> list[Any]:
     call = Call(operation, "objects")
     try:
-        pickled = pickle.dumps(world.carried(mine))
+        pickled = _mover(world).packed(mine)
     except Exception:
         # the others are about to wait for this process: they hear that nothing will come
         with suppress(OperationError):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from functools import partial
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -50,6 +51,10 @@ class Mover:
         for work in sent.start():
             work.wait()
         return sent.result()
+
+    def packed(self, thing: Any) -> bytes:
+        """An object as another process can unpickle it."""
+        return pickle.dumps(thing)
 
     def _moved(
         self,

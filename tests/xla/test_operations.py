@@ -1,0 +1,274 @@
+"""Operations between XLA devices give what gloo gives between processes on CPUs, and nothing is computed before it is asked for."""
+
+from __future__ import annotations
+
+import os
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ranks import run_on_ranks
+from tests.xla.threads import on_threads
+
+# Two processes that import torch_xla and torch once more, and a good hundred small programs to compile.
+pytestmark = pytest.mark.slow
+
+Pair = namedtuple("Pair", ["first", "second"])
+
+DTYPES = [
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+]
+
+
+def drawn(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randint(0, 9, shape, generator=generator).to(dtype)
+
+
+def nests(rank: int, device: torch.device) -> dict[str, Any]:
+    """One of each kind of tensor, on the device, and nests of them."""
+    tensors = {
+        "no dimensions": torch.tensor(1.5 + rank),
+        "no dimensions, and the rank": torch.tensor(rank),
+        "nothing in it": torch.empty(0),
+        "a dimension of zero": torch.empty(2, 0, 3),
+        "transposed": drawn(rank, 4, 3).t(),
+        "of 1.2 MB": drawn(rank, 300, 1000),
+        **{str(dtype): drawn(rank, 5, dtype=dtype) for dtype in DTYPES},
+    }
+    nest = {
+        "list": [drawn(rank, 3, 2), (drawn(rank, 3),)],
+        "pair": Pair(drawn(rank, 2), [drawn(rank, 2, 2)]),
+        "none": [],
+    }
+    placed = {name: tensor.to(device) for name, tensor in tensors.items()}
+    from accelerate_nb.utils import send_to_device
+
+    return {**placed, "nest": send_to_device(nest, device), "on the CPU": drawn(rank, 3)}
+
+
+def everything() -> dict[str, Any]:
+    """What every operation makes of everything, in plain values, with what was compiled and read meanwhile."""
+    from accelerate_nb import Accelerator
+
+    accelerator = Accelerator(cpu="PJRT_DEVICE" not in os.environ)
+    through_xla = accelerator.device.type == "xla"
+    given = nests(accelerator.process_index, accelerator.device)
+    accelerator.wait_for_everyone()
+    before = counts() if through_xla else {}
+    found = of_tensors(accelerator, given)
+    said = misfits(accelerator)
+    objects = of_objects(accelerator)
+    meanwhile = {name: count - before[name] for name, count in counts().items()} if through_xla else {}
+    accelerator.wait_for_everyone()
+    return {
+        "found": told(found) | told(objects),
+        "said": said,
+        "meanwhile": meanwhile,
+        "device": str(accelerator.device),
+        "uneven": told(uneven(accelerator)),
+        "gradient": gradient(accelerator),
+        "dispatched": told(dispatched(accelerator)),
+        "averaged": told(averaged(accelerator)),
+        "seeds": seeds(accelerator),
+    }
+
+
+def of_tensors(accelerator: Any, given: dict[str, Any]) -> dict[str, Any]:
+    from accelerate_nb.utils import broadcast
+
+    found: dict[str, Any] = {}
+    for name, nest in given.items():
+        found[f"gather, {name}"] = accelerator.gather(nest)
+        found[f"broadcast, {name}"] = broadcast(nest, from_process=1)
+        found[f"pad, {name}"] = accelerator.pad_across_processes(nest)
+        found[f"metrics, {name}"] = accelerator.gather_for_metrics(nest)
+        for reduction in ("sum", "mean", "max", "min"):
+            if "complex" in name and reduction in ("max", "min"):
+                continue
+            found[f"reduce {reduction}, {name}"] = accelerator.reduce(nest, reduction)
+    return found
+
+
+def of_objects(accelerator: Any) -> dict[str, Any]:
+    """What is no tensor of a device's concerns the hosts alone."""
+    from accelerate_nb.utils import broadcast_object_list, gather_object
+
+    rank = accelerator.process_index
+    if rank == 1:
+        accelerator.set_trigger()
+    return {
+        "objects": gather_object([rank, "text", {"a": Pair(rank, None)}]),
+        "many objects": gather_object(["x" * 30000 * (rank + 1)]),
+        "objects of one": broadcast_object_list([rank, None, "y" * 9000 * (rank + 1)], from_process=1),
+        "objects as metrics": accelerator.gather_for_metrics([rank, "sample"]),
+        "triggers": [accelerator.check_trigger(), accelerator.check_trigger()],
+    }
+
+
+def misfits(accelerator: Any) -> list[str]:
+    """Calls that differ between ranks."""
+    from accelerate_nb.utils import broadcast, gather_object
+
+    rank, device = accelerator.process_index, accelerator.device
+    calls: list[Callable[[], Any]] = [
+        lambda: accelerator.gather(torch.ones(2 + rank, device=device)),
+        lambda: accelerator.gather([torch.ones(1, device=device)] * (1 + rank)),
+        lambda: accelerator.reduce(torch.ones(5, device=device, dtype=torch.float16 if rank else torch.float32)),
+        lambda: broadcast(torch.ones(2, device=device), from_process=rank),
+        lambda: gather_object([1]) if rank else accelerator.gather(torch.ones(50000, device=device)),
+        lambda: accelerator.gather("text"),
+    ]
+    said = []
+    for call in calls:
+        try:
+            said.append(f"nothing raised: {call()}")
+        except (RuntimeError, TypeError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+def uneven(accelerator: Any) -> dict[str, Any]:
+    """What each rank asks something else of its device for."""
+    from accelerate_nb.utils import copy_tensor_to_devices, gather_object
+
+    rank, device = accelerator.process_index, accelerator.device
+    before = accelerator.gather(torch.full((2,), float(rank)).to(device))
+    given = {
+        "first": torch.full((rank + 1, 2), float(rank)).to(device),
+        "second": [torch.full((2, 3 - rank), rank).to(device)],
+    }
+    padded = [accelerator.pad_across_processes(given, dim=dim, pad_index=7, pad_first=dim == 0) for dim in (0, 1)]
+    padded[0] = accelerator.pad_across_processes(padded[0], dim=1)
+    joined = accelerator.gather(padded[0])
+    copied = copy_tensor_to_devices(torch.arange(4.0).to(device) if rank == 1 else None)
+    pending = torch.arange(3, device=device) * 2
+    accelerator.wait_for_everyone()
+    return {"before": before, "padded": padded, "joined": joined, "copied": copied, "object": gather_object([pending])}
+
+
+def gradient(accelerator: Any) -> list[float]:
+    mine = torch.tensor([1.0, 2.0]).to(accelerator.device).requires_grad_()
+    (accelerator.reduce(mine, "mean") * torch.tensor([3.0, 5.0]).to(accelerator.device)).sum().backward()
+    accelerator.wait_for_everyone()
+    assert mine.grad is not None
+    return mine.grad.tolist()
+
+
+def dispatched(accelerator: Any) -> list[Any]:
+    """Batches that the main process reads for all, with an end that does not divide."""
+    rows = [{"x": torch.tensor([float(row), 0.5]), "y": row} for row in range(7)]
+    accelerator.dataloader_config.dispatch_batches = True
+    found = []
+    for batch in accelerator.prepare_data_loader(torch.utils.data.DataLoader(rows, batch_size=2)):
+        assert batch["x"].device == accelerator.device
+        joined = accelerator.gather_for_metrics(batch["y"])
+        accelerator.wait_for_everyone()
+        found += [batch, joined]
+    return found
+
+
+def averaged(accelerator: Any) -> list[Any]:
+    """Local steps, after which the copies are averaged."""
+    from accelerate_nb.local_sgd import LocalSGD
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1).to(accelerator.device)
+    with LocalSGD(accelerator, model, local_sgd_steps=2) as local_sgd:
+        for step in range(3):
+            with torch.no_grad():
+                shift = torch.full((2,), 1.0 + step + accelerator.process_index).to(accelerator.device)
+                model.weight.add_(shift)
+            local_sgd.step()
+    accelerator.wait_for_everyone()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def seeds(accelerator: Any) -> list[Any]:
+    """The device's numbers after each seed, and once they were made equal."""
+    from accelerate_nb.utils import set_seed, synchronize_rng_states
+
+    kind = "xla" if accelerator.device.type == "xla" else "torch"
+    drawn: list[Any] = []
+    for device_specific in (True, True, False):
+        set_seed(5, device_specific=device_specific)
+        accelerator.wait_for_everyone()
+        drawn.append(torch.rand(2, device=accelerator.device))
+    set_seed(5, device_specific=True)
+    synchronize_rng_states([kind])
+    drawn.append(torch.rand(2, device=accelerator.device))
+    accelerator.wait_for_everyone()
+    return [each.tolist() for each in drawn]
+
+
+def counts() -> dict[str, int]:
+    """How much was compiled, run and read so far, by all ranks of this process."""
+    import torch_xla.debug.metrics as metrics
+
+    names = ("CompileTime", "ExecuteTime", "ExecuteReplicatedTime", "TransferFromDeviceTime")
+    return {name: (metrics.metric_data(name) or (0,))[0] for name in names}
+
+
+def told(value: Any) -> Any:
+    """A result in plain values: with the type of every container and tensor, and every number as it is."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), tuple(value.shape), value.detach().tolist()
+    if isinstance(value, dict):
+        return {key: told(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [told(each) for each in value]
+    return repr(value)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[Any]]:
+    return on_threads(everything, tmp_path_factory.mktemp("xla")), run_on_ranks(everything, 2)
+
+
+def test_every_operation_gives_what_gloo_gives(both: tuple[list[Any], list[Any]]) -> None:
+    ours, theirs = both
+    assert [each["device"] for each in ours] == ["xla:0", "xla:1"]
+    for rank in range(2):
+        different = {
+            name: (ours[rank]["found"].get(name), found)
+            for name, found in theirs[rank]["found"].items()
+            if ours[rank]["found"].get(name) != found
+        }
+        assert different == {}
+
+
+def test_no_operation_computes_or_reads_anything(both: tuple[list[Any], list[Any]]) -> None:
+    assert [set(each["meanwhile"].values()) for each in both[0]] == [{0}] * 2
+
+
+def test_calls_that_do_not_fit_together_are_an_error_on_all_ranks(both: tuple[list[Any], list[Any]]) -> None:
+    for ours, theirs in zip(*both, strict=True):
+        assert ours["said"] == theirs["said"]
+        assert all("Error: " in each for each in ours["said"])
+
+
+@pytest.mark.parametrize("what", ["uneven", "gradient", "dispatched", "averaged"])
+def test_what_ranks_do_together_gives_what_it_gives_on_gloo(both: tuple[list[Any], list[Any]], what: str) -> None:
+    for ours, theirs in zip(*both, strict=True):
+        assert ours[what] == theirs[what]
+
+
+def test_the_generators_of_devices_are_seeded_and_made_equal(both: tuple[list[Any], list[Any]]) -> None:
+    (first, again, same, equal), (other, _, others_same, others_equal) = (each["seeds"] for each in both[0])
+    assert first == again != other
+    assert same == others_same == first
+    assert equal == others_equal == first
