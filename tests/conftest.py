@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -33,3 +34,14 @@ def _an_environment_of_our_own() -> None:
     # a job that a script starts in the background ignores interrupts, and hands that on to all that it starts
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_loaded_is_no_garbage() -> None:
+    """
+    What code under test collects as garbage, often several times a test, is looked for in what came since the file began.
+
+    Half a second is what a look through all of torch takes, and Accelerate takes one for every file that it loads.
+    """
+    gc.collect()
+    gc.freeze()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import pickle
@@ -23,15 +22,6 @@ from tests.big_models.models import Deep, Small, Tied, gpt2, seeded
 BOTH = [pytest.param(theirs, id="accelerate"), pytest.param(ours, id="accelerate_nb")]
 SHARD = {"deep": 2500, "tied": 300}  # bytes, which makes two or three files
 MAKE = {"deep": lambda seed: seeded(Deep, seed=seed), "tied": lambda seed: seeded(Tied, seed=seed)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def garbage_of_this_module():
-    """Accelerate collects garbage after each file; what other modules have imported need not be searched each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def differences(model, wanted) -> list[str]:
