@@ -1,0 +1,116 @@
+"""A rank that computes through torch_xla knows its place, however its process came to be, and shares its state with no other rank."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.xla.threads import on_threads
+
+pytestmark = pytest.mark.slow
+
+# As torchrun starts one process of one (`torch/distributed/elastic/agent/server/local_elastic_agent.py`).
+OF_TORCHRUN = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_WORLD_SIZE": "1",
+    "TORCHELASTIC_RUN_ID": "none",
+}
+PLACE = "from tests.xla import test_world; print(test_world.place())"
+
+
+def place() -> tuple[Any, ...]:
+    from accelerate_nb import PartialState
+
+    state = PartialState()
+    numbers = state.process_index, state.num_processes, state.local_process_index, state.world.local_size
+    kind = state.distributed_type.value, state.backend, str(state.device), str(state.default_device)
+    return *numbers, *kind, state.is_main_process, state.is_last_process
+
+
+def lives() -> dict[str, Any]:
+    """Two lives of a rank, the second after all have left the first, and what it hears when another leaves alone."""
+    from accelerate_nb import Accelerator, PartialState
+    from accelerate_nb.runtime.current import forget
+
+    found: dict[str, Any] = {"place": place()}
+    state = PartialState()
+    rank = state.process_index
+    PartialState().mine = rank  # type: ignore[attr-defined]  # states take whatever they are given
+    with state.main_process_first():
+        found["state"] = (PartialState().mine, Accelerator().gradient_state.__dict__ is not None)  # type: ignore[attr-defined]
+    with state.split_between_processes(["a", "b", "c"]) as share:
+        found["share"] = share
+    found["only"] = state.on_main_process(lambda: "main")(), state.on_process(lambda: "second", process_index=1)()
+    state.wait_for_everyone()
+    forget()
+    accelerator = Accelerator()
+    found["again"] = place()
+    found["fresh"] = not hasattr(PartialState(), "mine")
+    accelerator.wait_for_everyone()
+    found["lost"] = alone(accelerator, leaves=rank == 1)
+    return found
+
+
+def alone(accelerator: Any, *, leaves: bool) -> str:
+    """What a rank is told that waits for one which has gone."""
+    from accelerate_nb.launching.outcome import _is_lost_connection
+    from accelerate_nb.runtime.current import forget
+
+    if leaves:
+        forget()
+        gc.collect()
+        return "left"
+    try:
+        accelerator.world.barrier()
+    except RuntimeError as error:
+        return "lost" if _is_lost_connection(error) else str(error)
+    return "nothing"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return on_threads(lives, tmp_path_factory.mktemp("world"))
+
+
+def test_each_thread_of_torch_xla_s_own_launch_is_a_rank(found: list[dict[str, Any]]) -> None:
+    for rank, each in enumerate(found):
+        kind = "XLA", "xla", f"xla:{rank}", "xla"
+        assert each["place"] == (rank, 2, rank, 2, *kind, rank == 0, rank == 1)
+        assert each["state"] == (rank, True)
+        assert each["share"] == [["a", "b"], ["c"]][rank]
+        assert each["only"] == [("main", None), (None, "second")][rank]
+
+
+def test_a_world_that_was_left_is_joined_anew(found: list[dict[str, Any]]) -> None:
+    assert [each["again"] for each in found] == [each["place"] for each in found]
+    assert all(each["fresh"] for each in found)
+
+
+def test_who_waits_for_a_rank_that_has_gone_is_told_of_a_lost_connection(found: list[dict[str, Any]]) -> None:
+    assert [each["lost"] for each in found] == ["lost", "left"]
+
+
+@pytest.mark.parametrize("given", [{}, OF_TORCHRUN], ids=["script", "torchrun"])
+def test_one_process_is_one_rank_on_its_device(given: dict[str, str]) -> None:
+    assert said(given).stdout.strip().endswith("(0, 1, 0, 1, 'XLA', None, 'xla:0', 'xla', True, True)")
+
+
+def test_processes_that_torch_xla_does_not_connect_are_an_error() -> None:
+    assert "torch_xla knows of 1 rank" in said({**OF_TORCHRUN, "WORLD_SIZE": "2"}).stderr
+
+
+def said(given: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """What a process says of its place."""
+    environment = {name: text for name, text in os.environ.items() if name not in (*OF_TORCHRUN, "MASTER_ADDR")}
+    environment |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1", **given}
+    command = [sys.executable, "-c", PLACE]
+    here = Path(__file__).parents[2]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, cwd=here, check=False)
