@@ -21,6 +21,8 @@ T = TypeVar("T")
 _SAMPLES = 23  # a number that no number of processes divides
 _STEPS = 4
 _DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# The devices whose name does not tell those of several processes apart.
+_NAMED_ALIKE = {"cpu", "xla"}
 # How far losses may lie apart where sums are rounded differently.
 _TOLERANCES = {"no": 1e-4, "bf16": 5e-2, "fp16": 1e-2}
 
@@ -59,7 +61,7 @@ def devices(accelerator: Accelerator) -> str:
     numbers = torch.arange(16.0).view(4, 4)
     _expect("a matrix product", (numbers.to(device) @ numbers.to(device)).cpu(), numbers @ numbers, str(device))
     found = _from_all(accelerator, str(device))
-    if device.type != "cpu" and len(set(found)) < len(found):
+    if device.type not in _NAMED_ALIKE and len(set(found)) < len(found):
         raise StateError(
             f"Each process should have a device of its own, but they have {', '.join(found)}. "
             "Ask for fewer processes, or see what CUDA_VISIBLE_DEVICES hides."
@@ -80,24 +82,30 @@ def group(accelerator: Accelerator) -> str:
             f"The group should have ranks 0 to {accelerator.num_processes - 1} in order, but has {ranks}. "
             "See whether RANK or WORLD_SIZE is set in the notebook's own environment, and remove it."
         )
-    return f"{_processes(accelerator)} talk through {torch.distributed.get_backend()}"
+    return f"{_processes(accelerator)} talk through {accelerator.state.backend}"
 
 
 def collectives(accelerator: Accelerator) -> str:
     """What processes exchange arrives whole and in order."""
     size, rank = accelerator.num_processes, accelerator.process_index
-    own = torch.full((3,), float(rank + 1), device=accelerator.device)
+    # made here and sent there: XLA computes one program for all ranks, in which no rank's own number stands
+    own = torch.full((3,), float(rank + 1)).to(accelerator.device)
     expected = torch.arange(1.0, size + 1)
-    _expect("reduce(sum)", accelerator.reduce(own.clone()).cpu(), expected.sum().expand(3))
-    _expect("reduce(mean)", accelerator.reduce(own.clone(), "mean").cpu(), expected.mean().expand(3))
-    _expect("gather", accelerator.gather(own).cpu(), expected.repeat_interleave(3))
+    total, mean = accelerator.reduce(own.clone()), accelerator.reduce(own.clone(), "mean")
+    gathered = accelerator.gather(own)
+    _let_all_compute(accelerator)
+    _expect("reduce(sum)", total.cpu(), expected.sum().expand(3))
+    _expect("reduce(mean)", mean.cpu(), expected.mean().expand(3))
+    _expect("gather", gathered.cpu(), expected.repeat_interleave(3))
     return "sums, means and gathered tensors are right"
 
 
 def loader(accelerator: Accelerator) -> str:
     """A prepared loader gives each sample to one process."""
     batches = accelerator.prepare(DataLoader(TensorDataset(torch.arange(_SAMPLES)), batch_size=4))
-    seen = [number for (batch,) in batches for number in accelerator.gather_for_metrics(batch).tolist()]
+    gathered = [accelerator.gather_for_metrics(batch) for (batch,) in batches]
+    _let_all_compute(accelerator)
+    seen = [number for batch in gathered for number in batch.tolist()]
     if sorted(seen) != list(range(_SAMPLES)):
         raise StateError(
             f"Each of {_SAMPLES} samples should come once, but these came: {sorted(seen)}. "
@@ -133,14 +141,16 @@ def training(accelerator: Accelerator) -> str:
     model, optimizer, batches = accelerator.prepare(
         model, optimizer, DataLoader(TensorDataset(inputs, targets), batch_size=batch)
     )
-    losses = []
+    found = []
     for own_inputs, own_targets in batches:
         with accelerator.accumulate(model):
             loss = F.mse_loss(model(own_inputs), own_targets)
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-        losses.append(float(accelerator.reduce(loss.detach(), "mean")))
+        found.append(accelerator.reduce(loss.detach(), "mean"))
+    _let_all_compute(accelerator)
+    losses = [float(loss) for loss in found]
     spread = [sum(losses[i : i + micro_steps]) / micro_steps for i in range(0, len(losses), micro_steps)]
     return _compared(spread, alone, _TOLERANCES.get(str(accelerator.mixed_precision), 5e-2), accelerator)
 
@@ -198,6 +208,11 @@ def _expect(what: str, found: Tensor, expected: Tensor, where: str = "this rank"
             f"{what} should give {expected.tolist()}, but gave {found.tolist()} on {where}. "
             "Restart the kernel; if it stays so, run with cpu=True to see whether the device or its driver is at fault."
         )
+
+
+def _let_all_compute(accelerator: Accelerator) -> None:
+    """Wait until each rank has asked for the same: XLA computes it then, and a value can be read on one rank alone."""
+    accelerator.wait_for_everyone()
 
 
 def _from_all(accelerator: Accelerator, value: T) -> list[T]:
