@@ -1,0 +1,204 @@
+"""The command line on torch_xla's CPU backend: scripts, their functions, notebooks, and what is told of the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import nbformat
+import pytest
+
+# What each core computes, and whether what a rank pickles is its own: several ranks may be threads of one process.
+SCRIPT = """
+import argparse
+import pickle
+import sys
+
+import torch
+from {package} import Accelerator
+
+
+class Thing:
+    pass
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=float, required=True)
+    options = parser.parse_args()
+    accelerator = Accelerator()
+    rank = accelerator.process_index
+    own = torch.full((2,), float(rank)).to(accelerator.device)
+    total = accelerator.reduce(own, "sum")
+    accelerator.wait_for_everyone()
+    total = total.cpu().tolist()
+    is_own = sys.modules[__name__].Thing is Thing
+    same = type(pickle.loads(pickle.dumps(Thing()))) is Thing
+    print(rank, accelerator.num_processes, accelerator.device.type, total, options.lr, is_own, same, __name__)
+
+
+if __name__ == "__main__":
+    main()
+"""
+FAILS = """
+from accelerate_nb import Accelerator
+
+accelerator = Accelerator()
+if accelerator.process_index == accelerator.num_processes - 1:
+    {}["gone"]
+accelerator.wait_for_everyone()
+"""
+WAITS = """
+import threading
+from accelerate_nb import Accelerator
+
+accelerator = Accelerator()
+accelerator.wait_for_everyone()
+print("waits", flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def surroundings(tmp_path: Path) -> dict[str, str]:
+    """An environment in which torch_xla computes on the CPU, and nothing of the person's is read."""
+    own = {"PJRT_DEVICE": "CPU", "HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    return {**os.environ, **own}
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(dedent(text))
+    return str(path)
+
+
+def called(
+    surroundings: dict[str, str], *words: str, devices: int = 1, code: int = 0
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "accelerate_nb", *words],
+        env={**surroundings, "CPU_NUM_DEVICES": str(devices)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """What ranks wrote, without the sign of the rank before it."""
+    written = [re.sub(r"^\[\d+\] ", "", line) for line in done.stdout.splitlines()]
+    return sorted(line for line in written if not line.startswith("[Gloo]"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_script_runs_on_every_core_as_itself(tmp_path, surroundings, devices):
+    path = written(tmp_path, SCRIPT.format(package="accelerate_nb"))
+    done = called(surroundings, "launch", "--tpu", "--quiet", path, "--lr", "0.5", devices=devices)
+    total = float(sum(range(devices)))
+    expected = [f"{rank} {devices} xla {[total] * 2} 0.5 True True __main__" for rank in range(devices)]
+    assert lines(done) == expected
+
+
+@pytest.mark.slow
+def test_a_function_that_is_named_is_called_on_every_core(tmp_path, surroundings):
+    path = written(tmp_path, SCRIPT.format(package="accelerate_nb"))
+    words = ["launch", "--tpu", "--quiet", "--main_training_function", "main", path, "--lr", "0.5"]
+    assert lines(called(surroundings, *words, devices=2)) == [
+        f"{rank} 2 xla [1.0, 1.0] 0.5 True True train" for rank in range(2)
+    ]
+
+
+@pytest.mark.slow
+def test_a_script_of_accelerate_computes_as_it_is(tmp_path, surroundings):
+    path = written(tmp_path, SCRIPT.format(package="accelerate"))
+    done = called(surroundings, "launch", "--tpu", "--quiet", path, "--lr", "0.5")
+    assert "0 1 xla [0.0, 0.0] 0.5 True True __main__" in lines(done)
+
+
+@pytest.mark.slow
+def test_a_function_that_is_not_there_is_named_with_those_that_are(tmp_path, surroundings):
+    path = written(tmp_path, SCRIPT.format(package="accelerate_nb"))
+    words = ["launch", "--tpu", "--main_training_function", "mian", path]
+    told = called(surroundings, *words, code=1)
+    assert "The function mian of train.py was to be called" in told.stderr + told.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_error_is_told_with_its_rank_and_line(tmp_path, surroundings, devices):
+    done = called(surroundings, "launch", "--tpu", written(tmp_path, FAILS), devices=devices, code=1)
+    told = done.stdout + done.stderr
+    assert f"rank {devices - 1} stopped with KeyError: 'gone'" in told
+    assert 'train.py", line 6' in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_interrupt_ends_every_rank(tmp_path, surroundings, devices):
+    command = subprocess.Popen(
+        [sys.executable, "-m", "accelerate_nb", "launch", "--tpu", "--quiet", written(tmp_path, WAITS)],
+        env={**surroundings, "CPU_NUM_DEVICES": str(devices)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert command.stdout is not None
+        waiting = (line for line in command.stdout if line.endswith("waits\n"))
+        for _ in range(devices):
+            next(waiting)
+        command.send_signal(signal.SIGINT)
+        _, told = command.communicate(timeout=60)
+    finally:
+        command.kill()
+    assert command.returncode == 130, told
+
+
+@pytest.mark.slow
+def test_a_notebook_is_launched_on_a_tpu_by_accelerates_own_configuration_file(tmp_path, surroundings):
+    config = tmp_path / "tpu.yaml"
+    config.write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: XLA\nnum_processes: 1\n")
+    cell = "from accelerate_nb import Accelerator\naccelerator = Accelerator()\n"
+    cell += "print(accelerator.process_index, accelerator.num_processes, accelerator.device.type)"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
+    nbformat.write(notebook, tmp_path / "train.ipynb")
+    words = ["launch", "--config_file", str(config), "--quiet", str(tmp_path / "train.ipynb")]
+    assert lines(called(surroundings, *words, devices=2)) == ["0 2 xla", "1 2 xla"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_machine_passes_every_check(surroundings, devices):
+    done = called(surroundings, "test", "--tpu", "--json", devices=devices)
+    report = json.loads(done.stdout)
+    assert {one["state"] for one in report["checks"]} == {"passed"}
+    assert {"devices", "group", "collectives", "loader", "precision", "training"} <= {
+        one["name"] for one in report["checks"]
+    }
+
+
+def test_the_machine_is_described(surroundings):
+    facts = json.loads(called(surroundings, "env", "--json", devices=3).stdout)
+    assert facts["devices"]["kind"] == "xla"
+    told = facts["devices"]["xla"]
+    assert (told["device"], told["count"], told["trouble"]) == ("CPU", 3, None)
+    assert facts["environment"]["CPU_NUM_DEVICES"] == "3"
+
+
+def test_a_dry_run_starts_nothing_and_tells_what_would_run(tmp_path, surroundings):
+    path = written(tmp_path, SCRIPT.format(package="accelerate_nb"))
+    told = called(surroundings, "launch", "--tpu", "--dry-run", path, devices=2).stdout
+    assert "device     xla" in told
+    assert "processes  2" in told
+    assert "torchrun" not in told
