@@ -89,8 +89,8 @@ STARTS: dict[str, tuple[dict[str, Any], int, float]] = {
     "xla-processes": (_XLA, 2, 10),
     "xla-threads": (_XLA, 2, 10),
 }
-# A session's ranks have processes of their own.
-SESSIONS = {f"session-{name}": name for name in STARTS if name not in {"inline", "xla-threads"}}
+# A session's ranks have processes of their own, and an Accelerator, which sees that the processes of "xla-processes" are alone.
+SESSIONS = {f"session-{name}": name for name in STARTS if name not in {"inline", "xla-processes", "xla-threads"}}
 
 
 def place(name: str, folder: Path) -> Engine | SessionPlace:
@@ -108,7 +108,7 @@ def surroundings(name: str) -> Iterator[None]:
     Inside the block this process is where such a place can be: torch_xla computes on the CPU.
 
     Its CPU backend has all its devices in one process. To have two processes with one device each, as there are on a TPU v4
-    or later, the number of devices of a process is mocked; each of them takes itself for the only one.
+    or later, the number of devices of a process is mocked; torch_xla takes each of them for the only one.
     """
     with pytest.MonkeyPatch.context() as patch:
         if "xla" in name:
