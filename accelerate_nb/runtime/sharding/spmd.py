@@ -110,8 +110,8 @@ def sent(tensors: Sequence[Tensor], device: Any, mesh: Any, layouts: Sequence[La
 
 
 def parts_of(tensor: Tensor) -> list[tuple[int, ...]]:
-    """The shapes of the parts of a tensor that the devices hold, in their order."""
-    return [tuple(part.shape) for part, _ in _parts([tensor])[0]]
+    """The shapes of the parts of a tensor that the devices hold, in their order; none where nobody said how it lies."""
+    return [tuple(part.shape) for part, _ in _parts([tensor])[0]] if is_laid(tensor) else []
 
 
 def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
