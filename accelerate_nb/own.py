@@ -10,8 +10,7 @@ T = TypeVar("T")
 
 # One dictionary for all threads of a process, since a ContextVar's value is not inherited by them; a rank that is a thread
 # among others begins in a context with a dictionary of its own.
-_everyones: dict[Any, Any] = {}
-_room: ContextVar[dict[Any, Any]] = ContextVar("accelerate_nb_room", default=_everyones)
+_room: ContextVar[dict[Any, Any]] = ContextVar("accelerate_nb_room", default={})  # noqa: B039 - shared on purpose
 
 
 class Own(Generic[T]):
@@ -46,7 +45,8 @@ def alone() -> Context:
 
 def enter(rank: int) -> bool:
     """Make this thread that rank's, among several of this process; `False` if it belongs to one of them already."""
-    if _room.get() is not _everyones:
+    everyones = Context().run(_room.get)
+    if _room.get() is not everyones:
         return False
-    _room.set(_everyones.setdefault(("rank", rank), {}))
+    _room.set(everyones.setdefault(("rank", rank), {}))
     return True

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
-from accelerate_nb.own import Own, alone
+from accelerate_nb.own import Own, alone, enter
 
 
 def test_all_threads_of_a_rank_have_one_object():
@@ -33,3 +34,18 @@ def test_what_two_modules_keep_is_kept_apart():
     other: Own[list[int]] = Own(list)
     one.get().append(1)
     assert other.get() == []
+
+
+def test_threads_that_enter_as_a_rank_have_what_is_its_own() -> None:
+    mine: Own[list[int]] = Own(list)
+
+    def one(rank: int) -> tuple[bool, bool, int]:
+        entered = enter(rank), enter(rank)
+        mine.get().append(rank)
+        return *entered, id(mine.get())
+
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second, ThreadPoolExecutor(1) as helper:
+        answers = [pool.submit(one, rank).result() for pool, rank in ((first, 0), (second, 1), (helper, 1))]
+    assert [each[:2] for each in answers] == [(True, False)] * 3
+    assert answers[0][2] != answers[1][2] == answers[2][2]
+    assert mine.get() == []
