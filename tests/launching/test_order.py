@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
-from accelerate_nb.launching.order import Descriptors, Order, numbered, surroundings_here
+from accelerate_nb.launching.order import Descriptors, Order, as_text, numbered, of_text, surroundings_here
 from accelerate_nb.launching.seat import Seat
 
 ORDER = Order(
@@ -21,6 +22,21 @@ def test_an_order_survives_its_line():
     assert text.isascii()
     assert "\n" not in text
     assert Order.from_json(text) == ORDER
+
+
+def test_the_orders_of_a_process_arrive_together_each_with_its_own_descriptors():
+    other = replace(ORDER, descriptors=Descriptors(30, 31, 32, 33, 34, store=35), through_xla=True)
+    text = as_text([ORDER, other])
+    assert "\n" not in text
+    assert of_text(text) == [ORDER, other]
+    arrived = of_text(text, range(100, 114))
+    assert arrived[0].descriptors == Descriptors(100, 101, 102, 103, 104, payload=105, store=-1, more=(106, 107))
+    assert arrived[1].descriptors == Descriptors(108, 109, 110, 111, 112, payload=-1, store=113)
+
+
+def test_ranks_that_share_a_process_know_which_it_is():
+    seats = [replace(ORDER.seat, rank=rank, size=5, per_process=2) for rank in range(5)]
+    assert [(seat.process, seat.processes) for seat in seats] == [(0, 3), (0, 3), (1, 3), (1, 3), (2, 3)]
 
 
 def test_surroundings_are_taken_over_as_they_were(tmp_path):

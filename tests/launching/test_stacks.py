@@ -13,7 +13,15 @@ import pytest
 
 from accelerate_nb.launching.packing import memory_file
 from accelerate_nb.launching.sources import Sources
-from accelerate_nb.launching.stacks import answers, crash_text, lengths, main_thread, odd_ranks, stacks_text
+from accelerate_nb.launching.stacks import (
+    answers,
+    as_faulthandler,
+    crash_text,
+    lengths,
+    main_thread,
+    odd_ranks,
+    stacks_text,
+)
 
 ANSWER = """Thread 0x00007f0000000002 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 327 in wait
@@ -61,6 +69,13 @@ def test_what_this_python_writes_is_understood(tmp_path):
     assert frames[-1].name == "test_what_this_python_writes_is_understood"
     assert frames[-1].line == "faulthandler.dump_traceback(file, all_threads=True)"
     assert "elsewhere" not in {frame.name for frame in frames}
+
+
+def test_a_thread_that_faulthandler_is_not_asked_for_is_told_of_in_its_words():
+    frames = main_thread(as_faulthandler(sys._getframe()))
+    assert frames[-1].name == "test_a_thread_that_faulthandler_is_not_asked_for_is_told_of_in_its_words"
+    assert len(frames) > 1
+    assert main_thread(as_faulthandler(None)) == []
 
 
 @pytest.mark.parametrize(
