@@ -82,8 +82,8 @@ class WorkerGauge:
         """
         How busy each rank was since the last sample, in percent of its share; its memory is of all that the machine has.
 
-        A rank is its process with those that it started. Pages that they share are counted once. Of ranks that are threads of
-        one process each shows that process, measured against the shares of all of them, and says of how many.
+        A rank is its process with those that it started. Pages that they share are counted once. Ranks that are threads of one
+        process can't be told apart, and each is an equal part of it.
         """
         at = time.monotonic()
         passed, self._at = at - self._at, at
@@ -92,9 +92,9 @@ class WorkerGauge:
         samples = [
             DeviceSample(
                 rank=rank,
-                device="cpu" if sharing[pid] == 1 else f"cpu of {sharing[pid]} ranks",
+                device="cpu",
                 utilisation=self._utilisation(found[pid], passed * sharing[pid]),
-                memory_used=sum(one.memory for one in found[pid]),
+                memory_used=sum(one.memory for one in found[pid]) // sharing[pid],
                 memory_total=ranks.memory,
                 time=now,
             )

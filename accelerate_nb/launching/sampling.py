@@ -78,7 +78,10 @@ class Sampler:
             self._view.apply(sample)
 
     def _pids(self) -> dict[int, int]:
-        """The processes of ranks that run; a rank in this very process says none."""
-        running = [one for one in self._view.glances() if one.state in {"starting", "running"}]
+        """The processes of ranks that run; a rank in this very process says none, and runs from the first moment."""
         here = os.getpid()
-        return {one.rank: int(one.detail) if one.detail.isdecimal() else here for one in running}
+        return {
+            one.rank: int(one.detail) if one.detail.isdecimal() else here
+            for one in self._view.glances()
+            if one.state == "running" or (one.state == "starting" and one.detail.isdecimal())
+        }

@@ -159,18 +159,18 @@ def test_a_rank_that_keeps_its_share_of_the_cores_busy_is_at_100(monkeypatch):
     assert gauge.samples(Ranks(1, {0: 1}, 7), 0.0)[0].utilisation == 100.0
 
 
-def test_ranks_that_are_threads_of_one_process_say_so_and_share_its_cores(monkeypatch):
+def test_ranks_that_are_threads_of_one_process_are_equal_parts_of_it(monkeypatch):
     monkeypatch.setattr(sampling, "cores", lambda: 4)
     gauge = WorkerGauge(4)
     seconds = iter([0.0, 1000.0])
-    monkeypatch.setattr(sampling, "usage", lambda pids: {pid: [sampling.Usage(pid, next(seconds), 5)] for pid in pids})
+    monkeypatch.setattr(sampling, "usage", lambda pids: {pid: [sampling.Usage(pid, next(seconds), 20)] for pid in pids})
     ranks = Ranks(4, dict.fromkeys(range(4), 1), 7)
     gauge.samples(ranks, 0.0)
     monkeypatch.setattr(sampling.time, "monotonic", lambda gauge=gauge: gauge._at + 500.0)
     found = gauge.samples(ranks, 1.0)
     assert [one.rank for one in found] == [0, 1, 2, 3]
     # of four cores for 500 seconds the process has used half
-    assert {(one.device, one.utilisation, one.memory_used) for one in found} == {("cpu of 4 ranks", 50.0, 5)}
+    assert {(one.device, one.utilisation, one.memory_used) for one in found} == {("cpu", 50.0, 5)}
 
 
 class Driver:

@@ -67,7 +67,15 @@ def test_ranks_that_compute_through_torch_xla_on_the_cpu_are_their_processes(tmp
         view.apply(StateChange(rank, "running", time.time(), str(os.getpid())))
     with Sampler(view, 2, "xla", {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"}, [tmp_path]):
         until(lambda: view.rank(1).devices)
-    assert [view.rank(rank).devices["cpu of 2 ranks"].memory_used > 1 << 20 for rank in range(2)] == [True, True]
+    assert [view.rank(rank).devices["cpu"].memory_used > 1 << 20 for rank in range(2)] == [True, True]
+
+
+def test_a_rank_that_has_not_begun_is_not_this_process(tmp_path):
+    view = RunView(2)
+    view.apply(StateChange(0, "running", time.time()))
+    with Sampler(view, 2, "cpu", {}, [tmp_path]):
+        until(lambda: view.rank(0).devices)
+    assert view.rank(1).devices == {}
 
 
 def test_a_run_of_a_moment_is_not_looked_at(tmp_path):
