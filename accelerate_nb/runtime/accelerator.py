@@ -349,6 +349,7 @@ class Accelerator(Stepping, Saving, Splitting, Watching):
             precision=self.precision,
             device=self.device,
             first_look=partial(look, self),
+            strategy=self.strategy,
         )
         return add(self.bundle.optimizers, prepared, self._kind_of_life)
 
@@ -391,6 +392,7 @@ class Accelerator(Stepping, Saving, Splitting, Watching):
             non_blocking=self.non_blocking,
             use_stateful_dataloader=self.use_stateful_dataloader,
         )
+        prepared.between = self.strategy.between_batches
         prepared.send = self.strategy.sender
         prepared.bar = len(self.bundle.loaders) if self._shows_epochs else None
         return add(self.bundle.loaders, prepared)
@@ -442,8 +444,7 @@ class Accelerator(Stepping, Saving, Splitting, Watching):
 
     def check_trigger(self) -> bool:
         """Whether some process raised the flag, which is then taken down; all processes must call it."""
-        flag = torch.tensor(0, device=self.device) if self.flag_tensor is None else self.flag_tensor
-        raised = bool(collective.reduce(flag, "max").item() >= 1)
+        raised = collective.is_anywhere(self.flag_tensor is not None)
         if raised:
             self.flag_tensor = None
         return raised

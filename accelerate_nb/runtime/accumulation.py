@@ -141,6 +141,14 @@ class GradientState:
         return getattr(self.active_dataloader, "batches_left", None) if self.sync_with_dataloader else None
 
     @property
+    def batch(self) -> tuple[int, ...] | None:
+        """Which batch of a loader that has its device begin before the next one is at hand; `None` for none."""
+        loader = self.active_dataloader
+        if loader is None or getattr(loader, "between", None) is None:
+            return None
+        return id(loader), loader.iteration, loader.batches_read
+
+    @property
     def in_dataloader(self) -> bool:
         """Whether a prepared loader is being read."""
         return self.active_dataloader is not None

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from accelerate_nb.events.asks import current_asks
 from accelerate_nb.runtime.accumulation import GradientState
 from accelerate_nb.runtime.precision.base import Precision
+from accelerate_nb.runtime.strategies.base import Strategy
 
 
 class AcceleratedOptimizer(Optimizer):
@@ -31,6 +32,7 @@ class AcceleratedOptimizer(Optimizer):
         precision: Precision | None = None,
         device: torch.device | None = None,
         first_look: Callable[[Any], None] | None = None,
+        strategy: Strategy | None = None,
     ) -> None:
         self.optimizer = optimizer
         self.scaler = scaler
@@ -42,6 +44,7 @@ class AcceleratedOptimizer(Optimizer):
         self._is_done_in_backward = updates_in_backward(optimizer)
         self._is_plain = type(self.precision) is Precision
         self._first_look = first_look
+        self._strategy = strategy
         self._asks = current_asks()
         self._asks.begin()
         if device_placement and device is not None and optimizer.state:
@@ -84,12 +87,16 @@ class AcceleratedOptimizer(Optimizer):
         if not self.gradient_state.sync_gradients:
             return
         if not self._is_done_in_backward:
+            if self._strategy is not None:
+                self._strategy.before_step(self)
             if self._first_look is not None:
                 self._look()
             if self._is_plain:
                 self.optimizer.step(closure)
             else:
                 self._is_overflow = not self.precision.step(self.optimizer, closure)
+        if self._strategy is not None:
+            self._strategy.stepped(self)
         self._asks.stepped()
 
     def _look(self) -> None:
@@ -136,8 +143,8 @@ class AcceleratedOptimizer(Optimizer):
             switch()
 
     def __getstate__(self) -> dict[str, Any]:
-        # who looks at the first step belongs to this process
-        return {**self.__dict__, "_first_look": None}
+        # who looks at the first step, and how a step is spread, belongs to this process
+        return {**self.__dict__, "_first_look": None, "_strategy": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,3 +39,17 @@ def on_xla(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Callable[..., list[Any]
         return launch(function, args, num_processes=num_processes, **asked).wait(110)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def launched_on_xla(tmp_path_factory) -> Iterator[Callable[..., list[Any]]]:
+    """The same as `on_xla`, on one device, for what the tests of a module look at together."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PJRT_DEVICE", "CPU")
+        patch.setenv("CPU_NUM_DEVICES", "1")
+        asked = {"config_file": "", "folder": str(tmp_path_factory.mktemp("runs")), "results": "all", "panel": "off"}
+
+        def run(function: Callable[..., Any], *args: Any) -> list[Any]:
+            return launch(function, args, num_processes=1, **asked).wait(110)
+
+        yield run

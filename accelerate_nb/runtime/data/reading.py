@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -80,6 +80,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self.told_of_repeated = False
         # which of its process's loaders it is, where its epochs are shown as a bar
         self.bar: int | None = None
+        # what is to be done before each batch and after the last
+        self.between: Callable[[], None] | None = None
         # what brings a batch to the devices, where to move it is not enough
         self.send: Callable[[Any], Any] | None = None
         self._drop_last = reading.drop_last
@@ -117,7 +119,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             self.set_epoch(self.iteration)
             self._course.begin(done, {**start, **{name: pending[name] for name in _TAKEN_UP if name in pending}})
             batches = self._batches(self._to_skip(done), pending.get("random"))
-            yield from (batches if self.bar is None else self._bar_of_epoch(self.bar, done).through(batches))
+            shown = batches if self.bar is None else self._bar_of_epoch(self.bar, done).through(batches)
+            yield from (shown if self.between is None else _with_breaks(shown, self.between))
             self._tell_of_repeated()
         finally:
             self._course.end()
@@ -192,6 +195,11 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             return 0
         length = length_of(self)
         return None if length is None else max(0, length + self.skip_batches - self._course.batches)
+
+    @property
+    def batches_read(self) -> int:
+        """How many batches of the epoch there were, with the one at hand."""
+        return self._course.batches
 
     @property
     def may_repeat_unseen(self) -> bool:
@@ -341,6 +349,14 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, gradient_state=GradientState())
+
+
+def _with_breaks(batches: Iterable[Any], between: Callable[[], None]) -> Iterator[Any]:
+    """The batches, with something done before each and after the last."""
+    between()
+    for batch in batches:
+        yield batch
+        between()
 
 
 def length_of(sized: Any) -> int | None:

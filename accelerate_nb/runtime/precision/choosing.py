@@ -27,6 +27,11 @@ def choose_precision(
     recipe: Recipe | None = None,
 ) -> Precision:
     """The precision of a name that `precision_name` returned; `recipe` is what `choose_recipe` returned."""
+    if device.type == "xla" and name in {"fp16", "fp8"}:
+        raise ConfigurationError(
+            f"mixed_precision={name!r} was asked for, but torch_xla's devices compute in float32 and bfloat16: nothing there "
+            "scales losses or counts in 8 bits. Use mixed_precision='bf16'."
+        )
     if recipe is not None:
         return recipe.precision_on(device, autocast)
     if name == "bf16":

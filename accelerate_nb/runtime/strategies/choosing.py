@@ -16,5 +16,5 @@ def choose_strategy(
 ) -> Strategy:
     """Copies on XLA devices, or parts over a mesh of them, data parallel where there are several processes, else the process alone."""
     if world.device.type == "xla":
-        return Replicas(world) if mesh is None or mesh.axes is None else Spmd(world, mesh)
+        return Replicas(world, ddp) if mesh is None or mesh.axes is None else Spmd(world, mesh)
     return DDP(world, ddp) if world.size > 1 else Strategy(world)

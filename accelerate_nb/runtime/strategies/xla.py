@@ -2,8 +2,222 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.notices import notice
+from accelerate_nb.runtime import xla
+from accelerate_nb.runtime.accumulation import GradientState
+from accelerate_nb.runtime.handlers import DistributedDataParallelKwargs
+from accelerate_nb.runtime.strategies.averaging import Averaged
 from accelerate_nb.runtime.strategies.base import Strategy
+from accelerate_nb.runtime.strategies.places import has_places
+from accelerate_nb.runtime.telling import told_line
+from accelerate_nb.runtime.unwrapping import extract_model_from_parallel
+from accelerate_nb.runtime.world import World
+
+# What of `DistributedDataParallel` has a meaning where it does not do the averaging.
+_MEANT = ("find_unused_parameters", "broadcast_buffers")
+_CHUNK = 64 * 2**20
 
 
 class Replicas(Strategy):
-    """A full copy of the model on every XLA device; gradients are averaged before the optimizer steps."""
+    """
+    A full copy of the model on every XLA device; gradients are averaged before the optimizer steps.
+
+    What is asked of a device waits until `xla.sync`, which comes when a prepared loader is asked for its next batch, and after
+    each step that an optimizer makes without a new batch of one.
+    """
+
+    def __init__(self, world: World, options: DistributedDataParallelKwargs | None = None) -> None:
+        super().__init__(world)
+        self.options = options or DistributedDataParallelKwargs()
+        self._tell_of_options(options)
+        self._gradients = GradientState()
+        self._models: dict[int, Averaged] = {}
+        self._stepped_in: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+    @property
+    def between_batches(self) -> Callable[[], None]:
+        """The device begins with what was asked of it."""
+        return xla.sync
+
+    def settle(self) -> None:
+        """Have the device begin with what was asked of it."""
+        xla.sync()
+
+    def when_computed(self, tell: Callable[[Any], None], values: Any) -> None:
+        """Call `tell` after the next sync or at once, in the order in which it was asked; the device waits for nobody."""
+        told_line().add(tell, values)
+
+    def place(self, model: Module) -> Module:
+        """The model on this rank's device; its weights stay the objects that they are, so ties and optimizers hold."""
+        if has_places(model):
+            return model
+        for each in {id(each): each for each in chain(model.parameters(), model.buffers())}.values():
+            if each.device != self.world.device:
+                _move(each, self.world.device)
+        return super().place(model)
+
+    def wrap_model(self, model: Module) -> Module:
+        """The same model, with the first rank's weights and buffers, whose gradients are averaged from now on."""
+        if self.world.size == 1 or not any(each.requires_grad for each in model.parameters()):
+            return model
+        begin_equal([*model.parameters(), *model.buffers()], self.world)
+        unused = self.options.find_unused_parameters
+        self._models[id(model)] = Averaged(model, self.world, xla.average_in_place, finds_unused=unused)
+        return model
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Compute gradients; where they are not held, they are averages when this returns."""
+        loss.backward(**options)
+        for each in self._models.values():
+            each.settle(after_backward=True)
+
+    def hold_gradients(self, model: Module) -> AbstractContextManager[Any]:
+        """A block whose backwards keep their gradients to this rank."""
+        averaged = self._averaged(model)
+        return nullcontext() if averaged is None else averaged.holding()
+
+    def send_gradients(self, model: Module) -> AbstractContextManager[Any]:
+        """A block whose backward averages gradients, the held ones too."""
+        averaged = self._averaged(model)
+        return nullcontext() if averaged is None else averaged.sending()
+
+    def clip_norm(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float) -> Tensor:
+        """Scale averaged gradients down to a norm; the norm that they had stays on the device until it is read."""
+        self._average()
+        return super().clip_norm(parameters, max_norm, norm_type)
+
+    def clip_value(self, parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
+        """Cut each averaged gradient at a value."""
+        self._average()
+        super().clip_value(parameters, clip_value)
+
+    def before_step(self, optimizer: Any) -> None:
+        """Average what a plain `loss.backward()` has left."""
+        self._average()
+        if self.world.size > 1 and not any(each.is_held for each in self._models.values()):
+            xla.average_in_place([each.grad for each in self._loose(optimizer) if each.grad is not None])
+
+    def stepped(self, optimizer: Any) -> None:
+        """Have the device begin, unless the loader that is being read will do so before its next batch."""
+        batch = self._gradients.batch
+        if batch is None or self._stepped_in.get(optimizer) == batch:
+            xla.sync()
+        self._stepped_in[optimizer] = batch
+
+    def unshared(self, models: Sequence[Any], learning: Sequence[Tensor]) -> list[str]:
+        """What is to be said of weights that are in no prepared model: their gradients are averaged, and they began apart."""
+        known = {id(each) for averaged in self._models.values() for each in averaged.parameters}
+        if self.world.size == 1 or any(id(each) in known for each in learning):
+            return []
+        text = (
+            "The optimizer's weights are in no prepared model: their gradients are averaged, but each of the "
+            f"{self.world.size} ranks began with weights of its own. Give the model to accelerator.prepare(...), too."
+        )
+        return [text]
+
+    def join_uneven(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
+        """`ConfigurationError` where there are several ranks: a device that has no batch can't answer the others."""
+        if self.world.size == 1:
+            return nullcontext()
+        raise ConfigurationError(
+            "join_uneven_inputs was asked for, but XLA devices compute the same program on all ranks, so each needs as many "
+            "batches as the others. Leave even_batches=True, or give the loader drop_last=True."
+        )
+
+    def release(self) -> None:
+        """Let go of what was prepared."""
+        for each in self._models.values():
+            each.let_go()
+        self._models.clear()
+
+    def close(self) -> None:
+        """The training is over."""
+        self.release()
+
+    def _average(self) -> None:
+        for each in self._models.values():
+            each.settle()
+
+    def _averaged(self, model: Module) -> Averaged | None:
+        return self._models.get(id(extract_model_from_parallel(model, keep_torch_compile=False)))
+
+    def _loose(self, optimizer: Any) -> list[Tensor]:
+        """The optimizer's weights that are in no prepared model."""
+        known = {id(each) for averaged in self._models.values() for each in averaged.parameters}
+        return [each for group in optimizer.param_groups for each in group["params"] if id(each) not in known]
+
+    def _tell_of_options(self, options: DistributedDataParallelKwargs | None) -> None:
+        if options is None or not self.world.is_main:
+            return
+        left = sorted(set(options.to_kwargs()) - set(_MEANT))
+        if options.comm_hook != type(options)().comm_hook:
+            left.append("comm_hook")
+        if left:
+            notice(
+                f"DistributedDataParallelKwargs has {', '.join(left)}, which means nothing on XLA devices: gradients are "
+                "averaged inside the compiled step. Leave it out there."
+            )
+
+
+def _move(tensor: Tensor, device: torch.device) -> None:
+    """Bring a weight or a buffer to a device as the object that it is, which Python's other names for it see, too."""
+    gradient, tensor.grad = tensor.grad, None
+    moved = tensor.detach().to(device)
+    try:
+        torch.utils.swap_tensors(
+            tensor, Parameter(moved, tensor.requires_grad) if isinstance(tensor, Parameter) else moved
+        )
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"prepare was to bring a model to {device}, but a weight of shape {tuple(tensor.shape)} is in use ({error}). "
+            "Prepare the model before it is called, hooked or compiled, or build it on accelerator.device."
+        ) from error
+    if gradient is not None:
+        tensor.grad = gradient.to(device)
+
+
+def begin_equal(tensors: Sequence[Tensor], world: World) -> None:
+    """Give tensors the values that they have on the first rank, through the hosts: nothing is compiled for it."""
+    own = list({id(each): each for each in tensors}.values())
+    if any(each.device.type == "xla" for each in own):
+        xla.sync()
+    for chunk in _chunks(own):
+        values = [each.detach().cpu().contiguous() if world.is_main else _room_for(each) for each in chunk]
+        packed = torch.cat([each.reshape(-1).view(torch.uint8) for each in values])
+        world.hosts.broadcast([packed]).wait()
+        # the first rank, too: tensors that came to be in another way make another program of the first step
+        for each, value in zip(chunk, _unpacked(packed, values), strict=True):
+            each.data = value.to(each.device)
+
+
+def _chunks(tensors: Sequence[Tensor]) -> Iterable[list[Tensor]]:
+    chunk: list[Tensor] = []
+    size = 0
+    for each in tensors:
+        if chunk and size + each.nbytes > _CHUNK:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(each)
+        size += each.nbytes
+    if chunk:
+        yield chunk
+
+
+def _room_for(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def _unpacked(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    parts = packed.split([each.nbytes for each in like])
+    return [part.clone().view(each.dtype).view(each.shape) for part, each in zip(parts, like, strict=True)]

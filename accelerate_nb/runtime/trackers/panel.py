@@ -30,10 +30,14 @@ class PanelTracker(GeneralTracker):
         return self
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        self.log_at(time.time(), values, step)
+
+    def log_at(self, now: float, values: dict[str, Any], step: int | None = None) -> None:
+        """Show values as those of a moment."""
         if outlet() is None:
             # a tensor on a device is waited for only where somebody sees its value
             return
-        rank, now = current_world().rank, time.time()
+        rank = current_world().rank
         count = plain(step)
         shown_step = int(count) if isinstance(count, (int, float)) and math.isfinite(count) else None
         for name, value in flat(plain(values)):

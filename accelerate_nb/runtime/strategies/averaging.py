@@ -1,0 +1,147 @@
+"""Which gradients of a model are averaged over the ranks, so that all ranks ask the same of their devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakMethod
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.world import World
+
+Average = Callable[[Sequence[Tensor]], None]
+
+
+class Averaged:
+    """
+    A model of which every rank has a copy, and whose gradients are averaged by `average`.
+
+    What is asked of a device must be the same on all ranks, also where a weight was used on some of them only. Which weights
+    get gradients is agreed on in the first step; from then on those of them that got none enter as zeros, as with
+    `DistributedDataParallel`. With `finds_unused` it is agreed on anew in every step.
+    """
+
+    def __init__(self, model: Module, world: World, average: Average, *, finds_unused: bool = False) -> None:
+        self.world = world
+        self.finds_unused = finds_unused
+        self._average = average
+        self._parameters = dict(model.named_parameters())
+        self._touched: set[int] = set()
+        self._holds = 0
+        self._sends = 0
+        self._used: dict[tuple[int, ...], set[int]] = {}
+        self._hooks: dict[int, Any] = {}
+        self._watch(self._learning())
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """All weights, each once."""
+        return list(self._parameters.values())
+
+    @property
+    def is_held(self) -> bool:
+        """Whether gradients stay on their rank for now."""
+        return self._holds > 0 and self._sends == 0
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """A block whose gradients stay on their rank."""
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """A block whose gradients are averaged, although it stands in one that holds them."""
+        self._sends += 1
+        try:
+            yield
+        finally:
+            self._sends -= 1
+
+    def settle(self, *, after_backward: bool = False) -> None:
+        """Average what has got gradients since the last time, unless it is held."""
+        if self.is_held:
+            return
+        learning = self._learning()
+        self._watch(learning)
+        touched = {id(each) for each in learning if id(each) in self._touched and each.grad is not None}
+        self._touched.clear()
+        if not touched and not (after_backward and self.finds_unused):
+            return
+        used = self._agreed(learning, touched)
+        gradients = [_gradient_of(each) for each in learning if id(each) in used]
+        if gradients:
+            self._average(gradients)
+
+    def let_go(self) -> None:
+        """Take no notice of gradients any more."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+
+    def _learning(self) -> list[Parameter]:
+        return [each for each in self._parameters.values() if each.requires_grad]
+
+    def _watch(self, learning: Sequence[Parameter]) -> None:
+        """Take notice of gradients; weights may begin to learn after `prepare`."""
+        for each in learning:
+            if id(each) not in self._hooks:
+                if self._hooks and each.grad is not None:
+                    self._touched.add(id(each))
+                self._hooks[id(each)] = each.register_post_accumulate_grad_hook(_Note(self._note))
+
+    def _note(self, parameter: Tensor) -> None:
+        # called by autograd's thread for the device
+        self._touched.add(id(parameter))
+
+    def _agreed(self, learning: Sequence[Parameter], touched: set[int]) -> set[int]:
+        """The weights that have gradients on some rank."""
+        key = tuple(map(id, learning))
+        if self.finds_unused or key not in self._used:
+            self._used[key] = _on_any(self.world, learning, touched)
+        used = self._used[key]
+        if new := touched - used:
+            raise ConfigurationError(
+                f"{self._named(new)} had no gradient on any rank in the first step and has one now, but the ranks agree on "
+                "what they exchange in the first step only. Pass "
+                "kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)], so that they agree in every step."
+            )
+        return used
+
+    def _named(self, ids: set[int]) -> str:
+        names = [name for name, each in self._parameters.items() if id(each) in ids]
+        return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more weights"
+
+
+class _Note:
+    """A hook that keeps nothing alive."""
+
+    def __init__(self, method: Callable[[Tensor], None]) -> None:
+        self._method = WeakMethod(method)
+
+    def __call__(self, parameter: Tensor) -> None:
+        if (method := self._method()) is not None:
+            method(parameter)
+
+
+def _gradient_of(parameter: Parameter) -> Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def _on_any(world: World, learning: Sequence[Parameter], touched: set[int]) -> set[int]:
+    bits = torch.tensor([id(each) in touched for each in learning], dtype=torch.uint8)
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+    world.hosts.allreduce([bits], options).wait()
+    return {id(each) for each, bit in zip(learning, bits.tolist(), strict=True) if bit}

@@ -1,0 +1,68 @@
+"""What is printed and logged of values that an XLA device has still to compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+
+def printed() -> dict[str, Any]:
+    from accelerate_nb import Accelerator
+    from accelerate_nb.runtime import xla
+
+    accelerator = Accelerator()
+    total = torch.zeros((), device=accelerator.device)
+    xla.sync()
+    accelerator.print("before", 1)
+    counts = []
+    for step in range(6):
+        total += torch.ones((), device=accelerator.device) * 2
+        if step in {2, 4}:
+            accelerator.print("total", step, {"is": total})
+            accelerator.print("and a plain line", step)
+        accelerator.log({"total": total}, step=step)
+        xla.sync()
+        counts.append(xla.compilations())
+    total += 100
+    accelerator.print("last", total)
+    return {"counts": counts}
+
+
+@pytest.fixture(scope="module")
+def run(launched_on_xla, tmp_path_factory) -> tuple[dict[str, Any], list[str]]:
+    folders = set(tmp_path_factory.getbasetemp().rglob("rank_0.log"))
+    result = launched_on_xla(printed)[0]
+    (log,) = set(tmp_path_factory.getbasetemp().rglob("rank_0.log")) - folders
+    return result, Path(log).read_text().splitlines()
+
+
+def test_values_are_those_of_the_moment_in_the_order_of_the_prints(run):
+    expected = [
+        "before 1",
+        "total 2 {'is': tensor(6.)}",
+        "and a plain line 2",
+        "total 4 {'is': tensor(10.)}",
+        "and a plain line 4",
+        "last tensor(112.)",
+    ]
+    assert [line for line in run[1] if line in expected] == expected
+
+
+def test_printing_and_logging_compile_nothing(run):
+    counts = run[0]["counts"]
+    assert counts[1] == counts[-1], counts
+
+
+def test_logged_values_reach_the_record_with_their_steps(run, tmp_path_factory):
+    import json
+
+    (record,) = [
+        path for path in tmp_path_factory.getbasetemp().rglob("metrics.jsonl") if '"total"' in path.read_text()
+    ]
+    rows = [json.loads(line) for line in record.read_text().splitlines()]
+    assert [(row["step"], row["value"]) for row in rows if row["name"] == "total"] == [
+        (n, 2.0 * n + 2) for n in range(6)
+    ]

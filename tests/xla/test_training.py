@@ -1,0 +1,192 @@
+"""A training on an XLA device: what it computes, and how often something is compiled for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+
+def model_and_data(samples: int = 64) -> tuple[torch.nn.Module, Any]:
+    from torch.utils.data import TensorDataset
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+    draw = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(samples, 8, generator=draw), torch.randn(samples, 2, generator=draw))
+    return model, data
+
+
+def trained(
+    optimizer: str, precision: str, steps: int, *, clips: bool, samples: int = 64, cpu: bool = False, raw: bool = False
+) -> tuple[list[int], list[list[float]]]:
+    """How many programs were compiled before each batch and after the last, and the weights."""
+    from torch.utils.data import DataLoader
+
+    from accelerate_nb import Accelerator
+    from accelerate_nb.runtime import xla
+
+    accelerator = Accelerator(mixed_precision=precision, gradient_accumulation_steps=steps, cpu=cpu)
+    model, data = model_and_data(samples)
+    own: torch.optim.Optimizer = (
+        torch.optim.AdamW(model.parameters(), 0.01)
+        if optimizer == "adamw"
+        else torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(own, lambda step: min(1.0, step / 3))
+    loader = DataLoader(data, batch_size=4)
+    model, own, loader, schedule = accelerator.prepare(model, own, loader, schedule)
+    count = (lambda: 0) if cpu else xla.compilations
+    counts = []
+    before = count()
+    for _ in range(2):
+        for inputs, targets in loader:
+            counts.append(count() - before)
+            with accelerator.accumulate(model):
+                loss = torch.nn.functional.mse_loss(model(inputs), targets)
+                loss.backward() if raw else accelerator.backward(loss)
+                if clips and accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 0.5)
+                own.step()
+                schedule.step()
+                own.zero_grad()
+            accelerator.log({"loss": loss})
+            if len(counts) % 5 == 0:
+                accelerator.print(len(counts), loss)
+        counts.append(count() - before)
+    weights = [each.detach().cpu().flatten().tolist() for each in accelerator.unwrap_model(model).parameters()]
+    accelerator.end_training()
+    return counts, weights
+
+
+WAYS = [
+    ("adamw", "no", 1, True),
+    ("adamw", "no", 4, True),
+    ("sgd", "no", 1, False),
+    ("sgd", "no", 4, True),
+    ("adamw", "bf16", 1, True),
+    ("sgd", "bf16", 4, False),
+]
+
+
+def all_ways(cpu: bool) -> list[Any]:
+    return [trained(name, precision, steps, clips=clips, cpu=cpu) for name, precision, steps, clips in WAYS]
+
+
+@pytest.fixture(scope="module")
+def here() -> list[Any]:
+    """The trainings on the CPU without torch_xla."""
+    return all_ways(cpu=True)
+
+
+@pytest.fixture(scope="module")
+def there(launched_on_xla) -> list[Any]:
+    """The same trainings on one XLA device."""
+    return launched_on_xla(all_ways, False)[0]
+
+
+@pytest.mark.parametrize("number", range(len(WAYS)), ids=["-".join(map(str, way)) for way in WAYS])
+def test_nothing_is_compiled_after_the_second_step(there, number):
+    counts, _ = there[number]
+    steps = WAYS[number][2]
+    assert counts[-1] == counts[2 * steps], counts
+
+
+@pytest.mark.parametrize("number", range(len(WAYS)), ids=["-".join(map(str, way)) for way in WAYS])
+def test_the_weights_are_those_of_the_cpu(here, there, number):
+    expected, found = here[number][1], there[number][1]
+    tolerance = 2e-2 if WAYS[number][1] == "bf16" else 2e-5
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(torch.tensor(other), torch.tensor(one), rtol=tolerance, atol=tolerance)
+
+
+def peculiarities() -> dict[str, Any]:
+    from torch.utils.data import DataLoader
+
+    from accelerate_nb import Accelerator
+    from accelerate_nb.runtime import xla
+
+    accelerator = Accelerator()
+    found: dict[str, Any] = {}
+
+    tied = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False))
+    tied[1].weight = tied[0].weight
+    weight = tied[0].weight
+    optimizer = torch.optim.SGD(tied.parameters(), 0.1)
+    prepared = accelerator.prepare_model(tied)
+    found["tied"] = prepared[0].weight is prepared[1].weight is weight is optimizer.param_groups[0]["params"][0]
+    found["device"] = weight.device.type
+    optimizer = accelerator.prepare_optimizer(optimizer)
+
+    start = weight.detach().cpu().clone()
+    counts = []
+    for _ in range(4):
+        accelerator.backward(prepared(torch.ones(2, 4, device=accelerator.device)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+        xla.wait()
+        counts.append(xla.compilations())
+    found["without a loader"] = counts
+    found["learned"] = not torch.equal(start, weight.detach().cpu())
+
+    loader = accelerator.prepare(DataLoader(torch.ones(8, 4), batch_size=4))
+    counts = []
+    for batch in loader:
+        for _ in range(4):
+            accelerator.backward(prepared(batch).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+            counts.append(xla.compilations())
+    found["several steps with a batch"] = counts
+
+    uneven = _TwoHeads()
+    uneven, own = accelerator.prepare(uneven, torch.optim.AdamW(uneven.parameters(), weight_decay=0.5))
+    before = uneven.unused.weight.detach().cpu().clone()
+    accelerator.backward(uneven(torch.ones(2, 4, device=accelerator.device)).sum())
+    norm = accelerator.clip_grad_norm_(uneven.parameters(), 0.1)
+    own.step()
+    found["norm"] = norm.device.type
+    found["unused stays"] = torch.equal(before, uneven.unused.weight.detach().cpu())
+    return found
+
+
+class _TwoHeads(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = torch.nn.Linear(4, 4)
+        self.unused = torch.nn.Linear(4, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.used(inputs)
+
+
+@pytest.fixture(scope="module")
+def found(launched_on_xla) -> dict[str, Any]:
+    return launched_on_xla(peculiarities)[0]
+
+
+def test_weights_are_the_same_objects_on_the_device_tied_as_they_were(found):
+    assert found["tied"]
+    assert found["device"] == "xla"
+
+
+def test_an_optimizer_that_was_made_before_prepare_trains_what_is_on_the_device(found):
+    assert found["learned"]
+
+
+def test_a_loop_without_a_loader_compiles_nothing_after_its_second_step(found):
+    assert found["without a loader"][1] == found["without a loader"][-1]
+
+
+def test_several_steps_with_one_batch_are_no_endless_program(found):
+    counts = found["several steps with a batch"]
+    assert counts[-1] == counts[-4], counts
+
+
+def test_the_norm_of_gradients_stays_on_the_device(found):
+    assert found["norm"] == "xla"
+
+
+def test_a_weight_without_a_gradient_is_left_alone(found):
+    assert found["unused stays"]
