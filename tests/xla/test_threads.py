@@ -248,6 +248,7 @@ def says_its_rank():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_two_hundred_launches_leave_nothing_behind(start):
     start(says_its_rank).wait(110)
     before = belongings()
