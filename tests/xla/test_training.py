@@ -190,3 +190,23 @@ def test_the_norm_of_gradients_stays_on_the_device(found):
 
 def test_a_weight_without_a_gradient_is_left_alone(found):
     assert found["unused stays"]
+
+
+def ranks_train() -> Any:
+    return [trained(name, precision, steps, clips=clips)[1] for name, precision, steps, clips in WAYS[:2]]
+
+
+def ranks_train_plainly() -> Any:
+    return [trained(name, precision, steps, clips=clips, cpu=True)[1] for name, precision, steps, clips in WAYS[:2]]
+
+
+def test_two_ranks_that_are_threads_get_the_weights_of_two_processes(on_xla, tmp_path):
+    from accelerate_nb import launch
+
+    found = on_xla(ranks_train, num_processes=2)
+    asked: dict[str, Any] = {"config_file": "", "folder": str(tmp_path), "results": "all", "panel": "off", "cpu": True}
+    expected = launch(ranks_train_plainly, num_processes=2, **asked).wait(110)
+    assert found[0] == found[1]
+    for way, plain in zip(found[0], expected[0], strict=True):
+        for one, other in zip(way, plain, strict=True):
+            torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=2e-5, atol=2e-5)

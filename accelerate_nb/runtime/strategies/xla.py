@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from accelerate_nb.devices.lockstep import lockstep
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.notices import notice
 from accelerate_nb.runtime import xla
@@ -73,7 +74,7 @@ class Replicas(Strategy):
             return model
         begin_equal([*model.parameters(), *model.buffers()], self.world)
         unused = self.options.find_unused_parameters
-        self._models[id(model)] = Averaged(model, self.world, xla.average_in_place, finds_unused=unused)
+        self._models[id(model)] = Averaged(model, self.world, self._mean, finds_unused=unused)
         return model
 
     def backward(self, loss: Tensor, **options: Any) -> None:
@@ -106,7 +107,7 @@ class Replicas(Strategy):
         """Average what a plain `loss.backward()` has left."""
         self._average()
         if self.world.size > 1 and not any(each.is_held for each in self._models.values()):
-            xla.average_in_place([each.grad for each in self._loose(optimizer) if each.grad is not None])
+            self._mean([each.grad for each in self._loose(optimizer) if each.grad is not None])
 
     def stepped(self, optimizer: Any) -> None:
         """Have the device begin, unless the loader that is being read will do so before its next batch."""
@@ -149,6 +150,12 @@ class Replicas(Strategy):
         for each in self._models.values():
             each.settle()
 
+    def _mean(self, gradients: Sequence[Tensor]) -> None:
+        if lockstep() is None:
+            xla.average_in_place(gradients)
+        elif gradients:
+            average_through_hosts(gradients, self.world)
+
     def _averaged(self, model: Module) -> Averaged | None:
         return self._models.get(id(extract_model_from_parallel(model, keep_torch_compile=False)))
 
@@ -185,6 +192,24 @@ def _move(tensor: Tensor, device: torch.device) -> None:
         ) from error
     if gradient is not None:
         tensor.grad = gradient.to(device)
+
+
+def average_through_hosts(gradients: Sequence[Tensor], world: World) -> None:
+    """
+    Put the mean over all ranks in the place of each gradient without a collective of the devices, in a step that is cut in two.
+
+    For ranks that are threads on XLA's CPU backend. There the thread of torch_xla's pool that gave one device its program frees
+    what that program reads before it gives the next device its own; freeing waits for the program, which waits in its
+    all-reduce for the other device. It happens by chance, the more often the larger the model.
+    """
+    xla.sync()
+    values = [each.detach().cpu() for each in gradients]
+    for chunk, own in zip(_chunks(values), _chunks(gradients), strict=True):
+        packed = torch.cat([each.reshape(-1).float() for each in chunk])
+        world.hosts.allreduce([packed]).wait()
+        parts = packed.div_(world.size).split([each.numel() for each in chunk])
+        for gradient, part in zip(own, parts, strict=True):
+            gradient.data = part.view(gradient.shape).to(gradient.dtype).to(gradient.device)
 
 
 def begin_equal(tensors: Sequence[Tensor], world: World) -> None:
