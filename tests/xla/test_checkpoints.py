@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from accelerate_nb import launch
+from accelerate_nb.errors import CheckpointError
 from tests.ranks import run_on_ranks
 from tests.runtime.loops import samples
 
@@ -273,3 +274,43 @@ def test_files_for_other_uses_hold_the_same_weights(saved, folder, xla):
     assert nest["one"][0].data_ptr() == nest["two"].data_ptr()
     assert nest["two"].tolist() == saved["moment"]["custom"]
     assert nest["three"] == 3
+
+
+class Failing(Remembering):
+    """Something whose state can't be had."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise RuntimeError("no state today")
+
+
+def on_threads(folder: str) -> Any:
+    """Saves after three steps and goes on; then a save to the same folder that fails on the main rank alone."""
+    training = Training(dropout=0.0)
+    training.epochs(1, at={3: lambda: training.accelerator.save_state(folder)})
+    numbers = training.numbers(3)
+    if training.accelerator.is_main_process:
+        training.accelerator.register_for_checkpointing(Failing(training.accelerator.device))
+    with pytest.raises((CheckpointError, RuntimeError), match="no state today"):
+        training.accelerator.save_state(folder)
+    return numbers
+
+
+def resumed_on_threads(folder: str) -> Any:
+    """Goes on from the first of these saves."""
+    training = Training(seed=5, dropout=0.0)
+    training.accelerator.load_state(folder)
+    training.epochs(1)
+    return training.numbers()
+
+
+def test_ranks_that_are_threads_save_together(on_xla, tmp_path):
+    folder = tmp_path / "both"
+    before = on_xla(on_threads, str(folder), num_processes=2)
+    assert {"random_states_0.pkl", "random_states_1.pkl", "positions_1.pkl"} <= {each.name for each in folder.iterdir()}
+    after = on_xla(resumed_on_threads, str(folder), num_processes=2)
+    for (told, state), (told_after, state_after) in zip(before, after, strict=True):
+        # what Python and numpy draw is the process's, so threads take it from each other
+        assert [(loss, total) for loss, _, _, total in told_after] == [(loss, total) for loss, _, _, total in told]
+        assert state_after["optimizer"] == state["optimizer"]
+    # the statistics of norms, and registered objects, are those of the main rank in every checkpoint
+    assert after[0][1] == before[0][1]
