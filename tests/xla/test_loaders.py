@@ -47,7 +47,7 @@ def loaders() -> dict[str, Any]:
     for batch in loader:
         seen.append((batch.device.type, len(batch), state.end_of_dataloader, state.remainder))
     found["whole"] = seen
-    for batch in loader:
+    for _ in loader:
         break
     found["after a break"] = [batch.flatten().tolist() for batch in loader]
     found["skipping"] = [batch.flatten().tolist() for batch in accelerator.skip_first_batches(loader, 2)]
