@@ -42,7 +42,9 @@ class Lockstep:
         # no threading.Barrier: one that is aborted fails also those that have met and are not awake yet
         with self._changed:
             meeting = self._meetings
-            self._come += 1
+            # whoever comes once more, from a `finally` or after it has caught the error, is not counted as another rank
+            if not self._left:
+                self._come += 1
             if self._come == self._ranks:
                 self._come, self._meetings = 0, meeting + 1
                 self._changed.notify_all()

@@ -48,6 +48,18 @@ def test_one_that_has_left_is_a_lost_connection_for_the_others_also_for_those_th
     assert len(errors) == 2
 
 
+def test_one_that_comes_again_after_that_error_does_not_pass_alone():
+    together, inside = Lockstep(2), []
+
+    def waits():
+        for _ in range(3):
+            with pytest.raises(ConnectionResetError), together.turn():
+                inside.append("alone")
+
+    in_threads(waits, together.leave)
+    assert inside == []
+
+
 def test_whoever_has_met_goes_on_when_another_leaves_right_afterwards():
     for _ in range(200):
         together = Lockstep(2)
