@@ -30,8 +30,8 @@ class _Variables(MutableMapping[bytes, bytes]):
         del self._at(name)[name]
 
     def __iter__(self) -> Iterator[bytes]:
-        yield from self._shared
-        yield from _own.get()
+        # at once, as of a dictionary: another rank may write while they are gone through
+        return iter([*self._shared, *_own.get()])
 
     def __len__(self) -> int:
         return len(self._shared) + len(_own.get())

@@ -22,11 +22,30 @@ print([rank.run(os.environ.get, "RANK") for rank in ranks], ranks[1].run(os.envi
 print(["RANK" in rank.run(dict, os.environ) for rank in ranks], "RANK" in dict(os.environ))
 print(ranks[0].run(len, os.environ) - len(os.environ), ranks[1].run(os.environ.pop, "RANK"), "RANK" in os.environ)
 """
+NAMES = """
+import os
+from accelerate_nb.launching.variables import separate
+
+separate(("RANK",))
+names = iter(os.environ._data)
+first = next(names)
+os.environ["WRITTEN_MEANWHILE"] = "1"
+print(len([first, *names]) == len(os.environ) - 1)
+"""
+
+
+def test_names_are_read_while_another_rank_writes_some():
+    assert told_by(NAMES) == ["True"]
 
 
 def test_each_rank_reads_and_writes_its_own_and_shares_the_rest():
+    assert told_by(PROGRAM) == ["['0', '1'] None", "['5', '1'] 1", "[True, True] False", "1 1 False"]
+
+
+def told_by(program: str) -> list[str]:
+    """The lines that a program prints in a process of its own."""
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True, env=environment
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True, env=environment
     )
-    assert done.stdout.splitlines() == ["['0', '1'] None", "['5', '1'] 1", "[True, True] False", "1 1 False"]
+    return done.stdout.splitlines()
