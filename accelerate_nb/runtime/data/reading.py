@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -351,12 +351,14 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self.__dict__.update(state, gradient_state=GradientState())
 
 
-def _with_breaks(batches: Iterable[Any], between: Callable[[], None]) -> Iterator[Any]:
+def _with_breaks(batches: Generator[Any, None, None], between: Callable[[], None]) -> Iterator[Any]:
     """The batches, with something done before each and after the last."""
     between()
-    for batch in batches:
-        yield batch
-        between()
+    # a loop that is left early ends the reading here, not when the last reference to it goes
+    with closing(batches):
+        for batch in batches:
+            yield batch
+            between()
 
 
 def length_of(sized: Any) -> int | None:

@@ -50,6 +50,25 @@ def test_nothing_is_read_ahead_of_its_batch() -> None:
         assert len(asked) == 2 * number
 
 
+def test_what_is_done_between_batches_is_no_reason_to_read_on_when_a_loop_is_left() -> None:
+    told: list[str] = []
+
+    class Told(Stream):
+        def __iter__(self) -> Any:
+            try:
+                yield from super().__iter__()
+            finally:
+                told.append("not read any more")
+
+    loader = prepared(Told(8))
+    loader.between = lambda: told.append("between")
+    batches = iter(loader)
+    next(batches)
+    ends, loader.end = loader.end, lambda: (told.append("left"), ends())
+    batches.close()
+    assert told == ["between", "not read any more", "left"]
+
+
 @pytest.mark.parametrize("kind", ["indices", "stream"])
 def test_leaving_an_epoch_leaves_nothing_behind(kind: str) -> None:
     outer, inner = prepared(Numbers(6)), prepared(Numbers(6) if kind == "indices" else Stream(6))
