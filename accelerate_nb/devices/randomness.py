@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate_nb.devices.xla import is_awake
+from accelerate_nb.devices import xla
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class RandomStates:
                 torch.cuda.manual_seed_all(torch.initial_seed())
             else:
                 torch.cuda.set_rng_state_all(self.cuda)
-            set_xla_state(torch.initial_seed() if self.xla is None else self.xla)
+            xla.set_random_state(torch.initial_seed() if self.xla is None else self.xla)
 
 
 def random_states_here(*, gpus: bool = False) -> RandomStates:
@@ -52,16 +52,5 @@ def random_states_here(*, gpus: bool = False) -> RandomStates:
         numpy=None if numpy is None else numpy.random.get_state(),
         torch=None if torch is None else torch.get_rng_state(),
         cuda=torch.cuda.get_rng_state_all() if touched and torch is not None else None,
-        xla=xla_state() if gpus else None,
+        xla=xla.random_state() if gpus else None,
     )
-
-
-def xla_state() -> int | None:
-    """Where the random numbers of torch_xla's device stand; `None` where its runtime is asleep, and stays so."""
-    return int(sys.modules["torch_xla.core.xla_model"].get_rng_state()) if is_awake() else None
-
-
-def set_xla_state(state: int | None) -> None:
-    """Have them go on from a state that `xla_state` gave, or from a seed; nothing where the runtime is asleep."""
-    if state is not None and is_awake():
-        sys.modules["torch_xla.core.xla_model"].set_rng_state(state)

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from accelerate_nb.devices.randomness import set_xla_state
+from accelerate_nb.devices import xla
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime import xla
 from accelerate_nb.runtime.current import current_world
 from accelerate_nb.runtime.kinds import RNGType, named
 from accelerate_nb.runtime.operations.collective import broadcast_object_list
@@ -30,7 +29,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-    set_xla_state(seed)  # which torch's own function does not reach; one that is asleep begins with this seed
+    xla.set_random_state(seed)  # which torch's own function does not reach; one that is asleep begins with this seed
     if deterministic:
         torch.use_deterministic_algorithms(True)
 
@@ -63,11 +62,11 @@ class _Xla:
                 "Leave it out of rng_types."
             )
 
-    def get_state(self) -> int:
+    def get_state(self) -> int | None:
         return xla.random_state()
 
-    def set_state(self, state: int) -> None:
-        xla.seed(state)
+    def set_state(self, state: int | None) -> None:
+        xla.set_random_state(state)
 
 
 class _Device:

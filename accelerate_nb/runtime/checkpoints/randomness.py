@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from accelerate_nb.devices.randomness import set_xla_state, xla_state
+from accelerate_nb.devices import xla
 
 
 def random_states() -> dict[str, Any]:
@@ -25,7 +25,7 @@ def random_states() -> dict[str, Any]:
         states["torch_xpu_manual_seed"] = torch.xpu.get_rng_state_all()
     if torch.backends.mps.is_available():
         states["torch_mps_manual_seed"] = torch.mps.get_rng_state()
-    if (state := xla_state()) is not None:
+    if (state := xla.random_state()) is not None:
         states["xm_seed"] = state
     return states
 
@@ -41,7 +41,7 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
         _each(torch.xpu, states["torch_xpu_manual_seed"])
     if "torch_mps_manual_seed" in states and torch.backends.mps.is_available():
         torch.mps.set_rng_state(states["torch_mps_manual_seed"])
-    set_xla_state(states.get("xm_seed"))
+    xla.set_random_state(states.get("xm_seed"))
 
 
 def _each(module: Any, states: list[torch.Tensor]) -> None:
