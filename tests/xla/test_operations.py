@@ -64,7 +64,10 @@ def nests(rank: int, device: torch.device) -> dict[str, Any]:
 def everything() -> dict[str, Any]:
     """What every operation makes of everything, in plain values, with what was compiled and read meanwhile."""
     from accelerate_nb import Accelerator
+    from accelerate_nb.runtime.operations import collective
 
+    # as on TPUs: here nothing is read before all ranks have come to the same step
+    collective.lockstep = lambda: None
     accelerator = Accelerator(cpu="PJRT_DEVICE" not in os.environ)
     through_xla = accelerator.device.type == "xla"
     given = nests(accelerator.process_index, accelerator.device)
@@ -272,3 +275,19 @@ def test_the_generators_of_devices_are_seeded_and_made_equal(both: tuple[list[An
     assert first == again != other
     assert same == others_same == first
     assert equal == others_equal == first
+
+
+def reads_by_itself() -> list[float]:
+    """What one rank reads of operations alone, while the other goes on."""
+    from accelerate_nb import Accelerator
+
+    accelerator = Accelerator()
+    mine = torch.ones(2, device=accelerator.device) * 3
+    everyones, total = accelerator.gather(mine), accelerator.reduce(mine.sum(), "sum")
+    read = [everyones.sum().item(), total.item()] if accelerator.is_main_process else []
+    accelerator.wait_for_everyone()
+    return read
+
+
+def test_one_rank_may_read_what_ranks_computed_together(on_xla: Callable[..., list[Any]]) -> None:
+    assert on_xla(reads_by_itself, num_processes=2) == [[12.0, 12.0], []]

@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from accelerate_nb.devices.lockstep import lockstep
 from accelerate_nb.errors import ConfigurationError, OperationError
 from accelerate_nb.runtime.current import current_world
 from accelerate_nb.runtime.operations.exchange import Call, agree, exchange_rows
 from accelerate_nb.runtime.operations.moving import Mover
 from accelerate_nb.runtime.operations.nested import description, leaves_of, recursively_apply, with_leaves
 from accelerate_nb.runtime.operations.programs import InPrograms
+from accelerate_nb.runtime.operations.through_hosts import ThroughHosts
 from accelerate_nb.runtime.world import World
 
 Reduction = Literal["sum", "mean", "max", "min", "none"]
@@ -206,7 +208,9 @@ def _unpickled(row: Tensor) -> Any:
 
 def _mover(world: World) -> Mover:
     """What suits the devices of these processes."""
-    return InPrograms(world) if world.device.type == "xla" else Mover(world)
+    if world.device.type != "xla":
+        return Mover(world)
+    return InPrograms(world) if lockstep() is None else ThroughHosts(world)
 
 
 def _tensors(world: World, operation: str, data: Any) -> list[Tensor]:
