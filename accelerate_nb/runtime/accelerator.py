@@ -467,6 +467,7 @@ class Accelerator(Stepping, Saving, Splitting, Watching):
     def end_training(self) -> None:
         """The training is over: trackers keep what they were told, and the next `Accelerator` of this process begins anew."""
         try:
+            self.world.tell_rest()
             self._finish_trackers()
             self.wait_for_checkpoint()
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
@@ -88,8 +88,15 @@ class Process:
         self.world.barrier()
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """`print` once on each machine; tensors that an XLA device has yet to compute after its next step, which isn't hurried."""
-        self.world.say(functools.partial(print, **kwargs), args, here=self.world.is_local_main)
+        """
+        `print` once on each machine.
+
+        On XLA devices, values that are still to be computed are printed in a later step, as they were when this was called;
+        what is printed after them waits behind them. Python's own `print(loss)` would have the step cut in two to know the
+        value at once.
+        """
+        tell = functools.partial(_print_now, kwargs) if self.world.is_local_main else _nothing
+        self.world.when_computed(tell, list(args))
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -312,6 +319,14 @@ class AcceleratorState(PartialState):
     def __repr__(self) -> str:
         mesh = f"XLA mesh: {self.xla_mesh}\n" if self.xla_mesh else ""
         return PartialState.__repr__(self) + f"{mesh}\nMixed precision type: {self.mixed_precision}\n"
+
+
+def _print_now(options: Mapping[str, Any], values: list[Any]) -> None:
+    print(*values, **options)
+
+
+def _nothing(values: Any) -> None:
+    """Tell nothing: where only some ranks tell something, the others take part in what it needs."""
 
 
 def is_initialized() -> bool:

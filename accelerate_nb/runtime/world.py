@@ -16,6 +16,7 @@ from accelerate_nb.runtime import xla
 from accelerate_nb.runtime.affinity import set_numa_affinity
 from accelerate_nb.runtime.environment import is_yes
 from accelerate_nb.runtime.sharding import plan, spmd
+from accelerate_nb.runtime.telling import told_line
 
 # The variables that torchrun gives to each process it starts; whoever sets them has started a worker.
 CONTRACT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
@@ -84,10 +85,12 @@ class World:
     def settle(self) -> None:
         """Have the device begin with everything that it was asked for; most begin at once."""
 
-    def say(self, call: Callable[..., None], arguments: tuple[Any, ...], *, here: bool) -> None:
-        """Make a call that writes its arguments down, if it is to be made `here`."""
-        if here:
-            call(*arguments)
+    def when_computed(self, tell: Callable[[Any], None], values: Any) -> None:
+        """Call `tell` with values, a nest of tensors and other things, when what they are now can be read without waiting."""
+        tell(values)
+
+    def tell_rest(self) -> None:
+        """Have told what still waits for being computed; all processes call it."""
 
 
 class Hosts:
@@ -138,17 +141,11 @@ class ThroughXla(World):
     def settle(self) -> None:
         xla.sync()
 
-    def say(self, call: Callable[..., None], arguments: tuple[Any, ...], *, here: bool) -> None:
-        if not any(isinstance(each, torch.Tensor) and each.device.type == "xla" for each in arguments):
-            if here:
-                call(*arguments)
-            return
-        # on all ranks, also where nothing is said: what is kept until then is part of the program, which they have in common
-        xla.after_sync(call if here else _keep_quiet, *arguments)
+    def when_computed(self, tell: Callable[[Any], None], values: Any) -> None:
+        told_line().add(tell, values)
 
-
-def _keep_quiet(*_: Any) -> None:
-    """Say nothing."""
+    def tell_rest(self) -> None:
+        told_line().finish()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accelerate_nb.devices import lockstep, xla as machine
-from accelerate_nb.devices.randomness import set_xla_state, xla_state
 from accelerate_nb.own import Own, enter
 
 # made once a rank, when its device is first asked for: torch_xla begins with the same numbers in every process, whatever the seed
-_seed: Own[None] = Own(lambda: set_xla_state(torch.initial_seed()))
+_seed: Own[None] = Own(lambda: machine.set_random_state(torch.initial_seed()))
 # what is to be done before each sync of a rank
 _before: Own[list[Callable[[], object]]] = Own(list)
 
@@ -104,12 +103,12 @@ def sync() -> None:
 
     for call in list(_before.get()):
         call()
-    together, state = lockstep.lockstep(), xla_state()
+    together, state = lockstep.lockstep(), machine.random_state()
     if together is None:
         torch_xla.sync()
     else:
         _sync_in_turn(together)
-    set_xla_state(state)
+    machine.set_random_state(state)
 
 
 def _sync_in_turn(together: lockstep.Lockstep) -> None:
@@ -138,13 +137,6 @@ def are_computed(tensors: Sequence[Tensor]) -> bool:
     import torch_xla
 
     return not any(torch_xla._XLAC._check_tensor_need_materialization(list(tensors)))
-
-
-def after_sync(call: Callable[..., object], *args: object) -> None:
-    """Have a call made after the next sync, when tensors in its arguments are computed; ranks that are to sync together all ask."""
-    import torch_xla.core.xla_model as model
-
-    model.add_step_closure(call, args)
 
 
 def average_in_place(tensors: Sequence[Tensor]) -> None:
@@ -189,18 +181,6 @@ def to_cpu(data: Any) -> Any:
     import torch_xla.core.xla_model as model
 
     return model._maybe_convert_to_cpu(data)
-
-
-def seed(number: int) -> None:
-    """Seed the generator of this rank's device; one that is asleep will begin with the last seed that torch was given."""
-    set_xla_state(number)
-
-
-def random_state() -> int:
-    """Where the generator of this rank's device stands: one number is all that it is."""
-    import torch_xla.core.xla_model as model
-
-    return int(model.get_rng_state())
 
 
 def memory() -> dict[str, int]:

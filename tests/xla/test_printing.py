@@ -9,11 +9,33 @@ import pytest
 import torch
 
 
+class Heard:
+    """A tracker that keeps what it is told before it ends."""
+
+    name = "heard"
+
+    def __init__(self) -> None:
+        self.values: list[tuple[int | None, float]] = []
+        self.is_over = False
+
+    def start(self) -> None:
+        pass
+
+    def log(self, values: dict[str, Any], step: int | None = None) -> None:
+        if not self.is_over:
+            self.values.append((step, float(values["total"])))
+
+    def finish(self) -> None:
+        self.is_over = True
+
+
 def printed() -> dict[str, Any]:
-    from accelerate_nb import Accelerator
+    from accelerate_nb import Accelerator, PartialState
     from accelerate_nb.runtime import xla
 
+    heard = Heard()
     accelerator = Accelerator()
+    accelerator.trackers = [heard]
     total = torch.zeros((), device=accelerator.device)
     xla.sync()
     accelerator.print("before", 1)
@@ -22,13 +44,14 @@ def printed() -> dict[str, Any]:
         total += torch.ones((), device=accelerator.device) * 2
         if step in {2, 4}:
             accelerator.print("total", step, {"is": total})
-            accelerator.print("and a plain line", step)
+            PartialState().print("and a plain line", step)
         accelerator.log({"total": total}, step=step)
         xla.sync()
         counts.append(xla.compilations())
     total += 100
     accelerator.print("last", total)
-    return {"counts": counts}
+    accelerator.end_training()
+    return {"counts": counts, "heard": heard.values}
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +77,10 @@ def test_values_are_those_of_the_moment_in_the_order_of_the_prints(run):
 def test_printing_and_logging_compile_nothing(run):
     counts = run[0]["counts"]
     assert counts[1] == counts[-1], counts
+
+
+def test_a_tracker_is_told_everything_before_it_ends(run):
+    assert run[0]["heard"] == [(n, 2.0 * n + 2) for n in range(6)]
 
 
 def test_logged_values_reach_the_record_with_their_steps(run, tmp_path_factory):

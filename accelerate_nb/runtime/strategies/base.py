@@ -87,10 +87,6 @@ class Strategy:
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has stepped."""
 
-    def when_computed(self, tell: Callable[[Any], None], values: Any) -> None:
-        """Call `tell` with values, a nest of tensors and other things, when what they are now can be read without waiting."""
-        tell(values)
-
     def hold_gradients(self, model: Module) -> AbstractContextManager[Any]:
         """A block whose backwards keep their gradients to this process."""
         return nullcontext()

@@ -21,7 +21,6 @@ from accelerate_nb.runtime.handlers import DistributedDataParallelKwargs
 from accelerate_nb.runtime.strategies.averaging import Averaged
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.strategies.places import has_places
-from accelerate_nb.runtime.telling import told_line
 from accelerate_nb.runtime.unwrapping import extract_model_from_parallel
 from accelerate_nb.runtime.world import World
 
@@ -54,10 +53,6 @@ class Replicas(Strategy):
     def settle(self) -> None:
         """Have the device begin with what was asked of it."""
         xla.sync()
-
-    def when_computed(self, tell: Callable[[Any], None], values: Any) -> None:
-        """Call `tell` after the next sync or at once, in the order in which it was asked; the device waits for nobody."""
-        told_line().add(tell, values)
 
     def place(self, model: Module) -> Module:
         """The model on this rank's device; its weights stay the objects that they are, so ties and optimizers hold."""

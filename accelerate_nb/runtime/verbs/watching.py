@@ -14,7 +14,6 @@ from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.notices import notice
 from accelerate_nb.runtime.process import Process
 from accelerate_nb.runtime.profiling import ProfileKwargs, profiled
-from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.trackers.base import Elsewhere
 from accelerate_nb.runtime.trackers.choosing import made
 from accelerate_nb.runtime.trackers.panel import PanelTracker
@@ -26,7 +25,6 @@ class Watching(Process):
 
     log_with: list[Any]
     panel: PanelTracker
-    strategy: Strategy
     profile_handler: ProfileKwargs | None
     trackers: list[Any]
     _ended_trackers: tuple[Any, ...] = ()
@@ -72,17 +70,6 @@ class Watching(Process):
         """
         return profiled(profile_handler or self.profile_handler or ProfileKwargs(), self.world)
 
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """
-        `print` once on each machine.
-
-        On XLA devices, values that are still to be computed are printed in a later step, as they were when this was called;
-        what is printed after them waits behind them. Python's own `print(loss)` would have the step cut in two to know the
-        value at once.
-        """
-        tell = partial(_print_now, kwargs) if self.world.is_local_main else _nothing
-        self.strategy.when_computed(tell, list(args))
-
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """
         The tracker of this name, or with `unwrap` the object underneath: wandb's run, TensorBoard's writer.
@@ -118,7 +105,7 @@ class Watching(Process):
         """
         if self.is_main_process and not self.trackers:
             self._tell_of_trackers_not_begun()
-        self.strategy.when_computed(partial(self._log_now, time.time(), log_kwargs or {}), [values, step])
+        self.world.when_computed(partial(self._log_now, time.time(), log_kwargs or {}), [values, step])
 
     def _log_now(self, now: float, more: Mapping[str, Any], told: list[Any]) -> None:
         values, step = told
@@ -147,11 +134,3 @@ class Watching(Process):
         with ExitStack() as calls:
             for tracker in reversed(running):
                 calls.callback(tracker.finish)
-
-
-def _print_now(options: Mapping[str, Any], values: list[Any]) -> None:
-    print(*values, **options)  # noqa: T201 - what the person asked for
-
-
-def _nothing(values: Any) -> None:
-    """Tell nothing: where only some ranks tell something, the others take part in what it needs."""
