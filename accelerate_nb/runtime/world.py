@@ -99,13 +99,19 @@ class Hosts:
     group: Any
     store: dist.Store
 
-    def __init__(self, timeout: timedelta | None) -> None:
-        self.timeout = timeout or timedelta(minutes=30)
+    def __init__(self, timeout: timedelta | None, address: str | None = None) -> None:
+        self.timeout, self.address = timeout or timedelta(minutes=30), address
 
     def connect(self, rank: int, size: int, store: dist.Store) -> None:
         """Meet the others, over a store at which nobody has met."""
+        # torch's stubs don't know its options
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._timeout = self.timeout
+        own = gloo.create_default_device() if self.address is None else gloo.create_device(hostname=self.address)
+        options._devices = [own]
         # not the default group, of which a process has one, however many of its threads are ranks
-        self.group, self.store = dist.ProcessGroupGloo(store, rank, size, self.timeout), store
+        self.group, self.store = gloo(store, rank, size, options), store
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,15 +231,19 @@ class Meeting:
         place = Place(*xla.place())
         _must_be_whole(place, environment)
         if place.size > 1 and connection is None:
-            connection = Hosts(self.timeout)
+            # one machine's ranks talk over its loopback address, which no other machine reaches
+            connection = Hosts(self.timeout, xla.address_here() if xla.is_among_machines(environment) else None)
             connection.connect(place.rank, place.size, store())
         backend = "xla" if place.size > 1 else None
         return ThroughXla(place.rank, place.size, place.local_rank, place.local_size, device, backend, connection)
 
     def rendezvous(self) -> dist.Store:
         """The store over which the processes meet, from `init_method` or the environment, else from torch_xla."""
-        if self.init_method is None and "MASTER_ADDR" not in os.environ and xla.is_asked(os.environ):
-            return xla.meeting_point(self.timeout)
+        if self.init_method is None and not self.cpu and xla.is_asked(os.environ):
+            if "MASTER_ADDR" not in os.environ:
+                return xla.meeting_point(self.timeout)
+            if xla.is_among_machines(os.environ):
+                return xla.meeting_point_of_machines(self.timeout)
         timeout: dict[str, Any] = {} if self.timeout is None else {"timeout": self.timeout}
         store, _, _ = next(iter(dist.rendezvous(self.init_method or "env://", **timeout)))
         assert isinstance(store, dist.Store)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,8 +19,20 @@ from accelerate_nb.own import Own, enter
 
 # made once a rank, when its device is first asked for: torch_xla begins with the same numbers in every process, whatever the seed
 _seed: Own[None] = Own(lambda: machine.set_random_state(torch.initial_seed()))
+# where torch_xla's own ranks meet, too
+_PORT = 12355
 # what is to be done before each sync of a rank
 _before: Own[list[Callable[[], object]]] = Own(list)
+
+
+def _discovered() -> str:
+    from torch_xla._internal import tpu
+
+    return str(tpu.discover_master_worker_ip())
+
+
+# found once a rank: the ranks of all machines look for it together
+_main = Own(_discovered)
 
 
 def is_asked(environment: Mapping[str, str]) -> bool:
@@ -91,6 +104,32 @@ def meeting_point(timeout: timedelta | None) -> dist.Store:
     store, _, _ = next(iter(dist.rendezvous("xla://", **limit)))
     # the threads of a process share that connection, and one that waits in it would keep the others from answering
     return store.clone()  # type: ignore[no-any-return]  # torch's stubs don't know it
+
+
+def is_among_machines(environment: Mapping[str, str]) -> bool:
+    """Whether torch_xla connects this rank with some that the launch on this machine did not start: those of a TPU pod."""
+    started = environment.get("WORLD_SIZE", "")
+    return machine.is_awake() and started.isdecimal() and place()[1] > int(started)
+
+
+def address_of_main() -> str:
+    """The address of the machine with the first rank, which all ranks have to ask for; a pod's machines are not numbered so."""
+    return _main.get()
+
+
+def meeting_point_of_machines(timeout: timedelta | None) -> dist.Store:
+    """A connection to the store of a TPU pod's first rank: a launch on one machine knows of its own store alone."""
+    limit: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    is_main = place()[0] == 0
+    return dist.TCPStore(address_of_main(), _PORT, None, is_main, wait_for_workers=False, **limit)
+
+
+def address_here() -> str:
+    """The address of this machine under which a TPU pod's other machines find it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        # nothing is sent: the system only says by which way it would be
+        sock.connect((address_of_main(), _PORT))
+        return str(sock.getsockname()[0])
 
 
 def sync() -> None:

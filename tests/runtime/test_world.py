@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 from accelerate_nb.errors import ConfigurationError, LaunchError
+from accelerate_nb.runtime import xla
 from accelerate_nb.runtime.current import current_world, forget, is_joined
-from accelerate_nb.runtime.world import Meeting, Place, World, choose_device
+from accelerate_nb.runtime.world import Hosts, Meeting, Place, World, choose_device
 from tests.ranks import run_on_ranks
 
 
@@ -128,3 +129,41 @@ def test_a_world_knows_its_ends() -> None:
         (False, False),
         (False, True),
     ]
+
+
+def meets_at_an_address() -> float:
+    """Two ranks talk over an address, whatever the environment says of interfaces."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "none0"
+    store = Meeting().rendezvous()
+    hosts = Hosts(None, "127.0.0.1")
+    hosts.connect(int(os.environ["RANK"]), 2, dist.PrefixStore("hosts", store))
+    one = torch.ones(1)
+    hosts.group.allreduce([one]).wait()
+    return one.item()
+
+
+def test_hosts_of_several_machines_talk_over_the_address_that_the_others_reach() -> None:
+    assert run_on_ranks(meets_at_an_address, 2) == [2.0, 2.0]
+
+
+def test_the_ranks_of_a_pod_meet_at_the_machine_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a pod can't be had: what torch_xla would say of one is said here
+    monkeypatch.setenv("PJRT_DEVICE", "TPU")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setattr(xla.machine, "is_installed", lambda: True)
+    monkeypatch.setattr(xla.machine, "is_awake", lambda: True)
+    monkeypatch.setattr(xla, "place", lambda: (0, 16, 0, 8))
+    monkeypatch.setattr(xla, "address_of_main", lambda: "127.0.0.1")
+    store = Meeting().rendezvous()
+    assert isinstance(store, dist.TCPStore)
+    assert store.port == 12355
+    assert xla.address_here() == "127.0.0.1"
+
+
+def test_the_ranks_of_one_machine_meet_where_their_launch_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xla.machine, "is_awake", lambda: True)
+    monkeypatch.setattr(xla, "place", lambda: (0, 8, 0, 8))
+    assert not xla.is_among_machines({"WORLD_SIZE": "8"})
+    assert xla.is_among_machines({"WORLD_SIZE": "4"})
+    assert not xla.is_among_machines({})
