@@ -97,6 +97,7 @@ class Together:
 
     def _fail(self, error: BaseException, waiting: Any, seen: Callable[[Failure | None], RankView | None]) -> None:
         """Tell of an exception, which goes on its way whatever becomes of that."""
+        pending.salvage()
         rank = self.place.rank
         failure = failure_of(error, rank, sources_here())
         told = Told(rank, failure=failure, error=portable(error, _names()), seen=seen(failure))

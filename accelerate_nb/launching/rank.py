@@ -77,6 +77,7 @@ class Rank:
             return
 
     def _fail(self, error: BaseException) -> None:
+        pending.salvage()
         failure = failure_of(error, self.order.seat.rank, self._payload.sources)
         write_raised(self.order.descriptors.outcome, Raised(failure, error, loaded_since(self._before)))
         streams.flush()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from accelerate_nb.events import pending
+from accelerate_nb.notices import notice
 from accelerate_nb.own import Own
 from accelerate_nb.runtime import xla
 from accelerate_nb.runtime.data.batches import leaves_of, mapped
@@ -46,7 +47,7 @@ class Line:
             return
         if not self._waiting:
             xla.before_sync(self.turn)
-            pending.begun(self.finish)
+            pending.begun(self.finish, self.salvage)
         self._waiting.append(_Told(partial(_told_in, copy_context(), tell), mapped(_as_it_is, values)))
 
     def turn(self) -> None:
@@ -63,6 +64,25 @@ class Line:
             xla.sync()
         while self._waiting:
             self._tell_next()
+
+    def salvage(self) -> None:
+        """
+        Tell what is left and can be known without the other ranks, after the function has failed.
+
+        What the device was not yet given may hold what comes from others, who are at another point of their programs.
+        """
+        if xla.place()[1] == 1:
+            self.finish()
+            return
+        lost = 0
+        while self._waiting:
+            if self._waiting[0].is_computing or not _on_device(self._waiting[0].values):
+                self._tell_next()
+            else:
+                self._waiting.popleft()
+                lost += 1
+        if lost:
+            notice(f"Values of {lost} prints and logs had not been computed yet when the function failed.")
 
     def _tell_next(self) -> None:
         told = self._waiting.popleft()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from accelerate_nb.events import pending
@@ -10,7 +12,7 @@ from accelerate_nb.events import pending
 @pytest.fixture(autouse=True)
 def none_left():
     yield
-    assert pending._waits.get() == []
+    assert pending._begun.get() == []
 
 
 def test_what_was_begun_is_waited_for_once_in_its_order():
@@ -48,3 +50,37 @@ def test_a_failure_is_raised_and_the_rest_still_stands():
         pending.finish()
     pending.finish()
     assert order == ["other"]
+
+
+@pytest.fixture
+def nothing_begun():
+    yield
+    pending._begun.get().clear()
+
+
+def test_after_a_failure_what_can_be_saved_is_and_the_rest_is_not_waited_for(nothing_begun):
+    order = []
+
+    def fails():
+        raise OSError("lost")
+
+    pending.begun(lambda: order.append("waited"))
+    pending.begun(lambda: order.append("waited"), fails)
+    pending.begun(lambda: order.append("waited"), lambda: order.append("saved"))
+    pending.salvage()
+    assert order == ["saved"]
+
+
+def test_what_can_t_be_saved_in_time_holds_no_failure_back(nothing_begun):
+    never = threading.Event()
+    ended = threading.Event()
+
+    def waits():
+        never.wait(60)
+        ended.set()
+
+    pending.begun(waits, waits)
+    pending.salvage(patience=0.01)
+    assert not ended.is_set()
+    never.set()
+    assert ended.wait(60)

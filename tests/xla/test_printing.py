@@ -93,3 +93,32 @@ def test_logged_values_reach_the_record_with_their_steps(run, tmp_path_factory):
     assert [(row["step"], row["value"]) for row in rows if row["name"] == "total"] == [
         (n, 2.0 * n + 2) for n in range(6)
     ]
+
+
+def fails_after_printing() -> None:
+    from accelerate_nb import Accelerator
+    from accelerate_nb.runtime import xla
+
+    accelerator = Accelerator()
+    total = torch.ones((), device=accelerator.device)
+    for step in range(3):
+        total = total + 1
+        accelerator.print("total of step", step, total)
+        if step < 2:
+            xla.sync()
+    accelerator.print("the last line")
+    raise ValueError("after the prints")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_was_printed_before_a_failure_is_told_as_far_as_it_can_be_known(on_xla, tmp_path, ranks):
+    with pytest.raises(ValueError, match="after the prints"):
+        on_xla(fails_after_printing, num_processes=ranks)
+    (log,) = tmp_path.rglob("rank_0.log")
+    text = log.read_text()
+    known = 3 if ranks == 1 else 2
+    assert [line for line in text.splitlines() if line.startswith("total")] == [
+        f"total of step {step} tensor({step + 2}.)" for step in range(known)
+    ]
+    assert "the last line" in text
+    assert ("Values of 1 prints and logs had not been computed yet" in text) == (ranks > 1)

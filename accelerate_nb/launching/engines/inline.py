@@ -50,6 +50,7 @@ class Here:
             self._scene.take(StateChange(0, "stopped", time.time()))
             raise
         except BaseException as error:  # noqa: BLE001 - reported, then raised again as what every engine raises
+            pending.salvage()
             failure = failure_of(error, 0, sources_here())
             self._scene.take(failure)
             self._scene.take(StateChange(0, "failed", time.time()))
