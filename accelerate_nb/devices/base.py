@@ -25,8 +25,6 @@ class Devices:
     cores: int
     physical: int | None = None
     variable: str = ""
-    # how many of them one process drives, each in a thread of its own
-    per_process: int = 1
     # what torch_xla would compute on, where it is installed or asked for; `kind` is "xla" where it is what is asked for
     xla: Found | None = None
 

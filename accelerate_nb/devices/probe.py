@@ -52,4 +52,4 @@ def _through_xla(variables: Mapping[str, str]) -> xla.Found | None:
 
 
 def _of_xla(found: xla.Found) -> Devices:
-    return Devices("xla", found.label, found.count, cores(), per_process=found.per_process, xla=found)
+    return Devices("xla", found.label, found.count, cores(), xla=found)

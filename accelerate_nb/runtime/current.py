@@ -126,7 +126,7 @@ def put_aside() -> Callable[[], None]:
     before = dict(vars(held))
     lives = held.lives
     vars(held).clear()
-    held.__init__()  # type: ignore[misc]  # the one object that all of the rank.s threads know begins anew
+    held.__init__()  # type: ignore[misc]  # the one object that all of the rank's threads know begins anew
     held.lives = lives
 
     def bring_back() -> None:

@@ -104,7 +104,7 @@ def test_the_reason_is_told():
 
 def through(device, count, per_process=1, cores=96, **more):
     found = Found(device, count, per_process, **more)
-    return Devices("xla", found.label, count, cores, per_process=per_process, xla=found)
+    return Devices("xla", found.label, count, cores, xla=found)
 
 
 V3, V4, COLAB = through("TPU", 8, 2), through("TPU", 4), through("TPU", 1)

@@ -68,7 +68,7 @@ def test_what_works_and_is_slow_is_advice(said, name):
     assert not ask(said, Devices("cuda", "GPU", 8, 16)).objections
 
 
-TPU = Devices("xla", "TPU core", 8, 96, per_process=2, xla=Found("TPU", 8, 2))
+TPU = Devices("xla", "TPU core", 8, 96, xla=Found("TPU", 8, 2))
 
 
 @pytest.mark.parametrize(

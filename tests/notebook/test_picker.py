@@ -24,7 +24,7 @@ from tests.config.test_spelling import EACH
 
 LAPTOP = Devices("cpu", "CPU", 0, 2)
 SERVER = Devices("cuda", "GPU", 2, 32)
-TPU = Devices("xla", "TPU core", 8, 96, per_process=2, xla=Found("TPU", 8, 2))
+TPU = Devices("xla", "TPU core", 8, 96, xla=Found("TPU", 8, 2))
 
 
 @pytest.fixture(autouse=True)
