@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakMethod
+from weakref import WeakMethod, ref
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,8 @@ from torch.nn import Module, Parameter
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.world import World
 
-Average = Callable[[Sequence[Tensor]], None]
+# something that is done to tensors in their place, by all ranks together
+Together = Callable[[Sequence[Tensor]], None]
 
 
 class Averaged:
@@ -25,13 +26,28 @@ class Averaged:
     What is asked of a device must be the same on all ranks, also where a weight was used on some of them only. Which weights
     get gradients is agreed on in the first step; from then on those of them that got none enter as zeros, as with
     `DistributedDataParallel`. With `finds_unused` it is agreed on anew in every step.
+
+    Buffers that the model has changed, such as the running means of batches, get the first rank's values by `share` whenever
+    gradients are averaged; `DistributedDataParallel` gives them at the beginning of the next forward.
     """
 
-    def __init__(self, model: Module, world: World, average: Average, *, finds_unused: bool = False) -> None:
+    def __init__(
+        self,
+        model: Module,
+        world: World,
+        average: Together,
+        *,
+        share: Together | None = None,
+        finds_unused: bool = False,
+    ) -> None:
         self.world = world
         self.finds_unused = finds_unused
         self._average = average
+        self._share = share
+        self._model = ref(model)
         self._parameters = dict(model.named_parameters())
+        self._buffers = {name: (id(each), each._version) for name, each in model.named_buffers()}
+        self._changing: set[str] = set()
         self._touched: set[int] = set()
         self._holds = 0
         self._sends = 0
@@ -81,12 +97,23 @@ class Averaged:
         gradients = [_gradient_of(each) for each in learning if id(each) in used]
         if gradients:
             self._average(gradients)
+        if self._share is not None and (changed := self._changed()):
+            self._share(changed)
 
     def let_go(self) -> None:
         """Take no notice of gradients any more."""
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
+
+    def _changed(self) -> list[Tensor]:
+        """The buffers of modules that have changed one of theirs; most never do, and need not be sent."""
+        model = self._model()
+        buffers = {} if model is None else dict(model.named_buffers())
+        for name, each in buffers.items():
+            if self._buffers.get(name) != (id(each), each._version):
+                self._changing.add(_owner(name))
+        return [each for name, each in buffers.items() if _owner(name) in self._changing]
 
     def _learning(self) -> list[Parameter]:
         return [each for each in self._parameters.values() if each.requires_grad]
@@ -120,6 +147,11 @@ class Averaged:
     def _named(self, ids: set[int]) -> str:
         names = [name for name, each in self._parameters.items() if id(each) in ids]
         return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more weights"
+
+
+def _owner(name: str) -> str:
+    """The module that has a buffer: XLA's batch norm counts its batches in sight of torch, but not what it does to its means."""
+    return name.rpartition(".")[0]
 
 
 class _Note:

@@ -68,8 +68,13 @@ class Replicas(Strategy):
         if self.world.size == 1 or not any(each.requires_grad for each in model.parameters()):
             return model
         begin_equal([*model.parameters(), *model.buffers()], self.world)
-        unused = self.options.find_unused_parameters
-        self._models[id(model)] = Averaged(model, self.world, self._mean, finds_unused=unused)
+        self._models[id(model)] = Averaged(
+            model,
+            self.world,
+            self._mean,
+            share=self._first if self.options.broadcast_buffers else None,
+            finds_unused=self.options.find_unused_parameters,
+        )
         return model
 
     def backward(self, loss: Tensor, **options: Any) -> None:
@@ -150,6 +155,17 @@ class Replicas(Strategy):
             xla.average_in_place(gradients)
         elif gradients:
             average_through_hosts(gradients, self.world)
+
+    def _first(self, buffers: Sequence[Tensor]) -> None:
+        """Put the first rank's values in the place of buffers."""
+        if lockstep() is not None:
+            begin_equal(buffers, self.world)
+            return
+        is_first = xla.as_data(torch.tensor(self.world.is_main), self.world.device)
+        for each in buffers:
+            # a sum has no truth values; what is no number elsewhere has no part in it
+            number = each.detach().int() if each.dtype == torch.bool else each.detach()
+            each.data = xla.reduced(torch.where(is_first, number, torch.zeros_like(number)), "sum").to(each.dtype)
 
     def _averaged(self, model: Module) -> Averaged | None:
         return self._models.get(id(extract_model_from_parallel(model, keep_torch_compile=False)))
