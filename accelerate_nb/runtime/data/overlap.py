@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future
+from contextvars import copy_context
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +16,8 @@ from torch import Tensor
 from accelerate_nb.runtime.data.batches import leaves_of, placed
 
 _PLAIN = (str, bytes, int, float, bool, list, tuple, type(None))
+# A device that has stopped to answer does not keep a loop from being left.
+_LIMIT = 10.0
 
 
 class Copier(Protocol):
@@ -24,17 +31,41 @@ class Copier(Protocol):
         """The copied batch, safe to be used by whatever comes next."""
         ...
 
+    def end(self) -> None:
+        """Nothing is going to be copied any more, also where the loop was left with a copy on its way."""
+        ...
 
-def one_copy_ahead(batches: Iterable[tuple[Any, bool]], copier: Copier) -> Iterator[tuple[Any, bool]]:
-    """The copied batches, each handed out once the copy of the next one has been set off."""
-    waiting: list[tuple[Any, bool]] = []
-    for batch, is_last in batches:
-        waiting.append((copier.begin(batch), is_last))
-        if len(waiting) > 1:
-            begun, was_last = waiting.pop(0)
-            yield copier.finish(begun), was_last
-    for begun, is_last in waiting:
-        yield copier.finish(begun), is_last
+
+def one_copy_ahead(batches: Iterable[tuple[Any, bool]], copier: Copier) -> Generator[tuple[Any, bool], None, None]:
+    """
+    The copied batches, each handed out once the copy of the next one has been set off.
+
+    What goes wrong while the next one is read is raised when its turn comes, not in place of the one before it.
+    """
+    reader = iter(batches)
+    waiting = deque([_begun(reader, copier)])
+    try:
+        while waiting[0] is not None:
+            if isinstance(waiting[0], Exception):
+                raise waiting[0]
+            waiting.append(_begun(reader, copier))
+            yield _finished(waiting.popleft(), copier)
+    finally:
+        copier.end()
+
+
+def _begun(reader: Iterator[tuple[Any, bool]], copier: Copier) -> Any:
+    """The next batch, its copy set off, with whether it is the last; an error where it can't be had, `None` after the last."""
+    try:
+        for batch, is_last in reader:
+            return copier.begin(batch), is_last
+    except Exception as error:  # noqa: BLE001 - anybody's data set; raised when its turn comes
+        return error
+    return None
+
+
+def _finished(begun: tuple[Any, bool], copier: Copier) -> tuple[Any, bool]:
+    return copier.finish(begun[0]), begun[1]
 
 
 def overlapping(device: Any, non_blocking: bool) -> Copier | None:
@@ -74,6 +105,64 @@ class SideStream:
                 # https://docs.pytorch.org/docs/stable/generated/torch.Tensor.record_stream.html
                 leaf.record_stream(present)
         return batch
+
+    def end(self) -> None:
+        """Nothing is kept."""
+
+
+class Background:
+    """
+    Sends batches in a thread of its own, for a device whose transfers take the host's time.
+
+    The thread reads nothing: data sets, collate functions and samplers draw from generators that belong to the whole process,
+    and which numbers they got would depend on where the loop happens to be at that moment.
+    """
+
+    def __init__(self, send: Callable[[Any], Any]) -> None:
+        self._send = send
+        self._asked: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # never holds more than two: one copy ahead
+        # only a rank's own context knows what is that rank's, where ranks are threads themselves
+        run = copy_context().run
+        # the thread knows the queue alone, so that a loop that nobody refers to any more can end it
+        self._thread = threading.Thread(
+            target=run, args=(_work, self._asked), name="accelerate-nb batches", daemon=True
+        )
+        self._thread.start()
+
+    def begin(self, batch: Any) -> Any:
+        """Have the batch sent, unless it holds what only its own code can move, which may expect the loop's thread."""
+        if not movable_ahead(batch):
+            return batch
+        sent: Future[Any] = Future()
+        self._asked.put(_sending(self._send, batch, sent))
+        return sent
+
+    def finish(self, begun: Any) -> Any:
+        """The batch, once it is sent; what went wrong there is raised here."""
+        return begun.result() if isinstance(begun, Future) else self._send(begun)
+
+    def end(self) -> None:
+        """End the thread."""
+        self._asked.put(None)
+        # garbage is collected in any thread, also in this one
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_LIMIT)
+
+
+def _sending(send: Callable[[Any], Any], batch: Any, sent: Future[Any]) -> Callable[[], None]:
+    def work() -> None:
+        try:
+            sent.set_result(send(batch))
+        except BaseException as error:  # noqa: BLE001 - raised where the batch is asked for
+            sent.set_exception(error)
+
+    return work
+
+
+def _work(asked: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (work := asked.get()) is not None:
+        work()
+        del work  # keeps a batch
 
 
 def movable_ahead(batch: Any) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from accelerate_nb.errors import StateError
 from accelerate_nb.runtime.data.batches import is_at_hand, placed
 from accelerate_nb.runtime.data.indices import Indices
-from accelerate_nb.runtime.data.overlap import one_copy_ahead, overlapping
+from accelerate_nb.runtime.data.overlap import Background, Copier, one_copy_ahead, overlapping
 from accelerate_nb.runtime.data.reading import PreparedLoader, Reading, drawn_from, length_of
 from accelerate_nb.runtime.data.sampling import get_sampler, index_source
 from accelerate_nb.runtime.data.sharding import IterableDatasetShard, LastStep
@@ -47,21 +48,43 @@ class DataLoaderShard(PreparedLoader):
         synchronize_rng_states(wanted, self.synchronized_generator)
 
     def _batches(self, skip: int, random: torch.Tensor | None) -> Generator[Any, None, None]:
-        course, device, non_blocking = self._course, self.device, self._non_blocking
+        course = self._course
         with drawn_from(random):
             batches = self._read(skip)
         marked = self._ahead(batches) if self._source is None else self._counted(batches, self._source.current)
-        if device is not None and (copier := overlapping(device, non_blocking)) is not None:
-            marked, device = one_copy_ahead(marked, copier), None
-        stays = device is not None and torch.device(device).type == "cpu"
-        for batch, is_last in marked:
-            course.batches += 1
-            if is_last:
-                self._ends()
-            if device is None or (stays and is_at_hand(batch)):
+        with closing(self._moved(marked)) as moved:
+            for batch, is_last in moved:
+                course.batches += 1
+                if is_last:
+                    self._ends()
                 yield batch
-            else:
-                yield placed(batch, device, non_blocking) if self.send is None else self.send(batch)
+
+    def _moved(self, marked: Iterator[tuple[Any, bool]]) -> Generator[tuple[Any, bool], None, None]:
+        """The batches where they are to be."""
+        if self.device is None:
+            yield from marked
+        elif (copier := self._copier(self.device)) is not None:
+            yield from one_copy_ahead(marked, copier)
+        else:
+            stays = torch.device(self.device).type == "cpu"
+            for batch, is_last in marked:
+                yield batch if stays and is_at_hand(batch) else self._sent(batch), is_last
+
+    def _sent(self, batch: Any) -> Any:
+        return placed(batch, self.device, self._non_blocking) if self.send is None else self.send(batch)
+
+    def send_in_background(self, send: Callable[[Any], Any], device: Any, between: Callable[[], None]) -> None:
+        """From now on batches are read one ahead and sent to the device by a thread; `between` is done between them."""
+        self.send, self.device, self.between, self._non_blocking = send, device, between, True
+
+    def _copier(self, device: Any) -> Copier | None:
+        """What copies beside the computation, where batches may be read before the one at hand is done with."""
+        if self.send is None:
+            return overlapping(device, self._non_blocking)
+        # What workers read draws nothing in this process. What is read here may: read ahead of the loop, it would draw before
+        # the loop does, and a checkpoint between the two would go on with other numbers. So it is read ahead only if that is
+        # asked for; it is read and sent while the device computes the step before it in any case.
+        return Background(self.send) if self.num_workers > 0 or self._non_blocking else None
 
     def _read(self, skip: int) -> Iterator[Any]:
         """Torch's iterator over the batches after the first `skip`, its order drawn."""

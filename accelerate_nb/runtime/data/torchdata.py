@@ -29,6 +29,7 @@ except ImportError:
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from accelerate_nb.runtime.data.overlap import Copier
     from accelerate_nb.runtime.data.parcel import Parcel, Post
 
 # The state of a sampler or a data set that keeps one is torchdata's business. What torchdata can't know, the generators and the
@@ -149,6 +150,9 @@ class StatefulSkip(SkipDataLoader, StatefulDataLoader):  # type: ignore[misc]  #
 
 class StatefulShard(Remembering, DataLoaderShard):
     """A loader whose every process reads its own share with torchdata."""
+
+    def _copier(self, device: Any) -> Copier | None:
+        return None  # torchdata's state is that of the batch which was read last
 
 
 class StatefulDispatcher(Remembering, DataLoaderDispatcher):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 from weakref import WeakSet
@@ -41,10 +41,6 @@ class Spmd(Replicas):
     @property
     def mesh(self) -> str:
         return str(self.plan)
-
-    @property
-    def sender(self) -> Callable[[Any], Any] | None:
-        return self.sent
 
     def prepare(self, objects: tuple[Any, ...]) -> tuple[Any, ...]:
         """Whatever an optimizer will remember of a weight is going to lie as the weight does."""

@@ -17,6 +17,7 @@ from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.notices import notice
 from accelerate_nb.runtime import xla
 from accelerate_nb.runtime.accumulation import GradientState
+from accelerate_nb.runtime.data.xla import sent
 from accelerate_nb.runtime.handlers import DistributedDataParallelKwargs
 from accelerate_nb.runtime.strategies.averaging import Averaged
 from accelerate_nb.runtime.strategies.base import Strategy
@@ -49,6 +50,15 @@ class Replicas(Strategy):
     def between_batches(self) -> Callable[[], None]:
         """The device begins with what was asked of it."""
         return xla.sync
+
+    @property
+    def sender(self) -> Callable[[Any], Any]:
+        """What sends a batch to this rank's device at once, from any thread."""
+        return self.sent
+
+    def sent(self, batch: Any) -> Any:
+        """The batch on this rank's device."""
+        return sent(batch, self.world.device)
 
     def settle(self) -> None:
         """Have the device begin with what was asked of it."""

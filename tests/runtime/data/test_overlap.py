@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import random
+import threading
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from accelerate_nb.runtime.data.loading import prepare_data_loader
-from accelerate_nb.runtime.data.overlap import movable_ahead, one_copy_ahead, overlapping
+from accelerate_nb.runtime.data.overlap import Background, movable_ahead, one_copy_ahead, overlapping
 from tests.runtime.data.loaders import Numbers, Stream, plain
 
 
@@ -28,6 +32,9 @@ class Written:
         self.log.append(f"finish {begun}")
         return begun
 
+    def end(self) -> None:
+        self.log.append("end")
+
 
 def read(log: list[str], count: int) -> Iterator[tuple[int, bool]]:
     for number in range(count):
@@ -44,7 +51,7 @@ def test_a_copy_is_begun_before_the_batch_before_it_is_handed_out() -> None:
     assert seen == [(0, False), (1, False), (2, True)]
     assert copier.log == [
         *("read 0", "begin 0", "read 1", "begin 1", "finish 0", "compute 0"),
-        *("read 2", "begin 2", "finish 1", "compute 1", "finish 2", "compute 2"),
+        *("read 2", "begin 2", "finish 1", "compute 1", "finish 2", "compute 2", "end"),
     ]
 
 
@@ -73,7 +80,122 @@ def test_a_loader_that_copies_ahead_says_the_same(monkeypatch: pytest.MonkeyPatc
     )
     seen = [(plain(batch), loader.end_of_dataloader, loader.position()["batches"]) for batch in loader]
     assert seen == [([0, 1], False, 1), ([2, 3], False, 2), ([4, 5], False, 3), ([6], True, 0)]
-    assert len(copier.log) == 8
+    assert len(copier.log) == 9
+
+
+def names_of_threads() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith("accelerate-nb batches")]
+
+
+def told(batch: Any) -> tuple[Any, str]:
+    """In place of what sends a batch: the thread that did."""
+    return batch, threading.current_thread().name
+
+
+def test_batches_are_sent_by_a_thread_that_ends_with_the_epoch() -> None:
+    sent = list(one_copy_ahead(read([], 3), Background(told)))
+    assert sent == [((number, "accelerate-nb batches"), number == 2) for number in range(3)]
+    assert names_of_threads() == []
+
+
+def test_the_thread_ends_where_a_loop_is_left() -> None:
+    batches = one_copy_ahead(read([], 3), Background(told))
+    next(batches)
+    assert len(names_of_threads()) == 1
+    batches.close()
+    assert names_of_threads() == []
+
+
+def test_the_thread_ends_where_nobody_refers_to_the_loop_any_more() -> None:
+    knot: list[Any] = [one_copy_ahead(read([], 3), Background(told))]
+    knot.append(knot)
+    next(knot[0])
+    del knot
+    gc.collect()
+    assert names_of_threads() == []
+
+
+def test_what_only_its_own_code_can_move_is_sent_by_the_loop() -> None:
+    (((_, thread), _),) = one_copy_ahead([(object(), True)], Background(told))
+    assert thread == threading.current_thread().name
+
+
+def breaks_at(number: int) -> Iterator[tuple[int, bool]]:
+    yield from ((each, False) for each in range(number))
+    raise KeyError("this batch is broken")
+
+
+def test_an_error_of_the_next_batch_is_raised_when_its_turn_comes() -> None:
+    seen = []
+    with pytest.raises(KeyError, match="is broken") as caught:
+        for (batch, _), _ in one_copy_ahead(breaks_at(2), Background(told)):
+            seen.append(batch)
+    assert seen == [0, 1]
+    assert "breaks_at" in "".join(traceback.format_tb(caught.tb))
+    assert names_of_threads() == []
+
+
+def refuses(batch: Any) -> Any:
+    raise MemoryError("the device is full")
+
+
+def test_an_error_of_the_sending_is_raised_in_the_loop() -> None:
+    with pytest.raises(MemoryError, match="the device is full") as caught:
+        list(one_copy_ahead(read([], 3), Background(refuses)))
+    assert "refuses" in "".join(traceback.format_tb(caught.tb))
+    assert names_of_threads() == []
+
+
+class Drawn(torch.utils.data.Dataset[Any]):
+    """Every sample is a number that is drawn when it is read."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> float:
+        return random.random()
+
+
+def sending(data: Any, **settings: Any) -> Any:
+    """A loader whose batches are to be brought elsewhere."""
+    loader = prepare_data_loader(DataLoader(data, 1, **settings), torch.device("meta"), 1, 0, put_on_device=True)
+    loader.send = told
+    return loader
+
+
+def test_what_is_read_in_this_process_draws_after_what_the_loop_drew_before() -> None:
+    random.seed(1)
+    expected = [random.random() for _ in range(8)]
+    random.seed(1)
+    seen = [number for batch, _ in sending(Drawn()) for number in (batch.item(), random.random())]
+    assert seen == expected
+
+
+def test_what_workers_read_is_sent_ahead_and_told_of_at_its_turn() -> None:
+    loader = sending(Numbers(3), num_workers=1)
+    seen = [(plain(batch), thread, loader.end_of_dataloader, loader.position()["batches"]) for batch, thread in loader]
+    assert [(batch, *rest) for batch, _, *rest in seen] == [([0], False, 1), ([1], False, 2), ([2], True, 0)]
+    assert {thread for _, thread, *_ in seen} == {"accelerate-nb batches"}
+    assert names_of_threads() == []
+
+
+def test_a_loader_that_torchdata_reads_is_not_read_ahead() -> None:
+    pytest.importorskip("torchdata")
+    loader = prepare_data_loader(
+        DataLoader(Numbers(4), 1, num_workers=1),
+        torch.device("meta"),
+        1,
+        0,
+        put_on_device=True,
+        use_stateful_dataloader=True,
+    )
+    loader.send = told
+    reader = iter(loader)
+    next(reader)
+    state = loader.state_dict()
+    reader.close()
+    loader.load_state_dict(state)
+    assert [plain(batch) for batch, _ in loader] == [[1], [2], [3]]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a copy on a side stream needs a CUDA device")
