@@ -48,6 +48,7 @@ class Training:
             "tensorrt",
             "aot_torchxla_trace_once",
             "torchxla_trace_once",
+            "openxla",
             "tvm",
             "hpu_backend",
             "neuron",
@@ -55,7 +56,7 @@ class Training:
         | None
     ) = setting(
         None,
-        help="What compiles prepared models, by torch.compile; 'inductor' is torch's own choice.",
+        help="What compiles prepared models, by torch.compile; 'inductor' is torch's own choice, 'openxla' that for XLA devices.",
         variables=["ACCELERATE_DYNAMO_BACKEND"],
         group="compiling",
     )

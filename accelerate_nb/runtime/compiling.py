@@ -15,6 +15,9 @@ from accelerate_nb.runtime.environment import is_yes
 from accelerate_nb.runtime.handlers import KwargsHandler
 from accelerate_nb.runtime.kinds import DynamoBackend, named
 
+# torch 2.9 and later know one backend for XLA devices, by another name
+_GONE = (DynamoBackend.AOT_TORCHXLA_TRACE_ONCE, DynamoBackend.TORCHXLA_TRACE_ONCE)
+
 
 @dataclass
 class TorchDynamoPlugin(KwargsHandler):
@@ -81,7 +84,13 @@ def choose_plugin(backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin
             "You cannot pass in both `dynamo_plugin` and `dynamo_backend`: "
             f"they are {plugin} and {named(backend)!r}. Pass one of them."
         )
-    return plugin or TorchDynamoPlugin(backend=backend)
+    found = plugin or TorchDynamoPlugin(backend=backend)
+    if found.backend in _GONE:
+        raise ConfigurationError(
+            f"The dynamo backend {named(found.backend).lower()!r} was asked for, but torch does not have it any more. Choose "
+            "'openxla' on XLA devices, or 'no': what is computed there is compiled in any case."
+        )
+    return found
 
 
 def is_compiled_module(module: Any) -> bool:

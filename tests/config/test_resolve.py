@@ -149,9 +149,9 @@ def test_what_names_no_accelerators_is_told(value):
         resolve({"gpu_ids": value}, {})
 
 
-def test_compilers_are_accelerates():
+def test_compilers_are_accelerates_and_torch_s_for_xla():
     offered = {one.name: one for one in all_settings()}["dynamo_backend"].choices
-    assert {word.upper() for word in offered} == {one.value for one in DynamoBackend}
+    assert {word.upper() for word in offered} == {one.value for one in DynamoBackend} | {"OPENXLA"}
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,12 @@ def test_compiling_is_asked_for_once() -> None:
         Accelerator(cpu=True, dynamo_backend="fast")
 
 
+@pytest.mark.parametrize("gone", ["aot_torchxla_trace_once", "TORCHXLA_TRACE_ONCE"])
+def test_a_backend_that_torch_has_no_more_names_the_one_that_it_has(gone: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{gone.lower()}.*Choose 'openxla'"):
+        Accelerator(cpu=True, dynamo_backend=gone)
+
+
 def asked(peer: Peer) -> list[Any]:
     import os
 

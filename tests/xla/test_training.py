@@ -148,7 +148,28 @@ def peculiarities() -> dict[str, Any]:
     own.step()
     found["norm"] = norm.device.type
     found["unused stays"] = torch.equal(before, uneven.unused.weight.detach().cpu())
+    accelerator.end_training()
+    found["compiled"] = [compiled(backend) for backend in ("no", "openxla")]
     return found
+
+
+def compiled(backend: str) -> tuple[list[float], bool]:
+    """What a model learns whose forward `torch.compile` takes first, and whether its later steps compile nothing."""
+    from accelerate_nb import Accelerator
+    from accelerate_nb.runtime import xla
+
+    accelerator = Accelerator(dynamo_backend=backend)
+    model, _ = model_and_data()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    counts = []
+    for _ in range(4):
+        accelerator.backward(model(torch.ones(2, 8, device=accelerator.device)).pow(2).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        counts.append(xla.compilations())
+    weights = torch.cat([each.detach().cpu().flatten() for each in model.parameters()]).tolist()
+    accelerator.end_training()
+    return weights, counts[1] == counts[-1]
 
 
 class _TwoHeads(torch.nn.Module):
@@ -190,6 +211,12 @@ def test_the_norm_of_gradients_stays_on_the_device(found):
 
 def test_a_weight_without_a_gradient_is_left_alone(found):
     assert found["unused stays"]
+
+
+def test_torch_s_own_compiler_for_xla_gives_the_same_weights_and_compiles_no_more(found):
+    (plain, _), (weights, is_settled) = found["compiled"]
+    torch.testing.assert_close(torch.tensor(weights), torch.tensor(plain), rtol=1e-5, atol=1e-6)
+    assert is_settled
 
 
 def ranks_train() -> Any:
