@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
+from accelerate_nb.devices.xla import is_awake
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime import xla
 
 Device = int | str | torch.device
 DeviceMap = Mapping[str, Device]
@@ -30,6 +32,8 @@ def as_device(device: Device) -> torch.device:
 
 
 def _accelerator(number: int) -> torch.device:
+    if number == 0 and is_awake():
+        return xla.device()
     kind = accelerator()
     count = 0 if kind is None else torch.accelerator.device_count()
     # torch itself gives a build for CUDA the device 0 also where there is no GPU
@@ -58,7 +62,9 @@ def accelerator() -> str | None:
 
 
 def best_device() -> torch.device:
-    """The first accelerator of this machine, or the CPU."""
+    """The XLA device of this rank, once it computes on one, else the first accelerator of this machine, or the CPU."""
+    if is_awake():
+        return xla.device()
     kind = accelerator()
     return torch.device("cpu") if kind is None else torch.device(kind, 0)
 

@@ -12,7 +12,9 @@ from torch.nn import Module
 
 from accelerate_nb.big_models.devices import DISK, accelerator
 from accelerate_nb.big_models.sizes import as_classes, compute_module_sizes, get_module_leaves
+from accelerate_nb.devices.xla import is_awake
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime import xla
 from accelerate_nb.runtime.checkpoints.weights import parse_size
 
 logger = logging.getLogger(__name__)
@@ -44,8 +46,11 @@ def get_max_memory(max_memory: Memory | None = None) -> dict[int | str, int]:
 
 
 def _free_memory() -> dict[int | str, int]:
-    kind = accelerator()
     host = psutil.virtual_memory().available
+    if is_awake():
+        told = xla.memory()  # empty where the device's memory is the host's own
+        return {**({0: told["bytes_limit"] - told["bytes_used"]} if told else {}), "cpu": host}
+    kind = accelerator()
     if kind == "mps":
         return {"mps": host}  # its memory is the host's own
     memory: dict[int | str, int] = {}
@@ -63,7 +68,7 @@ def _free_memory() -> dict[int | str, int]:
 
 
 def _tell_of_absent(numbers: list[int]) -> None:
-    count = torch.accelerator.device_count() if accelerator() else 0
+    count = 1 if is_awake() else torch.accelerator.device_count() if accelerator() else 0
     for number in numbers:
         if not 0 <= number < count:
             logger.warning("Device %d is not available, available devices are %s", number, list(range(count)))

@@ -105,10 +105,15 @@ def peculiarities() -> dict[str, Any]:
     from torch.utils.data import DataLoader
 
     from accelerate_nb import Accelerator
+    from accelerate_nb.big_models.devices import as_device, best_device
+    from accelerate_nb.big_models.memory import get_max_memory
     from accelerate_nb.runtime import xla
 
     accelerator = Accelerator()
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {
+        "best device": best_device() == as_device(0) == accelerator.device,
+        "memory": [list(get_max_memory()), get_max_memory({0: "1KB"})],
+    }
 
     tied = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False))
     tied[1].weight = tied[0].weight
@@ -190,6 +195,12 @@ def found(launched_on_xla) -> dict[str, Any]:
 def test_weights_are_the_same_objects_on_the_device_tied_as_they_were(found):
     assert found["tied"]
     assert found["device"] == "xla"
+
+
+def test_large_models_find_the_device_once_it_is_awake(found):
+    assert found["best device"]
+    # a device of torch_xla's CPU backend has the host's memory
+    assert found["memory"] == [["cpu"], {0: 1000}]
 
 
 def test_an_optimizer_that_was_made_before_prepare_trains_what_is_on_the_device(found):
