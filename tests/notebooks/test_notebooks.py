@@ -153,7 +153,9 @@ def test_the_notebook_for_tpus_says_what_it_found_and_learns_on_it(run_of: Execu
 
 def test_the_badges_open_the_notebook_for_tpus_in_the_repository_that_the_package_names() -> None:
     project = Path(__file__).resolve().parents[2]
-    address = re.search(r'^Repository = "https://github.com/(.+)"$', (project / "pyproject.toml").read_text(), re.MULTILINE)
+    address = re.search(
+        r'^Repository = "https://github.com/(.+)"$', (project / "pyproject.toml").read_text(), re.MULTILINE
+    )
     assert address is not None
     place = f"{address[1]}/blob/main/notebooks/07_tpu.ipynb"
     texts = [(project / "notebooks" / "07_tpu.ipynb").read_text(), (project / "README.md").read_text()]
