@@ -15,6 +15,7 @@ from torch import nn
 
 from accelerate_nb.errors import WorkerError
 from tests.ranks import run_on_ranks
+from tests.xla.weights import fixed
 
 TRIES = 6
 RENDEZVOUS = "Termination timeout"
@@ -30,13 +31,9 @@ def training(in_programs: bool) -> tuple[list[list[float]], list[float], int]:
     if in_programs:
         xla.lockstep = lambda: None
     accelerator = Accelerator(cpu=not in_programs)
-    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    draw = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for each in model.parameters():
-            each.copy_(torch.randn(each.shape, generator=draw) / 2)
+    model = fixed(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    data = torch.randn(48, 6, generator=draw)
+    data = torch.randn(24, 6, generator=torch.Generator().manual_seed(1))
     model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=4))
     for batch in loader:
         accelerator.backward((model(batch[:, :5])[:, 0] - batch[:, 5]).pow(2).mean())

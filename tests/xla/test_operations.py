@@ -12,6 +12,7 @@ import torch
 
 from tests.ranks import run_on_ranks
 from tests.xla.threads import on_threads
+from tests.xla.weights import fixed
 
 # Two processes that import torch_xla and torch once more, and a good hundred small programs to compile.
 pytestmark = pytest.mark.slow
@@ -189,8 +190,7 @@ def averaged(accelerator: Any) -> list[Any]:
     """Local steps, after which the copies are averaged."""
     from accelerate_nb.local_sgd import LocalSGD
 
-    torch.manual_seed(0)
-    model = torch.nn.Linear(2, 1).to(accelerator.device)
+    model = fixed(torch.nn.Linear(2, 1)).to(accelerator.device)
     with LocalSGD(accelerator, model, local_sgd_steps=2) as local_sgd:
         for step in range(3):
             with torch.no_grad():

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.xla.weights import fixed
+
 
 def model_and_data(samples: int = 64) -> tuple[torch.nn.Module, Any]:
     from torch.utils.data import TensorDataset
 
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+    model = fixed(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)))
     draw = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(samples, 8, generator=draw), torch.randn(samples, 2, generator=draw))
     return model, data

@@ -8,16 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from tests.xla.weights import fixed
+
 SAMPLES = 22
-
-
-def fixed(model: nn.Module) -> nn.Module:
-    """The model with weights that do not depend on what the other threads of the process draw from torch's generator."""
-    draw = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for each in model.parameters():
-            each.copy_(torch.randn(each.shape, generator=draw) / 2)
-    return model
 
 
 def gan(cpu: bool) -> list[list[float]]:
