@@ -214,6 +214,8 @@ def test_gpus_are_computed_on_where_some_library_has_loaded_torch_xla(monkeypatc
 
     monkeypatch.setattr("accelerate_nb.devices.probe.KINDS", (Gpus(),))
     monkeypatch.setattr(xla, "installation", lambda: FITS)
+    # another test of this process may have loaded it
+    monkeypatch.setattr(xla, "is_loaded", lambda: False)
     assert probe({"PJRT_DEVICE": "CPU"}).kind == "xla"
     monkeypatch.setattr(xla, "is_loaded", lambda: True)
     assert probe({"PJRT_DEVICE": "CPU"}).kind == "cuda"
