@@ -69,8 +69,8 @@ def profiled(how: ProfileKwargs, world: World) -> Iterator[profile]:
         with how.build() as profiler:
             yield profiler
         return
-    os.makedirs(how.output_trace_dir, exist_ok=True)
     with xla.traced(os.path.join(how.output_trace_dir, f"xla_{world.rank}")), how.build() as profiler:
         yield profiler
+    os.makedirs(how.output_trace_dir, exist_ok=True)
     profiler.export_chrome_trace(os.path.join(how.output_trace_dir, f"profile_{world.rank}.json"))
     world.barrier()

@@ -256,6 +256,7 @@ def traced(folder: str) -> Iterator[None]:
         return
     from torch_xla.debug import profiler
 
+    os.makedirs(folder, exist_ok=True)
     profiler.start_trace(folder)
     try:
         yield

@@ -479,10 +479,18 @@ ENUMS = [
 ]
 
 
+# torch_xla's compiler of today, in place of two that torch has no more
+OURS = {"DynamoBackend": {"OPENXLA"}}
+
+
 @pytest.mark.parametrize("name", ENUMS)
 def test_a_kind_has_the_same_values(name: str) -> None:
     mine, other_one = getattr(dataclasses, name), getattr(their_kinds, name)
-    assert {each.name: each.value for each in mine} == {each.name: each.value for each in other_one}
+    more = {each.name for each in mine} - {each.name for each in other_one}
+    assert more == OURS.get(name, set())
+    assert {each.name: each.value for each in mine if each.name not in more} == {
+        each.name: each.value for each in other_one
+    }
 
 
 def test_the_names_of_kinds_are_all_here() -> None:
