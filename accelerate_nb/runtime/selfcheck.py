@@ -167,9 +167,11 @@ STEPS = (
 
 def _model() -> tuple[nn.Module, torch.optim.Optimizer]:
     """The same small model on every process, and what trains it."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    # not torch's own generator, which ranks that are threads of one process share
+    draw = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter.data, -0.35, 0.35, generator=draw)
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
