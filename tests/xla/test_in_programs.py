@@ -1,9 +1,4 @@
-"""
-Gradients and buffers that are shared inside the programs of the devices, as on a TPU, give what plain processes get.
-
-Ranks on XLA's CPU backend share them through their hosts, because its one pool of threads lets two devices of a process wait for
-each other now and then, and then ends it after 10 seconds. Here it is let be: a process that was ended so is tried again.
-"""
+"""Gradients and buffers that are shared inside the programs of the devices, as on a TPU, give what plain processes get."""
 
 from __future__ import annotations
 
@@ -17,6 +12,8 @@ from accelerate_nb.errors import WorkerError
 from tests.ranks import run_on_ranks
 from tests.xla.weights import fixed
 
+# Ranks on XLA's CPU backend share them through their hosts, because its one pool of threads lets two devices of a process wait
+# for each other now and then, and then ends it after 10 seconds. Here it is let be: a process that was ended is tried again.
 TRIES = 6
 RENDEZVOUS = "Termination timeout"
 
