@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import builtins
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
-from typing import Any
+from typing import Any, NoReturn
 
+# A loop that tries again and again makes each failure the context of the next.
+MOST_LINKS = 100
 _OF_EVERY_EXCEPTION = frozenset(dir(BaseException))
 
 
+def reachable(error: BaseException) -> list[BaseException]:
+    """The exception and those that led to it, nearest first."""
+    found = {id(error): error}
+    waiting = deque([error])
+    while waiting and len(found) < MOST_LINKS:
+        link = waiting.popleft()
+        for inner in (link.__cause__, link.__context__, *getattr(link, "exceptions", ())):
+            if isinstance(inner, BaseException) and id(inner) not in found and len(found) < MOST_LINKS:
+                found[id(inner)] = inner
+                waiting.append(inner)
+    return list(found.values())
+
+
 def held(error: BaseException) -> dict[str, Any]:
-    """What an exception holds beside its arguments: its attributes, and the fields of its class (`errno`, `code`, ...)."""
+    """The values of an exception beside its arguments: its attributes, and the fields of its class (`errno`, `code`, ...)."""
     return {**_fields(error), **vars(error)}
 
 
@@ -27,12 +43,31 @@ def remade(kind: type[BaseException], args: tuple[Any, ...], values: Mapping[str
 
 
 def reduced(error: BaseException) -> tuple[Any, ...] | None:
-    """How pickle should take an exception apart, where its own way would call a constructor with the wrong arguments."""
+    """The reduction of an exception for pickle, where pickle's own would call a constructor with the wrong arguments."""
     kind = type(error)
     in_python = (isinstance(way, FunctionType) for way in (kind.__reduce__, kind.__reduce_ex__))
     if not isinstance(kind.__init__, FunctionType) or any(in_python):
         return None
     return remade, (kind, error.args, held(error))
+
+
+def raise_as_it_is(error: BaseException) -> NoReturn:
+    """Raise an exception that has happened elsewhere; where another one is being handled, that does not take its context's place."""
+    context = error.__context__
+    try:
+        raise error
+    finally:
+        if context is not None:
+            # it may be a frozen dataclass, which refuses plain assignment
+            object.__setattr__(error, "__context__", context)
+
+
+def message_of(error: BaseException) -> str:
+    """The message of an exception."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a person's __str__ may raise anything
+        return f"(its message can't be shown: {type(error).__qualname__}.__str__ fails)"
 
 
 def _fields(error: BaseException) -> dict[str, Any]:

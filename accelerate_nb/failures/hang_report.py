@@ -1,4 +1,4 @@
-"""Why a run stands still, as far as stacks and collectives tell: which ranks wait in what, and which one is elsewhere."""
+"""The diagnosis of a hang from stacks and collectives: which ranks wait in what, and which one is elsewhere."""
 
 from __future__ import annotations
 
@@ -8,89 +8,95 @@ from pathlib import Path
 from traceback import FrameSummary
 from typing import Any, NamedTuple
 
-from accelerate_nb.config.ranks import listed, of_ranks
-from accelerate_nb.launching.sources import Sources
-from accelerate_nb.launching.stacks import main_thread
-from accelerate_nb.launching.tracebacks import below_ours, is_own
+from accelerate_nb.config.rank_lists import listed, of_ranks
+from accelerate_nb.failures.stack_dumps import main_thread
+from accelerate_nb.failures.traceback_format import below_ours, is_user_file
+from accelerate_nb.sources.cells import CellSources
 
 _PACKAGE = Path(__file__).parents[1]
 # Calls in which a process waits for others, by the file that has them.
-_MEETING_FILES = (
+_COLLECTIVE_FILES = (
     "torch/distributed/distributed_c10d.py",
     "torch/distributed/rendezvous.py",
     "torch/distributed/algorithms/join.py",
-    str(_PACKAGE / "runtime/operations/exchange.py"),
-    str(_PACKAGE / "runtime/operations/wire.py"),
+    str(_PACKAGE / "runtime/operations/call_check.py"),
+    str(_PACKAGE / "runtime/operations/byte_rows.py"),
 )
-# What stands around a collective in torch's own code, and says nothing.
+# Functions around a collective in torch's own code, of no interest to a reader.
 _WRAPPERS = frozenset({"wrapper", "inner", "_wrapper"})
 _WIDEST = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StackSnapshot:
     """
-    Every rank at one moment: what it answered when it was asked where it is, the collectives that are under way in it.
+    Every rank at one moment: its stack dump, and the collectives that are under way in it.
 
     `returned` are the ranks whose function has ended.
     """
 
-    answers: Mapping[int, str]
+    replies: Mapping[int, str]
     collectives: Mapping[int, Sequence[Mapping[str, Any]]]
     returned: Collection[int] = ()
 
 
-class Spot(NamedTuple):
-    """Where a rank is: the call of the person's code, and the collective in which it waits there, if it is in one."""
+class RankPosition(NamedTuple):
+    """A rank's position: the call of the person's code, and the collective in which it waits there, if it is in one."""
 
-    place: str
+    location: str
     source: str
     waits_in: str
 
 
-def is_at_work(look: Look) -> bool:
+def is_at_work(snapshot: StackSnapshot) -> bool:
     """Whether some rank is in the person's code."""
-    return any(_own(below_ours(main_thread(text))) for text in look.answers.values())
+    return any(_user_frames(below_ours(main_thread(text))) for text in snapshot.replies.values())
 
 
-def diagnosis(look: Look, sources: Sources) -> str:
+def diagnosis(snapshot: StackSnapshot, sources: CellSources) -> str:
     """
-    What is to be said of ranks from which nothing comes, a line for all that are in the same place.
+    Describe ranks from which nothing comes, a line for all that are in the same place.
 
-    >>> print(diagnosis(look, sources))
+    >>> print(diagnosis(snapshot, sources))
     rank 0 waits in all_reduce, at Cell In[3], line 8: dist.all_reduce(x)
     rank 1 is elsewhere, at Cell In[3], line 7: time.sleep(60)
     All ranks have to come to the same collective; rank 1 has not.
     """
-    stacks = {rank: below_ours(main_thread(text)) for rank, text in look.answers.items()}
-    working = {rank for rank, stack in stacks.items() if _own(stack)}
-    spots = {rank: _spot(stacks[rank], look.collectives.get(rank, ()), sources) for rank in stacks if rank in working}
+    stacks = {rank: below_ours(main_thread(text)) for rank, text in snapshot.replies.items()}
+    working = {rank for rank, stack in stacks.items() if _user_frames(stack)}
+    rank_positions = {
+        rank: _rank_position(stacks[rank], snapshot.collectives.get(rank, ()), sources)
+        for rank in stacks
+        if rank in working
+    }
     silent = [rank for rank in stacks if rank not in working]
-    lines = [_line(spot, ranks, spots) for spot, ranks in _groups(spots)]
+    lines = [_line(rank_position, ranks, rank_positions) for rank_position, ranks in _groups(rank_positions)]
     if silent:
         lines.append(
             f"{of_ranks(sorted(silent), listed)} {'is' if len(silent) == 1 else 'are'} still starting, or can't answer"
         )
-    if look.returned:
-        lines.append(f"{of_ranks(sorted(look.returned), listed)} {_has(look.returned)} returned already")
-    return "\n".join([*lines, *_conclusion(spots, look)])
+    if snapshot.returned:
+        lines.append(f"{of_ranks(sorted(snapshot.returned), listed)} {_has(snapshot.returned)} returned already")
+    return "\n".join([*lines, *_conclusion(rank_positions, snapshot)])
 
 
-def _spot(stack: Sequence[FrameSummary], pending: Sequence[Mapping[str, Any]], sources: Sources) -> Spot:
-    at = _own(stack)[-1]
-    here = stack[at]
+def _rank_position(
+    stack: Sequence[FrameSummary], pending: Sequence[Mapping[str, Any]], sources: CellSources
+) -> RankPosition:
+    at = _user_frames(stack)[-1]
+    frame = stack[at]
     waits = _waits_in(stack[at + 1 :], pending)
-    return Spot(sources.place(here.filename, here.lineno or 0), (here.line or "")[:_WIDEST], waits)
+    return RankPosition(sources.location(frame.filename, frame.lineno or 0), (frame.line or "")[:_WIDEST], waits)
 
 
-def _own(stack: Sequence[FrameSummary]) -> list[int]:
-    """Which of these calls are of the person's code; none in a rank that has not come to it yet, or waits for work."""
-    return [index for index, frame in enumerate(stack) if is_own(frame.filename)]
+def _user_frames(stack: Sequence[FrameSummary]) -> list[int]:
+    """The indices of calls of the person's code; none in a rank that has not come to it yet, or waits for work."""
+    return [index for index, frame in enumerate(stack) if is_user_file(frame.filename)]
 
 
 def _waits_in(below: Sequence[FrameSummary], pending: Sequence[Mapping[str, Any]]) -> str:
     """The collective that these calls are in, under the name by which the person called it; empty where they are in none."""
-    if any(frame.filename.endswith(_MEETING_FILES) for frame in below):
+    if any(frame.filename.endswith(_COLLECTIVE_FILES) for frame in below):
         called = next(frame for frame in below if frame.name not in _WRAPPERS)
         return called.name
     if pending and any(frame.name == "_engine_run_backward" for frame in below):
@@ -103,55 +109,55 @@ def _name(collective: Mapping[str, Any]) -> str:
     return str(collective["name"]).rpartition(":")[2]
 
 
-def _groups(spots: Mapping[int, Spot]) -> list[tuple[Spot, list[int]]]:
+def _groups(rank_positions: Mapping[int, RankPosition]) -> list[tuple[RankPosition, list[int]]]:
     """The places with their ranks, those where ranks wait first, then by how many are there."""
-    found: dict[Spot, list[int]] = {}
-    for rank, spot in spots.items():
-        found.setdefault(spot, []).append(rank)
-    return sorted(found.items(), key=lambda one: (not one[0].waits_in, -len(one[1]), one[1]))
+    found: dict[RankPosition, list[int]] = {}
+    for rank, rank_position in rank_positions.items():
+        found.setdefault(rank_position, []).append(rank)
+    return sorted(found.items(), key=lambda group: (not group[0].waits_in, -len(group[1]), group[1]))
 
 
-def _line(spot: Spot, ranks: Sequence[int], spots: Mapping[int, Spot]) -> str:
-    one = len(ranks) == 1
-    if spot.waits_in:
-        does = f"{'waits' if one else 'wait'} in {spot.waits_in}"
-    elif any(other.waits_in for other in spots.values()):
-        does = f"{'is' if one else 'are'} elsewhere"
+def _line(rank_position: RankPosition, ranks: Sequence[int], rank_positions: Mapping[int, RankPosition]) -> str:
+    is_single = len(ranks) == 1
+    if rank_position.waits_in:
+        does = f"{'waits' if is_single else 'wait'} in {rank_position.waits_in}"
+    elif any(other.waits_in for other in rank_positions.values()):
+        does = f"{'is' if is_single else 'are'} elsewhere"
     else:
-        does = "is" if one else "are"
+        does = "is" if is_single else "are"
     comma = " " if does in {"is", "are"} else ", "
-    source = f": {spot.source}" if spot.source else ""
-    return f"{of_ranks(sorted(ranks), listed)} {does}{comma}at {spot.place}{source}"
+    source = f": {rank_position.source}" if rank_position.source else ""
+    return f"{of_ranks(sorted(ranks), listed)} {does}{comma}at {rank_position.location}{source}"
 
 
-def _conclusion(spots: Mapping[int, Spot], look: Look) -> list[str]:
-    """What follows, where something does."""
-    if (differs := _mismatch(look.collectives)) is not None:
+def _conclusion(rank_positions: Mapping[int, RankPosition], snapshot: StackSnapshot) -> list[str]:
+    """The conclusion from the positions, where there is one."""
+    if (differs := _mismatch(snapshot.collectives)) is not None:
         return [differs]
-    waiting = [rank for rank, spot in spots.items() if spot.waits_in]
-    missing = sorted([*look.returned, *(rank for rank in spots if rank not in waiting)])
-    if not waiting or not spots:
+    waiting = [rank for rank, rank_position in rank_positions.items() if rank_position.waits_in]
+    missing = sorted([*snapshot.returned, *(rank for rank in rank_positions if rank not in waiting)])
+    if not waiting or not rank_positions:
         return []
     if missing:
         return [
             f"All ranks have to come to the same collective; {of_ranks(sorted(missing), listed)} {_has(missing)} not."
         ]
-    if len(set(spots.values())) > 1:
+    if len(set(rank_positions.values())) > 1:
         return ["All ranks wait, but not in the same call: they have to make the same calls in the same order."]
     return ["All ranks wait in the same call: a slow one, or the connection between them is interrupted."]
 
 
 def _mismatch(collectives: Mapping[int, Sequence[Mapping[str, Any]]]) -> str | None:
-    """The first collective by number that ranks make differently, as torch's flight recorder tells it."""
+    """The first collective by number that ranks make differently, by torch's flight recorder."""
     found: dict[tuple[str, int], dict[str, list[int]]] = {}
     for rank, pending in sorted(collectives.items()):
-        for one in pending:
-            calls = found.setdefault((one["group"], one["number"]), {})
-            calls.setdefault(f"{_name(one)} of {_sizes(one)}", []).append(rank)
-    for (_, number), calls in sorted(found.items(), key=lambda one: one[0][1]):
+        for collective in pending:
+            calls = found.setdefault((collective["group"], collective["number"]), {})
+            calls.setdefault(f"{_name(collective)} of {_sizes(collective)}", []).append(rank)
+    for (_, number), calls in sorted(found.items(), key=lambda entry: entry[0][1]):
         if len({call.partition(" of ")[0] for call in calls}) > 1:
-            said = ", but ".join(f"{call} on {of_ranks(sorted(ranks), listed)}" for call, ranks in calls.items())
-            return f"Collective number {number} is {said}: all ranks have to make the same calls in the same order."
+            text = ", but ".join(f"{call} on {of_ranks(sorted(ranks), listed)}" for call, ranks in calls.items())
+            return f"Collective number {number} is {text}: all ranks have to make the same calls in the same order."
     return None
 
 

@@ -1,4 +1,4 @@
-"""How a worker ended."""
+"""The result of a rank: its value or its failure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from accelerate_nb.events.model import Failure
-from accelerate_nb.launching.advice import advice_on_death
+from accelerate_nb.failures.hints import advice_on_death
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RankResult:
     """A rank's end: its function's `value`, or a `failure` with the exception itself where it came along."""
 
     rank: int
@@ -25,7 +25,7 @@ class Ending:
 def died(
     rank: int, code: int, *, last_lines: Sequence[str], time: float, ended_by_us: bool, crash: str = ""
 ) -> Failure:
-    """A failure for a process that ended without saying why; `crash` is where it was, as far as it is known."""
+    """A failure for a process that ended without reporting why; `crash` is where it was, as far as it is known."""
     name = _signal_name(code)
     return Failure(
         rank=rank,

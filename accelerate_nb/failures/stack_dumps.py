@@ -1,4 +1,4 @@
-"""Where every rank is: the stacks that workers write when they are asked, in the notebook's own lines."""
+"""The stacks of ranks, which workers write at a signal, in the notebook's own lines."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from traceback import FrameSummary
 from types import FrameType
 from typing import Any
 
-from accelerate_nb.launching.sources import Sources
-from accelerate_nb.launching.tracebacks import frames_text
+from accelerate_nb.failures.traceback_format import frames_text
+from accelerate_nb.sources.cells import CellSources
 
 # The signal at which a process writes where its ranks are, also while one waits in C++.
 SIGNAL = signal.SIGUSR1
@@ -24,22 +24,22 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<n
 _ANY = re.compile(r"^(?:Current thread|Thread) .*$", flags=re.MULTILINE)
 _CURRENT = re.compile(r"^Current thread .*$", flags=re.MULTILINE)
 # How long the ranks get to write.
-_PATIENCE = 1.0
-# After so many looks that find nothing new, they have written all.
-_SAME_LOOKS = 3
+_TIMEOUT = 1.0
+# After so many reads that find nothing new, they have written all.
+_STABLE_READS = 3
 
 
 def lengths(files: Sequence[int]) -> list[int]:
-    """How much each rank has written so far: what comes after it is the answer to the next question."""
+    """The bytes that each rank has written so far: the next dump follows them."""
     return [os.fstat(file).st_size for file in files]
 
 
-def answers(files: Sequence[int], before: Sequence[int]) -> list[str]:
-    """What each rank wrote since `before`; waits until all have, or a second."""
-    deadline = time.monotonic() + _PATIENCE
+def dumps_since(files: Sequence[int], before: Sequence[int]) -> list[str]:
+    """The dump that each rank wrote since `before`; waits until all have, or a second."""
+    deadline = time.monotonic() + _TIMEOUT
     seen, same = list(before), 0
     # it is written piece by piece, and a busy machine may pause a rank in between
-    while same < _SAME_LOOKS and time.monotonic() < deadline:
+    while same < _STABLE_READS and time.monotonic() < deadline:
         time.sleep(0.05)
         now = lengths(files)
         complete = now == seen and all(size > start for size, start in zip(now, before, strict=True))
@@ -47,28 +47,28 @@ def answers(files: Sequence[int], before: Sequence[int]) -> list[str]:
     return [os.pread(file, 1 << 20, start).decode(errors="replace") for file, start in zip(files, before, strict=True)]
 
 
-def replies(pipes: Mapping[int, int]) -> dict[int, Any]:
-    """What ranks wrote into pipes, as JSON, as far as they did within a second; the pipes are closed."""
-    deadline = time.monotonic() + _PATIENCE
-    said = dict.fromkeys(pipes, b"")
+def read_replies(pipes: Mapping[int, int]) -> dict[int, Any]:
+    """The JSON that ranks wrote into pipes, as far as they did within a second; the pipes are closed."""
+    deadline = time.monotonic() + _TIMEOUT
+    written = dict.fromkeys(pipes, b"")
     with selectors.DefaultSelector() as waiting:
         for rank, pipe in pipes.items():
             waiting.register(pipe, selectors.EVENT_READ, rank)
         while waiting.get_map() and time.monotonic() < deadline:
             for key, _ in waiting.select(deadline - time.monotonic()):
                 if data := os.read(key.fd, 1 << 16):
-                    said[key.data] += data
+                    written[key.data] += data
                 else:
                     waiting.unregister(key.fd)
         late = {key.data for key in waiting.get_map().values()}
     for pipe in pipes.values():
         os.close(pipe)
-    return {rank: json.loads(text) for rank, text in said.items() if text and rank not in late}
+    return {rank: json.loads(text) for rank, text in written.items() if text and rank not in late}
 
 
-def stacks_text(answers: Mapping[int, str], sources: Sources) -> str:
+def stacks_text(dumps: Mapping[int, str], sources: CellSources) -> str:
     """Every rank's stack, outermost call first; the ranks that are elsewhere than most are marked."""
-    stacks = {rank: main_thread(text) for rank, text in answers.items()}
+    stacks = {rank: main_thread(text) for rank, text in dumps.items()}
     odd = odd_ranks(stacks)
     parts = []
     for rank, frames in stacks.items():
@@ -78,16 +78,16 @@ def stacks_text(answers: Mapping[int, str], sources: Sources) -> str:
     return "\n".join(parts)
 
 
-def crash_text(file: int, sources: Sources) -> str:
-    """Where a process was when a fault of compiled code ended it, as faulthandler wrote it; empty where that was not so."""
+def crash_text(file: int, sources: CellSources) -> str:
+    """The stack of a process that a fault of compiled code ended, as faulthandler wrote it; empty for other ends."""
     _, fatal, text = os.pread(file, 1 << 20, 0).decode(errors="replace").rpartition("Fatal Python error: ")
-    # a fault in a thread that runs no Python is told by what the main thread did
+    # a fault in a thread that runs no Python is described by what the main thread did
     frames = _frames(_CURRENT.split(text)[-1]) or main_thread(text)
     return "\n".join(frames_text(frames, sources)) if fatal else ""
 
 
 def as_faulthandler(frame: FrameType | None) -> str:
-    """A thread's calls in faulthandler's words, for a thread that it can't be asked for."""
+    """A thread's calls in faulthandler's words, for a thread that it can't dump."""
     lines = ["Current thread (most recent call first):"]
     while frame is not None:
         lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
@@ -102,12 +102,12 @@ def main_thread(text: str) -> list[FrameSummary]:
 
 def odd_ranks(stacks: Mapping[int, Sequence[FrameSummary]]) -> set[int]:
     """The ranks whose stack differs from the most common one, where there is one that more than one rank has."""
-    places = {rank: tuple((one.filename, one.lineno) for one in frames) for rank, frames in stacks.items()}
-    every = list(places.values())
+    positions = {rank: tuple((frame.filename, frame.lineno) for frame in frames) for rank, frames in stacks.items()}
+    every = list(positions.values())
     common = max(every, key=every.count, default=())
     if every.count(common) < 2:
         return set()
-    return {rank for rank, place in places.items() if place != common}
+    return {rank for rank, position in positions.items() if position != common}
 
 
 def _frames(text: str) -> list[FrameSummary]:

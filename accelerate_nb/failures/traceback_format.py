@@ -2,51 +2,61 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from traceback import FrameSummary, TracebackException
+from typing import TypeVar
 
 from accelerate_nb.events.model import Frame
-from accelerate_nb.launching.sources import Sources
+from accelerate_nb.sources.cells import CellSources
 
 # With what the notebook puts around it, an error stays under 40 lines.
 _MOST_LINES = 18
 # The widest line that is shown whole: a message may hold somebody's whole data set.
 _WIDEST = 1000
-# A recursion repeats a frame; more than this many of them say nothing new.
+# A recursion repeats a frame; more than this many of them show nothing new.
 _REPEATS = 3
-# As many calls as a person looks through, and as many exceptions of a group.
+# Calls that are kept, and exceptions of a group that are shown.
 _MOST_FRAMES = 60
 _MOST_OF_A_GROUP = 3
-_WORKER = str(Path(__file__).parent)
-_OUR_OWN = Path(__file__).parents[1]
+AnyCall = TypeVar("AnyCall")
+_PACKAGE = Path(__file__).parents[1]
+# The folders whose calls stand around the person's function in a worker.
+_AROUND = tuple(
+    f"{_PACKAGE / folder}{os.sep}"
+    for folder in ("failures", "launching", "sources", "supervisor", "transport", "worker")
+)
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 # What Python, numpy and torch.compile name code that is in no file of a person.
 _MADE_UP = ("<frozen", "<__array_function__", "<eval_with_key>")
 
 
-def traceback_text(error: BaseException, sources: Sources) -> str:
+def traceback_text(error: BaseException, sources: CellSources) -> str:
     """An exception and its causes, outermost cause first, as the person would want to read them."""
-    parts = [_one(link, sources) for link in _chain(TracebackException.from_exception(error))]
+    parts = [_exception_text(link, sources) for link in _chain(TracebackException.from_exception(error))]
     return _shortened("\n\nwhich led to:\n\n".join(parts))
 
 
-def frames_of(error: BaseException, sources: Sources) -> tuple[Frame, ...]:
+def frames_of(error: BaseException, sources: CellSources) -> tuple[Frame, ...]:
     """The calls that led to an exception, outermost first; a group's go on with those of its first exception."""
-    calls = list(_calls(TracebackException.from_exception(error), sources))
-    if len(calls) > _MOST_FRAMES:
-        # where it began, and where it ended
-        calls = [*calls[: _MOST_FRAMES // 3], *calls[-2 * _MOST_FRAMES // 3 :]]
-    return tuple(calls)
+    return tuple(without_middle(list(_calls(TracebackException.from_exception(error), sources))))
 
 
-def _calls(error: TracebackException, sources: Sources) -> Iterator[Frame]:
+def without_middle(calls: Sequence[AnyCall]) -> Sequence[AnyCall]:
+    """The calls without those in the middle, so that a person can read them."""
+    if len(calls) <= _MOST_FRAMES:
+        return calls
+    return [*calls[: _MOST_FRAMES // 3], *calls[-2 * _MOST_FRAMES // 3 :]]
+
+
+def _calls(error: TracebackException, sources: CellSources) -> Iterator[Frame]:
     for _, repeated in _repeated(below_ours(error.stack)):
         for frame in repeated[:_REPEATS]:
-            place = sources.place(frame.filename, frame.lineno or 0)
-            yield Frame(place, frame.name, (frame.line or "")[:_WIDEST], own=not _is_installed(frame))
+            location = sources.location(frame.filename, frame.lineno or 0)
+            yield Frame(location, frame.name, (frame.line or "")[:_WIDEST], own=not _is_installed(frame))
     # only a syntax error's has a file
     if (filename := getattr(error, "filename", None)) is not None:
         yield _misspelled(error, filename, sources)
@@ -54,13 +64,13 @@ def _calls(error: TracebackException, sources: Sources) -> Iterator[Frame]:
         yield from _calls(inner, sources)
 
 
-def _misspelled(error: TracebackException, filename: str, sources: Sources) -> Frame:
-    """Where Python could not read on: no call, but what the person has to look at."""
-    place = sources.place(filename, int(error.lineno or 0))
-    return Frame(place, "<syntax>", (error.text or "").strip(), own=is_own(filename))
+def _misspelled(error: TracebackException, filename: str, sources: CellSources) -> Frame:
+    """The line that Python could not parse: no call, but what the person has to see."""
+    location = sources.location(filename, int(error.lineno or 0))
+    return Frame(location, "<syntax>", (error.text or "").strip(), own=is_user_file(filename))
 
 
-def frames_text(frames: Sequence[FrameSummary], sources: Sources) -> list[str]:
+def frames_text(frames: Sequence[FrameSummary], sources: CellSources) -> list[str]:
     """Frames as lines of text: the person's with their source, others folded, but where it ended is named."""
     lines: list[str] = []
     groups = [(foreign, list(group)) for foreign, group in groupby(below_ours(frames), key=_is_installed)]
@@ -77,11 +87,11 @@ def frames_text(frames: Sequence[FrameSummary], sources: Sources) -> list[str]:
 
 
 def _last_named(frames: Sequence[FrameSummary]) -> list[FrameSummary]:
-    """The frame in which it ended, unless it is one of this package: its errors say what they have to."""
+    """The frame in which it ended, unless it is one of this package: its errors explain themselves."""
     return [] if _is_ours(frames[-1]) else [frames[-1]]
 
 
-def _run(frames: Sequence[FrameSummary], sources: Sources) -> list[str]:
+def _run(frames: Sequence[FrameSummary], sources: CellSources) -> list[str]:
     """Frames that follow each other, where a recursion is folded as Python itself does it."""
     lines: list[str] = []
     for _, repeated in _repeated(frames):
@@ -98,8 +108,8 @@ def _repeated(frames: Sequence[FrameSummary]) -> Iterator[tuple[object, list[Fra
 
 
 def below_ours(frames: Sequence[FrameSummary]) -> Sequence[FrameSummary]:
-    """What the worker called: how the worker came to run, and what of ours raises an error in it, is nothing to be read."""
-    ours = [index for index, frame in enumerate(frames) if frame.filename.startswith(_WORKER)]
+    """The calls below the worker's own: those of this package are of no use to a reader."""
+    ours = [index for index, frame in enumerate(frames) if frame.filename.startswith(_AROUND)]
     return [frame for index, frame in enumerate(frames) if not ours or (index > ours[0] and index not in ours)]
 
 
@@ -115,46 +125,46 @@ def _exceptions(error: TracebackException) -> list[TracebackException]:
     return list(getattr(error, "exceptions", None) or ())
 
 
-def _one(error: TracebackException, sources: Sources) -> str:
+def _exception_text(error: TracebackException, sources: CellSources) -> str:
     last = "".join(error.format_exception_only()).rstrip()
     return "\n".join([*frames_text(error.stack, sources), last, *_group(error, sources)])
 
 
-def _group(error: TracebackException, sources: Sources) -> list[str]:
-    """What a group holds, each behind its number and moved to the right."""
+def _group(error: TracebackException, sources: CellSources) -> list[str]:
+    """The exceptions of a group, each behind its number and indented."""
     every = _exceptions(error)
     lines = []
     for number, inner in enumerate(every[:_MOST_OF_A_GROUP], start=1):
         lines.append(f"  {number} of {len(every)}:")
-        lines += [f"  {line}" for line in _one(inner, sources).split("\n")]
+        lines += [f"  {line}" for line in _exception_text(inner, sources).split("\n")]
     if more := len(every[_MOST_OF_A_GROUP:]):
         lines.append(f"  … and {more} more")
     return lines
 
 
-def _frame(frame: FrameSummary, sources: Sources) -> list[str]:
-    place = sources.place(frame.filename, frame.lineno or 0)
-    lines = [f"  {place}, in {frame.name}"]
+def _frame(frame: FrameSummary, sources: CellSources) -> list[str]:
+    location = sources.location(frame.filename, frame.lineno or 0)
+    lines = [f"  {location}, in {frame.name}"]
     if frame.line:
         lines.append(f"    {frame.line}")
     return lines
 
 
-def is_own(filename: str) -> bool:
+def is_user_file(filename: str) -> bool:
     """Whether a file is the person's: no installed package, and none of this one, wherever that is installed."""
     path = Path(filename)
     installed = filename.startswith((*_INSTALLED, *_MADE_UP)) or not {"site-packages", "dist-packages"}.isdisjoint(
         path.parts
     )
-    return not installed and _OUR_OWN not in path.parents
+    return not installed and _PACKAGE not in path.parents
 
 
 def _is_installed(frame: FrameSummary) -> bool:
-    return not is_own(frame.filename)
+    return not is_user_file(frame.filename)
 
 
 def _is_ours(frame: FrameSummary) -> bool:
-    return _OUR_OWN in Path(frame.filename).parents
+    return _PACKAGE in Path(frame.filename).parents
 
 
 def _packages(frames: Sequence[FrameSummary]) -> str:
@@ -164,8 +174,8 @@ def _packages(frames: Sequence[FrameSummary]) -> str:
 
 def _package(filename: str) -> str:
     path = Path(filename)
-    if _OUR_OWN in path.parents:
-        return _OUR_OWN.name
+    if _PACKAGE in path.parents:
+        return _PACKAGE.name
     for root in sorted(_INSTALLED, key=len, reverse=True):
         if filename.startswith(root):
             return path.relative_to(root).parts[0].removesuffix(".py")
@@ -176,7 +186,7 @@ def _shortened(text: str) -> str:
     lines = [line if len(line) <= _WIDEST else f"{line[:_WIDEST]} …" for line in text.split("\n")]
     if len(lines) <= _MOST_LINES:
         return "\n".join(lines)
-    # the end says more than the beginning, and one line tells what is left out
+    # the end shows more than the beginning, and one line counts what is left out
     first = _MOST_LINES // 3
     last = _MOST_LINES - first - 1
     return "\n".join([*lines[:first], f"  … {len(lines) - first - last} lines more …", *lines[-last:]])

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from accelerate_nb.config.ranks import listed, of_ranks
-from accelerate_nb.errors import HangError, StoppedError, WorkerError
-from accelerate_nb.events.causes import cause
-from accelerate_nb.events.model import Failure
-from accelerate_nb.launching.ending import Ending
-from accelerate_nb.launching.exceptions import held, remade
+from accelerate_nb.config.rank_lists import listed, of_ranks
+from accelerate_nb.errors import HangError, StoppedError, UnpicklableError, WorkerError, relink
+from accelerate_nb.events.first_cause import cause
+from accelerate_nb.events.model import Failure, Hang
+from accelerate_nb.failures.exception_copy import held, reachable, remade
+from accelerate_nb.failures.rank_result import RankResult
 
-# How many failures are told beside the one that leads.
+# How many failures are listed beside the one that leads.
 _MOST_OTHERS = 3
 # How much of a message stands beside a rank: of the one that leads, and of the others.
 _WIDE, _SHORT = 300, 120
 
 
-def worker_error(endings: Sequence[Ending], folder: Path | None) -> WorkerError:
+def worker_error(rank_results: Sequence[RankResult], folder: Path | None) -> WorkerError:
     """
     The error for a run of which at least one rank failed; `folder` is where its output is kept, if it is.
 
     It is an instance of the class that the causing rank raised (so `except KeyError` holds), of `WorkerError`, and of
     torch's `ChildFailedError` where torch is loaded, which code written for Accelerate's launcher catches.
     """
-    failures = tuple(ending.failure for ending in endings if ending.failure is not None)
+    failures = tuple(rank_result.failure for rank_result in rank_results if rank_result.failure is not None)
     first = cause(failures)
-    original = next((ending.error for ending in endings if ending.rank == first.rank), None)
+    original = next((rank_result.error for rank_result in rank_results if rank_result.rank == first.rank), None)
     error = _as_type_of(original)
     facts = {
         "message": _message(first, failures, folder),
@@ -37,21 +38,24 @@ def worker_error(endings: Sequence[Ending], folder: Path | None) -> WorkerError:
         "failures": failures,
         "folder": None if folder is None else str(folder),
     }
-    facts["__suppress_context__"] = True
     for name, value in facts.items():
         # the worker's class may be a frozen dataclass, which refuses plain assignment
         object.__setattr__(error, name, value)
+    if original is not None:
+        _take_links(error, original)
     return error
 
 
-def hang_error(timeout: float, stacks: str, endings: Sequence[Ending], folder: Path) -> HangError:
+def hang_error(timeout: float, stacks: str, rank_results: Sequence[RankResult], folder: Path) -> HangError:
     """The error for a run that took longer than it may."""
-    failures = tuple(ending.failure for ending in endings if ending.failure is not None)
-    returned = [ending.rank for ending in endings if ending.failure is None]
+    failures = tuple(rank_result.failure for rank_result in rank_results if rank_result.failure is not None)
+    returned = [rank_result.rank for rank_result in rank_results if rank_result.failure is None]
     done = f" (returned already: {of_ranks(returned, listed)})" if returned else ""
     error = HangError()
+    where, _, every_stack = stacks.partition("\n\n")
+    error.hang = Hang(timeout, f"{where}{done}", every_stack, time.time())
     error.message = (
-        f"timeout={timeout:g} was asked for, and after {timeout:g} s the run had not ended{done}. It was stopped; "
+        f"timeout={timeout:g} was requested, and after {timeout:g} s the run had not ended{done}. It was stopped; "
         f"the ranks were here:\n\n{stacks}\n\nAll output: {folder}"
     )
     error.rank = failures[0].rank if failures else -1
@@ -59,12 +63,12 @@ def hang_error(timeout: float, stacks: str, endings: Sequence[Ending], folder: P
     return error
 
 
-def stopped_error(last_step: int | None, endings: Sequence[Ending], folder: Path) -> StoppedError:
+def stopped_error(stopped_at: str | None, rank_results: Sequence[RankResult], folder: Path) -> StoppedError:
     """The error for a run that somebody asked to stop, where not every rank's function returned."""
-    failures = tuple(ending.failure for ending in endings if ending.failure is not None)
-    when = "wherever its ranks were" if last_step is None else f"after step {last_step}, on every rank"
+    failures = tuple(rank_result.failure for rank_result in rank_results if rank_result.failure is not None)
+    when = "wherever its ranks were" if stopped_at is None else f"{stopped_at}, on every rank"
     error = StoppedError()
-    error.message = f"the run was stopped, as was asked, {when}.\n\nAll output: {folder}"
+    error.message = f"the run was stopped, as requested, {when}.\n\nAll output: {folder}"
     error.rank = failures[0].rank if failures else -1
     error.failures, error.folder = failures, str(folder)
     return error
@@ -76,7 +80,7 @@ def _message(first: Failure, failures: Sequence[Failure], folder: Path | None) -
         parts.append(first.traceback)
     if first.last_lines:
         parts.append("The last that it wrote:\n" + "\n".join(f"  {line}" for line in first.last_lines))
-    others = _others(first, [one for one in failures if one is not first])
+    others = _others(first, [failure for failure in failures if failure is not first])
     if others:
         parts.append("\n".join(others))
     if first.advice:
@@ -93,12 +97,12 @@ def _headline(failure: Failure, width: int = _WIDE) -> str:
 
 
 def _others(first: Failure, failures: Sequence[Failure]) -> list[str]:
-    """What is to be said of ranks that did not lead: a line for one of its own making, and one for all that only followed."""
-    ended = [one.rank for one in failures if one.ended_by_us]
-    lost = [one.rank for one in failures if one.lost_connection and not one.ended_by_us]
-    own = [one for one in failures if not (one.lost_connection or one.ended_by_us)]
-    same = [one.rank for one in own if _is_like(one, first)]
-    others = [_headline(one, _SHORT) for one in own if not _is_like(one, first)]
+    """The lines on the other failures: one for each rank that failed by itself, and one for all that only followed."""
+    ended = [failure.rank for failure in failures if failure.ended_by_us]
+    lost = [failure.rank for failure in failures if failure.lost_connection and not failure.ended_by_us]
+    independent = [failure for failure in failures if not (failure.lost_connection or failure.ended_by_us)]
+    same = [failure.rank for failure in independent if _is_like(failure, first)]
+    others = [_headline(failure, _SHORT) for failure in independent if not _is_like(failure, first)]
     lines = [f"{of_ranks(same, listed)} stopped with the same"] if same else []
     lines += others[:_MOST_OTHERS]
     if more := others[_MOST_OTHERS:]:
@@ -110,9 +114,9 @@ def _others(first: Failure, failures: Sequence[Failure]) -> list[str]:
     return lines
 
 
-def _is_like(one: Failure, other: Failure) -> bool:
+def _is_like(failure: Failure, other: Failure) -> bool:
     """Whether two ranks failed in the same place with the same words."""
-    return (one.type, one.message, one.traceback) == (other.type, other.message, other.traceback)
+    return (failure.type, failure.message, failure.traceback) == (other.type, other.message, other.traceback)
 
 
 def _first_line(text: str, width: int) -> str:
@@ -123,7 +127,7 @@ def _first_line(text: str, width: int) -> str:
 def _as_type_of(original: BaseException | None) -> WorkerError:
     """A `WorkerError` that is also what the worker raised, with that exception's arguments and attributes."""
     # an exit or an interrupt of a worker ends nothing here: it is reported like any other failure
-    if not isinstance(original, Exception):
+    if not isinstance(original, Exception) or isinstance(original, UnpicklableError):
         return _bare()
     kind = type(original)
     try:
@@ -134,6 +138,13 @@ def _as_type_of(original: BaseException | None) -> WorkerError:
         error.args = (str(original),)
     assert isinstance(error, WorkerError)
     return error
+
+
+def _take_links(error: BaseException, original: BaseException) -> None:
+    """Give an exception what led to the one that it stands for; a cycle leads back to it."""
+    for link in reachable(original):
+        cause, context = (error if inner is original else inner for inner in (link.__cause__, link.__context__))
+        relink(error if link is original else link, cause, context, link.__suppress_context__)
 
 
 def _bare() -> WorkerError:

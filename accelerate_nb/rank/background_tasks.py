@@ -1,4 +1,4 @@
-"""What code inside a worker has begun in the background: the worker has not finished before it is done."""
+"""Background tasks of code inside a worker: the worker has not finished before they are done."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from accelerate_nb.own import Own
+from accelerate_nb.rank_local import RankLocal
 
 Wait = Callable[[], object]
 # Long enough for a device's step; whoever interrupts a function waits for its failure meanwhile.
-_PATIENCE = 3.0
+_TIMEOUT = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
-    """Something that goes on: what waits for it, and what saves as much of it as one rank can by itself."""
+class _BackgroundTask:
+    """A task in the background: what waits for it, and what saves as much of it as one rank can by itself."""
 
     wait: Wait
     salvage: Wait | None
 
 
-_begun: Own[list[_Begun]] = Own(list)
+_begun: RankLocal[list[_BackgroundTask]] = RankLocal(list)
 
 
 def begun(wait: Wait, salvage: Wait | None = None) -> None:
     """
-    Something goes on in the background; `wait` returns when it is done, and raises if it failed.
+    Register a task in the background; `wait` returns when it is done, and raises if it failed.
 
     `salvage` is called instead where the function has failed: it does what can be done of it without the other ranks.
     """
-    _begun.get().append(_Begun(wait, salvage))
+    _begun.get().append(_BackgroundTask(wait, salvage))
 
 
 def done(wait: Wait) -> None:
-    """What was `begun` is over, or has been waited for."""
+    """Forget a task that was `begun`, since it is over, or has been waited for."""
     going = _begun.get()
-    for each in going:
-        if each.wait == wait:
-            going.remove(each)
+    for task in going:
+        if task.wait == wait:
+            going.remove(task)
             return
 
 
@@ -50,23 +50,23 @@ def finish() -> None:
         going.pop(0).wait()
 
 
-def salvage(patience: float = _PATIENCE) -> None:
+def salvage(timeout: float = _TIMEOUT) -> None:
     """
     Save what can be saved after a failure: some seconds at most, and nothing that goes wrong is raised.
 
-    The failure that is to be told after it is more important.
+    The failure that is to be reported after it is more important.
     """
-    calls = [each.salvage for each in _begun.get() if each.salvage is not None]
+    calls = [task.salvage for task in _begun.get() if task.salvage is not None]
     if not calls:
         return
     # in a thread, since who waits for a device can't be called back
-    saving = threading.Thread(target=_call_each, args=(calls,), name="accelerate_nb salvage", daemon=True)
+    saving = threading.Thread(target=_call_all, args=(calls,), name="accelerate_nb salvage", daemon=True)
     with suppress(KeyboardInterrupt):
         saving.start()
-        saving.join(patience)
+        saving.join(timeout)
 
 
-def _call_each(calls: list[Wait]) -> None:
+def _call_all(calls: list[Wait]) -> None:
     for call in calls:
         with suppress(Exception):
             call()

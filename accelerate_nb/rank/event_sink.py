@@ -1,14 +1,14 @@
-"""Where code inside a worker puts its events, whoever is listening."""
+"""The sink for events of code inside a worker, whoever is listening."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from accelerate_nb.events.model import Event
-from accelerate_nb.own import Own
+from accelerate_nb.rank_local import RankLocal
 
 
-class Outlet(Protocol):
+class EventSink(Protocol):
     """Something that takes events: a worker's `Sender`, or a list in a test."""
 
     rank: int
@@ -17,21 +17,21 @@ class Outlet(Protocol):
         """Pass the event on; never raises and never waits for a reader."""
 
 
-class _Holder:
+class _SinkHolder:
     """A rank's outlet."""
 
-    outlet: Outlet | None = None
+    outlet: EventSink | None = None
 
 
-_holder = Own(_Holder)
+_holder = RankLocal(_SinkHolder)
 
 
-def connect(outlet: Outlet | None) -> None:
-    """From now on this rank's events go to `outlet`; `None` drops them."""
+def connect(outlet: EventSink | None) -> None:
+    """Send this rank's events to `outlet` from now on; `None` drops them."""
     _holder.get().outlet = outlet
 
 
-def outlet() -> Outlet | None:
+def outlet() -> EventSink | None:
     """The rank's outlet, or `None` where nobody listens (a plain script)."""
     return _holder.get().outlet
 

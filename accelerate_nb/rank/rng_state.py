@@ -43,7 +43,7 @@ class RandomStates:
             xla.set_random_state(torch.initial_seed() if self.xla is None else self.xla)
 
 
-def random_states_here(*, gpus: bool = False) -> RandomStates:
+def current_random_states(*, gpus: bool = False) -> RandomStates:
     """The states of this process, with those of the GPUs that it has touched where they are wanted; they are only read."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     touched = gpus and torch is not None and torch.cuda.is_initialized()

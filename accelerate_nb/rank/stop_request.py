@@ -1,4 +1,4 @@
-"""What is asked of this process while its function runs: to stop, after a step that all ranks share."""
+"""A stop request to this process while its function runs: to stop at a boundary that all ranks share."""
 
 from __future__ import annotations
 
@@ -9,34 +9,47 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from accelerate_nb.errors import StopRequested
-from accelerate_nb.events.emit import emit, outlet
 from accelerate_nb.events.model import StateChange
-from accelerate_nb.own import Own
+from accelerate_nb.rank.event_sink import emit, outlet
+from accelerate_nb.rank_local import RankLocal
 
-# How long a rank waits at the end of a step to be told which one is the last; the answer takes milliseconds.
-_PATIENCE = 30.0
+# How long a rank waits at a boundary to learn which one is the last; the reply takes milliseconds.
+_TIMEOUT = 30.0
 
 
-class Position(NamedTuple):
+class TrainingPosition(NamedTuple):
     """
-    How far a rank is: optimizer steps made, seconds that one took so far (0 before the first), whether its function looks
-    for a stop itself, and whether it is saving at this moment.
+    A rank's progress: optimizer steps made, seconds from one boundary to the next so far (0 before the first), whether its
+    function checks for a stop itself, whether it is saving at this moment, and how often it checked without a step before.
     """
 
     steps: int
     pace: float
-    looks: bool
+    checks: bool
     saves: bool = False
+    stepless_checks: int = 0
 
 
-class Asks:
+class StopPoint(NamedTuple):
+    """The point where a rank stops: after so many steps, or so many checks without a step, by an exception or by itself."""
+
+    steps: int
+    raises: bool
+    stepless_checks: int | None = None
+
+
+class StopRequest:
     """
-    A stop that was asked for, between the thread that hears of it and the one that trains.
+    A requested stop, between the thread that receives it and the one that trains.
 
     Nobody knows at which step the other ranks are, and to agree on one in every step would cost a collective. So a rank
-    that is asked to hold says how many steps it has made, and waits at the end of the one that it is in; the kernel answers
+    that is to hold reports how many steps it has made, and waits at the end of the one that it is in; the kernel replies
     with the last step of all, which is one more than the farthest rank has made, and each goes on until it has made that.
-    Whoever waits in a collective for a rank that holds is waited for no longer than the answer takes.
+    Whoever waits in a collective for a rank that holds is waited for no longer than the reply takes.
+
+    Where a function checks for a stop and makes no steps, in an evaluation or with optimizers that are not prepared, its checks
+    are counted and agreed on in the same way, and a rank stops at whichever it comes to first. A check that follows a step, or
+    stands in the midst of one, is none of these: the loop is to end after a whole step.
     """
 
     def __init__(self) -> None:
@@ -44,30 +57,53 @@ class Asks:
         self.reset()
 
     def reset(self) -> None:
-        """Nothing is asked, and no step was made."""
+        """Forget the request and the steps."""
         self.steps = 0
-        self.stopping = False
-        self.looks = False
+        self.stopped_at: str | None = None
+        self.checks = False
+        self._stepless_checks = 0
         self._begun: float | None = None
         self._stepped_at = 0.0
+        self._checked_at = 0.0
+        self._longest_check_gap = 0.0
+        self._is_after_step = False
+        self._is_in_step = False
         self._saving = 0
-        self._asked = False
-        self._last: int | None = None
-        self._raises = False
+        self._is_requested = False
+        self._last: StopPoint | None = None
 
     # ------------------------------------------------------------------------------------------- the thread that trains
 
     def begin(self) -> None:
-        """Steps are going to be made here."""
+        """Note that steps are going to be made in this process."""
         if self._begun is None:
             self._begun = time.monotonic()
 
     def stepped(self) -> None:
-        """A step has been made; comes back when the process may go on, raises `StopRequested` where it ends."""
+        """Count a step; returns when the process may go on, raises `StopRequested` where it ends."""
         self._stepped_at = time.monotonic()
+        self._is_in_step, self._is_after_step = False, True
         self.steps += 1
-        if self._asked:
-            self._hold()
+        if self._is_requested:
+            self._hold(f"after step {self.steps}")
+
+    def went_backward(self) -> None:
+        """Note a backward: the next step has begun, where this process makes steps."""
+        self._is_in_step = self._begun is not None
+
+    def checked(self) -> bool:
+        """Whether the function is to stop; returns when it may go on."""
+        before, self._checked_at = self._checked_at, time.monotonic()
+        if self._is_after_step or self._is_in_step:
+            self._is_after_step = False
+        else:
+            if before:
+                self._longest_check_gap = max(self._longest_check_gap, self._checked_at - before)
+            self._stepless_checks += 1
+        self.checks = True
+        if self._is_requested:
+            self._hold("at stop_requested")
+        return self.stopped_at is not None
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -78,47 +114,58 @@ class Asks:
         finally:
             self._saving -= 1
 
-    def _hold(self) -> None:
+    def _hold(self, where: str) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._last is not None or not self._asked, _PATIENCE)
-            if self._last is None or self.steps < self._last:
+            self._changed.wait_for(lambda: self._last is not None or not self._is_requested, _TIMEOUT)
+            last = self._last
+            if last is None or not self._has_come_to(last):
                 return
-            self._asked, self.stopping = False, True
-        where = f"after step {self.steps}"
+            self._is_requested, self.stopped_at = False, where
         if (listener := outlet()) is not None:
             emit(StateChange(listener.rank, "stopping", time.time(), where))
-        if self._raises:
-            raise StopRequested(f"a stop was asked for, and every rank is here: {where}")
+        if last.raises:
+            raise StopRequested(f"a stop was requested, and every rank has come to it: {where}")
 
-    # --------------------------------------------------------------------------------------------- the thread that hears
+    def _has_come_to(self, last: StopPoint) -> bool:
+        made = last.stepless_checks is not None and self._stepless_checks >= last.stepless_checks
+        return made or self.steps >= last.steps
 
-    def hold(self) -> Position | None:
-        """Let the process wait at the end of its step; how far it is, or `None` where it makes no steps."""
+    # --------------------------------------------------------------------------------------------- the thread that receives
+
+    def hold(self) -> TrainingPosition | None:
+        """Let the process wait at its next boundary; how far it is, or `None` where it makes no steps and does not check."""
         with self._changed:
-            if self._begun is None:
+            if self._begun is None and not self.checks:
                 return None
-            begun = self._begun
-            # first the wish, then the look: whoever has made more steps than are told has seen it
-            self._asked = True
-            steps = self.steps
-            # what comes after the steps, an evaluation perhaps, is none of their time
-            pace = (self._stepped_at - begun) / steps if steps else 0.0
-            return Position(steps, pace, self.looks, self._saving > 0)
+            # first the request, then the position: whoever has made more steps than are reported has seen it
+            self._is_requested = True
+            steps, checks = self.steps, self._stepless_checks
+            return TrainingPosition(
+                steps, max(self._pace(steps), self._pace_of_checks(checks)), self.checks, self._saving > 0, checks
+            )
 
-    def until(self, last: int, *, raises: bool) -> None:
-        """Let the process go on, and stop after so many steps: by `StopRequested`, or as its function sees to it."""
+    def _pace(self, steps: int) -> float:
+        # what comes after the steps, an evaluation perhaps, is none of their time
+        return (self._stepped_at - self._begun) / steps if steps and self._begun is not None else 0.0
+
+    def _pace_of_checks(self, checks: int) -> float:
+        # samples take longer or shorter, and of the first check nothing is known but its time
+        return self._longest_check_gap or (time.monotonic() - self._checked_at if checks else 0.0)
+
+    def until(self, last: StopPoint) -> None:
+        """Let the process go on, and stop there: by `StopRequested`, or as its function sees to it."""
         with self._changed:
-            self._last, self._raises = last, raises
+            self._last = last
             self._changed.notify_all()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # an optimizer that refers to this one may be copied, and be loaded in another process
-        return current_asks, ()
+        return current_stop_request, ()
 
 
-_asks = Own(Asks)
+_stop_requests = RankLocal(StopRequest)
 
 
-def current_asks() -> Asks:
-    """What is asked of this rank."""
-    return _asks.get()
+def current_stop_request() -> StopRequest:
+    """The stop request of this rank."""
+    return _stop_requests.get()

@@ -8,39 +8,39 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate_nb.export.places import place
-from accelerate_nb.export.warned import name_in_warnings
+from accelerate_nb.sources.script_lines import cell_line
+from accelerate_nb.sources.warning_format import name_in_warnings
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class CellSources:
     """The cells of a notebook: file name to lines, and file name to the number in `In [N]`."""
 
     lines: Mapping[str, list[str]]
     numbers: Mapping[str, int]
 
     def name(self, filename: str) -> str:
-        """What a person calls a file: `Cell In[3]`, or the file's own name."""
+        """The shown name of a file: `Cell In[3]`, or the file's own name."""
         number = self.numbers.get(filename)
         if number is not None:
             return f"Cell In[{number}]"
         return "a cell" if filename in self.lines else filename
 
-    def place(self, filename: str, line: int) -> str:
+    def location(self, filename: str, line: int) -> str:
         """
-        What a person calls a line: `Cell In[3], line 7`, or `File "train.py", line 7`.
+        The shown name of a line: `Cell In[3], line 7`, or `File "train.py", line 7`.
 
         A line of a script that was exported from a notebook is the notebook's: `train.ipynb, cell 3, line 2`.
         """
         name = self.name(filename)
         if filename in self.lines:
             return f"{name}, line {line}"
-        return str(place(filename, line) or f'File "{name}", line {line}')
+        return str(cell_line(filename, line) or f'File "{name}", line {line}')
 
     def install(self) -> None:
         """Make the lines known to this process's tracebacks, warnings and `inspect`."""
         for filename, lines in self.lines.items():
-            # without a time of change, linecache never looks for the file
+            # without a time of change, linecache never checks the file
             linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
         name_in_warnings()
 
@@ -49,16 +49,16 @@ class Sources:
         return {"lines": dict(self.lines), "numbers": dict(self.numbers)}
 
 
-def sources_here() -> Sources:
+def current_sources() -> CellSources:
     """The cells that this process has run; none outside of IPython."""
     names = _cell_names()
     lines = _lines_of(_cached_cells(names))
-    return Sources(lines, {name: number for name, number in names.items() if name in lines})
+    return CellSources(lines, {name: number for name, number in names.items() if name in lines})
 
 
-def sources_of(numbers: Mapping[str, int]) -> Sources:
+def sources_of(numbers: Mapping[str, int]) -> CellSources:
     """These cells, with the lines that this process knows of them."""
-    return Sources(_lines_of(name for name in numbers if name in linecache.cache), dict(numbers))
+    return CellSources(_lines_of(name for name in numbers if name in linecache.cache), dict(numbers))
 
 
 def _lines_of(names: Iterable[str]) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Which line of which cell a line of an exported script was."""
+"""The cell and line that a line of an exported script came from."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _MARKER = "# %% "
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A line of a cell; `str` gives the words that a person reads: `train.ipynb, cell 3, line 2`."""
+class CellLine:
+    """A line of a cell; `str` gives the text that a person reads: `train.ipynb, cell 3, line 2`."""
 
     notebook: str
     cell: int
@@ -26,11 +26,11 @@ class Place:
         return f"{self.notebook}, cell {self.cell}, line {self.line}"
 
 
-def place(path: str, line: int) -> Place | None:
+def cell_line(path: str, line: int) -> CellLine | None:
     """
     The notebook, the cell and the line that a line of a script was; None for other files, and for lines that were added.
 
-    >>> str(place("train.py", 31))
+    >>> str(cell_line("train.py", 31))
     'train.ipynb, cell 3, line 2'
     """
     lines = linecache.getlines(path)
@@ -46,7 +46,7 @@ def notebook_of(first: str) -> str | None:
 
 
 def first_line(notebook: str, version: str) -> str:
-    """What a script begins with."""
+    """The first line of a script."""
     return f"# Exported from {notebook} by accelerate-nb {version}."
 
 
@@ -66,22 +66,22 @@ def is_added(line: str) -> bool:
 
 
 def kept(text: str) -> str:
-    """A line of the notebook, which never looks like an added one."""
+    """A line of the notebook, which is never taken for an added one."""
     return f"{text} " if is_added(text) else text
 
 
-def table(lines: Sequence[str]) -> dict[int, Place]:
-    """The place of each line of a script that was a cell's; lines count from 1."""
+def table(lines: Sequence[str]) -> dict[int, CellLine]:
+    """The cell line of each line of a script that was a cell's; lines count from 1."""
     notebook = notebook_of(lines[0] if lines else "")
     return {} if notebook is None else dict(_places(lines, notebook))
 
 
 @lru_cache(maxsize=16)
-def _table(lines: tuple[str, ...]) -> dict[int, Place]:
+def _table(lines: tuple[str, ...]) -> dict[int, CellLine]:
     return table(lines)
 
 
-def _places(lines: Sequence[str], notebook: str) -> Iterator[tuple[int, Place]]:
+def _places(lines: Sequence[str], notebook: str) -> Iterator[tuple[int, CellLine]]:
     cell, line = None, 0
     begins = re.compile(re.escape(_MARKER) + r"(?:\[(?P<cell>\d+)\] " + re.escape(notebook) + r"|\[markdown\])$")
     for number, text in enumerate(lines, start=1):
@@ -89,4 +89,4 @@ def _places(lines: Sequence[str], notebook: str) -> Iterator[tuple[int, Place]]:
             cell, line = found["cell"] and int(found["cell"]), 0
         elif cell and not is_added(text):
             line += 1
-            yield number, Place(notebook, cell, line)
+            yield number, CellLine(notebook, cell, line)

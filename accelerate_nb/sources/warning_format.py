@@ -6,26 +6,26 @@ import re
 import warnings
 from typing import Any
 
-from accelerate_nb.export.places import place
+from accelerate_nb.sources.script_lines import cell_line
 
 
 def name_in_warnings() -> None:
     """
     From now on, let a warning that is printed name the line of the notebook that the script's line was.
 
-    What decides whether it is printed, where it goes and how it looks stays as it is, and so do the warnings of other files.
+    What decides whether it is printed, where it goes and its format stay as they are, and so do the warnings of other files.
 
     >>> name_in_warnings()
     """
-    # `formatwarning` is there to be replaced, but whoever replaces it is not told which object a warning is about, and
-    # Python no longer says where that was allocated
+    # `formatwarning` is there to be replaced, but a replacement does not get the object that a warning is about, and
+    # Python no longer prints where that was allocated
     formatted = getattr(warnings, "_formatwarnmsg_impl", None)
-    if formatted is not None and not isinstance(formatted, _Named):
-        warnings._formatwarnmsg_impl = _Named(formatted)  # type: ignore[attr-defined]
+    if formatted is not None and not isinstance(formatted, _WarningFormatter):
+        warnings._formatwarnmsg_impl = _WarningFormatter(formatted)  # type: ignore[attr-defined]
 
 
-class _Named:
-    """What formats a warning, and then names the place in it as a person knows it."""
+class _WarningFormatter:
+    """Formats a warning, with the line of the notebook in it."""
 
     def __init__(self, formatted: Any) -> None:
         self._formatted = formatted
@@ -33,7 +33,7 @@ class _Named:
     def __call__(self, warning: warnings.WarningMessage) -> str:
         text: str = self._formatted(warning)
         head = f"{warning.filename}:{warning.lineno}: "
-        found = place(warning.filename, warning.lineno)
+        found = cell_line(warning.filename, warning.lineno)
         if found is not None and text.startswith(head):
             text = f"{found}: {text.removeprefix(head)}"
         return in_words(text)
@@ -53,4 +53,4 @@ _FRAME = re.compile(r'^(?P<before>[ |+-]*)(?P<file>File "(?P<path>.+)", (?:line|
 
 
 def _named(found: re.Match[str]) -> str:
-    return f"{found['before']}{place(found['path'], int(found['line'])) or found['file']}"
+    return f"{found['before']}{cell_line(found['path'], int(found['line'])) or found['file']}"

@@ -1,4 +1,4 @@
-"""What connects the kernel with one worker: two pipes, a socket for events, and files for its outcome and its stacks."""
+"""The connection of the kernel with one worker: two pipes, a socket for events, and files for its outcome and its stacks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import socket
 from dataclasses import dataclass
 
-from accelerate_nb.launching.order import Descriptors
-from accelerate_nb.launching.packing import memory_file
+from accelerate_nb.transport.memory_file import memory_file
+from accelerate_nb.transport.worker_spec import WorkerDescriptors
 
 
 @dataclass(frozen=True, slots=True)
-class Wires:
+class Connection:
     """The kernel's ends; the worker's ends are in `far`, and closed here once the worker has them."""
 
     stdout: int
@@ -19,10 +19,10 @@ class Wires:
     events: socket.socket
     outcome: int
     stacks: int
-    far: Descriptors
+    far: WorkerDescriptors
 
     @staticmethod
-    def lay() -> Wires:
+    def open() -> Connection:
         """Make all of them; nobody but this process and those it hands them to can open them."""
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
@@ -31,12 +31,12 @@ class Wires:
         for descriptor in (out_read, err_read):
             os.set_blocking(descriptor, False)
         near.setblocking(False)
-        ends = Descriptors(
+        ends = WorkerDescriptors(
             stdout=out_write, stderr=err_write, events=far.detach(), outcome=os.dup(outcome), stacks=os.dup(stacks)
         )
-        return Wires(out_read, err_read, near, outcome, stacks, ends)
+        return Connection(out_read, err_read, near, outcome, stacks, ends)
 
-    def let_go(self) -> None:
+    def close(self) -> None:
         """Close the worker's ends here: its death must be seen as the end of the stream."""
         for descriptor in self.far.all():
             os.close(descriptor)

@@ -1,4 +1,4 @@
-"""How the kernel speaks with its supervisor: one JSON object a message, descriptors beside it."""
+"""Messages between the kernel and its supervisor: one JSON object each, descriptors beside it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _HEAD = struct.Struct("<II")
 _MOST_DESCRIPTORS = 253
 
 
-def send_message(sock: socket.socket, said: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+def send_message(sock: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
     """Send one message; the descriptors stay open here."""
-    body = json.dumps(said).encode()
+    body = json.dumps(message).encode()
     head = _HEAD.pack(len(body), len(descriptors))
     for start in range(0, max(len(descriptors), 1), _MOST_DESCRIPTORS):
         batch = array.array("i", descriptors[start : start + _MOST_DESCRIPTORS])
@@ -43,8 +43,8 @@ def receive_message(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | N
     body = _exactly(sock, length)
     if body is None:
         return None
-    said: dict[str, Any] = json.loads(body)
-    return said, descriptors
+    message: dict[str, Any] = json.loads(body)
+    return message, descriptors
 
 
 def _with_descriptors(sock: socket.socket, size: int) -> tuple[bytes, list[int]]:

@@ -1,4 +1,4 @@
-"""What `__main__` is in a worker: the notebook's own functions and classes, by the names under which pickle looks for them."""
+"""The `__main__` of a worker: the notebook's own functions and classes, by the names under which pickle looks for them."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from collections.abc import Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
-from accelerate_nb.own import Own
+from accelerate_nb.rank_local import RankLocal
 
 _NAME = "__main__"
-_own: Own[list[ModuleType]] = Own(lambda: [ModuleType(_NAME)])
+_main_modules: RankLocal[list[ModuleType]] = RankLocal(lambda: [ModuleType(_NAME)])
 
 
-class _OfRank(ModuleType):
-    """The `__main__` of a process whose ranks are threads: whoever asks finds, and writes, the names of its own rank."""
+class _RankMainModule(ModuleType):
+    """The `__main__` of a process whose ranks are threads: each rank reads and writes its own names."""
 
     def __init__(self) -> None:
         super().__init__(_NAME)
-        # what every module has from the start would stand before the rank's own
+        # what every module has from the start would hide the rank's own
         for name in ("__doc__", "__loader__", "__package__", "__spec__"):
             ModuleType.__delattr__(self, name)
 
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]  # an attribute there
-        return vars(_own.get()[0])
+        return vars(_main_modules.get()[0])
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(_own.get()[0], name)
+        return getattr(_main_modules.get()[0], name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        setattr(_own.get()[0], name, value)
+        setattr(_main_modules.get()[0], name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(_own.get()[0], name)
+        delattr(_main_modules.get()[0], name)
 
     def __dir__(self) -> list[str]:
-        return dir(_own.get()[0])
+        return dir(_main_modules.get()[0])
 
 
 def is_of_main(value: Any) -> bool:
@@ -56,9 +56,9 @@ def become_main(module: ModuleType) -> None:
     if threading.current_thread() is threading.main_thread():
         sys.modules[_NAME] = module
         return
-    _own.get()[0] = module
-    if not isinstance(sys.modules[_NAME], _OfRank):
-        sys.modules[_NAME] = _OfRank()
+    _main_modules.get()[0] = module
+    if not isinstance(sys.modules[_NAME], _RankMainModule):
+        sys.modules[_NAME] = _RankMainModule()
 
 
 def install_main(names: Mapping[str, Any]) -> None:

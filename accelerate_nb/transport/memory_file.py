@@ -1,4 +1,4 @@
-"""How objects lie in a memory file: some entries of bytes, each where it can be mapped and used without a copy."""
+"""The layout of a memory file: some entries of bytes, each where it can be mapped and used without a copy."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def memory_file(name: str) -> int:
 
 
 def write_entries(descriptor: int, entries: Sequence[Bytes]) -> None:
-    """Write the entries from the start of a file, with a table in front that says where each one lies."""
+    """Write the entries from the start of a file, with a table of their offsets in front."""
     offset = _aligned(_COUNT.size + _ENTRY.size * len(entries))
     table = [_COUNT.pack(len(entries))]
-    places = []
+    starts = []
     for entry in entries:
         length = memoryview(entry).nbytes
         table.append(_ENTRY.pack(offset, length))
-        places.append(offset)
+        starts.append(offset)
         offset = _aligned(offset + length)
     os.ftruncate(descriptor, offset)
     # the table comes last: a file whose writer died half way has no entries
-    for place, entry in zip(places, entries, strict=True):
-        _write_at(descriptor, place, entry)
+    for start, entry in zip(starts, entries, strict=True):
+        _write_at(descriptor, start, entry)
     _write_at(descriptor, 0, b"".join(table))
 
 

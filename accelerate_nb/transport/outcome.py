@@ -1,4 +1,4 @@
-"""What a worker brings back: its function's value, or what it raised."""
+"""A worker's outcome: its function's value, or what it raised."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from accelerate_nb.events.model import Failure
-from accelerate_nb.launching.advice import advice_on
-from accelerate_nb.launching.exceptions import remade
-from accelerate_nb.launching.packing import read_entries, write_entries
-from accelerate_nb.launching.pickling import dump_homeward, load
-from accelerate_nb.launching.sources import Sources
-from accelerate_nb.launching.tracebacks import frames_of, traceback_text
+from accelerate_nb.failures.exception_copy import message_of
+from accelerate_nb.failures.hints import advice_on
+from accelerate_nb.failures.traceback_format import frames_of, traceback_text
+from accelerate_nb.sources.cells import CellSources
+from accelerate_nb.transport.exception_chain import portable
+from accelerate_nb.transport.memory_file import read_entries, write_entries
+from accelerate_nb.transport.serializer import dump_homeward, load
 
-# What torch.distributed says on a rank whose peer has gone (gloo, NCCL, the store).
+# The messages of torch.distributed on a rank whose peer has gone (gloo, NCCL, the store).
 _LOST = re.compile(
     r"connection (was )?(closed|reset)|broken pipe|socket (was )?closed|connectfullmesh|remote process exited"
     r"|recvvalue failed|failed to recv|peer .* (exited|gone)|connection refused|timed out waiting.*(recv|send)",
@@ -49,15 +50,16 @@ def write_returned(descriptor: int, value: Any, modules: tuple[str, ...]) -> Non
 def write_raised(descriptor: int, raised: Raised) -> None:
     """Leave an exception for the kernel, with as much of it as can be pickled."""
     os.ftruncate(descriptor, 0)
-    write_entries(descriptor, dump_homeward(replace(raised, error=portable(raised.error))))
+    error = None if raised.error is None else portable(raised.error)
+    write_entries(descriptor, dump_homeward(replace(raised, error=error)))
 
 
-def failure_of(error: BaseException, rank: int, sources: Sources) -> Failure:
-    """What is to be said of an exception."""
+def failure_of(error: BaseException, rank: int, sources: CellSources) -> Failure:
+    """The `Failure` that reports an exception."""
     return Failure(
         rank=rank,
         type=type(error).__qualname__,
-        message=_message(error),
+        message=message_of(error),
         traceback=traceback_text(error, sources),
         time=time.time(),
         lost_connection=_is_lost_connection(error),
@@ -68,7 +70,7 @@ def failure_of(error: BaseException, rank: int, sources: Sources) -> Failure:
 
 
 def read_outcome(descriptor: int) -> Returned | Raised | None:
-    """What a worker left; `None` where it left nothing, or not all of it."""
+    """The outcome that a worker left; `None` where it left nothing, or not all of it."""
     entries = read_entries(descriptor)
     if not entries:
         return None
@@ -76,35 +78,19 @@ def read_outcome(descriptor: int) -> Returned | Raised | None:
     return outcome
 
 
-def _message(error: BaseException) -> str:
+def outcome_of(rank: int, descriptor: int) -> Returned | Raised | Failure | None:
+    """The outcome that a rank left; a `Failure` where it can't be unpickled, `None` where there is none."""
     try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - a person's __str__ may raise anything
-        return f"(its message can't be shown: {type(error).__qualname__}.__str__ fails)"
+        return read_outcome(descriptor)
+    except Exception as error:  # noqa: BLE001 - unpickling runs anybody's code
+        return unpickling_failure(rank, "result", error)
 
 
-def portable(error: BaseException | None, known: frozenset[str] | None = None) -> BaseException | None:
-    """The exception; without its attributes, or with its message alone, where the rest can't travel; `None` if nothing can."""
-    if error is None or _round_trips(error, known):
-        return error
-    for args in (error.args, (_message(error),)):
-        try:
-            bare = remade(type(error), args, {})
-        except TypeError:
-            # an exception group wants its exceptions
-            continue
-        if _round_trips(bare, known):
-            return bare
-    return None
-
-
-def _round_trips(error: BaseException | None, known: frozenset[str] | None) -> bool:
-    try:
-        load(dump_homeward(error, known))
-    except Exception:  # noqa: BLE001 - an exception's constructor may want other arguments than it keeps
-        return False
-    return True
+def unpickling_failure(rank: int, what: str, error: BaseException) -> Failure:
+    """The `Failure` of a rank whose result or reply raised an error when this process unpickled it."""
+    message = f"its {what} can't be unpickled in this process: {error}"
+    return Failure(rank, type(error).__qualname__, message, traceback="", time=time.time())
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    return isinstance(error, (RuntimeError, OSError)) and bool(_LOST.search(_message(error)))
+    return isinstance(error, (RuntimeError, OSError)) and bool(_LOST.search(message_of(error)))

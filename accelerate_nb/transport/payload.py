@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from accelerate_nb.devices.randomness import RandomStates, random_states_here
-from accelerate_nb.launching.culprits import explain
-from accelerate_nb.launching.handles import TravellingFd, collecting
-from accelerate_nb.launching.main_module import install_main
-from accelerate_nb.launching.packing import map_entries, memory_file, write_entries
-from accelerate_nb.launching.pickling import dump, load
-from accelerate_nb.launching.sources import Sources, sources_here
+from accelerate_nb.rank.rng_state import RandomStates, current_random_states
+from accelerate_nb.sources.cells import CellSources, current_sources
+from accelerate_nb.transport.main_module import install_main
+from accelerate_nb.transport.memory_file import map_entries, memory_file, write_entries
+from accelerate_nb.transport.serializer import dump, load
+from accelerate_nb.transport.shared_handles import TransferredFd, collecting
+from accelerate_nb.transport.unpicklable import explain
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     """A function and what it is called with."""
 
     function: Callable[..., Any]
@@ -29,25 +29,25 @@ class Call:
         try:
             return self.function(*self.args, **self.kwargs)
         except SystemExit as error:
-            # sys.exit() and sys.exit(0) are a script's way to say that it is done
+            # sys.exit() and sys.exit(0) are a script's way to end without an error
             if error.code in {None, 0}:
                 return None
             raise
 
     @property
     def name(self) -> str:
-        """What a person calls the function."""
+        """The name that a person calls the function."""
         inner = getattr(self.function, "func", self.function)
         return str(getattr(inner, "__name__", type(inner).__name__))
 
     def parts(self) -> dict[str, Any]:
-        """What the call is made of, by the names that a person would use."""
+        """The parts of the call, by the names that a person would use."""
         named = {f"args[{index}]": value for index, value in enumerate(self.args)}
         return {self.name: self.function, **named, **self.kwargs}
 
 
 class Payload(Protocol):
-    """What a worker runs; `descriptor` is -1 where nothing has to travel."""
+    """The call that a worker runs; `descriptor` is -1 where nothing has to travel."""
 
     @property
     def descriptor(self) -> int:
@@ -58,7 +58,7 @@ class Payload(Protocol):
         """Descriptors that travel along."""
 
     @property
-    def sources(self) -> Sources:
+    def sources(self) -> CellSources:
         """The notebook's own lines."""
 
     def unpack(self) -> Callable[[], Any]:
@@ -69,11 +69,11 @@ class Payload(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Inherited:
+class InheritedCall:
     """A call that a forked worker finds in its memory."""
 
     call: Callable[[], Any]
-    sources: Sources
+    sources: CellSources
     states: RandomStates
     descriptor: int = -1
     more: tuple[int, ...] = ()
@@ -89,7 +89,7 @@ class Inherited:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedCall:
     """
     A call in a memory file, with the notebook's lines before it and large buffers behind it.
 
@@ -98,13 +98,13 @@ class Packed:
 
     descriptor: int
     more: tuple[int, ...]
-    sources: Sources
+    sources: CellSources
 
     def unpack(self) -> Callable[[], Any]:
         """The call, its arrays and tensors in the file's own memory."""
         _, *pickled = map_entries(self.descriptor)
         self.sources.install()
-        TravellingFd.arrived = self.more
+        TransferredFd.arrived = self.more
         states, call, names = load(pickled)
         install_main(names)
         states.install()
@@ -117,29 +117,29 @@ class Packed:
             os.close(descriptor)
 
 
-def arrived(descriptor: int, more: Sequence[int]) -> Packed:
+def arrived(descriptor: int, more: Sequence[int]) -> PackedCall:
     """The payload behind a worker's descriptors."""
     head = map_entries(descriptor)[0]
-    return Packed(descriptor, tuple(more), Sources(**json.loads(bytes(head))))
+    return PackedCall(descriptor, tuple(more), CellSources(**json.loads(bytes(head))))
 
 
-def inherit(call: Call) -> Inherited:
+def inherit(call: FunctionCall) -> InheritedCall:
     """A call for workers that are forked from this process."""
-    return Inherited(call, sources_here(), random_states_here())
+    return InheritedCall(call, current_sources(), current_random_states())
 
 
-def pack(call: Call) -> Packed:
+def pack(call: FunctionCall) -> PackedCall:
     """
     A call as one memory file.
 
     Raises `PayloadError`, which names the variable that can't travel, its type and what captures it.
     """
     __tracebackhide__ = True  # IPython shows the person's own frames alone
-    sources = sources_here()
+    sources = current_sources()
     with collecting() as collector:
         try:
             names: dict[str, Any] = {}
-            entries = dump((random_states_here(), call, names), names)
+            entries = dump((current_random_states(), call, names), names)
         except Exception as error:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
             raise explain(call.parts(), error, sources) from None
         descriptor = memory_file("accelerate_nb_payload")
@@ -148,4 +148,4 @@ def pack(call: Call) -> Packed:
         except BaseException:
             os.close(descriptor)
             raise
-        return Packed(descriptor, tuple(collector.descriptors), sources)
+        return PackedCall(descriptor, tuple(collector.descriptors), sources)

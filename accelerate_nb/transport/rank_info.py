@@ -1,4 +1,4 @@
-"""A worker's place in a run, as its environment tells it: torchrun's own contract."""
+"""A worker's rank in a run, as its environment has it: torchrun's own contract."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from dataclasses import dataclass
 
 LOOPBACK = "127.0.0.1"
 # The variables that differ from rank to rank.
-OWN_VARIABLES = ("RANK", "LOCAL_RANK", "ROLE_RANK")
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "ROLE_RANK")
 _LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Who a worker is among `size` workers, and where they meet."""
+class RankInfo:
+    """A worker's rank among `size` workers, and the port of their rendezvous."""
 
     rank: int
     size: int
     port: int
     run: str
-    attempt: int = 0
+    restart_count: int = 0
     max_restarts: int = 0
     # how many ranks are threads of one process
-    per_process: int = 1
+    ranks_per_process: int = 1
 
     @property
     def process(self) -> int:
-        """Which of the run's processes the rank is in."""
-        return self.rank // self.per_process
+        """The number of the process that the rank is in."""
+        return self.rank // self.ranks_per_process
 
     @property
     def processes(self) -> int:
-        """How many processes there are."""
-        return -(-self.size // self.per_process)
+        """The number of processes."""
+        return -(-self.size // self.ranks_per_process)
 
     def environ(self) -> dict[str, str]:
         """
@@ -43,7 +43,7 @@ class Seat:
         """
         rank, size = str(self.rank), str(self.size)
         return {
-            **dict.fromkeys(OWN_VARIABLES, rank),
+            **dict.fromkeys(RANK_VARIABLES, rank),
             "WORLD_SIZE": size,
             "LOCAL_WORLD_SIZE": size,
             "ROLE_WORLD_SIZE": size,
@@ -54,7 +54,7 @@ class Seat:
             "MASTER_PORT": str(self.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RUN_ID": self.run,
-            "TORCHELASTIC_RESTART_COUNT": str(self.attempt),
+            "TORCHELASTIC_RESTART_COUNT": str(self.restart_count),
             "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
         }
 

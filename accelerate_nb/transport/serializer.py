@@ -1,11 +1,11 @@
-"""How functions, values and tensors become bytes: cloudpickle, with large buffers kept out of the pickle."""
+"""Functions, values and tensors as bytes: cloudpickle, with large buffers kept out of the pickle."""
 
 from __future__ import annotations
 
 import io
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -13,9 +13,9 @@ from typing import Any
 import cloudpickle
 
 from accelerate_nb.errors import NeedsForkError
-from accelerate_nb.launching.exceptions import reduced
-from accelerate_nb.launching.main_module import is_of_main
-from accelerate_nb.launching.packing import Bytes
+from accelerate_nb.failures.exception_copy import reduced
+from accelerate_nb.transport.main_module import is_of_main
+from accelerate_nb.transport.memory_file import Bytes
 
 PROTOCOL = 5
 
@@ -30,31 +30,48 @@ def dump(value: Any, names: dict[str, Any] | None = None) -> list[Bytes]:
     """
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
-    _Pickler(file, buffers, {} if names is None else names).dump(value)
+    _PayloadPickler(file, buffers, {} if names is None else names).dump(value)
     return [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
 
-def dump_homeward(value: Any, known: frozenset[str] | None = None) -> list[Bytes]:
+def dump_homeward(
+    value: Any, known: frozenset[str] | None = None, reference: Callable[[Any], Any] | None = None
+) -> list[Bytes]:
     """
     The same for a value on its way to the notebook.
 
     Functions and classes of the notebook's `__main__`, which workers have from there, go by their names: a forked worker's
-    would else be another class than the notebook's. Where a worker has a `__main__` of its own, `known` says which names the
+    would else be another class than the notebook's. Where a worker has a `__main__` of its own, `known` holds the names that the
     notebook has too; and then tensors go to the CPU, without what autograd knows of them.
+
+    What `reference` returns for a part of the value stands in its place, where that is not `None`; `load` has to know it.
     """
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
-    pickler = _Homeward(file, buffers, {}) if known is None else _FromSession(file, buffers, known)
+    pickler = _ResultPickler(file, buffers, {}) if known is None else _SessionPickler(file, buffers, known)
+    if reference is not None:
+        pickler.persistent_id = reference
     pickler.dump(value)
     return [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
 
-def load(entries: Sequence[Bytes]) -> Any:
-    """The value that `dump` was given; its arrays and tensors use the entries' own memory."""
-    return pickle.loads(entries[0], buffers=entries[1:])
+def load(entries: Sequence[Bytes], referred: Callable[[Any], Any] | None = None) -> Any:
+    """The value that `dump` was given; its arrays and tensors use the entries' own memory. `referred` resolves references."""
+    if referred is None:
+        return pickle.loads(entries[0], buffers=entries[1:])
+    return _PayloadUnpickler(io.BytesIO(entries[0]), entries[1:], referred).load()
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class _PayloadUnpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, buffers: Sequence[Bytes], referred: Callable[[Any], Any]) -> None:
+        super().__init__(file, buffers=buffers)
+        self._referred = referred
+
+    def persistent_load(self, reference: Any) -> Any:
+        return self._referred(reference)
+
+
+class _PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], names: dict[str, Any]) -> None:
         super().__init__(file, protocol=PROTOCOL, buffer_callback=buffers.append)
         self._names = names
@@ -79,12 +96,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         return super().reducer_override(obj)
 
 
-class _Homeward(_Pickler):
+class _ResultPickler(_PayloadPickler):
     def reducer_override(self, obj: Any) -> Any:
         return obj.__qualname__ if is_of_main(obj) else super().reducer_override(obj)
 
 
-class _FromSession(_Pickler):
+class _SessionPickler(_PayloadPickler):
     def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], known: frozenset[str]) -> None:
         super().__init__(file, buffers, {})
         self._known = known
@@ -169,10 +186,10 @@ def _storage(memory: Any, device: str) -> Any:
     import torch
 
     held = torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
-    return held.untyped_storage() if device == "cpu" else held.to(_own(device)).untyped_storage()
+    return held.untyped_storage() if device == "cpu" else held.to(_worker_device(device)).untyped_storage()
 
 
-def _own(device: str) -> Any:
+def _worker_device(device: str) -> Any:
     """The worker's own device of a kind; where there is none, the value stays on the CPU."""
     import os
 

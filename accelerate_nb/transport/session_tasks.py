@@ -1,4 +1,4 @@
-"""What a session asks of its workers, and what they answer: the plain values that travel between them."""
+"""A session's tasks and the workers' replies: the plain values that travel between them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from accelerate_nb.events.model import Failure
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class RunCell:
     """Run the text of a cell, in the worker's `__main__`; its lines are known under `filename`, its number is that of `In [N]`."""
 
     source: str
@@ -20,21 +20,21 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
+class PushNames:
     """Give these names these values."""
 
     values: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Pull:
+class PullNames:
     """Bring the values of these names."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Invoke:
+class CallFunction:
     """Call a function, and bring what it returns."""
 
     function: Any
@@ -42,20 +42,20 @@ class Invoke:
     kwargs: Mapping[str, Any]
 
 
-# Under what name a called function's value comes back.
+# The name under which a called function's value is returned.
 RETURNED = "the returned value"
 
-Task: TypeAlias = Cell | Push | Pull | Invoke
+Task: TypeAlias = RunCell | PushNames | PullNames | CallFunction
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class TaskRequest:
     """
     A task on its way, with what the worker has to know first.
 
     `lines` and `numbers` are cells of the notebook that it may not know yet, `names` the functions and classes of the
-    notebook's `__main__` that travel along; `known` are the names of all that it has. Without a task the letter only asks
-    for an answer.
+    notebook's `__main__` that travel along; `known` are the names of all that it has. Without a task the request only
+    wants a reply.
     """
 
     task: Task | None
@@ -66,13 +66,13 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TaskReply:
     """
-    What came of a task on one rank.
+    The reply of one rank to a task.
 
     `result` is the MIME bundle of a cell's last expression with its `metadata`, `value` holds, by name, what was pulled or returned; `error` is the
-    exception behind `failure`, as far as it can travel. `groups` says how many collectives each process group has begun, and
-    `in_collective` that it was torch's communication that raised; `names` are the person's variables that there are now.
+    exception behind `failure`, as far as it can travel. `groups` counts the collectives that each process group has begun, and
+    `in_collective` is whether torch's communication raised; `names` are the person's variables that there are now.
     """
 
     seconds: float

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
 
 
-class TravellingFd:
+class TransferredFd:
     """A descriptor that goes along with a payload; in the worker, `detach()` gives the worker's own."""
 
-    # the worker's descriptors, in the order of their numbers here
+    # the worker's descriptors, in the order of their indices
     arrived: tuple[int, ...] = ()
 
     def __init__(self, index: int) -> None:
@@ -22,20 +22,20 @@ class TravellingFd:
         return os.dup(type(self).arrived[self._index])
 
 
-class Collector:
-    """What multiprocessing takes for a process being spawned: it collects the descriptors that the process will need."""
+class FdCollector:
+    """A stand-in for multiprocessing's process being spawned: it collects the descriptors that the process will need."""
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
 
     def duplicate_for_child(self, descriptor: int) -> int:
-        """Take a descriptor along; gives its place among those that are."""
+        """Take a descriptor along; returns its index."""
         self.descriptors.append(os.dup(descriptor))
         return len(self.descriptors) - 1
 
-    def DupFd(self, place: int) -> TravellingFd:  # noqa: N802 - the name that multiprocessing calls
-        """What is pickled in place of a descriptor."""
-        return TravellingFd(place)
+    def DupFd(self, index: int) -> TransferredFd:  # noqa: N802 - the name that multiprocessing calls
+        """The object that is pickled in place of a descriptor."""
+        return TransferredFd(index)
 
     def close(self) -> None:
         """Close the copies that were taken along."""
@@ -44,11 +44,11 @@ class Collector:
 
 
 @contextmanager
-def collecting() -> Iterator[Collector]:
+def collecting() -> Iterator[FdCollector]:
     """While something is pickled for workers, multiprocessing's objects see a process being spawned."""
     before = get_spawning_popen()
-    collector = Collector()
-    set_spawning_popen(collector)  # type: ignore[arg-type]  # what it is asked for is what it offers
+    collector = FdCollector()
+    set_spawning_popen(collector)  # type: ignore[arg-type]  # it has the methods that are called
     try:
         yield collector
     except BaseException:

@@ -1,4 +1,4 @@
-"""What of a function can't travel: the variable's name, its type, and where it is captured."""
+"""The search for what of a function can't travel: the variable's name, its type, and where it is captured."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from functools import partial
 from typing import Any
 
 from accelerate_nb.errors import AccelerateNbError, NeedsForkError, PayloadError
-from accelerate_nb.launching.pickling import PROTOCOL, dump
-from accelerate_nb.launching.sources import Sources
+from accelerate_nb.sources.cells import CellSources
+from accelerate_nb.transport.serializer import PROTOCOL, dump
 
 # How far the search looks into what captures what.
 _DEEPEST = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Culprit:
+class UnpicklableValue:
     """A value that can't be pickled, reached over `path` (outermost name first), captured by the function in `owner`."""
 
     value: Any
@@ -25,47 +25,49 @@ class Culprit:
     owner: types.CodeType | None
 
 
-def explain(values: Mapping[str, Any], error: BaseException, sources: Sources) -> AccelerateNbError:
+def explain(values: Mapping[str, Any], error: BaseException, sources: CellSources) -> AccelerateNbError:
     """The error to raise for named values of which one, at least, could not be pickled with `error`."""
     if isinstance(error, NeedsForkError):
         return error
     seen: set[int] = set()
     searches = (_search(value, (name,), None, seen, 0) for name, value in values.items())
-    culprit = next((found for found in searches if found is not None), None)
-    if culprit is None:
+    unpicklable_value = next((found for found in searches if found is not None), None)
+    if unpicklable_value is None:
         return PayloadError(
             f"The function or its arguments can't be sent to the workers: {type(error).__name__}: {error}. "
             "Make what can't travel inside the function."
         )
-    kind = f"{type(culprit.value).__module__}.{type(culprit.value).__qualname__}".removeprefix("builtins.")
-    name = culprit.path[-1]
+    kind = f"{type(unpicklable_value.value).__module__}.{type(unpicklable_value.value).__qualname__}".removeprefix(
+        "builtins."
+    )
+    name = unpicklable_value.path[-1]
     return PayloadError(
-        f"{name!r}, a {kind}, can't be sent to the workers. It is captured as {' → '.join(culprit.path)}"
-        f"{_where(culprit, sources)} ({type(error).__name__}: {error}). "
+        f"{name!r}, a {kind}, can't be sent to the workers. It is captured as {' → '.join(unpicklable_value.path)}"
+        f"{_where(unpicklable_value, sources)} ({type(error).__name__}: {error}). "
         f"Make {name!r} inside the function, or pass what it is made from."
     )
 
 
-def _where(culprit: Culprit, sources: Sources) -> str:
-    if culprit.owner is None:
+def _where(unpicklable_value: UnpicklableValue, sources: CellSources) -> str:
+    if unpicklable_value.owner is None:
         return ""
-    return f" by {culprit.owner.co_name!r} in {sources.place(culprit.owner.co_filename, culprit.owner.co_firstlineno)}"
+    return f" by {unpicklable_value.owner.co_name!r} in {sources.location(unpicklable_value.owner.co_filename, unpicklable_value.owner.co_firstlineno)}"
 
 
 def _search(
     value: Any, path: tuple[str, ...], owner: types.CodeType | None, seen: set[int], depth: int
-) -> Culprit | None:
+) -> UnpicklableValue | None:
     """The innermost thing that fails, depth first; `None` where all parts can travel."""
     if id(value) in seen or depth > _DEEPEST or _travels(value):
         return None
     seen.add(id(value))
     if _refuses(value):
-        return Culprit(value, path, owner)
+        return UnpicklableValue(value, path, owner)
     for name, part, holder in _parts(value):
         found = _search(part, (*path, name), holder or owner, seen, depth + 1)
         if found is not None:
             return found
-    return Culprit(value, path, owner)
+    return UnpicklableValue(value, path, owner)
 
 
 def _travels(value: Any) -> bool:
@@ -77,7 +79,7 @@ def _travels(value: Any) -> bool:
 
 
 def _refuses(value: Any) -> bool:
-    """Whether it is the value itself that says no, as an `Accelerator` does, whatever its parts would do."""
+    """Whether the value itself refuses, as an `Accelerator` does, whatever its parts would do."""
     try:
         value.__reduce_ex__(PROTOCOL)
     except AccelerateNbError:
@@ -88,7 +90,7 @@ def _refuses(value: Any) -> bool:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any, types.CodeType | None]]:
-    """What a value holds: the name of each part, the part, and the code that captures it."""
+    """The parts of a value: the name of each, the part, and the code that captures it."""
     match value:
         case types.FunctionType():
             return ((name, part, value.__code__) for name, part in _captured(value))

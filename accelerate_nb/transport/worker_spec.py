@@ -1,4 +1,4 @@
-"""What a worker is told before it starts: plain values, and the numbers of the descriptors that it inherits."""
+"""The spec of a worker before it starts: plain values, and the numbers of the descriptors that it inherits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from multiprocessing import process
 from typing import Any
 
-from accelerate_nb.launching.seat import Seat
+from accelerate_nb.transport.rank_info import RankInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ProcessEnvironment:
     """The state of the launching process that its workers take over."""
 
     environ: Mapping[str, str]
@@ -25,7 +25,7 @@ class Surroundings:
     threads: int | None
 
     def take_over(self) -> None:
-        """Make this process's surroundings the same."""
+        """Give this process the same environment."""
         os.environ.clear()
         os.environ.update(self.environ)
         if os.path.isdir(self.folder):
@@ -36,9 +36,9 @@ class Surroundings:
         process.current_process().authkey = bytes.fromhex(self.authkey)
 
 
-def surroundings_here(more: Mapping[str, str], threads: int | None) -> Surroundings:
-    """This process's surroundings, with `more` in the environment; what is there already wins over nothing of `more`."""
-    return Surroundings(
+def current_environment(more: Mapping[str, str], threads: int | None) -> ProcessEnvironment:
+    """The state of this process, with `more` in the environment, which wins over variables of the same names."""
+    return ProcessEnvironment(
         environ={**os.environ, **more},
         folder=os.getcwd(),
         path=tuple(sys.path),
@@ -49,7 +49,7 @@ def surroundings_here(more: Mapping[str, str], threads: int | None) -> Surroundi
 
 
 @dataclass(frozen=True, slots=True)
-class Descriptors:
+class WorkerDescriptors:
     """A worker's ends of what connects it with the kernel, and the files it needs; `store` is the listening socket, for rank 0."""
 
     stdout: int
@@ -63,64 +63,66 @@ class Descriptors:
 
     def all(self) -> tuple[int, ...]:
         """Every descriptor that is there."""
-        own = (self.stdout, self.stderr, self.events, self.outcome, self.stacks, self.payload, self.store)
-        return (*(one for one in own if one >= 0), *self.more)
+        fixed = (self.stdout, self.stderr, self.events, self.outcome, self.stacks, self.payload, self.store)
+        return (*(descriptor for descriptor in fixed if descriptor >= 0), *self.more)
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class WorkerSpec:
     """All that a worker needs to begin."""
 
-    seat: Seat
-    surroundings: Surroundings
-    descriptors: Descriptors
-    # whether torch_xla's runtime is to wake before the function is there; the environment alone does not say that it is
-    # wanted, since a launch on the CPU may be asked for where it speaks of TPUs
+    rank_info: RankInfo
+    process_environment: ProcessEnvironment
+    descriptors: WorkerDescriptors
+    # whether torch_xla's runtime is to wake before the function is there; the environment alone does not show that
+    # it is wanted, since a launch on the CPU may be requested where it names TPUs
     through_xla: bool = False
 
-    def at(self, descriptors: Descriptors) -> Order:
+    def at(self, descriptors: WorkerDescriptors) -> WorkerSpec:
         """The same for a process in which the descriptors have other numbers."""
         return replace(self, descriptors=descriptors)
 
     def to_json(self) -> str:
-        """The order as one line."""
+        """The spec as one line."""
         return json.dumps(asdict(self))
 
     @staticmethod
-    def from_json(text: str) -> Order:
-        """What `to_json` wrote."""
-        said: dict[str, Any] = json.loads(text)
-        around, held = said["surroundings"], said["descriptors"]
-        return Order(
-            seat=Seat(**said["seat"]),
-            surroundings=Surroundings(**{**around, "path": tuple(around["path"]), "argv": tuple(around["argv"])}),
-            descriptors=Descriptors(**{**held, "more": tuple(held["more"])}),
-            through_xla=said["through_xla"],
+    def from_json(text: str) -> WorkerSpec:
+        """The spec that `to_json` wrote."""
+        values: dict[str, Any] = json.loads(text)
+        around, held = values["process_environment"], values["descriptors"]
+        return WorkerSpec(
+            rank_info=RankInfo(**values["rank_info"]),
+            process_environment=ProcessEnvironment(
+                **{**around, "path": tuple(around["path"]), "argv": tuple(around["argv"])}
+            ),
+            descriptors=WorkerDescriptors(**{**held, "more": tuple(held["more"])}),
+            through_xla=values["through_xla"],
         )
 
 
-def numbered(told: Descriptors, arrived: Sequence[int]) -> Descriptors:
-    """The descriptors as they are numbered here; they arrive in the order of `Descriptors.all()`."""
+def numbered(descriptors: WorkerDescriptors, arrived: Sequence[int]) -> WorkerDescriptors:
+    """The descriptors under their numbers in this process; they arrive in the order of `WorkerDescriptors.all()`."""
     rest = list(arrived)
     fixed = {
-        name: rest.pop(0) if getattr(told, name) >= 0 else -1
+        name: rest.pop(0) if getattr(descriptors, name) >= 0 else -1
         for name in ("stdout", "stderr", "events", "outcome", "stacks", "payload", "store")
     }
-    return Descriptors(**fixed, more=tuple(rest))
+    return WorkerDescriptors(**fixed, more=tuple(rest))
 
 
-def as_text(orders: Sequence[Order]) -> str:
-    """The orders of one process, whose ranks are threads where there are several, in one line."""
-    return f"[{', '.join(order.to_json() for order in orders)}]"
+def as_text(specs: Sequence[WorkerSpec]) -> str:
+    """The specs of one process, whose ranks are threads where there are several, in one line."""
+    return f"[{', '.join(spec.to_json() for spec in specs)}]"
 
 
-def of_text(text: str, arrived: Sequence[int] | None = None) -> list[Order]:
-    """What `as_text` wrote; where descriptors have `arrived` under other numbers, one order's after the other's, with these."""
-    orders = [Order.from_json(json.dumps(said)) for said in json.loads(text)]
+def of_text(text: str, arrived: Sequence[int] | None = None) -> list[WorkerSpec]:
+    """The specs that `as_text` wrote; where descriptors have `arrived` under other numbers, in the order of the specs, with these."""
+    specs = [WorkerSpec.from_json(json.dumps(fields)) for fields in json.loads(text)]
     if arrived is None:
-        return orders
+        return specs
     rest = list(arrived)
-    return [order.at(numbered(order.descriptors, _taken(rest, len(order.descriptors.all())))) for order in orders]
+    return [spec.at(numbered(spec.descriptors, _taken(rest, len(spec.descriptors.all())))) for spec in specs]
 
 
 def _taken(rest: list[int], count: int) -> list[int]:

@@ -1,0 +1,1 @@
+"""Errors, stacks and hangs of workers as values and text."""

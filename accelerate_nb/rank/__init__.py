@@ -1,0 +1,1 @@
+"""The small border between a worker process and the Accelerator in it."""

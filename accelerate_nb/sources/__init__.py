@@ -1,0 +1,1 @@
+"""Source code: cells, installed packages, lines of exported scripts."""

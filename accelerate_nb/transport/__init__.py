@@ -1,0 +1,1 @@
+"""Plain data that crosses between the kernel, the supervisor and the workers."""

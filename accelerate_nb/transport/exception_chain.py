@@ -1,0 +1,174 @@
+"""An exception on its way to the notebook, with all that led to it: causes, contexts, the exceptions of a group."""
+
+from __future__ import annotations
+
+import ast
+import dis
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from traceback import FrameSummary, extract_tb
+from types import CodeType, FunctionType, TracebackType
+from typing import Any
+
+from accelerate_nb.errors import UnpicklableError, relink
+from accelerate_nb.failures.exception_copy import message_of, reachable, remade
+from accelerate_nb.failures.traceback_format import below_ours, without_middle
+from accelerate_nb.transport.serializer import dump_homeward, load
+
+
+@dataclass(frozen=True, slots=True)
+class TracebackCall:
+    """One line of a traceback; columns count bytes, as Python's own do."""
+
+    filename: str
+    name: str
+    line: int
+    end_line: int
+    column: int
+    end_column: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionLink:
+    """
+    One exception of a chain: pickled by itself, so that one that can't be unpickled leaves the others alone.
+
+    `pickled` is empty where it could not be pickled at all, for a `reason`. `cause` and `context` are positions in the chain.
+    """
+
+    type: str
+    message: str
+    pickled: tuple[bytes, ...]
+    reason: str
+    calls: tuple[TracebackCall, ...]
+    cause: int | None
+    context: int | None
+    suppress_context: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionChain:
+    """An exception, and after it all that led to it; it is unpickled as that exception, with its links and tracebacks."""
+
+    links: tuple[ExceptionLink, ...]
+
+    def __reduce__(self) -> tuple[Callable[[tuple[ExceptionLink, ...]], BaseException], tuple[Any, ...]]:
+        return restored, (self.links,)
+
+
+def portable(error: BaseException, known: frozenset[str] | None = None) -> Any:
+    """
+    A stand-in for an exception in a pickle, which is unpickled as the exception.
+
+    An exception that can't be pickled comes without its attributes, and with a note about it; where not even its class and
+    message can, an `UnpicklableError` takes its place.
+    """
+    chain = reachable(error)
+    positions = {id(link): index for index, link in enumerate(chain)}
+    return ExceptionChain(tuple(_link(link, chain, positions, known) for link in chain))
+
+
+def restored(links: Sequence[ExceptionLink]) -> BaseException:
+    """The first exception of a chain, as it was where it was raised; frames of its traceback hold no variables."""
+    errors: dict[int, BaseException] = {}
+
+    def error_at(index: int) -> BaseException:
+        if index not in errors:
+            # what it holds may refer to it
+            errors[index] = _stand_in(links[index], "is unpickled already")
+            errors[index] = _unpickled(links[index], error_at)
+        return errors[index]
+
+    for index, link in enumerate(links):
+        error = error_at(index).with_traceback(traceback_of(link.calls))
+        cause, context = (None if position is None else error_at(position) for position in (link.cause, link.context))
+        relink(error, cause, context, link.suppress_context)
+    return errors[0]
+
+
+def traceback_of(calls: Sequence[TracebackCall]) -> TracebackType | None:
+    """A traceback through these calls, outermost first."""
+    trace = None
+    for call in reversed(calls):
+        code = _raising(call)
+        raising = next(
+            instruction.offset for instruction in dis.get_instructions(code) if "RAISE" in instruction.opname
+        )
+        # the frame of a generator that never began refers to no caller, which would stay in memory with all its variables
+        frame = FunctionType(code, {})().gi_frame
+        trace = TracebackType(trace, frame, raising, call.line)
+    return trace
+
+
+def _link(
+    error: BaseException, chain: Sequence[BaseException], positions: Mapping[int, int], known: frozenset[str] | None
+) -> ExceptionLink:
+    def reference(value: Any) -> int | None:
+        return None if value is error else positions.get(id(value))
+
+    def pickled(candidate: BaseException) -> tuple[bytes, ...]:
+        entries = tuple(bytes(entry) for entry in dump_homeward(candidate, known, reference))
+        # a constructor may want other arguments than the exception keeps
+        load(entries, chain.__getitem__)
+        return entries
+
+    entries, reason = _pickled(error, pickled)
+    return ExceptionLink(
+        type=type(error).__qualname__,
+        message=message_of(error),
+        pickled=entries,
+        reason=reason,
+        calls=tuple(_call(frame) for frame in without_middle(below_ours(extract_tb(error.__traceback__)))),
+        cause=positions.get(id(error.__cause__)),
+        context=positions.get(id(error.__context__)),
+        suppress_context=error.__suppress_context__,
+    )
+
+
+def _pickled(
+    error: BaseException, pickled: Callable[[BaseException], tuple[bytes, ...]]
+) -> tuple[tuple[bytes, ...], str]:
+    """An exception with as much of it as can be pickled, or why nothing can."""
+    try:
+        return pickled(error), ""
+    except Exception as failure:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
+        reason = f"{type(failure).__name__}: {failure}"
+    for args in (error.args, (message_of(error),)):
+        try:
+            notes = [*getattr(error, "__notes__", ()), f"Its attributes stayed in the worker ({reason})."]
+            return pickled(remade(type(error), args, {"__notes__": notes})), ""
+        except Exception:  # noqa: BLE001 - anybody's code, as above; an exception group wants its exceptions
+            continue
+    return (), f"could not be pickled: {reason}"
+
+
+def _unpickled(link: ExceptionLink, error_at: Callable[[int], BaseException]) -> BaseException:
+    if not link.pickled:
+        return _stand_in(link, link.reason)
+    try:
+        error: BaseException = load(link.pickled, error_at)
+    except Exception as failure:  # noqa: BLE001 - unpickling runs anybody's code
+        return _stand_in(link, f"could not be unpickled: {type(failure).__name__}: {failure}")
+    return error
+
+
+def _stand_in(link: ExceptionLink, reason: str) -> UnpicklableError:
+    return UnpicklableError(f"{link.type}: {link.message} (the exception itself {reason})")
+
+
+def _call(frame: FrameSummary) -> TracebackCall:
+    line, column = frame.lineno or 1, getattr(frame, "colno", None) or 0
+    end_line, end_column = getattr(frame, "end_lineno", None) or line, getattr(frame, "end_colno", None) or column
+    return TracebackCall(frame.filename, frame.name, line, end_line, column, end_column)
+
+
+def _raising(call: TracebackCall) -> CodeType:
+    """The code of a generator that would raise where the call was."""
+    tree = ast.parse("def generator():\n    raise ZeroDivisionError\n    yield")
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.stmt, ast.expr)):
+            node.lineno, node.end_lineno = call.line, call.end_line
+            node.col_offset, node.end_col_offset = call.column, call.end_column
+    module = compile(tree, call.filename, "exec")
+    code = next(constant for constant in module.co_consts if isinstance(constant, CodeType))
+    return code.replace(co_name=call.name)
