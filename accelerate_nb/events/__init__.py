@@ -1,1 +1,1 @@
-"""What happened: events, how they travel and what they add up to."""
+"""The events of a run, their transport and the state that they add up to."""

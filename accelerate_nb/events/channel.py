@@ -1,4 +1,4 @@
-"""How events travel: one stream a worker, one line of JSON an event."""
+"""The transport of events: one stream a worker, one line of JSON an event."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from accelerate_nb.events.model import Event, from_line, to_line
 
 
-class Sender:
+class EventSender:
     """
-    A worker's end: puts its events on a socket, from any thread.
+    The worker's end: sends its events over a socket, from any thread.
 
     Nobody waits for another who sends: that one sends both. So what is collected as garbage meanwhile may send, too (a
     progress bar closes then), and so may a process that was forked meanwhile.
@@ -25,9 +25,9 @@ class Sender:
         self._due: deque[bytes] = deque()
 
     def send(self, event: Event) -> None:
-        """Send one event; where nobody reads any more, it is dropped."""
+        """Send one event; without a reader, it is dropped."""
         self._due.append(to_line(event))
-        # whoever sends may have seen the end of the queue just before this one came: so one looks again
+        # another sender may have seen the end of the queue just before this event came: check again
         while self._due and not self._lock.locked():
             with self._lock:
                 self._send_all()

@@ -14,8 +14,8 @@ _TYPE = "application/vnd.accelerate-nb.check+json"
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """What was looked at, how far that is, and what was found; `advice` says what to do about a failure."""
+class CheckResult:
+    """The result of one check: its name, its progress, its finding; `advice` is what to do about a failure."""
 
     name: str
     title: str
@@ -24,13 +24,13 @@ class Check:
     advice: str = ""
 
 
-def to_display(check: Check, rank: int) -> Display:
+def to_display(check: CheckResult, rank: int) -> Display:
     """The check as an event."""
     return Display(rank=rank, data={_TYPE: asdict(check)}, metadata={}, time=time.time())
 
 
-def from_display(event: Event) -> Check | None:
+def from_display(event: Event) -> CheckResult | None:
     """The check that an event is, if it is one."""
     if not isinstance(event, Display) or _TYPE not in event.data:
         return None
-    return Check(**event.data[_TYPE])
+    return CheckResult(**event.data[_TYPE])

@@ -8,35 +8,35 @@ from collections.abc import Hashable, Iterable, Iterator
 from typing import NamedTuple
 
 from accelerate_nb.events.model import WIDGET_VIEW, Display, LogLine
-from accelerate_nb.events.view import Shown
+from accelerate_nb.events.run_state import Shown
 
 # For so many seconds an item waits for the same of other ranks: too short to be noticed.
 WINDOW = 0.25
 # The two streams of a rank come through two pipes: what is read at one time has no order between them.
-_ONE_READ = 0.02
+_READ_WINDOW = 0.02
 
 
-class Folded(NamedTuple):
-    """What these ranks, and no others, put out at this place of their output."""
+class CollapsedOutput(NamedTuple):
+    """Output that these ranks, and no others, wrote at this position of their output."""
 
     ranks: tuple[int, ...]
     item: Shown
 
 
-class _Waiting(NamedTuple):
+class _PendingOutput(NamedTuple):
     key: Hashable
     item: Shown
     came: float
 
 
-class Folding:
+class OutputCollapser:
     """
     Puts the output of ranks into one order, in which what all of them put out stands once.
 
     What every rank has put out comes at once; anything else waits for at most `window` seconds, so that slower ranks can
     catch up. The order within a rank's stream never changes, and nothing is lost or comes twice.
 
-    >>> folding = Folding([0, 1])
+    >>> folding = OutputCollapser([0, 1])
     >>> folding.take([LogLine(0, "stdout", "a", 0.0), LogLine(1, "stdout", "a", 0.0)], now=0.0)
     >>> [one.ranks for one in folding.ready(now=0.0)]
     [(0, 1)]
@@ -45,28 +45,28 @@ class Folding:
     def __init__(self, ranks: Iterable[int], window: float = WINDOW) -> None:
         self._window = window
         self._expected = frozenset(ranks)
-        self._queues: dict[int, deque[_Waiting]] = {rank: deque() for rank in self._expected}
+        self._queues: dict[int, deque[_PendingOutput]] = {rank: deque() for rank in self._expected}
         self._held: dict[int, Counter[Hashable]] = {rank: Counter() for rank in self._queues}
 
     def take(self, items: Iterable[Shown], now: float) -> None:
         """Take in what ranks have put out, oldest first; `now` is in seconds of any clock that goes on evenly."""
         for item in items:
-            waiting = _Waiting(key_of(item), item, now)
+            waiting = _PendingOutput(key_of(item), item, now)
             queue = self._queues.setdefault(item.rank, deque())
             self._held.setdefault(item.rank, Counter())[waiting.key] += 1
-            queue.insert(_place(queue, item), waiting)
+            queue.insert(_insertion_index(queue, item), waiting)
 
-    def ready(self, now: float) -> Iterator[Folded]:
-        """What need not wait any longer."""
+    def ready(self, now: float) -> Iterator[CollapsedOutput]:
+        """The items that need not wait any longer."""
         while self._heads() and (self._are_equal() or self._oldest() + self._window <= now):
             yield self._pop()
 
-    def rest(self) -> Iterator[Folded]:
+    def rest(self) -> Iterator[CollapsedOutput]:
         """All that is still there: no more will come."""
         while self._heads():
             yield self._pop()
 
-    def _heads(self) -> dict[int, _Waiting]:
+    def _heads(self) -> dict[int, _PendingOutput]:
         return {rank: queue[0] for rank, queue in self._queues.items() if queue}
 
     def _are_equal(self) -> bool:
@@ -77,7 +77,7 @@ class Folding:
     def _oldest(self) -> float:
         return min(head.came for head in self._heads().values())
 
-    def _pop(self) -> Folded:
+    def _pop(self) -> CollapsedOutput:
         """The next in order: what other ranks put out only later gives way to what comes before it there."""
         heads = self._heads()
         by_key: dict[Hashable, list[int]] = {}
@@ -90,27 +90,27 @@ class Folding:
         for rank in ranks:
             self._queues[rank].popleft()
             self._held[rank][chosen] -= 1
-        return Folded(tuple(ranks), heads[ranks[0]].item)
+        return CollapsedOutput(tuple(ranks), heads[ranks[0]].item)
 
     def _comes_later(self, key: Hashable, ranks: list[int]) -> bool:
         return any(held[key] > 0 for rank, held in self._held.items() if rank not in ranks)
 
 
-def folded(items: Iterable[Shown]) -> list[Folded]:
+def folded(items: Iterable[Shown]) -> list[CollapsedOutput]:
     """Items that stand side by side, such as progress bars: equal ones once, in the order of their first ranks."""
     by_key: dict[Hashable, list[Shown]] = {}
     for item in items:
         by_key.setdefault(key_of(item), []).append(item)
-    return [Folded(tuple(sorted({one.rank for one in group})), group[0]) for group in by_key.values()]
+    return [CollapsedOutput(tuple(sorted({entry.rank for entry in group})), group[0]) for group in by_key.values()]
 
 
 def is_text(display: Display) -> bool:
-    """Whether a notebook can show nothing of it but its text, and will not be asked to show something else in its place."""
+    """Whether a notebook can show nothing of it but its text, and will not replace it later."""
     return not display.name and set(display.data) <= {"text/plain", WIDGET_VIEW}
 
 
 def key_of(item: Shown) -> Hashable:
-    """What two items have in common if a person would see the same."""
+    """The key that two items share if a person would see the same."""
     if isinstance(item, LogLine):
         return item.stream, item.text
     if is_text(item):
@@ -118,14 +118,14 @@ def key_of(item: Shown) -> Hashable:
     return "display", json.dumps(item.data, sort_keys=True, default=str), item.rank if item.update else None
 
 
-def _place(queue: deque[_Waiting], item: Shown) -> int:
-    """Where an item goes in its rank's queue: of one read, standard output comes before standard error."""
-    place = len(queue)
+def _insertion_index(queue: deque[_PendingOutput], item: Shown) -> int:
+    """The index of an item in its rank's queue: of one read, standard output comes before standard error."""
+    index = len(queue)
     if isinstance(item, LogLine) and item.stream == "stdout":
-        while place and _is_of_the_same_read(queue[place - 1].item, item):
-            place -= 1
-    return place
+        while index and _is_of_the_same_read(queue[index - 1].item, item):
+            index -= 1
+    return index
 
 
 def _is_of_the_same_read(before: Shown, item: LogLine) -> bool:
-    return isinstance(before, LogLine) and before.stream == "stderr" and item.time - before.time < _ONE_READ
+    return isinstance(before, LogLine) and before.stream == "stderr" and item.time - before.time < _READ_WINDOW

@@ -1,4 +1,4 @@
-"""Which of several failures led to the others."""
+"""The first cause among several failures."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def cause(failures: Sequence[Failure]) -> Failure:
     One that only lost its connection to another rank, or was ended because of one, is a consequence; of the rest, the
     first in time.
     """
-    return min(failures, key=lambda one: (one.ended_by_us, one.lost_connection, _was_aborted(one), one.time))
+    return min(failures, key=lambda item: (item.ended_by_us, item.lost_connection, _was_aborted(item), item.time))
 
 
 def _was_aborted(failure: Failure) -> bool:
-    """C++ code calls abort when it meets an exception that nobody catches, a lost connection for one."""
+    """C++ code calls abort at an exception that nothing catches, a lost connection for one."""
     return failure.exit_code == -signal.SIGABRT and any(_LOST_LINE.search(line) for line in failure.last_lines)

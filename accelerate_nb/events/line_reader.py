@@ -1,25 +1,32 @@
-"""How a process's bytes become lines: split at newlines, never inside one, whatever the bytes are."""
+"""The lines of a process's output: split at newlines, never inside a line, whatever the bytes are."""
 
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from accelerate_nb.events.meaning import LineClassifier
+from accelerate_nb.events.model import Meaning
 
 # A line longer than this is shown cut; the run's folder keeps all of it.
 LONGEST_SHOWN = 16_384
-# How a question ends that somebody is to answer: `name? `, `(Pdb) `, `>>> `; longer ones are none.
+# The end of a prompt that waits for input: `name? `, `(Pdb) `, `>>> `; longer ones are none.
 _PROMPTS = (b"? ", b": ", b") ", b"> ", b"$ ", b"] ")
 _LONGEST_PROMPT = 500
+# What a nested bar ends its drawing with: the cursor goes up again, and a terminal draws over the line.
+_UP = b"\x1b[A"
 
 _Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A piece of output: `text` without its line end; `open` where the line has not ended yet."""
+class OutputLine:
+    """A piece of output: `text` without its line end; `open` where the line has not ended yet; what it means."""
 
     text: str
     open: bool = False
+    meaning: Meaning = ""
 
 
 def shown(raw: bytes) -> str:
@@ -27,11 +34,16 @@ def shown(raw: bytes) -> str:
     raw = raw.rstrip(b"\r")
     if b"\r" in raw:
         raw = raw[raw.rindex(b"\r") + 1 :]
-    # not final: a letter of several bytes that the cut falls into is left out
+    # not final: a character of several bytes that the cut falls into is left out
     text = _Decoder("backslashreplace").decode(raw[:LONGEST_SHOWN], final=len(raw) <= LONGEST_SHOWN)
     if len(raw) > LONGEST_SHOWN:
         text += f" … ({len(raw):,} bytes)"
     return text
+
+
+def shown_lines(raws: Iterable[bytes]) -> list[str]:
+    """Lines as they are shown; what a nested bar draws is none, since a terminal would lose it."""
+    return [shown(raw) for raw in raws if not raw.endswith(_UP)]
 
 
 class LineAssembler:
@@ -46,32 +58,36 @@ class LineAssembler:
         self._parts: list[bytes] = []
         # of these, what stands after the last carriage return: what a terminal would show
         self._current: list[bytes] = []
+        self._meanings = LineClassifier()
 
-    def feed(self, data: bytes) -> tuple[bytes, list[Line]]:
+    def feed(self, data: bytes) -> tuple[bytes, list[OutputLine]]:
         """The raw bytes of all lines that are complete now, and the lines to show."""
         head, newline, rest = data.rpartition(b"\n")
         if not newline:
             return b"", self._hold(data)
         complete = b"".join((*self._parts, head, newline))
         self._parts, self._current = [], []
-        lines = [Line(shown(raw)) for raw in complete[:-1].split(b"\n")]
+        lines = [self._line(text) for text in shown_lines(complete[:-1].split(b"\n"))]
         return complete, lines + self._hold(rest)
 
-    def close(self) -> tuple[bytes, list[Line]]:
-        """What was held back, as a line: the stream has ended."""
+    def close(self) -> tuple[bytes, list[OutputLine]]:
+        """The bytes that were held back, as a line: the stream has ended."""
         rest = b"".join(self._parts)
         self._parts, self._current = [], []
-        return (rest + b"\n", [Line(shown(rest))]) if rest else (b"", [])
+        return (rest + b"\n", [self._line(shown(rest))]) if rest else (b"", [])
 
-    def _hold(self, news: bytes) -> list[Line]:
+    def _line(self, text: str) -> OutputLine:
+        return OutputLine(text, meaning=self._meanings.of(text))
+
+    def _hold(self, data: bytes) -> list[OutputLine]:
         """Hold back what has not ended; a bar or a prompt is also given as an open line."""
-        if not news:
+        if not data:
             return []
-        self._parts.append(news)
-        self._current.append(news)
-        if b"\r" not in news and not (news.endswith(_PROMPTS) and sum(map(len, self._current)) <= _LONGEST_PROMPT):
+        self._parts.append(data)
+        self._current.append(data)
+        if b"\r" not in data and not (data.endswith(_PROMPTS) and sum(map(len, self._current)) <= _LONGEST_PROMPT):
             return []
         # the last one may stand at the end, and what it ends is still shown
         current = b"".join(self._current)
         self._current = [current[current.rfind(b"\r", 0, len(current.rstrip(b"\r"))) + 1 :]]
-        return [Line(shown(self._current[0]), open=True)]
+        return [OutputLine(shown(self._current[0]), open=True)]

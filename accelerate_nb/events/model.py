@@ -1,4 +1,4 @@
-"""What can happen in a run: one frozen class for each kind of event, and its line of JSON."""
+"""The events of a run: one frozen class for each type of event, and its line of JSON."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from accelerate_nb.errors import ConfigurationError
-
 Stream: TypeAlias = Literal["stdout", "stderr"]
+Meaning: TypeAlias = Literal["", "bar", "warning", "error"]
 State: TypeAlias = Literal["starting", "running", "stopping", "finished", "failed", "stopped"]
 
 # A view of an ipywidgets widget in a MIME bundle, whose model is in the process that showed it.
@@ -20,13 +19,18 @@ GOING_ON: frozenset[State] = frozenset({"starting", "running", "stopping"})
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A rank wrote a line; `open` says that it has not ended yet (a progress bar) and the next one replaces it."""
+    """
+    A rank wrote a line; `open`: it has not ended yet (a progress bar) and the next one replaces it.
+
+    `meaning` is what the line is to who reads it (`events/meaning.py`); an open line has none.
+    """
 
     rank: int
     stream: Stream
     text: str
     time: float
     open: bool = False
+    meaning: Meaning = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class Progress:
     """
     A rank has done `done` of `total` units of something.
 
-    `rate` is in units a second, `closed` says that the bar has ended and will not move again. `bar` is the bar's own name
+    `rate` is in units a second, `closed`: the bar has ended and will not move again. `bar` is the bar's own name
     among those of its rank, without it the label is: an event replaces the last one of the same bar, whatever it was
     labelled then. `note` is what its owner adds at the moment, such as a loss.
     """
@@ -67,8 +71,8 @@ class Display:
     """
     A rank showed something rich: a MIME bundle, as IPython's `display` makes it.
 
-    `name` is what it goes by among those of its rank (IPython's `display_id`), where it may be shown anew: with `update` it
-    takes the place of what was shown under that name.
+    `name` is what it goes by among those of its rank (IPython's `display_id`), where it may be shown again: with `update` it
+    replaces what was shown under that name.
     """
 
     rank: int
@@ -81,7 +85,7 @@ class Display:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """How busy a device is: `utilisation` in percent, memory in bytes."""
+    """The load of a device: `utilisation` in percent, memory in bytes."""
 
     rank: int
     device: str
@@ -93,7 +97,7 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True)
 class HostSample:
-    """How busy the machine is: `cpu` in percent of all cores, the others as `(used, total)` in bytes."""
+    """The load of the machine: `cpu` in percent of all cores, the others as `(used, total)` in bytes."""
 
     cpu: float
     memory: tuple[int, int]
@@ -113,11 +117,11 @@ class StateChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Quiet:
+class IdleWarning:
     """
     Nothing has come from any rank for `seconds`; with 0 something has again.
 
-    `text` says, for people, which ranks wait where, and which one is elsewhere.
+    `text` names, for people, which ranks wait where, and which one is elsewhere.
     """
 
     seconds: float
@@ -126,7 +130,7 @@ class Quiet:
 
 
 class Frame(NamedTuple):
-    """A call of a traceback: its place as a person names it, the function, the line; `own` where it is the person's code."""
+    """A call of a traceback: its position as it is shown, the function, the line; `own` where it is the user's code."""
 
     place: str
     function: str
@@ -141,7 +145,7 @@ class Failure:
 
     `type` and `message` are those of its exception, `traceback` the text that a person should read; a process that died
     without one has an `exit_code` (negative: the signal that ended it, as in `subprocess`) and `last_lines`, what it wrote last.
-    `lost_connection` says that the rank only noticed that another one had gone, `ended_by_us` that it was ended because of another.
+    `lost_connection`: the rank only noticed that another one had gone; `ended_by_us`: it was ended because of another.
     `frames` are the calls of the traceback, outermost first, `advice` a sentence on what to do about a mistake that is known.
     """
 
@@ -159,39 +163,94 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """A rank of a session has done what was asked of it under a number; 0 is to get ready."""
+class Hang:
+    """
+    The run had not ended after `timeout` seconds, and was stopped.
+
+    `text` names which ranks waited where, and which one was elsewhere; `stacks` holds every rank's stack.
+    """
+
+    timeout: float
+    text: str
+    stacks: str
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDone:
+    """A rank of a session has done the task of a number; 0 is to get ready."""
 
     rank: int
     number: int
 
 
 Event: TypeAlias = (
-    LogLine | Metric | Progress | Display | DeviceSample | HostSample | StateChange | Quiet | Failure | Answered
+    LogLine
+    | Metric
+    | Progress
+    | Display
+    | DeviceSample
+    | HostSample
+    | StateChange
+    | IdleWarning
+    | Failure
+    | Hang
+    | TaskDone
 )
 
-KINDS: dict[str, type[Event]] = {
-    kind.__name__: kind
-    for kind in (LogLine, Metric, Progress, Display, DeviceSample, HostSample, StateChange, Quiet, Failure, Answered)
+# The `type` tag of each event in `events.jsonl`. A tag stays what it is when a class is renamed.
+TAGS: dict[str, type[Event]] = {
+    "log": LogLine,
+    "metric": Metric,
+    "progress": Progress,
+    "display": Display,
+    "device_sample": DeviceSample,
+    "host_sample": HostSample,
+    "state_change": StateChange,
+    "idle_warning": IdleWarning,
+    "failure": Failure,
+    "hang": Hang,
+    "task_done": TaskDone,
+}
+_TAG_OF = {event_class: tag for tag, event_class in TAGS.items()}
+# Folders of runs before the tags name the class, under the key `event`.
+_FORMER_TAGS = {
+    "LogLine": "log",
+    "Metric": "metric",
+    "Progress": "progress",
+    "Display": "display",
+    "DeviceSample": "device_sample",
+    "HostSample": "host_sample",
+    "StateChange": "state_change",
+    "Quiet": "idle_warning",
+    "Failure": "failure",
+    "Hang": "hang",
+    "Answered": "task_done",
 }
 
 
 def to_line(event: Event) -> bytes:
-    """An event as one line of JSON, with its newline."""
-    return json.dumps({"event": type(event).__name__, **asdict(event)}, default=str).encode() + b"\n"
+    """An event as one line of JSON with its newline: the tag under `type`, then its fields."""
+    values = asdict(event)
+    if isinstance(event, Failure):
+        values = {"exception": values.pop("type"), **values}
+    return json.dumps({"type": _TAG_OF[type(event)], **values}, default=str).encode() + b"\n"
 
 
 def from_line(line: bytes | str) -> Event:
-    """The event that `to_line` wrote; `ConfigurationError` names a kind that is not known here."""
-    said: dict[str, Any] = json.loads(line)
-    name = said.pop("event", None)
-    kind = KINDS.get(name)
-    if kind is None:
-        raise ConfigurationError(f"A line holds an event of the kind {name!r}; known kinds are {', '.join(KINDS)}.")
-    known = {field.name for field in fields(kind)}
-    values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in said.items() if key in known
-    }
+    """The event that `to_line` wrote; `ValueError` names a tag that is not known here."""
+    values: dict[str, Any] = json.loads(line)
+    if "event" in values:
+        tag = _FORMER_TAGS.get(former := values.pop("event"), former)
+    else:
+        tag = values.pop("type", None)
+        if tag == "failure":
+            values["type"] = values.pop("exception", "")
+    if tag not in TAGS:
+        raise ValueError(f"A line holds an event of type {tag!r}; known types are {', '.join(TAGS)}.")
+    event_class = TAGS[tag]
+    known = {field.name for field in fields(event_class)}
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key in known}
     if "frames" in values:
         values["frames"] = tuple(Frame(*frame) for frame in values["frames"])
-    return kind(**values)
+    return event_class(**values)

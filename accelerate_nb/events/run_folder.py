@@ -1,4 +1,4 @@
-"""What a run leaves on disk: every rank's output, every event, and how it ended."""
+"""The files of a run: every rank's output, every event, and how it ended."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from accelerate_nb.events.model import GOING_ON, DeviceSample, Event, HostSample
 KEPT_RUNS = 50
 # How `new_folder` names them.
 _RUN = re.compile(r"\d{4}-\d\d-\d\d_\d{6}_")
-# A person who reads along sees what is no older than this, in seconds.
+# A reader of the files sees what is no older than this, in seconds.
 _BETWEEN_FLUSHES = 0.5
 
 
-class Record:
+class RunRecorder:
     r"""
     A run's folder: `rank_N.log` (each rank's bytes), `metrics.jsonl`, `events.jsonl`, `status.json`.
 
     Log lines are not among the events, nor is what would fill a disk in a long run: bars that move, how busy things are.
     Who reads the folder while the run goes on finds lines at once, and events about half a second later.
 
-    >>> with Record(folder) as record:
+    >>> with RunRecorder(folder) as record:
     ...     record.output(0, b"a line\n")
     """
 
@@ -44,11 +44,11 @@ class Record:
         self.trouble: OSError | None = None
         self._flushed = time.monotonic()
 
-    def __enter__(self) -> Record:
+    def __enter__(self) -> RunRecorder:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 
@@ -73,7 +73,7 @@ class Record:
             self.flush()
 
     def status(self, **facts: Any) -> None:
-        """Write `status.json` anew, with these facts and the process that tells them; a reader never sees half of it."""
+        """Rewrite `status.json` with these facts and the process that writes them; a reader never sees half of it."""
         beside = self.folder / "status.json.new"
         with self._as_far_as_possible():
             beside.write_text(json.dumps({**facts, **this_process(), "time": time.time()}, indent=1, default=str))
@@ -119,16 +119,16 @@ def new_folder(parent: Path, name: str) -> Path:
     except OSError as error:
         raise LaunchError(
             f"What ranks write is kept in {parent}, and no folder can be made there: {error.strerror or error}. Name "
-            "another place: --folder PATH, folder='PATH', or the variable ACCELERATE_NB_FOLDER."
+            "another folder: --folder PATH, folder='PATH', or the variable ACCELERATE_NB_FOLDER."
         ) from None
 
 
 def _made(parent: Path, name: str) -> Path:
     parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     stamp = time.strftime("%Y-%m-%d_%H%M%S")
-    label = "".join(letter if letter.isalnum() else "_" for letter in name).strip("_")[:40] or "run"
-    for attempt in range(10_000):
-        folder = parent / (f"{stamp}_{label}" if attempt == 0 else f"{stamp}_{label}_{attempt}")
+    label = "".join(char if char.isalnum() else "_" for char in name).strip("_")[:40] or "run"
+    for number in range(10_000):
+        folder = parent / (f"{stamp}_{label}" if number == 0 else f"{stamp}_{label}_{number}")
         try:
             folder.mkdir(mode=0o700)
         except FileExistsError:
@@ -148,7 +148,7 @@ def prune(parent: Path) -> None:
 def folders(parent: Path) -> list[str]:
     """The names of the folders that runs have made under `parent`, oldest first."""
     if not parent.is_dir():
-        # somebody has tidied up
+        # it was deleted
         return []
     return sorted(entry.name for entry in os.scandir(parent) if _RUN.match(entry.name))
 
@@ -157,18 +157,18 @@ def folders(parent: Path) -> list[str]:
 
 
 def status_of(folder: Path) -> dict[str, Any] | None:
-    """What a run's `status.json` says; `None` where there is none yet, nothing where it can't be read."""
+    """The content of a run's `status.json`; `None` where there is none yet, nothing where it can't be read."""
     try:
-        said = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+        status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return status if isinstance(status, dict) else {}
 
 
 def is_over(status: Mapping[str, Any] | None) -> bool:
-    """Whether a run with this status goes on no more: it says so, or the process that conducted it has gone."""
+    """Whether a run with this status is over: its status is final, or the process that conducted it has gone."""
     if status is None:
         # it is only about to begin
         return False
@@ -189,7 +189,7 @@ def is_conducted(status: Mapping[str, Any]) -> bool:
 
 
 def this_process() -> dict[str, Any]:
-    """What tells this process from any other, in a run's status."""
+    """The facts that identify this process in a run's status."""
     import psutil
 
     return {"pid": os.getpid(), "process_began": psutil.Process().create_time(), "host": socket.gethostname()}

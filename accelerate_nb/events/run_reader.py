@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from accelerate_nb.events.capture import shown
+from accelerate_nb.events.line_reader import shown_lines
+from accelerate_nb.events.meaning import LineClassifier
 from accelerate_nb.events.model import GOING_ON, OVER, Event, LogLine, State, StateChange, from_line
-from accelerate_nb.events.record import folders, is_over, status_of
-from accelerate_nb.events.view import RunView
+from accelerate_nb.events.run_folder import folders, is_over, status_of
+from accelerate_nb.events.run_state import RunState
 
 # What a view keeps of each rank, in lines and in bytes.
 _LINES, _BYTES = 1000, 4_000_000
@@ -24,9 +25,9 @@ _LOG = re.compile(r"rank_(\d+)\.log")
 
 
 @dataclass(frozen=True, slots=True)
-class KeptRun:
+class SavedRun:
     """
-    What a run's folder says of it.
+    A run as its folder describes it.
 
     `started` and `ended` are in seconds since 1970; a run whose launcher died has failed, and its end is not known. `error`
     is what its wait raised, or would have.
@@ -47,47 +48,48 @@ class KeptRun:
         return self.state in OVER
 
 
-def kept_runs(parent: Path) -> list[KeptRun]:
+def kept_runs(parent: Path) -> list[SavedRun]:
     """The runs whose folders are in `parent`, newest first."""
     found = (kept_run(parent / name) for name in folders(parent))
-    return sorted((one for one in found if one is not None), key=lambda one: one.started, reverse=True)
+    return sorted((item for item in found if item is not None), key=lambda item: item.started, reverse=True)
 
 
-def kept_run(folder: Path) -> KeptRun | None:
-    """The run that a folder is of; `None` where nothing in it says that there was one."""
+def kept_run(folder: Path) -> SavedRun | None:
+    """The run that a folder is of; `None` where nothing in it is of a run."""
     status = status_of(folder)
     if status is None and not (folder / "events.jsonl").is_file():
         return None
-    said = status or {}
+    facts = status or {}
     began, name = _from_name(folder)
-    state, error = _state(status), str(said.get("error") or "")
-    return KeptRun(
+    state, error = _state(status), str(facts.get("error") or "")
+    return SavedRun(
         folder=folder,
-        name=str(said.get("name") or name),
-        why=str(said.get("why") or ""),
+        name=str(facts.get("name") or name),
+        why=str(facts.get("why") or ""),
         state=state,
-        started=_number(said.get("started"), began),
-        ended=_end(said, state),
-        ranks=int(_number(said.get("ranks"), len(rank_logs(folder)))),
-        error=error or (_gone(said) if state == "failed" != said.get("state") else ""),
+        started=_number(facts.get("started"), began),
+        ended=_end(facts, state),
+        ranks=int(_number(facts.get("ranks"), len(rank_logs(folder)))),
+        error=error or (_gone(facts) if state == "failed" != facts.get("state") else ""),
     )
 
 
-def view_of(run: KeptRun) -> RunView:
+def view_of(run: SavedRun) -> RunState:
     """
     All that is kept of a run, as a front end reads it: its last lines, its events, its metrics.
 
     The two streams of a rank are one in its log, and lines bear no time there. Lines and events that can't be read, since
     they were cut off or a newer version wrote them, are left out.
     """
-    view = RunView(run.ranks)
+    view = RunState(run.ranks)
     for event in _events(run.folder / "events.jsonl"):
         view.apply(event)
     for rank, path in rank_logs(run.folder).items():
         earlier, lines = last_lines(path, _LINES)
         view.note_earlier(rank, earlier)
+        meanings, time_ = LineClassifier(), run.ended or run.started
         for line in lines:
-            view.apply(LogLine(rank, "stdout", line, run.ended or run.started))
+            view.apply(LogLine(rank, "stdout", line, time_, meaning=meanings.of(line)))
     if run.is_over and view.ended is None:
         # what launched it died before it could say so
         view.apply(StateChange(None, run.state, run.ended or _changed(run.folder) or run.started, run.error))
@@ -95,7 +97,7 @@ def view_of(run: KeptRun) -> RunView:
 
 
 def last_lines(path: Path, most: int) -> tuple[int, list[str]]:
-    """How many lines came before the last ones of a rank's log, and those, as they are shown."""
+    """The number of lines before the last ones of a rank's log, and those, as they are shown."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -108,14 +110,14 @@ def last_lines(path: Path, most: int) -> tuple[int, list[str]]:
     if lines[-1] == b"":
         lines.pop()
     cut = max(0, len(lines) - most)
-    return earlier + cut, [shown(raw) for raw in lines[cut:]]
+    return earlier + cut, shown_lines(lines[cut:])
 
 
-class Follower:
+class LogFollower:
     """
     Reads a rank's log as it grows, from its last lines on.
 
-    >>> follower = Follower(0, folder, lines=20)
+    >>> follower = LogFollower(0, folder, lines=20)
     >>> follower.new()
     ['step 1', 'step 2']
     """
@@ -124,27 +126,27 @@ class Follower:
         self.rank = rank
         self._path = folder / f"rank_{rank}.log"
         self._wanted = lines
-        self._place: int | None = None
+        self._offset: int | None = None
 
     def new(self) -> list[str]:
-        """The whole lines that came since it was asked last; the first time, the last ones that were there."""
+        """The whole lines since the last call; at the first call, the last ones that were there."""
         if not self._path.is_file():
             # what comes is seen from its beginning
-            self._place = 0
+            self._offset = 0
             return []
-        if self._place is None:
-            self._place = self._path.stat().st_size
+        if self._offset is None:
+            self._offset = self._path.stat().st_size
             return last_lines(self._path, self._wanted)[1] if self._wanted else []
         with self._path.open("rb") as file:
-            file.seek(self._place)
+            file.seek(self._offset)
             came = file.read()
         whole = came[: came.rfind(b"\n") + 1]
-        self._place += len(whole)
-        return [shown(raw) for raw in whole.split(b"\n")[:-1]]
+        self._offset += len(whole)
+        return shown_lines(whole.split(b"\n")[:-1])
 
 
 def _newlines(file: Any, end: int) -> int:
-    """How many lines end before this place; the file is left there."""
+    """The number of lines that end before this offset; the file is left there."""
     file.seek(0)
     count, left = 0, end
     while left > 0 and (part := file.read(min(_AT_ONCE, left))):
@@ -175,7 +177,7 @@ def rank_logs(folder: Path) -> dict[int, Path]:
 
 
 def _from_name(folder: Path) -> tuple[float, str]:
-    """When a run began, and of what, as the name of its folder has it."""
+    """The start and the name of a run, from the name of its folder."""
     parts = _NAMED.fullmatch(folder.name)
     if parts is None:
         return _changed(folder) or 0.0, folder.name
@@ -186,7 +188,7 @@ def _from_name(folder: Path) -> tuple[float, str]:
 
 
 def _changed(folder: Path) -> float | None:
-    """When something was last written to a run's folder, in seconds since 1970."""
+    """The last time something was written to a run's folder, in seconds since 1970."""
     try:
         return max((path.stat().st_mtime for path in folder.iterdir()), default=folder.stat().st_mtime)
     except OSError:
@@ -194,25 +196,25 @@ def _changed(folder: Path) -> float | None:
 
 
 def _state(status: Mapping[str, Any] | None) -> State:
-    said = (status or {}).get("state")
-    if said not in get_args(State):
+    state = (status or {}).get("state")
+    if state not in get_args(State):
         return "failed"
-    if said in GOING_ON and is_over(status):
+    if state in GOING_ON and is_over(status):
         return "failed"
-    return cast(State, said)
+    return cast(State, state)
 
 
-def _end(said: Mapping[str, Any], state: State) -> float | None:
-    if state in GOING_ON or said.get("state") != state:
+def _end(facts: Mapping[str, Any], state: State) -> float | None:
+    if state in GOING_ON or facts.get("state") != state:
         return None
-    # a run of an earlier version says only when it wrote its status, which was at its end
-    end = _number(said.get("ended", said.get("time")), math.nan)
+    # a run of an earlier version has only the time of its status, which was written at its end
+    end = _number(facts.get("ended", facts.get("time")), math.nan)
     return None if math.isnan(end) else end
 
 
-def _gone(said: Mapping[str, Any]) -> str:
-    process = f" ({said['pid']})" if "pid" in said else ""
-    return f"the process that launched it{process} has gone, without a word of how the run ended"
+def _gone(facts: Mapping[str, Any]) -> str:
+    process = f" ({facts['pid']})" if "pid" in facts else ""
+    return f"the process that launched it{process} has gone, and the run's end was not recorded"
 
 
 def _number(value: object, otherwise: float) -> float:

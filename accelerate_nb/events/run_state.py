@@ -1,44 +1,44 @@
-"""What a run's events add up to: the one thing that front ends read."""
+"""The state of a run, made of its events: the one object that front ends read."""
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
-from itertools import islice
+from pathlib import Path
 from threading import Lock
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
+from accelerate_nb.events.bounded_log import BoundedLog, MetricSeries
 from accelerate_nb.events.model import (
     OVER,
     DeviceSample,
     Display,
     Event,
     Failure,
+    Hang,
     HostSample,
+    IdleWarning,
     LogLine,
     Metric,
     Progress,
-    Quiet,
     State,
     StateChange,
     Stream,
 )
 
-T = TypeVar("T")
 Shown: TypeAlias = LogLine | Display
 
 _MILLION = 1_000_000
-# A loop that names its bars anew each time has no end of them; these many are kept of a rank, those that move first.
+# A loop that renames its bars each time has no end of them; these many are kept of a rank, those that move first.
 _MOST_BARS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class NewOutput:
     """
-    What ranks wrote and showed since a cursor, oldest first.
+    The output of ranks since a cursor, oldest first.
 
     `skipped` lines and displays came in between and are kept no longer; they were older than all of `shown`. `cursor`
-    asks for what comes after these.
+    is the cursor for what comes after these.
     """
 
     shown: tuple[Shown, ...]
@@ -47,7 +47,7 @@ class News:
 
 
 @dataclass(frozen=True, slots=True)
-class MetricNews:
+class NewMetrics:
     """The numbers that were logged since a cursor, oldest first; `skipped` of them are kept no longer one by one."""
 
     metrics: tuple[Metric, ...]
@@ -56,7 +56,7 @@ class MetricNews:
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class RankSummary:
     """One rank at one moment, without what is long: `metrics` are the newest of each name, `progress` of each bar."""
 
     rank: int
@@ -71,22 +71,22 @@ class Glance:
 
 
 @dataclass(frozen=True, slots=True)
-class RankView(Glance):
+class RankState(RankSummary):
     """One rank at one moment: `lines` are its last whole ones, `series` its metrics over time, thinned evenly."""
 
     lines: tuple[LogLine, ...]
     series: dict[str, tuple[Metric, ...]]
 
 
-class RunView:
+class RunState:
     """
-    The fold of a run's events: `apply` takes them in, everything else reads, from any thread.
+    The state that a run's events add up to: `apply` takes them in, everything else reads, from any thread.
 
     What it keeps is bounded, whatever ranks do: of each rank the last `tail` lines, of all ranks together the last
     `backlog` lines and displays in the order in which they came, of each metric about `points` values spread evenly over
     the run. None of these holds more than some megabytes.
 
-    >>> view = RunView(size=2)
+    >>> view = RunState(size=2)
     >>> view.apply(LogLine(rank=0, stream="stdout", text="hello", time=0.0))
     >>> [line.text for line in view.since(0).shown]
     ['hello']
@@ -96,11 +96,12 @@ class RunView:
         self._lock = Lock()
         self._tail = tail
         self._points = points
-        self._ranks: dict[int, _Rank] = {rank: self._new_rank() for rank in range(size)}
-        self._shown: _Bounded[Shown] = _Bounded(backlog, 32 * _MILLION)
-        self._metrics: _Bounded[Metric] = _Bounded(backlog, backlog)
+        self._ranks: dict[int, _RankFold] = {rank: self._new_rank() for rank in range(size)}
+        self._shown: BoundedLog[Shown] = BoundedLog(backlog, 32 * _MILLION)
+        self._metrics: BoundedLog[Metric] = BoundedLog(backlog, backlog)
         self._host: HostSample | None = None
-        self._quiet: Quiet | None = None
+        self._idle_warning: IdleWarning | None = None
+        self._hang: Hang | None = None
         self._ended: float | None = None
         self._line_count = 0
         self._changes = 0
@@ -125,12 +126,10 @@ class RunView:
                     self._shown.append(event, _weight(event))
                 case DeviceSample():
                     self._rank(event.rank).devices[event.device] = event
-                case HostSample():
-                    self._host = event
-                case Quiet():
-                    self._quiet = event if event.seconds else None
                 case Failure():
                     self._rank(event.rank).failure = event
+                case HostSample() | IdleWarning() | Hang():
+                    self._take_of_all(event)
 
     def note_earlier(self, rank: int, lines: int) -> None:
         """So many lines of a rank came before those that are applied, and are kept no longer; for a run that is read back."""
@@ -154,17 +153,25 @@ class RunView:
         if change.rank is None:
             self._state, self._detail = change.state, change.detail
             self._ended = change.time if change.state in OVER else None
-            self._quiet = None
+            self._idle_warning = None
         else:
             self._rank(change.rank).take_state(change)
 
-    def _rank(self, rank: int) -> _Rank:
+    def _take_of_all(self, event: HostSample | IdleWarning | Hang) -> None:
+        if isinstance(event, HostSample):
+            self._host = event
+        elif isinstance(event, IdleWarning):
+            self._idle_warning = event if event.seconds else None
+        else:
+            self._hang = event
+
+    def _rank(self, rank: int) -> _RankFold:
         if rank not in self._ranks:
             self._ranks[rank] = self._new_rank()
         return self._ranks[rank]
 
-    def _new_rank(self) -> _Rank:
-        return _Rank(lines=_Bounded(self._tail, 4 * _MILLION))
+    def _new_rank(self) -> _RankFold:
+        return _RankFold(lines=BoundedLog(self._tail, 4 * _MILLION))
 
     # ------------------------------------------------------------------------------------------------------- reading
 
@@ -175,32 +182,37 @@ class RunView:
 
     @property
     def detail(self) -> str:
-        """What was said to people when the run came into its state."""
+        """The message that people were shown when the run came into its state."""
         return self._detail
 
     @property
     def ended(self) -> float | None:
-        """When the run came to its end, in seconds since 1970; `None` while it has not."""
+        """The end of the run, in seconds since 1970; `None` while it goes on."""
         return self._ended
 
     @property
     def host(self) -> HostSample | None:
-        """How busy the machine was when it was last looked at."""
+        """The load of the machine at its last sample."""
         return self._host
 
     @property
-    def quiet(self) -> Quiet | None:
-        """What is to be said of a run from which nothing has come for long."""
-        return self._quiet
+    def idle_warning(self) -> IdleWarning | None:
+        """The warning about a run that has been silent for long."""
+        return self._idle_warning
+
+    @property
+    def hang(self) -> Hang | None:
+        """The positions of the ranks when the run's time was over; `None` where it was not."""
+        return self._hang
 
     @property
     def changes(self) -> int:
-        """How many events came so far: a front end that has seen this many has nothing to draw."""
+        """The number of events so far: a front end that has seen this many has nothing to draw."""
         return self._changes
 
     @property
     def line_count(self) -> int:
-        """How many whole lines all ranks wrote so far, also those that are kept no longer."""
+        """The number of whole lines that all ranks wrote so far, also those that are kept no longer."""
         return self._line_count
 
     @property
@@ -215,24 +227,24 @@ class RunView:
         with self._lock:
             return tuple(rank.failure for _, rank in sorted(self._ranks.items()) if rank.failure is not None)
 
-    def since(self, cursor: int) -> News:
-        """What ranks wrote and showed after `cursor`, over all ranks in the order in which it came; start with 0."""
+    def since(self, cursor: int) -> NewOutput:
+        """The output of ranks after `cursor`, over all ranks in the order in which it came; start with 0."""
         with self._lock:
             came = self._shown.count - cursor
             shown = self._shown.last(came)
-            return News(shown, skipped=came - len(shown), cursor=self._shown.count)
+            return NewOutput(shown, skipped=came - len(shown), cursor=self._shown.count)
 
-    def metrics_since(self, cursor: int) -> MetricNews:
-        """What all ranks logged after `cursor`, in the order in which it came; start with 0."""
+    def metrics_since(self, cursor: int) -> NewMetrics:
+        """The metrics of all ranks after `cursor`, in the order in which they came; start with 0."""
         with self._lock:
             came = self._metrics.count - cursor
             metrics = self._metrics.last(came)
-            return MetricNews(metrics, skipped=came - len(metrics), cursor=self._metrics.count)
+            return NewMetrics(metrics, skipped=came - len(metrics), cursor=self._metrics.count)
 
-    def glances(self) -> tuple[Glance, ...]:
+    def glances(self) -> tuple[RankSummary, ...]:
         """All ranks at this moment, in order, without their lines and series: cheap enough for ten times a second."""
         with self._lock:
-            return tuple(one.glance(rank) for rank, one in sorted(self._ranks.items()))
+            return tuple(item.glance(rank) for rank, item in sorted(self._ranks.items()))
 
     def open_lines(self) -> tuple[LogLine, ...]:
         """The lines that have not ended yet, such as progress bars, in the order of ranks."""
@@ -245,38 +257,38 @@ class RunView:
             return self._ranks[rank].lines.last(lines) if rank in self._ranks else ()
 
     def line_count_of(self, rank: int) -> int:
-        """How many whole lines a rank wrote so far."""
+        """The number of whole lines that a rank wrote so far."""
         with self._lock:
             return self._ranks[rank].lines.count if rank in self._ranks else 0
 
-    def rank(self, rank: int) -> RankView:
+    def rank(self, rank: int) -> RankState:
         """Everything about a rank at this moment; a rank that is not known yet is one that has written nothing."""
         with self._lock:
             return (self._ranks.get(rank) or self._new_rank()).seen(rank)
 
 
 @dataclass(slots=True)
-class _Rank:
-    """What one rank's events add up to so far."""
+class _RankFold:
+    """The state of one rank, made of its events so far."""
 
-    lines: _Bounded[LogLine]
+    lines: BoundedLog[LogLine]
     state: State = "starting"
     detail: str = ""
     open_lines: dict[Stream, LogLine] = field(default_factory=dict)
-    series: dict[str, _Series] = field(default_factory=dict)
+    series: dict[str, MetricSeries] = field(default_factory=dict)
     progress: dict[str, Progress] = field(default_factory=dict)
     devices: dict[str, DeviceSample] = field(default_factory=dict)
     failure: Failure | None = None
 
     def take_state(self, change: StateChange) -> None:
-        if change.state == "starting":  # also when it starts anew: what ended the former one is over
+        if change.state == "starting":  # also when it restarts: the end of the former one is over
             self.failure = None
             self.open_lines.clear()
         self.state, self.detail = change.state, change.detail
 
     def take_metric(self, metric: Metric, points: int) -> None:
         if metric.name not in self.series:
-            self.series[metric.name] = _Series(points)
+            self.series[metric.name] = MetricSeries(points)
         self.series[metric.name].append(metric)
 
     def take_progress(self, progress: Progress) -> None:
@@ -288,14 +300,14 @@ class _Rank:
         self.progress[name] = progress
         if len(self.progress) > _MOST_BARS:
             del self.progress[
-                next((one for one, bar in self.progress.items() if bar.closed), next(iter(self.progress)))
+                next((item for item, bar in self.progress.items() if bar.closed), next(iter(self.progress)))
             ]
 
-    def glance(self, rank: int) -> Glance:
-        return Glance(**self._short(rank))
+    def glance(self, rank: int) -> RankSummary:
+        return RankSummary(**self._short(rank))
 
-    def seen(self, rank: int) -> RankView:
-        return RankView(
+    def seen(self, rank: int) -> RankState:
+        return RankState(
             **self._short(rank),
             lines=self.lines.last(self.lines.count),
             series={name: series.points() for name, series in self.series.items()},
@@ -315,60 +327,30 @@ class _Rank:
         }
 
 
-class _Bounded(Generic[T]):
-    """The newest of many items: at most so many, and not more than so much in all; it counts them all."""
-
-    __slots__ = ("_items", "_most", "_size", "_size_limit", "_sizes", "count")
-
-    def __init__(self, most: int, size_limit: int) -> None:
-        self._items: deque[T] = deque()
-        self._sizes: deque[int] = deque()
-        self._most = most
-        self._size = 0
-        self._size_limit = size_limit
-        self.count = 0
-
-    def append(self, item: T, size: int) -> None:
-        self.count += 1
-        self._items.append(item)
-        self._sizes.append(size)
-        self._size += size
-        # the newest stays, however large it is
-        while len(self._items) > self._most or (self._size > self._size_limit and len(self._items) > 1):
-            self._items.popleft()
-            self._size -= self._sizes.popleft()
-
-    def last(self, number: int) -> tuple[T, ...]:
-        return tuple(islice(reversed(self._items), max(number, 0)))[::-1]
-
-
-class _Series:
-    """The values of one metric, thinned evenly: when it is full, every second goes, and from then on twice as few come in."""
-
-    __slots__ = ("_came", "_every", "_kept", "_most", "newest")
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._every = 1
-        self._came = 0
-        self._kept: list[Metric] = []
-        self.newest: Metric | None = None
-
-    def append(self, metric: Metric) -> None:
-        if self._came % self._every == 0:
-            self._kept.append(metric)
-        self._came += 1
-        self.newest = metric
-        if len(self._kept) > self._most:
-            self._kept = self._kept[::2]
-            self._every *= 2
-
-    def points(self) -> tuple[Metric, ...]:
-        """The values that were kept, the newest always among them."""
-        kept = tuple(self._kept)
-        return kept if self.newest is None or kept[-1] is self.newest else (*kept, self.newest)
-
-
 def _weight(display: Display) -> int:
     """About how many characters a display holds."""
     return sum(len(value) for value in display.data.values() if isinstance(value, (str, bytes)))
+
+
+class RunInfo(Protocol):
+    """A run that goes on or has ended, or what it left in its folder."""
+
+    @property
+    def name(self) -> str:
+        """The shown name of the function that runs."""
+
+    @property
+    def why(self) -> str:
+        """The number of workers, what placed them, and why."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of every rank's output."""
+
+    @property
+    def view(self) -> RunState:
+        """Everything that has happened so far."""
+
+    @property
+    def started(self) -> float:
+        """The start of the run, in seconds since 1970."""

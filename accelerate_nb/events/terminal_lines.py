@@ -1,12 +1,13 @@
-"""How the line of one rank stands among those of others without disturbing them."""
+"""The lines of one rank among those of others, without control characters that disturb them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from itertools import accumulate
 from unicodedata import east_asian_width
 
-from accelerate_nb.events.model import LogLine
+from accelerate_nb.events.model import LogLine, Progress
 
 # Colours pass; what moves a cursor or rings a bell would disturb the lines of other ranks.
 _DISTURBING = re.compile(
@@ -23,14 +24,32 @@ def cleaned(text: str, width: int | None) -> str:
     return text + _RESET if "\x1b[" in text and not text.endswith(_RESET) else text
 
 
-def is_drawn_over(line: LogLine) -> bool:
-    """Whether a terminal would lose the line: a nested progress bar ends with the cursor going up, its newline comes back."""
-    return not line.open and line.text.endswith("\x1b[A")
+def coloured(text: str, colour: int | None) -> str:
+    """A line in one of a terminal's colours, if it has none of its own."""
+    return text if colour is None or "\x1b[" in text else f"\x1b[{colour}m{text}{_RESET}"
 
 
 def within(text: str, columns: int) -> str:
-    """The beginning of a text that takes no more than these columns; letters of East Asia take two."""
+    """The beginning of a text that takes no more than these columns; characters of East Asia take two."""
     if text.isascii():
         return text[:columns]
-    ends = accumulate(2 if east_asian_width(letter) in "WF" else 1 for letter in text)
-    return "".join(letter for letter, end in zip(text, ends, strict=True) if end <= columns)
+    ends = accumulate(2 if east_asian_width(char) in "WF" else 1 for char in text)
+    return "".join(char for char, end in zip(text, ends, strict=True) if end <= columns)
+
+
+# What tqdm draws by default: ` 40%|####  | 4/10 [00:01<00:02, 3.1it/s]`, without a total `4it [00:01, ...`.
+METER = re.compile(r"(\d+%\|.*\| *\S+/\S+|\d\S*) \[\d[\d:]*(<|, )")
+
+
+def draws_a_bar(line: LogLine, bars: Iterable[Progress]) -> bool:
+    """
+    Whether an open line is one of the bars of its rank, so that who shows those need not show the line too.
+
+    Every tqdm bar in a worker is a `Progress` (`worker/tqdm_hook.py`), and still drawn as text: an open line of its rank's
+    standard error, which stays in the rank's log.
+
+    >>> bar = Progress(0, "epoch 1", 4, 10, time=0.0)
+    >>> draws_a_bar(LogLine(0, "stderr", "epoch 1:  40%|####  | 4/10 [00:01<00:02, 3.1it/s]", 0.0, open=True), [bar])
+    True
+    """
+    return line.open and METER.search(line.text) is not None and any(bar.rank == line.rank for bar in bars)
