@@ -1,1 +1,1 @@
-"""The wish: what a run should be, said once."""
+"""The configuration of a run: each setting is declared once."""

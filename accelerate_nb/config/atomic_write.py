@@ -7,26 +7,38 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
+from accelerate_nb.errors import ExportError
 
-def write_whole(place: Path, text: str) -> None:
+
+def write_whole(path: Path, text: str) -> None:
     """
-    Put a text in the place of a file at once, with the rights that the file had.
+    Replace the text of a file at once, and keep the file's permissions.
 
     A link goes on to lead to its file. Raises `OSError`, and leaves what was there.
 
     >>> write_whole(Path("train.py"), "print(1)")
     """
-    place = place.resolve()
-    beside = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}")
+    path = path.resolve()
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
-        with open(beside, "x", encoding="utf-8", newline="\n") as file:
+        with open(temporary, "x", encoding="utf-8", newline="\n") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        if place.exists():
-            beside.chmod(place.stat().st_mode & 0o777)
-        beside.replace(place)
+        if path.exists():
+            temporary.chmod(path.stat().st_mode & 0o777)
+        temporary.replace(path)
     except BaseException:
         with suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
         raise
+
+
+def write_output(output: Path, text: str) -> None:
+    """Write the output file of a command; `ExportError` names it where it can't be written, and leaves what is there."""
+    try:
+        write_whole(output, text)
+    except OSError as error:
+        raise ExportError(
+            f"{output} was to be written, but it can't be: {error.strerror}. Name another file."
+        ) from None

@@ -1,4 +1,4 @@
-"""The word that a person probably meant."""
+"""Suggestions for a misspelled word."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import difflib
 from collections.abc import Iterable
 
 
-def meant(word: str, known: Iterable[str], otherwise: str = "") -> str:
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", prefix: str = "") -> str:
     """
-    A question that names the known word nearest to one that nobody knows; `otherwise` where none is near.
+    A question that names the known word nearest to an unknown one; `otherwise` where none is near.
 
-    >>> meant("--num-proceses", ["--num-processes", "--cpu"]), meant("--xyz", ["--cpu"], "Leave it out.")
+    `prefix` is put before the suggestion, and does not count in the comparison.
+
+    >>> did_you_mean("--num-proceses", ["--num-processes", "--cpu"]), did_you_mean("--xyz", ["--cpu"], "Leave it out.")
     ('Did you mean --num-processes?', 'Leave it out.')
     """
     near = difflib.get_close_matches(word, list(known), n=1)
-    return f"Did you mean {near[0]}?" if near else otherwise
+    return f"Did you mean {prefix}{near[0]}?" if near else otherwise

@@ -1,4 +1,4 @@
-"""What the environment says of a launch, at the one border where it is read."""
+"""The environment variables of a launch, read at this one border."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 
-# What says of a machine, or of a notebook service's wish, that it is a TPU.
+# The prefix of this package's variables, and the names of those that are no settings.
+PREFIX = "ACCELERATE_NB_"
+NO_SETTINGS = frozenset({"CONFIG_FILE", "WARM", "SCRIPT_WORDS"})
+# Variables that mark a machine, or a notebook service's request, as a TPU.
 TPU_VARIABLES = ("PJRT_DEVICE", "TPU_NAME", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_1VM", "COLAB_TPU_ADDR")
 
 
@@ -36,9 +39,9 @@ def runs_folder(environment: Mapping[str, str]) -> Path:
 
 def _cache(environment: Mapping[str, str]) -> Path | None:
     """The platform's folder for what a user can do without."""
-    said = environment.get("XDG_CACHE_HOME") or (environment.get("LOCALAPPDATA") if sys.platform == "win32" else None)
-    if said:
-        return Path(said)
+    cache = environment.get("XDG_CACHE_HOME") or (environment.get("LOCALAPPDATA") if sys.platform == "win32" else None)
+    if cache:
+        return Path(cache)
     home = environment.get("HOME") or environment.get("USERPROFILE")
     if not home:
         return None
@@ -47,9 +50,9 @@ def _cache(environment: Mapping[str, str]) -> Path | None:
 
 def _can_hold_folders(folder: Path) -> bool:
     """Whether the folder, or the first of its parents that is there, can be written to."""
-    for place in (folder, *folder.parents):
-        if place.exists():
-            return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+    for candidate in (folder, *folder.parents):
+        if candidate.exists():
+            return candidate.is_dir() and os.access(candidate, os.W_OK | os.X_OK)
     return False
 
 
@@ -58,8 +61,8 @@ def _user(environment: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def saying(values: Mapping[str, str], environment: MutableMapping[str, str]) -> Iterator[None]:
-    """Inside the block, the environment says these values too."""
+def set_variables(values: Mapping[str, str], environment: MutableMapping[str, str]) -> Iterator[None]:
+    """Inside the block, the environment has these variables too."""
     before = {name: environment.get(name) for name in values}
     environment.update(values)
     try:
@@ -72,11 +75,11 @@ def saying(values: Mapping[str, str], environment: MutableMapping[str, str]) -> 
                 environment[name] = value
 
 
-def asks_for_tpu(environment: Mapping[str, str]) -> bool:
+def requests_tpu(environment: Mapping[str, str]) -> bool:
     """
-    Whether the environment is that of a TPU's machine, or asks for one; `PJRT_DEVICE` decides where it is said.
+    Whether the environment is that of a TPU's machine, or requests one; `PJRT_DEVICE` decides where it is set.
 
-    Colab says `COLAB_TPU_1VM` on every machine, and leaves it empty where there is no TPU.
+    Colab sets `COLAB_TPU_1VM` on every machine, and leaves it empty where there is no TPU.
     """
     if device := environment.get("PJRT_DEVICE"):
         return device.upper().startswith("TPU")
@@ -84,5 +87,5 @@ def asks_for_tpu(environment: Mapping[str, str]) -> bool:
 
 
 def warms_early(environment: Mapping[str, str]) -> bool:
-    """Whether a notebook that names a launcher may start its supervisor at once; `ACCELERATE_NB_WARM=0` says no."""
+    """Whether a notebook that names a launcher may start its supervisor at once; `ACCELERATE_NB_WARM=0` forbids it."""
     return environment.get("ACCELERATE_NB_WARM", "1").lower() not in {"0", "false", "no", "off"}

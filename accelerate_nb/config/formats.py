@@ -7,106 +7,106 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accelerate_nb.config import tpus
-from accelerate_nb.config.fields import Setting
-from accelerate_nb.config.keys import OF_ACCELERATE, together
-from accelerate_nb.config.kinds import YesNo
-from accelerate_nb.config.nearest import meant
-from accelerate_nb.config.run import RunConfig, all_settings, differing, values
-from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.config import tpu_pods
+from accelerate_nb.config.did_you_mean import did_you_mean
+from accelerate_nb.config.hf.keys import OF_ACCELERATE, together
+from accelerate_nb.config.run_config import RunConfig, all_settings, differing, values
+from accelerate_nb.config.settings import Setting, warn_deprecated
+from accelerate_nb.config.value_types import Boolean
+from accelerate_nb.errors import ConfigurationError, UnknownSettingError
 
-# What stands before the settings that only this package knows, and before each line of theirs.
-_OWN_HEAD = "# What follows is read by accelerate_nb alone.\n"
-OWN_MARK = "#|"
+# The text before the settings that only this package knows, and the mark before each of their lines.
+_EXTENSION_HEAD = "# What follows is read by accelerate_nb alone.\n"
+EXTENSION_MARK = "#|"
 _WIDTH = 88
-# Flags that have a letter too.
+# Flags that have a short form too.
 SHORT = {"-n": "num_processes"}
 
 
-def to_say(config: RunConfig, elsewhere: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def explicit_settings(config: RunConfig, elsewhere: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """
-    What a call has to say to get this configuration, where the environment and a file say `elsewhere`.
+    The arguments that a call needs to get this configuration, where the environment and a file give `elsewhere`.
 
     That is what differs from the defaults, or from what would win over a default.
     """
     other = elsewhere or {}
-    said = differing(config)
+    explicit = differing(config)
     for name, value in values(config).items():
         if value is not None and name in other and other[name] != value:
-            said[name] = value
-    return {one.name: said[one.name] for one in all_settings() if one.name in said}
+            explicit[name] = value
+    return {setting.name: explicit[setting.name] for setting in all_settings() if setting.name in explicit}
 
 
-def unsayable(config: RunConfig, elsewhere: Mapping[str, Any]) -> tuple[str, ...]:
-    """The settings that are left open here and that the environment or a file says: no argument takes that back."""
+def inexpressible(config: RunConfig, elsewhere: Mapping[str, Any]) -> tuple[str, ...]:
+    """The settings that are left open here and that the environment or a file gives: no argument takes that back."""
     found = values(config)
     return tuple(name for name, value in elsewhere.items() if value is not None and found[name] is None)
 
 
-def call(said: Mapping[str, Any], function: str = "train") -> str:
+def call(settings: Mapping[str, Any], function: str = "train") -> str:
     """
     The cell that launches with these settings.
 
     >>> call({"num_processes": 2, "mixed_precision": "bf16"})
     'notebook_launcher(train, num_processes=2, mixed_precision="bf16")'
     """
-    parts = [function, *(f"{name}={_literal(value)}" for name, value in said.items())]
+    parts = [function, *(f"{name}={literal(value)}" for name, value in settings.items())]
     line = f"notebook_launcher({', '.join(parts)})"
     if len(line) <= _WIDTH:
         return line
     return "notebook_launcher(\n" + "".join(f"    {part},\n" for part in parts) + ")"
 
 
-def magic(said: Mapping[str, Any]) -> str:
+def magic(settings: Mapping[str, Any]) -> str:
     """The first line of a cell that runs on every rank with these settings."""
-    return " ".join(["%%accelerate", *([shlex.join(flags(said))] if said else [])])
+    return " ".join(["%%accelerate", *([shlex.join(flags(settings))] if settings else [])])
 
 
-def command(said: Mapping[str, Any], script: str = "train.py") -> str:
+def command(settings: Mapping[str, Any], script: str = "train.py") -> str:
     """The command line that runs a script with these settings."""
-    return shlex.join(["accelerate-nb", "launch", *flags(said), script])
+    return shlex.join(["accelerate-nb", "launch", *flags(settings), script])
 
 
-def flags(said: Mapping[str, Any]) -> list[str]:
+def flags(settings: Mapping[str, Any]) -> list[str]:
     """
-    The settings as words of a command line.
+    The settings as arguments of a command line.
 
     >>> flags({"num_processes": 2, "cpu": True, "debug": False})
     ['--num-processes', '2', '--cpu', '--no-debug']
     """
-    known = {one.name: one for one in all_settings()}
-    return [word for name, value in said.items() for word in _flag(known[name], value)]
+    known = {setting.name: setting for setting in all_settings()}
+    return [word for name, value in settings.items() for word in _flag(known[name], value)]
 
 
-def variables(said: Mapping[str, Any]) -> dict[str, str]:
+def variables(settings: Mapping[str, Any]) -> dict[str, str]:
     """
     The settings as variables of the environment.
 
     >>> variables({"num_processes": 2, "cpu": True})
     {'ACCELERATE_NB_NUM_PROCESSES': '2', 'ACCELERATE_NB_CPU': 'yes'}
     """
-    known = {one.name: one for one in all_settings()}
-    return {known[name].variables[0]: _text(value) for name, value in said.items()}
+    known = {setting.name: setting for setting in all_settings()}
+    return {known[name].variables[0]: _text(value) for name, value in settings.items()}
 
 
 def read_words(words: Sequence[str], flags: Sequence[Setting], where: str) -> tuple[dict[str, Any], list[str]]:
     """
-    The values that flags among some words say, by the names of their settings, and the words that are no flags.
+    The values of the flags among some words, by the names of their settings, and the words that are no flags.
 
-    Yes and no need no value: `--cpu`, `--no-cpu`. Raises `ConfigurationError`, which names the place `where` they stand.
+    Yes and no need no value: `--cpu`, `--no-cpu`. Raises `ConfigurationError`, which names the command `where` they stand.
 
     >>> read_words(["x", "-n", "2"], all_settings(), "%accelerate")
     ({'num_processes': 2}, ['x'])
     """
-    said: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     others: list[str] = []
     rest = list(words)
     while rest:
         if _is_flag(rest[0]):
-            said.update([_taken(rest, flags, where)])
+            given.update([_taken(rest, flags, where)])
         else:
             others.append(rest.pop(0))
-    return said, others
+    return given, others
 
 
 def keys(config: RunConfig, distributed_type: str) -> dict[str, Any]:
@@ -117,22 +117,22 @@ def keys(config: RunConfig, distributed_type: str) -> dict[str, Any]:
     are left out, but for those that Accelerate's own tools always write.
     """
     found = values(config)
-    said = differing(config)
+    changed = differing(config)
     content: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "distributed_type": distributed_type}
     # of a file for TPUs without it Accelerate's reading is taken, which overlooks the number of processes
-    always = {"cpu", "debug", *({"engine"} if distributed_type in tpus.WORDS else ())}
-    for one in all_settings():
-        if one.name in said or (one.name in always and found[one.name] is not None):
-            content[key(one)] = _plain(found[one.name])
+    always = {"cpu", "debug", *({"engine"} if distributed_type in tpu_pods.WORDS else ())}
+    for setting in all_settings():
+        if setting.name in changed or (setting.name in always and found[setting.name] is not None):
+            content[key(setting)] = _plain(found[setting.name])
     return together(content)
 
 
-def key(one: Setting) -> str:
+def key(setting: Setting) -> str:
     """A setting's key in a configuration file: Accelerate's where it has one."""
-    return next((name for name in one.keys if name in OF_ACCELERATE), one.name)
+    return next((name for name in setting.keys if name in OF_ACCELERATE), setting.name)
 
 
-def own_keys(content: Mapping[str, Any]) -> tuple[str, ...]:
+def extension_keys(content: Mapping[str, Any]) -> tuple[str, ...]:
     """The keys at which Accelerate's own tools would refuse a file; they stand in comments, which only this package reads."""
     return tuple(name for name in content if name not in OF_ACCELERATE)
 
@@ -146,15 +146,15 @@ def text(content: Mapping[str, Any]) -> str:
     # What follows is read by accelerate_nb alone.
     #| timeout: 600
     """
-    own = own_keys(content)
-    theirs = _dumped({name: value for name, value in content.items() if name not in own})
-    lines = _dumped({name: content[name] for name in own}).splitlines()
-    return theirs + (_OWN_HEAD + "".join(f"{OWN_MARK} {line}\n" for line in lines) if lines else "")
+    extensions = extension_keys(content)
+    theirs = _dumped({name: value for name, value in content.items() if name not in extensions})
+    lines = _dumped({name: content[name] for name in extensions}).splitlines()
+    return theirs + (_EXTENSION_HEAD + "".join(f"{EXTENSION_MARK} {line}\n" for line in lines) if lines else "")
 
 
-def is_own(line: str) -> bool:
+def is_extension_line(line: str) -> bool:
     """Whether a line of a file is one that `text` wrote for this package alone."""
-    return line.startswith(OWN_MARK) or line == _OWN_HEAD.rstrip()
+    return line.startswith(EXTENSION_MARK) or line == _EXTENSION_HEAD.rstrip()
 
 
 def _dumped(content: Mapping[str, Any]) -> str:
@@ -164,12 +164,12 @@ def _dumped(content: Mapping[str, Any]) -> str:
     return written
 
 
-def _flag(one: Setting, value: Any) -> list[str]:
+def _flag(setting: Setting, value: Any) -> list[str]:
     if isinstance(value, bool):
-        return [one.flag if value else f"--no-{one.flag.removeprefix('--')}"]
+        return [setting.flag if value else f"--no-{setting.flag.removeprefix('--')}"]
     text = _text(value)
     # a value that looks like a flag, or is empty, is held to its name
-    return [f"{one.flag}={text}"] if text.startswith("-") else [one.flag, text]
+    return [f"{setting.flag}={text}"] if text.startswith("-") else [setting.flag, text]
 
 
 def _text(value: Any) -> str:
@@ -179,7 +179,7 @@ def _text(value: Any) -> str:
     return json.dumps(value) if isinstance(value, Mapping) else str(value)
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
     """Python's spelling of a value, with the quotes that people write."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
@@ -190,8 +190,8 @@ def _plain(value: Any) -> Any:
 
 def _taken(words: list[str], flags: Sequence[Setting], where: str) -> tuple[str, Any]:
     """Take the flag off with which words begin, and its value: the setting's name and what it is."""
-    one, written = _known(words.pop(0), flags, where)
-    return one.name, one.parse(_value(one, written, words, where), f"{where} was given {one.flag}")
+    item, written = _known(words.pop(0), flags, where)
+    return item.name, item.parse(_value(item, written, words, where), f"{where} was given {item.flag}")
 
 
 def _is_flag(word: str) -> bool:
@@ -205,29 +205,33 @@ def _known(word: str, flags: Sequence[Setting], where: str) -> tuple[Setting, st
             return _named(name, flags, word, where), word[len(short) :].lstrip("=") or None
     spelled, equals, value = word.partition("=")
     name = spelled.lstrip("-").replace("-", "_")
-    if name.startswith("no_") and any(one.name == name[3:] and isinstance(one.kind, YesNo) for one in flags):
+    if name.startswith("no_") and any(
+        name[3:] in (flag.name, *flag.deprecated) and isinstance(flag.value_type, Boolean) for flag in flags
+    ):
         return _named(name[3:], flags, word, where), "no"
     return _named(name, flags, spelled, where), value if equals else None
 
 
 def _named(name: str, flags: Sequence[Setting], spelled: str, where: str) -> Setting:
-    for one in flags:
-        if one.name == name:
-            return one
-    known = sorted(one.flag for one in flags)
-    hint = meant("--" + name.replace("_", "-"), known, "Leave it out.")
-    listed = ", ".join([*(short for short, name in SHORT.items() if any(one.name == name for one in flags)), *known])
-    raise ConfigurationError(f"{where} was given {spelled}, which it does not know. {hint} It knows {listed}.")
+    for flag in flags:
+        if name in flag.deprecated:
+            warn_deprecated(spelled, flag.flag)
+        if name == flag.name or name in flag.deprecated:
+            return flag
+    known = sorted(item.flag for item in flags)
+    listed = ", ".join([*(short for short, name in SHORT.items() if any(item.name == name for item in flags)), *known])
+    suggestion = did_you_mean("--" + name.replace("_", "-"), known, f"Leave it out. It knows {listed}.")
+    raise UnknownSettingError(f"{where} was given {spelled}, which it does not know. {suggestion}")
 
 
-def _value(one: Setting, written: str | None, words: list[str], where: str) -> str:
+def _value(setting: Setting, written: str | None, words: list[str], where: str) -> str:
     """A flag's text: in the same word, or the next one; yes or no needs none."""
     if written is not None:
         return written
-    if isinstance(one.kind, YesNo):
+    if isinstance(setting.value_type, Boolean):
         return words.pop(0) if words and words[0].lower() in {"true", "false", "yes", "no"} else "yes"
     if words and not _is_flag(words[0]):
         return words.pop(0)
     raise ConfigurationError(
-        f"{where} was given {one.flag} without a value. It should be {one.kind.expected}. ({one.help})"
+        f"{where} was given {setting.flag} without a value. It should be {setting.value_type.expected}. ({setting.help})"
     )

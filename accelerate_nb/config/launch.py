@@ -1,4 +1,4 @@
-"""The wish for how workers come to be."""
+"""Settings of a launch: the workers, their devices, their limits and what is shown of them."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from accelerate_nb.config.fields import setting
-from accelerate_nb.config.kinds import Ids
+from accelerate_nb.config.settings import setting
+from accelerate_nb.config.value_types import DeviceIds
 from accelerate_nb.errors import NotYetError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launching:
-    """How many workers there are, what places them, and for how long."""
+class LaunchingConfig:
+    """The number of workers, the engine that starts them, and their limits."""
 
     num_processes: int | None = setting(
         None,
         minimum=1,
-        help="How many processes run the function; without it, one for each accelerator.",
+        help="Number of processes; without it, one for each accelerator.",
         group="many",
     )
     engine: Literal["auto", "inline", "local", "xla"] = setting(
         "auto",
-        help="What places the workers: this very process ('inline'), processes on this machine ('local'), or processes that compute through torch_xla ('xla').",
-        later=("ray", "torchrun"),
+        help="Where the workers run: in this process ('inline'), in processes of this machine ('local'), or through torch_xla ('xla').",
+        unsupported=("ray", "torchrun"),
         group="where",
         advanced=True,
     )
@@ -42,15 +42,15 @@ class Launching:
         keys=["use_cpu"],
         group="where",
     )
-    gpu_ids: Annotated[str, Ids()] = setting(
+    gpu_ids: Annotated[str, DeviceIds()] = setting(
         "all",
-        help="Which of this machine's accelerators workers see, by their numbers: 0,2, or all.",
+        help="The accelerators of this machine that workers see, by number: 0,2, or all.",
         group="where",
     )
     num_cpu_threads_per_process: int | None = setting(
         None,
         minimum=1,
-        help="With how many threads each worker computes on the CPU; without it, its share of the cores.",
+        help="Number of CPU threads of each worker; without it, its share of the cores.",
         group="many",
         advanced=True,
     )
@@ -61,83 +61,101 @@ class Launching:
         group="where",
         advanced=True,
     )
-    timeout: float | None = setting(None, minimum=0, help="How many seconds the whole run may take.", group="failures")
+    timeout: float | None = setting(None, minimum=0, help="Seconds that the whole run may take.", group="failures")
     results: Literal["main", "all"] = setting(
         "main",
-        help="What comes back: rank 0's value ('main'), or a list of every rank's ('all').",
+        help="The result: rank 0's value ('main'), or a list of every rank's ('all').",
         group="kept",
     )
     max_restarts: int = setting(
-        0, minimum=0, help="How often all workers are started again after a failure.", group="failures"
+        0, minimum=0, help="Number of times that all workers are restarted after a failure.", group="failures"
     )
     monitor_interval: float = setting(
-        0.1, minimum=0, help="Seconds between two looks at the workers.", group="failures", advanced=True
+        0.1, minimum=0, help="Seconds between two checks of the workers.", group="failures", advanced=True
+    )
+    supervisor_idle_timeout: float = setting(
+        1200.0,
+        minimum=0,
+        help="After how many seconds without a launch the process that forks workers ends, to free its memory; 0: never.",
+        group="where",
+        advanced=True,
     )
     use_port: int | None = setting(
         None,
         minimum=0,
         maximum=65535,
         also_as_text=True,
-        help="The port at which workers meet; without it, or with 0, any free one.",
+        help="The port of the rendezvous; without it, or with 0, any free one.",
         keys=["main_process_port"],
         group="where",
         advanced=True,
     )
     master_addr: str = setting(
         "127.0.0.1",
-        help="The address at which workers meet.",
+        help="The address of the rendezvous.",
         keys=["main_process_ip"],
         group="machines",
         advanced=True,
     )
     node_rank: int = setting(
-        0, minimum=0, help="Which of the machines this one is.", keys=["machine_rank"], group="machines", advanced=True
+        0,
+        minimum=0,
+        help="The rank of this machine among the machines.",
+        keys=["machine_rank"],
+        group="machines",
+        advanced=True,
     )
     num_nodes: int = setting(
-        1, minimum=1, help="How many machines there are.", keys=["num_machines"], group="machines", advanced=True
+        1, minimum=1, help="Number of machines.", keys=["num_machines"], group="machines", advanced=True
     )
-    rdzv_backend: str = setting("static", help="How machines find each other.", group="machines", advanced=True)
-    rdzv_endpoint: str = setting("", help="Where machines find each other.", group="machines", advanced=True)
+    rdzv_backend: str = setting(
+        "static", help="The backend of the rendezvous between machines.", group="machines", advanced=True
+    )
+    rdzv_endpoint: str = setting(
+        "", help="The endpoint of the rendezvous between machines.", group="machines", advanced=True
+    )
     rdzv_conf: Mapping[str, Any] | None = setting(
-        None, help="More for the way in which machines find each other.", group="machines", advanced=True
+        None, help="More options of the rendezvous between machines.", group="machines", advanced=True
     )
     rdzv_id: str = setting("none", help="A name for the run, equal on all machines.", group="machines", advanced=True)
     log_line_prefix_template: str | None = setting(
         None,
-        help="What stands before a rank's line; ${role_name}, ${local_rank} and ${rank} are filled in.",
+        help="The prefix of a rank's lines; ${role_name}, ${local_rank} and ${rank} are filled in.",
         group="shown",
         advanced=True,
     )
     folder: str | None = setting(
         None,
-        help="The folder in which each run has its own; without it, one in the user's cache.",
+        help="The parent folder of all runs' folders; without it, one in the user's cache.",
         group="kept",
     )
     panel: Literal["auto", "widget", "html", "text", "off"] = setting(
         "auto",
         help="How the run is shown: a live panel ('widget'), HTML that needs no kernel, lines of text, nothing, or what the "
-        "place can show ('auto').",
+        "notebook or terminal can show ('auto').",
         group="shown",
     )
-    quiet: float = setting(
+    hang_warning_after: float = setting(
         60.0,
+        deprecated=["quiet"],
         minimum=0,
-        help="After how many seconds without a word from any rank one is told where they are; 0: never.",
+        help="Seconds without output from any rank until a warning shows where the ranks are; 0: never.",
         group="failures",
         advanced=True,
     )
-    grace: float = setting(
+    stop_grace_period: float = setting(
         2.0,
+        deprecated=["grace"],
         minimum=0,
-        help="Seconds in which workers may end by themselves after an interrupt.",
+        help="Seconds that workers have to exit by themselves after an interrupt.",
         group="failures",
         advanced=True,
     )
 
     def __post_init__(self) -> None:
-        for asked, name in self._on_several_machines():
+        for value, name in self._on_several_machines():
             raise NotYetError(
-                f"{name}={asked!r} asks for a run on several machines, and only one machine is offered here yet. "
+                f"{name}={value!r} requests a run on several machines, and only one machine is offered here yet. "
                 f"Leave {name} out to run on this machine."
             )
 
@@ -145,14 +163,14 @@ class Launching:
         """The settings that make sense only where there are several machines."""
         return [
             (value, name)
-            for name, value, one_machine in (
+            for name, value, is_one_machine in (
                 ("num_nodes", self.num_nodes, self.num_nodes == 1),
                 ("node_rank", self.node_rank, self.node_rank == 0),
                 ("master_addr", self.master_addr, _is_loopback(self.master_addr)),
                 ("rdzv_backend", self.rdzv_backend, self.rdzv_backend in {"static", "c10d"}),
                 ("rdzv_endpoint", self.rdzv_endpoint, _is_loopback(_host(self.rdzv_endpoint))),
             )
-            if not one_machine
+            if not is_one_machine
         ]
 
     @property
@@ -161,9 +179,9 @@ class Launching:
         return self.use_port or 0
 
     def environ(self) -> dict[str, str]:
-        """What the `Accelerator` in a worker has to know of this."""
-        asked = {"ACCELERATE_USE_CPU": self.cpu, "ACCELERATE_CPU_AFFINITY": self.enable_cpu_affinity}
-        return {name: str(yes).lower() for name, yes in asked.items()}
+        """The variables through which the `Accelerator` in a worker gets these settings."""
+        flags = {"ACCELERATE_USE_CPU": self.cpu, "ACCELERATE_CPU_AFFINITY": self.enable_cpu_affinity}
+        return {name: str(yes).lower() for name, yes in flags.items()}
 
 
 def _host(endpoint: str) -> str:

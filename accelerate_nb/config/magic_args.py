@@ -1,4 +1,4 @@
-"""What can stand behind `%%accelerate` and `%accelerate`, read as the settings themselves say it."""
+"""Flags and commands of `%%accelerate` and `%accelerate`, declared and read like the settings."""
 
 from __future__ import annotations
 
@@ -8,64 +8,64 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from accelerate_nb.config.fields import Setting, setting, settings
-from accelerate_nb.config.nearest import meant
-from accelerate_nb.config.ranks import named
-from accelerate_nb.config.run import all_settings
-from accelerate_nb.config.spelling import read_words
+from accelerate_nb.config.did_you_mean import did_you_mean
+from accelerate_nb.config.formats import read_words
+from accelerate_nb.config.rank_lists import named
+from accelerate_nb.config.run_config import all_settings
+from accelerate_nb.config.settings import Setting, setting, settings
 from accelerate_nb.errors import ConfigurationError
 
-# What is said of a function that runs to its end, and means nothing to a session. `timeout` is the cell's own.
+# Settings of a function that runs to its end, which mean nothing to a session. `timeout` is the cell's own.
 _OF_LAUNCHES = frozenset({"timeout", "results", "max_restarts", "monitor_interval"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellWish:
-    """What `%%accelerate` can be asked for one cell."""
+class CellOptions:
+    """Options of one `%%accelerate` cell."""
 
     ranks: str | None = setting(None, help="The ranks that run the cell, such as 0,2-3; without it, all of them.")
-    fresh: bool = setting(False, help="Start the session anew first; its variables are gone then.")
-    timeout: float | None = setting(
-        None, minimum=0, help="How many seconds the cell may take before it is interrupted."
+    restart: bool = setting(False, help="Restart the session first; its variables are gone then.", deprecated=["fresh"])
+    timeout: float | None = setting(None, minimum=0, help="Seconds that the cell may take before it is interrupted.")
+    background: bool = setting(False, help="Return at once; the output continues under the cell.")
+    local: bool = setting(
+        False, help="Run the cell in the notebook too, first: for imports and definitions.", deprecated=["also_here"]
     )
-    background: bool = setting(False, help="Give the notebook back at once; the output goes on under the cell.")
-    also_here: bool = setting(False, help="Run the cell in the notebook too, first: for imports and definitions.")
     displays: Literal["main", "all"] = setting(
         "main", help="Whose figures and tables are shown: those of the first rank ('main'), or of every rank ('all')."
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class PullWish:
-    """What `%accelerate pull` can be asked."""
+class PullOptions:
+    """Options of `%accelerate pull`."""
 
     rank: int | None = setting(None, minimum=0, help="The rank whose value is fetched; without it, the first one's.")
-    all: bool = setting(False, help="Fetch every rank's value, as a list in the order of ranks.")
+    all: bool = setting(False, help="Fetch every rank's value, as a list in rank order.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogsWish:
-    """What `%accelerate logs` can be asked."""
+class LogsOptions:
+    """Options of `%accelerate logs`."""
 
     rank: int | None = setting(None, minimum=0, help="The rank whose lines are shown; without it, all ranks'.")
-    lines: int = setting(20, minimum=1, help="How many of a rank's last lines.")
+    lines: int = setting(20, minimum=1, help="Number of last lines of each rank.")
 
 
 @cache
 def session_flags() -> tuple[Setting, ...]:
     """The settings that a session can be started with."""
-    return tuple(one for one in all_settings() if one.name not in _OF_LAUNCHES)
+    return tuple(item for item in all_settings() if item.name not in _OF_LAUNCHES)
 
 
 @cache
 def cell_flags() -> tuple[Setting, ...]:
-    """Everything that may stand behind `%%accelerate`."""
-    return (*settings(CellWish), *session_flags())
+    """All flags of `%%accelerate`."""
+    return (*settings(CellOptions), *session_flags())
 
 
 @dataclass(frozen=True)
-class Command:
-    """A word behind `%accelerate`, what follows it, and what it does."""
+class LineCommand:
+    """A command of `%accelerate`: its word, its arguments and its help."""
 
     word: str
     usage: str
@@ -74,67 +74,67 @@ class Command:
 
 
 @cache
-def line_commands() -> tuple[Command, ...]:
-    """Everything that `%accelerate` can be told."""
+def line_commands() -> tuple[LineCommand, ...]:
+    """All commands of `%accelerate`."""
     return (
-        Command("status", "", "How the session is: its ranks, what they do, its settings and its folder."),
-        Command("stop", "", "End the session; its variables are gone."),
-        Command(
-            "restart", "[flags]", "Start the session anew, with the same settings and these flags.", session_flags()
+        LineCommand("status", "", "How the session is: its ranks, what they do, its settings and its folder."),
+        LineCommand("stop", "", "End the session; its variables are gone."),
+        LineCommand(
+            "restart", "[flags]", "Restart the session, with the same settings and these flags.", session_flags()
         ),
-        Command("push", "x y", "Give variables of the notebook to every rank."),
-        Command(
-            "pull", "z", "Fetch variables of a rank into the notebook; tensors come to the CPU.", settings(PullWish)
+        LineCommand("push", "x y", "Give variables of the notebook to every rank."),
+        LineCommand(
+            "pull", "z", "Fetch variables of a rank into the notebook; tensors come to the CPU.", settings(PullOptions)
         ),
-        Command(
+        LineCommand(
             "run", "fn(args)", "Call a function of the notebook on every rank; gives what it returned on the first."
         ),
-        Command("wait", "", "Wait for the cell that runs in the background."),
-        Command("interrupt", "", "Interrupt the cell that runs in the background; the session goes on."),
-        Command("stacks", "", "Where every rank is at this moment."),
-        Command("logs", "", "The last lines of the ranks, also those that no cell shows.", settings(LogsWish)),
-        Command("config", "", "Pick the settings of the next session in a form."),
+        LineCommand("wait", "", "Wait for the cell that runs in the background."),
+        LineCommand("interrupt", "", "Interrupt the cell that runs in the background; the session goes on."),
+        LineCommand("stacks", "", "Where every rank is at this moment."),
+        LineCommand("logs", "", "The last lines of the ranks, also those that no cell shows.", settings(LogsOptions)),
+        LineCommand("config", "", "Pick the settings of the next session in a form."),
     )
 
 
-def read_line(line: str) -> tuple[Command, str]:
+def read_line(line: str) -> tuple[LineCommand, str]:
     """
-    The command that stands behind `%accelerate`, and the text behind its word; nothing at all asks for the status.
+    The command of an `%accelerate` line, and the text after its word; an empty line means `status`.
 
     >>> read_line("push x y")[1]
     'x y'
     """
     word, _, rest = line.strip().partition(" ")
-    known = {one.word: one for one in line_commands()}
+    known = {line_command.word: line_command for line_command in line_commands()}
     if word and word not in known:
-        hint = meant(word, known, "Leave it out to see the status.")
-        raise ConfigurationError(f"%accelerate was given {word!r}. {hint} It knows {', '.join(known)}.")
+        suggestion = did_you_mean(word, known, "Leave it out to see the status.")
+        raise ConfigurationError(f"%accelerate was given {word!r}. {suggestion} It knows {', '.join(known)}.")
     return known[word or "status"], rest.strip()
 
 
-def read_cell_line(line: str) -> tuple[CellWish, dict[str, Any]]:
+def read_cell_line(line: str) -> tuple[CellOptions, dict[str, Any]]:
     """
-    What a cell's first line asks for the cell, and what it says of the session's settings.
+    The options of a cell, and the settings of its session, from the cell's first line.
 
     `ConfigurationError` names an unknown flag's nearest, and what a value should be.
 
-    >>> read_cell_line("-n 2 --fresh")[1]
+    >>> read_cell_line("-n 2 --restart")[1]
     {'num_processes': 2}
     """
-    said, rest = read(line, cell_flags(), "%%accelerate")
+    given, rest = read(line, cell_flags(), "%%accelerate")
     refuse(rest, "%%accelerate", "It takes flags only; the code begins on the next line.")
-    own = CellWish.__dataclass_fields__
-    wish = CellWish(**{name: value for name, value in said.items() if name in own})
-    return wish, {name: value for name, value in said.items() if name not in own}
+    option_names = CellOptions.__dataclass_fields__
+    options = CellOptions(**{name: value for name, value in given.items() if name in option_names})
+    return options, {name: value for name, value in given.items() if name not in option_names}
 
 
 def read(line: str, flags: Sequence[Setting], where: str) -> tuple[dict[str, Any], list[str]]:
-    """The values that a line's flags say, by the names of their settings, and the words that are no flags."""
+    """The values of a line's flags, by the names of their settings, and the words that are no flags."""
     return read_words(_words(line, where), flags, where)
 
 
 def refuse(words: Sequence[str], where: str, advice: str) -> None:
-    """Say that words are too many, if there are any."""
+    """Raise `ConfigurationError` if any words are left over."""
     if words:
         raise ConfigurationError(f"{where} was given {' '.join(words)!r}, which is no flag. {advice}")
 

@@ -1,156 +1,205 @@
-"""The whole wish, resolved from what was said in a call, in the environment and in a file."""
+"""The whole configuration, resolved from a call's arguments, the environment and a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from accelerate_nb.config import later, tpus
-from accelerate_nb.config.fields import GROUPS, Setting, said, settings, unknown_setting
-from accelerate_nb.config.launching import Launching
-from accelerate_nb.config.training import Training
+from accelerate_nb.config import tpu_pods
+from accelerate_nb.config.did_you_mean import did_you_mean
+from accelerate_nb.config.environment import NO_SETTINGS, PREFIX
+from accelerate_nb.config.hf import unsupported
+from accelerate_nb.config.launch import LaunchingConfig
+from accelerate_nb.config.settings import (
+    GROUPS,
+    Setting,
+    given_arguments,
+    section_name,
+    settings,
+    unknown_setting,
+    warn_deprecated,
+    with_current_names,
+)
+from accelerate_nb.config.training import TrainingConfig
+from accelerate_nb.errors import UnknownSettingError
 
-Section = TypeVar("Section", Launching, Training)
+Section = TypeVar("Section", LaunchingConfig, TrainingConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Everything that a run should be."""
+    """The whole configuration of a run."""
 
-    launching: Launching = field(default_factory=Launching)
-    training: Training = field(default_factory=Training)
+    launching: LaunchingConfig = field(default_factory=LaunchingConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
 
     def environ(self) -> dict[str, str]:
-        """What every worker's environment says of it."""
+        """The variables that every worker gets for it."""
         return {**self.launching.environ(), **self.training.environ()}
 
 
 @cache
 def all_settings() -> tuple[Setting, ...]:
     """Every setting there is."""
-    return (*settings(Launching), *settings(Training))
+    return (*settings(LaunchingConfig), *settings(TrainingConfig))
+
+
+def setting_named(name: str) -> Setting:
+    """The setting of this name; `StopIteration` where there is none."""
+    return next(setting for setting in all_settings() if setting.name == name)
 
 
 @cache
 def grouped() -> dict[str, tuple[Setting, ...]]:
     """Every setting under the key of its heading in `GROUPS`, in the order in which a form or a help shows them."""
-    return {key: own for key in GROUPS if (own := tuple(one for one in all_settings() if one.group == key))}
+    return {
+        key: members
+        for key in GROUPS
+        if (members := tuple(setting for setting in all_settings() if setting.group == key))
+    }
 
 
 def resolve(
     arguments: Mapping[str, Any], environment: Mapping[str, str], file: Mapping[str, Any] | None = None
 ) -> RunConfig:
     """
-    What a run should be: an argument wins over a variable of the environment, that over the file, that over the default.
+    The configuration of a run: an argument wins over an environment variable, that over the file, that over the default.
 
-    An argument that is `None`, or a default marked by `unsaid`, was not said. `ConfigurationError` tells which value can't
-    be one, or which argument is unknown; `NotYetError` what is known and not offered yet, also of what the file asks for.
+    An argument that is `None`, or a default marked by `unset`, was not given. `ConfigurationError` names an invalid
+    value or an unknown argument; `NotYetError` a feature that is not offered yet, also one that the file requests.
 
     >>> resolve({"num_processes": 2}, {"ACCELERATE_MIXED_PRECISION": "bf16"}).training.mixed_precision
     'bf16'
     """
-    known = {one.name for one in all_settings()}
+    arguments = with_current_names(arguments, all_settings())
+    known = {setting.name for setting in all_settings()}
     for name in arguments:
         if name not in known:
             raise unknown_setting(name, known)
-    later.refuse(file or {})
-    places = _places(arguments, environment, file)
-    return RunConfig(launching=_made(Launching, places), training=_made(Training, places))
+    _refuse_misspelled(environment, {*known, *(former for setting in all_settings() for former in setting.deprecated)})
+    unsupported.refuse(file or {})
+    sources = _sources(arguments, environment, file)
+    return RunConfig(launching=_made(LaunchingConfig, sources), training=_made(TrainingConfig, sources))
+
+
+def _refuse_misspelled(environment: Mapping[str, str], known: Iterable[str]) -> None:
+    """Raise for a variable that is nearly one of a setting; others with this package's prefix may be another release's."""
+    names = {*(name.upper() for name in known), *NO_SETTINGS}
+    for variable, text in environment.items():
+        name = variable.removeprefix(PREFIX)
+        if (
+            text
+            and name != variable
+            and name not in names
+            and (suggestion := did_you_mean(name, sorted(names), prefix=PREFIX))
+        ):
+            raise UnknownSettingError(f"The variable {variable} is set, and no setting has that name. {suggestion}")
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a setting's value was said: `place` is for people, and empty for a default."""
+    """The value of a setting and its source: `source` is a text for people, and empty for a default."""
 
     value: Any
-    place: str = ""
+    source: str = ""
 
 
 def origins(
     arguments: Mapping[str, Any], environment: Mapping[str, str], file: Mapping[str, Any] | None = None
 ) -> dict[str, Origin]:
     """
-    Where each setting gets its value from, by the same rules as in `resolve`, which tells what can't be a value.
+    The source of each setting's value, by the same rules as in `resolve`, which raises for an invalid value.
 
     >>> origins({}, {"ACCELERATE_USE_CPU": "1"})["cpu"]
-    Origin(value=True, place='the variable ACCELERATE_USE_CPU')
+    Origin(value=True, source='the variable ACCELERATE_USE_CPU')
     """
-    return {one.name: origin(one, arguments, environment, file) for one in all_settings()}
+    return {setting.name: origin(setting, arguments, environment, file) for setting in all_settings()}
 
 
 def origin(
-    one: Setting, arguments: Mapping[str, Any], environment: Mapping[str, str], file: Mapping[str, Any] | None = None
+    setting: Setting,
+    arguments: Mapping[str, Any],
+    environment: Mapping[str, str],
+    file: Mapping[str, Any] | None = None,
 ) -> Origin:
-    """Where one setting gets its value from, whatever is said of the others."""
-    return _first(one, _places(arguments, environment, file)) or Origin(one.default)
+    """The source of one setting's value, whatever the others are."""
+    return _first(setting, _sources(arguments, environment, file)) or Origin(setting.default)
 
 
 def values(config: RunConfig) -> dict[str, Any]:
     """The value of every setting, by its name."""
     sections = {"launching": config.launching, "training": config.training}
-    return {one.name: getattr(sections[one.section], one.name) for one in all_settings()}
+    return {setting.name: getattr(sections[setting.section], setting.name) for setting in all_settings()}
 
 
 def differing(config: RunConfig) -> dict[str, Any]:
     """The settings whose values are not their defaults: as arguments, they give the same configuration again."""
     found = values(config)
-    return {one.name: found[one.name] for one in all_settings() if found[one.name] != one.default}
+    return {setting.name: found[setting.name] for setting in all_settings() if found[setting.name] != setting.default}
 
 
-class _Place(Protocol):
-    """Where a setting can be said."""
+class _SettingSource(Protocol):
+    """A source of settings' values."""
 
-    def values(self, one: Setting) -> Iterator[Origin]:
-        """What this place says of a setting, checked; the first counts."""
-
-
-class _Arguments(NamedTuple):
-    said: Mapping[str, Any]
-
-    def values(self, one: Setting) -> Iterator[Origin]:
-        if one.name in self.said:
-            yield Origin(one.check(self.said[one.name], f"{one.name} was given as"), "the call")
+    def values(self, setting: Setting) -> Iterator[Origin]:
+        """The values that this source has for a setting, checked; the first counts."""
 
 
-class _Environment(NamedTuple):
+class _ArgumentSource(NamedTuple):
+    arguments: Mapping[str, Any]
+
+    def values(self, setting: Setting) -> Iterator[Origin]:
+        if setting.name in self.arguments:
+            yield Origin(setting.check(self.arguments[setting.name], f"{setting.name} was given as"), "the call")
+
+
+class _EnvironmentSource(NamedTuple):
     variables: Mapping[str, str]
 
-    def values(self, one: Setting) -> Iterator[Origin]:
-        for name in one.variables:
+    def values(self, setting: Setting) -> Iterator[Origin]:
+        for name in setting.variables:
             if text := self.variables.get(name):
-                yield Origin(one.parse(text, f"The variable {name} says"), f"the variable {name}")
+                if name.removeprefix(PREFIX).lower() in setting.deprecated:
+                    warn_deprecated(name, setting.variables[0])
+                yield Origin(setting.parse(text, f"The variable {name} is"), f"the variable {name}")
 
 
-class _File(NamedTuple):
+class _FileSource(NamedTuple):
     content: Mapping[str, Any]
 
-    def values(self, one: Setting) -> Iterator[Origin]:
-        for key in one.keys:
+    def values(self, setting: Setting) -> Iterator[Origin]:
+        for key in setting.keys:
             value = self.content.get(key)
             if value is not None:
-                read = one.parse if isinstance(value, str) else one.check
-                yield Origin(read(value, f"{key} in the configuration file says"), "the configuration file")
+                if key in setting.deprecated:
+                    warn_deprecated(f"{key} in the configuration file", setting.name)
+                read = setting.parse if isinstance(value, str) else setting.check
+                yield Origin(read(value, f"{key} in the configuration file is"), "the configuration file")
 
 
-def _places(
+def _sources(
     arguments: Mapping[str, Any], environment: Mapping[str, str], file: Mapping[str, Any] | None
-) -> tuple[_Place, ...]:
-    """Where settings can be said, the place that wins first."""
-    places: tuple[_Place, ...] = (_Arguments(said(arguments)), _Environment(environment), _File(file or {}))
-    if file is None or not tpus.are_meant(file):
-        return places
-    cpu = _first(next(one for one in all_settings() if one.name == "cpu"), places)
-    # whoever asks for the CPU wants torch's own, on whatever machine the file was written for
-    return places if cpu is not None and cpu.value else (*places[:-1], _File(tpus.with_engine(file)))
+) -> tuple[_SettingSource, ...]:
+    """The sources of settings, the one that wins first."""
+    sources: tuple[_SettingSource, ...] = (
+        _ArgumentSource(given_arguments(arguments)),
+        _EnvironmentSource(environment),
+        _FileSource(file or {}),
+    )
+    if file is None or not tpu_pods.file_is_for_tpus(file):
+        return sources
+    cpu = _first(setting_named("cpu"), sources)
+    # a request for the CPU means torch's own, on whatever machine the file was written for
+    return sources if cpu is not None and cpu.value else (*sources[:-1], _FileSource(tpu_pods.with_engine(file)))
 
 
-def _first(one: Setting, places: tuple[_Place, ...]) -> Origin | None:
-    return next((origin for place in places for origin in place.values(one)), None)
+def _first(setting: Setting, sources: tuple[_SettingSource, ...]) -> Origin | None:
+    return next((origin for source in sources for origin in source.values(setting)), None)
 
 
-def _made(section: type[Section], places: tuple[_Place, ...]) -> Section:
-    own = (one for one in all_settings() if one.section == section.__name__.lower())
-    found = {one.name: _first(one, places) for one in own}
+def _made(section: type[Section], sources: tuple[_SettingSource, ...]) -> Section:
+    members = (setting for setting in all_settings() if setting.section == section_name(section))
+    found = {item.name: _first(item, sources) for item in members}
     return section(**{name: origin.value for name, origin in found.items() if origin is not None})

@@ -1,4 +1,4 @@
-"""How a setting is said once: its type, default, choices, help, flag, variable, key and form field are one line."""
+"""Declaration of settings: type, default, choices, help, flag, variable, key and form field are one line."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from accelerate_nb.config.kinds import Kind, Number, OneOf, Table, Text, Unfit, Whole, YesNo
-from accelerate_nb.config.nearest import meant
-from accelerate_nb.errors import ConfigurationError, NotYetError
+from accelerate_nb.config.did_you_mean import did_you_mean
+from accelerate_nb.config.environment import PREFIX
+from accelerate_nb.config.value_types import Boolean, Integer, InvalidValue, NamedValues, Number, OneOf, Text, ValueType
+from accelerate_nb.errors import ConfigurationError, NotYetError, UnknownSettingError
+from accelerate_nb.user_warnings import warn_user
 
 T = TypeVar("T")
 
 # The headings under which settings are shown, in their order.
 GROUPS: dict[str, str] = {
-    "where": "Where it runs",
-    "many": "How many processes",
+    "where": "Engine and devices",
+    "many": "Processes",
     "precision": "Precision",
     "training": "Training",
     "compiling": "Compiling",
@@ -24,15 +26,15 @@ GROUPS: dict[str, str] = {
     "checkpoints": "Checkpoints",
     "machines": "Several machines",
     "failures": "Time limits, failures",
-    "shown": "How it is shown",
-    "kept": "What comes back, what is kept",
+    "shown": "Display",
+    "kept": "Results and folders",
     "more": "More",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
-    """What a field's own line says beyond its name, type and default."""
+class _SettingDetails:
+    """Details of a setting beyond its name, type and default."""
 
     help: str
     minimum: float | None
@@ -40,7 +42,8 @@ class _Said:
     also_as_text: bool
     variables: tuple[str, ...]
     keys: tuple[str, ...]
-    later: tuple[str, ...]
+    unsupported: tuple[str, ...]
+    deprecated: tuple[str, ...]
     group: str
     advanced: bool
 
@@ -54,32 +57,34 @@ def setting(
     also_as_text: bool = False,
     variables: Iterable[str] = (),
     keys: Iterable[str] = (),
-    later: Iterable[str] = (),
+    unsupported: Iterable[str] = (),
+    deprecated: Iterable[str] = (),
     group: str = "more",
     advanced: bool = False,
 ) -> Any:
     """
-    A field of a settings class. Its choices are those of its `Literal` type; an `Annotated` one brings its kind.
+    A field of a settings class. Its choices are those of its `Literal` type; an `Annotated` one brings its type.
 
     `variables` and `keys` are further names of it, in the environment and in Hugging Face's configuration file; its own
-    are `ACCELERATE_NB_<NAME>` and `<name>`. `also_as_text` lets an argument be a number written as a text. `later` holds
-    choices that are known and not offered yet. `group` is the key in `GROUPS` of the heading under which a form shows it;
+    are `ACCELERATE_NB_<NAME>` and `<name>`. `also_as_text` lets an argument be a number written as a text. `unsupported` holds
+    choices that are known and not offered yet. `deprecated` are former names, which work and warn. `group` is the key in `GROUPS` of the heading under which a form shows it;
     an `advanced` one is folded there.
 
-    >>> num_processes: int | None = setting(None, minimum=1, help="How many processes run the function.")
+    >>> num_processes: int | None = setting(None, minimum=1, help="Number of processes.")
     """
-    said = _Said(
+    details = _SettingDetails(
         help=help,
         minimum=minimum,
         maximum=maximum,
         also_as_text=also_as_text,
         variables=tuple(variables),
         keys=tuple(keys),
-        later=tuple(later),
+        unsupported=tuple(unsupported),
+        deprecated=tuple(deprecated),
         group=group,
         advanced=advanced,
     )
-    return field(default=default, metadata={"said": said})
+    return field(default=default, metadata={"details": details})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +92,12 @@ class Setting:
     """Everything that a front end needs to know about one setting."""
 
     name: str
-    kind: Kind
+    value_type: ValueType
     default: Any
     help: str
     variables: tuple[str, ...]
     keys: tuple[str, ...]
+    deprecated: tuple[str, ...]
     section: str
     group: str
     advanced: bool
@@ -104,119 +110,151 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that it can be, where it can be only some."""
-        return self.kind.choices if isinstance(self.kind, OneOf) else ()
+        """The values that it can have, where it can have only some."""
+        return self.value_type.choices if isinstance(self.value_type, OneOf) else ()
 
     @property
-    def later(self) -> tuple[str, ...]:
-        """The words that are known and not offered yet."""
-        return self.kind.later if isinstance(self.kind, OneOf) else ()
+    def unsupported(self) -> tuple[str, ...]:
+        """The values that are known and not supported yet."""
+        return self.value_type.unsupported if isinstance(self.value_type, OneOf) else ()
 
     def check(self, value: Any, where: str) -> Any:
         """The value of an argument, as the setting keeps it."""
-        return self._fitting(self.kind.check, value, where)
+        return self._fitting(self.value_type.check, value, where)
 
     def parse(self, text: str, where: str) -> Any:
-        """The value that a text stands for."""
-        return self._fitting(self.kind.parse, text, where)
+        """The value of a text."""
+        return self._fitting(self.value_type.parse, text, where)
 
     def _fitting(self, read: Callable[[Any], Any], value: Any, where: str) -> Any:
         try:
             return read(value)
-        except Unfit as unfit:
+        except InvalidValue as unfit:
             advice = [*unfit.args, "Pass such a value, or leave it out."]
             raise ConfigurationError(
-                f"{where} {value!r}, but {self.name} should be {self.kind.expected}. {' '.join(advice)} ({self.help})"
+                f"{where} {value!r}, but {self.name} should be {self.value_type.expected}. {' '.join(advice)} ({self.help})"
             ) from None
         except NotYetError as error:
             raise NotYetError(f"{where} {value!r}, {error}") from None
 
 
+def with_current_names(values: Mapping[str, Any], settings: Iterable[Setting]) -> dict[str, Any]:
+    """
+    The values under the current names of their settings; a deprecated name warns.
+
+    Raises `ConfigurationError` where both names were given.
+    """
+    current = {former: setting.name for setting in settings for former in setting.deprecated}
+    for former in current.keys() & values.keys():
+        if current[former] in values:
+            raise ConfigurationError(
+                f"{former} and {current[former]} were both given, and are the same setting. Pass {current[former]} alone."
+            )
+        warn_deprecated(former, current[former])
+    return {current.get(name, name): value for name, value in values.items()}
+
+
+def warn_deprecated(former: str, name: str) -> None:
+    """Warn that a former name of a setting works for one more release, at the user's own line."""
+    warn_user(f"{former} is now called {name}; the former name works until the next release.", FutureWarning)
+
+
+def section_name(section: type) -> str:
+    """The name of a settings class among the fields of `RunConfig`: `launching` for `LaunchingConfig`."""
+    return section.__name__.removesuffix("Config").removesuffix("Options").lower()
+
+
 def settings(section: type) -> tuple[Setting, ...]:
-    """The settings of a settings class, in the order in which it says them."""
-    hints = get_type_hints(section, include_extras=True)
+    """The settings of a settings class, in the order of its fields."""
+    annotations = get_type_hints(section, include_extras=True)
     return tuple(
-        _described(one.name, hints[one.name], one.default, one.metadata["said"], section) for one in fields(section)
+        _described(item.name, annotations[item.name], item.default, item.metadata["details"], section)
+        for item in fields(section)
     )
 
 
-def _described(name: str, hint: Any, default: Any, said: _Said, section: type) -> Setting:
+def _described(name: str, annotation: Any, default: Any, details: _SettingDetails, section: type) -> Setting:
     return Setting(
         name=name,
-        kind=_kind(hint, said),
+        value_type=_value_type(annotation, details),
         default=default,
-        help=said.help,
-        variables=(f"ACCELERATE_NB_{name.upper()}", *said.variables),
-        keys=(name, *said.keys),
-        section=section.__name__.lower(),
-        group=said.group,
-        advanced=said.advanced,
-        nullable=hint is not _without_none(hint),
+        help=details.help,
+        variables=(
+            PREFIX + name.upper(),
+            *details.variables,
+            *(PREFIX + former.upper() for former in details.deprecated),
+        ),
+        keys=(name, *details.keys, *details.deprecated),
+        deprecated=details.deprecated,
+        section=section_name(section),
+        group=details.group,
+        advanced=details.advanced,
+        nullable=annotation is not _without_none(annotation),
     )
 
 
-def _kind(hint: Any, said: _Said) -> Kind:
-    plain = _without_none(hint)
+def _value_type(annotation: Any, details: _SettingDetails) -> ValueType:
+    plain = _without_none(annotation)
     if get_origin(plain) is Annotated:
-        kind: Kind = plain.__metadata__[0]
-        return kind
+        value_type: ValueType = plain.__metadata__[0]
+        return value_type
     if get_origin(plain) is Literal:
-        return OneOf(get_args(plain), said.later)
-    makers: dict[Any, Callable[[], Kind]] = {
-        int: lambda: Whole(said.minimum, said.maximum, said.also_as_text),
-        float: lambda: Number(said.minimum, said.maximum),
-        bool: YesNo,
+        return OneOf(get_args(plain), details.unsupported)
+    makers: dict[Any, Callable[[], ValueType]] = {
+        int: lambda: Integer(details.minimum, details.maximum, details.also_as_text),
+        float: lambda: Number(details.minimum, details.maximum),
+        bool: Boolean,
         str: Text,
-        Mapping: Table,
+        Mapping: NamedValues,
     }
     return makers[get_origin(plain) or plain]()
 
 
-def _without_none(hint: Any) -> Any:
-    if get_origin(hint) not in {Union, types.UnionType}:
-        return hint
-    rest = [part for part in get_args(hint) if part is not type(None)]
-    assert len(rest) == 1, f"a setting has one type, with or without None: {hint}"
+def _without_none(annotation: Any) -> Any:
+    if get_origin(annotation) not in {Union, types.UnionType}:
+        return annotation
+    rest = [part for part in get_args(annotation) if part is not type(None)]
+    assert len(rest) == 1, f"a setting has one type, with or without None: {annotation}"
     return rest[0]
 
 
-def unknown_setting(name: str, known: Iterable[str]) -> ConfigurationError:
-    """The error for a setting that nobody knows: it names the nearest one, then all."""
+def unknown_setting(name: str, known: Iterable[str]) -> UnknownSettingError:
+    """The error for an unknown setting: it names the nearest one, or else all."""
     names = sorted(known)
-    hint = meant(name, names, "Leave it out.")
-    return ConfigurationError(f"There is no setting {name!r}. {hint} The settings are {', '.join(names)}.")
+    annotation = did_you_mean(name, names, f"Leave it out. The settings are {', '.join(names)}.")
+    return UnknownSettingError(f"There is no setting {name!r}. {annotation}")
 
 
-class Unsaid:
+class Unset:
     """
-    The mark of a default in a signature: the caller did not say it, so that the environment or a file may.
+    The mark of a default in a signature: the caller did not give it, so the environment or a file may.
 
-    `Setting`s whose default is `None` need no mark: `None` is never said.
+    `Setting`s whose default is `None` need no mark: `None` always means "not given".
     """
 
 
-class _UnsaidText(Unsaid, str):
+class _UnsetText(Unset, str):
     __slots__ = ()
 
 
-class _UnsaidWhole(Unsaid, int):
+class _UnsetInteger(Unset, int):
     pass
 
 
-class _UnsaidNumber(Unsaid, float):
+class _UnsetNumber(Unset, float):
     pass
 
 
-def unsaid(value: T) -> T:
+def unset(value: T) -> T:
     """
-    A default that equals `value`, reads like it, and can be told from the same value said by a caller.
+    A default that equals `value`, reads like it, and can be told apart from the same value given by a caller.
 
-    >>> def launcher(mixed_precision: str = unsaid("no")) -> None: ...
+    >>> def launcher(mixed_precision: str = unset("no")) -> None: ...
     """
-    marked: Any = {str: _UnsaidText, int: _UnsaidWhole, float: _UnsaidNumber}[type(value)](value)
+    marked: Any = {str: _UnsetText, int: _UnsetInteger, float: _UnsetNumber}[type(value)](value)
     return marked  # type: ignore[no-any-return]
 
 
-def said(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that a caller said: neither `None` nor a marked default."""
-    return {name: value for name, value in arguments.items() if value is not None and not isinstance(value, Unsaid)}
+def given_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that a caller gave: neither `None` nor a marked default."""
+    return {name: value for name, value in arguments.items() if value is not None and not isinstance(value, Unset)}

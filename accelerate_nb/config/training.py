@@ -1,29 +1,28 @@
-"""The wish for how the `Accelerator` in each worker trains."""
+"""Settings of the `Accelerator` in each worker."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from accelerate_nb.config.fields import setting
-from accelerate_nb.config.mesh import Axes
+from accelerate_nb.config.settings import setting
+from accelerate_nb.config.xla_mesh import MeshAxes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """What a launcher asks of the `Accelerator`; `None` leaves it to the `Accelerator`'s own arguments."""
+class TrainingConfig:
+    """Settings that a launcher gives to the `Accelerator`; `None` leaves them to the `Accelerator`'s own arguments."""
 
-    mixed_precision: Literal["no", "fp16", "bf16"] | None = setting(
+    mixed_precision: Literal["no", "fp16", "bf16", "fp8"] | None = setting(
         None,
-        help="The numbers to compute with, where 16 bits are safe.",
+        help="The type to compute in where 16 bits are safe; with 'fp8' linear layers use 8 bits, by torchao.",
         variables=["ACCELERATE_MIXED_PRECISION"],
-        later=["fp8"],
         group="precision",
     )
     gradient_accumulation_steps: int | None = setting(
         None,
         minimum=1,
-        help="How many batches make one optimizer step.",
+        help="Number of batches for one optimizer step.",
         variables=["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"],
         group="training",
     )
@@ -56,13 +55,13 @@ class Training:
         | None
     ) = setting(
         None,
-        help="What compiles prepared models, by torch.compile; 'inductor' is torch's own choice, 'openxla' that for XLA devices.",
+        help="The backend of torch.compile for prepared models; 'inductor' is torch's default, 'openxla' is for XLA devices.",
         variables=["ACCELERATE_DYNAMO_BACKEND"],
         group="compiling",
     )
     dynamo_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = setting(
         None,
-        help="What the compiler makes the most of.",
+        help="The optimization mode of torch.compile.",
         variables=["ACCELERATE_DYNAMO_MODE"],
         group="compiling",
         advanced=True,
@@ -94,7 +93,7 @@ class Training:
         group="shown",
     )
 
-    xla_mesh: Annotated[str, Axes()] | None = setting(
+    xla_mesh: Annotated[str, MeshAxes()] | None = setting(
         None,
         help="Let one process drive all XLA devices as one mesh (SPMD): 'fsdp', 'data', or with sizes 'data=2,fsdp=4'.",
         group="training",
@@ -102,8 +101,8 @@ class Training:
     )
 
     def environ(self) -> dict[str, str]:
-        """The variables that say this to an `Accelerator`; what was not said is not among them."""
-        asked = {
+        """The variables through which an `Accelerator` gets these settings; unset ones are left out."""
+        values = {
             "ACCELERATE_MIXED_PRECISION": self.mixed_precision,
             "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": self.gradient_accumulation_steps,
             "ACCELERATE_DEBUG_MODE": self.debug,
@@ -115,8 +114,8 @@ class Training:
             "ACCELERATE_NB_LOADER_PROGRESS": self.loader_progress,
             "ACCELERATE_NB_XLA_MESH": self.xla_mesh,
         }
-        return {name: _said(value) for name, value in asked.items() if value is not None}
+        return {name: _variable(value) for name, value in values.items() if value is not None}
 
 
-def _said(value: str | int) -> str:
+def _variable(value: str | int) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""What values a setting can have: one small object for each kind, which checks a value and reads a text."""
+"""Types of settings' values: one small object for each type, which checks a value and parses a text."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _NO = frozenset({"0", "false", "no", "n", "off", "f"})
 Real = TypeVar("Real", int, float)
 
 
-class Unfit(Exception):  # noqa: N818 - never leaves this room: `Setting` turns it into a ConfigurationError
-    """A value is not of the kind; the setting says which and where it was found. Its argument, if any, says what is wrong."""
+class InvalidValue(Exception):  # noqa: N818 - never leaves this folder: `Setting` turns it into a ConfigurationError
+    """A value is not of the type; the setting adds its name and source. Its argument, if any, gives the reason."""
 
 
-class Kind(Protocol):
+class ValueType(Protocol):
     """The values that a setting can have."""
 
-    # what stands behind its flag in a help
+    # the placeholder after its flag in a help
     PLACEHOLDER: ClassVar[str]
 
     @property
     def expected(self) -> str:
-        """What a value has to be, to go after "should be"."""
+        """A description of a valid value, to go after "should be"."""
 
     def check(self, value: Any) -> Any:
-        """The value as the setting keeps it; `Unfit` if it can't be one."""
+        """The value as the setting keeps it; `InvalidValue` if it can't be one."""
 
     def parse(self, text: str) -> Any:
-        """The value that a text of the environment, or of a file, stands for; `Unfit` if it stands for none."""
+        """The value of a text from the environment or a file; `InvalidValue` if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class Integer:
     """Whole numbers, numpy's included; `True` is none of them."""
 
     PLACEHOLDER: ClassVar[str] = "N"
@@ -56,18 +56,18 @@ class Whole:
         if self.also_as_text and isinstance(value, str):
             return self.parse(value)
         if isinstance(value, bool):
-            raise Unfit
+            raise InvalidValue
         try:
             number = operator.index(value)
         except TypeError:
-            raise Unfit from None
+            raise InvalidValue from None
         return _within(number, self.minimum, self.maximum)
 
     def parse(self, text: str) -> int:
         try:
             number = int(text)
         except ValueError:
-            raise Unfit from None
+            raise InvalidValue from None
         return _within(number, self.minimum, self.maximum)
 
 
@@ -85,24 +85,24 @@ class Number:
 
     def check(self, value: Any) -> float:
         if isinstance(value, (bool, str)):
-            raise Unfit
+            raise InvalidValue
         try:
             number = float(value)
         except (TypeError, ValueError):
-            raise Unfit from None
+            raise InvalidValue from None
         if not math.isfinite(number):
-            raise Unfit
+            raise InvalidValue
         return _within(number, self.minimum, self.maximum)
 
     def parse(self, text: str) -> float:
         try:
             return self.check(float(text))
         except ValueError:
-            raise Unfit from None
+            raise InvalidValue from None
 
 
 @dataclass(frozen=True, slots=True)
-class YesNo:
+class Boolean:
     """True or False."""
 
     PLACEHOLDER: ClassVar[str] = ""
@@ -113,13 +113,13 @@ class YesNo:
 
     def check(self, value: Any) -> bool:
         if not isinstance(value, bool):
-            raise Unfit
+            raise InvalidValue
         return value
 
     def parse(self, text: str) -> bool:
         word = text.strip().lower()
         if word not in _YES | _NO:
-            raise Unfit
+            raise InvalidValue
         return word in _YES
 
 
@@ -135,7 +135,7 @@ class Text:
 
     def check(self, value: Any) -> str:
         if not isinstance(value, (str, os.PathLike)):
-            raise Unfit
+            raise InvalidValue
         return str(value)
 
     def parse(self, text: str) -> str:
@@ -143,7 +143,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Ids:
+class DeviceIds:
     """Accelerators of a machine: `all`, or numbers and names of them, each once."""
 
     PLACEHOLDER: ClassVar[str] = "0,1,..."
@@ -155,7 +155,7 @@ class Ids:
     def check(self, value: Any) -> str:
         # YAML reads a single one, `gpu_ids: 0`, as a number
         if isinstance(value, bool) or not isinstance(value, (int, str)):
-            raise Unfit
+            raise InvalidValue
         return self.parse(str(value))
 
     def parse(self, text: str) -> str:
@@ -163,17 +163,17 @@ class Ids:
         if [entry.lower() for entry in entries] == ["all"]:
             return "all"
         if len(set(entries)) < len(entries) or not all(map(_is_id, entries)):
-            raise Unfit
+            raise InvalidValue
         return ",".join(entries)
 
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of several words, in any case; `later` are those that have a meaning and are not offered yet."""
+    """One of several words, in any case; `unsupported` are those that are known and not supported yet."""
 
     PLACEHOLDER: ClassVar[str] = ""
     choices: tuple[str, ...]
-    later: tuple[str, ...] = ()
+    unsupported: tuple[str, ...] = ()
 
     @property
     def expected(self) -> str:
@@ -181,20 +181,20 @@ class OneOf:
 
     def check(self, value: Any) -> str:
         if not isinstance(value, str):
-            raise Unfit
+            raise InvalidValue
         return self.parse(value)
 
     def parse(self, text: str) -> str:
         word = text.strip().lower()
-        if word in self.later:
+        if word in self.unsupported:
             raise NotYetError(f"which is not offered here yet. Use {self.expected}.")
         if word not in self.choices:
-            raise Unfit
+            raise InvalidValue
         return word
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class NamedValues:
     """A mapping from texts to anything; a text of it is `name=value, name=value`, or JSON."""
 
     PLACEHOLDER: ClassVar[str] = "K=V,..."
@@ -205,7 +205,7 @@ class Table:
 
     def check(self, value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
-            raise Unfit
+            raise InvalidValue
         return dict(value)
 
     def parse(self, text: str) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def _from_json(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError:
-        raise Unfit from None
+        raise InvalidValue from None
 
 
 def _is_id(entry: str) -> bool:
@@ -237,5 +237,5 @@ def _bounds(minimum: float | None, maximum: float | None) -> str:
 
 def _within(number: Real, minimum: float | None, maximum: float | None) -> Real:
     if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
-        raise Unfit
+        raise InvalidValue
     return number

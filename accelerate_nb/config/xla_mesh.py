@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from accelerate_nb.config.kinds import Unfit
-from accelerate_nb.config.nearest import meant
+from accelerate_nb.config.did_you_mean import did_you_mean
+from accelerate_nb.config.value_types import InvalidValue
 from accelerate_nb.errors import ConfigurationError
 
 # Along "data" each device has other samples; along "fsdp" other samples and another part of each weight; along "tensor" the
@@ -16,7 +16,7 @@ AXES = ("data", "fsdp", "tensor")
 
 
 @dataclass(frozen=True, slots=True)
-class Axes:
+class MeshAxes:
     """A mesh in words: names of axes, each once, each with its size or, for at most one of them, without: the rest."""
 
     PLACEHOLDER: ClassVar[str] = "AXIS=N,..."
@@ -27,7 +27,7 @@ class Axes:
 
     def check(self, value: Any) -> str:
         if not isinstance(value, str):
-            raise Unfit
+            raise InvalidValue
         return self.parse(value)
 
     def parse(self, text: str) -> str:
@@ -42,17 +42,17 @@ def sizes(mesh: str, devices: int) -> dict[str, int]:
     {'data': 2, 'fsdp': 4}
     """
     try:
-        said = _parts(mesh)
-    except Unfit as unfit:
+        parts = _parts(mesh)
+    except InvalidValue as unfit:
         raise ConfigurationError(
-            f"The mesh {mesh!r} was asked for, but it should be {Axes().expected}. "
+            f"The mesh {mesh!r} was requested, but it should be {MeshAxes().expected}. "
             f"{unfit.args[0] if unfit.args else f'The axes are {_listed()}.'}"
         ) from None
-    product = math.prod(size for size in said.values() if size != -1)
-    found = {name: devices // product if size == -1 else size for name, size in said.items()}
+    product = math.prod(size for size in parts.values() if size != -1)
+    found = {name: devices // product if size == -1 else size for name, size in parts.items()}
     if math.prod(found.values()) != devices:
         raise ConfigurationError(
-            f"The mesh {mesh!r} has place for {'multiples of ' * (-1 in said.values())}{product} devices, but there are "
+            f"The mesh {mesh!r} needs {'a multiple of ' * (-1 in parts.values())}{product} devices, but there are "
             f"{devices}. Choose sizes whose product is {devices}, or leave one size out: it becomes what is left."
         )
     return found
@@ -62,14 +62,16 @@ def _parts(text: str) -> dict[str, int]:
     """The axes in their order; -1 is the size that was left out."""
     found: dict[str, int] = {}
     for part in text.lower().split(","):
-        name, equals, size = (each.strip() for each in part.partition("="))
+        name, equals, size = (item.strip() for item in part.partition("="))
         if name not in AXES:
-            raise Unfit(f"There is no axis {name!r}. {meant(name, AXES)} The axes are {_listed()}.".replace("  ", " "))
+            raise InvalidValue(
+                f"There is no axis {name!r}. {did_you_mean(name, AXES)} The axes are {_listed()}.".replace("  ", " ")
+            )
         if name in found:
-            raise Unfit(f"The axis {name!r} is there twice.")
+            raise InvalidValue(f"The axis {name!r} is there twice.")
         found[name] = _size(size) if equals else -1
     if sum(size == -1 for size in found.values()) > 1:
-        raise Unfit("Only one axis can be without a size.")
+        raise InvalidValue("Only one axis can be without a size.")
     return found
 
 
@@ -77,9 +79,9 @@ def _size(text: str) -> int:
     try:
         size = int(text)
     except ValueError:
-        raise Unfit(f"The size {text!r} is not a whole number.") from None
+        raise InvalidValue(f"The size {text!r} is not a whole number.") from None
     if size < 1 and size != -1:
-        raise Unfit(f"The size {size} is neither a number of devices nor -1, which means the rest.")
+        raise InvalidValue(f"The size {size} is neither a number of devices nor -1, which means the rest.")
     return size
 
 

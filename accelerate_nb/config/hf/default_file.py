@@ -1,4 +1,4 @@
-"""The configuration file that Accelerate's tools write where nobody was asked anything."""
+"""The configuration file that Accelerate's tools write without a question."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import os
 from pathlib import Path
 from typing import Any
 
-from accelerate_nb.config.files import default_place
+from accelerate_nb.config.hf.files import default_path
 from accelerate_nb.errors import ConfigurationError
 
 _PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
 
 def write_basic(
-    mixed_precision: str, place: str | os.PathLike[str] | None, *, distributed_type: str, num_processes: int, cpu: bool
+    mixed_precision: str, file: str | os.PathLike[str] | None, *, distributed_type: str, num_processes: int, cpu: bool
 ) -> Path | None:
     """
     Write a configuration for one machine, in Accelerate's format; `None` where there is a file already, which stays as it is.
 
-    The place is the one where Accelerate's tools and this package's launchers look, unless another is named.
+    The default path is the one that Accelerate's tools and this package's launchers read.
     """
-    path = default_place(os.environ) if place is None else Path(place)
+    path = default_path(os.environ) if file is None else Path(file)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         return None
@@ -31,7 +31,7 @@ def write_basic(
 
 
 def basic(mixed_precision: str, *, distributed_type: str, num_processes: int, cpu: bool) -> dict[str, Any]:
-    """What Accelerate's tools write for a machine as it is."""
+    """The content that Accelerate's tools write for a machine as it is."""
     if mixed_precision.lower() not in _PRECISIONS:
         raise ConfigurationError(
             f"mixed_precision={mixed_precision!r} was to be written. It should be one of {', '.join(_PRECISIONS)}."

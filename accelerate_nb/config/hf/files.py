@@ -9,31 +9,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accelerate_nb.config import later
-from accelerate_nb.config.keys import OF_ACCELERATE, OF_EARLIER, OF_SAGEMAKER, TOGETHER, apart, today, together
-from accelerate_nb.config.run import all_settings
-from accelerate_nb.config.spelling import OWN_MARK, is_own, key, own_keys, text
-from accelerate_nb.config.writing import write_whole
-from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.config.atomic_write import write_whole
+from accelerate_nb.config.formats import EXTENSION_MARK, extension_keys, is_extension_line, key, text
+from accelerate_nb.config.hf import unsupported
+from accelerate_nb.config.hf.keys import OF_ACCELERATE, OF_EARLIER, OF_SAGEMAKER, TOGETHER, apart, today, together
+from accelerate_nb.config.run_config import all_settings
+from accelerate_nb.errors import ConfigurationError, UnknownSettingError
 
 
-def find(environment: Mapping[str, str], said: str | Path | None = None) -> Path | None:
+def find(environment: Mapping[str, str], given: str | Path | None = None) -> Path | None:
     """
-    The configuration file: the one that was said, the variable `ACCELERATE_NB_CONFIG_FILE`'s, or Accelerate's default one.
+    The configuration file: the `given` one, that of the variable `ACCELERATE_NB_CONFIG_FILE`, or Accelerate's default one.
 
-    `None` where there is none. A file that was said and is not there is a `ConfigurationError`; one that is said to be
+    `None` where there is none. A given file that does not exist is a `ConfigurationError`; one that is given as
     empty text means that no file is read.
     """
-    if said is None:
-        said = environment.get("ACCELERATE_NB_CONFIG_FILE")
-    if said is not None:
-        return _there(said) if str(said) else None
-    default = default_place(environment)
+    if given is None:
+        given = environment.get("ACCELERATE_NB_CONFIG_FILE")
+    if given is not None:
+        return _there(given) if str(given) else None
+    default = default_path(environment)
     return default if default.is_file() else None
 
 
-def default_place(environment: Mapping[str, str]) -> Path:
-    """Where Accelerate's own tools put the configuration file; early ones wrote `default_config.json`."""
+def default_path(environment: Mapping[str, str]) -> Path:
+    """The path at which Accelerate's own tools put the configuration file; early ones wrote `default_config.json`."""
     folder = _hugging_face_home(environment) / "accelerate"
     usual, early = folder / "default_config.yaml", folder / "default_config.json"
     return early if early.is_file() and not usual.is_file() else usual
@@ -41,22 +41,28 @@ def default_place(environment: Mapping[str, str]) -> Path:
 
 def read(path: Path) -> dict[str, Any]:
     """
-    What the file says, for `resolve`: a key for each thing, as today's Accelerate spells it, without those that say nothing.
+    The content of the file, for `resolve`: one key for each setting, as today's Accelerate spells it, without empty ones.
 
-    Files of all of Accelerate's releases since 0.11 are read, YAML and JSON; what is asked for and not offered yet is in
-    the content too, and is told by `resolve`. `ConfigurationError` gives line and column of what is broken or unknown.
+    Files of all of Accelerate's releases since 0.11 are read, YAML and JSON; a requested feature that is not offered yet is in
+    the content too, and `resolve` raises for it. `ConfigurationError` gives line and column of what is broken or unknown.
     """
     content = apart(today(_content(path)))
-    return {name: _meant(name, value) for name, value in content.items() if _says_something(name, value)}
+    return {name: _did_you_mean(name, value) for name, value in content.items() if _is_set(name, value)}
+
+
+def whole(path: Path) -> dict[str, Any]:
+    """The whole content of the file, with its nested parts, as today's Accelerate spells it."""
+    content = today(_content(path))
+    return {name: _did_you_mean(name, value) for name, value in content.items() if value not in (None, {})}
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class ConfigDraft:
     """
-    What a configuration file would hold, not yet written.
+    The content of a configuration file, not yet written.
 
-    `replaces` tells that there is a file already. Of it `kept` are the keys that are no settings of this package and stay
-    as they are, `changed` those that get another value or go, and `comments` says that it has comments, which go.
+    `replaces` is true where there is a file already. Of it `kept` are the keys that are no settings of this package and stay
+    as they are, `changed` those that get another value or go, and `comments` is whether it has comments, which are dropped.
     """
 
     path: Path
@@ -67,12 +73,12 @@ class Draft:
     comments: bool = False
 
     def write(self) -> None:
-        """Write the file, whole or not at all; `ConfigurationError` says why it could not be."""
+        """Write the file, whole or not at all; `ConfigurationError` gives the reason for a failure."""
         # a link stays a link: people keep their configuration files elsewhere
-        place = self.path.resolve()
+        path = self.path.resolve()
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(place, self.text)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, self.text)
         except OSError as error:
             raise ConfigurationError(
                 f"The configuration was to be written to {self.path}, and can't be: {error.strerror}. Save it to another path."
@@ -80,87 +86,87 @@ class Draft:
 
     @property
     def text(self) -> str:
-        """What would be written."""
+        """The text to be written."""
         if self.path.suffix == ".json":
             return json.dumps(self.content, indent=2, ensure_ascii=False) + "\n"
         return text(self.content)
 
 
-def draft(path: str | Path, content: Mapping[str, Any]) -> Draft:
+def draft(path: str | Path, content: Mapping[str, Any]) -> ConfigDraft:
     """
-    A file that says `content`, and whatever the present one says of other things.
+    A file with `content`, and with the other keys of the existing file.
 
-    Raises `ConfigurationError` where the present file can't be read, with line and column, and `NotYetError` where it asks
-    for what is not offered here: neither is written over. Settings that only this package knows can't stand in a JSON file.
+    Raises `ConfigurationError` where the existing file can't be read, with line and column, and `NotYetError` where it requests
+    a feature that is not offered here: neither is overwritten. Settings that only this package knows can't stand in a JSON file.
     """
-    place = Path(path).expanduser()
-    if place.is_dir():
+    target = Path(path).expanduser()
+    if target.is_dir():
         raise ConfigurationError(
-            f"The configuration was to be written to {place}, which is a folder. Add a file's name."
+            f"The configuration was to be written to {target}, which is a folder. Add a file's name."
         )
-    _refuse_own_in_json(place, content)
-    if not place.exists():
-        return Draft(place, dict(content))
-    present = _content(place)
-    later.refuse(present, f"The configuration file {place}")
-    mine = {"compute_environment", "distributed_type", *(key for one in all_settings() for key in one.keys)}
-    others = {name: value for name, value in today(present).items() if name not in {*mine, *TOGETHER, *content}}
+    _refuse_extensions_in_json(target, content)
+    if not target.exists():
+        return ConfigDraft(target, dict(content))
+    current = _content(target)
+    unsupported.refuse(current, f"The configuration file {target}")
+    mine = {"compute_environment", "distributed_type", *(key for setting in all_settings() for key in setting.keys)}
+    others = {name: value for name, value in today(current).items() if name not in {*mine, *TOGETHER, *content}}
     whole = {**content, **others}
-    return Draft(
-        place,
+    return ConfigDraft(
+        target,
         whole,
         replaces=True,
         kept=tuple(others),
-        changed=_changed(present, whole),
-        comments=_has_comments(place),
+        changed=_changed(current, whole),
+        comments=_has_comments(target),
     )
 
 
-def renewed(path: Path, distributed_type: str) -> Draft:
+def renewed(path: Path, distributed_type: str) -> ConfigDraft:
     """
-    The same file as today's Accelerate would write it: every key that means something now stays, whatever it asks for.
+    The same file as today's Accelerate would write it: every key that means something now stays, whatever it requests.
 
-    `distributed_type` is for a file that does not say it, which Accelerate's own tools refuse. Raises `ConfigurationError`
+    `distributed_type` is for a file without it, which Accelerate's own tools refuse. Raises `ConfigurationError`
     where the file can't be read.
     """
-    present = _content(path)
-    spelled = {each: key(one) for one in all_settings() for each in one.keys if each not in OF_ACCELERATE}
+    current = _content(path)
+    spelled = {item: key(setting) for setting in all_settings() for item in setting.keys if item not in OF_ACCELERATE}
     content: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "distributed_type": distributed_type}
-    for name, value in apart(today(present)).items():
+    for name, value in apart(today(current)).items():
         if value not in (None, {}):
-            content[spelled.get(name, name)] = _meant(name, value)
+            content[spelled.get(name, name)] = _did_you_mean(name, value)
     content = together(content)
-    _refuse_own_in_json(path, content)
-    return Draft(path, content, replaces=True, changed=_changed(present, content), comments=_has_comments(path))
+    _refuse_extensions_in_json(path, content)
+    return ConfigDraft(path, content, replaces=True, changed=_changed(current, content), comments=_has_comments(path))
 
 
-def _changed(present: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
+def _changed(current: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
     """The keys of a file that get another value or go."""
-    before, after = apart(present), apart(new)
+    before, after = apart(current), apart(new)
     return tuple(
         name
         for name, value in before.items()
-        if after.get(name) != _meant(name, value) and value not in (None, {})
+        if after.get(name) != _did_you_mean(name, value) and value not in (None, {})
     )  # fmt: skip
 
 
-def _refuse_own_in_json(place: Path, content: Mapping[str, Any]) -> None:
-    if place.suffix == ".json" and (own := own_keys(content)):
+def _refuse_extensions_in_json(path: Path, content: Mapping[str, Any]) -> None:
+    if path.suffix == ".json" and (extensions := extension_keys(content)):
         raise ConfigurationError(
-            f"The configuration was to be written to {place}, but a JSON file can't say {', '.join(own)}: Accelerate's own "
+            f"The configuration was to be written to {path}, but a JSON file can't hold {', '.join(extensions)}: Accelerate's own "
             "tools refuse a file with keys that they do not know, and JSON has no comments to put them in. Name a .yaml file."
         )
 
 
-def _has_comments(place: Path) -> bool:
-    lines = place.read_text(encoding="utf-8").splitlines()
-    return any(line.lstrip().startswith("#") and not is_own(line) for line in lines)
+def _has_comments(path: Path) -> bool:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return any(line.lstrip().startswith("#") and not is_extension_line(line) for line in lines)
 
 
-def _there(said: str | Path) -> Path:
-    path = Path(said).expanduser()
+def _there(given: str | Path) -> Path:
+    path = Path(given).expanduser()
     if not path.is_file():
-        raise ConfigurationError(f"The configuration file {path} was asked for, and is not there. Correct its path.")
+        raise ConfigurationError(f"The configuration file {path} was requested, and does not exist. Correct its path.")
     return path
 
 
@@ -174,13 +180,15 @@ def _hugging_face_home(environment: Mapping[str, str]) -> Path:
 def _content(path: Path) -> dict[str, Any]:
     """All that a file holds, under the keys that stand there; what is written for this package alone wins."""
     written = _text_of(path)
-    content = {**_keys(path, written), **_keys(path, _own_lines(written), beyond=len(OWN_MARK))}
+    content = {**_keys(path, written), **_keys(path, _extension_lines(written), beyond=len(EXTENSION_MARK))}
     return {str(name): value for name, value in content.items()}
 
 
-def _own_lines(written: str) -> str:
-    """The lines for this package alone, in their places."""
-    return "\n".join(line.removeprefix(OWN_MARK) if line.startswith(OWN_MARK) else "" for line in written.splitlines())
+def _extension_lines(written: str) -> str:
+    """The lines for this package alone, at their positions."""
+    return "\n".join(
+        line.removeprefix(EXTENSION_MARK) if line.startswith(EXTENSION_MARK) else "" for line in written.splitlines()
+    )
 
 
 def _text_of(path: Path) -> str:
@@ -203,8 +211,8 @@ def _keys(path: Path, written: str, beyond: int = 0) -> dict[Any, Any]:
         content = yaml.safe_load(written)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise _broken(path, place, error.problem or error) from None
+        position = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise _broken(path, position, error.problem or error) from None
     except yaml.YAMLError as error:
         raise _broken(path, "", error) from None
     if content is None:
@@ -218,36 +226,36 @@ def _keys(path: Path, written: str, beyond: int = 0) -> dict[Any, Any]:
     return content
 
 
-def _broken(path: Path, place: str, why: Any) -> ConfigurationError:
+def _broken(path: Path, position: str, why: Any) -> ConfigurationError:
     return ConfigurationError(
-        f"The configuration file {path}{place} can't be read: {why}. Correct it, or remove the file."
+        f"The configuration file {path}{position} can't be read: {why}. Correct it, or remove the file."
     )
 
 
 def _refuse_unknown(path: Path, root: Any, beyond: int) -> None:
-    settings = {key for one in all_settings() for key in one.keys}
+    settings = {key for setting in all_settings() for key in setting.keys}
     known = settings | OF_ACCELERATE | OF_SAGEMAKER | OF_EARLIER
     wrong = [_unknown(node, known, beyond) for node, _ in root.value if str(node.value) not in known]
     if wrong:
-        raise ConfigurationError(
+        raise UnknownSettingError(
             f"The configuration file {path} has {'; '.join(wrong)}. Correct {'it' if len(wrong) == 1 else 'them'}, or remove "
-            f"{'the line' if len(wrong) == 1 else 'the lines'}; `accelerate-nb config` writes a file anew."
+            f"{'the line' if len(wrong) == 1 else 'the lines'}; `accelerate-nb config` writes a new file."
         )
 
 
 def _unknown(node: Any, known: set[str], beyond: int) -> str:
     near = difflib.get_close_matches(str(node.value), known, n=1)
     mark = node.start_mark
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    return f"the unknown key {node.value!r} in line {mark.line + 1}, column {mark.column + beyond + 1}{hint}"
+    suggestion = f" (did you mean {near[0]}?)" if near else ""
+    return f"the unknown key {node.value!r} in line {mark.line + 1}, column {mark.column + beyond + 1}{suggestion}"
 
 
-def _says_something(key: str, value: Any) -> bool:
+def _is_set(key: str, value: Any) -> bool:
     # Accelerate writes -1 for a number of processes that it leaves to others
     return value not in (None, {}) and not (key == "num_processes" and value == -1)
 
 
-def _meant(name: str, value: Any) -> Any:
+def _did_you_mean(name: str, value: Any) -> Any:
     # YAML 1.1 reads a bare `no` as False
     bare = {"mixed_precision": "no", "dynamo_backend": "no", "distributed_type": "NO"}
     return bare[name] if value is False and name in bare else value

@@ -70,8 +70,8 @@ TOGETHER = {
 
 def together(content: Mapping[str, Any]) -> dict[str, Any]:
     """The content with those settings under their common key that have one."""
-    common = {name: {each: content[each] for each in within if each in content} for name, within in TOGETHER.items()}
-    elsewhere = {each for within in TOGETHER.values() for each in within}
+    common = {name: {item: content[item] for item in within if item in content} for name, within in TOGETHER.items()}
+    elsewhere = {item for within in TOGETHER.values() for item in within}
     alone = {name: value for name, value in content.items() if name not in elsewhere}
     return alone | {name: value for name, value in common.items() if value}
 
@@ -87,14 +87,14 @@ def apart(content: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in content.items():
         if name in TOGETHER and isinstance(value, Mapping):
             prefix = name.removesuffix("config")
-            found |= {each if each.startswith(prefix) else prefix + each: one for each, one in value.items()}
+            found |= {item if item.startswith(prefix) else prefix + item: entry for item, entry in value.items()}
         else:
             found[name] = value
     return found
 
 
 def today(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content as today's Accelerate would say it: what earlier releases wrote is translated, or means nothing now."""
+    """The content as today's Accelerate spells it: keys of earlier releases are translated, or mean nothing now."""
     found = dict(content)
     if found.pop("fp16", False):
         found.setdefault("mixed_precision", "fp16")

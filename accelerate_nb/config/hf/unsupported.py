@@ -1,18 +1,20 @@
-"""What a configuration file can ask for that is not offered here yet."""
+"""Features that a configuration file can request and that are not supported yet."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from accelerate_nb.config import tpus
-from accelerate_nb.config.nearest import meant
+from accelerate_nb.config import tpu_pods
+from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.errors import ConfigurationError, NotYetError
 
 # Accelerate's words for the ways to train that are offered here.
-_OFFERED = frozenset({"NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MPS", *tpus.WORDS})
+_OFFERED = frozenset({"NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MPS", *tpu_pods.WORDS})
+# The packages for fp8 that are offered here.
+_FP8 = frozenset({"AO", "AUTO", "NO"})
 # Those for the ways that would silently be left out, with what people call them.
-_LATER = {
+_UNSUPPORTED = {
     "DEEPSPEED": "DeepSpeed",
     "FSDP": "FSDP",
     "MEGATRON_LM": "Megatron-LM",
@@ -26,18 +28,20 @@ _LATER = {
 }
 
 
-def asked(content: Mapping[str, Any]) -> str | None:
+def first_unsupported(content: Mapping[str, Any]) -> str | None:
     """
-    What of this file's content is not offered yet, in a person's words; `None` where there is nothing.
+    The first feature of this file's content that is not supported yet, in words; `None` where there is none.
 
-    >>> asked({"distributed_type": "FSDP", "num_processes": 8})
+    >>> first_unsupported({"distributed_type": "FSDP", "num_processes": 8})
     'FSDP (distributed_type: FSDP)'
     """
-    if (place := content.get("compute_environment") or "LOCAL_MACHINE") != "LOCAL_MACHINE":
-        return f"another place than this machine (compute_environment: {place})"
-    kind = _kind(content)
-    if kind in _LATER:
-        return f"{_LATER[kind]} (distributed_type: {kind})"
+    if (environment := content.get("compute_environment") or "LOCAL_MACHINE") != "LOCAL_MACHINE":
+        return f"a machine other than this one (compute_environment: {environment})"
+    distributed_type = _distributed_type(content)
+    if distributed_type in _UNSUPPORTED:
+        return f"{_UNSUPPORTED[distributed_type]} (distributed_type: {distributed_type})"
+    if (package := _fp8_package(content)) not in _FP8:
+        return f"fp8 by {package} (fp8_config: backend)"
     if split := _split(content.get("parallelism_config")):
         return f"a model that is split or sharded ({', '.join(split)})"
     return None
@@ -45,24 +49,35 @@ def asked(content: Mapping[str, Any]) -> str | None:
 
 def refuse(content: Mapping[str, Any], where: str = "The configuration file") -> None:
     """
-    Raise `NotYetError` for what is not offered yet, and `ConfigurationError` for a way to train that nobody knows.
+    Raise `NotYetError` for a feature that is not supported yet, and `ConfigurationError` for an unknown `distributed_type`.
 
-    A launch does this; a file that asks for it is read and kept all the same.
+    A launch does this; a file that requests it is read and kept all the same.
     """
-    kind = _kind(content)
-    if (what := asked(content)) is not None:
+    distributed_type = _distributed_type(content)
+    if (what := first_unsupported(content)) is not None:
         raise NotYetError(
-            f"{where} asks for {what}, which is not offered here yet. Pass config_file='' to launch without the file."
+            f"{where} requests {what}, which is not offered here yet. Pass config_file='' to launch without the file."
         )
-    known = {*_OFFERED, *_LATER}
-    if kind not in known:
-        hint = meant(kind, known, f"Write one of {', '.join(sorted(_OFFERED))}.")
-        raise ConfigurationError(f"{where} says distributed_type: {kind}, which is no way to train. {hint}")
+    known = {*_OFFERED, *_UNSUPPORTED}
+    if distributed_type not in known:
+        suggestion = did_you_mean(distributed_type, known, f"Write one of {', '.join(sorted(_OFFERED))}.")
+        raise ConfigurationError(f"{where} has distributed_type: {distributed_type}, which is unknown. {suggestion}")
 
 
-def _kind(content: Mapping[str, Any]) -> str:
+def _distributed_type(content: Mapping[str, Any]) -> str:
     # YAML reads a bare `NO` as False
     return str(content.get("distributed_type") or "NO").upper()
+
+
+def _fp8_package(content: Mapping[str, Any]) -> str:
+    """The package that is to compute in fp8, where that is requested; "AUTO" takes an installed one."""
+    fp8_config = content.get("fp8_config")
+    wanted = (
+        fp8_config.get("backend")
+        if isinstance(fp8_config, Mapping) and content.get("mixed_precision") == "fp8"
+        else None
+    )
+    return str(wanted or "AUTO").upper()
 
 
 def _split(degrees: Any) -> list[str]:
