@@ -1,1 +1,1 @@
-"""What hardware is here, found without waking a driver."""
+"""The hardware of this machine, found without waking a driver."""

@@ -17,14 +17,14 @@ def bound() -> tuple[int, ...]:
 
 
 def cores() -> int:
-    """How many cores this process may keep busy: those it is bound to, or fewer where a container's quota says so."""
+    """The number of cores that this process may keep busy: those it is bound to, or fewer under a container's quota."""
     quota = cgroup_quota(CGROUPS, MEMBERSHIP)
-    own = len(bound())
-    return own if quota is None else max(1, min(own, int(quota)))
+    count = len(bound())
+    return count if quota is None else max(1, min(count, int(quota)))
 
 
 def cgroup_quota(cgroups: Path, membership: Path) -> float | None:
-    """How many cores' time the control groups of this process allow, in either version of them; `None` is no limit."""
+    """The number of cores that this process's control groups allow, in either version of them; `None` is no limit."""
     groups = groups_of(membership)
     quotas = [_quota_v2(cgroups / parent) for parent in with_parents(groups.get("", "/"))]
     quotas += [_quota_v1(cgroups / "cpu" / parent) for parent in with_parents(groups.get("cpu", "/"))]

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs, counted through its management library: no process becomes a user of a GPU by asking it."""
+"""NVIDIA's GPUs, counted through its management library: no process becomes a user of a GPU by the query."""
 
 from __future__ import annotations
 
@@ -27,26 +27,28 @@ class Cuda:
         return visible(environment.get("CUDA_VISIBLE_DEVICES"), physical)
 
 
-def visible(said: str | None, physical: int) -> int:
+def visible(visible_devices: str | None, physical: int) -> int:
     """
-    How many of `physical` GPUs a process sees to which `CUDA_VISIBLE_DEVICES` says this.
+    The number of `physical` GPUs that a process with this `CUDA_VISIBLE_DEVICES` sees.
 
     Of the slices of a GPU (MIG) CUDA gives a process only one
     (https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#cuda-environment-variables).
     """
-    seen = entries(said, physical)
+    seen = entries(visible_devices, physical)
     return 1 if any(entry.startswith("MIG-") for entry in seen) else len(seen)
 
 
-def entries(said: str | None, physical: int) -> tuple[str, ...]:
+def entries(visible_devices: str | None, physical: int) -> tuple[str, ...]:
     """
     The GPUs that `CUDA_VISIBLE_DEVICES` names, by number or by UUID, in the order in which a process counts them.
 
     CUDA reads entries up to the first that is no GPU, and takes a GPU named twice for a mistake that leaves none.
     """
-    if said is None:
+    if visible_devices is None:
         return tuple(map(str, range(physical)))
-    named = itertools.takewhile(lambda entry: _is_gpu(entry, physical), (part.strip() for part in said.split(",")))
+    named = itertools.takewhile(
+        lambda entry: _is_gpu(entry, physical), (part.strip() for part in visible_devices.split(","))
+    )
     seen = tuple(named) if physical else ()
     return seen if len(set(seen)) == len(seen) else ()
 
@@ -58,7 +60,7 @@ def _is_gpu(entry: str, physical: int) -> bool:
 
 
 def _managed() -> int | None:
-    """How many GPUs the management library (NVML) counts; `None` where there is none to ask."""
+    """The number of GPUs by the management library (NVML); `None` where there is no library."""
     nvml = library()
     if nvml is None or nvml.nvmlInit_v2() != 0:
         return None
@@ -80,5 +82,5 @@ def library() -> ctypes.CDLL | None:
 
 
 def _device_files(folder: Path) -> int:
-    """How many GPUs have a device file; a container has those that it was given."""
+    """The number of GPUs that have a device file; a container has those that it was given."""
     return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in folder.glob("nvidia*"))

@@ -1,4 +1,4 @@
-"""How busy this machine is, and the processes of ranks on it: read some times a minute, without torch and without a driver."""
+"""The load of this machine, and of the ranks' processes on it: read some times a minute, without torch and without a driver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from accelerate_nb.devices.cpu import CGROUPS, MEMBERSHIP, bound, cgroup_quota, cores, groups_of, with_parents
-from accelerate_nb.devices.gauges import Ranks
+from accelerate_nb.devices.usage import RankProcesses
 from accelerate_nb.events.model import DeviceSample, HostSample
 
 _SHARED = Path("/dev/shm")
@@ -35,7 +35,7 @@ class HostGauge:
         self._before = self._busy()
 
     def sample(self) -> HostSample:
-        """How busy it is now, its cores since the last sample."""
+        """The current load, its cores since the last sample."""
         disks = [disk for folder in self._folders if (disk := _disk(folder)) is not None]
         return HostSample(
             cpu=self._cpu(),
@@ -46,12 +46,12 @@ class HostGauge:
         )
 
     def memory(self) -> tuple[int, int]:
-        """What is used and what there is, in bytes; what can be given back at once (caches of files) is not used."""
+        """The used and the total memory, in bytes; what can be given back at once (caches of files) is not used."""
         seen = psutil.virtual_memory()
         machine = (seen.total - seen.available, seen.total)
         limited = (_memory(folder) for folder in _memory_groups(self._cgroups, self._membership))
         # a limit above the machine's own memory is none
-        return min((one for one in limited if one is not None and one[1] < seen.total), key=_left, default=machine)
+        return min((item for item in limited if item is not None and item[1] < seen.total), key=_left, default=machine)
 
     def _cpu(self) -> float:
         before, self._before = self._before, self._busy()
@@ -64,9 +64,9 @@ class HostGauge:
             return used, time.monotonic() * self._quota
         every = psutil.cpu_times(percpu=True)
         # a guest's time is in the user's already, and what another guest of the host took was not ours to use
-        own = [every[core]._asdict() for core in bound() if core < len(every)]
-        total = sum(sum(one.values()) - one.get("guest", 0) - one.get("guest_nice", 0) for one in own)
-        idle = sum(one["idle"] + one.get("iowait", 0) + one.get("steal", 0) for one in own)
+        bound_cores = [every[core]._asdict() for core in bound() if core < len(every)]
+        total = sum(sum(item.values()) - item.get("guest", 0) - item.get("guest_nice", 0) for item in bound_cores)
+        idle = sum(item["idle"] + item.get("iowait", 0) + item.get("steal", 0) for item in bound_cores)
         return total - idle, total
 
 
@@ -78,12 +78,12 @@ class WorkerGauge:
         self._before: Mapping[int, float] = {}
         self._at = time.monotonic()
 
-    def samples(self, ranks: Ranks, now: float) -> list[DeviceSample]:
+    def samples(self, ranks: RankProcesses, now: float) -> list[DeviceSample]:
         """
-        How busy each rank was since the last sample, in percent of its share; its memory is of all that the machine has.
+        The load of each rank since the last sample, in percent of its share; its memory is of all that the machine has.
 
         A rank is its process with those that it started. Pages that they share are counted once. Ranks that are threads of one
-        process can't be told apart, and each is an equal part of it.
+        process can't be measured apart, and each is an equal part of it.
         """
         at = time.monotonic()
         passed, self._at = at - self._at, at
@@ -94,28 +94,28 @@ class WorkerGauge:
                 rank=rank,
                 device="cpu",
                 utilisation=self._utilisation(found[pid], passed * sharing[pid]),
-                memory_used=sum(one.memory for one in found[pid]) // sharing[pid],
+                memory_used=sum(item.memory for item in found[pid]) // sharing[pid],
                 memory_total=ranks.memory,
                 time=now,
             )
             for rank, pid in ranks.pids.items()
             if found[pid]
         ]
-        self._before = {one.pid: one.seconds for each in found.values() for one in each}
+        self._before = {entry.pid: entry.seconds for item in found.values() for entry in item}
         return samples
 
     def close(self) -> None:
         """Nothing was opened."""
 
-    def _utilisation(self, processes: Iterable[Usage], passed: float) -> float | None:
-        known = [one.seconds - self._before[one.pid] for one in processes if one.pid in self._before]
+    def _utilisation(self, processes: Iterable[ProcessUsage], passed: float) -> float | None:
+        known = [process.seconds - self._before[process.pid] for process in processes if process.pid in self._before]
         if not known or passed <= 0:
             return None
         return min(100.0, max(0.0, 100.0 * sum(known) / (passed * self._share)))
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ProcessUsage:
     """A process: the seconds that it has computed, and its memory in bytes, of a child without what it shares."""
 
     pid: int
@@ -123,15 +123,15 @@ class Usage:
     memory: int
 
 
-def usage(leaders: Iterable[int]) -> dict[int, list[Usage]]:
-    """What each of these processes uses, with what it started: itself first, nothing where it has ended."""
+def usage(leaders: Iterable[int]) -> dict[int, list[ProcessUsage]]:
+    """The usage of each of these processes, with what it started: itself first, nothing where it has ended."""
     wanted = list(leaders)
-    return _from_proc(wanted) if (_PROC / "self" / "stat").exists() else {pid: _asked(pid) for pid in wanted}
+    return _from_proc(wanted) if (_PROC / "self" / "stat").exists() else {pid: _from_psutil(pid) for pid in wanted}
 
 
-def _from_proc(leaders: Sequence[int]) -> dict[int, list[Usage]]:
-    """By one look at each process of the machine: a worker leads a session, and what it starts is in there."""
-    found: dict[int, list[Usage]] = {pid: [] for pid in leaders}
+def _from_proc(leaders: Sequence[int]) -> dict[int, list[ProcessUsage]]:
+    """By one read of each process of the machine: a worker leads a session, and what it starts is in there."""
+    found: dict[int, list[ProcessUsage]] = {pid: [] for pid in leaders}
     ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     for pid, facts in _stats():
         # numbered as in proc(5), from the third on: 4 parent, 6 session, 14 and 15 time, 24 memory
@@ -140,7 +140,7 @@ def _from_proc(leaders: Sequence[int]) -> dict[int, list[Usage]]:
             continue
         shared = 0 if pid == leader else _shared_pages(pid)
         seconds = (int(facts[11]) + int(facts[12])) / ticks
-        found[leader].append(Usage(pid, seconds, max(0, int(facts[21]) - shared) * page))
+        found[leader].append(ProcessUsage(pid, seconds, max(0, int(facts[21]) - shared) * page))
     return found
 
 
@@ -164,17 +164,17 @@ def _shared_pages(pid: int) -> int:
         return 0
 
 
-def _asked(pid: int) -> list[Usage]:
+def _from_psutil(pid: int) -> list[ProcessUsage]:
     try:
         leader = psutil.Process(pid)
-        return [_usage(one) for one in (leader, *leader.children(recursive=True))]
+        return [_usage(child) for child in (leader, *leader.children(recursive=True))]
     except psutil.Error:
         return []
 
 
-def _usage(process: psutil.Process) -> Usage:
+def _usage(process: psutil.Process) -> ProcessUsage:
     times = process.cpu_times()
-    return Usage(process.pid, times.user + times.system, process.memory_info().rss)
+    return ProcessUsage(process.pid, times.user + times.system, process.memory_info().rss)
 
 
 def _disk(folder: Path) -> tuple[int, int] | None:
@@ -199,7 +199,7 @@ def _memory_groups(cgroups: Path, membership: Path) -> Iterator[Path]:
 
 
 def _memory(folder: Path) -> tuple[int, int] | None:
-    """What a control group uses, and may use; `None` where it has no limit."""
+    """The memory that a control group uses, and may use; `None` where it has no limit."""
     for limit, current, cache in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -214,7 +214,7 @@ def _memory(folder: Path) -> tuple[int, int] | None:
 
 
 def _cpu_seconds(cgroups: Path, membership: Path) -> float | None:
-    """How long all processes of this one's control group have computed."""
+    """The CPU seconds of all processes of this one's control group."""
     groups = groups_of(membership)
     try:
         return _fact(cgroups / groups.get("", "/").lstrip("/") / "cpu.stat", "usage_usec") / 1e6

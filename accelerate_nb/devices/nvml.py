@@ -1,31 +1,33 @@
-"""How busy NVIDIA's GPUs are, asked of the management library: no process becomes a user of a GPU by asking it."""
+"""The load of NVIDIA's GPUs by the management library: no process becomes a user of a GPU by the query."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from accelerate_nb.devices.cuda import entries, library
-from accelerate_nb.devices.gauges import Ranks
+from accelerate_nb.devices.usage import RankProcesses
 from accelerate_nb.events.model import DeviceSample
 
+_LONGEST_NAME = 96
 _LONGEST_UUID = 96
 
 
-class _Utilisation(ctypes.Structure):
+class _NvmlUtilization(ctypes.Structure):
     """`nvmlUtilization_t` of nvml.h."""
 
     _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
 
 
-class _Memory(ctypes.Structure):
+class _NvmlMemory(ctypes.Structure):
     """`nvmlMemory_t` of nvml.h."""
 
     _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
 
 
-class Gpus:
+class GpuGauge:
     """
     The GPUs that a process with an environment sees, in its order: the rank's own is the one at its number.
 
@@ -39,16 +41,16 @@ class Gpus:
             self._nvml = None
         self._handles = [] if self._nvml is None else self._seen(environment.get("CUDA_VISIBLE_DEVICES"))
 
-    def samples(self, ranks: Ranks, now: float) -> Iterator[DeviceSample]:
-        """How busy the GPUs of ranks are."""
+    def samples(self, ranks: RankProcesses, now: float) -> Iterator[DeviceSample]:
+        """The load of the ranks' GPUs."""
         every = (self.sample(rank, now) for rank in range(ranks.size))
         return (known for known in every if known is not None)
 
     def sample(self, rank: int, now: float) -> DeviceSample | None:
-        """How busy a rank's GPU is; `None` where it has none that is known here."""
+        """The load of a rank's GPU; `None` where none of it is known."""
         if rank >= len(self._handles) or (handle := self._handles[rank]) is None:
             return None
-        busy, memory = _Utilisation(), _Memory()
+        busy, memory = _NvmlUtilization(), _NvmlMemory()
         # a slice of a GPU (MIG) knows its memory, and not how busy it is
         knows_busy = self._nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(busy)) == 0
         knows_memory = self._nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
@@ -62,17 +64,17 @@ class Gpus:
         )
 
     def close(self) -> None:
-        """Ask no more."""
+        """End the queries."""
         if self._nvml is not None:
             self._nvml.nvmlShutdown()
         self._nvml, self._handles = None, []
 
-    def _seen(self, said: str | None) -> list[ctypes.c_void_p | None]:
+    def _seen(self, visible_devices: str | None) -> list[ctypes.c_void_p | None]:
         number = ctypes.c_uint(0)
         if self._nvml.nvmlDeviceGetCount_v2(ctypes.byref(number)) != 0:
             return []
         every = [self._handle("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index)) for index in range(number.value)]
-        return [self._named(entry, every) for entry in entries(said, number.value)]
+        return [self._named(entry, every) for entry in entries(visible_devices, number.value)]
 
     def _named(self, entry: str, every: list[ctypes.c_void_p | None]) -> ctypes.c_void_p | None:
         if entry.isdecimal():
@@ -80,7 +82,7 @@ class Gpus:
         if entry.startswith("MIG-"):
             return self._handle("nvmlDeviceGetHandleByUUID", ctypes.c_char_p(entry.encode()))
         # the beginning of a UUID is enough for CUDA
-        return next((one for one in every if one is not None and self._uuid(one).startswith(entry)), None)
+        return next((item for item in every if item is not None and self._uuid(item).startswith(entry)), None)
 
     def _handle(self, function: str, which: Any) -> ctypes.c_void_p | None:
         handle = ctypes.c_void_p()
@@ -90,3 +92,57 @@ class Gpus:
         text = ctypes.create_string_buffer(_LONGEST_UUID)
         self._nvml.nvmlDeviceGetUUID(handle, text, ctypes.c_uint(_LONGEST_UUID))
         return text.value.decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU of this machine, whether processes are to see it or not; `memory` in bytes."""
+
+    name: str
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The driver's version, the newest CUDA that it runs, and the GPUs of this machine."""
+
+    version: str
+    cuda: str
+    gpus: tuple[Gpu, ...]
+
+
+def driver(nvml: Any = None) -> Driver | None:
+    """The facts of the driver; `None` where there is none."""
+    nvml = library() if nvml is None else nvml
+    if nvml is None or nvml.nvmlInit_v2() != 0:
+        return None
+    try:
+        cuda = ctypes.c_int(0)
+        nvml.nvmlSystemGetCudaDriverVersion(ctypes.byref(cuda))
+        return Driver(
+            version=_text(nvml.nvmlSystemGetDriverVersion),
+            cuda=f"{cuda.value // 1000}.{cuda.value % 1000 // 10}" if cuda.value else "",
+            gpus=_gpus(nvml),
+        )
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _gpus(nvml: Any) -> tuple[Gpu, ...]:
+    count = ctypes.c_uint(0)
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    found = []
+    for index in range(count.value):
+        handle, memory = ctypes.c_void_p(), _NvmlMemory()
+        if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != 0:
+            continue  # one that this container was not given
+        nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+        name = _text(lambda text, size, handle=handle: nvml.nvmlDeviceGetName(handle, text, size))  # type: ignore[misc]
+        found.append(Gpu(name, int(memory.total)))
+    return tuple(found)
+
+
+def _text(query: Callable[[Any, ctypes.c_uint], int]) -> str:
+    """A text that a function of the library writes into a buffer."""
+    text = ctypes.create_string_buffer(_LONGEST_NAME)
+    return text.value.decode(errors="replace") if query(text, ctypes.c_uint(_LONGEST_NAME)) == 0 else ""

@@ -1,4 +1,4 @@
-"""What this machine has to compute with."""
+"""The devices of this machine."""
 
 from __future__ import annotations
 
@@ -7,49 +7,51 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from accelerate_nb.devices import xla
-from accelerate_nb.devices.base import Devices, Kind
-from accelerate_nb.devices.build import torch_is_built_for
+from accelerate_nb.devices.base import AvailableDevices, DeviceType
 from accelerate_nb.devices.cpu import cores
 from accelerate_nb.devices.cuda import Cuda
 from accelerate_nb.devices.mps import Mps
 from accelerate_nb.devices.rocm import Rocm
+from accelerate_nb.devices.torch_build import torch_is_built_for
 from accelerate_nb.devices.xpu import Xpu
 
 # The order is torch's own, where a machine has several kinds.
-KINDS: tuple[Kind, ...] = (Cuda(), Rocm(), Xpu(), Mps())
+DEVICE_TYPES: tuple[DeviceType, ...] = (Cuda(), Rocm(), Xpu(), Mps())
 
 
-def probe(environment: Mapping[str, str] | None = None) -> Devices:
+def probe(environment: Mapping[str, str] | None = None) -> AvailableDevices:
     """
-    What a worker with this environment, by default this process's, would find; no driver is woken, no torch imported.
+    The devices of a worker with this environment, by default this process's; no driver is woken, no torch imported.
 
     Accelerators that the installed torch was not built for don't count.
 
     >>> probe()
-    Devices(kind='cuda', label='GPU', count=8, cores=96, physical=8, variable='CUDA_VISIBLE_DEVICES')
+    AvailableDevices(kind='cuda', label='GPU', count=8, cores=96, physical=8, variable='CUDA_VISIBLE_DEVICES')
     """
     variables = os.environ if environment is None else environment
     through = _through_xla(variables)
-    if through is not None and through.asked and not through.by_import:
+    if through is not None and through.requested and not through.by_import:
         return _of_xla(through)
-    for kind in KINDS:
-        if kind.build and not torch_is_built_for(kind.build):
+    for device_type in DEVICE_TYPES:
+        if device_type.build and not torch_is_built_for(device_type.build):
             continue
-        if (count := kind.count(variables)) > 0:
-            physical = kind.count({}) if kind.variable in variables else count
-            return Devices(kind.name, kind.label, count, cores(), physical, kind.variable, xla=through)
-    if through is not None and through.asked:
+        if (count := device_type.count(variables)) > 0:
+            physical = device_type.count({}) if device_type.variable in variables else count
+            return AvailableDevices(
+                device_type.name, device_type.label, count, cores(), physical, device_type.variable, xla=through
+            )
+    if through is not None and through.requested:
         return _of_xla(through)
-    return Devices("cpu", "CPU", 0, cores(), xla=through)
+    return AvailableDevices("cpu", "CPU", 0, cores(), xla=through)
 
 
-def _through_xla(variables: Mapping[str, str]) -> xla.Found | None:
-    """What torch_xla would compute on, with what this very process has to do with it."""
-    found = xla.look(variables)
+def _through_xla(variables: Mapping[str, str]) -> xla.XlaDevices | None:
+    """The devices of torch_xla, with their relation to this very process."""
+    found = xla.detect_devices(variables)
     if found is None:
         return None
-    return replace(found, held=xla.held_here(found.device), by_import=found.device == "CPU" and xla.is_loaded())
+    return replace(found, held=xla.holder_in_process(found.device), by_import=found.device == "CPU" and xla.is_loaded())
 
 
-def _of_xla(found: xla.Found) -> Devices:
-    return Devices("xla", found.label, found.count, cores(), xla=found)
+def _of_xla(found: xla.XlaDevices) -> AvailableDevices:
+    return AvailableDevices("xla", found.label, found.count, cores(), xla=found)

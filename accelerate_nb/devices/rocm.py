@@ -27,7 +27,7 @@ class Rocm:
 
 
 def gpus(nodes: Path) -> int:
-    """How many of the driver's nodes compute: a CPU is a node too, without SIMD units."""
+    """The number of the driver's nodes that compute: a CPU is a node too, without SIMD units."""
     count = 0
     for properties in nodes.glob("*/properties"):
         try:

@@ -1,4 +1,4 @@
-"""What the installed torch says of its own build, read without importing it."""
+"""The build of the installed torch, read without importing it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def torch_is_built_for(name: str) -> bool:
-    """Whether `torch.version.<name>` says a version, as "cuda", "hip" and "xpu" do in builds for them."""
+    """Whether `torch.version.<name>` holds a version, as "cuda", "hip" and "xpu" do in builds for them."""
     return any(not (isinstance(value, ast.Constant) and value.value is None) for value in _values(name))
 
 
@@ -20,7 +20,7 @@ def torch_version() -> str | None:
 
 
 def _values(name: str) -> Iterator[ast.expr]:
-    """What torch's file of versions binds a name to."""
+    """The values that torch's file of versions binds to a name."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return

@@ -1,4 +1,4 @@
-"""How busy TPUs are, asked of the service that the process computing on them offers: nobody wakes a chip by asking."""
+"""The load of TPUs by the service of the process that computes on them: no chip is woken by the query."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from accelerate_nb.devices.gauges import Ranks
+from accelerate_nb.devices.usage import RankProcesses
 from accelerate_nb.events.model import DeviceSample
 
-# Where libtpu serves its numbers unless it is told otherwise: a port for each of its processes (`tpu_info/metrics.py`).
+# Where libtpu serves its numbers by default: a port for each of its processes (`tpu_info/metrics.py`).
 _VARIABLE, _PORTS = "TPU_RUNTIME_METRICS_PORTS", "8431"
 _TOTAL = "tpu.runtime.hbm.memory.total.bytes"
 _USED = "tpu.runtime.hbm.memory.usage.bytes"
 _BUSY = "tpu.runtime.tensorcore.dutycycle.percent"
-# All ports are asked at once, and none is waited for longer: the service is on this machine.
-_PATIENCE = 0.5
+# All ports are queried at once, and none is waited for longer: the service is on this machine.
+_TIMEOUT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Core:
+class TpuCore:
     """One device as torch_xla counts them, which on v2 and v3 is half a chip: its memory, and how busy its chip is."""
 
     used: int | None
@@ -28,24 +28,24 @@ class Core:
     busy: float | None
 
 
-class Tpus:
+class TpuGauge:
     """
     The TPUs of this machine on which ranks compute, in the order of their numbers: the first rank has the first.
 
     Where the package `tpu-info` is not installed, or no process serves the numbers, there are none. libtpu serves them once a
-    process computes; with several processes any of them tells of all (some versions: of its own). Ends with its `close`.
+    process computes; with several processes any of them reports all (some versions: its own). Ends with its `close`.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._services = list(_services(environment.get(_VARIABLE) or _PORTS))
 
-    def samples(self, ranks: Ranks, now: float) -> Iterator[DeviceSample]:
-        """How busy each rank's device is, or all devices where one rank drives them all; nothing of ranks that have none."""
+    def samples(self, ranks: RankProcesses, now: float) -> Iterator[DeviceSample]:
+        """The load of each rank's device, or of all devices where one rank drives them all; nothing of ranks that have none."""
         found = self._cores()
-        each = max(1, len(found) // max(1, ranks.size))
-        for number, core in enumerate(found[: each * ranks.size]):
+        item = max(1, len(found) // max(1, ranks.size))
+        for number, core in enumerate(found[: item * ranks.size]):
             yield DeviceSample(
-                rank=number // each,
+                rank=number // item,
                 device=f"TPU {number}",
                 utilisation=core.busy,
                 memory_used=core.used,
@@ -54,21 +54,21 @@ class Tpus:
             )
 
     def close(self) -> None:
-        """Ask no more."""
+        """End the queries."""
         for service in self._services:
             service.close()
         self._services = []
 
-    def _cores(self) -> list[Core]:
-        asked = [service.ask() for service in self._services]
-        known: dict[int, Core] = {}
-        for answer in asked:
-            for number, core in answer().items():
+    def _cores(self) -> list[TpuCore]:
+        replies = [service.query() for service in self._services]
+        known: dict[int, TpuCore] = {}
+        for reply in replies:
+            for number, core in reply().items():
                 known.setdefault(number, core)
         return [core for _, core in sorted(known.items())]
 
 
-class _Service:
+class _RuntimeMetrics:
     """The metrics of one process; `grpc` and the library's own messages are handed in."""
 
     def __init__(self, grpc: Any, messages: Any, stub: Any, port: int) -> None:
@@ -78,58 +78,58 @@ class _Service:
         self._channel = grpc.secure_channel(f"localhost:{port}", grpc.local_channel_credentials(), options)
         self._stub = stub(self._channel)
 
-    def ask(self) -> Any:
-        """Send the questions; what comes back gives the answers, each device under its number, once they are there."""
+    def query(self) -> Any:
+        """Send the requests; the returned function waits for the replies, each device under its number."""
         names = (_USED, _TOTAL, _BUSY)
-        asked = [
-            self._stub.GetRuntimeMetric.future(self._messages.MetricRequest(metric_name=name), timeout=_PATIENCE)
+        futures = [
+            self._stub.GetRuntimeMetric.future(self._messages.MetricRequest(metric_name=name), timeout=_TIMEOUT)
             for name in names
         ]
-        return lambda: cores(*map(self._answer, asked))
+        return lambda: cores(*map(self._reply, futures))
 
     def close(self) -> None:
         self._channel.close()
 
-    def _answer(self, asked: Any) -> dict[int, Any]:
+    def _reply(self, future: Any) -> dict[int, Any]:
         try:
-            metrics = asked.result().metric.metrics
+            metrics = future.result().metric.metrics
         except self._grpc.RpcError:
-            # nobody computes, it computes on nothing that tells this, or it is too busy to answer
+            # nothing computes, the device does not report this, or the process is too busy to reply
             return {}
-        return {one.attribute.value.int_attr: one.gauge for one in metrics}
+        return {metric.attribute.value.int_attr: metric.gauge for metric in metrics}
 
 
-def cores(used: Mapping[int, Any], total: Mapping[int, Any], busy: Mapping[int, Any]) -> dict[int, Core]:
+def cores(used: Mapping[int, Any], total: Mapping[int, Any], busy: Mapping[int, Any]) -> dict[int, TpuCore]:
     """
-    What the service says, for each device: memory is told of each, how busy it is of each chip.
+    The load of each device by the service: memory comes for each device, the duty cycle for each chip.
 
     Where there are twice as many devices as chips, two are one chip's (`tpu_info.metrics.get_chip_usage`).
     """
     numbers = sorted(used)
     chips = [busy[number].as_double for number in sorted(busy)]
-    on_each = len(numbers) // len(chips) if chips and len(numbers) % len(chips) == 0 else 0
+    per_chip = len(numbers) // len(chips) if chips and len(numbers) % len(chips) == 0 else 0
     return {
-        number: Core(
+        number: TpuCore(
             used=int(used[number].as_int),
             total=int(total[number].as_int) if number in total else None,
-            busy=float(chips[place // on_each]) if on_each else None,
+            busy=float(chips[index // per_chip]) if per_chip else None,
         )
-        for place, number in enumerate(numbers)
+        for index, number in enumerate(numbers)
     }
 
 
-def _services(ports: str) -> Iterable[_Service]:
+def _services(ports: str) -> Iterable[_RuntimeMetrics]:
     if find_spec("tpu_info") is None or find_spec("grpc") is None:
         return []
     import grpc
     from tpu_info.proto import tpu_metric_service_pb2 as messages
     from tpu_info.proto.tpu_metric_service_pb2_grpc import RuntimeMetricServiceStub as Stub
 
-    return [_Service(grpc, messages, Stub, int(port)) for port in ports.split(",") if port.strip().isdecimal()]
+    return [_RuntimeMetrics(grpc, messages, Stub, int(port)) for port in ports.split(",") if port.strip().isdecimal()]
 
 
 def generation() -> str | None:
-    """Which of Google's chips this machine has, such as "v5e"; `None` where tpu-info is not installed, or sees none."""
+    """The generation of this machine's Google chip, such as "v5e"; `None` where tpu-info is not installed, or sees none."""
     if find_spec("tpu_info") is None:
         return None
     from tpu_info.device import get_local_chips
@@ -137,6 +137,6 @@ def generation() -> str | None:
     try:
         chip, _ = get_local_chips()
     except (OSError, AssertionError):
-        # a device of the bus that says nothing of itself, and chips of several kinds, which it does not expect
+        # a device of the bus that does not describe itself, and chips of several kinds, which it does not expect
         return None
     return None if chip is None else str(chip.value.name)

@@ -1,4 +1,4 @@
-"""What can be asked how busy the devices of ranks are."""
+"""The gauges of how busy the ranks' devices are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from accelerate_nb.events.model import DeviceSample
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class RankProcesses:
     """`size` ranks, and the processes of those that run; ranks that are threads share one. `memory` is all that there is, in bytes."""
 
     size: int
@@ -18,20 +18,20 @@ class Ranks:
     memory: int
 
 
-class Gauge(Protocol):
-    """A kind of device that tells how busy it is; nothing waits long for it, and nothing is waked by asking."""
+class DeviceGauge(Protocol):
+    """A kind of device that reports its load; nothing waits long for it, and the query wakes nothing."""
 
-    def samples(self, ranks: Ranks, now: float) -> Iterable[DeviceSample]:
-        """How busy the devices of these ranks are; a rank whose device does not tell is left out."""
+    def samples(self, ranks: RankProcesses, now: float) -> Iterable[DeviceSample]:
+        """The load of these ranks' devices; a rank whose device does not report it is left out."""
 
     def close(self) -> None:
-        """Ask no more."""
+        """End the queries."""
 
 
-class Unknown:
-    """Devices that tell nothing."""
+class UnmeasuredDevices:
+    """Devices that report nothing."""
 
-    def samples(self, ranks: Ranks, now: float) -> Iterable[DeviceSample]:
+    def samples(self, ranks: RankProcesses, now: float) -> Iterable[DeviceSample]:
         return ()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What torch_xla computes on: TPUs, and the CPU where that is asked for; counted without waking its runtime."""
+"""The devices of torch_xla: TPUs, and the CPU where that is requested; counted without waking its runtime."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from accelerate_nb.config.environment import TPU_VARIABLES, asks_for_tpu
-from accelerate_nb.devices.build import torch_version
+from accelerate_nb.config.environment import TPU_VARIABLES, requests_tpu
+from accelerate_nb.devices.torch_build import torch_version
 
 # What is worth having loaded before a worker is forked: three seconds of imports, and no thread or device in any of them.
 MODULES = (
@@ -33,11 +33,11 @@ _CORES = {
     "0x0076": 1,  # 7x
 }
 _LABELS = {"TPU": "TPU core", "CPU": "XLA CPU device"}
-# A process that computes on a chip has its file open (`tpu_info/device.py` looks for users of chips in the same way).
+# A process that computes on a chip has its file open (`tpu_info/device.py` finds users of chips in the same way).
 _CHIP_FILE = re.compile(r"/dev/(accel|vfio/)\d+")
-# What tells one process its place, and in whose place torch_xla puts nothing else; with the name under which torch_xla
-# looks for the same of the whole machine (`build_tpu_env_from_vars` of `torch_xla/_internal/tpu.py`).
-_OF_ONE_PROCESS = {
+# Variables that number one process, which torch_xla does not replace; with the name under which torch_xla
+# reads the same of the whole machine (`build_tpu_env_from_vars` of `torch_xla/_internal/tpu.py`).
+_PROCESS_VARIABLES = {
     "CLOUD_TPU_TASK_ID": "TPU_WORKER_ID",
     "TPU_PROCESS_BOUNDS": "TPU_HOST_BOUNDS",
     "TPU_CHIPS_PER_PROCESS_BOUNDS": "TPU_CHIPS_PER_HOST_BOUNDS",
@@ -51,7 +51,7 @@ _OF_A_FORMER_USE = ("PJRT_LOCAL_PROCESS_RANK", "PJRT_LOCAL_PROCESS_COUNT", "XLA_
 
 
 @dataclass(frozen=True, slots=True)
-class Installation:
+class XlaInstallation:
     """The versions of torch_xla and of torch that are installed, empty for what is not; `libtpu` drives the chips."""
 
     torch_xla: str = ""
@@ -60,54 +60,56 @@ class Installation:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class XlaDevices:
     """
-    What torch_xla would compute on: `device` as `PJRT_DEVICE` names it, how many, and how many of them one process drives.
+    The devices of torch_xla: `device` as `PJRT_DEVICE` names it, how many, and how many of them one process drives.
 
-    `asked`: the environment, or a chip that is there, asks for it. `trouble` says why no worker could compute there, and what
+    `requested`: the environment, or a chip that is there, requests it. `trouble` is why no worker could compute there, and what
     to do; `held` who holds the devices, where this very process does. `by_import`: this process has loaded torch_xla, which
-    then says by itself that the CPU is asked for; many a library loads it.
+    then requests the CPU by itself; many a library loads it.
     """
 
     device: str
     count: int
-    per_process: int = 1
-    asked: bool = True
+    ranks_per_process: int = 1
+    requested: bool = True
     trouble: str = ""
     held: str = ""
     by_import: bool = False
 
     @property
     def label(self) -> str:
-        """What people call one of the devices."""
+        """The word for one of the devices."""
         return _LABELS.get(self.device, f"{self.device} device")
 
 
-def look(environment: Mapping[str, str], pci: Path = _PCI, installed: Installation | None = None) -> Found | None:
-    """What a process with this environment could compute on through torch_xla; `None` where there is none and none is asked for."""
-    here = installation() if installed is None else installed
+def detect_devices(
+    environment: Mapping[str, str], pci: Path = _PCI, installed: XlaInstallation | None = None
+) -> XlaDevices | None:
+    """The torch_xla devices of a process with this environment; `None` where there are none and none is requested."""
+    versions = installation() if installed is None else installed
     device = environment.get("PJRT_DEVICE", "").upper().partition("_")[0]
-    if not here.torch_xla:
-        return Found("TPU", 0, trouble=_missing(environment)) if asks_for_tpu(environment) else None
+    if not versions.torch_xla:
+        return XlaDevices("TPU", 0, trouble=_missing(environment)) if requests_tpu(environment) else None
     if device not in {"", "TPU", "CPU"}:
-        return Found(device, 0, trouble=_not_offered(device))
+        return XlaDevices(device, 0, trouble=_not_offered(device))
     chips = tpu_chips(pci)
-    if device != "CPU" and (chips or asks_for_tpu(environment)):
-        return _tpu(environment, chips, here)
-    return _cpu(environment, here, asked=bool(device))
+    if device != "CPU" and (chips or requests_tpu(environment)):
+        return _tpu(environment, chips, versions)
+    return _cpu(environment, versions, requested=bool(device))
 
 
 def tpu_chips(pci: Path = _PCI) -> list[int]:
-    """How many devices each TPU chip of this machine is."""
+    """The number of devices on each TPU chip of this machine."""
     return [cores for folder in sorted(pci.glob("*")) if (cores := _cores(folder))]
 
 
-def installation() -> Installation:
-    """What is installed, read without importing any of it."""
+def installation() -> XlaInstallation:
+    """The installed versions, read without importing any of the packages."""
     if not is_installed():
-        return Installation()
+        return XlaInstallation()
     libtpu = bool(os.environ.get("TPU_LIBRARY_PATH")) or find_spec("libtpu") is not None
-    return Installation(_version("torch_xla") or "unknown", torch_version() or "", libtpu)
+    return XlaInstallation(_version("torch_xla") or "unknown", torch_version() or "", libtpu)
 
 
 def is_installed() -> bool:
@@ -117,34 +119,34 @@ def is_installed() -> bool:
 
 def loaded_early(environment: Mapping[str, str]) -> tuple[str, ...]:
     """The modules that workers with this environment will need to compute through torch_xla; none where they won't."""
-    found = look(environment)
-    return MODULES if found is not None and found.asked and not found.trouble else ()
+    found = detect_devices(environment)
+    return MODULES if found is not None and found.requested and not found.trouble else ()
 
 
 def for_others(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of workers that compute without torch_xla, also where something that they import loads it."""
-    said = {name: value for name, value in environment.items() if name != "PJRT_DEVICE"}
-    return {**said, "PJRT_SELECT_DEFAULT_DEVICE": "0"} if is_installed() else said
+    variables = {name: value for name, value in environment.items() if name != "PJRT_DEVICE"}
+    return {**variables, "PJRT_SELECT_DEFAULT_DEVICE": "0"} if is_installed() else variables
 
 
 def for_workers(environment: Mapping[str, str]) -> dict[str, str]:
     """
     The environment without what would keep several processes of one machine from finding their chips.
 
-    Notebook services say there what holds for one process with all chips, and torch_xla keeps what it finds. On a machine
+    Notebook services set there what holds for one process with all chips, and torch_xla keeps what it finds. On a machine
     that is one of several, they are left.
     """
-    said = {name: value for name, value in environment.items() if name not in _OF_A_FORMER_USE}
+    variables = {name: value for name, value in environment.items() if name not in _OF_A_FORMER_USE}
     if "," in environment.get("TPU_WORKER_HOSTNAMES", ""):
-        return said
-    for name, of_machine in _OF_ONE_PROCESS.items():
-        value = said.pop(name, None)
+        return variables
+    for name, of_machine in _PROCESS_VARIABLES.items():
+        value = variables.pop(name, None)
         if value is not None and of_machine:
-            said.setdefault(of_machine, value)
+            variables.setdefault(of_machine, value)
     for name in ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"):
-        if "," in said.get(name, ""):
-            del said[name]
-    return said
+        if "," in variables.get(name, ""):
+            del variables[name]
+    return variables
 
 
 def is_loaded() -> bool:
@@ -153,31 +155,31 @@ def is_loaded() -> bool:
 
 
 def is_awake() -> bool:
-    """Whether torch_xla's runtime holds its devices in this process; asking does not wake it."""
+    """Whether torch_xla's runtime holds its devices in this process; the call does not wake it."""
     library = sys.modules.get("_XLAC")
     return library is not None and bool(library._xla_runtime_is_initialized())
 
 
-def held_here(device: str) -> str:
-    """What in this process holds torch_xla's devices, in a person's words; empty where nothing does."""
-    here = f"this process ({os.getpid()})"
+def holder_in_process(device: str) -> str:
+    """The holder of torch_xla's devices in this process, as text; empty where nothing holds them."""
+    process = f"this process ({os.getpid()})"
     if is_awake():
-        return f"torch_xla's runtime is awake in {here}"
+        return f"torch_xla's runtime is awake in {process}"
     if device == "TPU" and _holds_a_chip(Path("/proc/self")):
-        return f"{here} computes on the chips already, through JAX or TensorFlow"
+        return f"{process} computes on the chips already, through JAX or TensorFlow"
     return ""
 
 
 def holders(processes: Path = Path("/proc")) -> list[int]:
-    """The processes, of those that this one may look into, which hold a TPU's chip."""
-    return sorted(int(one.name) for one in processes.glob("[0-9]*") if _holds_a_chip(one))
+    """The processes, of those that this one may inspect, which hold a TPU's chip."""
+    return sorted(int(path.name) for path in processes.glob("[0-9]*") if _holds_a_chip(path))
 
 
 def read_environment_again() -> None:
     """
     In a process that was forked with torch_xla loaded: have it write what it adds to the environment, which is a new one now.
 
-    Calls the functions that `import torch_xla` calls (`torch_xla/__init__.py`); they keep what is said already.
+    Calls the functions that `import torch_xla` calls (`torch_xla/__init__.py`); they keep what is set already.
     """
     loaded = sys.modules.get("torch_xla")
     if loaded is None or is_awake():
@@ -194,8 +196,8 @@ def wake(process: int, processes: int) -> None:
     Have torch_xla's runtime begin in this process, the one with number `process` of `processes` on this machine.
 
     Does what `torch_xla.launch` does in each process that it starts (`torch_xla/_internal/pjrt.py`): a process that is alone
-    on a TPU gets one chip, several get all of them, a chip each. Where the environment asks for a mesh, the process drives all
-    devices at once, and is told of no place among others. Does nothing in a process that is awake; where ranks are threads,
+    on a TPU gets one chip, several get all of them, a chip each. Where the environment requests a mesh, the process drives all
+    devices at once, and gets no number among others. Does nothing in a process that is awake; where ranks are threads,
     one of them does it for all.
     """
     if is_awake():
@@ -232,50 +234,50 @@ def set_random_state(state: int | None) -> None:
     model.set_rng_state(state)
 
 
-def _tpu(environment: Mapping[str, str], chips: list[int], here: Installation) -> Found:
-    trouble = _misfit(here) or _no_number(environment, "TPU_NUM_DEVICES") or _no_chip(environment, chips)
+def _tpu(environment: Mapping[str, str], chips: list[int], versions: XlaInstallation) -> XlaDevices:
+    trouble = _misfit(versions) or _no_number(environment, "TPU_NUM_DEVICES") or _no_chip(environment, chips)
     if trouble:
-        return Found("TPU", 0, trouble=trouble)
-    if not here.libtpu:
-        return Found("TPU", 0, trouble=_no_libtpu())
+        return XlaDevices("TPU", 0, trouble=trouble)
+    if not versions.libtpu:
+        return XlaDevices("TPU", 0, trouble=_no_libtpu())
     shown = environment.get("TPU_VISIBLE_CHIPS") or environment.get("TPU_VISIBLE_DEVICES") or ""
     visible = len(shown.split(",")) if shown else len(chips)
     if visible not in {1, len(chips)}:
-        return Found("TPU", 0, trouble=_some_chips(shown, len(chips)))
-    per_process = max(chips)
+        return XlaDevices("TPU", 0, trouble=_some_chips(shown, len(chips)))
+    ranks_per_process = max(chips)
     alone = visible < len(chips) or environment.get("TPU_NUM_DEVICES") == "1"
-    return Found("TPU", 1 if alone else sum(chips), 1 if alone else per_process)
+    return XlaDevices("TPU", 1 if alone else sum(chips), 1 if alone else ranks_per_process)
 
 
-def _cpu(environment: Mapping[str, str], here: Installation, *, asked: bool) -> Found:
-    if trouble := _misfit(here) or _no_number(environment, "CPU_NUM_DEVICES"):
-        return Found("CPU", 0, asked=asked, trouble=trouble)
+def _cpu(environment: Mapping[str, str], versions: XlaInstallation, *, requested: bool) -> XlaDevices:
+    if trouble := _misfit(versions) or _no_number(environment, "CPU_NUM_DEVICES"):
+        return XlaDevices("CPU", 0, requested=requested, trouble=trouble)
     count = int(environment.get("CPU_NUM_DEVICES") or 1)
-    return Found("CPU", count, count, asked)
+    return XlaDevices("CPU", count, count, requested)
 
 
 def _missing(environment: Mapping[str, str]) -> str:
     return (
-        f"{_asking(environment)} asks for a TPU, but torch_xla, through which PyTorch computes on TPUs, is not installed. "
+        f"{_asking(environment)} requests a TPU, but torch_xla, through which PyTorch computes on TPUs, is not installed. "
         "pip install 'accelerate-nb[tpu]', or pass cpu=True."
     )
 
 
 def _not_offered(device: str) -> str:
     return (
-        f"PJRT_DEVICE={device} asks torch_xla for {device} devices, but TPU and CPU are what is offered through it. "
+        f"PJRT_DEVICE={device} requests {device} devices of torch_xla, but TPU and CPU are what is offered through it. "
         "Unset PJRT_DEVICE: GPUs are used without torch_xla."
     )
 
 
-def _misfit(here: Installation) -> str:
-    """Why this torch_xla does not load beside this torch: both are compiled against each other, and numbered alike."""
-    theirs, own = _minor(here.torch_xla), _minor(here.torch)
-    if not theirs or not own or theirs == own:
+def _misfit(versions: XlaInstallation) -> str:
+    """The reason why this torch_xla does not load beside this torch; empty where it does."""
+    required, installed = _minor(versions.torch_xla), _minor(versions.torch)
+    if not required or not installed or required == installed:
         return ""
     return (
-        f"Computing through torch_xla was asked for, but torch_xla {here.torch_xla} loads beside torch {theirs} only, and torch "
-        f"{here.torch} is installed. pip install 'torch=={theirs}.*' 'torch_xla[tpu]=={theirs}.*', or pass cpu=True."
+        f"Computing through torch_xla was requested, but torch_xla {versions.torch_xla} loads beside torch {required} only, and torch "
+        f"{versions.torch} is installed. pip install 'torch=={required}.*' 'torch_xla[tpu]=={required}.*', or pass cpu=True."
     )
 
 
@@ -283,23 +285,23 @@ def _no_chip(environment: Mapping[str, str], chips: list[int]) -> str:
     if chips:
         return ""
     return (
-        f"{_asking(environment)} asks for a TPU, but there is no TPU chip on this machine's PCI bus. Choose a machine with a "
+        f"{_asking(environment)} requests a TPU, but there is no TPU chip on this machine's PCI bus. Choose a machine with a "
         "TPU (on Colab by Runtime > Change runtime type, on Kaggle by Settings > Accelerator), or pass cpu=True."
     )
 
 
 def _no_libtpu() -> str:
     return (
-        "This machine's TPU was asked for, but libtpu, torch_xla's driver of the chips, is not installed. "
+        "This machine's TPU was requested, but libtpu, torch_xla's driver of the chips, is not installed. "
         "pip install 'torch_xla[tpu]', or pass cpu=True."
     )
 
 
 def _no_number(environment: Mapping[str, str], name: str) -> str:
-    said = environment.get(name, "")
-    if not said or (said.isdecimal() and int(said)):
+    value = environment.get(name, "")
+    if not value or (value.isdecimal() and int(value)):
         return ""
-    return f"{name}={said!r} stands in the environment, but is no number of devices. Say 1 or more, or unset it."
+    return f"{name}={value!r} is set in the environment, but is no number of devices. Set 1 or more, or unset it."
 
 
 def _some_chips(shown: str, chips: int) -> str:
@@ -310,7 +312,7 @@ def _some_chips(shown: str, chips: int) -> str:
 
 
 def _asking(environment: Mapping[str, str]) -> str:
-    """The variable that asks for a TPU."""
+    """The variable that requests a TPU."""
     return next((f"{name}={environment[name]}" for name in TPU_VARIABLES if name in environment), "The environment")
 
 
@@ -333,7 +335,7 @@ def _holds_a_chip(process: Path) -> bool:
     try:
         return any(_CHIP_FILE.fullmatch(os.readlink(entry)) for entry in (process / "fd").iterdir())
     except OSError:
-        # it has ended, or is somebody else's
+        # it has ended, or belongs to another user
         return False
 
 

@@ -26,7 +26,7 @@ class Xpu:
 
 
 def gpus(nodes: Path) -> int:
-    """How many render nodes belong to Intel."""
+    """The number of render nodes of Intel."""
     return sum(_vendor(node) == _INTEL for node in nodes.glob("renderD*"))
 
 
