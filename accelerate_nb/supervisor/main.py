@@ -18,24 +18,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from accelerate_nb.launching.messages import receive_message
-from accelerate_nb.launching.sessions import die_with_parent, kill_session
-from accelerate_nb.launching.spares import Spares, begin
+from accelerate_nb.supervisor.prefork_pool import PreforkPool, begin
+from accelerate_nb.transport.fd_messages import receive_message
+from accelerate_nb.worker.process_session import die_with_parent, kill_session
 
-# The exit code that says: a module made this process unfit for forking (its name is the last line of the log).
+# The exit code after a module made this process unfit for forking (its name is the last line of the log).
 UNFIT = 71
+# The one after a module that no worker can do without can't be loaded (why is the last line of the log). To try again in
+# the same process would raise something else, which hides the reason.
+BROKEN = 72
+_NEEDED = frozenset({"torch", "torch.distributed", "numpy"})
 
 
 @dataclass(slots=True)
-class Group:
-    """The workers of one run, and the socket on which their kernel hears of them; closing it ends them."""
+class ForkedGroup:
+    """The workers of one run, and the socket that reports on them to their kernel; closing it ends them."""
 
     sock: socket.socket
     workers: dict[int, list[int]] = field(default_factory=dict)  # process number to ranks
     rest: bytes = b""
+    # whether its workers were signalled to end, some of which may take their time
+    is_stopping: bool = False
 
-    def say(self, **news: object) -> None:
-        """Tell the kernel; where it has gone, the end of the socket is handled in its turn."""
+    @property
+    def is_left(self) -> bool:
+        """Whether its kernel has left it: it is there only until those that were killed have ended."""
+        return self.sock.fileno() < 0
+
+    def send(self, **news: object) -> None:
+        """Send news to the kernel; where it has gone, the end of the socket is handled in its turn."""
         try:
             self.sock.sendall(json.dumps(news).encode() + b"\n")
         except OSError:
@@ -43,6 +54,7 @@ class Group:
 
     def end(self) -> None:
         """Kill every worker that is left, and what it started."""
+        self.is_stopping = True
         for pid in self.workers:
             kill_session(pid)
             # where it has not made its session yet
@@ -51,8 +63,9 @@ class Group:
 
     def signal(self, number: int, ranks: Collection[int]) -> None:
         """Send a signal to those that have one of these ranks."""
-        for pid, own in self.workers.items():
-            if not set(own).isdisjoint(ranks):
+        self.is_stopping |= number in {signal.SIGINT, signal.SIGKILL}
+        for pid, process_ranks in self.workers.items():
+            if not set(process_ranks).isdisjoint(ranks):
                 os.kill(pid, number)
 
 
@@ -61,11 +74,12 @@ class Supervisor:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, ForkedGroup] = {}
         self._wanted: deque[str] = deque()
-        self._later: deque[str] = deque()
-        self._later_at = 0.0
-        self._spares = Spares()
+        self._after_run: deque[str] = deque()
+        self._idle_timeout = 0.0
+        self._idle_since = 0.0
+        self._prefork_pool = PreforkPool()
         self._selector = selectors.DefaultSelector()
         self._children, waker = socket.socketpair()
         for end in (self._children, waker):
@@ -74,72 +88,76 @@ class Supervisor:
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self._close())
-        self._selector.register(control, selectors.EVENT_READ, self._hear)
+        self._selector.register(control, selectors.EVENT_READ, self._on_control)
         self._selector.register(self._children, selectors.EVENT_READ, self._reap)
 
     def serve(self) -> NoReturn:
-        """Do what the kernel says until it goes."""
+        """Carry out the kernel's messages until it goes."""
         while True:
             prepare = self._preparation()
-            ready = self._selector.select(0 if prepare is not None else self._patience())
-            for key, _ in ready:
+            ready = self._selector.select(0 if prepare is not None else self._timeout())
+            # first of all which groups are left by their kernel: nothing is forked for them any more
+            for key, _ in sorted(ready, key=lambda ready: ready[0].fileobj is self._control):
                 key.data()
             if prepare is not None and not ready:
                 prepare()
 
     def _preparation(self) -> Callable[[], None] | None:
-        """What can be done for the next launch, in small steps and only while no worker runs."""
-        if any(group.workers for group in self._groups.values()):
+        """The next small step of preparation for a launch; none while a worker runs that is not about to end."""
+        running = [group for group in self._groups.values() if group.workers]
+        if any(not group.is_stopping for group in running):
+            return None
+        if self._prefork_pool.are_missing() and not self._wanted:
+            return self._add_prefork
+        if running:
             return None
         if self._wanted:
             return self._load_next
-        if self._spares.are_missing():
-            return self._add_spare
-        return self._load_late if self._patience() == 0 else None
+        return self._load_late if self._timeout() == 0 else None
 
-    def _patience(self) -> float | None:
-        """How long to wait before what has time is loaded; `None` where there is no such thing, or workers run."""
-        if not self._later or any(group.workers for group in self._groups.values()):
+    def _timeout(self) -> float | None:
+        """The seconds to wait before modules for idle times are loaded; `None` where there are none, or workers run."""
+        if not self._after_run or any(group.workers for group in self._groups.values()):
             return None
-        return max(0.0, self._later_at - time.monotonic())
+        return max(0.0, self._idle_since + self._idle_timeout - time.monotonic())
 
     def _load_late(self) -> None:
-        self._wanted.extend(self._later)
-        self._later.clear()
+        self._wanted.extend(self._after_run)
+        self._after_run.clear()
 
-    def _add_spare(self) -> None:
-        self._spares.add(self._forget)
+    def _add_prefork(self) -> None:
+        self._prefork_pool.add(self._forget)
 
     def _load_next(self) -> None:
         """Load one more module, so that a launch never waits for many."""
-        self._spares.forget()
+        self._prefork_pool.forget()
         load(self._wanted.popleft())
         if not self._wanted:
             settle()
 
-    def _hear(self) -> None:
+    def _on_control(self) -> None:
         try:
             message = receive_message(self._control)
         except ConnectionError:
             message = None
         if message is None:
             self._close()
-        said, descriptors = message
-        if said["do"] == "group":
-            self._open_group(said["run"], socket.socket(fileno=descriptors[0]))
-        elif said["do"] == "fork":
-            self._place(said["run"], said["ranks"], said["orders"], descriptors)
-        elif said["patience"]:
-            self._later.extend(said["names"])
-            self._later_at = time.monotonic() + said["patience"]
+        request, descriptors = message
+        if request["do"] == "group":
+            self._open_group(request["run"], socket.socket(fileno=descriptors[0]))
+        elif request["do"] == "fork":
+            self._start_worker(request["run"], request["ranks"], request["specs"], descriptors)
+        elif request["idle_for"]:
+            self._after_run.extend(request["names"])
+            self._idle_timeout, self._idle_since = request["idle_for"], time.monotonic()
         else:
-            self._wanted.extend(said["names"])
+            self._wanted.extend(request["names"])
 
     def _open_group(self, run: str, sock: socket.socket) -> None:
-        self._groups[run] = Group(sock)
-        self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear_group(run))
+        self._groups[run] = ForkedGroup(sock)
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._on_group(run))
 
-    def _hear_group(self, run: str) -> None:
+    def _on_group(self, run: str) -> None:
         group = self._groups[run]
         try:
             data = group.sock.recv(1 << 16)
@@ -154,34 +172,38 @@ class Supervisor:
             return
         *lines, group.rest = (group.rest + data).split(b"\n")
         for line in lines:
-            said = json.loads(line)
-            if "signal" in said:
-                group.signal(said["signal"], said["ranks"])
+            message = json.loads(line)
+            if "signal" in message:
+                group.signal(message["signal"], message["ranks"])
             else:
                 group.end()
 
-    def _place(self, run: str, ranks: list[int], orders: str, arrived: list[int]) -> None:
-        pid = self._spares.use(orders, arrived) or self._fork(orders, arrived)
+    def _start_worker(self, run: str, ranks: list[int], specs: str, arrived: list[int]) -> None:
+        group = self._groups.get(run)
+        if group is not None and group.is_left:
+            group = None
+        pid = self._prefork_pool.use(specs, arrived) or self._fork(specs, arrived) if group is not None else 0
         for descriptor in arrived:
             os.close(descriptor)
-        group = self._groups[run]
+        if group is None:
+            return
         group.workers[pid] = ranks
-        self._spares.expect(len(group.workers))
-        group.say(pid=[ranks, pid])
+        self._prefork_pool.expect(len(group.workers))
+        group.send(pid=[ranks, pid])
 
-    def _fork(self, orders: str, arrived: list[int]) -> int:
+    def _fork(self, specs: str, arrived: list[int]) -> int:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             self._forget()
-            begin(orders, arrived, parent)
+            begin(specs, arrived, parent)
         return pid
 
     def _forget(self) -> None:
         """In a forked worker: close what belongs to the supervisor."""
         signal.set_wakeup_fd(-1)
         self._selector.close()
-        self._spares.forget()
+        self._prefork_pool.forget()
         for sock in (self._control, self._children, self._waker, *(group.sock for group in self._groups.values())):
             sock.close()
 
@@ -197,13 +219,15 @@ class Supervisor:
             self._gone(pid, os.waitstatus_to_exitcode(status))
 
     def _gone(self, pid: int, code: int) -> None:
-        self._spares.gone(pid)
+        self._prefork_pool.gone(pid)
         for run, group in list(self._groups.items()):
             if pid in group.workers:
                 ranks = group.workers.pop(pid)
+                # who launches again does so soon, above all after an interrupt
+                self._idle_since = time.monotonic()
                 kill_session(pid)
-                group.say(exit=[ranks, code])
-                if group.sock.fileno() < 0 and not group.workers:
+                group.send(exit=[ranks, code])
+                if group.is_left and not group.workers:
                     del self._groups[run]
 
     def _close(self) -> NoReturn:
@@ -217,8 +241,12 @@ def load(name: str) -> None:
     """Import a module so that every worker has it; one that starts a thread or wakes a driver ends this process."""
     try:
         importlib.import_module(name)
-    except BaseException as error:  # noqa: BLE001 - anybody's module; a worker that needs it will say what is wrong
+    except BaseException as error:  # noqa: BLE001 - anybody's module; a worker that needs it will report the error
         sys.stderr.write(f"{name} was not loaded: {error!r}\n")
+        if name in _NEEDED:
+            sys.stderr.write(f"{name} can't be imported: {type(error).__name__}: {' '.join(str(error).split())}\n")
+            sys.stderr.flush()
+            os._exit(BROKEN)
     if not is_fit():
         sys.stderr.write(f"{name}\n")
         sys.stderr.flush()
@@ -226,7 +254,7 @@ def load(name: str) -> None:
 
 
 def settle() -> None:
-    """What is loaded now stays: no garbage collection in a worker touches (and so copies) its pages."""
+    """Freeze what is loaded: no garbage collection in a worker touches (and so copies) its pages."""
     gc.collect()
     gc.freeze()
 
@@ -235,11 +263,11 @@ def is_fit() -> bool:
     """Whether this process may fork: it has one thread, and no driver of an accelerator is awake in it."""
     if sys.platform != "linux":
         return True
-    return _one_thread() and not any(_opened(("/dev/nvidia", "/dev/accel", "/dev/vfio/")))
+    return _has_one_thread() and not any(_opened(("/dev/nvidia", "/dev/accel", "/dev/vfio/")))
 
 
-def _one_thread() -> bool:
-    # a thread that is just ending is given a moment
+def _has_one_thread() -> bool:
+    # a thread that is about to exit is given a moment
     for _ in range(20):
         if len(list(Path("/proc/self/task").iterdir())) == 1:
             return True
@@ -258,7 +286,7 @@ def _opened(prefixes: tuple[str, ...]) -> Iterable[str]:
 
 
 def main() -> NoReturn:
-    """Begin: `python -m accelerate_nb.launching.supervisor CONTROL PARENT NAMES`, PARENT 0 where its thread may end before it."""
+    """Begin: `python -m accelerate_nb.supervisor.main CONTROL PARENT NAMES`, PARENT 0 where its thread may end before it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if parent := int(sys.argv[2]):
         # not SIGKILL: it has workers to end, and a worker that has inherited the control socket may keep that from closing

@@ -1,4 +1,4 @@
-"""Processes that are forked before they are needed: a launch only has to tell them what they are."""
+"""Processes that are forked before they are needed: a launch only has to send them their specs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from accelerate_nb.launching.messages import receive_message, send_message
-from accelerate_nb.launching.order import of_text
-from accelerate_nb.launching.sessions import die_with_parent
-from accelerate_nb.launching.worker import work
+from accelerate_nb.transport.fd_messages import receive_message, send_message
+from accelerate_nb.transport.worker_spec import of_text
+from accelerate_nb.worker.main import work
+from accelerate_nb.worker.process_session import die_with_parent
 
 # How many are kept where nothing is known, and how many at most.
 _FEWEST = 2
 _MOST = 8
 
 
-class Spares:
+class PreforkPool:
     """The processes that wait; each is a copy of the supervisor as it was, so they are given up when that changes."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Spares:
         self._target = _FEWEST
 
     def expect(self, size: int) -> None:
-        """Launches of this size happen."""
+        """Keep enough for launches of this size."""
         self._target = min(_MOST, max(self._target, size))
 
     def are_missing(self) -> bool:
@@ -45,21 +45,21 @@ class Spares:
         far.close()
         self._waiting[pid] = near
 
-    def use(self, orders: str, descriptors: Sequence[int]) -> int | None:
-        """Make one of them a worker; gives its process number, or `None` where there is none."""
+    def use(self, specs: str, descriptors: Sequence[int]) -> int | None:
+        """Make one of them a worker; returns its process number, or `None` where there is none."""
         while self._waiting:
             pid, sock = self._waiting.popitem()
             with sock:
                 try:
-                    send_message(sock, {"orders": orders}, descriptors)
+                    send_message(sock, {"specs": specs}, descriptors)
                 except OSError:
-                    # somebody has killed it
+                    # it was killed
                     continue
             return pid
         return None
 
     def gone(self, pid: int) -> None:
-        """A process has ended: where it waited here, it does so no more."""
+        """Forget a process that has ended, where it was in the pool."""
         if (sock := self._waiting.pop(pid, None)) is not None:
             sock.close()
 
@@ -70,9 +70,9 @@ class Spares:
         self._waiting.clear()
 
 
-def begin(orders: str, arrived: Sequence[int], parent: int) -> NoReturn:
-    """Be the process of orders whose descriptors have arrived."""
-    work(of_text(orders, arrived), parent)
+def begin(specs: str, arrived: Sequence[int], parent: int) -> NoReturn:
+    """Be the process of worker specs whose descriptors have arrived."""
+    work(of_text(specs, arrived), parent)
 
 
 def _wait(sock: socket.socket, parent: int) -> NoReturn:
@@ -83,8 +83,8 @@ def _wait(sock: socket.socket, parent: int) -> NoReturn:
         message = receive_message(sock)
         if message is not None:
             sock.close()
-            said, arrived = message
-            begin(said["orders"], arrived, parent)
+            content, arrived = message
+            begin(content["specs"], arrived, parent)
     finally:
         # nobody needs it, or nobody is there any more
         os._exit(0)

@@ -1,0 +1,1 @@
+"""The supervisor process, which forks the workers of this machine."""
