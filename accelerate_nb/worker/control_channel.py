@@ -1,4 +1,4 @@
-"""What the kernel tells a worker while its function runs: messages that a thread of their own hears."""
+"""The kernel's messages to a worker while its function runs, received in a thread of their own."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from accelerate_nb.launching.messages import receive_message, send_message
-from accelerate_nb.own import Own
+from accelerate_nb.rank_local import RankLocal
+from accelerate_nb.transport.fd_messages import receive_message, send_message
 
 Message: TypeAlias = dict[str, Any]
 Handler: TypeAlias = Callable[[Message, Sequence[int]], None]
 
 
-class Inbox:
+class ControlChannel:
     """
     A worker's end of its socket: handlers are called with each message of their kind, in the inbox's thread.
 
     A handler is quick and raises nothing; it gets the message and the descriptors that came with it, which it closes. A
-    message that nobody handles yet is kept for whoever asks for its kind later.
+    message without a handler is kept for one that is registered later.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -29,24 +29,24 @@ class Inbox:
         self._handlers: dict[str, Handler] = {}
         self._waiting: list[tuple[Message, Sequence[int]]] = []
         self._leave = threading.Event()
-        threading.Thread(target=self._hear, name="accelerate_nb inbox", daemon=True).start()
+        threading.Thread(target=self._receive, name="accelerate_nb inbox", daemon=True).start()
 
     def on(self, kind: str, handler: Handler) -> None:
-        """From now on, messages of this kind go to `handler`; those that came before do so at once."""
+        """Send messages of this kind to `handler` from now on; those that came before go to it at once."""
         with self._lock:
             self._handlers[kind] = handler
-            due = [one for one in self._waiting if one[0]["do"] == kind]
-            self._waiting = [one for one in self._waiting if one[0]["do"] != kind]
+            due = [waiting for waiting in self._waiting if waiting[0]["do"] == kind]
+            self._waiting = [waiting for waiting in self._waiting if waiting[0]["do"] != kind]
         for message, descriptors in due:
             handler(message, descriptors)
 
     def wait_for_leave(self) -> None:
-        """Wait until the kernel says that all ranks have returned, or has gone."""
+        """Wait until the kernel reports that all ranks have returned, or has gone."""
         self._leave.wait()
 
-    def _hear(self) -> None:
-        while (heard := self._next()) is not None:
-            self._take(*heard)
+    def _receive(self) -> None:
+        while (received := self._next()) is not None:
+            self._take(*received)
         self._leave.set()
 
     def _next(self) -> tuple[Message, Sequence[int]] | None:
@@ -68,9 +68,9 @@ class Inbox:
             handler(message, descriptors)
 
 
-def tell(sock: socket.socket, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
+def try_send(sock: socket.socket, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
     """
-    The kernel's side: send one message (`do` is its kind), with copies of descriptors; whether somebody could take it.
+    The kernel's side: send one message (`do` is its kind), with copies of descriptors; whether it could be delivered.
 
     The socket doesn't wait, so a message is short: what may be long goes into a memory file of its own.
     """
@@ -81,22 +81,22 @@ def tell(sock: socket.socket, message: Mapping[str, Any], descriptors: Sequence[
     return True
 
 
-class _Holder:
+class _ChannelHolder:
     """A rank's inbox."""
 
-    inbox: Inbox | None = None
+    inbox: ControlChannel | None = None
 
 
-_holder = Own(_Holder)
+_holder = RankLocal(_ChannelHolder)
 
 
-def connect(inbox: Inbox | None) -> None:
+def connect(inbox: ControlChannel | None) -> None:
     """Make this the process's inbox; processes that it forks have none, since the thread stays here."""
     _holder.get().inbox = inbox
     if inbox is not None:
         os.register_at_fork(after_in_child=lambda: connect(None))
 
 
-def current_inbox() -> Inbox | None:
-    """The process's inbox; `None` where no kernel is there to tell it anything."""
+def current_inbox() -> ControlChannel | None:
+    """The process's inbox; `None` where there is no kernel."""
     return _holder.get().inbox

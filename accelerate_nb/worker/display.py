@@ -1,4 +1,4 @@
-"""What a worker shows: `display`, prompts and breakpoints where there is no screen and no keyboard."""
+"""A worker's `display`, prompts and breakpoints, where there is no screen and no keyboard."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 from typing import Any, NoReturn
 
 from accelerate_nb.errors import StateError
-from accelerate_nb.events.emit import emit, outlet
 from accelerate_nb.events.model import Display
+from accelerate_nb.rank.event_sink import emit, outlet
 
 _INPUT = builtins.input
 
 
 def install() -> None:
-    """Make `display` send to the notebook, and `input` and `breakpoint` say why they can't work."""
+    """Make `display` send to the notebook, and `input` and `breakpoint` raise with the reason why they can't work."""
     builtins.display = display  # type: ignore[attr-defined]  # IPython puts it there too
     builtins.input = _no_input
     sys.breakpointhook = _no_breakpoint
@@ -72,7 +72,7 @@ def as_plain(data: dict[str, Any]) -> dict[str, Any]:
 def _no_input(prompt: object = "", /) -> NoReturn:
     raise StateError(
         f"input({prompt!r}) was called in a worker, which has no keyboard. "
-        "Ask in the notebook, and pass the answer as an argument."
+        "Call input() in the notebook, and pass the text as an argument."
     )
 
 

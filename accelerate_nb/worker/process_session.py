@@ -16,7 +16,7 @@ _PROC = Path("/proc")
 
 def die_with_parent(parent: int, by: int = signal.SIGKILL) -> None:
     """
-    Ask Linux to send this process a signal when the thread that made it ends (see prctl(2)); elsewhere nothing happens.
+    Have Linux send this process a signal when the thread that made it ends (see prctl(2)); elsewhere nothing happens.
 
     `parent` is the process that should be there: where it has gone already, this one ends at once.
     """
@@ -57,7 +57,7 @@ def kill_session(leader: int) -> None:
 
 
 def members(leader: int) -> list[int]:
-    """The processes of a session, where /proc tells; else the leader alone."""
+    """The processes of a session, by /proc; without it the leader alone."""
     if not _PROC.is_dir():
         return [leader]
     return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit() and _session(entry) == leader]
@@ -68,5 +68,5 @@ def _session(entry: Path) -> int | None:
         # proc(5): after the name in brackets come state, ppid, pgrp, session
         return int((entry / "stat").read_text().rpartition(")")[2].split()[3])
     except (OSError, IndexError, ValueError):
-        # it ended while we looked
+        # it ended meanwhile
         return None

@@ -22,46 +22,46 @@ from types import CodeType, ModuleType
 from typing import Any, Protocol
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.launching.main_module import become_main
-from accelerate_nb.launching.showing import allow_prompts
+from accelerate_nb.transport.main_module import become_main
+from accelerate_nb.worker.display import allow_prompts
 
 _NAME = "__main__"
 # Their hooks for exceptions print; `exceptiongroup` is what Python 3.10 has exception groups from.
 _PRINTING = frozenset({"torch", "accelerate_nb", "exceptiongroup"})
 
 
-class _Entrance:
-    """Where a program changes its process; the ranks of a process that are threads come here one after the other."""
+class _ProgramLock:
+    """A lock for programs that change their process: ranks that are threads do so one after the other."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.has_begun = False
 
 
-_ENTRANCE = _Entrance()
+_ENTRANCE = _ProgramLock()
 
 
-class What(Protocol):
+class Runnable(Protocol):
     """Something that can be run as a program."""
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """The name that a person calls it."""
 
     def run(self, arguments: Sequence[str]) -> None:
-        """Be it, in this process, until it is over; `SystemExit` says with which code, if it is not 0."""
+        """Be it, in this process, until it is over; `SystemExit` has its code, if it is not 0."""
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class ScriptFile:
     """
-    A file of Python, or a folder or archive that holds a `__main__.py`; `said` is its path as the person wrote it.
+    A file of Python, or a folder or archive that holds a `__main__.py`; `given_path` is its path as the person wrote it.
 
-    Its imports look first in its own folder, or where another `home` is named, there.
+    Its imports search its own folder first, or `home` where one is named.
     """
 
     path: str
-    said: str
+    given_path: str
     home: str | None = None
 
     @property
@@ -71,20 +71,20 @@ class Script:
 
     def run(self, arguments: Sequence[str]) -> None:
         """Run its code as `__main__`."""
-        sys.argv[:] = [self.said, *arguments]
+        sys.argv[:] = [self.given_path, *arguments]
         importer = pkgutil.get_importer(self.path)
         if importer is not None:
-            _look_first_in(self.path)
+            _search_first(self.path)
             _run_spec(importer.find_spec(_NAME, None), self.path)
             return
-        self._look_beside()
+        self._search_script_folder()
         loader = SourceFileLoader(_NAME, self.path)
         _run_as_main(code_of(self.path), __file__=self.path, __loader__=loader, __package__=None, __spec__=None)
 
     def imported(self, arguments: Sequence[str]) -> ModuleType:
         """The module that it is under its file's name, one for all ranks of this process."""
-        sys.argv[:] = [self.said, *arguments]
-        self._look_beside()
+        sys.argv[:] = [self.given_path, *arguments]
+        self._search_script_folder()
         name = os.path.splitext(self.name)[0]
         with _ENTRANCE.lock:
             found = sys.modules.get(name)
@@ -93,20 +93,20 @@ class Script:
                 found = _load(name, self.path)
             return found
 
-    def _look_beside(self) -> None:
-        # Python itself follows links before it looks for what lies beside a script
-        _look_first_in(self.home or os.path.dirname(os.path.realpath(self.path)))
+    def _search_script_folder(self) -> None:
+        # Python itself follows links before it searches the folder of a script
+        _search_first(self.home or os.path.dirname(os.path.realpath(self.path)))
 
 
 @dataclass(frozen=True, slots=True)
-class Module:
+class PythonModule:
     """A module, found as `python -m` finds it."""
 
     name: str
 
     def run(self, arguments: Sequence[str]) -> None:
         """Run its code as `__main__`; a package's is in its `__main__` module."""
-        _look_first_in(os.getcwd())
+        _search_first(os.getcwd())
         sys.argv[:] = ["-m", *arguments]
         spec = find_spec(self.name)
         if spec is None:
@@ -118,7 +118,7 @@ class Module:
 
     def imported(self, arguments: Sequence[str]) -> ModuleType:
         """The module itself."""
-        _look_first_in(os.getcwd())
+        _search_first(os.getcwd())
         sys.argv[:] = ["-m", *arguments]
         module = importlib.import_module(self.name)
         sys.argv[0] = getattr(module, "__file__", None) or self.name
@@ -126,10 +126,10 @@ class Module:
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class ScriptFunction:
     """A function of a script or a module, which is imported and not run: a `__name__ == "__main__"` in it is not true."""
 
-    of: Script | Module
+    of: ScriptFile | PythonModule
     function: str
 
     @property
@@ -142,7 +142,7 @@ class Function:
         module = self.of.imported(arguments)
         function = getattr(module, self.function, None)
         if not callable(function):
-            there = ", ".join(sorted(name for name, value in vars(module).items() if _is_own_function(value, module)))
+            there = ", ".join(sorted(name for name, value in vars(module).items() if _is_defined_in(value, module)))
             raise ConfigurationError(
                 f"The function {self.function} of {self.name} was to be called, and there is none of that name. "
                 f"{f'Name another (it has {there})' if there else 'Define it there'}, or leave --main-training-function out."
@@ -171,7 +171,7 @@ class Executable:
                 child.wait()
                 raise
         if code < 0:
-            # whoever looks at the worker sees what ended the program
+            # the worker ends by the signal that ended the program
             signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
             os.kill(os.getpid(), -code)
         if code:
@@ -214,13 +214,13 @@ def standard_input() -> StandardInput | None:
 @dataclass(frozen=True, slots=True)
 class Program:
     """
-    What every worker runs, with its arguments.
+    A program that every worker runs, with its arguments.
 
     It works in `folder`, or where there is none in the worker's own. `path` is what `sys.path` holds behind the program's own
     entry. Rank 0 reads `stdin`; nobody else does. A person calls it `title`, or by its own name.
     """
 
-    what: What
+    what: Runnable
     arguments: tuple[str, ...] = ()
     folder: str | None = None
     path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))
@@ -275,8 +275,8 @@ def code_of(path: str) -> CodeType:
         return compile(file.read(), path, "exec", dont_inherit=True)
 
 
-def _look_first_in(folder: str) -> None:
-    """Let imports look in a folder before all others."""
+def _search_first(folder: str) -> None:
+    """Have imports search a folder before all others."""
     if sys.path[:1] != [folder]:
         sys.path.insert(0, folder)
 
@@ -300,7 +300,7 @@ def _load(name: str, path: str) -> ModuleType:
     return module
 
 
-def _is_own_function(value: Any, module: ModuleType) -> bool:
+def _is_defined_in(value: Any, module: ModuleType) -> bool:
     return callable(value) and getattr(value, "__module__", None) == module.__name__
 
 
@@ -320,7 +320,7 @@ def _run_spec(spec: ModuleSpec | None, name: str) -> None:
 
 
 def _run_as_main(code: CodeType, **names: Any) -> None:
-    """Run code in a new module that is `__main__` from now on: pickle and multiprocessing look there."""
+    """Run code in a new module that is `__main__` from now on: pickle and multiprocessing search it."""
     module = ModuleType(_NAME)
     vars(module).update({"__builtins__": builtins, "__cached__": None, **names})
     become_main(module)

@@ -13,32 +13,32 @@ from contextvars import copy_context
 from types import FrameType
 from typing import Any
 
-from accelerate_nb.devices import lockstep
-from accelerate_nb.launching import streams, variables, xla
-from accelerate_nb.launching.order import Order
-from accelerate_nb.launching.payload import Payload
-from accelerate_nb.launching.rank import Rank
-from accelerate_nb.launching.seat import OWN_VARIABLES
-from accelerate_nb.launching.stacks import SIGNAL, as_faulthandler
-from accelerate_nb.own import alone
+from accelerate_nb.failures.stack_dumps import SIGNAL, as_faulthandler
+from accelerate_nb.rank import lockstep
+from accelerate_nb.rank_local import alone
+from accelerate_nb.transport.payload import Payload
+from accelerate_nb.transport.rank_info import RANK_VARIABLES
+from accelerate_nb.transport.worker_spec import WorkerSpec
+from accelerate_nb.worker import rank_environ, stdio, xla
+from accelerate_nb.worker.rank import RankConnection
 
 
-def work(orders: Sequence[Order], payload: Payload | None, prepare: Callable[[], object]) -> int:
+def work(specs: Sequence[WorkerSpec], payload: Payload | None, prepare: Callable[[], object]) -> int:
     """
-    Be the ranks of these orders until the kernel lets them go; gives the exit code.
+    Be the ranks of these specs until the kernel releases them; returns the exit code.
 
     `prepare` is called once for all, before the function is there. To be called in the main thread, which does nothing but
     take signals while the ranks' threads run. What torch, NumPy and Python draw random numbers from is the process's, and so
     are modules and their globals: ranks share them. They begin as they are in the notebook.
     """
     hand_contexts_on()
-    variables.separate(OWN_VARIABLES)
-    out, err = streams.separate()
-    ranks: list[_Thread] = []
+    rank_environ.separate(RANK_VARIABLES)
+    out, err = stdio.separate()
+    ranks: list[_RankThread] = []
     _take_signals(ranks)
-    for order in orders:
-        leads = order is orders[0]
-        ranks.append(_Thread(order, payload, None if leads else (out, err)))
+    for spec in specs:
+        leads = spec is specs[0]
+        ranks.append(_RankThread(spec, payload, None if leads else (out, err)))
     _be_ready(ranks, prepare)
     for rank in ranks:
         rank.start()
@@ -47,24 +47,24 @@ def work(orders: Sequence[Order], payload: Payload | None, prepare: Callable[[],
     return 0 if all(rank.succeeds for rank in ranks) else 1
 
 
-def _take_signals(ranks: Sequence[_Thread]) -> None:
-    """Hand what the process is told by signals on to its ranks."""
+def _take_signals(ranks: Sequence[_RankThread]) -> None:
+    """Hand the process's signals on to its ranks."""
 
     def interrupt(*_: Any) -> None:
         for rank in ranks:
             rank.interrupt()
 
-    def tell_where(_: int, frame: FrameType | None) -> None:
+    def dump_stack(_: int, frame: FrameType | None) -> None:
         for rank in ranks:
-            rank.tell_where(frame)
+            rank.dump_stack(frame)
 
     signal.signal(signal.SIGINT, interrupt)
     faulthandler.unregister(SIGNAL)
-    signal.signal(SIGNAL, tell_where)
+    signal.signal(SIGNAL, dump_stack)
 
 
-def _be_ready(ranks: Sequence[_Thread], prepare: Callable[[], object]) -> None:
-    """Prepare the process, then have each rank unpack what it runs; what goes wrong is said by those whom it concerns."""
+def _be_ready(ranks: Sequence[_RankThread], prepare: Callable[[], object]) -> None:
+    """Prepare the process, then have each rank unpack what it runs; an error is reported by the ranks that it concerns."""
     try:
         prepare()
         devices, steps = xla.devices_for(len(ranks)), xla.steps_together(len(ranks))
@@ -77,39 +77,39 @@ def _be_ready(ranks: Sequence[_Thread], prepare: Callable[[], object]) -> None:
         rank.be_ready(device, steps)
 
 
-class _Thread:
+class _RankThread:
     """One rank: its context, and its thread once it has begun."""
 
     def __init__(
-        self, order: Order, payload: Payload | None, own_streams: tuple[streams.OfRank, streams.OfRank] | None
+        self, spec: WorkerSpec, payload: Payload | None, streams: tuple[stdio.RankStream, stdio.RankStream] | None
     ) -> None:
-        self._order = order
+        self._spec = spec
         self._context = alone()
         self._lockstep: lockstep.Lockstep | None = None
         self._device = ""
-        self._is_asked = self._runs = False
+        self._is_interrupted = self._runs = False
         self._over = threading.Event()
         self.succeeds = True
         self._thread = threading.Thread(
-            target=self._context.run, args=(self._run,), name=f"rank {order.seat.rank}", daemon=True
+            target=self._context.run, args=(self._run,), name=f"rank {spec.rank_info.rank}", daemon=True
         )
-        self._context.run(self._sit_down, own_streams)
-        self._rank: Rank = self._context.run(Rank, order, payload)
+        self._context.run(self._set_up, streams)
+        self._rank: RankConnection = self._context.run(RankConnection, spec, payload)
 
     # -------------------------------------------------------------------------------------------- in the main thread
 
-    def _sit_down(self, own_streams: tuple[streams.OfRank, streams.OfRank] | None) -> None:
-        said = self._order.seat.environ()
-        variables.say({name: said.pop(name) for name in OWN_VARIABLES})
-        os.environ.update(said)
-        for stream, name in zip(own_streams or (), ("stdout", "stderr"), strict=False):
-            stream.lead(getattr(self._order.descriptors, name))
+    def _set_up(self, streams: tuple[stdio.RankStream, stdio.RankStream] | None) -> None:
+        variables = self._spec.rank_info.environ()
+        rank_environ.set_variables({name: variables.pop(name) for name in RANK_VARIABLES})
+        os.environ.update(variables)
+        for stream, name in zip(streams or (), ("stdout", "stderr"), strict=False):
+            stream.lead(getattr(self._spec.descriptors, name))
 
     def be_ready(self, device: str, steps: lockstep.Lockstep | None) -> None:
         """Unpack what it runs."""
         self._device, self._lockstep = device, steps
         self._context.run(lockstep.keep, steps)
-        if not self._context.run(self._rank.takes, self._rank.unpack):
+        if not self._context.run(self._rank.completes, self._rank.unpack):
             self._end(succeeds=False)
 
     def fail(self, error: BaseException) -> None:
@@ -118,7 +118,7 @@ class _Thread:
         def fails() -> None:
             raise error
 
-        self._context.run(self._rank.takes, fails)
+        self._context.run(self._rank.completes, fails)
         self._end(succeeds=False)
 
     def start(self) -> None:
@@ -127,45 +127,45 @@ class _Thread:
             self._thread.start()
 
     def wait_for_leave(self) -> None:
-        """Stay until its function has ended, and the kernel has heard of all ranks and says so."""
-        # it says so also to those whose processes it is about to kill
+        """Stay until its function has ended, and the kernel releases it."""
+        # it releases also those whose processes it is about to kill
         self._over.wait()
         self._rank.wait_for_leave()
 
     def interrupt(self) -> None:
         """Raise `KeyboardInterrupt` in its thread, which sees it when it runs Python again; what waits for others is freed."""
-        self._is_asked = True
+        self._is_interrupted = True
         if self._runs:
             interrupt = ctypes.py_object(KeyboardInterrupt)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), interrupt)
         if self._lockstep is not None:
             self._lockstep.leave()
 
-    def tell_where(self, frame: FrameType | None) -> None:
+    def dump_stack(self, frame: FrameType | None) -> None:
         """Write where it is, as faulthandler would; `frame` is what the main thread does, which is what it does before it begins."""
-        here = sys._current_frames().get(self._thread.ident or 0, frame)
-        os.write(self._order.descriptors.stacks, as_faulthandler(here).encode(errors="replace"))
+        frame_now = sys._current_frames().get(self._thread.ident or 0, frame)
+        os.write(self._spec.descriptors.stacks, as_faulthandler(frame_now).encode(errors="replace"))
 
     # --------------------------------------------------------------------------------------------- in the rank's thread
 
     def _run(self) -> None:
-        told = False
+        is_reported = False
         try:
-            if self._rank.takes(self._work):
+            if self._rank.completes(self._work):
                 self._rank.finish()
                 self._end(succeeds=True)
             else:
                 self._end(succeeds=False)
-            told = True
+            is_reported = True
         finally:
-            if not told:
-                # a second interrupt while it told of the first: the kernel has to learn that nothing more comes
+            if not is_reported:
+                # a second interrupt while it reported the first: the kernel has to learn that nothing more comes
                 os._exit(70)
 
     def _work(self) -> None:
         self._runs = True
         try:
-            if self._is_asked:
+            if self._is_interrupted:
                 raise KeyboardInterrupt
             xla.compute_on(self._device)
             self._rank.run()
@@ -181,9 +181,9 @@ class _Thread:
 
 def hand_contexts_on() -> None:
     """
-    From now on a thread of this process has the context of the one that starts it, so that what it prints is its rank's.
+    Give each new thread of this process the context of the one that starts it, so that what it prints is its rank's.
 
-    Python 3.14 does so where it is told to (`-X thread_inherit_context`).
+    Python 3.14 does so with an option (`-X thread_inherit_context`).
     """
     start, bootstrap = threading.Thread.start, threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 
@@ -191,7 +191,7 @@ def hand_contexts_on() -> None:
         thread._accelerate_nb_context = copy_context()
         start(thread)
 
-    # not only its `run`: what that raises is printed by its surroundings
+    # not only its `run`: what that raises is printed by the code around it
     def bootstrap_in_context(thread: Any) -> None:
         thread._accelerate_nb_context.run(bootstrap, thread)
 

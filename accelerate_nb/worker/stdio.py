@@ -11,13 +11,13 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any, TextIO
 
-from accelerate_nb.own import Own
+from accelerate_nb.rank_local import RankLocal
 
 _LINE_BUFFERED = 1  # _IOLBF of stdio.h
 
 
 def take_over(stdout: int, stderr: int) -> None:
-    """From now on descriptors 1 and 2, and Python's streams, are these pipes; descriptor 0 is empty."""
+    """Make these pipes descriptors 1 and 2, and Python's streams; descriptor 0 becomes empty."""
     before = {sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__}
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -30,65 +30,65 @@ def take_over(stdout: int, stderr: int) -> None:
     _line_buffer_c()
 
 
-class OfRank(io.TextIOBase):
-    """A standard stream of a process whose ranks are threads: what is written to it goes where the rank that writes says."""
+class RankStream(io.TextIOBase):
+    """A standard stream of a process whose ranks are threads: what is written to it goes to the pipe of the rank that writes."""
 
     def __init__(self, first: TextIO) -> None:
-        self._streams: Own[list[TextIO]] = Own(lambda: [first])
+        self._streams: RankLocal[list[TextIO]] = RankLocal(lambda: [first])
 
     @property
-    def here(self) -> TextIO:
-        """The stream of the rank that asks; that of the process's first rank where no rank does, as compiled code's is."""
+    def stream(self) -> TextIO:
+        """The stream of the current rank; that of the process's first rank where no rank does, as compiled code's is."""
         return self._streams.get()[0]
 
     def lead(self, descriptor: int) -> None:
-        """From now on what this rank writes goes to its own pipe."""
+        """Send what this rank writes to its own pipe from now on."""
         self._streams.get()[0] = _stream(descriptor)
 
-    # what the class of all streams of text has already, and __getattr__ is not asked for
+    # methods that the base class has already, so that __getattr__ is not called for them
 
     def write(self, text: str, /) -> int:
-        return self.here.write(text)
+        return self.stream.write(text)
 
     def flush(self) -> None:
-        self.here.flush()
+        self.stream.flush()
 
     def close(self) -> None:
-        self.here.close()
+        self.stream.close()
 
     def fileno(self) -> int:
-        return self.here.fileno()
+        return self.stream.fileno()
 
     def isatty(self) -> bool:
-        return self.here.isatty()
+        return self.stream.isatty()
 
     def writable(self) -> bool:
         return True
 
     @property
     def closed(self) -> bool:
-        return self.here.closed
+        return self.stream.closed
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # an attribute there
-        return self.here.encoding
+        return self.stream.encoding
 
     @property
     def errors(self) -> str | None:  # type: ignore[override]
-        return self.here.errors
+        return self.stream.errors
 
     @property
     def newlines(self) -> Any:  # type: ignore[override]
-        return self.here.newlines
+        return self.stream.newlines
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.here, name)
+        return getattr(self.stream, name)
 
 
-def separate() -> tuple[OfRank, OfRank]:
-    """From now on Python's streams are each rank's own; until one says where they `lead`, they are this process's."""
+def separate() -> tuple[RankStream, RankStream]:
+    """Make Python's streams each rank's own; until a rank calls `lead`, they are this process's."""
     before = {sys.stdout, sys.stderr}
-    out, err = OfRank(sys.stdout), OfRank(sys.stderr)
+    out, err = RankStream(sys.stdout), RankStream(sys.stderr)
     sys.stdout = sys.__stdout__ = out  # type: ignore[assignment,misc]  # as in `take_over`
     sys.stderr = sys.__stderr__ = err  # type: ignore[assignment,misc]
     _repoint_logging(before)

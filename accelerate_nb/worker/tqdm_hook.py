@@ -1,4 +1,4 @@
-"""How the progress bars of a worker reach the notebook: every tqdm bar says `Progress` whenever it is drawn."""
+"""The hook that brings a worker's progress bars to the notebook: every tqdm bar sends `Progress` instead of drawing itself."""
 
 from __future__ import annotations
 
@@ -15,37 +15,38 @@ from types import ModuleType
 from typing import Any
 from weakref import ReferenceType, WeakSet, ref
 
-from accelerate_nb.events.emit import emit, outlet
 from accelerate_nb.events.model import Progress
-from accelerate_nb.own import Own
+from accelerate_nb.rank.event_sink import emit, outlet
+from accelerate_nb.rank_local import RankLocal
 
-# A bar that is drawn more often (`mininterval=0`) is told less often; tqdm's own pace is a tenth of a second.
+# A bar that is drawn more often (`mininterval=0`) is sent less often; tqdm's own pace is a tenth of a second.
 _BETWEEN = 0.09
-_PLACE = "_accelerate_nb_place"
+_STATE = "_accelerate_nb_bar"
 _NAMELESS = "progress"
 
 
 def install() -> None:
     """
-    From now on every bar of this process is told of, whatever kind of tqdm it is, and drawn as text as it was.
+    Send the progress of every bar of this process from now on, whatever kind of tqdm it is.
 
-    Its drawn line is an open line of the rank's standard error until it ends; `events.bars.draws_a_bar` knows it, so that
-    what shows bars need not show that line too. Widgets can't work from here, so a `tqdm.notebook` bar is drawn as text.
-    Where tqdm isn't loaded yet it is told of when it is: nothing is imported here.
+    What would be drawn on the rank's own streams is not: a nested bar moves the cursor, and its drawings would be lines of
+    the rank's log. The outermost bar leaves one line there when it ends, if it is one that is left. Widgets can't work from
+    here, so a `tqdm.notebook` bar is a bar of text. Where tqdm isn't loaded yet it is hooked when it is: nothing is imported
+    here.
     """
     for name, hook in _hooks().items():
         if name in sys.modules:
             hook(sys.modules[name])
         else:
-            sys.meta_path.insert(0, _WhenLoaded(name, hook))
+            sys.meta_path.insert(0, _ImportHook(name, hook))
 
 
 def _hooks() -> dict[str, Callable[[ModuleType], None]]:
-    watch = _Watch()
+    watch = _BarHook()
     return {"tqdm.std": lambda module: watch.keep(module.tqdm), "tqdm.notebook": _as_text}
 
 
-class _WhenLoaded(MetaPathFinder):
+class _ImportHook(MetaPathFinder):
     """Calls `hook` with a module right after it has been loaded."""
 
     def __init__(self, name: str, hook: Callable[[ModuleType], None]) -> None:
@@ -70,112 +71,134 @@ class _WhenLoaded(MetaPathFinder):
         return spec
 
 
-class _Watch:
-    """Has the bars of this process tell what they do, each to its rank."""
+class _BarHook:
+    """Has the bars of this process send their progress, each to its rank."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._told = Own(_Told)
+        self._bars = RankLocal(_OpenBars)
 
     def keep(self, tqdm: Any) -> None:
-        """Make a class of bars, which all other kinds of bars inherit from, say what its bars do."""
+        """Make a class of bars, which all other kinds of bars inherit from, send the progress of its bars."""
         # by these a bar knows below which others it is drawn
-        tqdm._instances = _Instances(tqdm._instances)
+        tqdm._instances = _RankBars(tqdm._instances)
+        tqdm.status_printer = staticmethod(self._silencing(tqdm.status_printer))
         # at these three moments a bar of any kind has something new to show
-        tqdm.__init__ = self._telling(tqdm.__init__)
-        tqdm.refresh = self._telling(tqdm.refresh)
-        tqdm.close = self._telling(tqdm.close)
+        tqdm.__init__ = self._reporting(tqdm.__init__)
+        tqdm.refresh = self._reporting(tqdm.refresh)
+        tqdm.close = self._reporting(tqdm.close)
 
-    def _telling(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _reporting(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
-        def told(bar: Any, *args: Any, **kwargs: Any) -> Any:
+        def reporting(bar: Any, *args: Any, **kwargs: Any) -> Any:
             done = method(bar, *args, **kwargs)
-            # not in a process of a data loader: the socket is its parent's
-            if os.getpid() == self._process:
-                self._told.get().look_at(bar)
+            if self._is_rank_process():
+                self._bars.get().update(bar)
             return done
 
-        return told
+        return reporting
+
+    def _silencing(self, method: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(method)
+        def status_printer(file: Any) -> Any:
+            """A bar calls it once, before it is drawn first; `file` is the bar's own wrapper of where it is drawn."""
+            if self._is_rank_process() and file in (sys.__stdout__, sys.__stderr__):
+                file.wrapper_setattr("write", _nothing)
+            return method(file)
+
+        return status_printer
+
+    def _is_rank_process(self) -> bool:
+        """Whether this is not a process of a data loader: the socket is its parent's."""
+        return os.getpid() == self._process
 
 
-class _Instances:
-    """The bars of the rank that asks, in the place of those of a process."""
+def _nothing(text: str) -> int:
+    """Write nothing."""
+    return len(text)
+
+
+class _RankBars:
+    """The bars of the current rank, instead of those of the process."""
 
     def __init__(self, before: Iterable[Any]) -> None:
-        self._own: Own[WeakSet[Any]] = Own(lambda: WeakSet(before))
+        self._bars: RankLocal[WeakSet[Any]] = RankLocal(lambda: WeakSet(before))
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._own.get())
+        return iter(self._bars.get())
 
     def __len__(self) -> int:
-        return len(self._own.get())
+        return len(self._bars.get())
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._own.get(), name)
+        return getattr(self._bars.get(), name)
 
 
-class _Told:
+class _OpenBars:
     """
-    The bars of this rank that are open, each in the first place that was free when it was first drawn.
+    The bars of this rank that are open, each under the first number that was free when it was first drawn.
 
-    A place is what tells nested bars apart, and keeps its name when a loop makes its inner bar anew.
+    The number distinguishes nested bars, and stays the same when a loop makes its inner bar anew.
     """
 
     def __init__(self) -> None:
         self._taken: set[int] = set()
         self._last: dict[int, float] = {}
-        self._waiting: dict[int, tuple[ReferenceType[Any], _Place]] = {}
+        self._waiting: dict[int, tuple[ReferenceType[Any], _BarState]] = {}
 
-    def look_at(self, bar: Any) -> None:
-        """Tell of a bar, or do so a moment later, where it has something new to show."""
+    def update(self, bar: Any) -> None:
+        """Send a bar's progress, or do so a moment later, where it has something new to show."""
         closed = bool(getattr(bar, "disable", True))
-        place: _Place | None = getattr(bar, _PLACE, None)
-        if place is None:
+        state: _BarState | None = getattr(bar, _STATE, None)
+        if state is None:
             if closed or not _is_drawn(bar):
                 return
-            place = _Place(self._take())
-            setattr(bar, _PLACE, place)
-        if place.left:
+            state = _BarState(self._take())
+            setattr(bar, _STATE, state)
+        if state.left:
             return
         if closed:
-            place.left = True
-            self._taken.discard(place.number)
-        if self._due_in(place.number) <= 0 or (place.told and (closed or bar.n == bar.total)):
-            self._tell(_progress(bar, place.number, closed=closed), place)
+            state.left = True
+            self._taken.discard(state.number)
+            if state.number == 0 and _is_left(bar):
+                # past the wrapper, in one go: others write between two
+                bar.fp._wrapped.write(f"{bar}\n")
+        if self._due_in(state.number) <= 0 or (state.sent and (closed or bar.n == bar.total)):
+            self._send(_progress(bar, state.number, closed=closed), state)
         elif not closed:
-            self._tell_soon(bar, place)
+            self._send_soon(bar, state)
 
     def _due_in(self, number: int) -> float:
-        """Seconds until it is time for more of a place: a loop may make a thousand short bars in it each second."""
+        """Seconds until it is time for more of this number: a loop may make a thousand short bars in it each second."""
         return self._last.get(number, -_BETWEEN) + _BETWEEN - time.monotonic()
 
-    def _tell(self, said: Progress, place: _Place) -> None:
-        place.told = said
-        self._last[place.number] = time.monotonic()
-        emit(said)
+    def _send(self, progress: Progress, state: _BarState) -> None:
+        state.sent = progress
+        self._last[state.number] = time.monotonic()
+        emit(progress)
 
-    def _tell_soon(self, bar: Any, place: _Place) -> None:
-        """The bar may not move again: what is drawn too early is told a moment later."""
-        is_waited_for = place.number in self._waiting
-        self._waiting[place.number] = ref(bar), place
+    def _send_soon(self, bar: Any, state: _BarState) -> None:
+        """Send a bar a moment later, where it was drawn too early: it may not move again."""
+        is_waited_for = state.number in self._waiting
+        self._waiting[state.number] = ref(bar), state
         if not is_waited_for:
-            later = threading.Timer(max(0.0, self._due_in(place.number)), self._tell_late, (place.number,))
-            later.daemon = True
-            later.start()
+            timer = threading.Timer(max(0.0, self._due_in(state.number)), self._send_late, (state.number,))
+            timer.daemon = True
+            timer.start()
 
-    def _tell_late(self, number: int) -> None:
-        """In a thread of its own: tell of the newest bar in a place, where it is still there and has moved."""
-        known, place = self._waiting.pop(number)
+    def _send_late(self, number: int) -> None:
+        """In a thread of its own: send the newest bar of a number, where it is still there and has moved."""
+        known, state = self._waiting.pop(number)
         bar = known()
-        if bar is None or place.left:
+        if bar is None or state.left:
             return
-        said = _progress(bar, place.number, closed=False)
-        if place.told is not None and _shown(said) == _shown(place.told):
+        progress = _progress(bar, state.number, closed=False)
+        if state.sent is not None and _shown(progress) == _shown(state.sent):
             return
-        self._tell(said, place)
-        if place.left:
-            # it closed meanwhile, and that is to be told last
-            self._tell(_progress(bar, place.number, closed=True), place)
+        self._send(progress, state)
+        if state.left:
+            # it closed meanwhile, and that is to be sent last
+            self._send(_progress(bar, state.number, closed=True), state)
 
     def _take(self) -> int:
         number = next(number for number in range(len(self._taken) + 1) if number not in self._taken)
@@ -184,11 +207,11 @@ class _Told:
 
 
 @dataclass(slots=True)
-class _Place:
-    """Where a bar stands among those of its process; what was told of it last, and whether it has left."""
+class _BarState:
+    """A bar's number among those of its process, what was sent of it last, and whether it has closed."""
 
     number: int
-    told: Progress | None = None
+    sent: Progress | None = None
     left: bool = False
 
 
@@ -197,7 +220,13 @@ def _is_drawn(bar: Any) -> bool:
     return bar.delay <= 0 or (hasattr(bar, "start_t") and bar._time() >= bar.start_t + bar.delay)
 
 
-def _progress(bar: Any, place: int, *, closed: bool) -> Progress:
+def _is_left(bar: Any) -> bool:
+    """Whether a bar that has ended would stay on the screen, and was not drawn there."""
+    stays = bar.pos == 0 if bar.leave is None else bar.leave
+    return bool(stays) and vars(bar.fp).get("write") is _nothing
+
+
+def _progress(bar: Any, number: int, *, closed: bool) -> Progress:
     facts = bar.format_dict
     scale = facts["unit_scale"]
     # a number is a factor, as in tqdm's own `format_meter`; True only asks for k and M
@@ -214,7 +243,7 @@ def _progress(bar: Any, place: int, *, closed: bool) -> Progress:
         rate=None if rate is None else float(rate * factor),
         unit=str(facts["unit"]),
         closed=closed,
-        bar=f"tqdm {place}",
+        bar=f"tqdm {number}",
         note=str(facts["postfix"] or ""),
     )
 

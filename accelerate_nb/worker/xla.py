@@ -1,19 +1,19 @@
-"""What a process does before its ranks compute through torch_xla."""
+"""A process's preparation before its ranks compute through torch_xla."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from accelerate_nb.devices import xla
-from accelerate_nb.devices.lockstep import Lockstep
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.seat import Seat
+from accelerate_nb.rank.lockstep import Lockstep
+from accelerate_nb.transport.rank_info import RankInfo
 
 
-def wake(seat: Seat) -> None:
+def wake(rank_info: RankInfo) -> None:
     """Have torch_xla's runtime begin in the process of a rank, which may have more ranks as threads."""
     xla.read_environment_again()
-    xla.wake(seat.process, seat.processes)
+    xla.wake(rank_info.process, rank_info.processes)
 
 
 def devices_for(ranks: int) -> Sequence[str]:
@@ -21,19 +21,19 @@ def devices_for(ranks: int) -> Sequence[str]:
     import torch_xla
     import torch_xla.core.xla_model as model
 
-    # a process's devices need not come in the order of their places among all
+    # a process's devices need not come in the order of their numbers among all
     found = sorted(model.get_xla_supported_devices(), key=torch_xla._XLAC._xla_get_device_ordinal)
     if len(found) != ranks:
         raise LaunchError(
             f"{ranks} ranks were to share a process, a device for each, but torch_xla has {len(found)} in it. "
-            "Leave num_processes out, which asks for all devices."
+            "Leave num_processes out to use all devices."
         )
     return found
 
 
 def steps_together(ranks: int) -> Lockstep | None:
     """
-    What the ranks of this process pass together; `None` where each may go its way, as on TPUs.
+    The lockstep of this process's ranks; `None` where each may go its way, as on TPUs.
 
     On the CPU, XLA ends the process where one device waits 10 s for another one's part of a collective ("Termination timeout
     for all reduce RendezvousKey"), as it does when two threads compile at once.

@@ -14,27 +14,27 @@ _TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
 def cut_connections(others: Collection[int], *, store_port: int) -> None:
     """
-    Cut this process's TCP connections to the processes `others`, but for those to the store at which the ranks meet.
+    Cut this process's TCP connections to the processes `others`, but for those to the store of the rendezvous.
 
     A collective of gloo that waits raises on both sides, at once: nothing else ends it (torch's `abort` does so for NCCL
-    alone). Where /proc does not tell whose a connection is, all within this machine are cut.
+    alone). Where /proc does not show whose a connection is, all within this machine are cut.
     """
     theirs = _inodes(others)
-    for own in _connections():
-        with own, contextlib.suppress(OSError):
-            near, far = own.getsockname(), own.getpeername()
+    for connection in _connections():
+        with connection, contextlib.suppress(OSError):
+            near, far = connection.getsockname(), connection.getpeername()
             if near[0] != far[0] or store_port in (near[1], far[1]):
                 continue
             if theirs is None or _inode_at(far[1], near[1]) in theirs:
-                own.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def cut_from_store(port: int) -> None:
-    """Cut this process off from the store at which the ranks meet: who waits there for a key gets an error."""
-    for own in _connections():
-        with own, contextlib.suppress(OSError):
-            if own.getpeername()[1] == port:
-                own.shutdown(socket.SHUT_RDWR)
+    """Cut this process off from the store of the rendezvous: a wait for a key there raises."""
+    for connection in _connections():
+        with connection, contextlib.suppress(OSError):
+            if connection.getpeername()[1] == port:
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def abort_devices() -> None:
@@ -57,15 +57,15 @@ def _connections() -> Iterator[socket.socket]:
             # closed meanwhile
             continue
         try:
-            one = socket.socket(fileno=copy)
+            sock = socket.socket(fileno=copy)
         except OSError:
             # something else than a socket
             os.close(copy)
             continue
-        if one.type == socket.SOCK_STREAM and one.family in (socket.AF_INET, socket.AF_INET6):
-            yield one
+        if sock.type == socket.SOCK_STREAM and sock.family in (socket.AF_INET, socket.AF_INET6):
+            yield sock
         else:
-            one.close()
+            sock.close()
 
 
 def _inodes(pids: Collection[int]) -> set[str] | None:

@@ -21,26 +21,26 @@ from IPython.core.profiledir import ProfileDir
 from traitlets import Type
 from traitlets.config import Config
 
-from accelerate_nb.events.emit import emit, outlet
 from accelerate_nb.events.model import Display
-from accelerate_nb.launching.showing import as_plain
-from accelerate_nb.launching.tasks import Cell
+from accelerate_nb.rank.event_sink import emit, outlet
+from accelerate_nb.transport.session_tasks import RunCell
+from accelerate_nb.worker.display import as_plain
 
 _FIGURES = "module://matplotlib_inline.backend_inline"
 
 
-class Compiler(CachingCompiler):
+class CellCompiler(CachingCompiler):
     """Gives a cell's code the name that the kernel knows it by."""
 
     filename: str | None = None
 
     def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
         """The file name of a cell's code."""
-        own: str = super().get_code_name(raw_code, transformed_code, number)
-        return own if self.filename is None else self.filename
+        default_name: str = super().get_code_name(raw_code, transformed_code, number)
+        return default_name if self.filename is None else self.filename
 
 
-class Results(DisplayHook):
+class ResultHook(DisplayHook):
     """Keeps the last expression's MIME bundle for the kernel; one that another follows is shown at once."""
 
     bundle: tuple[dict[str, Any], dict[str, Any]] | None = None
@@ -58,7 +58,7 @@ class Results(DisplayHook):
         """Nothing is written, so nothing is flushed."""
 
 
-class Publisher(DisplayPublisher):
+class RankDisplayPublisher(DisplayPublisher):
     """Sends what is displayed to the notebook, under this rank."""
 
     def publish(
@@ -72,11 +72,11 @@ class Publisher(DisplayPublisher):
 
 
 class WorkerShell(InteractiveShell):
-    """An `InteractiveShell` for cells that a kernel sends: it asks nothing, writes no history and shows no tracebacks."""
+    """An `InteractiveShell` for cells that a kernel sends: it prompts for nothing, writes no history and shows no tracebacks."""
 
-    compiler_class = Type(Compiler)
-    displayhook_class = Type(Results)
-    display_pub_class = Type(Publisher)
+    compiler_class = Type(CellCompiler)
+    displayhook_class = Type(ResultHook)
+    display_pub_class = Type(RankDisplayPublisher)
 
     def init_profile_dir(self, profile_dir: Any) -> None:
         """Several workers begin at once, and none of them needs a folder; what magics remember, they remember here."""
@@ -87,7 +87,7 @@ class WorkerShell(InteractiveShell):
         """A worker has no keyboard."""
 
     def enable_gui(self, gui: str | None = None) -> None:
-        """A worker has no windows, whatever `%matplotlib` asks for."""
+        """A worker has no windows, whatever `%matplotlib` requests."""
 
     def transform_cell(self, raw_cell: str) -> str:
         """Plain Python; lines that stand empty above the code stay, so that the others keep their numbers."""
@@ -105,7 +105,7 @@ class WorkerShell(InteractiveShell):
         """The kernel shows the failure."""
 
     def _format_exception_for_storage(self, exception: BaseException, *_: Any, **__: Any) -> dict[str, Any]:
-        # IPython's own reads and colours the sources of every frame, for a history that nobody looks at: seconds, in torch
+        # IPython's own reads and colours the sources of every frame, for a history that nobody reads: seconds, in torch
         return {"ename": type(exception).__name__, "evalue": "", "traceback": []}
 
     def show_usage_error(self, exc: Exception) -> None:
@@ -117,11 +117,11 @@ class WorkerShell(InteractiveShell):
     def atexit_operations(self) -> None:
         """Nothing was opened."""
 
-    def run(self, cell: Cell) -> tuple[dict[str, Any] | None, dict[str, Any], BaseException | None]:
+    def run(self, cell: RunCell) -> tuple[dict[str, Any] | None, dict[str, Any], BaseException | None]:
         """The MIME bundle of a cell's last expression, what goes with it, and what the cell raised."""
         hook, compiler = self.displayhook, self.compile
-        assert isinstance(hook, Results)
-        assert isinstance(compiler, Compiler)
+        assert isinstance(hook, ResultHook)
+        assert isinstance(compiler, CellCompiler)
         hook.bundle = None
         self.execution_count = cell.number
         compiler.filename = cell.filename

@@ -1,0 +1,1 @@
+"""The worker process around the ranks."""

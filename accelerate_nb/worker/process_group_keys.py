@@ -1,0 +1,61 @@
+"""Default process groups that find each other at a store which this package hosts: each has keys of its own there."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from functools import wraps
+from importlib import import_module
+from typing import Any, TypeAlias
+
+from accelerate_nb.rank_local import RankLocal
+
+# What torch calls for `init_process_group("env://")`: it gives the store, the rank and the world's size.
+Handler: TypeAlias = Callable[..., Iterator[tuple[Any, int, int]]]
+
+
+class _GroupKeys:
+    """The stores at which this rank's groups get keys of their own, each with the number of its next group."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, Iterator[int]] = {}
+        self.generation = ""
+
+
+_groups = RankLocal(_GroupKeys)
+
+
+def separate_groups(host: str, port: int) -> None:
+    """
+    Give every default group of this rank that is made by `env://` at this store keys of its own there.
+
+    torch itself uses the same keys for all groups of a process, where a second one finds the addresses of the first
+    one's closed connections (`torch.distributed.rendezvous._env_rendezvous_handler`). Ranks agree on the number of a group
+    because all of them make the same groups in the same order.
+    """
+    _groups.get().numbers[f"{host}:{port}"] = itertools.count()
+    handlers: dict[str, Handler] = import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    if not hasattr(handlers["env"], "__wrapped__"):
+        handlers["env"] = _separating(handlers["env"])
+
+
+def begin_generation(name: str) -> None:
+    """Count the groups anew, under a name that is used once: after a failure, ranks may have made different numbers of them."""
+    groups = _groups.get()
+    groups.generation = name
+    groups.numbers = {store: itertools.count() for store in groups.numbers}
+
+
+def _separating(handler: Handler) -> Handler:
+    @wraps(handler)
+    def separating(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+        from torch.distributed import PrefixStore
+
+        groups = _groups.get()
+        numbers = groups.numbers.get(f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}")
+        for store, rank, size in handler(url, *args, **kwargs):
+            keys = f"accelerate_nb/groups/{groups.generation}/{next(numbers)}" if numbers is not None else ""
+            yield (PrefixStore(keys, store) if keys else store), rank, size
+
+    return separating

@@ -1,0 +1,1 @@
+"""A session's worker: runs cells until it is closed."""
