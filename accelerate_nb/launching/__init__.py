@@ -1,1 +1,1 @@
-"""The kernel side: how workers come to be."""
+"""The kernel side: it plans, starts and follows workers."""

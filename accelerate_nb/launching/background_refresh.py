@@ -1,4 +1,4 @@
-"""A front end that goes on by itself, beside whatever the notebook does next."""
+"""A front end that refreshes in the background, beside whatever the notebook does next."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from accelerate_nb.launching.run import Watched
+from accelerate_nb.launching.front_end import RunHandle
 
 _BETWEEN_REFRESHES = 0.1
 
 
-class Refreshed(Protocol):
-    """What is drawn again and again."""
+class Refreshable(Protocol):
+    """Something that is drawn again and again."""
 
     def refresh(self) -> None:
         """Draw what is new."""
@@ -22,7 +22,7 @@ class Refreshed(Protocol):
         """Draw the last."""
 
 
-def keep_drawing(front_end: Refreshed, run: Watched) -> threading.Thread:
+def keep_drawing(front_end: Refreshable, run: RunHandle) -> threading.Thread:
     """Refresh a front end until its run is over, then close it, in a thread of its own; returns at once."""
 
     def draw() -> None:
@@ -39,8 +39,8 @@ def keep_drawing(front_end: Refreshed, run: Watched) -> threading.Thread:
     return thread
 
 
-class ByItself:
-    """What is drawn while nobody waits."""
+class BackgroundRefresh:
+    """A pair of functions that draw while nobody waits."""
 
     def __init__(self, refresh: Callable[[], None], closed: Callable[[], None]) -> None:
         self.refresh, self.closed = refresh, closed

@@ -1,4 +1,4 @@
-"""The thread that looks once a second how busy the machine is, and each rank of a run."""
+"""The thread that samples once a second how busy the machine is, and each rank of a run."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 
-from accelerate_nb.devices.gauges import Gauge, Ranks
-from accelerate_nb.devices.gauging import gauge_of
-from accelerate_nb.devices.sampling import HostGauge
-from accelerate_nb.events.view import RunView
+from accelerate_nb.devices.host_usage import HostGauge, WorkerGauge
+from accelerate_nb.devices.nvml import GpuGauge
+from accelerate_nb.devices.tpu_info import TpuGauge
+from accelerate_nb.devices.usage import DeviceGauge, RankProcesses, UnmeasuredDevices
+from accelerate_nb.events.run_state import RunState
 
 _BETWEEN = 1.0
-# Where there are thousands of processes a look takes longer; it never takes more than this part of a core.
+# Where there are thousands of processes a sample takes longer; it never takes more than this part of a core.
 _PART = 0.01
-# A run from which nothing else has come for a while, such as a session that nobody uses, is looked at less often.
+# A run from which nothing else has come for a while, such as a session that nobody uses, is sampled less often.
 _RESTS_AFTER = 60.0
 _BETWEEN_AT_REST = 5.0
 
 
-class Sampler:
+class ResourceMonitor:
     """
     While its block runs, what a view knows of the machine and of its ranks is as of about a second ago.
 
     Samples go to the view alone: they are no sign of life of any rank, and would fill the run's folder. `kind` is what ranks
     compute on, "cpu" or torch's name for an accelerator; of some kinds nothing is known.
 
-    >>> with Sampler(view, 2, "cpu", {}, [folder]):
+    >>> with ResourceMonitor(view, 2, "cpu", {}, [folder]):
     ...     ...
     """
 
     def __init__(
-        self, view: RunView, size: int, kind: str, environment: Mapping[str, str], folders: list[Path]
+        self, view: RunState, size: int, kind: str, environment: Mapping[str, str], folders: list[Path]
     ) -> None:
         self._view, self._size, self._kind = view, size, kind
         self._environment, self._folders = dict(environment), folders
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="accelerate_nb samples", daemon=True)
+        self._thread = threading.Thread(target=self._take_sample, name="accelerate_nb samples", daemon=True)
 
-    def __enter__(self) -> Sampler:
+    def __enter__(self) -> ResourceMonitor:
         self._thread.start()
         return self
 
@@ -50,38 +51,50 @@ class Sampler:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        # a driver that does not answer keeps nobody waiting
+        # a driver that does not respond keeps nobody waiting
         self._thread.join(_BETWEEN)
 
-    def _look(self) -> None:
-        # a run that is over by then is not looked at, and pays for no gauge; what one measures begins when it is made
+    def _take_sample(self) -> None:
+        # a run that is over by then is not sampled, and pays for no gauge; what one measures begins when it is made
         if self._over.wait(_BETWEEN / 2):
             return
         host, gauge = HostGauge(self._folders), gauge_of(self._kind, self._size, self._environment)
         with closing(gauge):
             if self._over.wait(_BETWEEN / 2):
                 return
-            patience, seen, moved = 0.0, -1, time.monotonic()
-            while not self._over.wait(patience):
+            timeout, seen, moved = 0.0, -1, time.monotonic()
+            while not self._over.wait(timeout):
                 began = time.thread_time()
                 if self._view.changes != seen:
                     moved = time.monotonic()
                 self._sample(host, gauge)
                 seen = self._view.changes
                 rests = time.monotonic() - moved > _RESTS_AFTER
-                patience = max(_BETWEEN_AT_REST if rests else _BETWEEN, (time.thread_time() - began) / _PART)
+                timeout = max(_BETWEEN_AT_REST if rests else _BETWEEN, (time.thread_time() - began) / _PART)
 
-    def _sample(self, host: HostGauge, gauge: Gauge) -> None:
+    def _sample(self, host: HostGauge, gauge: DeviceGauge) -> None:
         now = time.time()
         self._view.apply(host.sample())
-        for sample in gauge.samples(Ranks(self._size, self._pids(), host.memory()[1]), now):
+        for sample in gauge.samples(RankProcesses(self._size, self._pids(), host.memory()[1]), now):
             self._view.apply(sample)
 
     def _pids(self) -> dict[int, int]:
-        """The processes of ranks that run; a rank in this very process says none, and runs from the first moment."""
-        here = os.getpid()
+        """The processes of ranks that run; a rank in this very process reports none, and runs from the first moment."""
+        own_pid = os.getpid()
         return {
-            one.rank: int(one.detail) if one.detail.isdecimal() else here
-            for one in self._view.glances()
-            if one.state == "running" or (one.state == "starting" and one.detail.isdecimal())
+            glance.rank: int(glance.detail) if glance.detail.isdecimal() else own_pid
+            for glance in self._view.glances()
+            if glance.state == "running" or (glance.state == "starting" and glance.detail.isdecimal())
         }
+
+
+def gauge_of(kind: str, size: int, environment: Mapping[str, str]) -> DeviceGauge:
+    """The gauge for `size` ranks on devices of a kind, "cpu" or torch's name for an accelerator, in this environment."""
+    if kind == "xla":
+        # torch_xla computes on the CPU too, and writes there what it computes on where nobody has set it
+        kind = "cpu" if environment.get("PJRT_DEVICE", "").upper() == "CPU" else "tpu"
+    if kind == "cpu":
+        return WorkerGauge(size)
+    if kind == "cuda":
+        return GpuGauge(environment)
+    return TpuGauge(environment) if kind == "tpu" else UnmeasuredDevices()

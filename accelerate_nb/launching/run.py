@@ -7,90 +7,54 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, Literal, Protocol
 
-from accelerate_nb.errors import LaunchError, StoppedError, of_this_package
+from accelerate_nb.errors import HangError, LaunchError, StoppedError, of_this_package
 from accelerate_nb.events.model import State, StateChange
-from accelerate_nb.events.readable import Readable
-from accelerate_nb.events.view import RunView
-from accelerate_nb.launching.attempt import Scene, Stop, stronger
-from accelerate_nb.launching.blame import hang_error, stopped_error, worker_error
-from accelerate_nb.launching.diagnosis import Look, diagnosis
-from accelerate_nb.launching.ending import Ending
-from accelerate_nb.launching.sampling import Sampler
-from accelerate_nb.launching.sources import Sources
-from accelerate_nb.launching.stacks import stacks_text
-from accelerate_nb.notices import notice
+from accelerate_nb.events.run_state import RunState
+from accelerate_nb.failures.exception_copy import raise_as_it_is
+from accelerate_nb.failures.hang_report import StackSnapshot, diagnosis
+from accelerate_nb.failures.rank_result import RankResult
+from accelerate_nb.failures.stack_dumps import stacks_text
+from accelerate_nb.failures.worker_error import hang_error, stopped_error, worker_error
+from accelerate_nb.launching.front_end import FrontEnd
+from accelerate_nb.launching.resource_monitor import ResourceMonitor
+from accelerate_nb.launching.run_context import RunContext, Stop, stronger
+from accelerate_nb.sources.cells import CellSources
+from accelerate_nb.user_warnings import warn_user
 
 # How often the front end may draw while somebody waits.
 _BETWEEN_REFRESHES = 0.1
 
 
-class Watched(Readable, Protocol):
-    """What a front end may know of a run, and ask of it."""
+class WorkerGroupLike(Protocol):
+    """One group of workers; a run has another after a restart."""
 
-    @property
-    def done(self) -> bool:
-        """Whether every worker has ended."""
-
-    def ask(self, how: Stop) -> None:
-        """
-        Ask for the end, from any thread, without waiting for it.
-
-        "finish" lets every rank end after the same step, "interrupt" interrupts them where they are, "kill" just ends them.
-        """
-
-    def stacks(self) -> str:
-        """Where every rank that still runs is now; takes up to some seconds."""
-
-    def log_file(self, rank: int) -> Path:
-        """The file that holds all that a rank wrote so far; there is none where it wrote nothing."""
-
-
-class FrontEnd(Protocol):
-    """What shows a run to a person; it reads the view and holds nothing of the run."""
-
-    def opened(self, run: Watched) -> None:
-        """Somebody waits for the run from now on, in the cell that runs at this moment."""
-
-    def refresh(self) -> None:
-        """Draw what is new; called some times a second from the waiting thread."""
-
-    def closed(self) -> None:
-        """Nobody waits any more: draw the last."""
-
-    def follow(self, run: Watched) -> None:
-        """Show the run in the cell that runs at this moment, and go on by oneself until it is over; returns at once."""
-
-    def show(self, run: Watched) -> None:
-        """Show the run in the cell that runs at this moment as well, during the run or after it; returns at once."""
-
-
-class Attempting(Protocol):
-    """One try at running a group of workers."""
-
-    began: bool
-    timed_out: Look | None
+    timed_out: StackSnapshot | None
     lost: str | None
 
     @property
-    def last_step(self) -> int | None:
-        """The step after which ranks stopped because they were asked to."""
+    def began(self) -> bool:
+        """Whether the function has begun on some rank."""
 
-    def follow(self) -> tuple[Ending, ...]:
+    @property
+    def stopped_at(self) -> str | None:
+        """The point at which ranks stopped on request."""
+
+    def follow(self) -> tuple[RankResult, ...]:
         """Run to the end."""
 
     def stop(self, how: Stop) -> None:
-        """Ask for the end, from any thread."""
+        """Request the end, from any thread."""
 
-    def tell(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
-        """Send a message to a worker's inbox; whether there was somebody to take it."""
+    def send(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
+        """Send a message to a worker's inbox; whether it could be delivered."""
 
-    def listen_anew(self, patience: float) -> None:
-        """A silence begins anew, and is told of after so many seconds."""
+    def restart_watchdog(self, timeout: float) -> None:
+        """Restart the idle watchdog, which warns after so many seconds."""
 
-    def look(self) -> Look:
-        """Where every rank is now."""
+    def snapshot(self) -> StackSnapshot:
+        """The stacks and collectives of every rank now."""
 
 
 class Run:
@@ -107,25 +71,25 @@ class Run:
     def __init__(
         self,
         *,
-        scene: Scene,
-        attempt: Callable[[int], Attempting],
+        run_context: RunContext,
+        worker_group: Callable[[int], WorkerGroupLike],
         max_restarts: int,
         timeout: float | None,
         results: Literal["main", "all"],
         front_end: FrontEnd,
         name: str,
         why: str,
-        at_end: Callable[[tuple[Ending, ...]], None],
-        sampler: Sampler,
+        at_end: Callable[[tuple[RankResult, ...]], None],
+        sampler: ResourceMonitor,
     ) -> None:
         self.name, self.why = name, why
         self.started = time.time()
-        self._scene, self._make_attempt, self._max_restarts = scene, attempt, max_restarts
+        self._run_context, self._make_worker_group, self._max_restarts = run_context, worker_group, max_restarts
         self._timeout, self._wanted, self._front_end = timeout, results, front_end
         self._at_end, self._sampler = at_end, sampler
-        self._attempt: Attempting | None = None
+        self._worker_group: WorkerGroupLike | None = None
         self._stopped: Stop | None = None
-        self._endings: tuple[Ending, ...] = ()
+        self._rank_results: tuple[RankResult, ...] = ()
         self._error: BaseException | None = None
         self._over = threading.Event()
         self._is_followed = False
@@ -134,14 +98,14 @@ class Run:
     # ------------------------------------------------------------------------------------------------------ reading
 
     @property
-    def view(self) -> RunView:
+    def view(self) -> RunState:
         """Everything that has happened so far."""
-        return self._scene.view
+        return self._run_context.view
 
     @property
     def folder(self) -> Path:
-        """Where every rank's output, the metrics and the events are kept."""
-        return self._scene.record.folder
+        """The folder with every rank's output, the metrics and the events."""
+        return self._run_context.record.folder
 
     @property
     def done(self) -> bool:
@@ -150,17 +114,17 @@ class Run:
 
     @property
     def error(self) -> BaseException | None:
-        """What `wait` raises once the run is done, where it is not the interrupt of a wait; `None` where all is well."""
+        """The exception that `wait` raises once the run is done; `None` without one, and for the interrupt of a wait."""
         return self._error
 
     @property
     def results(self) -> list[Any]:
-        """What each rank's function returned, in the order of ranks; `None` for one that failed; empty while it runs."""
-        return [ending.value for ending in self._endings]
+        """The return value of each rank's function, in the order of ranks; `None` for one that failed; empty while it runs."""
+        return [rank_result.value for rank_result in self._rank_results]
 
     def log_file(self, rank: int) -> Path:
         """The file that holds all that a rank wrote so far; there is none where it wrote nothing."""
-        self._scene.record.flush()
+        self._run_context.record.flush()
         return self.folder / f"rank_{rank}.log"
 
     def logs(self, rank: int) -> str:
@@ -168,25 +132,25 @@ class Run:
         path = self.log_file(rank)
         return path.read_bytes().decode(errors="backslashreplace") if path.exists() else ""
 
-    def tell(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
-        """Send a message to a worker's inbox; whether there was somebody to take it."""
-        attempt = self._attempt
-        return attempt is not None and attempt.tell(rank, message, descriptors)
+    def send(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
+        """Send a message to a worker's inbox; whether it could be delivered."""
+        worker_group = self._worker_group
+        return worker_group is not None and worker_group.send(rank, message, descriptors)
 
-    def listen_anew(self, patience: float) -> None:
-        """Workers were asked for something else: a silence begins anew, and is told of after so many seconds; 0: never."""
-        if (attempt := self._attempt) is not None:
-            attempt.listen_anew(patience)
+    def restart_watchdog(self, timeout: float) -> None:
+        """Restart the idle watchdog, since workers got a new task; it warns after so many seconds, with 0 never."""
+        if (worker_group := self._worker_group) is not None:
+            worker_group.restart_watchdog(timeout)
 
-    def learn(self, sources: Sources) -> None:
-        """More cells that stacks may name."""
-        known = self._scene.sources
-        self._scene.sources = Sources({**known.lines, **sources.lines}, {**known.numbers, **sources.numbers})
+    def add_sources(self, sources: CellSources) -> None:
+        """Add cells that stacks may name."""
+        known = self._run_context.sources
+        self._run_context.sources = CellSources({**known.lines, **sources.lines}, {**known.numbers, **sources.numbers})
 
     def stacks(self) -> str:
-        """Where every rank that still runs is now: which wait for which, then every stack with the notebook's own lines."""
-        attempt = self._attempt
-        return "" if attempt is None or self.done else self._told(attempt.look())
+        """The position of every rank that still runs: which wait for which, then every stack with the notebook's own lines."""
+        worker_group = self._worker_group
+        return "" if worker_group is None or self.done else self._snapshot_text(worker_group.snapshot())
 
     def __repr__(self) -> str:
         ranks = len(self.view.ranks)
@@ -241,25 +205,26 @@ class Run:
         """
         End the workers: they are asked to stop, all after the same optimizer step, and may save and return what they have.
 
-        Ranks that make no steps with an `Accelerator`, or don't come to the end of one within the grace, are interrupted,
-        and killed where they don't end within the grace after that; so are all after `timeout` seconds.
+        Where no steps are made, they stop at the same check of `Accelerator.stop_requested`. Ranks that do neither, or don't
+        come to it within `stop_grace_period` and the time that some steps or checks took so far, are interrupted. They are killed
+        where they don't end within another `stop_grace_period`; so are all after `timeout` seconds.
         """
-        self.ask("finish")
+        self.request_stop("finish")
         if self._thread is None or not self._thread.is_alive():
             return
         if not self._over.wait(timeout):
-            self.ask("interrupt")
-            self._over.wait(self._scene.grace + 5)
+            self.request_stop("interrupt")
+            self._over.wait(self._run_context.stop_grace_period + 5)
 
-    def ask(self, how: Stop) -> None:
-        """Ask for the end, from any thread, without waiting for it: "finish", "interrupt" or "kill", as `Watched` says."""
+    def request_stop(self, how: Stop) -> None:
+        """Request the end, from any thread, without waiting for it: "finish", "interrupt" or "kill" (see `RunHandle`)."""
         if self.done:
             return
         if self._stopped is None:
-            self._scene.take(StateChange(None, "stopping", time.time(), "as was asked"))
+            self._run_context.take(StateChange(None, "stopping", time.time(), "as requested"))
         self._stopped = stronger(self._stopped, how)
-        if (attempt := self._attempt) is not None:
-            attempt.stop(how)
+        if (worker_group := self._worker_group) is not None:
+            worker_group.stop(how)
 
     # ------------------------------------------------------------------------------------------------------ inside
 
@@ -279,7 +244,7 @@ class Run:
     def _outcome(self, error: BaseException | None) -> Any:
         __tracebackhide__ = True
         if error is not None:
-            _raise(error)
+            raise_as_it_is(error)
         return self.results if self._wanted == "all" else self.results[0]
 
     async def _awaited(self) -> Any:
@@ -291,7 +256,7 @@ class Run:
                 # not one long wait: the kernel's interrupt does not wake a loop that sleeps (tornado's `add_callback`)
                 await asyncio.sleep(_BETWEEN_REFRESHES)
             except asyncio.CancelledError as error:
-                self.ask("interrupt" if cancelled is None else "kill")
+                self.request_stop("interrupt" if cancelled is None else "kill")
                 cancelled = error
         self._warn_of_trouble()
         return self._outcome(cancelled or self._error)
@@ -305,14 +270,14 @@ class Run:
                 self._front_end.opened(self)
             except KeyboardInterrupt:
                 interrupts += 1
-                self.ask("interrupt")
+                self.request_stop("interrupt")
             while not self._over.is_set() and (deadline is None or time.monotonic() < deadline):
                 try:
                     self._over.wait(_BETWEEN_REFRESHES)
                     self._front_end.refresh()
                 except KeyboardInterrupt:
                     interrupts += 1
-                    self.ask("interrupt" if interrupts == 1 else "kill")
+                    self.request_stop("interrupt" if interrupts == 1 else "kill")
         finally:
             self._front_end.closed()
         return interrupts > 0
@@ -320,9 +285,9 @@ class Run:
     def _conduct(self) -> None:
         try:
             self._keep_status("running")
-            self._scene.take(StateChange(None, "running", time.time(), self.why))
+            self._run_context.take(StateChange(None, "running", time.time(), self.why))
             with self._sampler:
-                self._endings = self._attempts()
+                self._rank_results = self._worker_groups()
         except KeyboardInterrupt:
             # of a rank in this very process
             self._stopped = stronger(self._stopped, "interrupt")
@@ -332,55 +297,58 @@ class Run:
         finally:
             self._finish()
 
-    def _attempts(self) -> tuple[Ending, ...]:
-        endings: tuple[Ending, ...] = ()
+    def _worker_groups(self) -> tuple[RankResult, ...]:
+        rank_results: tuple[RankResult, ...] = ()
         for number in range(self._max_restarts + 1):
-            attempt, endings = self._tried(number)
-            if attempt.lost is not None and not attempt.began:
+            worker_group, rank_results = self._run_once(number)
+            if worker_group.lost is not None and not worker_group.began:
                 # what forks the workers died before the function had begun in any: nothing is done twice
-                attempt, endings = self._tried(number)
-            if all(ending.failure is None for ending in endings):
+                worker_group, rank_results = self._run_once(number)
+            if all(rank_result.failure is None for rank_result in rank_results):
                 break
-            self._error = self._error_of(attempt, endings)
-            if self._stopped is not None or attempt.timed_out is not None:
+            self._error = self._error_of(worker_group, rank_results)
+            if self._stopped is not None or worker_group.timed_out is not None:
                 break
         else:
-            return endings
-        if all(ending.failure is None for ending in endings):
+            return rank_results
+        if all(rank_result.failure is None for rank_result in rank_results):
             self._error = None
-        return endings
+        return rank_results
 
-    def _tried(self, number: int) -> tuple[Attempting, tuple[Ending, ...]]:
-        self._attempt = attempt = self._make_attempt(number)
+    def _run_once(self, number: int) -> tuple[WorkerGroupLike, tuple[RankResult, ...]]:
+        self._worker_group = worker_group = self._make_worker_group(number)
         if self._stopped is not None:
-            attempt.stop(self._stopped)
-        return attempt, attempt.follow()
+            worker_group.stop(self._stopped)
+        return worker_group, worker_group.follow()
 
-    def _error_of(self, attempt: Attempting, endings: tuple[Ending, ...]) -> BaseException:
-        if attempt.timed_out is not None and self._timeout is not None:
-            return hang_error(self._timeout, self._told(attempt.timed_out), endings, self.folder)
-        if attempt.lost is not None:
-            return LaunchError(f"The workers were lost: {attempt.lost}. They were ended; launch again.")
+    def _error_of(self, worker_group: WorkerGroupLike, rank_results: tuple[RankResult, ...]) -> BaseException:
+        if worker_group.timed_out is not None and self._timeout is not None:
+            error = hang_error(self._timeout, self._snapshot_text(worker_group.timed_out), rank_results, self.folder)
+            if error.hang is not None:
+                self._run_context.take(error.hang)
+            return error
+        if worker_group.lost is not None:
+            return LaunchError(f"The workers were lost: {worker_group.lost}. They were ended; launch again.")
         if self._stopped is not None and all(
-            ending.failure is None or ending.failure.ended_by_us for ending in endings
+            rank_result.failure is None or rank_result.failure.ended_by_us for rank_result in rank_results
         ):
-            return stopped_error(attempt.last_step, endings, self.folder)
-        return worker_error(endings, self.folder)
+            return stopped_error(worker_group.stopped_at, rank_results, self.folder)
+        return worker_error(rank_results, self.folder)
 
     def _finish(self) -> None:
         state, detail = self._end_state()
         try:
-            self._scene.take(StateChange(None, state, time.time(), detail))
+            self._run_context.take(StateChange(None, state, time.time(), detail))
             self._keep_status(state, ended=self.view.ended)
-            self._scene.record.close()
-            self._at_end(self._endings)
+            self._run_context.record.close()
+            self._at_end(self._rank_results)
         finally:
-            self._attempt = None
+            self._worker_group = None
             self._over.set()
 
     def _keep_status(self, state: State, ended: float | None = None) -> None:
-        """Say in the run's folder how it stands, for whoever looks at it later or from elsewhere."""
-        self._scene.record.status(
+        """Write the run's status into its folder, for readers later or elsewhere."""
+        self._run_context.record.status(
             name=self.name,
             why=self.why,
             state=state,
@@ -390,39 +358,36 @@ class Run:
             error=str(self._error) if self._error else None,
         )
 
-    def _told(self, look: Look) -> str:
-        """What a look at all ranks says in short, and every stack."""
-        if not look.answers:
+    def _snapshot_text(self, snapshot: StackSnapshot) -> str:
+        """A snapshot as text: the diagnosis, then every stack."""
+        if not snapshot.replies:
             return ""
-        sources = self._scene.sources
-        return f"{diagnosis(look, sources)}\n\n{stacks_text(look.answers, sources)}"
+        sources = self._run_context.sources
+        return f"{diagnosis(snapshot, sources)}\n\n{stacks_text(snapshot.replies, sources)}"
 
     def _end_state(self) -> tuple[State, str]:
-        last_step = self._attempt.last_step if self._attempt is not None else None
-        if last_step is not None and isinstance(self._error, (StoppedError, type(None))):
-            return "stopped", f"as was asked, after step {last_step}"
+        stopped_at = self._worker_group.stopped_at if self._worker_group is not None else None
+        if stopped_at is not None and isinstance(self._error, (StoppedError, type(None))):
+            return "stopped", f"as requested, {stopped_at}"
         if self._stopped is not None and (self._stopped != "finish" or isinstance(self._error, StoppedError)):
-            return "stopped", "as was asked"
+            return "stopped", "as requested"
         if self._error is None:
             return "finished", ""
-        lost = self._attempt.lost if self._attempt is not None else None
+        if isinstance(self._error, HangError):
+            return "failed", f"it had not ended after timeout={self._timeout:g} s"
+        lost = self._worker_group.lost if self._worker_group is not None else None
         return "failed", f"the workers were lost: {lost}" if lost else ""
 
     def _warn_of_trouble(self) -> None:
-        trouble = self._scene.record.trouble
+        trouble = self._run_context.record.trouble
         if trouble is not None:
-            notice(f"Not all of the run is kept in {self.folder}: {trouble}", RuntimeWarning)
+            warn_user(f"Not all of the run is kept in {self.folder}: {trouble}", RuntimeWarning)
 
 
-class RunHere(Run):
+class InlineRun(Run):
     """A run of one rank in the very process that waits for it."""
 
     def start(self) -> Run:
-        """Begin in this thread, and come back when the run is over."""
+        """Begin in this thread, and return when the run is over."""
         self._conduct()
         return self
-
-
-def _raise(error: BaseException) -> NoReturn:
-    """Raise what became of the workers, in the process that waits for them."""
-    raise error

@@ -9,98 +9,101 @@ from pathlib import Path
 from typing import Any, Literal
 
 from accelerate_nb.config.environment import runs_folder
-from accelerate_nb.config.run import RunConfig
+from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.devices.probe import probe
-from accelerate_nb.events.asks import current_asks
-from accelerate_nb.events.capture import Line
+from accelerate_nb.events.line_reader import OutputLine
 from accelerate_nb.events.model import Event, Failure, LogLine, State, StateChange, Stream
-from accelerate_nb.events.record import Record, new_folder, prune
-from accelerate_nb.events.view import RankView, RunView
-from accelerate_nb.launching.attempt import Scene, Stop
-from accelerate_nb.launching.diagnosis import Look
-from accelerate_nb.launching.ending import Ending
-from accelerate_nb.launching.launched import Together, Told
-from accelerate_nb.launching.outcome import failure_of
-from accelerate_nb.launching.overhearing import overhearing
-from accelerate_nb.launching.payload import Call
-from accelerate_nb.launching.run import FrontEnd, RunHere
-from accelerate_nb.launching.sampling import Sampler
-from accelerate_nb.launching.sources import sources_here
+from accelerate_nb.events.run_folder import RunRecorder, new_folder, prune
+from accelerate_nb.events.run_state import RankState, RunState
+from accelerate_nb.failures.hang_report import StackSnapshot
+from accelerate_nb.failures.rank_result import RankResult
+from accelerate_nb.launching.attached.call import AttachedCall, RankReport
+from accelerate_nb.launching.attached.tee import tee_output
+from accelerate_nb.launching.front_end import FrontEnd
+from accelerate_nb.launching.resource_monitor import ResourceMonitor
+from accelerate_nb.launching.run import InlineRun
+from accelerate_nb.launching.run_context import RunContext, Stop
+from accelerate_nb.rank.stop_request import current_stop_request
+from accelerate_nb.sources.cells import current_sources
+from accelerate_nb.transport.outcome import failure_of
+from accelerate_nb.transport.payload import FunctionCall
 
 
-class Present:
-    """An attempt that is a call in this rank's process, and in those of all others, who make it too."""
+class AttachedWorkers:
+    """A worker group that is a call in this rank's process, and in those of all others."""
 
     began = True
-    timed_out: Look | None = None
+    timed_out: StackSnapshot | None = None
     lost: str | None = None
 
-    def __init__(self, call: Callable[[], Any], together: Together, scene: Scene) -> None:
-        self._call, self._together, self._scene = call, together, scene
-        self._rank = together.place.rank
+    def __init__(self, call: Callable[[], Any], attached_call: AttachedCall, run_context: RunContext) -> None:
+        self._call, self._attached_call, self._run_context = call, attached_call, run_context
+        self._rank = attached_call.attached_rank.rank
 
     @property
-    def last_step(self) -> int | None:
-        """The step after which ranks stopped because they were asked to."""
-        return current_asks().steps if current_asks().stopping else None
+    def stopped_at(self) -> str | None:
+        """The point at which ranks stopped on request."""
+        return current_stop_request().stopped_at
 
-    def follow(self) -> tuple[Ending, ...]:
-        """Call the function, and hear what came of it elsewhere."""
-        self._say("running")
+    def follow(self) -> tuple[RankResult, ...]:
+        """Call the function, and receive the reports of the others."""
+        self._send_state("running")
         try:
-            told = self._together.call(self._heard, self._seen)
+            reports = self._attached_call.call(self._call_with_tee, self._seen)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - reported, then raised where the run is waited for
-            failure = self._scene.view.rank(self._rank).failure or failure_of(error, self._rank, sources_here())
-            return self._endings([Told(self._rank, failure=failure, error=error)])
-        for one in told:
-            for event in _events(one.seen) if one.seen is not None and one.rank != self._rank else ():
-                self._scene.take(event)
-        return self._endings(told)
+            failure = self._run_context.view.rank(self._rank).failure or failure_of(
+                error, self._rank, current_sources()
+            )
+            return self._rank_results([RankReport(self._rank, failure=failure, error=error)])
+        for report in reports:
+            for event in _events(report.seen) if report.seen is not None and report.rank != self._rank else ():
+                self._run_context.take(event)
+        return self._rank_results(reports)
 
-    def _heard(self) -> Any:
-        with overhearing(self._rank, self._scene.take, self._write):
+    def _call_with_tee(self) -> Any:
+        with tee_output(self._rank, self._run_context.take, self._write):
             return self._call()
 
-    def _seen(self, failure: Failure | None) -> RankView:
-        """What this rank's run knows of it, for the others."""
+    def _seen(self, failure: Failure | None) -> RankState:
+        """This rank's state in its run, for the others."""
         if failure is not None:
-            self._scene.take(failure)
-        self._say("finished" if failure is None else "stopped" if failure.ended_by_us else "failed")
-        self._scene.record.flush()
-        return self._scene.view.rank(self._rank)
+            self._run_context.take(failure)
+        self._send_state("finished" if failure is None else "stopped" if failure.ended_by_us else "failed")
+        self._run_context.record.flush()
+        return self._run_context.view.rank(self._rank)
 
-    def _write(self, stream: Stream, raw: bytes, lines: list[Line]) -> None:
+    def _write(self, stream: Stream, raw: bytes, lines: list[OutputLine]) -> None:
         if raw:
-            self._scene.record.output(self._rank, raw)
+            self._run_context.record.output(self._rank, raw)
         for line in lines:
-            self._scene.view.apply(LogLine(self._rank, stream, line.text, time.time(), line.open))
+            self._run_context.view.apply(LogLine(self._rank, stream, line.text, time.time(), line.open, line.meaning))
 
-    def _say(self, state: State) -> None:
-        self._scene.take(StateChange(self._rank, state, time.time()))
+    def _send_state(self, state: State) -> None:
+        self._run_context.take(StateChange(self._rank, state, time.time()))
 
-    def _endings(self, told: Sequence[Told]) -> tuple[Ending, ...]:
-        known = {one.rank: one.ending for one in told}
-        return tuple(known.get(rank, Ending(rank)) for rank in range(self._together.place.size))
+    def _rank_results(self, reports: Sequence[RankReport]) -> tuple[RankResult, ...]:
+        known = {report.rank: report.rank_result for report in reports}
+        return tuple(known.get(rank, RankResult(rank)) for rank in range(self._attached_call.attached_rank.size))
 
-    def tell(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
+    def send(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
         """A call has no inbox."""
         return False
 
-    def listen_anew(self, patience: float) -> None:
-        """Nobody listens."""
+    def restart_watchdog(self, timeout: float) -> None:
+        """A call has no watchdog."""
 
     def stop(self, how: Stop) -> None:
         """Whoever started the processes stops them."""
 
-    def look(self) -> Look:
-        """Where the call is, this process's own tools tell."""
-        return Look({}, {})
+    def snapshot(self) -> StackSnapshot:
+        """Empty: this process's own tools show where the call is."""
+        return StackSnapshot({}, {})
 
 
-class RunPresent(RunHere):
-    """A run on processes that are there already, as the process of one rank has it: it is over when the launch comes back."""
+class AttachedRun(InlineRun):
+    """A run on processes that a launcher started, as the process of one rank has it: it is over when the launch returns."""
 
     def logs(self, rank: int) -> str:
         """All that a rank wrote through Python's streams; of one on a machine that does not share the folder, the last lines."""
@@ -110,7 +113,7 @@ class RunPresent(RunHere):
         return "".join(f"{line.text}\n" for line in lines)
 
 
-class _OutputOnly(Record):
+class _OutputRecorder(RunRecorder):
     """The record of any rank but the first, which keeps the events of all."""
 
     def event(self, event: Event) -> None:
@@ -120,34 +123,43 @@ class _OutputOnly(Record):
         """Rank 0 keeps it."""
 
 
-def prepare_present(call: Call, config: RunConfig, environ: Mapping[str, str], front_end: FrontEnd) -> RunPresent:
-    """A run of the call in the processes that are there, ready to be started; every one of them has to do so."""
-    together = Together(environ, "all")
-    place, wish = together.place, config.launching
-    parent = (Path(wish.folder) if wish.folder else runs_folder(os.environ)).expanduser().absolute()
-    folder = Path(together.gathering.of_main("folder", lambda: str(new_folder(parent, call.name))))
-    record = Record(folder) if place.rank == 0 else _OutputOnly(folder)
-    scene = Scene(
-        view=RunView(), record=record, sources=sources_here(), deadline=None, grace=wish.grace, quiet=wish.quiet
+def prepare_attached(
+    call: FunctionCall, config: RunConfig, environ: Mapping[str, str], front_end: FrontEnd
+) -> AttachedRun:
+    """A run of the call in the processes that a launcher started, ready to be started; each of them has to start it."""
+    attached_call = AttachedCall(environ, "all")
+    attached_rank, launching_config = attached_call.attached_rank, config.launching
+    parent = (
+        (Path(launching_config.folder) if launching_config.folder else runs_folder(os.environ)).expanduser().absolute()
     )
-    kind = "cpu" if wish.cpu else probe().kind
-    wanted: Literal["main", "all"] = wish.results
-    return RunPresent(
-        scene=scene,
-        attempt=lambda _: Present(call, together, scene),
+    folder = Path(attached_call.store.of_main("folder", lambda: str(new_folder(parent, call.name))))
+    record = RunRecorder(folder) if attached_rank.rank == 0 else _OutputRecorder(folder)
+    run_context = RunContext(
+        view=RunState(),
+        record=record,
+        sources=current_sources(),
+        deadline=None,
+        stop_grace_period=launching_config.stop_grace_period,
+        hang_warning_after=launching_config.hang_warning_after,
+    )
+    kind = "cpu" if launching_config.cpu else probe().kind
+    wanted: Literal["main", "all"] = launching_config.results
+    return AttachedRun(
+        run_context=run_context,
+        worker_group=lambda _: AttachedWorkers(call, attached_call, run_context),
         max_restarts=0,
         timeout=None,
         results=wanted,
         front_end=front_end,
         name=call.name,
-        why=f"in the {place.size} processes that a launcher started",
-        at_end=lambda _: prune(parent) if place.rank == 0 else None,
-        sampler=Sampler(scene.view, place.size, kind, os.environ, [folder, Path.cwd()]),
+        why=f"in the {attached_rank.size} processes that a launcher started",
+        at_end=lambda _: prune(parent) if attached_rank.rank == 0 else None,
+        sampler=ResourceMonitor(run_context.view, attached_rank.size, kind, os.environ, [folder, Path.cwd()]),
     )
 
 
-def _events(seen: RankView) -> Iterator[Event]:
-    """What another rank's run has seen of it, as it came there."""
+def _events(seen: RankState) -> Iterator[Event]:
+    """The events of another rank, from its state in its own run."""
     yield from seen.lines
     for metrics in seen.series.values():
         yield from metrics

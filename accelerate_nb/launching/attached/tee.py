@@ -1,4 +1,4 @@
-"""What this process prints and sends while a block runs is heard here as well, and goes on its way."""
+"""A copy of what this process prints and sends while a block runs; the original goes on its way."""
 
 from __future__ import annotations
 
@@ -8,53 +8,53 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO, cast
 
-from accelerate_nb.events.capture import Line, LineAssembler
-from accelerate_nb.events.emit import Outlet, connect, outlet
+from accelerate_nb.events.line_reader import LineAssembler, OutputLine
 from accelerate_nb.events.model import Event, Stream
+from accelerate_nb.rank.event_sink import EventSink, connect, outlet
 
 
 @contextmanager
-def overhearing(
-    rank: int, event: Callable[[Event], None], output: Callable[[Stream, bytes, list[Line]], None]
+def tee_output(
+    rank: int, event: Callable[[Event], None], output: Callable[[Stream, bytes, list[OutputLine]], None]
 ) -> Iterator[None]:
     """
     Inside the block, `event` is called with each event of this process, and `output` with what is written to Python's streams.
 
-    What compiled code writes, or a logger that was made before, is not overheard; it goes where it always does.
+    What compiled code writes, or a logger that was made before, is not copied; it goes where it always does.
     """
     before = outlet()
-    connect(_Also(rank, event, before))
+    connect(_TeeSink(rank, event, before))
     try:
         with ExitStack() as stack:
-            stack.enter_context(redirect_stdout(stack.enter_context(_heard(sys.stdout, "stdout", output))))
-            stack.enter_context(redirect_stderr(stack.enter_context(_heard(sys.stderr, "stderr", output))))
+            stack.enter_context(redirect_stdout(stack.enter_context(_teed(sys.stdout, "stdout", output))))
+            stack.enter_context(redirect_stderr(stack.enter_context(_teed(sys.stderr, "stderr", output))))
             yield
     finally:
         connect(before)
 
 
-class _Also:
-    """An outlet that tells of an event here, too."""
+class _TeeSink:
+    """A sink that passes events on to two receivers."""
 
-    def __init__(self, rank: int, take: Callable[[Event], None], before: Outlet | None) -> None:
+    def __init__(self, rank: int, take: Callable[[Event], None], before: EventSink | None) -> None:
         self.rank = rank
         self._take, self._before = take, before
 
     def send(self, event: Event) -> None:
-        """Tell of an event here, and to whoever listens to this process."""
+        """Pass an event to the new receiver, then to the one before."""
         self._take(event)
         if self._before is not None:
             self._before.send(event)
 
 
-class _Heard:
-    """A stream that is written to as before, and tells of what was written."""
+class _TeeStream:
+    """A stream that is written to as before, and passes on a copy."""
 
     def __init__(self, stream: TextIO, take: Callable[[bytes], None]) -> None:
         self._stream, self._take = stream, take
 
     def write(self, text: str) -> int:
-        """Write, and tell of it."""
+        """Write, and pass on a copy."""
         written = self._stream.write(text)
         self._take(text.encode("utf-8", "surrogateescape"))
         return written
@@ -69,7 +69,7 @@ class _Heard:
 
 
 @contextmanager
-def _heard(stream: TextIO, name: Stream, output: Callable[[Stream, bytes, list[Line]], None]) -> Iterator[TextIO]:
+def _teed(stream: TextIO, name: Stream, output: Callable[[Stream, bytes, list[OutputLine]], None]) -> Iterator[TextIO]:
     assembler, lock = LineAssembler(), threading.Lock()
 
     def take(data: bytes) -> None:
@@ -77,7 +77,7 @@ def _heard(stream: TextIO, name: Stream, output: Callable[[Stream, bytes, list[L
             output(name, *assembler.feed(data))
 
     try:
-        yield cast("TextIO", _Heard(stream, take))
+        yield cast("TextIO", _TeeStream(stream, take))
     finally:
         with lock:
             output(name, *assembler.close())

@@ -1,1 +1,1 @@
-"""The ways to place workers."""
+"""The engines: ways to start workers."""

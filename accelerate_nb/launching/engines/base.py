@@ -1,17 +1,17 @@
-"""What an engine is: it places a run's workers, and knows nothing of what they do."""
+"""The interface of an engine, which places a run's workers and knows nothing of what they do."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from accelerate_nb.launching.order import Order
+from accelerate_nb.transport.worker_spec import WorkerSpec
 
 
 class Workers(Protocol):
-    """Processes that were placed, each with one rank, or with several as threads. Nothing here waits."""
+    """Processes that an engine started, each with one rank, or with several as threads. No method waits."""
 
-    def watched(self) -> Sequence[int]:
+    def exit_descriptors(self) -> Sequence[int]:
         """Descriptors that become readable when there is news."""
 
     def news(self) -> None:
@@ -27,14 +27,14 @@ class Workers(Protocol):
         """SIGKILL for every worker and all that it started."""
 
     def lost(self) -> str | None:
-        """Why nothing more can be heard of the workers, where that is so."""
+        """The reason why the workers can't be observed any more, or `None`; raises a `LaunchError` where none can be started."""
 
     def close(self) -> None:
         """Give back what this process holds of them; they have ended."""
 
 
-class Placing(Protocol):
+class Engine(Protocol):
     """A way to place workers on this machine."""
 
-    def start(self, orders: Sequence[Sequence[Order]]) -> Workers:
-        """Start one process for each sequence of orders, those of its ranks; gives them before they run."""
+    def start(self, specs: Sequence[Sequence[WorkerSpec]]) -> Workers:
+        """Start one process for each sequence of worker specs, those of its ranks; returns before they run."""

@@ -7,10 +7,10 @@ import os
 import signal
 from collections.abc import Collection, Mapping, Sequence
 
-from accelerate_nb.launching.sessions import kill_session
+from accelerate_nb.worker.process_session import kill_session
 
 
-class Children:
+class ChildProcesses:
     """Watches and ends children by their process numbers; each has one rank, or several as threads."""
 
     def __init__(self, ranks: Mapping[int, Sequence[int]]) -> None:
@@ -18,7 +18,7 @@ class Children:
         self._codes: dict[int, int] = {}
         self._watches = {pid: _watch(pid) for pid in ranks}
 
-    def watched(self) -> Sequence[int]:
+    def exit_descriptors(self) -> Sequence[int]:
         """A descriptor for each process, where the system has them (`pidfd_open`)."""
         return [watch for pid, watch in self._watches.items() if watch is not None and pid in self._running]
 
@@ -35,19 +35,19 @@ class Children:
 
     def signal(self, number: int, ranks: Collection[int]) -> None:
         """Send a signal to those that run and have one of these ranks."""
-        for pid, own in self._running.items():
-            if not set(own).isdisjoint(ranks):
+        for pid, process_ranks in self._running.items():
+            if not set(process_ranks).isdisjoint(ranks):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
     def kill(self) -> None:
         """Kill the session of all that run, and the process itself where it has not made its session yet."""
-        for pid, own in self._running.items():
+        for pid, process_ranks in self._running.items():
             kill_session(pid)
-            self.signal(signal.SIGKILL, own)
+            self.signal(signal.SIGKILL, process_ranks)
 
     def lost(self) -> str | None:
-        """Children are always heard of."""
+        """Children can always be observed."""
         return None
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ def _watch(pid: int) -> int | None:
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
-        # not Linux, or an old one: it is looked at every tenth of a second instead
+        # not Linux, or an old one: it is polled every tenth of a second instead
         return None
 
 

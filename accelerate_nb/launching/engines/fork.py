@@ -7,31 +7,33 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from accelerate_nb.launching.engines.children import Children
-from accelerate_nb.launching.order import Order
-from accelerate_nb.launching.payload import Payload
-from accelerate_nb.launching.worker import work
+from accelerate_nb.launching.engines.children import ChildProcesses
+from accelerate_nb.transport.payload import Payload
+from accelerate_nb.transport.worker_spec import WorkerSpec
+from accelerate_nb.worker.main import work
 
 
-class FromThisProcess:
+class ForkEngine:
     """Places workers by forking: they inherit everything, so nothing has to travel."""
 
     def __init__(self, payload: Payload) -> None:
         self._payload = payload
 
-    def start(self, orders: Sequence[Sequence[Order]]) -> Children:
-        """Fork one process for each sequence of orders."""
+    def start(self, specs: Sequence[Sequence[WorkerSpec]]) -> ChildProcesses:
+        """Fork one process for each sequence of worker specs."""
         # what is buffered here would be written by every child as well
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        return Children({self._fork(own): [order.seat.rank for order in own] for own in orders})
+        return ChildProcesses(
+            {self._fork(process_specs): [spec.rank_info.rank for spec in process_specs] for process_specs in specs}
+        )
 
-    def _fork(self, orders: Sequence[Order]) -> int:
+    def _fork(self, specs: Sequence[WorkerSpec]) -> int:
         parent = os.getpid()
         with warnings.catch_warnings():
-            # Python 3.12 warns of forking a process with threads; it was asked for, and the child takes none of their locks
+            # Python 3.12 warns of forking a process with threads; it was requested, and the child takes none of their locks
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            work(orders, parent, self._payload)
+            work(specs, parent, self._payload)
         return pid

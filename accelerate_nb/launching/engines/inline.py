@@ -7,69 +7,74 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from accelerate_nb.config.environment import saying
-from accelerate_nb.events import pending
-from accelerate_nb.events.asks import current_asks
+from accelerate_nb.config.environment import set_variables
 from accelerate_nb.events.model import StateChange
-from accelerate_nb.launching.attempt import Scene, Stop
-from accelerate_nb.launching.diagnosis import Look
-from accelerate_nb.launching.ending import Ending
-from accelerate_nb.launching.outcome import failure_of
-from accelerate_nb.launching.sources import sources_here
+from accelerate_nb.failures.hang_report import StackSnapshot
+from accelerate_nb.failures.rank_result import RankResult
+from accelerate_nb.launching.graceful_stop import StopNegotiation
+from accelerate_nb.launching.run_context import RunContext, Stop
+from accelerate_nb.rank import background_tasks
+from accelerate_nb.rank.stop_request import current_stop_request
+from accelerate_nb.sources.cells import current_sources
+from accelerate_nb.transport.outcome import failure_of
 
 
-class Here:
-    """An attempt that is a plain call; what it prints goes where this process prints."""
+class InlineWorkers:
+    """A worker group that is a plain call; what it prints goes where this process prints."""
 
     began = True
-    timed_out: Look | None = None
-    last_step: int | None = None
+    timed_out: StackSnapshot | None = None
+    stopped_at: str | None = None
     lost: str | None = None
 
-    def __init__(self, call: Callable[[], Any], environ: dict[str, str], scene: Scene) -> None:
-        self._call, self._environ, self._scene = call, environ, scene
+    def __init__(self, call: Callable[[], Any], environ: dict[str, str], run_context: RunContext) -> None:
+        self._call, self._environ, self._run_context = call, environ, run_context
 
-    def follow(self) -> tuple[Ending, ...]:
+    def follow(self) -> tuple[RankResult, ...]:
         """Call the function."""
-        asks = current_asks()
-        asks.reset()
+        stop_request = current_stop_request()
+        stop_request.reset()
         try:
             return self._called()
         finally:
-            # what was asked of the call is not asked of what this process does next
-            self.last_step = asks.steps if asks.stopping else None
-            asks.reset()
+            # a stop of this call does not stop what this process does next
+            self.stopped_at = stop_request.stopped_at
+            stop_request.reset()
 
-    def _called(self) -> tuple[Ending, ...]:
-        self._scene.take(StateChange(0, "running", time.time()))
+    def _called(self) -> tuple[RankResult, ...]:
+        self._run_context.take(StateChange(0, "running", time.time()))
         try:
-            with saying(self._environ, os.environ):
+            with set_variables(self._environ, os.environ):
                 value = self._call()
-                pending.finish()
+                background_tasks.finish()
         except KeyboardInterrupt:
-            self._scene.take(StateChange(0, "stopped", time.time()))
+            self._run_context.take(StateChange(0, "stopped", time.time()))
             raise
         except BaseException as error:  # noqa: BLE001 - reported, then raised again as what every engine raises
-            pending.salvage()
-            failure = failure_of(error, 0, sources_here())
-            self._scene.take(failure)
-            self._scene.take(StateChange(0, "failed", time.time()))
-            return (Ending(0, failure=failure, error=error),)
-        self._scene.take(StateChange(0, "finished", time.time()))
-        return (Ending(0, value=value),)
+            background_tasks.salvage()
+            failure = failure_of(error, 0, current_sources())
+            self._run_context.take(failure)
+            self._run_context.take(StateChange(0, "failed", time.time()))
+            return (RankResult(0, failure=failure, error=error),)
+        self._run_context.take(StateChange(0, "finished", time.time()))
+        return (RankResult(0, value=value),)
 
-    def tell(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
+    def send(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
         """A call has no inbox."""
         return False
 
-    def listen_anew(self, patience: float) -> None:
-        """Nobody listens."""
+    def restart_watchdog(self, timeout: float) -> None:
+        """A call has no watchdog."""
 
     def stop(self, how: Stop) -> None:
-        """Let the call end after its step; one that makes none can't be stopped from outside, but by an interrupt."""
-        if (position := current_asks().hold()) is not None:
-            current_asks().until(position.steps + 1, raises=not position.looks)
+        """Let the call end at its next boundary; one that has none can't be stopped from outside, but by an interrupt."""
+        if (position := current_stop_request().hold()) is not None:
+            negotiation = StopNegotiation(
+                ranks=[0], stop_grace_period=self._run_context.stop_grace_period, now=time.monotonic()
+            )
+            negotiation.reply(0, position, time.monotonic())
+            current_stop_request().until(negotiation.stop_point_of(0))
 
-    def look(self) -> Look:
-        """Where the call is, this process's own tools tell."""
-        return Look({}, {})
+    def snapshot(self) -> StackSnapshot:
+        """Empty: this process's own tools show where the call is."""
+        return StackSnapshot({}, {})

@@ -7,32 +7,34 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from accelerate_nb.launching.engines.children import Children
-from accelerate_nb.launching.order import Order, as_text
+from accelerate_nb.launching.engines.children import ChildProcesses
+from accelerate_nb.transport.worker_spec import WorkerSpec, as_text
 
 
-class FreshPython:
+class SpawnEngine:
     """Places workers by starting one new interpreter each; nothing of this process is in them."""
 
-    def start(self, orders: Sequence[Sequence[Order]]) -> Children:
-        """Start one interpreter for each sequence of orders."""
-        return Children({_spawn(own): [order.seat.rank for order in own] for own in orders})
+    def start(self, specs: Sequence[Sequence[WorkerSpec]]) -> ChildProcesses:
+        """Start one interpreter for each sequence of worker specs."""
+        return ChildProcesses(
+            {_spawn(process_specs): [spec.rank_info.rank for spec in process_specs] for process_specs in specs}
+        )
 
 
-def _spawn(orders: Sequence[Order]) -> int:
-    told, tell = os.pipe()
-    environ = {**orders[0].surroundings.environ, **orders[0].seat.environ()}
+def _spawn(specs: Sequence[WorkerSpec]) -> int:
+    spec_reader, spec_writer = os.pipe()
+    environ = {**specs[0].process_environment.environ, **specs[0].rank_info.environ()}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    with os.fdopen(tell, "w", encoding="utf-8") as file:
+    with os.fdopen(spec_writer, "w", encoding="utf-8") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "accelerate_nb.launching.worker", str(told)],
+            [sys.executable, "-m", "accelerate_nb.worker.main", str(spec_reader)],
             stdin=subprocess.DEVNULL,
-            pass_fds=[told, *(one for order in orders for one in order.descriptors.all())],
+            pass_fds=[spec_reader, *(descriptor for spec in specs for descriptor in spec.descriptors.all())],
             start_new_session=True,
             env=environ,
         )
-        os.close(told)
-        file.write(as_text(orders))
+        os.close(spec_reader)
+        file.write(as_text(specs))
     # the process is waited for by its number, and Popen must not do it too when it is collected
     process.returncode = 0
     return process.pid

@@ -11,27 +11,31 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.devices import xla
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.messages import send_message
-from accelerate_nb.launching.order import Order, as_text
-from accelerate_nb.launching.packing import memory_file
-from accelerate_nb.launching.sessions import kill_session
-from accelerate_nb.launching.supervisor import UNFIT
+from accelerate_nb.supervisor.main import BROKEN, UNFIT
+from accelerate_nb.transport.fd_messages import send_message
+from accelerate_nb.transport.memory_file import memory_file
+from accelerate_nb.transport.worker_spec import WorkerSpec, as_text
+from accelerate_nb.worker.process_session import kill_session
 
 # What every supervisor has loaded: torch, what a worker shows things with, and the worker side of this package (by name:
 # the kernel side never imports it).
-_FIRST = ("torch", "torch.distributed", "numpy", "IPython.display", "accelerate_nb.runtime.accelerator")
+_PRELOADED = ("torch", "torch.distributed", "numpy", "IPython.display", "accelerate_nb.runtime.accelerator.accelerator")
 # What it loads when it has had nothing to do for some seconds: torch imports its compiler, a second's work during which no
 # launch can begin, when the first optimizer is made.
-_LATER = ("torch._dynamo",)
-_PATIENCE = 2.0
+_LOADED_WHEN_IDLE = ("torch._dynamo",)
+_IDLE_BEFORE_LOADING = 2.0
 # One thread while modules load: OpenMP and BLAS start theirs as they are imported, and a process with threads can't fork safely.
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
+_SINGLE_THREADED = dict.fromkeys(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
+)
 
 
 class SupervisorHandle:
@@ -43,13 +47,15 @@ class SupervisorHandle:
         self._control, far = socket.socketpair()
         self._log = memory_file("accelerate_nb_supervisor")
         self._lock = threading.Lock()
+        self._open_groups = 0
+        self._last_used = time.monotonic()
         # its death signal fires when the thread that made it ends: only the main thread lasts as long as the process
         parent = self.owner if threading.current_thread() is threading.main_thread() else 0
         self._process = subprocess.Popen(
             [
                 sys.executable,
                 "-m",
-                "accelerate_nb.launching.supervisor",
+                "accelerate_nb.supervisor.main",
                 str(far.fileno()),
                 str(parent),
                 ",".join(self.loaded),
@@ -59,7 +65,7 @@ class SupervisorHandle:
             stderr=self._log,
             pass_fds=[far.fileno()],
             start_new_session=True,
-            env={**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, **_SINGLE_THREADED, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         far.close()
 
@@ -72,88 +78,153 @@ class SupervisorHandle:
         """Whether it still runs, and is this process's own."""
         return self.owner == os.getpid() and self._process.poll() is None
 
-    def ended(self, patience: float = 2.0) -> int | None:
-        """Its exit code, where it ends within `patience` seconds."""
+    def ended(self, timeout: float = 2.0) -> int | None:
+        """Its exit code, where it ends within `timeout` seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience)
+            self._process.wait(timeout)
         return self._process.returncode
 
     def unfit_module(self) -> str | None:
         """The module that made it end itself, where that is why it ended."""
-        return self.log().rstrip().rpartition("\n")[2] if self._process.poll() == UNFIT else None
+        return self._last_line() if self._process.poll() == UNFIT else None
+
+    def broken_module(self) -> str | None:
+        """The module that every worker needs and that can't be imported, with the error, where that is why it ended."""
+        return self._last_line() if self._process.poll() == BROKEN else None
 
     def log(self) -> str:
-        """What it wrote."""
+        """Its output."""
         return os.pread(self._log, 1 << 20, 0).decode(errors="replace")
 
-    def fork(self, run: str, orders: Sequence[Sequence[Order]]) -> socket.socket:
-        """Have workers forked; gives the socket on which they are heard of."""
+    def _last_line(self) -> str:
+        return self.log().rstrip().rpartition("\n")[2]
+
+    def fork(self, run: str, specs: Sequence[Sequence[WorkerSpec]]) -> socket.socket:
+        """Have workers forked; returns the socket that reports on them."""
         near, far = socket.socketpair()
         with far, self._lock:
             send_message(self._control, {"do": "group", "run": run}, [far.fileno()])
-            for own in orders:
-                ranks = [order.seat.rank for order in own]
-                message = {"do": "fork", "run": run, "ranks": ranks, "orders": as_text(own)}
-                send_message(self._control, message, [one for order in own for one in order.descriptors.all()])
+            for process_specs in specs:
+                ranks = [spec.rank_info.rank for spec in process_specs]
+                message = {"do": "fork", "run": run, "ranks": ranks, "specs": as_text(process_specs)}
+                send_message(
+                    self._control,
+                    message,
+                    [descriptor for spec in process_specs for descriptor in spec.descriptors.all()],
+                )
+            self._open_groups += 1
         return near
 
-    def load(self, names: Iterable[str], patience: float = 0.0) -> None:
-        """Have modules imported when nothing runs, and has not for `patience` seconds."""
+    def release(self) -> None:
+        """Note that the workers of one `fork` are no longer needed."""
+        with self._lock:
+            self._open_groups -= 1
+            self._last_used = time.monotonic()
+
+    def idle_seconds(self) -> float:
+        """The seconds since a launch last used it; 0 while workers run."""
+        with self._lock:
+            return 0.0 if self._open_groups else time.monotonic() - self._last_used
+
+    def load(self, names: Iterable[str], idle_for: float = 0.0) -> None:
+        """Have modules imported when nothing runs, and has not for `idle_for` seconds."""
         news = [name for name in names if name not in self.loaded]
         if news and self.usable():
             self.loaded.update(dict.fromkeys(news))
             with self._lock, contextlib.suppress(OSError):
-                send_message(self._control, {"do": "import", "names": news, "patience": patience})
+                send_message(self._control, {"do": "import", "names": news, "idle_for": idle_for})
 
     def close(self) -> None:
         """End it, and every worker that it has."""
         self._control.close()
         if self.owner != os.getpid():
             return
+        # while it loads modules it does not see that its socket has been closed
+        self._process.terminate()
         if self.ended() is None:
             self._process.kill()
             self._process.wait()
         os.close(self._log)
 
 
-class _Warmth:
+class _SupervisorState:
     """The process's supervisor, and what is known about modules."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.handle: SupervisorHandle | None = None
-        self.hints: dict[str, None] = {}
+        self.preloads: dict[str, None] = {}
         self.unfit: set[str] = set()
+        self.idle_timeout = LaunchingConfig.supervisor_idle_timeout
+        self.idle_timer: threading.Timer | None = None
 
     def fit(self, names: Iterable[str]) -> list[str]:
         """Those of the modules that can be loaded: none that made a supervisor unfit, and none below such a one."""
         return [name for name in names if self.unfit.isdisjoint(_with_parents(name))]
 
+    def watch_idle(self, seconds: float) -> None:
+        """End the supervisor when no launch has used it for `idle_timeout`; look again after `seconds`."""
+        self.idle_timer = threading.Timer(seconds, self._end_when_idle)
+        self.idle_timer.name, self.idle_timer.daemon = "accelerate_nb_supervisor_idle", True
+        self.idle_timer.start()
 
-_warmth: ContextVar[_Warmth] = ContextVar("accelerate_nb_warmth", default=_Warmth())  # noqa: B039 - one for all threads
+    def stop_watching(self) -> None:
+        """Let the supervisor stay, however long it is idle."""
+        if self.idle_timer is not None:
+            self.idle_timer.cancel()
+            self.idle_timer = None
+
+    def end(self) -> None:
+        """End the supervisor, where there is one."""
+        self.stop_watching()
+        if self.handle is not None:
+            self.handle.close()
+            self.handle = None
+
+    def _end_when_idle(self) -> None:
+        with self.lock:
+            if self.idle_timer is not threading.current_thread() or self.handle is None:
+                return
+            rest = self.idle_timeout - self.handle.idle_seconds()
+            if rest > 0:
+                self.watch_idle(rest)
+            else:
+                self.end()
 
 
-def warm() -> SupervisorHandle:
-    """The process's supervisor, started where there is none; returns at once, while it loads."""
+_warmth: ContextVar[_SupervisorState] = ContextVar("accelerate_nb_warmth", default=_SupervisorState())  # noqa: B039 - one for all threads
+
+
+def warm(idle_timeout: float | None = None) -> SupervisorHandle:
+    """
+    The process's supervisor, started where there is none; returns at once, while it loads.
+
+    It ends after `idle_timeout` seconds without a launch (0: never; `None`: as before), and the next call starts another.
+    """
     held = _warmth.get()
     with held.lock:
+        if idle_timeout is not None and idle_timeout != held.idle_timeout:
+            held.idle_timeout = idle_timeout
+            held.stop_watching()
         if held.handle is None or not held.handle.usable():
             if held.handle is not None:
                 _learn_from(held.handle, held)
                 held.handle.close()
-            held.handle = SupervisorHandle(held.fit((*_FIRST, *xla.loaded_early(os.environ))))
+            held.handle = SupervisorHandle(held.fit((*_PRELOADED, *xla.loaded_early(os.environ))))
             atexit.unregister(cool)
             atexit.register(cool)
-            held.handle.load(held.fit(held.hints))
-            held.handle.load(held.fit(_LATER), _PATIENCE)
+            held.handle.load(held.fit(held.preloads))
+            held.handle.load(held.fit(_LOADED_WHEN_IDLE), _IDLE_BEFORE_LOADING)
+        if held.idle_timer is None and held.idle_timeout:
+            held.watch_idle(held.idle_timeout)
         return held.handle
 
 
-def hint(names: Iterable[str]) -> None:
+def preload(names: Iterable[str]) -> None:
     """Installed modules that the next launches will need: the supervisor loads them when it is idle."""
     held = _warmth.get()
-    useful = [name for name in held.fit(names) if name not in held.hints]
-    held.hints.update(dict.fromkeys(useful))
+    useful = [name for name in held.fit(names) if name not in held.preloads]
+    held.preloads.update(dict.fromkeys(useful))
     if useful and held.handle is not None and held.handle.usable():
         held.handle.load(useful)
 
@@ -162,16 +233,14 @@ def cool() -> None:
     """End the process's supervisor, where there is one."""
     held = _warmth.get()
     with held.lock:
-        if held.handle is not None:
-            held.handle.close()
-            held.handle = None
+        held.end()
 
 
-def _learn_from(handle: SupervisorHandle, held: _Warmth) -> None:
+def _learn_from(handle: SupervisorHandle, held: _SupervisorState) -> None:
     unfit = handle.unfit_module()
     if unfit is not None:
         held.unfit.add(unfit)
-        held.hints.pop(unfit, None)
+        held.preloads.pop(unfit, None)
 
 
 def _with_parents(name: str) -> Iterator[str]:
@@ -181,25 +250,28 @@ def _with_parents(name: str) -> Iterator[str]:
         name = name.rpartition(".")[0]
 
 
-class Supervised:
+class SupervisorWorkers:
     """Workers that a supervisor forked."""
 
-    def __init__(self, handle: SupervisorHandle, sock: socket.socket) -> None:
+    def __init__(self, handle: SupervisorHandle, sock: socket.socket, size: int) -> None:
         self._handle = handle
         self._socket = sock
+        self._size = size
         self._rest = b""
         self._ranks: dict[int, list[int]] = {}
         self._codes: dict[int, int] = {}
-        self._lost = False
+        self._lost = self._withdrawn = False
         self._lock = threading.Lock()
         sock.setblocking(False)
 
-    def watched(self) -> Sequence[int]:
+    def exit_descriptors(self) -> Sequence[int]:
         """The socket, while it is open."""
-        return [] if self._lost else [self._socket.fileno()]
+        return [] if self._lost or self._withdrawn else [self._socket.fileno()]
 
     def news(self) -> None:
-        """Read what the supervisor says of the workers."""
+        """Read what the supervisor reports of the workers."""
+        if self._withdrawn:
+            return
         try:
             data = self._socket.recv(1 << 16)
         except BlockingIOError:
@@ -218,59 +290,83 @@ class Supervised:
 
     def signal(self, number: int, ranks: Collection[int]) -> None:
         """Have the supervisor send a signal to those that run and have one of these ranks."""
-        self._say(signal=int(number), ranks=list(ranks))
+        if number == signal.SIGKILL and len(ranks) == self._size and not self._ranks:
+            self._withdraw()
+        elif ranks:
+            self._send(signal=int(number), ranks=list(ranks))
 
     def kill(self) -> None:
         """Have the supervisor kill all; where it has gone, do it here: nobody has reaped its children's numbers yet."""
-        self._say(kill=True)
+        if not self._ranks and not self._lost:
+            return self._withdraw()
+        self._send(kill=True)
         if self._lost:
             for pid, ranks in self._ranks.items():
                 if not self._codes.keys() & ranks:
                     kill_session(pid)
                     self._codes.update(dict.fromkeys(ranks, -int(signal.SIGKILL)))
+        return None
 
     def lost(self) -> str | None:
-        """The supervisor's end, where it has ended."""
+        """The supervisor's end, where it has ended; a `LaunchError` is raised where no other one would do better."""
         if not self._lost:
             return None
         code, last = self._handle.ended(), self._handle.log()[-2000:].strip()
+        if (why := self._handle.broken_module()) is not None:
+            raise LaunchError(
+                f"{self._size} worker{'s were' if self._size > 1 else ' was'} requested, and in the Python that they start "
+                f"from ({sys.executable}) {why}. Mend the installation until `import torch` raises nothing there, and launch "
+                "again."
+            )
         return f"the supervisor (process {self._handle.pid}) ended with code {code}" + (f":\n{last}" if last else "")
 
     def close(self) -> None:
         """Close the socket; the supervisor kills whatever is left."""
-        self._socket.close()
+        if self._socket.fileno() >= 0:
+            self._socket.close()
+            self._handle.release()
 
-    def _say(self, **wish: Any) -> None:
+    def _withdraw(self) -> None:
+        """Take back what the supervisor has not come to yet, which may be loading modules: it forks nothing for a closed socket."""
+        self._withdrawn = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._codes.update(dict.fromkeys(range(self._size), -int(signal.SIGKILL)))
+
+    def _send(self, **config: Any) -> None:
         with self._lock, contextlib.suppress(OSError):
-            self._socket.sendall(json.dumps(wish).encode() + b"\n")
+            self._socket.sendall(json.dumps(config).encode() + b"\n")
 
-    def _take(self, said: dict[str, Any]) -> None:
-        if "pid" in said:
-            ranks, pid = said["pid"]
+    def _take(self, message: dict[str, Any]) -> None:
+        if "pid" in message:
+            ranks, pid = message["pid"]
             self._ranks[pid] = ranks
         else:
-            ranks, code = said["exit"]
+            ranks, code = message["exit"]
             self._codes.update(dict.fromkeys(ranks, code))
 
 
-class FromSupervisor:
-    """Places workers by asking the process's supervisor to fork them."""
+class SupervisorEngine:
+    """Places workers by asking the process's supervisor to fork them; it ends after `idle_timeout` seconds without a launch."""
 
-    def start(self, orders: Sequence[Sequence[Order]]) -> Supervised:
+    def __init__(self, idle_timeout: float | None = None) -> None:
+        self._idle_timeout = idle_timeout
+
+    def start(self, specs: Sequence[Sequence[WorkerSpec]]) -> SupervisorWorkers:
         """Fork; a supervisor that turns out to have died is replaced once."""
-        seat = orders[0][0].seat
-        run = f"{seat.run}/{seat.attempt}"
-        handle = warm()
+        rank_info = specs[0][0].rank_info
+        run = f"{rank_info.run}/{rank_info.restart_count}"
+        handle = warm(self._idle_timeout)
         try:
-            return Supervised(handle, handle.fork(run, orders))
+            return SupervisorWorkers(handle, handle.fork(run, specs), rank_info.size)
         except OSError:
-            # it died between the look at it and the message
+            # it died between the check and the message
             handle = _replaced(handle)
         try:
-            return Supervised(handle, handle.fork(run, orders))
+            return SupervisorWorkers(handle, handle.fork(run, specs), rank_info.size)
         except OSError:
             raise LaunchError(
-                f"{seat.size} workers were asked for, but the process that forks them does not start. It said:\n"
+                f"{rank_info.size} workers were requested, but the process that forks them does not start. It printed:\n"
                 f"{handle.log()[-2000:]}\nTry start_method='spawn'."
             ) from None
 

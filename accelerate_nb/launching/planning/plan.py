@@ -7,52 +7,56 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.order import Order, Surroundings
-from accelerate_nb.launching.payload import Payload
-from accelerate_nb.launching.seat import LOOPBACK, Seat
-from accelerate_nb.launching.wires import Wires
+from accelerate_nb.transport.connection import Connection
+from accelerate_nb.transport.payload import Payload
+from accelerate_nb.transport.rank_info import LOOPBACK, RankInfo
+from accelerate_nb.transport.worker_spec import ProcessEnvironment, WorkerSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LaunchPlan:
     """A group of `size` workers that run one payload; `port` is 0 where any free one will do."""
 
     payload: Payload
     size: int
-    surroundings: Surroundings
+    process_environment: ProcessEnvironment
     run: str
     port: int = 0
     max_restarts: int = 0
     # how many ranks are threads of one process
-    per_process: int = 1
+    ranks_per_process: int = 1
     through_xla: bool = False
 
-    def mates(self, rank: int) -> range:
+    def ranks_in_process(self, rank: int) -> range:
         """The ranks of a rank's process, itself among them."""
-        first = rank - rank % self.per_process
-        return range(first, min(first + self.per_process, self.size))
+        first = rank - rank % self.ranks_per_process
+        return range(first, min(first + self.ranks_per_process, self.size))
 
-    def orders(self, wires: Sequence[Wires], meeting: socket.socket, attempt: int) -> list[list[Order]]:
-        """What each process's ranks are told, in the order of ranks; `meeting` is the bound socket of the store."""
-        port = meeting.getsockname()[1]
-        orders = [
-            Order(
-                seat=Seat(rank, self.size, port, self.run, attempt, self.max_restarts, self.per_process),
-                surroundings=self.surroundings,
+    def specs(
+        self, connections: Sequence[Connection], rendezvous: socket.socket, restart_count: int
+    ) -> list[list[WorkerSpec]]:
+        """The worker specs of each process's ranks, in the order of ranks; `rendezvous` is the bound socket of the store."""
+        port = rendezvous.getsockname()[1]
+        specs = [
+            WorkerSpec(
+                rank_info=RankInfo(
+                    rank, self.size, port, self.run, restart_count, self.max_restarts, self.ranks_per_process
+                ),
+                process_environment=self.process_environment,
                 descriptors=replace(
                     ends.far,
                     payload=self.payload.descriptor,
-                    store=meeting.fileno() if rank == 0 else -1,
+                    store=rendezvous.fileno() if rank == 0 else -1,
                     more=self.payload.more,
                 ),
                 through_xla=self.through_xla,
             )
-            for rank, ends in enumerate(wires)
+            for rank, ends in enumerate(connections)
         ]
-        return [orders[first : first + self.per_process] for first in range(0, self.size, self.per_process)]
+        return [specs[first : first + self.ranks_per_process] for first in range(0, self.size, self.ranks_per_process)]
 
 
-def meeting_place(port: int) -> socket.socket:
+def rendezvous_socket(port: int) -> socket.socket:
     """A socket that listens on loopback before any worker starts, so that no port can be lost to somebody else."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -62,7 +66,7 @@ def meeting_place(port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         raise LaunchError(
-            f"use_port={port} was asked for, but that port can't be had on this machine: {error.strerror}. "
+            f"use_port={port} was requested, but that port can't be had on this machine: {error.strerror}. "
             "Leave use_port out: any free port is found."
         ) from None
     return sock

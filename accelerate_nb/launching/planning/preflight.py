@@ -1,4 +1,4 @@
-"""What speaks against a launch before there is one: settings that don't fit this machine, or each other."""
+"""The preflight check of a launch: settings that don't fit this machine, or each other."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate_nb.config.run import RunConfig, all_settings, resolve
-from accelerate_nb.devices.base import Devices
+from accelerate_nb.config.run_config import RunConfig, all_settings, resolve
+from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.errors import AccelerateNbError, LaunchError
-from accelerate_nb.launching.choosing import Choice, choose
+from accelerate_nb.launching.planning.placement import Placement, choose
 
 
 @dataclass(frozen=True, slots=True)
-class Objection:
-    """Why a launch would fail (`grave`), or would be slower than it need be; `name` is the setting to change."""
+class PreflightIssue:
+    """A reason why a launch would fail (`grave`), or be slower than it need be; `name` is the setting to change."""
 
     name: str | None
     text: str
@@ -22,67 +22,67 @@ class Objection:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """What would become of a launch: what is to be launched, how, and what speaks against it."""
+class PreflightReport:
+    """The result of a preflight: the configuration, its placement, and the objections to it."""
 
     config: RunConfig | None
-    choice: Choice | None
-    objections: tuple[Objection, ...]
+    choice: Placement | None
+    objections: tuple[PreflightIssue, ...]
 
     @property
     def possible(self) -> bool:
-        """Whether nothing grave speaks against it."""
-        return not any(one.grave for one in self.objections)
+        """Whether there is no grave objection."""
+        return not any(objection.grave for objection in self.objections)
 
 
-def look_ahead(said: Mapping[str, Any], devices: Devices, can_fork: bool) -> Outlook:
+def run_preflight(settings: Mapping[str, Any], devices: AvailableDevices, can_fork: bool) -> PreflightReport:
     """
-    What would become of a launch with these settings on a machine with these devices; pure, and raises nothing.
+    Check a launch with these settings on a machine with these devices; pure, and raises nothing.
 
     The texts are those of the errors that the launch would raise.
     """
-    wrong = tuple(found for name, value in said.items() if (found := _alone(name, value)) is not None)
+    wrong = tuple(found for name, value in settings.items() if (found := _alone(name, value)) is not None)
     if wrong:
-        return Outlook(None, None, wrong)
+        return PreflightReport(None, None, wrong)
     try:
-        config = resolve(said, {})
+        config = resolve(settings, {})
     except AccelerateNbError as error:
-        return Outlook(None, None, (Objection(_named_in(str(error)), str(error)),))
+        return PreflightReport(None, None, (PreflightIssue(_named_in(str(error)), str(error)),))
     try:
         choice = choose(config.launching, devices, can_fork, config.training.xla_mesh)
     except LaunchError as error:
-        return Outlook(config, None, (Objection(_named_in(str(error)), str(error)),))
-    return Outlook(config, choice, _advice(config, choice, devices))
+        return PreflightReport(config, None, (PreflightIssue(_named_in(str(error)), str(error)),))
+    return PreflightReport(config, choice, _advice(config, choice, devices))
 
 
-def _alone(name: str, value: Any) -> Objection | None:
-    """What is wrong with one setting whatever the others are."""
+def _alone(name: str, value: Any) -> PreflightIssue | None:
+    """The error of one setting, whatever the others are."""
     try:
         resolve({name: value}, {})
     except AccelerateNbError as error:
-        return Objection(name, str(error))
+        return PreflightIssue(name, str(error))
     return None
 
 
 def _named_in(text: str) -> str | None:
-    """The setting that an error's text begins with, as in "num_processes=8 was asked for"."""
-    return next((one.name for one in all_settings() if text.startswith(f"{one.name}=")), None)
+    """The setting that an error's text begins with, as in "num_processes=8 was requested"."""
+    return next((setting.name for setting in all_settings() if text.startswith(f"{setting.name}=")), None)
 
 
-def _advice(config: RunConfig, choice: Choice, devices: Devices) -> tuple[Objection, ...]:
-    """What works, and is not what one would want."""
+def _advice(config: RunConfig, choice: Placement, devices: AvailableDevices) -> tuple[PreflightIssue, ...]:
+    """Objections to what works, and is not what one would want."""
     found = []
     if choice.cpu and choice.size > devices.cores:
         cores = f"{devices.cores} CPU core{'s' if devices.cores > 1 else ''}"
         text = f"{choice.size} processes would share {cores}: that works, and is no faster than fewer."
-        found.append(Objection("num_processes", text, grave=False))
+        found.append(PreflightIssue("num_processes", text, grave=False))
     if choice.cpu and config.training.mixed_precision == "fp16":
         text = "On the CPU fp16 is seldom faster, and overflows as on a GPU: bf16 has the range of float32."
-        found.append(Objection("mixed_precision", text, grave=False))
+        found.append(PreflightIssue("mixed_precision", text, grave=False))
     if choice.kind == "xla" and config.training.mixed_precision == "fp16":
         text = "TPUs compute in bf16, and on fp16 they overflow as a GPU does, without being faster: bf16 has the range of float32."
-        found.append(Objection("mixed_precision", text, grave=False))
+        found.append(PreflightIssue("mixed_precision", text, grave=False))
     if choice.kind != "xla" and config.training.xla_mesh is not None:
         text = "Nothing here asks for torch_xla, whose devices it shards over: every rank has the whole model."
-        found.append(Objection("xla_mesh", text, grave=False))
+        found.append(PreflightIssue("xla_mesh", text, grave=False))
     return tuple(found)

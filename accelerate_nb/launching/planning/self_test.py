@@ -6,43 +6,44 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 
-from accelerate_nb.config.run import RunConfig
+from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.errors import AccelerateNbError, HangError, WorkerError
-from accelerate_nb.events.checks import Check, from_display
-from accelerate_nb.launching.functions import prepare
-from accelerate_nb.launching.run import Run, Watched
+from accelerate_nb.events.checks import CheckResult, from_display
+from accelerate_nb.launching.front_end import RunHandle
+from accelerate_nb.launching.launcher import prepare
+from accelerate_nb.launching.run import Run
+from accelerate_nb.worker.self_test import run_checks_on_rank
 
 # A test that takes longer than this hangs.
-_PATIENCE = 120.0
-_START = Check("start", "Workers start", "waiting")
+_TIMEOUT = 120.0
+_START = CheckResult("start", "Workers start", "waiting")
 
 
-class SelfCheck:
+class SelfTest:
     """
     One test of a configuration, for a front end: `run` takes as long as the test, `stop` ends it from another thread.
 
-    `told` is called with each check whenever there is news of it, from the thread that runs the test.
+    `on_check` is called with each check whenever there is news of it, from the thread that runs the test.
     """
 
-    def __init__(self, config: RunConfig, told: Callable[[Check], None] = lambda _: None) -> None:
+    def __init__(self, config: RunConfig, on_check: Callable[[CheckResult], None] = lambda _: None) -> None:
         self._config = _for_a_test(config)
-        self._told = told
-        self._checks: dict[str, Check] = {}
+        self._on_check = on_check
+        self._checks: dict[str, CheckResult] = {}
         self._run: Run | None = None
         self._stopped = threading.Event()
 
     @property
-    def checks(self) -> list[Check]:
+    def checks(self) -> list[CheckResult]:
         """Every check so far, in the order in which they are made."""
         return list(self._checks.values())
 
-    def run(self) -> list[Check]:
+    def run(self) -> list[CheckResult]:
         """Make all checks; never raises because of what they find."""
         self._take(replace(_START, state="running"))
         try:
-            self._run = run = prepare(_in_a_worker, (), self._config, _Listener(self._take_from))
+            self._run = run = prepare(run_checks_on_rank, (), self._config, _CheckFrontEnd(self._take_from))
             if not self._stopped.is_set():
                 run.start().wait()
         except AccelerateNbError as error:
@@ -51,26 +52,26 @@ class SelfCheck:
         return self.checks
 
     def stop(self) -> None:
-        """End the test; what was not looked at is left out."""
+        """End the test; checks that were not made are left out."""
         self._stopped.set()
         if (run := self._run) is not None:
-            run.ask("interrupt")
+            run.request_stop("interrupt")
 
-    def _take_from(self, run: Watched, check: Check) -> None:
+    def _take_from(self, run: RunHandle, check: CheckResult) -> None:
         if self._checks["start"].state == "running":
             self._take(replace(_START, state="passed", text=run.why))
         self._take(check)
 
-    def _take(self, check: Check) -> None:
+    def _take(self, check: CheckResult) -> None:
         self._checks[check.name] = check
-        self._told(check)
+        self._on_check(check)
 
     def _fail(self, error: AccelerateNbError) -> None:
         """Put an error where the test was when it came."""
-        running = next((one for one in self.checks if one.state == "running"), None)
+        running = next((check for check in self.checks if check.state == "running"), None)
         if running is None or self._stopped.is_set():
             return
-        text, advice = _told_of(error)
+        text, advice = _described(error)
         self._take(replace(running, state="failed", text=text, advice=advice))
 
     def _leave_out_the_rest(self) -> None:
@@ -79,74 +80,69 @@ class SelfCheck:
                 self._take(replace(check, state="left out"))
 
 
-def run(config: RunConfig, told: Callable[[Check], None] = lambda _: None) -> list[Check]:
+def run(config: RunConfig, on_check: Callable[[CheckResult], None] = lambda _: None) -> list[CheckResult]:
     """
-    Try a configuration with real workers, and return what each check found; `told` hears of them while they are made.
+    Try a configuration with real workers, and return what each check found; `on_check` is called with them while they are made.
 
     >>> [check.state for check in run(resolve({"num_processes": 2}, os.environ))]
     ['passed', 'passed', 'passed', 'passed', 'passed', 'passed', 'passed']
     """
-    return SelfCheck(config, told).run()
+    return SelfTest(config, on_check).run()
 
 
-class _Listener:
-    """A front end that hears checks, and shows nothing."""
+class _CheckFrontEnd:
+    """A front end that passes checks on, and shows nothing."""
 
-    def __init__(self, heard: Callable[[Watched, Check], None]) -> None:
-        self._heard = heard
-        self._watched: Watched | None = None
+    def __init__(self, on_check: Callable[[RunHandle, CheckResult], None]) -> None:
+        self._on_check = on_check
+        self._shown_run: RunHandle | None = None
         self._cursor = 0
 
-    def opened(self, run: Watched) -> None:
-        self._watched = run
+    def opened(self, run: RunHandle) -> None:
+        self._shown_run = run
 
     def refresh(self) -> None:
-        assert self._watched is not None, "a run is opened before it is drawn"
-        news = self._watched.view.since(self._cursor)
+        assert self._shown_run is not None, "a run is opened before it is drawn"
+        news = self._shown_run.view.since(self._cursor)
         self._cursor = news.cursor
         for shown in news.shown:
             if (check := from_display(shown)) is not None:
-                self._heard(self._watched, check)
+                self._on_check(self._shown_run, check)
 
     def closed(self) -> None:
         self.refresh()
 
-    def follow(self, run: Watched) -> None:
+    def follow(self, run: RunHandle) -> None:
         self.opened(run)
 
-    def show(self, run: Watched) -> None:
+    def show(self, run: RunHandle) -> None:
         self.opened(run)
 
 
 def _for_a_test(config: RunConfig) -> RunConfig:
     """The configuration with what would make a test longer, or touch the notebook's own process, left out."""
-    wish = config.launching
+    launching_config = config.launching
     return replace(
         config,
         launching=replace(
-            wish,
+            launching_config,
             # in the notebook's own process the test would leave its traces
-            engine="auto" if wish.engine == "inline" else wish.engine,
-            num_processes=1 if wish.engine == "inline" else wish.num_processes,
+            engine="auto" if launching_config.engine == "inline" else launching_config.engine,
+            num_processes=1 if launching_config.engine == "inline" else launching_config.num_processes,
             max_restarts=0,
-            timeout=_PATIENCE,
+            timeout=_TIMEOUT,
             results="main",
-            quiet=0.0,
+            hang_warning_after=0.0,
         ),
     )
 
 
-def _told_of(error: AccelerateNbError) -> tuple[str, str]:
+def _described(error: AccelerateNbError) -> tuple[str, str]:
     """An error in two parts for people: what happened, and what to do."""
     if isinstance(error, HangError):
-        return f"it did not end within {_PATIENCE:g} s", f"Where the ranks were stands in {error.folder}{os.sep}"
+        return f"it did not end within {_TIMEOUT:g} s", f"Where the ranks were stands in {error.folder}{os.sep}"
     if not isinstance(error, WorkerError) or not error.failures:
         return str(error), ""
-    first = next(one for one in error.failures if one.rank == error.rank)
+    first = next(failure for failure in error.failures if failure.rank == error.rank)
     advice = first.advice or f"All output: {error.folder}"
     return f"rank {first.rank}: {first.type}: {first.message}", advice
-
-
-def _in_a_worker() -> None:
-    """Make the checks; the worker's own side is reached by its name, so that the kernel never imports it."""
-    import_module("accelerate_nb.runtime.selfcheck").run_checks()

@@ -1,30 +1,32 @@
-"""How many ranks compute through torch_xla, on which of its devices, and what of a wish does not fit them."""
+"""Placement on torch_xla's devices: how many ranks, on which devices, and which settings don't fit them."""
 
 from __future__ import annotations
 
-from accelerate_nb.config.launching import Launching
-from accelerate_nb.devices.base import Devices
-from accelerate_nb.devices.xla import Found
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from accelerate_nb.config.launch import LaunchingConfig
+from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.devices.xla import XlaDevices
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.computing import Computing
 
 
-def meant(wish: Launching, devices: Devices) -> Found | None:
+def requested_devices(config: LaunchingConfig, devices: AvailableDevices) -> XlaDevices | None:
     """
-    What ranks compute on through torch_xla; `None` where they don't.
+    The devices that ranks compute on through torch_xla; `None` where they don't.
 
-    Raises `LaunchError` where it is asked for, and can't be.
+    Raises `LaunchError` where they are requested, and can't be used.
     """
-    if wish.cpu and wish.engine == "xla":
+    if config.cpu and config.engine == "xla":
         raise LaunchError(
-            "engine='xla' was asked for with cpu=True, which means PyTorch's own CPU, without torch_xla. Leave one of them "
-            "out; torch_xla computes on the CPU where the environment says PJRT_DEVICE=CPU."
+            "engine='xla' was requested with cpu=True, which means PyTorch's own CPU, without torch_xla. Leave one of them "
+            "out; torch_xla computes on the CPU with PJRT_DEVICE=CPU in the environment."
         )
-    if wish.engine == "xla" and devices.xla is None:
+    if config.engine == "xla" and devices.xla is None:
         raise LaunchError(
-            "engine='xla' was asked for, but torch_xla is not installed. pip install 'accelerate-nb[tpu]', or leave engine out."
+            "engine='xla' was requested, but torch_xla is not installed. pip install 'accelerate-nb[tpu]', or leave engine out."
         )
-    if wish.cpu or (wish.engine != "xla" and devices.kind != "xla"):
+    if config.cpu or (config.engine != "xla" and devices.kind != "xla"):
         return None
     found = devices.xla
     if found is not None and found.trouble:
@@ -32,23 +34,23 @@ def meant(wish: Launching, devices: Devices) -> Found | None:
     return found
 
 
-def computing(wish: Launching, found: Found, mesh: str | None) -> Computing:
+def computing(config: LaunchingConfig, found: XlaDevices, mesh: str | None) -> XlaPlacement:
     """
-    How many ranks there are on these devices; pure.
+    The number of ranks on these devices; pure.
 
     Raises `LaunchError` for what torch_xla does not do there.
     """
-    if wish.gpu_ids != "all":
+    if config.gpu_ids != "all":
         raise LaunchError(
-            f"gpu_ids={wish.gpu_ids!r} was asked for, but {found.label}s are not chosen by number: torch_xla takes all of them, "
+            f"gpu_ids={config.gpu_ids!r} was requested, but {found.label}s are not chosen by number: torch_xla takes all of them, "
             "or one. Leave gpu_ids out; num_processes=1 takes one."
         )
     if mesh is not None:
-        return _as_mesh(wish, found, mesh)
-    return _on_cpu(wish, found) if found.device == "CPU" else _on_tpu(wish, found)
+        return _as_mesh(config, found, mesh)
+    return _on_cpu(config, found) if found.device == "CPU" else _on_tpu(config, found)
 
 
-def check_start(start: str, found: Found) -> None:
+def check_start(start: str, found: XlaDevices) -> None:
     """
     Raise `LaunchError` where workers that start so could not have the devices, because this process has.
 
@@ -58,51 +60,64 @@ def check_start(start: str, found: Found) -> None:
         return
     if found.device == "TPU":
         raise LaunchError(
-            f"A launch on {found.label}s was asked for, but {found.held}, and no other process can have them. Restart the "
+            f"A launch on {found.label}s was requested, but {found.held}, and no other process can have them. Restart the "
             "kernel, and launch before any cell calls torch_xla.device(), makes an Accelerator or uses the TPU otherwise."
         )
     if start == "fork":
         raise LaunchError(
-            f"start_method='fork' was asked for, but {found.held}, and does not work in a process that is forked from there. "
+            f"start_method='fork' was requested, but {found.held}, and does not work in a process that is forked from there. "
             "Leave start_method out: the workers then come from a process in which it sleeps."
         )
 
 
-def _as_mesh(wish: Launching, found: Found, mesh: str) -> Computing:
+def _as_mesh(config: LaunchingConfig, found: XlaDevices, mesh: str) -> XlaPlacement:
     """One rank, whose process drives every device."""
-    if (wish.num_processes or 1) > 1:
+    if (config.num_processes or 1) > 1:
         raise LaunchError(
-            f"xla_mesh={mesh!r} was asked for with num_processes={wish.num_processes}, but one process drives all devices of a "
+            f"xla_mesh={mesh!r} was requested with num_processes={config.num_processes}, but one process drives all devices of a "
             f"mesh. Leave num_processes out: there are {_several(found.count, found)}."
         )
-    return Computing(1, "xla", f"one process on {_several(found.count, found)}", {"PJRT_DEVICE": found.device})
+    return XlaPlacement(1, "xla", f"one process on {_several(found.count, found)}", {"PJRT_DEVICE": found.device})
 
 
-def _on_cpu(wish: Launching, found: Found) -> Computing:
-    size = wish.num_processes or found.count
-    where = _several(size, found) + ("" if found.asked else ", through torch_xla: there is no TPU")
-    return Computing(size, "xla", where, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(size)}, size)
+def _on_cpu(config: LaunchingConfig, found: XlaDevices) -> XlaPlacement:
+    size = config.num_processes or found.count
+    where = _several(size, found) + ("" if found.requested else ", through torch_xla: there is no TPU")
+    return XlaPlacement(size, "xla", where, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(size)}, size)
 
 
-def _on_tpu(wish: Launching, found: Found) -> Computing:
-    size = wish.num_processes or found.count
+def _on_tpu(config: LaunchingConfig, found: XlaDevices) -> XlaPlacement:
+    size = config.num_processes or found.count
     if size > found.count:
         raise LaunchError(
-            f"num_processes={size} was asked for, but this machine has {_several(found.count, found)}. "
-            f"Ask for {_all_or_one(found)}, or pass cpu=True."
+            f"num_processes={size} was requested, but this machine has {_several(found.count, found)}. "
+            f"Use {_possible_sizes(found)}, or pass cpu=True."
         )
     if size not in {1, found.count}:
         raise LaunchError(
-            f"num_processes={size} was asked for, but torch_xla's processes find each other on all of this machine's "
-            f"{_several(found.count, found)} only. Ask for {_all_or_one(found)}."
+            f"num_processes={size} was requested, but torch_xla's processes find each other on all of this machine's "
+            f"{_several(found.count, found)} only. Use {_possible_sizes(found)}."
         )
     where = f"{size} of {_several(found.count, found)}"
-    return Computing(size, "xla", where, {"PJRT_DEVICE": "TPU"}, found.per_process if size > 1 else 1)
+    return XlaPlacement(size, "xla", where, {"PJRT_DEVICE": "TPU"}, found.ranks_per_process if size > 1 else 1)
 
 
-def _all_or_one(found: Found) -> str:
-    return f"{found.count}, or for 1" if found.count > 1 else "1"
+def _possible_sizes(found: XlaDevices) -> str:
+    return f"{found.count} or 1" if found.count > 1 else "1"
 
 
-def _several(number: int, found: Found) -> str:
+def _several(number: int, found: XlaDevices) -> str:
     return f"{number} {found.label}{'s' if number != 1 else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class XlaPlacement:
+    """`size` ranks, the `kind` of their devices in torch's word, and `where` that is, in a person's."""
+
+    size: int
+    kind: str
+    where: str
+    # the variables that show workers no other devices than those that were requested
+    shows: Mapping[str, str] = field(default_factory=dict)
+    # how many ranks are threads of one process
+    ranks_per_process: int = 1

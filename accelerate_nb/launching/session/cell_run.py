@@ -1,4 +1,4 @@
-"""One thing that a session was asked to do, followed until every rank has answered."""
+"""One task of a session, followed until every rank has replied."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from accelerate_nb.events.model import Failure
-from accelerate_nb.events.view import RunView
-from accelerate_nb.launching.attempt import Stop
+from accelerate_nb.events.run_state import RunState
+from accelerate_nb.failures.exception_copy import raise_as_it_is
+from accelerate_nb.launching.run_context import Stop
 
 # How often whoever waits may draw.
 _BETWEEN_REFRESHES = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class CellEnd:
+class CellResult:
     """
-    How a rank ended a cell.
+    The result of a cell on one rank.
 
     `result` is the MIME bundle of its last expression (`None` where it has none) and `metadata` what goes with it, `value` what was pulled, or returned by
     a call; `seconds` is the worker's own time. Where it is not `ok` there is a `failure`, and the exception itself in
@@ -37,26 +38,26 @@ class CellEnd:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Home(Protocol):
-    """What a cell needs of its session."""
+class CellHost(Protocol):
+    """A session as its cells see it."""
 
     @property
-    def view(self) -> RunView:
+    def view(self) -> RunState:
         """Everything that has happened so far."""
 
     @property
     def folder(self) -> Path:
-        """Where every rank's output is kept."""
+        """The folder with every rank's output."""
 
     @property
     def why(self) -> str:
-        """How many workers there are, what placed them, and why."""
+        """The number of workers, what placed them, and why."""
 
     def log_file(self, rank: int) -> Path:
         """The file that holds all that a rank wrote so far."""
 
     def stacks(self) -> str:
-        """Where every rank is now."""
+        """The stack of every rank."""
 
     def interrupt(self, cell: CellRun) -> None:
         """Interrupt a cell's ranks."""
@@ -76,12 +77,12 @@ class CellRun:
     >>> [end.result for end in cell.wait()]
     """
 
-    def __init__(self, home: Home, name: str, ranks: Sequence[int], number: int) -> None:
+    def __init__(self, home: CellHost, name: str, ranks: Sequence[int], number: int) -> None:
         self.name, self.ranks, self.number = name, tuple(ranks), number
         self.started = time.time()
         self.cursor, self.metrics_cursor = home.view.since(0).cursor, home.view.metrics_since(0).cursor
         self._home = home
-        self._ends: dict[int, CellEnd] = {}
+        self._ends: dict[int, CellResult] = {}
         self._over = threading.Event()
         self._error: BaseException | None = None
         self._interrupts = 0
@@ -89,18 +90,18 @@ class CellRun:
     # ------------------------------------------------------------------------------------------------------ reading
 
     @property
-    def view(self) -> RunView:
+    def view(self) -> RunState:
         """Everything that has happened in the session so far, also before this cell."""
         return self._home.view
 
     @property
     def folder(self) -> Path:
-        """Where every rank's output is kept."""
+        """The folder with every rank's output."""
         return self._home.folder
 
     @property
     def why(self) -> str:
-        """How many workers there are, what placed them, and why."""
+        """The number of workers, what placed them, and why."""
         return self._home.why
 
     @property
@@ -109,14 +110,14 @@ class CellRun:
         return self._over.is_set()
 
     @property
-    def ends(self) -> tuple[CellEnd, ...]:
-        """How the ranks that have ended the cell did so, in the order of ranks."""
+    def ends(self) -> tuple[CellResult, ...]:
+        """The results of the ranks that have ended the cell, in the order of ranks."""
         return tuple(self._ends[rank] for rank in sorted(self._ends))
 
     @property
     def error(self) -> BaseException | None:
         """
-        What `wait` raises, once the cell is done; `None` where all is well.
+        The exception that `wait` raises, once the cell is done; `None` where all is well.
 
         A `WorkerError` that is also of the class that the worker raised, a `HangError`, or a `KeyboardInterrupt`.
         """
@@ -124,7 +125,7 @@ class CellRun:
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether somebody has asked for an interrupt."""
+        """Whether an interrupt was requested."""
         return self._interrupts > 0
 
     def log_file(self, rank: int) -> Path:
@@ -133,7 +134,7 @@ class CellRun:
 
     # ------------------------------------------------------------------------------------------------------- acting
 
-    def wait(self, refresh: Callable[[], None] = lambda: None, *, throw: bool = True) -> tuple[CellEnd, ...]:
+    def wait(self, refresh: Callable[[], None] = lambda: None, *, throw: bool = True) -> tuple[CellResult, ...]:
         """
         Wait until the cell is done, calling `refresh` some ten times a second and once at the end; how each rank ended.
 
@@ -146,9 +147,9 @@ class CellRun:
                 self._over.wait(_BETWEEN_REFRESHES)
                 refresh()
             except KeyboardInterrupt:
-                self.ask("interrupt")
+                self.request_stop("interrupt")
         if throw and self._error is not None:
-            _raise(self._error)
+            raise_as_it_is(self._error)
         return self.ends
 
     def interrupt(self) -> None:
@@ -157,8 +158,8 @@ class CellRun:
             self._interrupts += 1
             self._home.interrupt(self)
 
-    def ask(self, how: Stop) -> None:
-        """Ask for the end of the cell: an interrupt; one more, or a kill, ends the session."""
+    def request_stop(self, how: Stop) -> None:
+        """Request the end of the cell: an interrupt; one more, or a kill, ends the session."""
         if self.done:
             return
         if how == "kill" or self._interrupts:
@@ -167,22 +168,17 @@ class CellRun:
             self.interrupt()
 
     def stacks(self) -> str:
-        """Where every rank is now, with the lines of the cells; takes up to some seconds."""
+        """The stack of every rank, with the lines of the cells; takes up to some seconds."""
         return self._home.stacks()
 
     # ------------------------------------------------------------------------------------------- what the session does
 
-    def take(self, end: CellEnd) -> bool:
-        """A rank has ended; whether it was the last."""
+    def take(self, end: CellResult) -> bool:
+        """Take the result of a rank; whether it was the last."""
         self._ends[end.rank] = end
         return len(self._ends) == len(self.ranks)
 
     def finish(self, error: BaseException | None) -> None:
-        """Nothing more will come; `error` is what the cell comes to."""
+        """End the cell with `error`, or with success."""
         self._error = error
         self._over.set()
-
-
-def _raise(error: BaseException) -> NoReturn:
-    """Raise what became of the cell, in the process that waits for it."""
-    raise error

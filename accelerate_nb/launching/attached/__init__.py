@@ -1,0 +1,1 @@
+"""Launchers called in processes that a launcher has started already, such as torchrun."""

@@ -1,0 +1,49 @@
+"""The two sides of a view of a run: the front end that shows it, and the run as a front end sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from accelerate_nb.events.run_state import RunInfo
+from accelerate_nb.launching.run_context import Stop
+
+
+class RunHandle(RunInfo, Protocol):
+    """A run as a front end sees it: state to read, and requests to make."""
+
+    @property
+    def done(self) -> bool:
+        """Whether every worker has ended."""
+
+    def request_stop(self, how: Stop) -> None:
+        """
+        Request the end, from any thread, without waiting for it.
+
+        "finish" lets every rank end after the same step, "interrupt" interrupts them where they are, "kill" just ends them.
+        """
+
+    def stacks(self) -> str:
+        """The stack of every rank that still runs; takes up to some seconds."""
+
+    def log_file(self, rank: int) -> Path:
+        """The file that holds all that a rank wrote so far; there is none where it wrote nothing."""
+
+
+class FrontEnd(Protocol):
+    """A view of a run for a person; it reads the run's state and holds none of it."""
+
+    def opened(self, run: RunHandle) -> None:
+        """Somebody waits for the run from now on, in the cell that runs at this moment."""
+
+    def refresh(self) -> None:
+        """Draw what is new; called some times a second from the waiting thread."""
+
+    def closed(self) -> None:
+        """Nobody waits any more: draw the last."""
+
+    def follow(self, run: RunHandle) -> None:
+        """Show the run in the cell that runs at this moment, and go on by oneself until it is over; returns at once."""
+
+    def show(self, run: RunHandle) -> None:
+        """Show the run in the cell that runs at this moment as well, during the run or after it; returns at once."""

@@ -1,0 +1,211 @@
+"""A launch, step by step: the configuration and the call become a plan, the plan a run."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from accelerate_nb.config.environment import runs_folder
+from accelerate_nb.config.launch import LaunchingConfig
+from accelerate_nb.config.run_config import RunConfig, origin, setting_named
+from accelerate_nb.devices import xla
+from accelerate_nb.devices.cpu import cores
+from accelerate_nb.devices.probe import probe
+from accelerate_nb.errors import ConfigurationError, NeedsForkError
+from accelerate_nb.events.model import Event
+from accelerate_nb.events.run_folder import RunRecorder, new_folder, prune
+from accelerate_nb.events.run_state import RunState
+from accelerate_nb.failures.rank_result import RankResult
+from accelerate_nb.launching.engines import supervisor
+from accelerate_nb.launching.engines.base import Engine
+from accelerate_nb.launching.engines.fork import ForkEngine
+from accelerate_nb.launching.engines.inline import InlineWorkers
+from accelerate_nb.launching.engines.spawn import SpawnEngine
+from accelerate_nb.launching.front_end import FrontEnd
+from accelerate_nb.launching.planning.placement import Placement, choose
+from accelerate_nb.launching.planning.plan import LaunchPlan
+from accelerate_nb.launching.resource_monitor import ResourceMonitor
+from accelerate_nb.launching.run import InlineRun, Run
+from accelerate_nb.launching.run_context import RunContext
+from accelerate_nb.launching.worker_group import WorkerGroup
+from accelerate_nb.sources.cells import current_sources
+from accelerate_nb.transport.payload import FunctionCall, Payload, inherit, pack
+from accelerate_nb.transport.rank_info import on_loopback
+from accelerate_nb.transport.worker_spec import ProcessEnvironment, current_environment
+
+
+def warm_early() -> None:
+    """Start the supervisor before there is a launch, with the idle timeout that the environment sets."""
+    try:
+        # this setting alone: the launch reports what is wrong with the others, or deprecated
+        idle_timeout = origin(setting_named("supervisor_idle_timeout"), {}, os.environ).value
+    except ConfigurationError:
+        idle_timeout = None
+    supervisor.warm(idle_timeout)
+
+
+def prepare(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    config: RunConfig,
+    front_end: FrontEnd,
+    on_event: Callable[[Event], None] = lambda _: None,
+) -> Run:
+    """
+    A run of `function(*args)` on as many workers as the configuration requests, ready to be started.
+
+    `on_event` is called with every event but the lines of output, in the run's thread, once the view knows of it.
+
+    Raises `LaunchError` or `PayloadError` before anything has started.
+    """
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    launching_config = config.launching
+    choice = choose(launching_config, probe(), can_fork=hasattr(os, "fork"), mesh=config.training.xla_mesh)
+    call = FunctionCall(function, tuple(args))
+    if choice.start == "inline":
+        return _run(
+            InlineRun,
+            config,
+            choice,
+            call.name,
+            front_end,
+            on_event,
+            _inline(call, {**config.environ(), **choice.shows}),
+        )
+    payload, choice = _payload(call, choice, is_method_requested=launching_config.start_method != "auto")
+    if choice.kind == "xla":
+        supervisor.preload(xla.MODULES)
+    engine = _engine(choice, payload, launching_config)
+    plan = LaunchPlan(
+        payload=payload,
+        size=choice.size,
+        process_environment=_process_environment(config, choice),
+        run=uuid.uuid4().hex[:12],
+        port=launching_config.use_port or 0,
+        max_restarts=launching_config.max_restarts,
+        ranks_per_process=choice.ranks_per_process,
+        through_xla=choice.kind == "xla",
+    )
+    return _run(
+        Run,
+        config,
+        choice,
+        call.name,
+        front_end,
+        on_event,
+        lambda run_context, number: WorkerGroup(plan, engine, run_context, number),
+        payload,
+    )
+
+
+def _process_environment(config: RunConfig, choice: Placement) -> ProcessEnvironment:
+    """The part of this process's state that workers take over."""
+    process_environment = current_environment(environment(config, choice), _threads(config.launching, choice))
+    environ = (
+        xla.for_workers(process_environment.environ)
+        if choice.kind == "xla"
+        else xla.for_others(process_environment.environ)
+    )
+    return replace(process_environment, environ=environ)
+
+
+def _payload(call: FunctionCall, choice: Placement, *, is_method_requested: bool) -> tuple[Payload, Placement]:
+    """The payload of the workers; where it can only be inherited and no start method was requested, they are forked from here."""
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    # what is inherited would be one for all ranks of a process
+    if choice.start == "fork" and choice.ranks_per_process == 1:
+        return inherit(call), choice
+    try:
+        return pack(call), choice
+    except NeedsForkError:
+        # a torch_xla runtime that is awake in this process would be dead in a fork of it
+        if is_method_requested or choice.ranks_per_process > 1 or (choice.kind == "xla" and xla.is_awake()):
+            raise
+    why = "forked from here: among the arguments is something of multiprocessing's 'fork' context"
+    return inherit(call), replace(choice, start="fork", why=why)
+
+
+def _engine(choice: Placement, payload: Payload, launching_config: LaunchingConfig) -> Engine:
+    if choice.start == "fork":
+        return ForkEngine(payload)
+    if choice.start == "spawn":
+        return SpawnEngine()
+    return supervisor.SupervisorEngine(launching_config.supervisor_idle_timeout)
+
+
+def _inline(call: FunctionCall, environ: dict[str, str]) -> Callable[[RunContext, int], InlineWorkers]:
+    return lambda run_context, _: InlineWorkers(call, environ, run_context)
+
+
+def _run(
+    kind: type[Run],
+    config: RunConfig,
+    choice: Placement,
+    name: str,
+    front_end: FrontEnd,
+    on_event: Callable[[Event], None],
+    worker_group: Callable[[RunContext, int], Any],
+    payload: Payload | None = None,
+) -> Run:
+    launching_config = config.launching
+    parent = (
+        (Path(launching_config.folder) if launching_config.folder else runs_folder(os.environ)).expanduser().absolute()
+    )
+    run_context = RunContext(
+        sources=current_sources(),
+        view=RunState(choice.size),
+        record=RunRecorder(new_folder(parent, name)),
+        deadline=None if launching_config.timeout is None else time.monotonic() + launching_config.timeout,
+        stop_grace_period=launching_config.stop_grace_period,
+        hang_warning_after=launching_config.hang_warning_after,
+        on_event=on_event,
+    )
+
+    def at_end(rank_results: tuple[RankResult, ...]) -> None:
+        if payload is not None:
+            payload.close()
+        prune(parent)
+        supervisor.preload(module for rank_result in rank_results for module in rank_result.modules)
+
+    return kind(
+        run_context=run_context,
+        worker_group=lambda number: worker_group(run_context, number),
+        max_restarts=launching_config.max_restarts,
+        timeout=launching_config.timeout,
+        results=launching_config.results,
+        front_end=front_end,
+        name=name,
+        why=choice.why,
+        at_end=at_end,
+        sampler=ResourceMonitor(
+            run_context.view,
+            choice.size,
+            choice.kind,
+            {**os.environ, **choice.shows},
+            [run_context.record.folder, Path.cwd()],
+        ),
+    )
+
+
+def environment(config: RunConfig, choice: Placement) -> dict[str, str]:
+    """The variables that workers get beside those of this process; variables that the user has set stay."""
+    threads = str(_threads(config.launching, choice))
+    defaults = {**on_loopback(), "OMP_NUM_THREADS": threads}
+    missing = {name: value for name, value in defaults.items() if name not in os.environ}
+    threads_setting = {} if config.launching.num_cpu_threads_per_process is None else {"OMP_NUM_THREADS": threads}
+    # Accelerate's own Accelerator connects ranks on the CPU only where this is set
+    on_cpu = {"ACCELERATE_USE_CPU": "true"} if choice.cpu else {}
+    return {**missing, **threads_setting, **config.environ(), **choice.shows, **on_cpu}
+
+
+def _threads(launching_config: LaunchingConfig, choice: Placement) -> int:
+    """The number of threads each worker computes with: the setting, else the variable, else its share of the cores."""
+    if launching_config.num_cpu_threads_per_process is not None:
+        return launching_config.num_cpu_threads_per_process
+    variable = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(variable) if variable.isdecimal() and int(variable) else max(1, cores() // choice.size)

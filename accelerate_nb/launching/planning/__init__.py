@@ -1,0 +1,1 @@
+"""Planning: which engine starts how many workers on which devices."""

@@ -1,0 +1,96 @@
+"""Messages and queries to the ranks of a worker group: stacks, collectives, and whatever a rank replies to."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from accelerate_nb.failures.stack_dumps import SIGNAL, dumps_since, lengths, read_replies
+from accelerate_nb.launching.engines.base import Workers
+from accelerate_nb.transport.connection import Connection
+from accelerate_nb.worker.control_channel import try_send
+
+_READ_AT_ONCE = 1 << 20
+
+
+class RankQueries:
+    """
+    Sends messages to ranks, and reads their replies.
+
+    `connected` are the ranks that have sent something; others are not ready for a query. `connections` are set when they are
+    open, before the first message.
+    """
+
+    def __init__(self, connected: Collection[int]) -> None:
+        self.connections: Sequence[Connection] = ()
+        self._connected = connected
+        self._send_lock, self._stacks_lock = threading.Lock(), threading.Lock()
+        self._open: list[int] = []
+        self._closed = False
+
+    def send(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
+        """Send a message to a worker's inbox; whether it could be delivered."""
+        with self._send_lock:
+            return try_send(self.connections[rank].events, message, descriptors)
+
+    def stacks(self, ended: Callable[[], Collection[int]], workers: Workers) -> dict[int, str]:
+        """The stack dump of every rank that has not ended; empty where a rank sends none."""
+        with self._stacks_lock:
+            gone = ended()
+            running = [rank for rank in range(len(self.connections)) if rank not in gone]
+            # a process that has not sent anything yet is not ready for the signal, and would be ended by it
+            ranks = [rank for rank in running if rank in self._connected]
+            files = [self.connections[rank].stacks for rank in ranks]
+            before = lengths(files)
+            workers.signal(SIGNAL, ranks)
+            return {**dict.fromkeys(running, ""), **dict(zip(ranks, dumps_since(files, before), strict=True))}
+
+    def collectives(self, ranks: Iterable[int]) -> dict[int, Any]:
+        """The collectives that are under way in each rank, as far as it replies in time."""
+        with self._stacks_lock:
+            pipes: dict[int, int] = {}
+            for rank in ranks:
+                if rank not in self._connected or self._closed:
+                    continue
+                pipes[rank], its = os.pipe()
+                self.send(rank, {"do": "collectives"}, [its])
+                os.close(its)
+            return read_replies(pipes)
+
+    def query(
+        self, rank: int, message: Mapping[str, Any], take: Callable[[Any], None], selector: selectors.BaseSelector
+    ) -> None:
+        """Send a worker a query; `take` gets the reply from the selector's loop, or `None` from one that can't reply."""
+        mine, its = os.pipe()
+        try:
+            is_sent = rank in self._connected and self.send(rank, message, [its])
+        finally:
+            os.close(its)
+        if not is_sent:
+            os.close(mine)
+            take(None)
+            return
+
+        def on_reply() -> None:
+            data = os.read(mine, _READ_AT_ONCE)
+            selector.unregister(mine)
+            self._open.remove(mine)
+            os.close(mine)
+            take(json.loads(data) if data else None)
+
+        self._open.append(mine)
+        selector.register(mine, selectors.EVENT_READ, on_reply)
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Close the pipes of open queries; within the block, and after it, nothing more is sent."""
+        for pipe in self._open:
+            os.close(pipe)
+        with self._stacks_lock:
+            self._closed = True
+            yield

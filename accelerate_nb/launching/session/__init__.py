@@ -1,0 +1,1 @@
+"""Sessions: workers that stay and run cells."""

@@ -1,0 +1,265 @@
+"""The tasks of a session: sent to its ranks, timed, and ended with the ranks' replies."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from accelerate_nb.config.rank_lists import listed, of_ranks
+from accelerate_nb.config.run_config import RunConfig
+from accelerate_nb.errors import ConfigurationError, HangError, LaunchError
+from accelerate_nb.events.model import TaskDone
+from accelerate_nb.failures.rank_result import RankResult
+from accelerate_nb.failures.worker_error import hang_error, worker_error
+from accelerate_nb.launching.run import Run
+from accelerate_nb.launching.session.cell_run import CellHost, CellResult, CellRun
+from accelerate_nb.launching.session.task_files import read_reply, write_request
+from accelerate_nb.transport.memory_file import memory_file
+from accelerate_nb.transport.session_tasks import RETURNED, CallFunction, PullNames, PushNames, RunCell, Task
+
+# After one rank has failed: how long the others may still come to their own end before they are interrupted.
+_SETTLE = 0.5
+# What an interrupted rank gets, beside `stop_grace_period`, to be freed from what it waits for (see `cells`).
+FREEING = 1.0
+
+
+@dataclass(slots=True)
+class PendingCell:
+    """A cell that runs: the files of its ranks' replies, its timers, the reason why it was ended."""
+
+    cell: CellRun
+    replies: dict[int, int]
+    timers: list[threading.Timer] = field(default_factory=list)
+    failed: bool = False
+    timeout: float | None = None
+    stacks: str | None = None
+
+    def after(self, seconds: float, do: Callable[[PendingCell], None]) -> None:
+        """Have something done after a while, unless the cell is done before."""
+        timer = threading.Timer(seconds, do, (self,))
+        timer.daemon = True
+        timer.name = "accelerate_nb cell"
+        self.timers.append(timer)
+        timer.start()
+
+    def close(self) -> None:
+        """Forget what was to be done later."""
+        for timer in self.timers:
+            timer.cancel()
+
+
+class TaskDispatcher:
+    """
+    Sends tasks to a session's ranks, and ends each cell when all of its ranks have replied.
+
+    `on_stuck` is called with the error where a rank does not follow an interrupt. `names` are the variables of each rank after
+    its last task, `pids` the process numbers of the ranks.
+    """
+
+    def __init__(self, home: CellHost, run: Run, config: RunConfig, on_stuck: Callable[[HangError], None]) -> None:
+        self.config = config
+        self.lock = threading.RLock()
+        self.names: dict[int, tuple[str, ...]] = {}
+        self.pids: dict[int, int] = {}
+        self._home, self._run, self._on_stuck = home, run, on_stuck
+        self._size = len(run.view.ranks)
+        self._open: dict[int, PendingCell] = {}
+        self._numbers = itertools.count(1)
+        self._counts: dict[int, Mapping[str, int]] = {}
+        self._broken = False
+
+    @property
+    def busy(self) -> tuple[CellRun, ...]:
+        """The cells that run now."""
+        with self.lock:
+            return tuple(pending_cell.cell for pending_cell in self._open.values())
+
+    def begin(
+        self,
+        task: Task,
+        ranks: Sequence[int] | None,
+        name: str,
+        timeout: float | None,
+        parts: Mapping[str, Any] | None = None,
+    ) -> CellRun:
+        """
+        Send a task to some ranks, or to all; `timeout` in seconds, or that of the configuration.
+
+        Raises `PayloadError`, which names what of `parts` can't travel, `ConfigurationError` where there is no such rank, and
+        `LaunchError` where one still runs something else.
+        """
+        __tracebackhide__ = True  # IPython shows the person's own frames alone
+        wanted = self._checked(ranks)
+        request = write_request(task, parts)
+        try:
+            with self.lock:
+                self._check_free(wanted, name)
+                cell = CellRun(self._home, name, wanted, next(self._numbers))
+                self._open[cell.number] = pending_cell = PendingCell(cell, {})
+                self._run.restart_watchdog(self.config.launching.hang_warning_after)
+                self._send(pending_cell, request, uses_groups=isinstance(task, (RunCell, CallFunction)))
+        finally:
+            os.close(request)
+        limit = self.config.launching.timeout if timeout is None else timeout
+        if limit is not None and not isinstance(task, (PushNames, PullNames)):
+            pending_cell.timeout = limit
+            pending_cell.after(limit, self._be_late)
+        return cell
+
+    def interrupt(self, cell: CellRun) -> None:
+        """Interrupt a cell on every rank that has not ended it."""
+        with self.lock:
+            pending_cell = self._open.get(cell.number)
+            if pending_cell is None:
+                return
+            for rank in pending_cell.replies:
+                self._run.send(rank, {"do": "interrupt", "number": cell.number, "others": self._others(rank)})
+            pending_cell.after(FREEING + self.config.launching.stop_grace_period, self._give_up)
+
+    def end(self, error: BaseException | None) -> None:
+        """End the cells that still run, since the workers have ended."""
+        with self.lock:
+            over, self._open = list(self._open.values()), {}
+        for pending_cell in over:
+            pending_cell.close()
+            for reply in pending_cell.replies.values():
+                os.close(reply)
+            pending_cell.cell.finish(
+                error
+                or LaunchError(
+                    f"{pending_cell.cell.name} was still running when the session was ended. Start another session."
+                )
+            )
+
+    def _send(self, pending_cell: PendingCell, request: int, *, uses_groups: bool) -> None:
+        """Send a task to the cell's ranks; where process groups have to be rebuilt first, all ranks take part."""
+        renewal = f"{pending_cell.cell.number}" if uses_groups and self._broken and self._size > 1 else None
+        if renewal is not None:
+            self._check_free(range(self._size), pending_cell.cell.name)
+            self._broken = False
+        for rank in range(self._size):
+            takes_part = rank in pending_cell.cell.ranks
+            if not takes_part and renewal is None:
+                continue
+            message = {
+                "do": "task",
+                "number": pending_cell.cell.number,
+                "renewal": renewal,
+                "others": self._others(rank),
+            }
+            reply = memory_file("accelerate_nb_reply")
+            body = request if takes_part else write_request(None)
+            self._run.send(rank, message, (body, reply))
+            if takes_part:
+                pending_cell.replies[rank] = reply
+            else:
+                os.close(reply)
+                os.close(body)
+
+    def _others(self, rank: int) -> list[int]:
+        return [pid for other, pid in self.pids.items() if other != rank]
+
+    def _checked(self, ranks: Sequence[int] | None) -> tuple[int, ...]:
+        __tracebackhide__ = True  # IPython shows the person's own frames alone
+        wanted = tuple(range(self._size)) if ranks is None else tuple(sorted(set(ranks)))
+        if not wanted or not set(wanted) <= set(range(self._size)):
+            raise ConfigurationError(
+                f"ranks={list(ranks or ())} was requested, but the session's ranks are 0 to {self._size - 1}. "
+                "Name some of these, or none for all."
+            )
+        return wanted
+
+    def _check_free(self, wanted: Sequence[int], name: str) -> None:
+        __tracebackhide__ = True  # IPython shows the person's own frames alone
+        for pending_cell in self._open.values():
+            both = sorted(set(wanted) & set(pending_cell.replies))
+            if both:
+                raise LaunchError(
+                    f"{name} was sent to {of_ranks(both, listed)}, still busy with "
+                    f"{pending_cell.cell.name}. Wait for it, or interrupt it."
+                )
+
+    def take(self, event: TaskDone) -> None:
+        """In the run's thread: take a rank's reply."""
+        with self.lock:
+            self._take(event)
+
+    def _take(self, event: TaskDone) -> None:
+        pending_cell = self._open.get(event.number)
+        if pending_cell is None or event.rank not in pending_cell.replies:
+            # it only took part in rebuilding the groups
+            return
+        reply = read_reply(pending_cell.replies.pop(event.rank), event.rank)
+        self._counts[event.rank] = reply.groups
+        failure = reply.failure
+        value = reply.value if reply.value is None or RETURNED not in reply.value else reply.value[RETURNED]
+        ok, metadata = failure is None, dict(reply.metadata)
+        end = CellResult(event.rank, ok, reply.seconds, reply.result, value, failure, reply.error, metadata)
+        self.names[event.rank] = reply.names
+        if failure is not None and (failure.ended_by_us or failure.lost_connection or reply.in_collective):
+            self._broken = True
+        is_last = pending_cell.cell.take(end)
+        if failure is not None and not pending_cell.failed:
+            pending_cell.failed = True
+            if not is_last:
+                pending_cell.after(_SETTLE, self._settle)
+        if is_last:
+            self._finish(pending_cell)
+
+    def _finish(self, pending_cell: PendingCell) -> None:
+        pending_cell.close()
+        del self._open[pending_cell.cell.number]
+        if not self._open:
+            # workers that have nothing to do send nothing
+            self._run.restart_watchdog(0.0)
+        if pending_cell.failed and any(
+            counts != self._counts[0] for counts in self._counts.values() if 0 in self._counts
+        ):
+            # a collective was begun by some ranks only, and waits for the others
+            self._broken = True
+        pending_cell.cell.finish(self._error_of(pending_cell))
+
+    def _error_of(self, pending_cell: PendingCell) -> BaseException | None:
+        ends = pending_cell.cell.ends
+        failures = [end.failure for end in ends if end.failure is not None]
+        rank_results = [RankResult(end.rank, value=end.value, failure=end.failure, error=end.error) for end in ends]
+        if not failures:
+            return None
+        if pending_cell.stacks is not None and pending_cell.timeout is not None:
+            return hang_error(pending_cell.timeout, pending_cell.stacks, rank_results, self._run.folder)
+        if pending_cell.cell.was_interrupted and all(
+            failure.ended_by_us or failure.lost_connection for failure in failures
+        ):
+            return KeyboardInterrupt(
+                f"{pending_cell.cell.name} was interrupted; the session goes on, with its variables"
+            )
+        return worker_error(rank_results, self._run.folder)
+
+    # ------------------------------------------------------------------------------------- what happens after a while
+
+    def _settle(self, pending_cell: PendingCell) -> None:
+        """A rank has failed, and others go on: they may wait for it for ever."""
+        self.interrupt(pending_cell.cell)
+
+    def _be_late(self, pending_cell: PendingCell) -> None:
+        pending_cell.stacks = self._run.stacks()
+        self.interrupt(pending_cell.cell)
+
+    def _give_up(self, pending_cell: PendingCell) -> None:
+        """End the session, since a rank did not follow an interrupt."""
+        stuck = ", ".join(map(str, sorted(pending_cell.replies)))
+        error = HangError()
+        error.message = (
+            f"{pending_cell.cell.name} was to be interrupted, and rank {stuck} had not come back after "
+            f"{FREEING + self.config.launching.stop_grace_period:g} s. The session was ended; it was here:\n\n"
+            f"{pending_cell.stacks or self._run.stacks()}\n\nAll output: {self._run.folder}"
+        )
+        error.folder = str(self._run.folder)
+        with self.lock:
+            if pending_cell.cell.done:
+                return
+            self._on_stuck(error)
