@@ -10,7 +10,7 @@ from torch.distributed import device_mesh as meshes
 from torch.distributed.device_mesh import DeviceMesh
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.variables import parse_flag_from_env
+from accelerate_nb.runtime.compat.env_vars import parse_flag_from_env
 
 # The order of the mesh's axes: neighbours on the last one have the fastest connection.
 _AXES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
@@ -22,7 +22,7 @@ _PREFIX = "PARALLELISM_CONFIG_"
 
 @dataclass
 class TorchTensorParallelConfig:
-    """How layers are split along their width."""
+    """The split of layers along their width."""
 
     enable_async_tp: bool = False
 
@@ -30,7 +30,7 @@ class TorchTensorParallelConfig:
 @dataclass
 class TorchContextParallelConfig:
     """
-    How a sequence is split; `cp_comm_strategy` is "allgather" or "alltoall".
+    The split of a sequence; `cp_comm_strategy` is "allgather" or "alltoall".
 
     What is `None` is read from the variable `PARALLELISM_CONFIG_CP_COMM_STRATEGY`, and is "allgather" without it.
     """
@@ -49,7 +49,7 @@ class TorchContextParallelConfig:
 @dataclass
 class DeepSpeedSequenceParallelConfig:
     """
-    How DeepSpeed splits a sequence; its length is a variable one, unless it is said to be `sp_seq_length`.
+    DeepSpeed's split of a sequence; its length is variable unless `sp_seq_length` fixes it.
 
     What is `None` is read from the variables `PARALLELISM_CONFIG_SP_*`. `sp_attn_implementation` is one of torch's or a flash
     attention of the hub, such as "kernels-community/flash-attn2".
@@ -75,7 +75,7 @@ class DeepSpeedSequenceParallelConfig:
 
 @dataclass
 class TorchTensorParallelPlugin:
-    """How layers are split along their width, in the words of older versions of Accelerate."""
+    """The split of layers along their width, in the terms of older versions of Accelerate."""
 
     tp_size: int = 1
     torch_device_mesh: DeviceMesh | None = None
@@ -84,7 +84,7 @@ class TorchTensorParallelPlugin:
 @dataclass
 class ParallelismConfig:
     """
-    Over how many processes the model is copied, sharded, and split in width or along the sequence.
+    The numbers of processes over which the model is copied, sharded, and split in width or along the sequence.
 
     What is `None` is read from the variables `PARALLELISM_CONFIG_*`, and is 1 without them.
 
@@ -144,12 +144,12 @@ class ParallelismConfig:
 
     @property
     def data_parallel_size(self) -> int:
-        """Over how many processes data are spread."""
+        """The number of processes over which data are spread."""
         return self.dp_replicate_size * self.dp_shard_size
 
     @property
     def non_data_parallel_size(self) -> int:
-        """How many processes work on the same batch."""
+        """The number of processes that work on the same batch."""
         return self.tp_size * self.cp_size * self.sp_size
 
     @property
@@ -174,7 +174,7 @@ class ParallelismConfig:
 
     @property
     def fsdp_dim_names(self) -> list[str]:
-        """The axes that FSDP is told of; the second one is made of those in `dp_shard_cp_dim_names`."""
+        """The axes for FSDP; the second one is made of those in `dp_shard_cp_dim_names`."""
         return [*self._used("dp_replicate"), "dp_shard_cp"]
 
     @property
@@ -199,12 +199,12 @@ class ParallelismConfig:
         if self.device_mesh is None:
             if device_type is None:
                 raise ConfigurationError(
-                    "A device mesh was asked for before there was one. Name a device: 'cuda', 'cpu'."
+                    "A device mesh was requested before there was one. Name a device: 'cuda', 'cpu'."
                 )
             self.device_mesh = self.build_device_mesh(device_type)
         elif device_type not in (None, self.device_mesh.device_type):
             raise ConfigurationError(
-                f"A device mesh of {device_type!r} was asked for, but there is one of {self.device_mesh.device_type!r}. "
+                f"A device mesh of {device_type!r} was requested, but there is one of {self.device_mesh.device_type!r}. "
                 "Make another ParallelismConfig for another kind of device."
             )
         return self.device_mesh
@@ -226,9 +226,9 @@ class ParallelismConfig:
     def _used(self, *axes: str) -> list[str]:
         return [axis for axis in axes if self._size(axis) > 1]
 
-    def _read(self, name: str, otherwise: str, kind: type[int] | type[str]) -> None:
+    def _read(self, name: str, otherwise: str, value_type: type[int] | type[str]) -> None:
         if getattr(self, name) is None:
-            setattr(self, name, kind(os.environ.get(f"{_PREFIX}{name.upper()}", otherwise)))
+            setattr(self, name, value_type(os.environ.get(f"{_PREFIX}{name.upper()}", otherwise)))
 
     def _check(self) -> None:
         for axis in _AXES:
@@ -237,8 +237,8 @@ class ParallelismConfig:
                     f"{axis}_size must be at least 1, but got {self._size(axis)}. Leave it out for 1."
                 )
         for axis, backend in _BACKENDS.items():
-            if (said := getattr(self, f"{axis}_backend")) != backend:
-                raise ConfigurationError(f"{axis}_backend must be one of {[backend]}, but got {said}. Leave it out.")
+            if (value := getattr(self, f"{axis}_backend")) != backend:
+                raise ConfigurationError(f"{axis}_backend must be one of {[backend]}, but got {value}. Leave it out.")
         if self.cp_enabled and self.sp_enabled:
             raise ConfigurationError(
                 f"cp_size={self.cp_size} and sp_size={self.sp_size} are mutually exclusive: both split the sequence. "
@@ -246,7 +246,7 @@ class ParallelismConfig:
             )
         if (self.tp_enabled or self.cp_enabled) and self.dp_replicate_enabled and not self.dp_shard_enabled:
             raise ConfigurationError(
-                f"dp_replicate_size={self.dp_replicate_size} was asked for with tp_size={self.tp_size} and "
+                f"dp_replicate_size={self.dp_replicate_size} was requested with tp_size={self.tp_size} and "
                 f"cp_size={self.cp_size}, but copies of a split model have to be sharded too. Set dp_shard_size above 1."
             )
         self._fill_handlers()
@@ -260,12 +260,12 @@ class ParallelismConfig:
             self.sp_handler = self.sp_handler or DeepSpeedSequenceParallelConfig()
 
 
-def _length(said: str | None) -> int | None:
-    if said is None:
+def _length(value: str | None) -> int | None:
+    if value is None:
         raise ConfigurationError(
             "sp_seq_length_is_variable is false, and there is no sp_seq_length. Pass it, or set PARALLELISM_CONFIG_SP_SEQ_LENGTH."
         )
-    return None if said == "None" else int(said)
+    return None if value == "None" else int(value)
 
 
 def _is_attention(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The verbs that write a training to files and read it back."""
+"""Methods that write a training to files and read it back."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 from torch.utils.hooks import RemovableHandle
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.events.asks import current_asks
-from accelerate_nb.runtime.accumulation import GradientState
-from accelerate_nb.runtime.bundle import Bundle
-from accelerate_nb.runtime.checkpoints.folders import folder_to_read, number_of, place_to_write, prune
+from accelerate_nb.rank.stop_request import current_stop_request
+from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
+from accelerate_nb.runtime.checkpoints.checkpoint import Checkpoint
+from accelerate_nb.runtime.checkpoints.folders import folder_to_read, number_of, paths_to_write, prune
+from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite
 from accelerate_nb.runtime.checkpoints.offloaded import complete
-from accelerate_nb.runtime.checkpoints.saving import Saver
-from accelerate_nb.runtime.checkpoints.state import Checkpoint
+from accelerate_nb.runtime.checkpoints.saver import Saver
 from accelerate_nb.runtime.checkpoints.weights import save_model_files
-from accelerate_nb.runtime.checkpoints.writing import File
-from accelerate_nb.runtime.handlers import ProjectConfiguration
+from accelerate_nb.runtime.compat.kwargs_handlers import ProjectConfiguration
+from accelerate_nb.runtime.compat.save import save
 from accelerate_nb.runtime.precision.base import Precision
-from accelerate_nb.runtime.process import Process
-from accelerate_nb.runtime.saving import save
 from accelerate_nb.runtime.strategies.base import Strategy
+from accelerate_nb.runtime.training.accumulation import GradientState
+from accelerate_nb.runtime.world.state import ProcessMethods
 
 
-class Saving(Process):
-    """What an `Accelerator` keeps in files."""
+class CheckpointMethods(ProcessMethods):
+    """The methods of an `Accelerator` that save and load files."""
 
-    bundle: Bundle
+    bundle: PreparedObjects
     gradient_state: GradientState
     precision: Precision
     project_configuration: ProjectConfiguration
@@ -60,11 +60,11 @@ class Saving(Process):
         max_shard_size: int | str = "10GB",
         safe_serialization: bool = True,
     ) -> None:
-        """Write the model's weights to a folder, in place of those that lie there, in files of at most `max_shard_size`."""
+        """Write the model's weights to a folder, replacing those in it, in files of at most `max_shard_size`."""
         folder = Path(save_directory)
         if folder.is_file():
             raise ConfigurationError(f"Provided path ({folder}) should be a directory, not a file. Pass a folder.")
-        with current_asks().saving():
+        with current_stop_request().saving():
             self.strategy.settle()
             state = complete(self.strategy.unwrap(model), self.get_state_dict(model))
             if self.should_save_model:
@@ -89,21 +89,21 @@ class Saving(Process):
         >>> accelerator.save_state("checkpoints/newest", blocking=False)  # doctest: +SKIP
         """
         self.wait_for_checkpoint()
-        place = place_to_write(output_dir, self.project_configuration)
+        paths = paths_to_write(output_dir, self.project_configuration)
         checkpoint, hooks = self._checkpoint, tuple(self._save_model_state_pre_hook.values())
         in_window = not self.gradient_state.sync_gradients
 
-        def files(draft: Path) -> list[File]:
+        def files(draft: Path) -> list[FileToWrite]:
             return checkpoint.files(draft, self.step, safe=safe_serialization, in_window=in_window, hooks=hooks)
 
         def after() -> None:
             if checkpoint.writes:
                 prune(self.project_configuration)
 
-        with current_asks().saving():
-            self._saver.save(place, files, after, moment=str(self.step), blocking=blocking)
+        with current_stop_request().saving():
+            self._saver.save(paths, files, after, moment=str(self.step), blocking=blocking)
         self.project_configuration.iteration += 1
-        return place.folder
+        return paths.folder
 
     def wait_for_checkpoint(self) -> Path | None:
         """
@@ -111,7 +111,7 @@ class Saving(Process):
 
         `None` where nothing was being written. A write that failed is raised as `CheckpointError`, once, on every process.
         """
-        with current_asks().saving():
+        with current_stop_request().saving():
             return self._saver.wait()
 
     def load_state(
@@ -125,7 +125,7 @@ class Saving(Process):
         Read the whole training back from a folder that `save_state` wrote, here or with Accelerate; all processes call it.
 
         Without a folder, the newest complete one of those that are numbered. Files are read as data, never as code: where a
-        registered object keeps more than plain values, `load_kwargs={"weights_only": False}` says that the folder is trusted.
+        registered object keeps more than plain values, `load_kwargs={"weights_only": False}` trusts the folder.
         A file that is missing, damaged or foreign is named in a `CheckpointError`.
         """
         self.wait_for_checkpoint()
@@ -146,9 +146,9 @@ class Saving(Process):
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Keep these objects in checkpoints too; each has a `state_dict` and a `load_state_dict`."""
         missing = [
-            f"Item at index {index} ({type(each).__name__})"
-            for index, each in enumerate(objects)
-            if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict"))
+            f"Item at index {index} ({type(object_).__name__})"
+            for index, object_ in enumerate(objects)
+            if not (hasattr(object_, "state_dict") and hasattr(object_, "load_state_dict"))
         ]
         if missing:
             raise ConfigurationError(

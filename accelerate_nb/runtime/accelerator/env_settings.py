@@ -1,4 +1,4 @@
-"""What the environment asks of the `Accelerator`."""
+"""The environment variables that configure the `Accelerator`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from accelerate_nb.errors import ConfigurationError, NotYetError
 
 _YES = frozenset({"1", "true", "yes", "y", "on", "t"})
-_LATER = {
+_UNSUPPORTED = {
     "ACCELERATE_USE_FSDP": "FSDP",
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
@@ -17,8 +17,8 @@ _LATER = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The variables that a launcher sets for the `Accelerator`, read once; `None` where nothing was said."""
+class LauncherSettings:
+    """The variables that a launcher sets for the `Accelerator`, read once; `None` where nothing is set."""
 
     cpu: bool
     mixed_precision: str | None
@@ -28,11 +28,13 @@ class Asked:
     loader_progress: bool
 
     @classmethod
-    def read(cls, environment: Mapping[str, str]) -> Asked:
-        """What these variables say; what is not offered yet is an error, since it can't be left out unnoticed."""
-        for name, what in _LATER.items():
+    def read(cls, environment: Mapping[str, str]) -> LauncherSettings:
+        """The values of these variables; a value that is not offered yet is an error, since it can't be left out unnoticed."""
+        for name, feature in _UNSUPPORTED.items():
             if is_yes(environment, name):
-                raise NotYetError(f"{name} asks for {what}, which is not offered here yet. Unset it to train with DDP.")
+                raise NotYetError(
+                    f"{name} requests {feature}, which is not offered here yet. Unset it to train with DDP."
+                )
         return cls(
             cpu=is_yes(environment, "ACCELERATE_USE_CPU"),
             mixed_precision=environment.get("ACCELERATE_MIXED_PRECISION") or None,
@@ -44,7 +46,7 @@ class Asked:
 
 
 def is_yes(environment: Mapping[str, str], name: str, default: str = "") -> bool:
-    """Whether a variable says yes; one that is not set says `default`."""
+    """Whether a variable is true; `default` for one that is not set."""
     return environment.get(name, default).lower() in _YES
 
 

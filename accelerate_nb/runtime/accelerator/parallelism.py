@@ -1,4 +1,4 @@
-"""The verbs of a model that is split over processes, which none is yet."""
+"""Methods for a model that is split over processes, which none is yet."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn import Module
 
 from accelerate_nb.errors import NotYetError, StateError
-from accelerate_nb.runtime.process import AcceleratorState, Process
-from accelerate_nb.runtime.strategies.places import devices_of
+from accelerate_nb.runtime.strategies.device_placement import devices_of
+from accelerate_nb.runtime.world.state import AcceleratorState, ProcessMethods
 
 
-class Splitting(Process):
-    """What an `Accelerator` knows of the parts into which a model is split."""
+class ParallelismMethods(ProcessMethods):
+    """The methods of an `Accelerator` for models that are split into parts."""
 
     state: AcceleratorState
 
@@ -30,12 +30,12 @@ class Splitting(Process):
 
     @property
     def parallelism_config(self) -> Any:
-        """How the model is split; `None` where every process has all of it."""
+        """The configuration of how the model is split; `None` where every process has all of it."""
         return self.state.parallelism_config
 
     @property
     def deepspeed_plugin(self) -> Any:
-        """How DeepSpeed trains; `None` without DeepSpeed."""
+        """The plugin of DeepSpeed; `None` without DeepSpeed."""
         return self.state.deepspeed_plugin
 
     @property
@@ -45,30 +45,30 @@ class Splitting(Process):
 
     @property
     def tensor_parallel_rank(self) -> int:
-        """Which part of each layer's width this process has; `StateError` where the model isn't split."""
+        """The index of this process's part of each layer's width; `StateError` where the model isn't split."""
         return self._part_along("tp", "Tensor parallelism")
 
     @property
     def data_parallel_rank(self) -> int:
-        """Which copy of the model this process belongs to; `StateError` where the model isn't split."""
+        """The index of the model copy that this process belongs to; `StateError` where the model isn't split."""
         return self._part_along("dp_replicate", "Data parallelism in a mesh")
 
     @property
     def data_parallel_shard_rank(self) -> int:
-        """Which shard of the model this process has; `StateError` where the model isn't split."""
+        """The index of this process's shard of the model; `StateError` where the model isn't split."""
         return self._part_along("dp_shard", "Sharded data parallelism")
 
     @property
     def pipeline_parallel_rank(self) -> NoReturn:
-        """Which of the model's layers this process has; `NotYetError`, as in Accelerate."""
+        """The index of this process's layers of the model; `NotYetError`, as in Accelerate."""
         raise NotYetError(
-            "Pipelines of processes are not offered here yet, nor by Accelerate. Don't ask for a rank in one."
+            "Pipelines of processes are not offered here yet, nor by Accelerate. Don't read a rank in one."
         )
 
     @property
     def context_parallel_rank(self) -> NoReturn:
-        """Which part of the sequence this process has; `NotYetError`, as in Accelerate."""
-        raise NotYetError("A rank along the sequence is not offered here yet, nor by Accelerate. Don't ask for it.")
+        """The index of this process's part of the sequence; `NotYetError`, as in Accelerate."""
+        raise NotYetError("A rank along the sequence is not offered here yet, nor by Accelerate. Don't read it.")
 
     def maybe_context_parallel(
         self,
@@ -87,8 +87,8 @@ class Splitting(Process):
         """Whether a model, or a part of it, was loaded with its weights on several devices."""
         return any(len(devices_of(module)) > 1 for module in model.modules())
 
-    def _part_along(self, axis: str, what: str) -> int:
+    def _part_along(self, axis: str, part: str) -> int:
         if self.parallelism_config is None:
-            raise StateError(f"{what} is not configured. Give the Accelerator a `parallelism_config` first.")
+            raise StateError(f"{part} is not configured. Give the Accelerator a `parallelism_config` first.")
         mesh = self.torch_device_mesh
         return int(mesh.get_local_rank(axis)) if axis in (mesh.mesh_dim_names or ()) else 0

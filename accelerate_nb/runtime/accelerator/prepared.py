@@ -1,4 +1,4 @@
-"""What one `Accelerator` has prepared."""
+"""The objects that one `Accelerator` has prepared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass
-class Bundle:
+class PreparedObjects:
     """The objects that one `Accelerator` has prepared, each kind in the order of their coming."""
 
     models: list[Any] = field(default_factory=list)
@@ -18,26 +18,26 @@ class Bundle:
     custom: list[Any] = field(default_factory=list)
 
     def clear(self) -> None:
-        """Let go of everything but what a person registered by hand."""
-        for kind in (self.models, self.optimizers, self.schedulers, self.loaders):
-            kind.clear()
+        """Release everything but what was registered by hand."""
+        for entries in (self.models, self.optimizers, self.schedulers, self.loaders):
+            entries.clear()
 
 
-def add(kind: list[Any], prepared: Any, prepared_for: str = "") -> Any:
+def add(entries: list[Any], prepared: Any, prepared_for: str = "") -> Any:
     """Keep an object once, and mark it as prepared."""
-    if not holds(kind, prepared):
-        kind.append(prepared)
+    if not holds(entries, prepared):
+        entries.append(prepared)
     prepared._is_accelerate_prepared = True
     prepared._is_prepared_for = prepared_for
     return prepared
 
 
-def holds(kind: Iterable[Any], one: Any) -> bool:
-    """Whether it is this very object: a person's class may define equality as it likes."""
-    return any(each is one for each in kind)
+def holds(entries: Iterable[Any], item: Any) -> bool:
+    """Whether it is this very object: a user's class may define equality as it likes."""
+    return any(entry is item for entry in entries)
 
 
-def is_prepared(one: Any, prepared_for: str | None = None) -> bool:
+def is_prepared(item: Any, prepared_for: str | None = None) -> bool:
     """Whether an object carries the mark; with `prepared_for`, whether it carries this one."""
-    marked = bool(getattr(one, "_is_accelerate_prepared", False))
-    return marked and prepared_for in (None, getattr(one, "_is_prepared_for", prepared_for))
+    marked = bool(getattr(item, "_is_accelerate_prepared", False))
+    return marked and prepared_for in (None, getattr(item, "_is_prepared_for", prepared_for))

@@ -1,4 +1,4 @@
-"""The verbs of a training step: forward, backward, clipping, accumulation."""
+"""Methods of a training step: forward, backward, clipping, accumulation."""
 
 from __future__ import annotations
 
@@ -9,36 +9,37 @@ from typing import Any
 from torch import Tensor
 
 from accelerate_nb.errors import ConfigurationError, StateError
-from accelerate_nb.notices import notice
-from accelerate_nb.runtime.accumulation import GradientState, Window, Windows
-from accelerate_nb.runtime.bundle import Bundle
-from accelerate_nb.runtime.handlers import AutocastKwargs, DataLoaderConfiguration
-from accelerate_nb.runtime.optimizer import innermost, updates_in_backward
+from accelerate_nb.rank.stop_request import current_stop_request
+from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
+from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs, DataLoaderConfiguration
 from accelerate_nb.runtime.precision.base import Precision
-from accelerate_nb.runtime.process import Process
 from accelerate_nb.runtime.strategies.base import Strategy
+from accelerate_nb.runtime.training.accumulation import AccumulationWindow, AccumulationWindows, GradientState
+from accelerate_nb.runtime.training.optimizer import innermost, updates_in_backward
+from accelerate_nb.runtime.world.state import ProcessMethods
+from accelerate_nb.user_warnings import warn_user
 
 
-class Stepping(Process):
-    """What an `Accelerator` does in each step."""
+class StepMethods(ProcessMethods):
+    """The methods of an `Accelerator` that make a step."""
 
-    bundle: Bundle
+    bundle: PreparedObjects
     dataloader_config: DataLoaderConfiguration
     gradient_state: GradientState
     precision: Precision
     strategy: Strategy
-    windows: Windows
+    windows: AccumulationWindows
     has_gone_backward: bool = False
     _divisor: int | None = None
 
     @property
     def step(self) -> int:
-        """How many micro-steps the models that were last at work have made since the last end of a loader."""
+        """The number of micro-steps that the last active models have made since the last end of a loader."""
         return self.windows.count
 
     @step.setter
     def step(self, step: int) -> None:
-        self.windows = Windows(step)
+        self.windows = AccumulationWindows(step)
 
     @property
     def sync_gradients(self) -> bool:
@@ -51,7 +52,7 @@ class Stepping(Process):
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """How many micro-steps make a step."""
+        """The number of micro-steps in a step."""
         return self.gradient_state.num_steps
 
     @gradient_accumulation_steps.setter
@@ -89,6 +90,7 @@ class Stepping(Process):
         `Tensor.backward`.
         """
         self.has_gone_backward = True
+        current_stop_request().went_backward()
         steps = self._divisor or self.gradient_state.num_steps
         if steps != 1:
             loss = loss / steps
@@ -114,7 +116,7 @@ class Stepping(Process):
 
     @property
     def _lomo_optimizers(self) -> list[Any]:
-        return [innermost(each) for each in self.bundle.optimizers if updates_in_backward(each)]
+        return [innermost(optimizer) for optimizer in self.bundle.optimizers if updates_in_backward(optimizer)]
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Bring fp16's gradients back to their true size, of the given optimizers or of all; otherwise nothing to do."""
@@ -132,20 +134,20 @@ class Stepping(Process):
         self.strategy.clip_value(parameters, clip_value)
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
-        """A block in which operations choose the run's numbers; for what is not in a prepared model's forward."""
+        """A block in which operations choose the run's precision; for what is not in a prepared model's forward."""
         return self.precision.autocast(autocast_handler)
 
     @contextmanager
     def join_uneven_inputs(self, joinables: Sequence[Any], even_batches: bool | None = None) -> Any:
         """
-        A block in which processes may have different numbers of batches: who has none left answers the others.
+        A block in which processes may have different numbers of batches: one that has none left joins the others' collectives.
 
         `even_batches` holds for the prepared loaders inside the block; of an iterable data set it can't, which is warned of.
         """
         even = self.dataloader_config.even_batches if even_batches is None else even_batches
         samplers = [] if even_batches is None else [*filter(_can_be_even, map(_batch_sampler, self.bundle.loaders))]
         if even_batches is not None and self.world.size > 1 and len(samplers) < len(self.bundle.loaders):
-            notice(
+            warn_user(
                 "join_uneven_inputs(even_batches=...) is only supported for map-style datasets: "
                 f"{len(self.bundle.loaders) - len(samplers)} of {len(self.bundle.loaders)} prepared loaders go on as they were."
             )
@@ -168,7 +170,7 @@ class _MicroStep:
 
     __slots__ = ("_accelerator", "_held", "_models")
 
-    def __init__(self, accelerator: Stepping, models: tuple[Any, ...]) -> None:
+    def __init__(self, accelerator: StepMethods, models: tuple[Any, ...]) -> None:
         self._accelerator = accelerator
         self._models = models
         self._held: ExitStack | None = None
@@ -191,7 +193,7 @@ class _MicroStep:
         if self._held is not None:
             self._held.__exit__(*error)
 
-    def _average(self, window: Window) -> None:
+    def _average(self, window: AccumulationWindow) -> None:
         gradients = self._accelerator.gradient_state
         factor = window.correct(gradients.num_steps, gradients.batches_left, is_last=gradients.sync_gradients)
         self._accelerator._divisor = window.length

@@ -1,4 +1,4 @@
-"""The verbs that show how a training goes."""
+"""Methods that show the progress of a training."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import Any
 import torch
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.notices import notice
-from accelerate_nb.runtime.process import Process
-from accelerate_nb.runtime.profiling import ProfileKwargs, profiled
-from accelerate_nb.runtime.trackers.base import Elsewhere
-from accelerate_nb.runtime.trackers.choosing import made
+from accelerate_nb.runtime.observability.profiling import ProfileKwargs, profiled
+from accelerate_nb.runtime.trackers.base import NullTracker
 from accelerate_nb.runtime.trackers.panel import PanelTracker
+from accelerate_nb.runtime.trackers.registry import made
 from accelerate_nb.runtime.trackers.values import plain
+from accelerate_nb.runtime.world.state import ProcessMethods
+from accelerate_nb.user_warnings import warn_user
 
 
-class Watching(Process):
-    """What an `Accelerator` tells whoever watches."""
+class TrackingMethods(ProcessMethods):
+    """The methods of an `Accelerator` that log, track and print."""
 
     log_with: list[Any]
     panel: PanelTracker
     profile_handler: ProfileKwargs | None
     trackers: list[Any]
     _ended_trackers: tuple[Any, ...] = ()
-    _was_told_of_trackers: bool = False
+    _has_warned_of_trackers: bool = False
 
     @property
     def logging_dir(self) -> str | None:
-        """Where the project keeps its logs."""
+        """The folder of the project's logs."""
         raise NotImplementedError
 
     def init_trackers(
@@ -78,18 +78,18 @@ class Watching(Process):
 
         >>> accelerator.get_tracker("tensorboard").log_images({"first": images}, step=0)  # doctest: +SKIP
         """
-        own = [*self.trackers, self.panel]
-        for tracker in own:
+        trackers = [*self.trackers, self.panel]
+        for tracker in trackers:
             if tracker.name == name:
                 return tracker.tracker if unwrap else tracker
         if self.trackers:
-            known = ", ".join(tracker.name for tracker in own)
+            known = ", ".join(tracker.name for tracker in trackers)
             raise ConfigurationError(
                 f"{name} is not an available tracker stored inside the `Accelerator`. It has {known}. "
                 "Name it in `log_with`, and call `init_trackers`."
             )
-        self._tell_of_trackers_not_begun()
-        return Elsewhere()
+        self._warn_of_trackers_not_begun()
+        return NullTracker()
 
     def log(
         self, values: Mapping[str, Any], step: int | None = None, log_kwargs: Mapping[str, Any] | None = None
@@ -104,11 +104,11 @@ class Watching(Process):
         >>> accelerator.log({"loss": loss}, step=step)  # doctest: +SKIP
         """
         if self.is_main_process and not self.trackers:
-            self._tell_of_trackers_not_begun()
+            self._warn_of_trackers_not_begun()
         self.world.when_computed(partial(self._log_now, time.time(), log_kwargs or {}), [values, step])
 
-    def _log_now(self, now: float, more: Mapping[str, Any], told: list[Any]) -> None:
-        values, step = told
+    def _log_now(self, now: float, more: Mapping[str, Any], logged: list[Any]) -> None:
+        values, step = logged
         self.panel.log_at(now, dict(values), step)
         if not self.is_main_process:
             return
@@ -117,19 +117,19 @@ class Watching(Process):
                 arguments = more.get(tracker.name, {})
                 calls.callback(tracker.log, values, step=plain(step), **arguments)
 
-    def _tell_of_trackers_not_begun(self) -> None:
-        if not self.is_main_process or not self.log_with or self._was_told_of_trackers:
+    def _warn_of_trackers_not_begun(self) -> None:
+        if not self.is_main_process or not self.log_with or self._has_warned_of_trackers:
             return
-        self._was_told_of_trackers = True
-        names = ", ".join(str(each) if isinstance(each, str) else each.name for each in self.log_with)
-        notice(
-            f"log_with asks for {names}, and `init_trackers` was not called: values are shown in the notebook's panel only. "
+        self._has_warned_of_trackers = True
+        names = ", ".join(str(item) if isinstance(item, str) else item.name for item in self.log_with)
+        warn_user(
+            f"log_with names {names}, and `init_trackers` was not called: values are shown in the notebook's panel only. "
             "Call `accelerator.init_trackers(project_name)` before the first `log`."
         )
 
     def _finish_trackers(self) -> None:
         """End what every tracker has begun; if one raises, the others have ended all the same."""
-        running = [each for each in self.trackers if all(each is not ended for ended in self._ended_trackers)]
+        running = [item for item in self.trackers if all(item is not ended for ended in self._ended_trackers)]
         self._ended_trackers = tuple(self.trackers)
         with ExitStack() as calls:
             for tracker in reversed(running):

@@ -1,1 +1,1 @@
-"""How a training is saved and resumed."""
+"""Saving and resuming a training."""

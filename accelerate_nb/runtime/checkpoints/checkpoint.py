@@ -13,17 +13,17 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from accelerate_nb.errors import CheckpointError
-from accelerate_nb.notices import notice
-from accelerate_nb.runtime.bundle import Bundle
-from accelerate_nb.runtime.checkpoints import manifest, names
+from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
+from accelerate_nb.runtime.checkpoints import file_names, manifest
+from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, files_of
+from accelerate_nb.runtime.checkpoints.load_file import device_of, fitting, read
 from accelerate_nb.runtime.checkpoints.offloaded import complete
-from accelerate_nb.runtime.checkpoints.randomness import random_states, restore_random_states
-from accelerate_nb.runtime.checkpoints.reading import device_of, fitting, read
+from accelerate_nb.runtime.checkpoints.rng_state import random_states, restore_random_states
 from accelerate_nb.runtime.checkpoints.weights import file_of_weights, load_weights, with_aliases
-from accelerate_nb.runtime.checkpoints.writing import File, files_of
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.strategies.base import Strategy
-from accelerate_nb.runtime.world import World
+from accelerate_nb.runtime.world.world import World
+from accelerate_nb.user_warnings import warn_user
 
 Hook = Callable[..., None]
 
@@ -33,7 +33,7 @@ class Checkpoint:
     """One training, as something that can be written to a folder and read from one."""
 
     world: World
-    bundle: Bundle
+    bundle: PreparedObjects
     strategy: Strategy
     precision: Precision
     on_each_node: bool = False
@@ -45,11 +45,11 @@ class Checkpoint:
 
     def files(
         self, draft: Path, step: int, *, safe: bool, in_window: bool = False, hooks: tuple[Hook, ...] = ()
-    ) -> list[File]:
+    ) -> list[FileToWrite]:
         """
-        The files that this process has to write, with the training's own tensors in them; all processes ask for theirs.
+        The files that this process has to write, with the training's own tensors in them; all processes call it.
 
-        `in_window` says that gradients are being accumulated: they belong to the state of each process. Hooks may write files
+        `in_window`: gradients are being accumulated, and belong to the state of each process. Hooks may write files
         of their own to `draft`.
         """
         self.strategy.settle()
@@ -59,9 +59,9 @@ class Checkpoint:
         for hook in hooks:
             hook(self.bundle.models, weights, str(draft))
         files = self._shared(weights, safe=safe) if self.writes else []
-        files += self._own(step)
+        files += self._rank_files(step)
         if in_window:
-            files.append(File(names.of_rank(names.GRADIENTS_NAME, self.world.rank), self._gradients()))
+            files.append(FileToWrite(file_names.of_rank(file_names.GRADIENTS_NAME, self.world.rank), self._gradients()))
         return files
 
     def load(
@@ -73,9 +73,9 @@ class Checkpoint:
         load_options: Mapping[str, Any] | None = None,
         **model_options: Any,
     ) -> int | None:
-        """Read everything back; returns the count of micro-steps where this process's own file tells it."""
+        """Read everything back; returns the count of micro-steps where this process's own file has it."""
         options = {"map_location": device_of(map_location, self.world.device), **(load_options or {})}
-        manifest.check(folder, mine=())
+        manifest.check(folder, names=())
         models = list(self.bundle.models)
         for hook in hooks:
             hook(models, str(folder))
@@ -89,8 +89,8 @@ class Checkpoint:
             found += [] if positions else self._loaders(folder, options)
             checked.result()
         # until here nothing has changed: a checkpoint that can't be read leaves the training as it is
-        for each in found:
-            each.give()
+        for item in found:
+            item.give()
         self._resume(positions)
         self._set_gradients(gradients)
         self.strategy.settle()
@@ -98,76 +98,81 @@ class Checkpoint:
 
     def _check(self, folder: Path) -> None:
         # what all read alike is read through by one process of each machine
-        own = re.compile(rf".*_{self.world.rank}\.pkl")
+        rank_file = re.compile(rf".*_{self.world.rank}\.pkl")
         content = manifest.read(folder)
-        mine = None if content is None else [name for name in content["files"] if own.fullmatch(name)]
-        manifest.check(folder, None if self.world.is_local_main else mine)
+        rank_files = None if content is None else [name for name in content["files"] if rank_file.fullmatch(name)]
+        manifest.check(folder, None if self.world.is_local_main else rank_files)
 
-    def _weights(self, folder: Path, index: int, model: Any, model_options: Mapping[str, Any]) -> _Found:
+    def _weights(self, folder: Path, index: int, model: Any, model_options: Mapping[str, Any]) -> _LoadedFile:
         path, loaded = load_weights(folder, index)
 
         def receive(weights: dict[str, Any]) -> None:
-            own = self.strategy.unwrap(model).state_dict()
-            self.strategy.load_model_state(model, with_aliases(weights, own), **model_options)
+            current = self.strategy.unwrap(model).state_dict()
+            self.strategy.load_model_state(model, with_aliases(weights, current), **model_options)
 
-        return _Found(path, f"the weights of model {index}", loaded, receive)
+        return _LoadedFile(path, f"the weights of model {index}", loaded, receive)
 
-    def _states(self, folder: Path, options: Mapping[str, Any]) -> list[_Found]:
+    def _states(self, folder: Path, options: Mapping[str, Any]) -> list[_LoadedFile]:
         elsewhere = {name: value for name, value in options.items() if name != "map_location"}
         found = [
-            _find(each, folder / names.numbered(stem, index), f"the state of {stem} {index}", told)
-            for stem, objects, told in (
-                (names.OPTIMIZER_NAME, self.bundle.optimizers, options),
-                (names.SCHEDULER_NAME, self.bundle.schedulers, elsewhere),
+            _find(object_, folder / file_names.numbered(stem, index), f"the state of {stem} {index}", file_options)
+            for stem, objects, file_options in (
+                (file_names.OPTIMIZER_NAME, self.bundle.optimizers, options),
+                (file_names.SCHEDULER_NAME, self.bundle.schedulers, elsewhere),
             )
-            for index, each in enumerate(objects)
+            for index, object_ in enumerate(objects)
         ]
-        scaler, path = self.precision.scaler, folder / names.SCALER_NAME
+        scaler, path = self.precision.scaler, folder / file_names.SCALER_NAME
         if scaler is not None and not path.exists() and manifest.read(folder) is None:
             # Accelerate has no scaler on a CPU
-            notice(f"{path} does not exist, so the gradient scaler begins anew.")
+            warn_user(f"{path} does not exist, so the gradient scaler starts from its initial state.")
         elif scaler is not None:
             found.append(_find(scaler, path, "the state of the gradient scaler", {}))
         return found
 
-    def _shared(self, weights: list[dict[str, Any]], *, safe: bool) -> list[File]:
+    def _shared(self, weights: list[dict[str, Any]], *, safe: bool) -> list[FileToWrite]:
         bundle = self.bundle
-        files = files_of(names.OPTIMIZER_NAME, bundle.optimizers)
+        files = files_of(file_names.OPTIMIZER_NAME, bundle.optimizers)
         files += [
-            file_of_weights(state, names.weights(index, safe=safe), safe=safe) for index, state in enumerate(weights)
+            file_of_weights(state, file_names.weights(index, safe=safe), safe=safe)
+            for index, state in enumerate(weights)
         ]
-        files += files_of(names.SCHEDULER_NAME, bundle.schedulers)
+        files += files_of(file_names.SCHEDULER_NAME, bundle.schedulers)
         files += [
-            File(names.numbered(names.LOADER_NAME, index), loader.state_dict()) for index, loader in self._stateful()
+            FileToWrite(file_names.numbered(file_names.LOADER_NAME, index), loader.state_dict())
+            for index, loader in self._stateful()
         ]
         if self.precision.scaler is not None:
-            files.append(File(names.SCALER_NAME, self.precision.scaler.state_dict()))
+            files.append(FileToWrite(file_names.SCALER_NAME, self.precision.scaler.state_dict()))
         files += [
-            File(f"{names.CUSTOM_NAME}_{index}.pkl", each.state_dict()) for index, each in enumerate(bundle.custom)
+            FileToWrite(f"{file_names.CUSTOM_NAME}_{index}.pkl", item.state_dict())
+            for index, item in enumerate(bundle.custom)
         ]
         return files
 
     def _stateful(self) -> list[tuple[int, Any]]:
         """The loaders of which Accelerate keeps a state too, by their number among all."""
         numbered = enumerate(self.bundle.loaders)
-        return [(index, each) for index, each in numbered if getattr(each, "use_stateful_dataloader", False)]
+        return [(index, item) for index, item in numbered if getattr(item, "use_stateful_dataloader", False)]
 
-    def _loaders(self, folder: Path, options: Mapping[str, Any]) -> list[_Found]:
-        """Where Accelerate has written where its loaders stood."""
-        paths = [(loader, folder / names.numbered(names.LOADER_NAME, index)) for index, loader in self._stateful()]
+    def _loaders(self, folder: Path, options: Mapping[str, Any]) -> list[_LoadedFile]:
+        """The positions of the loaders where Accelerate has written them."""
+        paths = [
+            (loader, folder / file_names.numbered(file_names.LOADER_NAME, index)) for index, loader in self._stateful()
+        ]
         only = {"weights_only": options.get("weights_only", True)}
         return [_find(loader, path, "the state of a loader", only) for loader, path in paths if path.exists()]
 
-    def _own(self, step: int) -> list[File]:
+    def _rank_files(self, step: int) -> list[FileToWrite]:
         rank = self.world.rank
         positions = [loader.position() for loader in self.bundle.loaders]
         return [
-            File(names.of_rank(names.RNG_STATE_NAME, rank), {"step": step, **random_states()}),
-            File(names.of_rank(names.POSITIONS_NAME, rank), positions),
+            FileToWrite(file_names.of_rank(file_names.RNG_STATE_NAME, rank), {"step": step, **random_states()}),
+            FileToWrite(file_names.of_rank(file_names.POSITIONS_NAME, rank), positions),
         ]
 
-    def _customs(self, folder: Path, *, weights_only: bool) -> list[_Found]:
-        found = [each for each in folder.iterdir() if re.fullmatch(rf"{names.CUSTOM_NAME}_\d+\.pkl", each.name)]
+    def _customs(self, folder: Path, *, weights_only: bool) -> list[_LoadedFile]:
+        found = [path for path in folder.iterdir() if re.fullmatch(rf"{file_names.CUSTOM_NAME}_\d+\.pkl", path.name)]
         if len(found) != len(self.bundle.custom):
             raise CheckpointError(
                 f"Number of custom checkpoints in folder {folder} does not match the number of registered objects:\n"
@@ -177,7 +182,7 @@ class Checkpoint:
         return [
             _find(
                 custom,
-                folder / f"{names.CUSTOM_NAME}_{index}.pkl",
+                folder / f"{file_names.CUSTOM_NAME}_{index}.pkl",
                 f"the state of registered object {index}",
                 {"weights_only": weights_only},
             )
@@ -186,8 +191,10 @@ class Checkpoint:
 
     def _read_positions(self, folder: Path, options: Mapping[str, Any]) -> list[Any]:
         # where there were fewer processes, a rank without a file goes on from where rank 0 stood, as the others do
-        own, first = (folder / names.of_rank(names.POSITIONS_NAME, rank) for rank in (self.world.rank, 0))
-        path = own if own.exists() else first
+        rank_path, main_path = (
+            folder / file_names.of_rank(file_names.POSITIONS_NAME, rank) for rank in (self.world.rank, 0)
+        )
+        path = rank_path if rank_path.exists() else main_path
         if not path.exists():
             return []  # Accelerate writes none: the next epoch begins at its beginning
         positions: list[Any] = read(
@@ -195,8 +202,8 @@ class Checkpoint:
         )
         if len(positions) == len(self.bundle.loaders):
             return positions
-        notice(
-            f"{path} tells where {len(positions)} loaders stood, but {len(self.bundle.loaders)} are prepared; all of "
+        warn_user(
+            f"{path} holds the positions of {len(positions)} loaders, but {len(self.bundle.loaders)} are prepared; all of "
             "them begin at their beginning. Prepare the same loaders as when it was saved.",
         )
         return []
@@ -207,12 +214,12 @@ class Checkpoint:
 
     def _gradients(self) -> list[dict[str, Tensor]]:
         return [
-            {name: each.grad for name, each in self._parameters(model) if each.grad is not None}
+            {name: parameter.grad for name, parameter in self._parameters(model) if parameter.grad is not None}
             for model in self.bundle.models
         ]
 
     def _read_gradients(self, folder: Path) -> list[dict[str, Tensor]]:
-        path = folder / names.of_rank(names.GRADIENTS_NAME, self.world.rank)
+        path = folder / file_names.of_rank(file_names.GRADIENTS_NAME, self.world.rank)
         if not path.exists():
             return [{}] * len(self.bundle.models)
         saved: list[dict[str, Tensor]] = read(path, "the gradients of a window of accumulation")
@@ -229,11 +236,11 @@ class Checkpoint:
         return named
 
     def _read_random(self, folder: Path) -> dict[str, Any] | None:
-        path = folder / names.of_rank(names.RNG_STATE_NAME, self.world.rank)
+        path = folder / file_names.of_rank(file_names.RNG_STATE_NAME, self.world.rank)
         if path.exists():
             states: dict[str, Any] = read(path, "the random states of a process")
             return states
-        notice(
+        warn_user(
             f"{path} does not exist: the checkpoint was written by fewer processes than there are now ({self.world.size})."
             " Random numbers go on from where they are, and the count of micro-steps from zero.",
         )
@@ -242,15 +249,17 @@ class Checkpoint:
     def _set_random(self, folder: Path, states: dict[str, Any] | None) -> int | None:
         if states is None:
             return None
-        with fitting(folder / names.of_rank(names.RNG_STATE_NAME, self.world.rank), "the random states of a process"):
+        with fitting(
+            folder / file_names.of_rank(file_names.RNG_STATE_NAME, self.world.rank), "the random states of a process"
+        ):
             restore_random_states(states)
             step: int | None = states.get("step")
         return step
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """What was read from a file, and who receives it."""
+class _LoadedFile:
+    """The content of a file, and the function that receives it."""
 
     path: Path
     expected: str
@@ -263,5 +272,5 @@ class _Found:
             self.receive(self.content)
 
 
-def _find(one: Any, path: Path, expected: str, options: Mapping[str, Any]) -> _Found:
-    return _Found(path, expected, read(path, expected, **options), one.load_state_dict)
+def _find(item: Any, path: Path, expected: str, options: Mapping[str, Any]) -> _LoadedFile:
+    return _LoadedFile(path, expected, read(path, expected, **options), item.load_state_dict)

@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
-from accelerate_nb.runtime.checkpoints import names
+from accelerate_nb.runtime.checkpoints import file_names
 
 LIST = ".metadata"
-MODEL_FOLDER = f"{names.MODEL_NAME}_fsdp"
+MODEL_FOLDER = f"{file_names.MODEL_NAME}_fsdp"
 
 # Where in the saved object a value stood: `("model", "layer.weight")`.
 Position = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
-class Shards:
-    """What a folder of shards holds, by the keys of its list."""
+class ShardIndex:
+    """The content of a folder of shards, by the keys of its list."""
 
     folder: Path
     metadata: Any
@@ -41,14 +41,14 @@ class Shards:
         from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
         return {
-            key: torch.empty(each.size, dtype=each.properties.dtype, device="meta")
-            for key, each in self.metadata.state_dict_metadata.items()
-            if isinstance(each, TensorStorageMetadata)
+            key: torch.empty(item.size, dtype=item.properties.dtype, device="meta")
+            for key, item in self.metadata.state_dict_metadata.items()
+            if isinstance(item, TensorStorageMetadata)
         }
 
     @cached_property
     def positions(self) -> dict[str, Position]:
-        """Where each value stood in what was saved."""
+        """The position of each value in the saved object."""
         kept: Mapping[str, Position] = self.metadata.planner_data or {}
         return {key: tuple(kept.get(key, (key,))) for key in self.metadata.state_dict_metadata}
 
@@ -74,7 +74,7 @@ class Shards:
         }
         try:
             with warnings.catch_warnings():
-                # it says that there is one process, which is meant
+                # it states one process, which is right
                 warnings.simplefilter("ignore", UserWarning)
                 dcp.load(wanted, storage_reader=_reader(self), planner=_planner(), no_dist=True)
         except CheckpointException as error:
@@ -92,7 +92,7 @@ def find(checkpoint: str | os.PathLike[str]) -> Path:
     """
     The folder of shards that a path means: the path itself, or the one folder of a model's shards inside a checkpoint.
 
-    `ConfigurationError` says what is there instead.
+    `ConfigurationError` names what is there instead.
     """
     folder = Path(checkpoint).expanduser()
     if not folder.is_dir():
@@ -102,21 +102,21 @@ def find(checkpoint: str | os.PathLike[str]) -> Path:
         )
     if (folder / LIST).is_file():
         return folder
-    inside = sorted(each for each in folder.glob(f"{MODEL_FOLDER}_*") if (each / LIST).is_file())
+    inside = sorted(path for path in folder.glob(f"{MODEL_FOLDER}_*") if (path / LIST).is_file())
     if len(inside) == 1:
         return inside[0]
     if inside:
         raise ConfigurationError(
-            f"{folder} holds the shards of several models: {', '.join(each.name for each in inside)}. "
+            f"{folder} holds the shards of several models: {', '.join(item.name for item in inside)}. "
             "Pass the path of one of them."
         )
     raise ConfigurationError(f"{folder} should hold {LIST}, the list of a checkpoint's shards. {_instead(folder)}")
 
 
-def list_shards(checkpoint: str | os.PathLike[str]) -> Shards:
-    """What a checkpoint holds, once every file that it names is seen to be there; no weights are read."""
+def list_shards(checkpoint: str | os.PathLike[str]) -> ShardIndex:
+    """The content of a checkpoint, once every file that it names is found; no weights are read."""
     folder = find(checkpoint)
-    shards = Shards(folder, _read_list(folder / LIST))
+    shards = ShardIndex(folder, _read_list(folder / LIST))
     absent = [path.name for path in shards.files if not path.is_file()]
     if absent:
         raise CheckpointError(
@@ -132,8 +132,8 @@ def list_shards(checkpoint: str | os.PathLike[str]) -> Shards:
 
 
 def _instead(folder: Path) -> str:
-    """What a folder holds that is no list of shards, and what to do."""
-    held = sorted(each.name for each in folder.iterdir())
+    """A description of a folder that is no list of shards, and what to do."""
+    held = sorted(path.name for path in folder.iterdir())
     if any(name.endswith(".distcp") for name in held):
         return "Shards are there without it: the save has not come to its end. Take another checkpoint."
     optimizers = [name for name in held if (folder / name / LIST).is_file()]
@@ -141,11 +141,9 @@ def _instead(folder: Path) -> str:
         return f"Its folders {', '.join(optimizers)} do: pass the path of one of them."
     if any(name.startswith(f"{MODEL_FOLDER}_rank") for name in held):
         return "It holds LOCAL_STATE_DICT shards, which only as many processes as wrote them can load."
-    whole = [name for name in held if name.endswith((".safetensors", ".bin", ".pt"))]
-    if whole:
-        return (
-            f"It holds {', '.join(whole[:5])}: files of weights that are no shards of this kind, and need no merging."
-        )
+    weight_files = [name for name in held if name.endswith((".safetensors", ".bin", ".pt"))]
+    if weight_files:
+        return f"It holds {', '.join(weight_files[:5])}: files of weights that are no shards of this kind, and need no merging."
     return f"It holds {', '.join(held[:10]) or 'nothing'}. Pass a folder that a sharded save has written."
 
 
@@ -173,7 +171,7 @@ class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
         if not _is_plain(found, module, name):
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not data")
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not data")
         return found
 
 
@@ -191,34 +189,38 @@ def _is_plain(found: Any, module: str, name: str) -> bool:
         return True
     if module.startswith("pathlib"):
         return isinstance(found, type) and issubclass(found, os.PathLike)
-    own = isinstance(found, type) and (found.__module__, found.__qualname__) == (module, name)
+    is_defined_there = isinstance(found, type) and (found.__module__, found.__qualname__) == (module, name)
     is_data = dataclasses.is_dataclass(found) or (isinstance(found, type) and issubclass(found, enum.Enum))
-    return own and is_data and module.startswith(("torch.distributed.checkpoint.", "torch.distributed._shard."))
+    return (
+        is_defined_there
+        and is_data
+        and module.startswith(("torch.distributed.checkpoint.", "torch.distributed._shard."))
+    )
 
 
-def _reader(shards: Shards) -> Any:
+def _reader(shards: ShardIndex) -> Any:
     from torch.distributed.checkpoint import FileSystemReader
 
-    class Reader(FileSystemReader):
+    class ShardReader(FileSystemReader):
         """Reads the shards of a list that is known already."""
 
         def read_metadata(self, *_: Any, **__: Any) -> Any:
             return shards.metadata
 
-    return Reader(shards.folder)
+    return ShardReader(shards.folder)
 
 
 def _planner() -> Any:
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
-    class Planner(DefaultLoadPlanner):
+    class ShardPlanner(DefaultLoadPlanner):
         """Reads what is no tensor without running code that it holds."""
 
         def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
             plain = torch.load(value, weights_only=True)
             self.original_state_dict[read_item.dest_index.fqn] = plain
 
-    return Planner(flatten_state_dict=False)
+    return ShardPlanner(flatten_state_dict=False)
 
 
 def _first_line(error: BaseException) -> str:

@@ -24,7 +24,7 @@ GRADIENTS_NAME = "gradients"
 CUSTOM_NAME = "custom_checkpoint"
 # Ours alone too: which files belong to the checkpoint, and what is in them.
 MANIFEST_NAME = "checkpoint.json"
-# Of a stateful loader; Accelerate writes it on every process to one place.
+# Of a stateful loader; Accelerate writes it on every process to one file.
 LOADER_NAME = "dl_state_dict"
 
 _OURS = re.compile(
@@ -38,9 +38,9 @@ def is_ours(name: str) -> bool:
     return _OURS.fullmatch(name) is not None
 
 
-def numbered(stem: str, index: int, ending: str = "bin") -> str:
+def numbered(stem: str, index: int, suffix: str = "bin") -> str:
     """The name of the file for object number `index`; the first one carries no number."""
-    return f"{stem}_{index}.{ending}" if index else f"{stem}.{ending}"
+    return f"{stem}_{index}.{suffix}" if index else f"{stem}.{suffix}"
 
 
 def weights(index: int, *, safe: bool) -> str:

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from accelerate_nb.runtime.checkpoints import names
-from accelerate_nb.runtime.checkpoints.randomness import random_states, restore_random_states
-from accelerate_nb.runtime.checkpoints.reading import device_of, fitting, read
+from accelerate_nb.runtime.checkpoints import file_names
+from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, files_of, write_files
+from accelerate_nb.runtime.checkpoints.load_file import device_of, fitting, read
+from accelerate_nb.runtime.checkpoints.rng_state import random_states, restore_random_states
 from accelerate_nb.runtime.checkpoints.weights import file_of_weights, load_weights, with_aliases
-from accelerate_nb.runtime.checkpoints.writing import File, files_of, write_files
-from accelerate_nb.runtime.process import PartialState
-from accelerate_nb.runtime.unwrapping import extract_model_from_parallel
+from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
+from accelerate_nb.runtime.world.state import PartialState
 
 
 def save_accelerator_state(
@@ -37,18 +37,20 @@ def save_accelerator_state(
     """
     folder, state = Path(output_dir), PartialState()
     folder.mkdir(parents=True, exist_ok=True)
-    files: list[File] = []
+    files: list[FileToWrite] = []
     if state.is_local_main_process if save_on_each_node else state.is_main_process:
         files += [
-            file_of_weights(weights, names.weights(index, safe=safe_serialization), safe=safe_serialization)
+            file_of_weights(weights, file_names.weights(index, safe=safe_serialization), safe=safe_serialization)
             for index, weights in enumerate(model_states)
         ]
-        files += files_of(names.OPTIMIZER_NAME, optimizers) + files_of(names.SCHEDULER_NAME, schedulers)
+        files += files_of(file_names.OPTIMIZER_NAME, optimizers) + files_of(file_names.SCHEDULER_NAME, schedulers)
         if scaler is not None:
-            files.append(File(names.SCALER_NAME, scaler.state_dict()))
+            files.append(FileToWrite(file_names.SCALER_NAME, scaler.state_dict()))
     positions = [loader.position() for loader in dataloaders if hasattr(loader, "position")]
-    files.append(File(names.of_rank(names.POSITIONS_NAME, process_index), positions))
-    files.append(File(names.of_rank(names.RNG_STATE_NAME, process_index), {"step": step, **random_states()}))
+    files.append(FileToWrite(file_names.of_rank(file_names.POSITIONS_NAME, process_index), positions))
+    files.append(
+        FileToWrite(file_names.of_rank(file_names.RNG_STATE_NAME, process_index), {"step": step, **random_states()})
+    )
     write_files(files, folder)
     return folder
 
@@ -75,17 +77,19 @@ def load_accelerator_state(
         inner = extract_model_from_parallel(model)
         with fitting(path, f"the weights of model {index}"):
             inner.load_state_dict(with_aliases(loaded, inner.state_dict()), **load_model_func_kwargs)
-    for stem, kind in ((names.OPTIMIZER_NAME, optimizers), (names.SCHEDULER_NAME, schedulers)):
-        for index, each in enumerate(kind):
-            _give(each, folder / names.numbered(stem, index), f"the state of {stem} {index}", **options)
+    for stem, objects in ((file_names.OPTIMIZER_NAME, optimizers), (file_names.SCHEDULER_NAME, schedulers)):
+        for index, item in enumerate(objects):
+            _give(item, folder / file_names.numbered(stem, index), f"the state of {stem} {index}", **options)
     if scaler is not None:
-        _give(scaler, folder / names.SCALER_NAME, "the state of the gradient scaler")
-    positions = folder / names.of_rank(names.POSITIONS_NAME, process_index)
+        _give(scaler, folder / file_names.SCALER_NAME, "the state of the gradient scaler")
+    positions = folder / file_names.of_rank(file_names.POSITIONS_NAME, process_index)
     if positions.exists():
         resumable = [loader for loader in dataloaders if hasattr(loader, "resume")]
         for loader, position in zip(resumable, read(positions, "the positions of the loaders"), strict=False):
             loader.resume(position)
-    states = read(folder / names.of_rank(names.RNG_STATE_NAME, process_index), "the random states of a process")
+    states = read(
+        folder / file_names.of_rank(file_names.RNG_STATE_NAME, process_index), "the random states of a process"
+    )
     restore_random_states(states)
     return {"step": states["step"]} if "step" in states else {}
 
@@ -94,15 +98,15 @@ def save_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0, sa
     """Write the state of an object to `custom_checkpoint_{index}.pkl` in a folder, on the main process."""
     state = PartialState()
     if state.is_local_main_process if save_on_each_node else state.is_main_process:
-        write_files([File(f"{names.CUSTOM_NAME}_{index}.pkl", obj.state_dict())], Path(path))
+        write_files([FileToWrite(f"{file_names.CUSTOM_NAME}_{index}.pkl", obj.state_dict())], Path(path))
 
 
 def load_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0) -> None:
     """Give an object the state that `save_custom_state` wrote; only plain values and tensors are made of it."""
-    _give(obj, Path(path) / f"{names.CUSTOM_NAME}_{index}.pkl", f"the state of registered object {index}")
+    _give(obj, Path(path) / f"{file_names.CUSTOM_NAME}_{index}.pkl", f"the state of registered object {index}")
 
 
-def _give(one: Any, path: Path, expected: str, **options: Any) -> None:
+def _give(item: Any, path: Path, expected: str, **options: Any) -> None:
     state = read(path, expected, **options)
     with fitting(path, expected):
-        one.load_state_dict(state)
+        item.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""How a file of a checkpoint is read: as data, never as code."""
+"""The reader of a checkpoint's file: as data, never as code."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
-from accelerate_nb.runtime.addresses import is_apart
-from accelerate_nb.runtime.checkpoints.holding import Held
+from accelerate_nb.runtime.checkpoints.io.process_setting import SharedSetting
+from accelerate_nb.runtime.checkpoints.tensor_storage import is_apart
 
 # What torch, pickle and safetensors raise at bytes that they can't make sense of.
 _DAMAGE = (
@@ -37,9 +37,9 @@ _DAMAGE = (
 
 def read(path: Path, expected: str, **options: Any) -> Any:
     """
-    What `torch.save` wrote to a file; `options` are those of `torch.load`.
+    The content of a file that `torch.save` wrote; `options` are those of `torch.load`.
 
-    Only tensors and plain values are made of it. `expected` says, for the error of one that can't be read, what it should be.
+    Only tensors and plain values are made of it. `expected` describes it in the error of a file that can't be read.
     """
     if not path.exists():
         raise CheckpointError(
@@ -51,15 +51,15 @@ def read(path: Path, expected: str, **options: Any) -> Any:
         return torch.load(path, **options)
 
 
-def device_of(map_location: str | None, own: torch.device) -> str:
-    """Where an optimizer's state is read to, by Accelerate's word for it; `own` is the process's device."""
+def device_of(map_location: str | None, process_device: torch.device) -> str:
+    """The device that an optimizer's state is read to, in Accelerate's terms."""
     if map_location not in (None, "cpu", "on_device"):
         raise ConfigurationError(
             f"Unsupported optimizer map location passed: map_location={map_location!r}. Choose one of `None`, `'cpu'`, or "
             "`'on_device'`."
         )
     # where torch can't read to, the optimizer itself brings its state from the CPU
-    return str(own) if map_location == "on_device" and not is_apart(own) else "cpu"
+    return str(process_device) if map_location == "on_device" and not is_apart(process_device) else "cpu"
 
 
 def read_weights(path: Path, expected: str) -> dict[str, Any]:
@@ -85,11 +85,11 @@ def _understood(path: Path, expected: str) -> Iterator[None]:
     try:
         yield
     except pickle.UnpicklingError as error:
-        names = _strangers(path)
+        names = _unknown_names(path)
         if not names:
             raise CheckpointError(_damaged(path, expected, error)) from error
         raise CheckpointError(
-            f"{path} was not read: besides data it asks for {', '.join(names)}, and loading that would run code. If you trust "
+            f"{path} was not read: besides data it refers to {', '.join(names)}, and loading that would run code. If you trust "
             "the file, allow these with `torch.serialization.add_safe_globals([...])`, or everything with "
             "`load_state(..., load_kwargs={'weights_only': False})`."
         ) from error
@@ -105,8 +105,8 @@ def _damaged(path: Path, expected: str, error: BaseException) -> str:
     )
 
 
-def _strangers(path: Path) -> list[str]:
-    """The names that a file asks for and that are not known to be harmless, found without reading it."""
+def _unknown_names(path: Path) -> list[str]:
+    """The names in a file that are not known to be harmless, found without reading it."""
     try:
         with harmless.block():
             return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
@@ -115,10 +115,10 @@ def _strangers(path: Path) -> list[str]:
 
 
 def numpy_state() -> list[Any]:
-    """What the state of numpy's generator is made of."""
+    """The types in the state of numpy's generator."""
     core = getattr(np, "_core", None) or np.core  # numpy 1 has it under its old name
     return [core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32)), type(np.dtype(np.int64))]
 
 
-# torch must be told that these are harmless
-harmless = Held(lambda: torch.serialization.safe_globals(numpy_state()))
+# torch has to know that these are harmless
+harmless = SharedSetting(lambda: torch.serialization.safe_globals(numpy_state()))

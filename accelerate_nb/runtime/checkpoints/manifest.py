@@ -1,4 +1,4 @@
-"""The list of a checkpoint's files, by which a whole one is told from a damaged one."""
+"""The list of a checkpoint's files, by which damage is recognised."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from accelerate_nb.errors import CheckpointError
-from accelerate_nb.runtime.checkpoints import names
+from accelerate_nb.runtime.checkpoints import file_names
 
 _BLOCK = 1 << 20
 _WORD = 1 << 64
@@ -22,14 +22,14 @@ _SUMMED = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ManifestEntry:
     """One file: how long it is, and a number that damage changes (of a large file, damage to what was summed)."""
 
     bytes: int
     sum: int
 
 
-def entry_of(path: Path) -> Entry:
+def entry_of(path: Path) -> ManifestEntry:
     """The file as it is now; its sum is that of the 64-bit words of its first 16 MiB, and of each 16th MiB after them."""
     sums: list[int] = []
     # one memory for all blocks: new memory would make the thread that loads the file wait at each of its own
@@ -42,7 +42,7 @@ def entry_of(path: Path) -> Entry:
             padded = length + -length % 8
             block[length:padded] = 0
             sums += sums_of(block[:padded], number)
-    return Entry(size, folded(sums))
+    return ManifestEntry(size, folded(sums))
 
 
 def _counts(number: int) -> bool:
@@ -62,18 +62,18 @@ def sums_of(content: np.ndarray[Any, Any], first: int) -> list[int]:
 def folded(sums: Iterable[int]) -> int:
     """One number of the sums, in their order."""
     total = 0
-    for each in sums:
-        total = (total * 31 + each) % _WORD
+    for sum_ in sums:
+        total = (total * 31 + sum_) % _WORD
     return total
 
 
-def write(folder: Path, known: Mapping[str, Entry], token: str, processes: int) -> None:
+def write(folder: Path, known: Mapping[str, ManifestEntry], token: str, processes: int) -> None:
     """List all files of a folder in it; `known` holds entries that were made when files were written."""
-    found = sorted(each for each in folder.rglob("*") if each.is_file())
-    files = {each.relative_to(folder).as_posix(): each for each in found}
-    entries = {name: asdict(known.get(name) or entry_of(each)) for name, each in files.items()}
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = {item.relative_to(folder).as_posix(): item for item in found}
+    entries = {name: asdict(known.get(name) or entry_of(item)) for name, item in files.items()}
     text = json.dumps({"version": 1, "token": token, "processes": processes, "files": entries}, indent=1)
-    with (folder / names.MANIFEST_NAME).open("w", encoding="utf-8") as file:
+    with (folder / file_names.MANIFEST_NAME).open("w", encoding="utf-8") as file:
         file.write(text + "\n")
         file.flush()
         os.fsync(file.fileno())
@@ -81,10 +81,10 @@ def write(folder: Path, known: Mapping[str, Entry], token: str, processes: int) 
 
 def read(folder: Path) -> dict[str, Any] | None:
     """The list of a folder; `None` where there is none, as in what Accelerate writes."""
-    path = folder / names.MANIFEST_NAME
+    path = folder / file_names.MANIFEST_NAME
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return {**content, "files": {name: Entry(**entry) for name, entry in content["files"].items()}}
+        return {**content, "files": {name: ManifestEntry(**entry) for name, entry in content["files"].items()}}
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -95,7 +95,7 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 
 def listed(folder: Path) -> set[str]:
-    """The names, at the top of a folder, that its list says are the checkpoint's; none where there is no list that can be read."""
+    """The names at the top of a folder that its list has as the checkpoint's; none where there is no list that can be read."""
     try:
         content = read(folder)
     except CheckpointError:
@@ -104,42 +104,42 @@ def listed(folder: Path) -> set[str]:
 
 
 def why_incomplete(folder: Path) -> str | None:
-    """What is missing in a checkpoint, found without reading its files; `None` if it is whole."""
+    """The reason why a checkpoint is incomplete, found without reading its files; `None` if it is whole."""
     try:
         content = read(folder)
     except CheckpointError as error:
         return str(error)
     if content is None:
         # Accelerate writes the random states after nearly everything else
-        states = any(folder.glob(f"{names.RNG_STATE_NAME}_*.pkl"))
-        return None if states else f"it holds no {names.RNG_STATE_NAME}_*.pkl"
+        states = any(folder.glob(f"{file_names.RNG_STATE_NAME}_*.pkl"))
+        return None if states else f"it holds no {file_names.RNG_STATE_NAME}_*.pkl"
     for name, entry in content["files"].items():
         if fault := _wrong_size(folder / name, entry):
             return fault
     return None
 
 
-def check(folder: Path, mine: Iterable[str] | None) -> None:
+def check(folder: Path, names: Iterable[str] | None) -> None:
     """
     Raise a `CheckpointError` that names a file which is not as it was written; a folder without a list passes.
 
-    The contents of `mine` are read, or of all files; of the others it is the length that counts.
+    The contents of `names` are read, or of all files; of the others it is the length that counts.
     """
     content = read(folder)
     if content is None:
         return
-    chosen = set(content["files"]) if mine is None else set(mine)
+    chosen = set(content["files"]) if names is None else set(names)
     for name, entry in content["files"].items():
         fault = _wrong_size(folder / name, entry)
         if fault is None and name in chosen and entry_of(folder / name) != entry:
             fault = f"{folder / name} is damaged: its content is not what was written."
         if fault is not None:
             raise CheckpointError(
-                f"{fault} Load another checkpoint; if the change was meant, delete {names.MANIFEST_NAME} beside it."
+                f"{fault} Load another checkpoint; if the change was intended, delete {file_names.MANIFEST_NAME} beside it."
             )
 
 
-def _wrong_size(path: Path, entry: Entry) -> str | None:
+def _wrong_size(path: Path, entry: ManifestEntry) -> str | None:
     try:
         size = path.stat().st_size
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""How a checkpoint in shards becomes one file of weights."""
+"""The merge of a checkpoint in shards into one file of weights."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
-from accelerate_nb.notices import notice
-from accelerate_nb.runtime.checkpoints import names
-from accelerate_nb.runtime.checkpoints.safetensors import can_hold, layout, write_numbers
-from accelerate_nb.runtime.checkpoints.shards import LIST, Position, Shards, list_shards
-from accelerate_nb.runtime.checkpoints.writing import named, size_of, write_file
-from accelerate_nb.runtime.process import PartialState
+from accelerate_nb.runtime.checkpoints import file_names
+from accelerate_nb.runtime.checkpoints.dcp_shards import LIST, Position, ShardIndex, list_shards
+from accelerate_nb.runtime.checkpoints.io.safetensors_writer import can_hold, layout, write_numbers
+from accelerate_nb.runtime.checkpoints.io.writer import named, size_of, write_file
+from accelerate_nb.runtime.world.state import PartialState
+from accelerate_nb.user_warnings import warn_user
 
 # So many bytes of weights are in memory at a time; a larger tensor is alone.
 _AT_ONCE = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
-    """What was written: the file, how many tensors and bytes of numbers it holds, and which parts were left out."""
+class MergeResult:
+    """The written file, the number of its tensors and bytes, and the parts that were left out."""
 
     path: Path
     shards: Path
@@ -66,7 +66,7 @@ def merge(
     safe: bool = True,
     replaces: bool = True,
     removes: bool = False,
-) -> Merged:
+) -> MergeResult:
     """
     Make one file of a checkpoint's shards in the folder `output`, whole or not at all; with `removes`, delete the shards.
 
@@ -75,7 +75,9 @@ def merge(
     shards are missing or damaged, or that the file could not be written.
     """
     shards = list_shards(checkpoint)
-    path = _place(Path(output), names.SAFE_WEIGHTS_NAME if safe else names.WEIGHTS_NAME, replaces=replaces)
+    path = _output_path(
+        Path(output), file_names.SAFE_WEIGHTS_NAME if safe else file_names.WEIGHTS_NAME, replaces=replaces
+    )
     if removes:
         _check_that_it_survives(path, shards)
     keys, left_out = _safe_names(shards) if safe else ({}, ())
@@ -90,11 +92,11 @@ def merge(
             write_file(path, lambda file: _write_pickled(file, shards, compares=removes))
     if removes:
         _remove(shards)
-    return Merged(path, shards.folder, len(keys or shards.tensors), size, left_out, removes)
+    return MergeResult(path, shards.folder, len(keys or shards.tensors), size, left_out, removes)
 
 
-def _place(folder: Path, name: str, *, replaces: bool) -> Path:
-    """Where the file goes."""
+def _output_path(folder: Path, name: str, *, replaces: bool) -> Path:
+    """The path of the written file."""
     folder = folder.expanduser()
     path = folder / name
     if folder.is_file() or (not folder.is_dir() and folder.suffix in {".safetensors", ".bin", ".pt"}):
@@ -107,9 +109,9 @@ def _place(folder: Path, name: str, *, replaces: bool) -> Path:
     return path
 
 
-def _check_that_it_survives(path: Path, shards: Shards) -> None:
+def _check_that_it_survives(path: Path, shards: ShardIndex) -> None:
     """The new file must not be one of those that go."""
-    if path.resolve() in {each.resolve() for each in (*shards.files, shards.folder / LIST)}:
+    if path.resolve() in {file.resolve() for file in (*shards.files, shards.folder / LIST)}:
         raise ConfigurationError(f"{path} is one of the shards, which were to be removed. Pass another folder.")
 
 
@@ -122,7 +124,7 @@ def _check_space(path: Path, size: int) -> None:
         )
 
 
-def _safe_names(shards: Shards) -> tuple[dict[str, str], tuple[str, ...]]:
+def _safe_names(shards: ShardIndex) -> tuple[dict[str, str], tuple[str, ...]]:
     """The name that each tensor of the weights gets, with its key among the shards; and what is beside the weights."""
     prefix, others = weights_among(shards.positions)
     keys: dict[str, str] = {}
@@ -133,7 +135,7 @@ def _safe_names(shards: Shards) -> tuple[dict[str, str], tuple[str, ...]]:
         if tensor is None or not can_hold(tensor.dtype):
             held = "what is no tensor" if tensor is None else f"numbers of type {tensor.dtype}"
             raise CheckpointError(
-                f"{shards.folder} holds {held} under {key!r}, which safetensors has no place for. "
+                f"{shards.folder} holds {held} under {key!r}, which safetensors can't hold. "
                 "Write torch's own format, with safe_serialization=False or --unsafe."
             )
         keys[".".join(map(str, position[len(prefix) :]))] = key
@@ -141,7 +143,7 @@ def _safe_names(shards: Shards) -> tuple[dict[str, str], tuple[str, ...]]:
 
 
 def weights_among(positions: Mapping[str, Position]) -> tuple[Position, tuple[str, ...]]:
-    """Under which word the weights stand, if under any; and the words beside it."""
+    """The key of the weights, if there is one, and the keys beside it."""
     tops = {str(position[0]): len(position) > 1 for position in positions.values()}
     if len(tops) == 1:
         (word, is_nested) = next(iter(tops.items()))
@@ -151,27 +153,27 @@ def weights_among(positions: Mapping[str, Position]) -> tuple[Position, tuple[st
     return (), ()
 
 
-def _write_safe(file: BinaryIO, shards: Shards, keys: Mapping[str, str], *, compares: bool) -> None:
-    begin, order = layout({name: shards.tensors[key] for name, key in keys.items()})
+def _write_safe(file: BinaryIO, shards: ShardIndex, keys: Mapping[str, str], *, compares: bool) -> None:
+    begin, names = layout({name: shards.tensors[key] for name, key in keys.items()})
     file.write(begin)
-    for group in _groups(order, keys, shards):
+    for group in _groups(names, keys, shards):
         loaded = shards.load(keys[name] for name in group)
         for name in group:
             write_numbers(loaded[keys[name]], file)
     file.flush()
     with safe_open(Path(file.name), framework="pt") as written:
         assert set(written.keys()) == set(keys), "the file has the names that its beginning lists"
-        for group in _groups(order, keys, shards) if compares else ():
+        for group in _groups(names, keys, shards) if compares else ():
             loaded = shards.load(keys[name] for name in group)
             for name in group:
                 _compare(name, written.get_tensor(name), loaded[keys[name]])
 
 
-def _groups(order: Sequence[str], keys: Mapping[str, str], shards: Shards) -> Iterator[list[str]]:
+def _groups(names: Sequence[str], keys: Mapping[str, str], shards: ShardIndex) -> Iterator[list[str]]:
     """The names in their order, in groups that fit in memory."""
     group: list[str] = []
     size = 0
-    for name in order:
+    for name in names:
         needed = size_of(shards.tensors[keys[name]])
         if group and size + needed > _AT_ONCE:
             yield group
@@ -182,35 +184,35 @@ def _groups(order: Sequence[str], keys: Mapping[str, str], shards: Shards) -> It
         yield group
 
 
-def _write_pickled(file: BinaryIO, shards: Shards, *, compares: bool) -> None:
+def _write_pickled(file: BinaryIO, shards: ShardIndex, *, compares: bool) -> None:
     loaded = shards.load(shards.positions)
-    whole: Any = _nested({shards.positions[key]: value for key, value in loaded.items()})
-    if len(whole) == 1 and isinstance(only := next(iter(whole.values())), dict):
-        whole = only
-    torch.save(whole, file)
+    nested: Any = _nested({shards.positions[key]: value for key, value in loaded.items()})
+    if len(nested) == 1 and isinstance(only := next(iter(nested.values())), dict):
+        nested = only
+    torch.save(nested, file)
     if compares:
         file.flush()
         written = _flat(torch.load(Path(file.name), weights_only=True, mmap=True))
-        for name, value in _flat(whole).items():
+        for name, value in _flat(nested).items():
             _compare(str(name), written[name], value)
 
 
 def _nested(values: Mapping[Position, Any]) -> dict[Any, Any]:
     """Dictionaries and lists, with each value at its position."""
-    whole: dict[Any, Any] = {}
+    nested: dict[Any, Any] = {}
     for position, value in values.items():
-        inner = whole
+        inner = nested
         for word in position[:-1]:
             inner = inner.setdefault(word, {})
         inner[position[-1]] = value
-    return {word: _with_lists(inner) for word, inner in whole.items()}
+    return {word: _with_lists(inner) for word, inner in nested.items()}
 
 
 def _with_lists(value: Any) -> Any:
     """Dictionaries that number their values from 0 are the lists that they were."""
     if not isinstance(value, dict):
         return value
-    inner = {word: _with_lists(each) for word, each in value.items()}
+    inner = {word: _with_lists(item) for word, item in value.items()}
     if inner and all(isinstance(word, int) for word in inner) and sorted(inner) == list(range(len(inner))):
         return [inner[number] for number in range(len(inner))]
     return inner
@@ -220,7 +222,7 @@ def _flat(value: Any, position: Position = ()) -> dict[Position, Any]:
     """Each value that is no dictionary or list, by its position."""
     if isinstance(value, (dict, list)):
         inner = value.items() if isinstance(value, dict) else enumerate(value)
-        return {place: each for word, part in inner for place, each in _flat(part, (*position, word)).items()}
+        return {path: item for word, part in inner for path, item in _flat(part, (*position, word)).items()}
     return {position: value}
 
 
@@ -239,14 +241,14 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _remove(shards: Shards) -> None:
+def _remove(shards: ShardIndex) -> None:
     """Delete the shards, and their folder where nothing else is in it."""
     # without its list a checkpoint is none, so a kill in between leaves nothing that could be taken for one
     (shards.folder / LIST).unlink()
     for path in shards.files:
         path.unlink()
-    left = sorted(each.name for each in shards.folder.iterdir())
+    left = sorted(item.name for item in shards.folder.iterdir())
     if left:
-        notice(f"{shards.folder} stays, since other files are in it: {', '.join(left[:5])}")
+        warn_user(f"{shards.folder} stays, since other files are in it: {', '.join(left[:5])}")
     else:
         shards.folder.rmdir()

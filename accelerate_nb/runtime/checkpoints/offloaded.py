@@ -38,10 +38,10 @@ def _is_missing(value: Any) -> bool:
 def offloading_hooks(module: Module) -> Iterator[Any]:
     """The hooks that bring a module's weights for each forward, alone or among others."""
     hook: Any = getattr(module, "_hf_hook", None)
-    # asked by what they have, so that models which Accelerate has dispatched are understood too
-    for each in getattr(hook, "hooks", (hook,)):
-        if getattr(each, "offload", False) is True and hasattr(each, "weights_map"):
-            yield each
+    # decided by their attributes, so that models which Accelerate has dispatched are understood too
+    for item in getattr(hook, "hooks", (hook,)):
+        if getattr(item, "offload", False) is True and hasattr(item, "weights_map"):
+            yield item
 
 
 def _kept(model: Module) -> Iterator[tuple[str, Mapping[str, Tensor]]]:

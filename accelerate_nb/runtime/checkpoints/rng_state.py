@@ -31,20 +31,20 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random_states(states: Mapping[str, Any]) -> None:
-    """Put every generator back that `random_states` kept and that is here."""
+    """Restore every generator that `random_states` kept and that this process has."""
     random.setstate(states["random_state"])
     np.random.set_state(states["numpy_random_seed"])
     torch.set_rng_state(states["torch_manual_seed"])
     if "torch_cuda_manual_seed" in states and torch.cuda.is_available():
-        _each(torch.cuda, states["torch_cuda_manual_seed"])
+        _restore_devices(torch.cuda, states["torch_cuda_manual_seed"])
     if "torch_xpu_manual_seed" in states and torch.xpu.is_available():
-        _each(torch.xpu, states["torch_xpu_manual_seed"])
+        _restore_devices(torch.xpu, states["torch_xpu_manual_seed"])
     if "torch_mps_manual_seed" in states and torch.backends.mps.is_available():
         torch.mps.set_rng_state(states["torch_mps_manual_seed"])
     xla.set_random_state(states.get("xm_seed"))
 
 
-def _each(module: Any, states: list[torch.Tensor]) -> None:
-    # a checkpoint from a machine with more devices than this one has states that nobody needs here
+def _restore_devices(module: Any, states: list[torch.Tensor]) -> None:
+    # a checkpoint from a machine with more devices than this one has states that this one does not need
     for index, state in enumerate(states[: module.device_count()]):
         module.set_rng_state(state, index)

@@ -1,4 +1,4 @@
-"""One save from its beginning to the end: a copy of the state where it is wanted, its files, their place."""
+"""One save from its beginning to the end: a copy of the state if requested, its files, their commit."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from accelerate_nb.errors import CheckpointError
-from accelerate_nb.runtime.checkpoints import committing, manifest
-from accelerate_nb.runtime.checkpoints.agreeing import Alone, Line, line_of
-from accelerate_nb.runtime.checkpoints.background import Writing
-from accelerate_nb.runtime.checkpoints.committing import Place
-from accelerate_nb.runtime.checkpoints.hosting import Copier, HostMemory
-from accelerate_nb.runtime.checkpoints.writing import File, named, write_files
-from accelerate_nb.runtime.world import World
+from accelerate_nb.runtime.checkpoints import manifest
+from accelerate_nb.runtime.checkpoints.commit_protocol import CommitChannel, SingleProcessCommit, commit_channel_of
+from accelerate_nb.runtime.checkpoints.io import atomic_commit
+from accelerate_nb.runtime.checkpoints.io.atomic_commit import CheckpointPaths
+from accelerate_nb.runtime.checkpoints.io.background_write import BackgroundWrite
+from accelerate_nb.runtime.checkpoints.io.host_copy import HostCopier, HostMemory
+from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, named, write_files
+from accelerate_nb.runtime.world.world import World
 
 # Files are written at the same time because what takes time is the disk, and torch's sums over what it writes.
 _THREADS = 4
@@ -22,16 +23,16 @@ _THREADS = 4
 
 @dataclass
 class Saver:
-    """What one `Accelerator` saves with; it knows the save that is still being written."""
+    """The saves of one `Accelerator`; it knows the save that is still being written."""
 
     world: World
-    writing: Writing | None = None
+    writing: BackgroundWrite | None = None
     _memory: HostMemory = field(default_factory=HostMemory)
-    _line: Line | None = field(init=False)
+    _channel: CommitChannel | None = field(init=False)
 
     def __post_init__(self) -> None:
         # before the first save, so that a process that dies until then is missed
-        self._line = None if self.world.size == 1 else line_of(self.world)
+        self._channel = None if self.world.size == 1 else commit_channel_of(self.world)
 
     def wait(self) -> Path | None:
         """Wait for the save that is still being written; the folder that it went to."""
@@ -43,45 +44,45 @@ class Saver:
 
     def save(
         self,
-        place: Place,
-        files: Callable[[Path], list[File]],
+        paths: CheckpointPaths,
+        files: Callable[[Path], list[FileToWrite]],
         after: Callable[[], None],
         *,
         moment: str,
         blocking: bool,
     ) -> None:
         """
-        Save what `files` gives for a draft, and call `after` when it is in its place; all processes call it.
+        Save what `files` gives for a draft, and call `after` when it is committed; all processes call it.
 
-        `moment` is of the training: processes that save in the same one belong together. Without `blocking` it
+        Processes that save at the same `moment` of the training belong together. Without `blocking` it
         returns when the state has been copied.
         """
-        agreed = Alone() if self._line is None else self._line.agreement(place.folder, moment)
-        one = _Save(self.world, place, agreed)
-        with named(place.folder):
-            agreed.begin(lambda: committing.clear(place))
+        agreement = SingleProcessCommit() if self._channel is None else self._channel.agreement(paths.folder, moment)
+        item = _Save(self.world, paths, agreement)
+        with named(paths.folder):
+            agreement.begin(lambda: atomic_commit.clear(paths))
         try:
-            with named(place.folder):
-                place.draft.mkdir(parents=True, exist_ok=True)  # on a machine with a disk of its own
-                wanted = files(place.draft)
+            with named(paths.folder):
+                paths.draft.mkdir(parents=True, exist_ok=True)  # on a machine with a disk of its own
+                wanted = files(paths.draft)
                 if not blocking:
                     wanted = self._copied(wanted)
         except BaseException as error:
-            one.give_up(str(error))
+            item.give_up(str(error))
             raise
         if blocking:
-            self._finish(one, wanted, after, _THREADS)
+            self._finish(item, wanted, after, _THREADS)
         else:
-            self.writing = Writing(place.folder, lambda: self._finish(one, wanted, after, 1))
+            self.writing = BackgroundWrite(paths.folder, lambda: self._finish(item, wanted, after, 1))
 
-    def _finish(self, one: _Save, files: list[File], after: Callable[[], None], threads: int) -> None:
-        one.write(files, threads)
+    def _finish(self, save: _Save, files: list[FileToWrite], after: Callable[[], None], threads: int) -> None:
+        save.write(files, threads)
         after()
 
-    def _copied(self, files: list[File]) -> list[File]:
+    def _copied(self, files: list[FileToWrite]) -> list[FileToWrite]:
         self._memory.give_back()
-        copier = Copier(self._memory)
-        copies = [File(file.name, copier.copy(file.content), file.safe) for file in files]
+        copier = HostCopier(self._memory)
+        copies = [FileToWrite(file.name, copier.copy(file.content), file.safe) for file in files]
         copier.finish()
         return copies
 
@@ -91,15 +92,15 @@ class _Save:
     """This process's part of one save."""
 
     world: World
-    place: Place
-    agreed: Alone
+    paths: CheckpointPaths
+    agreement: SingleProcessCommit
 
-    def write(self, files: list[File], threads: int) -> None:
-        """Write this process's files; returns when the checkpoint is in its place on all."""
+    def write(self, files: list[FileToWrite], threads: int) -> None:
+        """Write this process's files; returns when the checkpoint is committed on all."""
         complaint: str | None = "It was interrupted."
-        written: dict[str, manifest.Entry] = {}
+        written: dict[str, manifest.ManifestEntry] = {}
         try:
-            written = write_files(files, self.place.draft, threads=threads)
+            written = write_files(files, self.paths.draft, threads=threads)
             complaint = None
         except CheckpointError as error:
             complaint = f"{error} What was there before is unchanged."
@@ -108,39 +109,39 @@ class _Save:
             self._finish(complaint, written)
 
     def give_up(self, reason: str) -> None:
-        """This process has nothing to write; the others hear why."""
+        """This process has nothing to write; the others receive the reason."""
         try:
-            self.agreed.finish(f"{self.place.folder} was not written: {reason}", lambda: None)
+            self.agreement.finish(f"{self.paths.folder} was not written: {reason}", lambda: None)
         except CheckpointError:
             return  # it was raised where it happened
 
-    def _finish(self, complaint: str | None, written: dict[str, manifest.Entry]) -> None:
+    def _finish(self, complaint: str | None, written: dict[str, manifest.ManifestEntry]) -> None:
         def commit() -> None:
-            with named(self.place.folder):
-                self._put_in_place(written)
+            with named(self.paths.folder):
+                self._commit(written)
 
-        self.agreed.finish(complaint, commit)
-        if not (self.world.is_main or self.agreed.is_apart) and self._is_left(written):
+        self.agreement.finish(complaint, commit)
+        if not (self.world.is_main or self.agreement.is_apart) and self._is_left(written):
             self._come_after(written, commit)
 
-    def _is_left(self, written: dict[str, manifest.Entry]) -> bool:
+    def _is_left(self, written: dict[str, manifest.ManifestEntry]) -> bool:
         """Whether the draft still holds this process's files; by now there may be a draft of the main process's next save."""
-        return bool(written) and all((self.place.draft / name).exists() for name in written)
+        return bool(written) and all((self.paths.draft / name).exists() for name in written)
 
-    def _come_after(self, written: dict[str, manifest.Entry], commit: Callable[[], None]) -> None:
+    def _come_after(self, written: dict[str, manifest.ManifestEntry], commit: Callable[[], None]) -> None:
         """There is still a draft: this machine's disk is its own, or this process began when the others were done."""
-        content = manifest.read(self.place.folder)
-        if content is not None and content["token"] == self.agreed.token:
+        content = manifest.read(self.paths.folder)
+        if content is not None and content["token"] == self.agreement.token:
             for name in written:
-                (self.place.draft / name).replace(self.place.folder / name)
-            shutil.rmtree(self.place.draft.parent, ignore_errors=True)
+                (self.paths.draft / name).replace(self.paths.folder / name)
+            shutil.rmtree(self.paths.draft.parent, ignore_errors=True)
         elif self.world.is_local_main:
             commit()
 
-    def _put_in_place(self, written: dict[str, manifest.Entry]) -> None:
-        draft, absent = self.place.draft, len(self.agreed.absent)
-        for each in draft.rglob("*"):
-            if each.is_dir() or each.name not in written:
-                committing.sync(each)  # what hooks have written; the other processes' files are there already
-        manifest.write(draft, written, self.agreed.token, 1 if self.agreed.is_apart else self.world.size - absent)
-        committing.commit(self.place)
+    def _commit(self, written: dict[str, manifest.ManifestEntry]) -> None:
+        draft, absent = self.paths.draft, len(self.agreement.absent)
+        for path in draft.rglob("*"):
+            if path.is_dir() or path.name not in written:
+                atomic_commit.sync(path)  # what hooks have written; the other processes' files are there already
+        manifest.write(draft, written, self.agreement.token, 1 if self.agreement.is_apart else self.world.size - absent)
+        atomic_commit.commit(self.paths)

@@ -1,11 +1,11 @@
-"""Where a tensor's numbers lie: tensors of one address have one memory."""
+"""The address of a tensor's numbers: tensors of one address have one memory."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from accelerate_nb.runtime.checkpoints import xla
+from accelerate_nb.runtime.checkpoints.io import xla
 
 
 def is_apart(device: torch.device) -> bool:
@@ -14,10 +14,10 @@ def is_apart(device: torch.device) -> bool:
 
 
 def address(tensor: Tensor) -> int:
-    """Where the tensor's first number lies; on a device without addresses, which of its tensors this is."""
+    """The address of the tensor's first number; on a device without addresses, the tensor's number."""
     return xla.number(tensor) if is_apart(tensor.device) else tensor.data_ptr()
 
 
 def storage(tensor: Tensor) -> int:
-    """Where the memory begins that the tensor is a part of, or all of; on a device without addresses every tensor is all of its own."""
+    """The address of the memory that the tensor is a part of; on a device without addresses each has its own."""
     return xla.number(tensor) if is_apart(tensor.device) else tensor.untyped_storage().data_ptr()

@@ -12,14 +12,14 @@ from typing import Any
 from torch import Tensor
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
-from accelerate_nb.runtime.addresses import address, storage
-from accelerate_nb.runtime.checkpoints import names
-from accelerate_nb.runtime.checkpoints.bringing import brought
-from accelerate_nb.runtime.checkpoints.committing import remove, sync
-from accelerate_nb.runtime.checkpoints.reading import read, read_weights
-from accelerate_nb.runtime.checkpoints.writing import File, write_file, write_files
+from accelerate_nb.runtime.checkpoints import file_names
+from accelerate_nb.runtime.checkpoints.io.atomic_commit import remove, sync
+from accelerate_nb.runtime.checkpoints.io.device_copy import brought
+from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, write_file, write_files
+from accelerate_nb.runtime.checkpoints.load_file import read, read_weights
+from accelerate_nb.runtime.checkpoints.tensor_storage import address, storage
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("accelerate_nb.utils.other")
 _UNITS = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3, "TIB": 2**40, "GIB": 2**30, "MIB": 2**20, "KIB": 2**10}
 _WEIGHT_FILE = re.compile(
     r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
@@ -27,18 +27,18 @@ _WEIGHT_FILE = re.compile(
 )
 
 
-def file_of_weights(state: Mapping[str, Any], name: str, *, safe: bool) -> File:
+def file_of_weights(state: Mapping[str, Any], name: str, *, safe: bool) -> FileToWrite:
     """A file of weights, with safetensors or as torch's own pickle."""
-    return File(name, without_aliases(state) if safe else dict(state), safe)
+    return FileToWrite(name, without_aliases(state) if safe else dict(state), safe)
 
 
 def load_weights(folder: Path, index: int) -> tuple[Path, dict[str, Any]]:
     """The weights of a checkpoint's model number `index` with the file they come from, whichever of the two kinds it is."""
     expected = f"the weights of model {index}"
-    safe = folder / names.weights(index, safe=True)
+    safe = folder / file_names.weights(index, safe=True)
     if safe.exists():
         return safe, read_weights(safe, expected)
-    pickled = folder / names.weights(index, safe=False)
+    pickled = folder / file_names.weights(index, safe=False)
     if not pickled.exists():
         raise CheckpointError(
             f"{folder} holds no weights for model {index}: neither {safe.name} nor {pickled.name}. "
@@ -48,33 +48,33 @@ def load_weights(folder: Path, index: int) -> tuple[Path, dict[str, Any]]:
 
 
 def save_model_files(state: Mapping[str, Any], folder: Path, max_shard_size: int | str, *, safe: bool) -> None:
-    """Write a model's weights in as many files as their size asks for, in place of all weights that lie there."""
+    """Write a model's weights in as many files as their size needs, in place of all weights in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     state = brought(state)
     tensors = without_aliases(state) if safe else dict(state)
-    base, ending = ("model", "safetensors") if safe else ("pytorch_model", "bin")
+    base, suffix = ("model", "safetensors") if safe else ("pytorch_model", "bin")
     shards = split(tensors, parse_size(max_shard_size))
-    files = _names(base, ending, len(shards))
+    files = _names(base, suffix, len(shards))
     draft = folder / f".{base}.incomplete"
     remove(draft)
     draft.mkdir()
     try:
         write_files([file_of_weights(shard, name, safe=safe) for name, shard in zip(files, shards, strict=True)], draft)
         if len(shards) > 1:
-            _write_index(draft / f"{base}.{ending}.index.json", files, shards)
+            _write_index(draft / f"{base}.{suffix}.index.json", files, shards)
         _replace_weights(draft, folder)
     finally:
         remove(draft)
 
 
 def _replace_weights(draft: Path, folder: Path) -> None:
-    written = {each.name for each in draft.iterdir()}
+    written = {path.name for path in draft.iterdir()}
     for name in written:
         (draft / name).replace(folder / name)
     # a loader prefers one kind of file over the other, so weights of a former save would come back as the newer ones
-    for each in folder.iterdir():
-        if _WEIGHT_FILE.fullmatch(each.name) and each.name not in written:
-            each.unlink()
+    for path in folder.iterdir():
+        if _WEIGHT_FILE.fullmatch(path.name) and path.name not in written:
+            path.unlink()
     sync(folder)
 
 
@@ -107,7 +107,7 @@ def parse_size(size: int | str) -> int:
 
 
 def without_aliases(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors, each under its first name only; parts of one memory become memories of their own, as safetensors asks."""
+    """The tensors, each under its first name only; parts of one memory become separate, as safetensors requires."""
     seen: set[tuple[Any, ...]] = set()
     storages: set[int] = set()
     kept: dict[str, Tensor] = {}
@@ -117,9 +117,9 @@ def without_aliases(state: Mapping[str, Any]) -> dict[str, Tensor]:
             removed.add(name)
             continue
         seen.add(_memory(tensor))
-        whole = storage(tensor)
-        kept[name] = tensor.clone().contiguous() if whole in storages else tensor.contiguous()
-        storages.add(whole)
+        memory = storage(tensor)
+        kept[name] = tensor.clone().contiguous() if memory in storages else tensor.contiguous()
+        storages.add(memory)
     if removed:
         _logger.warning(
             "Removed shared tensor %s while saving: safetensors keeps each memory under one name. Loading into a model that "
@@ -129,20 +129,20 @@ def without_aliases(state: Mapping[str, Any]) -> dict[str, Tensor]:
     return kept
 
 
-def with_aliases(loaded: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The loaded weights for a model whose state is `own`: names fitted to it, tied weights under all their names."""
-    fitted = _fit_names(loaded, own)
-    first = {_memory(tensor): name for name, tensor in own.items() if name in fitted and isinstance(tensor, Tensor)}
-    for name, tensor in own.items():
+def with_aliases(loaded: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+    """The loaded weights for a model with this `state`: names fitted to it, tied weights under all their names."""
+    fitted = _fit_names(loaded, state)
+    first = {_memory(tensor): name for name, tensor in state.items() if name in fitted and isinstance(tensor, Tensor)}
+    for name, tensor in state.items():
         if name not in fitted and isinstance(tensor, Tensor) and _memory(tensor) in first:
             fitted[name] = fitted[first[_memory(tensor)]]
     return fitted
 
 
-def _fit_names(loaded: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _fit_names(loaded: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     """Data parallel models save their weights as `module.…`; the model inside doesn't know that word."""
     prefix = "module."
-    if all(name.startswith(prefix) for name in loaded) and not all(name.startswith(prefix) for name in own):
+    if all(name.startswith(prefix) for name in loaded) and not all(name.startswith(prefix) for name in state):
         return {name.removeprefix(prefix): tensor for name, tensor in loaded.items()}
     return dict(loaded)
 
@@ -155,10 +155,10 @@ def _bytes(value: Any) -> int:
     return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
 
 
-def _names(base: str, ending: str, count: int) -> list[str]:
+def _names(base: str, suffix: str, count: int) -> list[str]:
     if count == 1:
-        return [f"{base}.{ending}"]
-    return [f"{base}-{number:05d}-of-{count:05d}.{ending}" for number in range(1, count + 1)]
+        return [f"{base}.{suffix}"]
+    return [f"{base}-{number:05d}-of-{count:05d}.{suffix}" for number in range(1, count + 1)]
 
 
 def _write_index(path: Path, files: list[str], shards: list[dict[str, Any]]) -> None:

@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from accelerate_nb.config.basic import write_basic
+from accelerate_nb.config.hf.default_file import write_basic
 from accelerate_nb.devices.probe import probe
-from accelerate_nb.runtime.kinds import DistributedType
+from accelerate_nb.runtime.compat.enums import DistributedType
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("accelerate_nb.commands.config.default")
 
 
 def write_basic_config(
@@ -21,7 +21,7 @@ def write_basic_config(
     Write Accelerate's configuration file for all accelerators of this machine, or for its CPU; the file's path.
 
     `False` where there is a file already, which stays as it is. `save_location` is by default where Accelerate's tools,
-    and the launchers here, look for it. A notebook needs no such file.
+    and this package's launchers, read it. A notebook needs no such file.
     """
     found = probe()
     number = max(1, found.count)
@@ -33,6 +33,6 @@ def write_basic_config(
         cpu=found.count == 0,
     )
     if path is None:
-        _log.warning("There is a configuration file already, and it stays: name another place, or remove it.")
+        _log.warning("There is a configuration file already, and it stays: name another path, or remove it.")
         return False
     return path

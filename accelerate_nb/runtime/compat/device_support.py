@@ -1,15 +1,15 @@
-"""What torch can use on this machine: which devices, and what of torch's own parts."""
+"""Device support of torch on this machine."""
 
 from __future__ import annotations
 
 import torch
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime import xla
-from accelerate_nb.runtime.installed import is_installed, is_transformer_engine_available
-from accelerate_nb.runtime.kinds import DistributedType
-from accelerate_nb.runtime.variables import parse_flag_from_env, patch_environment
-from accelerate_nb.runtime.versions import is_torch_version
+from accelerate_nb.runtime.compat.enums import DistributedType
+from accelerate_nb.runtime.compat.env_vars import parse_flag_from_env, patch_environment
+from accelerate_nb.runtime.compat.packages import is_installed, is_transformer_engine_available
+from accelerate_nb.runtime.compat.versions import is_torch_version
+from accelerate_nb.runtime.xla import device as xla
 
 
 def is_transformer_engine_mxfp8_available() -> bool:
@@ -23,7 +23,7 @@ def is_fp16_available() -> bool:
 
 
 def is_bf16_available(ignore_tpu: bool = False) -> bool:
-    """Whether this process's device computes in bf16; with `ignore_tpu` a TPU is said not to."""
+    """Whether this process's device computes in bf16; with `ignore_tpu` a TPU counts as one that doesn't."""
     if is_torch_xla_available(check_is_tpu=True):
         return not ignore_tpu
     if is_cuda_available():
@@ -34,7 +34,7 @@ def is_bf16_available(ignore_tpu: bool = False) -> bool:
 
 
 def is_cuda_available() -> bool:
-    """Whether torch can use an NVIDIA or AMD GPU; asked so that no driver is woken, and a later fork stays possible."""
+    """Whether torch can use an NVIDIA or AMD GPU; found so that no driver is woken, and a later fork stays possible."""
     with patch_environment(PYTORCH_NVML_BASED_CUDA_CHECK="1"):
         return torch.cuda.is_available()
 
@@ -49,32 +49,32 @@ def is_mps_available(min_version: str = "1.12") -> bool:
     return is_torch_version(">=", min_version) and torch.backends.mps.is_available()
 
 
-def is_xpu_available(check_device: bool = False) -> bool:  # noqa: ARG001 - torch is asked in any case
+def is_xpu_available(check_device: bool = False) -> bool:  # noqa: ARG001 - torch decides in any case
     """Whether torch can use Intel's GPU."""
     return _can_use("xpu")
 
 
-def is_npu_available(check_device: bool = False) -> bool:  # noqa: ARG001 - torch is asked in any case
+def is_npu_available(check_device: bool = False) -> bool:  # noqa: ARG001 - torch decides in any case
     """Whether torch can use Huawei's NPU."""
     return _can_use("npu")
 
 
-def is_mlu_available(check_device: bool = False) -> bool:  # noqa: ARG001 - torch is asked in any case
+def is_mlu_available(check_device: bool = False) -> bool:  # noqa: ARG001 - torch decides in any case
     """Whether torch can use Cambricon's MLU."""
     return _can_use("mlu")
 
 
-def is_musa_available(check_device: bool = False) -> bool:  # noqa: ARG001 - torch is asked in any case
+def is_musa_available(check_device: bool = False) -> bool:  # noqa: ARG001 - torch decides in any case
     """Whether torch can use Moore Threads' GPU."""
     return _can_use("musa")
 
 
-def is_sdaa_available(check_device: bool = False) -> bool:  # noqa: ARG001 - torch is asked in any case
+def is_sdaa_available(check_device: bool = False) -> bool:  # noqa: ARG001 - torch decides in any case
     """Whether torch can use Tecorigin's SDAA."""
     return _can_use("sdaa")
 
 
-def is_neuron_available(check_device: bool = False) -> bool:  # noqa: ARG001 - torch is asked in any case
+def is_neuron_available(check_device: bool = False) -> bool:  # noqa: ARG001 - torch decides in any case
     """Whether torch can use Amazon's Neuron."""
     return _can_use("neuron")
 
@@ -100,14 +100,14 @@ def get_current_device_type() -> tuple[str, str]:
         "xpu": is_xpu_available,
         "neuron": is_neuron_available,
     }
-    found = next((device for device, is_here in others.items() if is_here()), "cuda")
+    found = next((device for device, is_available in others.items() if is_available()), "cuda")
     return found, DistributedType.of(2, found).value
 
 
 def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = False) -> bool:
-    """Whether torch_xla is installed, and `USE_TORCH_XLA` doesn't say no; on request, whether it has a TPU, or a GPU."""
+    """Whether torch_xla is installed, and `USE_TORCH_XLA` isn't false; on request, whether it has a TPU, or a GPU."""
     if check_is_tpu and check_is_gpu:
-        raise ConfigurationError("check_is_tpu and check_is_gpu were both asked for. Ask for one of them.")
+        raise ConfigurationError("check_is_tpu and check_is_gpu were both passed. Pass one of them.")
     if not (parse_flag_from_env("USE_TORCH_XLA", True) and is_installed("torch_xla")):
         return False
     if check_is_tpu:
@@ -131,7 +131,7 @@ def is_pippy_available() -> bool:
 
 
 def is_weights_only_available() -> bool:
-    """Whether torch can be told which classes are safe to load."""
+    """Whether torch takes a list of classes that are safe to load."""
     return is_torch_version(">=", "2.4.0")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class KnowsItsValues(enum.EnumMeta):
-    """Makes `"fp16" in PrecisionType` a question that can be asked on every supported Python."""
+    """Makes `"fp16" in PrecisionType` work on every supported Python."""
 
     def __contains__(cls, item: object) -> bool:
         members: list[Any] = list(cls.__members__.values())
@@ -27,7 +27,7 @@ class Kind(str, enum.Enum, metaclass=KnowsItsValues):
 
 
 class DistributedType(str, enum.Enum):
-    """How the processes of a run are connected; its value is its name."""
+    """The type of connection between a run's processes; its value is its name."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
@@ -55,7 +55,7 @@ class DistributedType(str, enum.Enum):
 
 
 class PrecisionType(Kind):
-    """What numbers a step is computed in."""
+    """The precision that a step is computed in."""
 
     NO = "no"
     FP8 = "fp8"
@@ -80,7 +80,7 @@ class RNGType(Kind):
 
 
 class DDPCommunicationHookType(Kind):
-    """How gradients are packed while they travel."""
+    """The compression of gradients while they travel."""
 
     NO = "no"
     FP16 = "fp16"
@@ -90,7 +90,7 @@ class DDPCommunicationHookType(Kind):
 
 
 class DynamoBackend(Kind):
-    """What compiles the graphs that `torch.compile` finds."""
+    """The compiler of the graphs that `torch.compile` finds."""
 
     NO = "NO"
     EAGER = "EAGER"
@@ -136,14 +136,14 @@ class LoggerType(Kind):
 
 
 class ComputeEnvironment(Kind):
-    """Where a run takes place; Amazon's SageMaker is not offered here."""
+    """The environment that a run takes place in; Amazon's SageMaker is not offered."""
 
     LOCAL_MACHINE = "LOCAL_MACHINE"
     AMAZON_SAGEMAKER = "AMAZON_SAGEMAKER"
 
 
 class CustomDtype(Kind):
-    """A type of numbers that torch has none for, to tell how much memory a model would take in it."""
+    """A type of numbers that torch has none for, for estimates of a model's memory in it."""
 
     FP8 = "fp8"
     INT4 = "int4"

@@ -1,4 +1,4 @@
-"""How environment variables are read, or changed for the length of a block."""
+"""Environment variables, read or changed for the length of a block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from accelerate_nb.config.kinds import Unfit, YesNo
+from accelerate_nb.config.value_types import Boolean, InvalidValue
 from accelerate_nb.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -20,21 +20,21 @@ T = TypeVar("T")
 _PREFIX = "ACCELERATE_"
 _FORBIDDEN = frozenset(";\n<> ")
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("accelerate_nb.utils.environment")
 
 
 def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
     """
-    1 for a text that says yes, 0 for one that says no; `True` and `False` with `to_bool`.
+    1 for a text that means yes, 0 for one that means no; `True` and `False` with `to_bool`.
 
     >>> str_to_bool("yes"), str_to_bool("off", to_bool=True)
     (1, False)
     """
     try:
-        said = YesNo().parse(value)
-    except Unfit:
+        parsed = Boolean().parse(value)
+    except InvalidValue:
         raise ConfigurationError(f"invalid truth value {value.lower()}: it is neither a yes nor a no.") from None
-    return said if to_bool else int(said)
+    return parsed if to_bool else int(parsed)
 
 
 def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
@@ -47,17 +47,17 @@ def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
 
 
 def parse_flag_from_env(key: str, default: bool = False) -> bool:
-    """Whether a variable says yes; the default where it isn't set."""
+    """Whether a variable is true; the default where it isn't set."""
     return bool(str_to_bool(os.environ.get(key, str(default))))
 
 
 def parse_choice_from_env(key: str, default: str = "no") -> str:
-    """What a variable says, as it is written; the default where it isn't set."""
+    """The value of a variable as it is written; the default where it isn't set."""
     return os.environ.get(key, str(default))
 
 
 def env_var_path_add(env_var_name: str, path_to_add: str | os.PathLike[str]) -> str:
-    """What a variable that holds paths would say with one more at its end; the variable stays as it is."""
+    """The value of a variable of paths with one more at its end; the variable stays as it is."""
     held = (path for path in os.environ.get(env_var_name, "").split(":") if path)
     return ":".join([*held, str(path_to_add)])
 
@@ -79,7 +79,7 @@ def convert_dict_to_env_variables(current_env: Mapping[str, str]) -> list[str]:
 
 
 def are_libraries_initialized(*library_names: str) -> list[str]:
-    """Which of these packages are imported already."""
+    """The packages among these that are imported already."""
     return [name for name in library_names if name in sys.modules]
 
 
@@ -104,9 +104,9 @@ def patch_environment(**kwargs: Any) -> Iterator[None]:
     ...     os.environ["OMP_NUM_THREADS"]
     '1'
     """
-    said = {name.upper(): str(value) for name, value in kwargs.items()}
-    before = {name: os.environ.get(name) for name in said}
-    os.environ.update(said)
+    variables = {name.upper(): str(value) for name, value in kwargs.items()}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -129,7 +129,7 @@ def purge_accelerate_environment(func_or_cls: T) -> T:
 
 @dataclass
 class CPUInformation:
-    """A process's place among the processes that a launcher for CPUs, such as `mpirun`, has started."""
+    """A process's ranks among the processes that a launcher for CPUs, such as `mpirun`, has started."""
 
     rank: int = 0
     world_size: int = 1
@@ -138,7 +138,7 @@ class CPUInformation:
 
 
 def get_cpu_distributed_information() -> CPUInformation:
-    """This process's place, as the variables of torchrun, Intel's MPI, Open MPI or MVAPICH say."""
+    """This process's ranks by the variables of torchrun, Intel's MPI, Open MPI or MVAPICH."""
     return CPUInformation(
         rank=get_int_from_env(["RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"], 0),
         world_size=get_int_from_env(["WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"], 1),
@@ -176,7 +176,7 @@ def _purging(function: Any) -> Any:
         with _purged():
             return function(*args, **kwargs)
 
-    # the name that Accelerate's own decorator looks for
+    # the name that Accelerate's own decorator reads
     purging._accelerate_is_purged_environment_wrapped = True  # type: ignore[attr-defined]
     return purging
 

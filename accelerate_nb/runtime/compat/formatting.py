@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import platform
+import re
+import socket
 from functools import reduce
 from typing import Any
+
+from packaging.version import Version
 
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
@@ -51,3 +57,32 @@ def recursive_getattr(obj: Any, attr: str) -> Any:
     0.0
     """
     return reduce(getattr, attr.split("."), obj)
+
+
+def is_port_in_use(port: int | None = None) -> bool:
+    """Whether someone listens at a port of this machine; 29500, the default of torch's rendezvous, where none is named."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as caller:
+        return caller.connect_ex(("localhost", 29500 if port is None else port)) == 0
+
+
+def get_free_port() -> int:
+    """A port that was free a moment ago; who can bind port 0 directly is safer."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])
+
+
+_HANGS_BELOW = "5.5.0"
+
+_log = logging.getLogger("accelerate_nb.utils.other")
+
+
+def check_os_kernel() -> None:
+    """Warn, on Linux, of a kernel older than 5.5, on which training may hang."""
+    found = re.search(r"\d+\.\d+\.\d+", platform.release())
+    if platform.system() != "Linux" or found is None or Version(found[0]) >= Version(_HANGS_BELOW):
+        return
+    _log.warning(
+        f"Linux {found[0]} runs here, and below {_HANGS_BELOW} a process can hang. Upgrade the kernel to that version or a "
+        "newer one."
+    )

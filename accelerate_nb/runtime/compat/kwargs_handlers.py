@@ -1,4 +1,4 @@
-"""What a person may hand to the `Accelerator` to shape its parts, under Hugging Face Accelerate's names."""
+"""Objects that configure the parts of an `Accelerator`, under Hugging Face Accelerate's names."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import MISSING, dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
-from accelerate_nb.runtime.kinds import DDPCommunicationHookType, named
+from accelerate_nb.runtime.compat.enums import DDPCommunicationHookType, named
 
 
 @dataclass
 class KwargsHandler:
-    """Arguments for something that the `Accelerator` makes; what was not said may come from the environment."""
+    """Arguments for something that the `Accelerator` makes; fields left out may come from the environment."""
 
     def __post_init__(self) -> None:
         self._fill(os.environ)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields with their values."""
-        return {each.name: copy.deepcopy(getattr(self, each.name)) for each in fields(self)}
+        return {item.name: copy.deepcopy(getattr(self, item.name)) for item in fields(self)}
 
     def to_kwargs(self) -> dict[str, Any]:
         """The fields whose values differ from the default."""
@@ -33,11 +33,11 @@ class KwargsHandler:
 
     @classmethod
     def _plain(cls) -> KwargsHandler:
-        """What is made with no argument where the environment says nothing."""
+        """The handler made without arguments where the environment sets nothing."""
         plain = object.__new__(cls)
-        for each in fields(cls):
-            value = each.default_factory() if each.default_factory is not MISSING else each.default
-            setattr(plain, each.name, value)
+        for item in fields(cls):
+            value = item.default_factory() if item.default_factory is not MISSING else item.default
+            setattr(plain, item.name, value)
         plain._fill({})
         return plain
 
@@ -97,8 +97,8 @@ class DistributedDataParallelKwargs(KwargsHandler):
         return {name: value for name, value in super().to_dict().items() if name not in set(ignore_keys)}
 
     def register_comm_hook(self, model: Any) -> None:
-        """Let a `DistributedDataParallel` model pack its gradients as `comm_hook` and `comm_wrapper` say."""
-        from accelerate_nb.runtime.strategies.packing import pack_gradients
+        """Let a `DistributedDataParallel` model pack its gradients by `comm_hook` and `comm_wrapper`."""
+        from accelerate_nb.runtime.strategies.gradient_compression import pack_gradients
 
         pack_gradients(model, named(self.comm_hook), named(self.comm_wrapper), self.comm_state_option)
 
@@ -106,7 +106,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
 @dataclass
 class GradientAccumulationPlugin(KwargsHandler):
     """
-    How gradients are accumulated: `num_steps` micro-steps to a step, and what ends such a window early.
+    The accumulation of gradients: `num_steps` micro-steps to a step, and what ends such a window early.
 
     A window that the end of a loader cuts short is divided by `num_steps` all the same, which is Accelerate's rule and the
     default here, so that a changed import line changes no number: with 6 batches and `num_steps=4` the second step sees
@@ -125,7 +125,7 @@ class GradientAccumulationPlugin(KwargsHandler):
 @dataclass
 class DataLoaderConfiguration:
     """
-    How loaders are shared out among processes.
+    The distribution of loaders among processes.
 
     `progress` shows each epoch as a bar of its rank in the notebook, without writing anything; `None` leaves it to the
     launcher's `loader_progress`.
@@ -143,7 +143,7 @@ class DataLoaderConfiguration:
 
 @dataclass
 class ProjectConfiguration:
-    """Where a project keeps its files, and how its checkpoints are named and counted."""
+    """The folders of a project's files, and the names and number of its checkpoints."""
 
     project_dir: str | None = None
     logging_dir: str | None = None
@@ -156,7 +156,7 @@ class ProjectConfiguration:
         self.set_directories(self.project_dir)
 
     def set_directories(self, project_dir: str | None = None) -> None:
-        """Keep the project in `project_dir`, and its logs too where no other place was named for them."""
+        """Keep the project in `project_dir`, and its logs too where no other folder was named for them."""
         self.project_dir = project_dir
         if self.logging_dir is None:
             self.logging_dir = project_dir

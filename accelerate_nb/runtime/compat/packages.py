@@ -1,4 +1,4 @@
-"""Which optional packages are installed, in what version."""
+"""The optional packages that are installed, and their versions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, TypeVar, cast
 from packaging.version import Version, parse
 
 from accelerate_nb.errors import MissingExtraError
-from accelerate_nb.runtime.variables import parse_flag_from_env
+from accelerate_nb.runtime.compat.env_vars import parse_flag_from_env
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-# An error is not kept: what a notebook installs a moment later is found, and what was found is not looked for again.
+# An error is not kept: what a notebook installs a moment later is found, and what was found is not searched again.
 @functools.cache
 def _found(module: str, distribution: str) -> Version:
     """The version in which a module is installed; `PackageNotFoundError` for a mere folder of the same name."""
@@ -215,7 +215,7 @@ def is_tensorboard_available() -> bool:
 
 
 def is_rich_available() -> bool:
-    """Whether rich is installed, and was asked for by `ACCELERATE_ENABLE_RICH`."""
+    """Whether rich is installed, and enabled by `ACCELERATE_ENABLE_RICH`."""
     return is_installed("rich") and parse_flag_from_env("ACCELERATE_ENABLE_RICH")
 
 
@@ -226,7 +226,7 @@ def is_bnb_available(min_version: str | None = None) -> bool:
 
 def is_bitsandbytes_multi_backend_available() -> bool:
     """Whether the installed bitsandbytes works on other devices than NVIDIA's."""
-    # the package says so of itself since 0.43, and from 0.45 on all of it does
+    # the package lists it among its features since 0.43, and every build has it since 0.45
     return is_installed("bitsandbytes") and "multi_backend" in getattr(import_module("bitsandbytes"), "features", ())
 
 
@@ -236,7 +236,7 @@ def is_numpy_available(min_version: str = "1.25.0") -> bool:
 
 
 def is_megatron_lm_available() -> bool:
-    """Whether Megatron-LM's training part is installed, and was asked for by `ACCELERATE_USE_MEGATRON_LM`."""
+    """Whether Megatron-LM's training part is installed, and enabled by `ACCELERATE_USE_MEGATRON_LM`."""
     if not parse_flag_from_env("ACCELERATE_USE_MEGATRON_LM"):
         return False
     return is_installed("megatron", "megatron-core", at_least="0.8.0") and find_spec("megatron.training") is not None

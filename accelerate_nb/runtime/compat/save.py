@@ -1,4 +1,4 @@
-"""How an object is written to a file once, by one process of a run, and read back."""
+"""Objects written to a file once, by one process of a run, and read back."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from accelerate_nb.runtime.addresses import is_apart
-from accelerate_nb.runtime.checkpoints.bringing import brought, settle
-from accelerate_nb.runtime.checkpoints.holding import Held
-from accelerate_nb.runtime.checkpoints.reading import harmless, numpy_state
+from accelerate_nb.runtime.checkpoints.io.device_copy import brought, settle
+from accelerate_nb.runtime.checkpoints.io.process_setting import SharedSetting
+from accelerate_nb.runtime.checkpoints.io.writer import write_file
+from accelerate_nb.runtime.checkpoints.load_file import harmless, numpy_state
+from accelerate_nb.runtime.checkpoints.tensor_storage import is_apart
 from accelerate_nb.runtime.checkpoints.weights import without_aliases
-from accelerate_nb.runtime.checkpoints.writing import write_file
 from accelerate_nb.runtime.operations.nested import send_to_device
-from accelerate_nb.runtime.process import PartialState
+from accelerate_nb.runtime.world.state import PartialState
 
 # What numpy's arrays and the states of random generators are made of when they are unpickled: numbers, no code.
 TORCH_SAFE_GLOBALS: list[Any] = [
@@ -30,8 +30,10 @@ TORCH_SAFE_GLOBALS: list[Any] = [
     np.dtype,
     np.dtypes.UInt32DType,
 ]
-_also_harmless = Held(
-    lambda: torch.serialization.safe_globals([each for each in TORCH_SAFE_GLOBALS if each not in numpy_state()])
+_also_harmless = SharedSetting(
+    lambda: torch.serialization.safe_globals(
+        [torch_safe_global for torch_safe_global in TORCH_SAFE_GLOBALS if torch_safe_global not in numpy_state()]
+    )
 )
 
 
@@ -57,9 +59,9 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
 
 def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
     """
-    What `torch.load` reads from a path or an open file; numpy's arrays are taken for safe.
+    The object that `torch.load` reads from a path or an open file; numpy's arrays are taken for safe.
 
-    Nothing but numbers and plain containers is unpickled, unless `weights_only=False` says that the file is trusted. To an XLA
+    Nothing but numbers and plain containers is unpickled, unless `weights_only=False` trusts the file. To an XLA
     device, which torch can't read to, tensors go by way of the CPU.
     """
     if isinstance(map_location, (str, torch.device)) and is_apart(torch.device(map_location)):
@@ -76,5 +78,5 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str,
 
 
 def wait_for_everyone() -> None:
-    """Wait until every process has come here."""
+    """Wait until every process has called this."""
     PartialState().wait_for_everyone()

@@ -1,4 +1,4 @@
-"""Which version of a package is installed, compared with the one that is needed."""
+"""The installed version of a package, compared with the one that is needed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from importlib.metadata import version as installed_version
 from packaging.version import Version, parse
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.constants import STR_OPERATION_TO_FUNC
+from accelerate_nb.runtime.compat.constants import STR_OPERATION_TO_FUNC
 
 
 def compare_versions(library_or_version: str | Version, operation: str, requirement_version: str) -> bool:
     """
-    Whether a version, or the installed version of a named package, relates to another as ">", ">=", "==", "!=", "<=", "<" says.
+    Whether a version, or the installed version of a named package, relates to another by ">", ">=", "==", "!=", "<=" or "<".
 
     >>> compare_versions("torch", ">=", "2.9")
     True
@@ -28,7 +28,7 @@ def compare_versions(library_or_version: str | Version, operation: str, requirem
 
 
 def is_torch_version(operation: str, version: str) -> bool:
-    """Whether the installed torch's version relates to `version` as `operation` says."""
+    """Whether the installed torch's version relates to `version` by `operation`."""
     return compare_versions(_torch_version(), operation, version)
 
 

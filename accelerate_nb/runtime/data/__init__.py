@@ -1,1 +1,1 @@
-"""How data reach each process."""
+"""Data for each process."""

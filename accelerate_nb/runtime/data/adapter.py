@@ -1,17 +1,18 @@
-"""What every loader of this package is to torch, to torchdata and to gradient accumulation."""
+"""The base of this package's loaders for torch, torchdata and gradient accumulation."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from torch.utils.data import DataLoader
 
 from accelerate_nb.errors import StateError
-from accelerate_nb.runtime.accumulation import GradientState
+from accelerate_nb.runtime.training.accumulation import GradientState
 
 
 class DataLoaderStateMixin:
-    """What `GradientState` asks of the loader that is being read."""
+    """The attributes that `GradientState` reads of the active loader."""
 
     end_of_dataloader: bool = False
     remainder: int = -1
@@ -36,18 +37,19 @@ class DataLoaderAdapter(DataLoader[Any]):
     """
     A torch loader; with `use_stateful_dataloader` one that is a torchdata `StatefulDataLoader` as well.
 
-    `MissingExtraError`, which is an `ImportError`, where torchdata is asked for and not installed.
+    `MissingExtraError`, which is an `ImportError`, where torchdata is requested and not installed.
     """
+
+    # The class of loaders of a kind that are torchdata's too; `prepare.py` sets it, since those are subclasses of this one.
+    stateful_class: ClassVar[Callable[[type], type[Any]]]
 
     def __init__(
         self, dataset: Any, use_stateful_dataloader: bool = False, batch_sampler: Any = None, **kwargs: Any
     ) -> None:
         self.use_stateful_dataloader = use_stateful_dataloader
         if use_stateful_dataloader:
-            from accelerate_nb.runtime.data.torchdata import stateful
-
             # before torch's constructor runs, so that torchdata's runs in its place
-            self.__class__ = stateful(type(self))
+            self.__class__ = type(self).stateful_class(type(self))
         super().__init__(dataset, batch_sampler=batch_sampler, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -56,11 +58,11 @@ class DataLoaderAdapter(DataLoader[Any]):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def state_dict(self) -> dict[str, Any]:
-        """What torchdata says of the batch at hand; `StateError` without `use_stateful_dataloader`."""
+        """The state of torchdata at the current batch; `StateError` without `use_stateful_dataloader`."""
         return self._torchdata("state_dict")  # type: ignore[no-any-return]  # torchdata's own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The next iteration goes on where `state_dict` was asked for; `StateError` without `use_stateful_dataloader`."""
+        """The next iteration goes on where `state_dict` was taken; `StateError` without `use_stateful_dataloader`."""
         self._torchdata("load_state_dict", state_dict)
 
     def adjust_state_dict_for_prefetch(self) -> None:
@@ -70,7 +72,7 @@ class DataLoaderAdapter(DataLoader[Any]):
         inner = getattr(super(), name, None)
         if inner is None:
             raise StateError(
-                f"{name} was asked of a {type(self).__name__}, but torch's own loader keeps no state. "
+                f"{name} was called on a {type(self).__name__}, but torch's own loader keeps no state. "
                 "Make it with use_stateful_dataloader=True."
             )
         return inner(*arguments)

@@ -1,4 +1,4 @@
-"""How batches travel from the main process to the others: one row of bytes each, which the others know how to read."""
+"""The transfer of batches from the main process to the others: one row of bytes each, which the others know how to read."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from accelerate_nb.errors import OperationError
-from accelerate_nb.runtime.operations.exchange import Call, Exchange, aligned, places
-from accelerate_nb.runtime.operations.wire import as_bytes, wire_of
-from accelerate_nb.runtime.world import World
+from accelerate_nb.runtime.operations.byte_rows import as_bytes, row_exchange_of
+from accelerate_nb.runtime.operations.call_check import CallCheck, CollectiveCall, aligned, places
+from accelerate_nb.runtime.world.world import World
 
 _HEAD = 32
-_NEXT = Call("next", "a loader whose batches the main process dispatches")
+_NEXT = CollectiveCall("next", "a loader whose batches the main process dispatches")
 
 
-class Kind(IntEnum):
-    """What a parcel holds."""
+class BatchMessageType(IntEnum):
+    """The type of a message."""
 
     SAME = 0  # a batch of the structure that the last one had, inside the frame
     NEW = 1  # a batch of another structure: a second row follows
@@ -31,113 +31,117 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class BatchMessage:
     """A batch for all processes, and whether it is the last."""
 
     batch: Any
     is_last: bool
 
 
-class Post:
+class BatchTransfer:
     """
-    The way of one epoch's batches from the main process to all.
+    Sends one epoch's batches from the main process to all.
 
-    Each parcel is one broadcast, of a frame that is as large as the last batch was: most batches look like the one before.
+    Each message is one broadcast, of a frame that is as large as the last batch was: most have the shape of the one before.
     Only a batch of another structure needs a second one.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
         # of a device that takes part in no broadcast the rows stay at home, and each tensor is brought there
-        self._wire = wire_of(world)
+        self._exchange = row_exchange_of(world)
         self._structure = b""
-        self._room = 0
+        self._buffers = 0
 
-    def ask(self) -> Exchange:
+    def start_check(self) -> CallCheck:
         """
-        Say that this process asks for the next batch; `finish` waits for the others, and raises if one does something else.
+        Report that this process waits for the next batch; `finish` waits for the others, and raises if one does something else.
 
         A process that left the loader alone, or makes a call of its own inside of it, would leave the others waiting for ever.
         """
-        return Exchange(self.world, _NEXT)
+        return CallCheck(self.world, _NEXT)
 
-    def send(self, parcel: Parcel | None) -> None:
-        """Send a batch, or with `None` say that there is none; called by the main process."""
-        if parcel is None:
-            self._send_frame(Kind.END)
+    def send(self, message: BatchMessage | None) -> None:
+        """Send a batch, or with `None` the end of the epoch; called by the main process."""
+        if message is None:
+            self._send_frame(BatchMessageType.END)
             return
         try:
-            structure, tensors = taken_apart(parcel.batch)
+            structure, tensors = taken_apart(message.batch)
             parts = [as_bytes(tensor) for tensor in tensors]
         except Exception as error:
             self.fail(error)
             raise
         if structure == self._structure:
-            self._send_frame(Kind.SAME, parcel.is_last, parts)
+            self._send_frame(BatchMessageType.SAME, message.is_last, parts)
             return
-        told = torch.frombuffer(bytearray(structure), dtype=torch.uint8)
-        self._send_frame(Kind.NEW, parcel.is_last, second=(told.numel(), places([told, *parts])[1]))
-        self._broadcast(self._row([told, *parts]))
-        self._structure, self._room = structure, places(parts)[1]
+        encoded = torch.frombuffer(bytearray(structure), dtype=torch.uint8)
+        self._send_frame(BatchMessageType.NEW, message.is_last, second=(encoded.numel(), places([encoded, *parts])[1]))
+        self._broadcast(self._row([encoded, *parts]))
+        self._structure, self._buffers = structure, places(parts)[1]
 
     def fail(self, error: Exception) -> None:
-        """Tell the others why nothing will come; called by the main process."""
+        """Send the others the reason why nothing will come; called by the main process."""
         text = torch.frombuffer(bytearray(f"{type(error).__name__}: {error}".encode()), dtype=torch.uint8)
-        self._send_frame(Kind.FAILED, second=(text.numel(), text.numel()))
-        self._broadcast(text.to(self._wire.world.device))
+        self._send_frame(BatchMessageType.FAILED, second=(text.numel(), text.numel()))
+        self._broadcast(text.to(self._exchange.world.device))
 
-    def receive(self) -> Parcel | None:
-        """What the main process sent; `OperationError` if it failed; called by the others."""
-        frame = torch.empty(_HEAD + self._room, dtype=torch.uint8, device=self._wire.world.device)
+    def receive(self) -> BatchMessage | None:
+        """The message of the main process; `OperationError` if it failed; called by the others."""
+        frame = torch.empty(_HEAD + self._buffers, dtype=torch.uint8, device=self._exchange.world.device)
         self._broadcast(frame)
-        kind, is_last, told, length = frame[:_HEAD].cpu().view(torch.int64).tolist()
-        if kind == Kind.SAME:
-            return Parcel(self._opened(frame[_HEAD:]), bool(is_last))
-        if kind == Kind.END:
+        message_type, is_last, encoded_length, length = frame[:_HEAD].cpu().view(torch.int64).tolist()
+        if message_type == BatchMessageType.SAME:
+            return BatchMessage(self._opened(frame[_HEAD:]), bool(is_last))
+        if message_type == BatchMessageType.END:
             return None
-        second = torch.empty(length, dtype=torch.uint8, device=self._wire.world.device)
+        second = torch.empty(length, dtype=torch.uint8, device=self._exchange.world.device)
         self._broadcast(second)
-        told_bytes = bytes(second[:told].cpu().numpy().tobytes())
-        if kind == Kind.FAILED:
-            raise OperationError(f"The main process could not read the next batch: {told_bytes.decode()}")
-        row = second[aligned(told) :]
-        self._structure, self._room = told_bytes, row.numel()
-        return Parcel(self._opened(row), bool(is_last))
+        encoded_bytes = bytes(second[:encoded_length].cpu().numpy().tobytes())
+        if message_type == BatchMessageType.FAILED:
+            raise OperationError(f"The main process could not read the next batch: {encoded_bytes.decode()}")
+        row = second[aligned(encoded_length) :]
+        self._structure, self._buffers = encoded_bytes, row.numel()
+        return BatchMessage(self._opened(row), bool(is_last))
 
     def _send_frame(
-        self, kind: Kind, is_last: bool = False, parts: list[Tensor] | None = None, second: tuple[int, int] = (0, 0)
+        self,
+        message_type: BatchMessageType,
+        is_last: bool = False,
+        parts: list[Tensor] | None = None,
+        second: tuple[int, int] = (0, 0),
     ) -> None:
-        head = torch.tensor([kind, is_last, *second], dtype=torch.int64).view(torch.uint8)
+        head = torch.tensor([message_type, is_last, *second], dtype=torch.int64).view(torch.uint8)
         frame = self._row([head, *(parts or [])])
-        if frame.numel() < _HEAD + self._room:
-            frame = torch.cat([frame, frame.new_zeros(_HEAD + self._room - frame.numel())])
+        if frame.numel() < _HEAD + self._buffers:
+            frame = torch.cat([frame, frame.new_zeros(_HEAD + self._buffers - frame.numel())])
         self._broadcast(frame)
 
     def _row(self, parts: list[Tensor]) -> Tensor:
-        spots, length = places(parts)
-        row = torch.empty(length, dtype=torch.uint8, device=self._wire.world.device)
-        for spot, part in zip(spots, parts, strict=True):
-            row[spot : spot + part.numel()] = part
+        offsets, length = places(parts)
+        row = torch.empty(length, dtype=torch.uint8, device=self._exchange.world.device)
+        for offset, part in zip(offsets, parts, strict=True):
+            row[offset : offset + part.numel()] = part
         return row
 
     def _opened(self, row: Tensor) -> Any:
-        return _Opener(self._structure, row).load()
+        return _TensorUnpickler(self._structure, row).load()
 
     def _broadcast(self, row: Tensor) -> None:
-        for work in self._wire.send(row, 0):
+        for work in self._exchange.send(row, 0):
             work.wait()
 
 
 def taken_apart(batch: Any) -> tuple[bytes, list[Tensor]]:
-    """What a batch is without its tensors' numbers, and its tensors."""
+    """A batch without its tensors' numbers, and its tensors."""
     file = BytesIO()
-    taker = _Taker(file, protocol=pickle.HIGHEST_PROTOCOL)
+    taker = _TensorPickler(file, protocol=pickle.HIGHEST_PROTOCOL)
     taker.dump(batch)
     return file.getvalue(), taker.tensors
 
 
-class _Taker(pickle.Pickler):
-    """Writes down of a tensor what it is like, and keeps it; everything else is written whole."""
+class _TensorPickler(pickle.Pickler):
+    """Writes a tensor's shape and type, and keeps the tensor; everything else is written whole."""
 
     def __init__(self, file: BytesIO, protocol: int) -> None:
         super().__init__(file, protocol)
@@ -150,7 +154,7 @@ class _Taker(pickle.Pickler):
         return tuple(obj.shape), obj.dtype
 
 
-class _Opener(pickle.Unpickler):
+class _TensorUnpickler(pickle.Unpickler):
     """Reads what was written down, with tensors made of a row of bytes, in the order in which they were kept."""
 
     def __init__(self, structure: bytes, row: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What a batch holds: tensors, and columns of other things, nested in lists, tuples, mappings and data classes."""
+"""The content of a batch: tensors, and columns of other things, nested in lists, tuples, mappings and data classes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def mapped(function: Callable[[Any], Any], data: Any) -> Any:
     if isinstance(data, Tensor) or is_column(data):
         return function(data)
     if isinstance(data, (list, tuple)):
-        return honor_type(data, [mapped(function, each) for each in data])
+        return honor_type(data, [mapped(function, item) for item in data])
     if isinstance(data, Mapping):
-        return _like(data, {key: mapped(function, each) for key, each in data.items()})
+        return _like(data, {key: mapped(function, item) for key, item in data.items()})
     if is_record(data):
-        return record_like(data, {name: mapped(function, each) for name, each in fields_of(data)})
+        return record_like(data, {name: mapped(function, item) for name, item in fields_of(data)})
     return function(data)
 
 
@@ -55,7 +55,7 @@ def _holds_tensor(data: Any) -> bool:
         return any(map(_holds_tensor, data))
     if isinstance(data, Mapping):
         return any(map(_holds_tensor, data.values()))
-    return is_record(data) and any(_holds_tensor(each) for _, each in fields_of(data))
+    return is_record(data) and any(_holds_tensor(item) for _, item in fields_of(data))
 
 
 def is_record(data: Any) -> bool:
@@ -91,25 +91,25 @@ def placed(batch: Any, device: Any, non_blocking: bool = False) -> Any:
     if hasattr(batch, "to"):
         return send_to_device(batch, device, non_blocking)
     if isinstance(batch, (list, tuple)):
-        return honor_type(batch, [placed(each, device, non_blocking) for each in batch])
+        return honor_type(batch, [placed(item, device, non_blocking) for item in batch])
     if isinstance(batch, Mapping):
-        return _like(batch, {key: placed(each, device, non_blocking) for key, each in batch.items()})
+        return _like(batch, {key: placed(item, device, non_blocking) for key, item in batch.items()})
     if is_record(batch):
-        return record_like(batch, {name: placed(each, device, non_blocking) for name, each in fields_of(batch)})
+        return record_like(batch, {name: placed(item, device, non_blocking) for name, item in fields_of(batch)})
     return batch
 
 
 def is_at_hand(batch: Any) -> bool:
     """Whether a batch is tensors in the host's memory, and no more: on a CPU there is nothing to move."""
-    kind = type(batch)
-    if kind is Tensor:
+    batch_type = type(batch)
+    if batch_type is Tensor:
         return bool(batch.is_cpu)
-    each = batch.values() if kind is dict else batch if kind in (list, tuple) else ()
-    return bool(each) and all(type(one) is Tensor and one.is_cpu for one in each)
+    item = batch.values() if batch_type is dict else batch if batch_type in (list, tuple) else ()
+    return bool(item) and all(type(entry) is Tensor and entry.is_cpu for entry in item)
 
 
 def size_of(batch: Any) -> int:
-    """How many samples there are: the rows of the first tensor, or the things of the first column where there is none."""
+    """The number of samples: the rows of the first tensor, or the things of the first column where there is none."""
     if isinstance(batch, (list, tuple)) and batch and isinstance(batch[0], Tensor) and batch[0].ndim > 0:
         return int(batch[0].shape[0])  # as most batches are
     leaves = leaves_of(batch)
@@ -119,7 +119,7 @@ def size_of(batch: Any) -> int:
         return int(size)
     raise DataError(
         f"A batch is to be cut into one part for each process, but a {type(batch).__name__} without tensors of at least one "
-        "dimension, or lists, has no samples to be told apart. Pass dispatch_batches=False."
+        "dimension, or lists, has no separate samples. Pass dispatch_batches=False."
     )
 
 
@@ -127,7 +127,7 @@ def cut(batch: Any, part: slice, size: int) -> Any:
     """
     The batch's samples in `part`, of `size` ones; what is not a row a sample stays as it is.
 
-    A tensor of another length is an error: it could not be cut in the same places.
+    A tensor of another length is an error: it could not be cut at the same indices.
     """
 
     def of_leaf(leaf: Any) -> Any:
@@ -165,7 +165,7 @@ def _joined_leaf(leaves: tuple[Any, ...]) -> Any:
     if isinstance(first, Tensor) and first.ndim > 0:
         return torch.cat(leaves)
     if is_column(first):
-        return type(first)([each for leaf in leaves for each in leaf])
+        return type(first)([item for leaf in leaves for item in leaf])
     if len(leaves) == 1 or all(_same(first, leaf) for leaf in leaves[1:]):
         return first
     raise DataError(
@@ -174,7 +174,7 @@ def _joined_leaf(leaves: tuple[Any, ...]) -> Any:
     )
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
-    return type(one) is type(other) and bool(one == other)
+def _same(item: Any, other: Any) -> bool:
+    if isinstance(item, Tensor) and isinstance(other, Tensor):
+        return torch.equal(item, other)
+    return type(item) is type(other) and bool(item == other)

@@ -12,15 +12,15 @@ import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from accelerate_nb.errors import DataError, NotYetError, OperationError
-from accelerate_nb.notices import notice
-from accelerate_nb.runtime.current import current_world
-from accelerate_nb.runtime.data.batches import cut, joined, placed, size_of
-from accelerate_nb.runtime.data.indices import IndexSource
-from accelerate_nb.runtime.data.parcel import Parcel, Post
-from accelerate_nb.runtime.data.reading import PreparedLoader, Reading, drawn_from
-from accelerate_nb.runtime.data.sampling import drawn_seed
+from accelerate_nb.runtime.data.batch_transfer import BatchMessage, BatchTransfer
+from accelerate_nb.runtime.data.batch_tree import cut, joined, placed, size_of
+from accelerate_nb.runtime.data.index_source import IndexSource
+from accelerate_nb.runtime.data.prepared_loader import LoaderOptions, PreparedLoader, drawn_from
+from accelerate_nb.runtime.data.samplers import drawn_seed
 from accelerate_nb.runtime.data.sharding import LastStep, in_rounds
-from accelerate_nb.runtime.world import World
+from accelerate_nb.runtime.world.registry import current_world
+from accelerate_nb.runtime.world.world import World
+from accelerate_nb.user_warnings import warn_user
 
 
 class DataLoaderDispatcher(PreparedLoader):
@@ -49,13 +49,13 @@ class DataLoaderDispatcher(PreparedLoader):
                 "A loader whose batches the main process dispatches was given a mesh with tensor parallelism, which is not "
                 "offered here yet. Pass dispatch_batches=False."
             )
-        reading = Reading(skip_batches, _drop_last, _non_blocking, iteration)
+        reading = LoaderOptions(skip_batches, _drop_last, _non_blocking, iteration)
         super().__init__(dataset, reading, use_stateful_dataloader, **kwargs)
         self.split_batches = split_batches
         self.slice_fn = slice_fn
         self._last_step: LastStep | None = None
 
-    def _own_source(self) -> IndexSource | None:
+    def _index_source(self) -> IndexSource | None:
         return None  # whether a batch is the last shows when several are joined
 
     @property
@@ -63,28 +63,32 @@ class DataLoaderDispatcher(PreparedLoader):
         return 1 if self.split_batches else current_world().size
 
     def __len__(self) -> int:
-        whole = super(PreparedLoader, self).__len__() / self.stride
-        return max(0, (math.floor(whole) if self._drop_last else math.ceil(whole)) - self.skip_batches)
+        steps = super(PreparedLoader, self).__len__() / self.stride
+        return max(0, (math.floor(steps) if self._drop_last else math.ceil(steps)) - self.skip_batches)
 
     @property
     def total_batch_size(self) -> int:
-        """How many samples all processes together take in a step."""
-        size = self.batch_size if self.batch_sampler is None else self.batch_sampler.batch_size  # type: ignore[attr-defined]
-        return int(size or 1) * self.stride
+        """The number of samples that all processes together take in a step."""
+        return self.step_size or self.stride
+
+    @property
+    def step_size(self) -> int | None:
+        size = self.batch_size if self.batch_sampler is None else getattr(self.batch_sampler, "batch_size", None)
+        return None if size is None else int(size) * self.stride
 
     def _batches(self, skip: int, random: torch.Tensor | None) -> Generator[Any, None, None]:
         world = current_world()
         self._last_step = None
         with drawn_from(random):
-            parcels = self._parcels(world)
-            first = next(parcels, None)
+            messages = self._messages(world)
+            first = next(messages, None)
             filling = None if first is None or world.size == 1 else self._beginning(first.batch, world)
             # what is skipped is read, since the last batch may need samples of the first
-            waiting = _after(first, parcels, skip)
-        for parcel in waiting:
+            waiting = _after(first, messages, skip)
+        for message in waiting:
             self._course.batches += 1
-            share = self._share(parcel, filling, world)
-            if world.at_home is world:
+            share = self._share(message, filling, world)
+            if world.exchange_world is world:
                 yield share
             else:  # it came to the host and was cut there
                 yield placed(share, world.device, self._non_blocking) if self.send is None else self.send(share)
@@ -101,83 +105,86 @@ class DataLoaderDispatcher(PreparedLoader):
         """Samples that can fill up the last batch."""
         return self._slice(batch, slice(0, world.size), size_of(batch), world)
 
-    def _share(self, parcel: Parcel, filling: Any, world: World) -> Any:
+    def _share(self, message: BatchMessage, filling: Any, world: World) -> Any:
         """This process's part of a batch."""
-        batch = parcel.batch
+        batch = message.batch
         if world.size == 1 and self.slice_fn is None:
-            return self._all_of(parcel)
+            return self._all_of(message)
         observed = size_of(batch)
         size, left = divmod(observed, world.size)
-        if parcel.is_last:
+        if message.is_last:
             self._ends()
             self.remainder = observed
-        if left and parcel.is_last and not self._drop_last:
+        if left and message.is_last and not self._drop_last:
             size += 1
-            self._last_step = LastStep(observed, size * world.size)
             rounds = -(-(size * world.size - observed) // size_of(filling))
             batch = joined([batch, *[filling] * rounds])
         elif left:
             _warn_of_samples_left_out(left, observed, world)
+        if message.is_last and size > 0:
+            dealt = size * world.size
+            self._last_step = LastStep(min(observed, dealt), dealt)
         part = slice(world.rank * size, (world.rank + 1) * size)
         return self._slice(batch, part, size_of(batch), world)
 
-    def _all_of(self, parcel: Parcel) -> Any:
-        """The batch as it is, for a process that shares it with nobody: what can't be cut need not be."""
-        if parcel.is_last:
+    def _all_of(self, message: BatchMessage) -> Any:
+        """The batch as it is, for a process that is alone: what can't be cut need not be."""
+        if message.is_last:
             self._ends()
             with suppress(DataError):
-                self.remainder = size_of(parcel.batch)
-        return parcel.batch
+                self.remainder = size_of(message.batch)
+                self._last_step = LastStep(self.remainder, self.remainder)
+        return message.batch
 
     def _slice(self, batch: Any, part: slice, size: int, world: World) -> Any:
         if self.slice_fn is None:
             return cut(batch, part, size)
         return self.slice_fn(batch, part, process_index=world.rank, num_processes=world.size)
 
-    def _parcels(self, world: World) -> Iterator[Parcel]:
+    def _messages(self, world: World) -> Iterator[BatchMessage]:
         """Every batch for all processes, on every process."""
         if world.size == 1:
             yield from self._read(world)
             return
-        post = Post(world)
-        yield from self._sent(post, world) if world.is_main else self._received(post)
+        transfer = BatchTransfer(world)
+        yield from self._sent(transfer, world) if world.is_main else self._received(transfer)
 
-    def _sent(self, post: Post, world: World) -> Iterator[Parcel]:
-        parcels = self._read(world)
+    def _sent(self, transfer: BatchTransfer, world: World) -> Iterator[BatchMessage]:
+        messages = self._read(world)
         while True:
-            asked = post.ask()  # the others' questions come in while this process reads
+            check = transfer.start_check()  # the others' checks come in while this process reads
             try:
-                parcel = next(parcels, None)
+                message = next(messages, None)
             except Exception as error:
-                asked.finish()
-                post.fail(error)
+                check.finish()
+                transfer.fail(error)
                 raise
-            asked.finish()
-            post.send(parcel)
-            if parcel is None:
+            check.finish()
+            transfer.send(message)
+            if message is None:
                 return
-            yield parcel
-            if parcel.is_last:
+            yield message
+            if message.is_last:
                 return
 
-    def _received(self, post: Post) -> Iterator[Parcel]:
+    def _received(self, transfer: BatchTransfer) -> Iterator[BatchMessage]:
         if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
             super(PreparedLoader, self).__iter__()  # data pipes agree on a seed when iteration begins
         elif self._course.is_first or not self.persistent_workers:
             drawn_seed()  # torch's loader draws one for its workers on the main process: generators stay in step
         while True:
-            post.ask().finish()
-            parcel = post.receive()
-            if parcel is None:
+            transfer.start_check().finish()
+            message = transfer.receive()
+            if message is None:
                 return
-            yield parcel
-            if parcel.is_last:
+            yield message
+            if message.is_last:
                 return
 
-    def _read(self, world: World) -> Iterator[Parcel]:
+    def _read(self, world: World) -> Iterator[BatchMessage]:
         """The main process's batches where they are sent from, each with whether it is the last."""
         for batch, is_last in self._ahead(self._joined(self._begun(), world)):
-            yield Parcel(placed(batch, world.at_home.device, self._non_blocking), is_last)
+            yield BatchMessage(placed(batch, world.exchange_world.device, self._non_blocking), is_last)
 
     def _joined(self, batches: Iterator[Any], world: World) -> Iterator[Any]:
         if self.split_batches:
@@ -185,10 +192,10 @@ class DataLoaderDispatcher(PreparedLoader):
             return
         for round_ in in_rounds(batches, world.size):
             if len(round_) == world.size or not self._drop_last:
-                yield _as_one(round_)
+                yield _concatenated(round_)
 
 
-def _after(first: Parcel | None, others: Iterator[Parcel], skip: int) -> Iterator[Parcel]:
+def _after(first: BatchMessage | None, others: Iterator[BatchMessage], skip: int) -> Iterator[BatchMessage]:
     if first is None:
         return iter(())
     if skip == 0:
@@ -198,12 +205,12 @@ def _after(first: Parcel | None, others: Iterator[Parcel], skip: int) -> Iterato
     return others
 
 
-def _chained(first: Parcel, others: Iterator[Parcel]) -> Iterator[Parcel]:
+def _chained(first: BatchMessage, others: Iterator[BatchMessage]) -> Iterator[BatchMessage]:
     yield first
     yield from others
 
 
-def _as_one(batches: list[Any]) -> Any:
+def _concatenated(batches: list[Any]) -> Any:
     try:
         return joined(batches)
     except DataError:
@@ -217,7 +224,7 @@ def _as_one(batches: list[Any]) -> Any:
 
 
 def _warn_of_samples_left_out(left: int, observed: int, world: World) -> None:
-    notice(
+    warn_user(
         f"{left} of {observed} samples in a dispatched batch were left out, since they don't divide among {world.size} "
         "processes. Use batches whose size is a multiple of that."
     )

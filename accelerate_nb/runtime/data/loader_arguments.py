@@ -1,4 +1,4 @@
-"""What a loader is made with, besides its data and their order."""
+"""The arguments of a loader, besides its data and their order."""
 
 from __future__ import annotations
 

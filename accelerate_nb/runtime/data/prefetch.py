@@ -1,4 +1,4 @@
-"""How the next batch travels to the device while the present one is computed on."""
+"""The transfer of the next batch to the device while the current one is computed on."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from accelerate_nb.runtime.data.batches import leaves_of, placed
+from accelerate_nb.runtime.data.batch_tree import leaves_of, placed
 
 _PLAIN = (str, bytes, int, float, bool, list, tuple, type(None))
-# A device that has stopped to answer does not keep a loop from being left.
+# A device that no longer responds does not keep a loop from being left.
 _LIMIT = 10.0
 
 
-class Copier(Protocol):
-    """What copies a batch in two steps, between which others can run."""
+class BatchCopier(Protocol):
+    """Copies a batch in two steps, between which others can run."""
 
     def begin(self, batch: Any) -> Any:
         """Set off a copy; what is returned is given to `finish`."""
         ...
 
-    def finish(self, begun: Any) -> Any:
+    def finish(self, pending: Any) -> Any:
         """The copied batch, safe to be used by whatever comes next."""
         ...
 
@@ -36,7 +36,7 @@ class Copier(Protocol):
         ...
 
 
-def one_copy_ahead(batches: Iterable[tuple[Any, bool]], copier: Copier) -> Generator[tuple[Any, bool], None, None]:
+def one_copy_ahead(batches: Iterable[tuple[Any, bool]], copier: BatchCopier) -> Generator[tuple[Any, bool], None, None]:
     """
     The copied batches, each handed out once the copy of the next one has been set off.
 
@@ -54,7 +54,7 @@ def one_copy_ahead(batches: Iterable[tuple[Any, bool]], copier: Copier) -> Gener
         copier.end()
 
 
-def _begun(reader: Iterator[tuple[Any, bool]], copier: Copier) -> Any:
+def _begun(reader: Iterator[tuple[Any, bool]], copier: BatchCopier) -> Any:
     """The next batch, its copy set off, with whether it is the last; an error where it can't be had, `None` after the last."""
     try:
         for batch, is_last in reader:
@@ -64,16 +64,16 @@ def _begun(reader: Iterator[tuple[Any, bool]], copier: Copier) -> Any:
     return None
 
 
-def _finished(begun: tuple[Any, bool], copier: Copier) -> tuple[Any, bool]:
-    return copier.finish(begun[0]), begun[1]
+def _finished(pending: tuple[Any, bool], copier: BatchCopier) -> tuple[Any, bool]:
+    return copier.finish(pending[0]), pending[1]
 
 
-def overlapping(device: Any, non_blocking: bool) -> Copier | None:
-    """What copies beside the computation; `None` where nothing can, or nobody asked for it."""
-    return SideStream(torch.device(device)) if non_blocking and torch.device(device).type == "cuda" else None
+def overlapping(device: Any, non_blocking: bool) -> BatchCopier | None:
+    """The copier that runs beside the computation; `None` where nothing can, or where none is requested."""
+    return SideStreamCopier(torch.device(device)) if non_blocking and torch.device(device).type == "cuda" else None
 
 
-class SideStream:
+class SideStreamCopier:
     """
     Copies on a CUDA stream of their own, from the host's memory.
 
@@ -92,25 +92,25 @@ class SideStream:
             moved = placed(batch, self.device, non_blocking=True)
         return moved, self.stream.record_event()
 
-    def finish(self, begun: tuple[Any, torch.cuda.Event | None]) -> Any:
-        """Make the present stream wait for the copy, which belongs to it from here on."""
-        batch, copied = begun
+    def finish(self, pending: tuple[Any, torch.cuda.Event | None]) -> Any:
+        """Make the current stream wait for the copy, which belongs to it from then on."""
+        batch, copied = pending
         if copied is None:
             return placed(batch, self.device, non_blocking=True)
-        present = torch.cuda.current_stream(self.device)
-        present.wait_event(copied)
+        compute_stream = torch.cuda.current_stream(self.device)
+        compute_stream.wait_event(copied)
         for leaf in leaves_of(batch):
             if isinstance(leaf, Tensor):
                 # the caching allocator would give the memory to the side stream's next copy while this stream still reads it:
                 # https://docs.pytorch.org/docs/stable/generated/torch.Tensor.record_stream.html
-                leaf.record_stream(present)
+                leaf.record_stream(compute_stream)
         return batch
 
     def end(self) -> None:
         """Nothing is kept."""
 
 
-class Background:
+class BackgroundCopier:
     """
     Sends batches in a thread of its own, for a device whose transfers take the host's time.
 
@@ -120,13 +120,11 @@ class Background:
 
     def __init__(self, send: Callable[[Any], Any]) -> None:
         self._send = send
-        self._asked: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # never holds more than two: one copy ahead
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # never holds more than two: one copy ahead
         # only a rank's own context knows what is that rank's, where ranks are threads themselves
         run = copy_context().run
-        # the thread knows the queue alone, so that a loop that nobody refers to any more can end it
-        self._thread = threading.Thread(
-            target=run, args=(_work, self._asked), name="accelerate-nb batches", daemon=True
-        )
+        # the thread knows the queue alone, so that a loop without references can end it
+        self._thread = threading.Thread(target=run, args=(_work, self._jobs), name="accelerate-nb batches", daemon=True)
         self._thread.start()
 
     def begin(self, batch: Any) -> Any:
@@ -134,16 +132,16 @@ class Background:
         if not movable_ahead(batch):
             return batch
         sent: Future[Any] = Future()
-        self._asked.put(_sending(self._send, batch, sent))
+        self._jobs.put(_sending(self._send, batch, sent))
         return sent
 
-    def finish(self, begun: Any) -> Any:
+    def finish(self, pending: Any) -> Any:
         """The batch, once it is sent; what went wrong there is raised here."""
-        return begun.result() if isinstance(begun, Future) else self._send(begun)
+        return pending.result() if isinstance(pending, Future) else self._send(pending)
 
     def end(self) -> None:
         """End the thread."""
-        self._asked.put(None)
+        self._jobs.put(None)
         # garbage is collected in any thread, also in this one
         if threading.current_thread() is not self._thread:
             self._thread.join(_LIMIT)
@@ -153,14 +151,14 @@ def _sending(send: Callable[[Any], Any], batch: Any, sent: Future[Any]) -> Calla
     def work() -> None:
         try:
             sent.set_result(send(batch))
-        except BaseException as error:  # noqa: BLE001 - raised where the batch is asked for
+        except BaseException as error:  # noqa: BLE001 - raised where the batch is read
             sent.set_exception(error)
 
     return work
 
 
-def _work(asked: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (work := asked.get()) is not None:
+def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (work := jobs.get()) is not None:
         work()
         del work  # keeps a batch
 

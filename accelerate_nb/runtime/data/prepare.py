@@ -1,4 +1,4 @@
-"""How a torch loader becomes one of a process among others."""
+"""The conversion of a torch loader into the loader of a process among others."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from accelerate_nb.errors import ConfigurationError, NotYetError
-from accelerate_nb.runtime.current import current_world
-from accelerate_nb.runtime.data.copying import loader_arguments
-from accelerate_nb.runtime.data.dispatching import DataLoaderDispatcher
-from accelerate_nb.runtime.data.sampling import (
+from accelerate_nb.runtime.compat.enums import RNGType, named
+from accelerate_nb.runtime.data.adapter import DataLoaderAdapter
+from accelerate_nb.runtime.data.dispatcher import DataLoaderDispatcher
+from accelerate_nb.runtime.data.loader_arguments import loader_arguments
+from accelerate_nb.runtime.data.samplers import (
     SeedableRandomSampler,
     drawn_seed,
     get_sampler,
@@ -21,7 +22,7 @@ from accelerate_nb.runtime.data.sampling import (
 )
 from accelerate_nb.runtime.data.shard import DataLoaderShard
 from accelerate_nb.runtime.data.sharding import BatchSamplerShard, IterableDatasetShard, check_divides
-from accelerate_nb.runtime.kinds import RNGType, named
+from accelerate_nb.runtime.world.registry import current_world
 
 
 def prepare_data_loader(
@@ -80,19 +81,21 @@ def prepare_data_loader(
             dataloader.dataset,
             split_batches=split_batches,
             slice_fn=slice_fn_for_dispatch,
-            **_order(dataloader),
+            **_loader_options(dataloader),
             **options,
         )
     else:
-        share = _Share(processes, index, split_batches=split_batches, even_batches=even_batches)
-        dataset, order = share.of_data(dataloader) if iterable else (dataloader.dataset, share.of_order(dataloader))
+        share = _ProcessShare(processes, index, split_batches=split_batches, even_batches=even_batches)
+        dataset, loader_options = (
+            share.of_data(dataloader) if iterable else (dataloader.dataset, share.of_indices(dataloader))
+        )
         generator = share.synchronized_generator(dataloader, sampler, seedable=seedable is not None)
         prepared = DataLoaderShard(
             dataset,
             device=device if put_on_device else None,
             rng_types=_with_reason(rng_types, generator),
             synchronized_generator=generator,
-            **order,
+            **loader_options,
             **options,
         )
     if seedable is not None:
@@ -100,8 +103,8 @@ def prepare_data_loader(
     return prepared
 
 
-class _Share:
-    """What one process reads of a loader that every process reads."""
+class _ProcessShare:
+    """The share of one process in a loader that every process reads."""
 
     def __init__(self, processes: int, index: int, *, split_batches: bool, even_batches: bool) -> None:
         self.processes = processes
@@ -109,32 +112,34 @@ class _Share:
         self.split_batches = split_batches
         self.even_batches = even_batches
 
-    def of_order(self, dataloader: DataLoader[Any]) -> dict[str, Any]:
-        """The arguments that say in which order a share of a data set with indices is read."""
-        order = _order(dataloader)
+    def of_indices(self, dataloader: DataLoader[Any]) -> dict[str, Any]:
+        """The arguments for the order in which a share of a data set with indices is read."""
+        loader_options = _loader_options(dataloader)
         if self.processes == 1:
-            return order
-        name = "batch_sampler" if "batch_sampler" in order else "sampler"
+            return loader_options
+        name = "batch_sampler" if "batch_sampler" in loader_options else "sampler"
         return {
-            **order,
-            name: BatchSamplerShard(order[name], self.processes, self.index, self.split_batches, self.even_batches),
+            **loader_options,
+            name: BatchSamplerShard(
+                loader_options[name], self.processes, self.index, self.split_batches, self.even_batches
+            ),
         }
 
     def of_data(self, dataloader: DataLoader[Any]) -> tuple[Any, dict[str, Any]]:
-        """A share of an iterable data set, with the arguments that say how it is cut into batches."""
+        """A share of an iterable data set, with the arguments that cut it into batches."""
         dataset: Any = dataloader.dataset
         size = dataloader.batch_size
-        order = _order(dataloader)
+        loader_options = _loader_options(dataloader)
         if self.processes == 1:
-            return dataset, order
+            return dataset, loader_options
         if not self.split_batches and _parts(dataset) >= self.processes:
-            return dataset.shard(num_shards=self.processes, index=self.index), order
+            return dataset.shard(num_shards=self.processes, index=self.index), loader_options
         shard = IterableDatasetShard(
             dataset, size, dataloader.drop_last, self.processes, self.index, self.split_batches
         )
         if self.split_batches and size is not None:
-            order["batch_size"] = size // self.processes
-        return shard, order
+            loader_options["batch_size"] = size // self.processes
+        return shard, loader_options
 
     def synchronized_generator(self, dataloader: DataLoader[Any], sampler: Any, *, seedable: bool) -> Any:
         """The generator that has to be equal on all processes, if there is one."""
@@ -154,8 +159,8 @@ class _Share:
         return sampler.generator
 
 
-def _order(dataloader: DataLoader[Any]) -> dict[str, Any]:
-    """The arguments that say in which order a loader reads, and how large its batches are."""
+def _loader_options(dataloader: DataLoader[Any]) -> dict[str, Any]:
+    """The arguments for a loader's order and batch size."""
     if isinstance(dataloader.dataset, IterableDataset):
         return {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}
     if dataloader.batch_sampler is None:
@@ -181,7 +186,7 @@ def _seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRandomSa
 
 
 def _parts(dataset: Any) -> int:
-    """In how many parts a data set can be read; 0 where it can't be told to read one of them."""
+    """The number of parts in which a data set can be read; 0 where it can't read a single part."""
     return int(getattr(dataset, "n_shards", 0)) if hasattr(dataset, "shard") else 0
 
 
@@ -189,4 +194,14 @@ def _with_reason(rng_types: Iterable[str | RNGType] | None, generator: Any) -> l
     """The generators to synchronise, without one that isn't there."""
     if rng_types is None:
         return None
-    return [each for each in rng_types if generator is not None or named(each) != "generator"]
+    return [rng_type_ for rng_type_ in rng_types if generator is not None or named(rng_type_) != "generator"]
+
+
+def _stateful_class(loader_class: type) -> type[Any]:
+    from accelerate_nb.runtime.data.torchdata import stateful
+
+    return stateful(loader_class)
+
+
+# set from outside, since torchdata's loaders are subclasses of the adapter
+DataLoaderAdapter.stateful_class = staticmethod(_stateful_class)

@@ -11,11 +11,9 @@ import torch
 from torch.utils.data import IterableDataset
 
 from accelerate_nb.errors import StateError
-from accelerate_nb.notices import notice
-from accelerate_nb.runtime.accumulation import GradientState
 from accelerate_nb.runtime.data.adapter import DataLoaderAdapter, DataLoaderStateMixin
-from accelerate_nb.runtime.data.indices import IndexSource
-from accelerate_nb.runtime.data.sampling import (
+from accelerate_nb.runtime.data.index_source import IndexSource
+from accelerate_nb.runtime.data.samplers import (
     SeedableRandomSampler,
     drawn_seed,
     get_sampler,
@@ -23,15 +21,17 @@ from accelerate_nb.runtime.data.sampling import (
     new_generator,
 )
 from accelerate_nb.runtime.data.sharding import LastStep, with_last
-from accelerate_nb.runtime.progress import Shown
+from accelerate_nb.runtime.observability.progress import ProgressReporter
+from accelerate_nb.runtime.training.accumulation import GradientState
+from accelerate_nb.user_warnings import warn_user
 
-# What an epoch that goes on keeps of its first beginning, where a position tells it.
+# The parts of a position that an epoch which goes on keeps of its first beginning.
 _TAKEN_UP = ("random", "running")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """How a prepared loader is read, besides what its torch loader is told."""
+class LoaderOptions:
+    """The options of a prepared loader, besides those of its torch loader."""
 
     skip_batches: int = 0
     drop_last: bool = False
@@ -39,8 +39,8 @@ class Reading:
     iteration: int = 0
 
 
-class Course:
-    """How far a loader has been read; a loader that skips the first batches of another shares it."""
+class LoaderPosition:
+    """The position of a loader in its epoch; a loader that skips the first batches of another shares it."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -67,17 +67,19 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     A `DataLoader` of one process among others.
 
     Every iteration is an epoch, whether it is read to its end or left before; an epoch that was saved half-read with
-    `position` goes on after `resume`. `_batches` says how batches are made.
+    `position` goes on after `resume`. `_batches` makes the batches.
     """
 
-    def __init__(self, dataset: Any, reading: Reading, use_stateful_dataloader: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, dataset: Any, reading: LoaderOptions, use_stateful_dataloader: bool = False, **kwargs: Any
+    ) -> None:
         self._source: IndexSource | None = None
         self._whole: PreparedLoader | None = None
         super().__init__(dataset, use_stateful_dataloader, **kwargs)
-        self._source = self._own_source()
+        self._source = self._index_source()
         self.gradient_state = GradientState()
         self.skip_batches = reading.skip_batches
-        self.told_of_repeated = False
+        self.warned_of_repeated = False
         # which of its process's loaders it is, where its epochs are shown as a bar
         self.bar: int | None = None
         # what is to be done before each batch and after the last
@@ -86,10 +88,10 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self.send: Callable[[Any], Any] | None = None
         self._drop_last = reading.drop_last
         self._non_blocking = reading.non_blocking
-        self._course = Course(reading.iteration)
+        self._course = LoaderPosition(reading.iteration)
 
-    def _own_source(self) -> IndexSource | None:
-        """What indices come from, where there are indices."""
+    def _index_source(self) -> IndexSource | None:
+        """The source of indices, where there are indices."""
         return None if isinstance(self.dataset, IterableDataset) else IndexSource(super()._index_sampler)
 
     @property
@@ -121,16 +123,16 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             batches = self._batches(self._to_skip(done), pending.get("random"))
             shown = batches if self.bar is None else self._bar_of_epoch(self.bar, done).through(batches)
             yield from (shown if self.between is None else _with_breaks(shown, self.between))
-            self._tell_of_repeated()
+            self._warn_of_repeated()
         finally:
             self._course.end()
             self.end()
 
-    def _bar_of_epoch(self, number: int, done: int) -> Shown:
+    def _bar_of_epoch(self, number: int, done: int) -> ProgressReporter:
         rest = length_of(self)
         total = None if rest is None else rest + self.skip_batches
-        which = "" if number == 0 else f", loader {number + 1}"
-        return Shown(f"loader {number}", f"epoch {self.iteration}{which}", total, done)
+        suffix = "" if number == 0 else f", loader {number + 1}"
+        return ProgressReporter(f"loader {number}", f"epoch {self.iteration}{suffix}", total, done)
 
     def _batches(self, skip: int, random: torch.Tensor | None) -> Generator[Any, None, None]:
         """This process's batches after the first `skip`, with the order drawn from `random` where it is given."""
@@ -141,19 +143,19 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         loader = self if self._whole is None else self._whole
         began_running = self._course.start is not None and self._course.start["running"]
         if self._running and not began_running:
-            drawn_seed(loader.generator)  # workers that run already don't ask for a seed, and these did
+            drawn_seed(loader.generator)  # workers that run already don't draw a seed, and these did
         elif began_running and not self._running:
             return loader._started_beside()
         return super(PreparedLoader, loader).__iter__()
 
     def _started_beside(self) -> Iterator[Any]:
         """Torch's iterator, whose workers get a seed of their own."""
-        own, self.generator = self.generator, new_generator()
+        generator, self.generator = self.generator, new_generator()
         self.generator.manual_seed(torch.initial_seed() + self.iteration)
         try:
             return super().__iter__()
         finally:
-            self.generator = own
+            self.generator = generator
 
     @property
     def _running(self) -> bool:
@@ -161,11 +163,11 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return self.persistent_workers and (self if self._whole is None else self._whole)._iterator is not None
 
     def _to_skip(self, done: int) -> int:
-        """How many batches torch's loader has to read and leave out, where so many are done."""
+        """The number of batches that torch's loader has to read and leave out, where so many are done."""
         return done
 
     def _ahead(self, batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
-        """Each batch with whether it is the last, which shows when the next one is asked for."""
+        """Each batch with whether it is the last, which shows when the next one is read."""
         return with_last(batches)
 
     def _synchronize(self, *, resumed: bool) -> None:
@@ -180,17 +182,22 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self.remainder = self._samples_of_last_step()
 
     def _samples_of_last_step(self) -> int:
-        """How many samples of an epoch's last step are not repeated ones; -1 where that can't be known before."""
+        """The number of samples of an epoch's last step that are not repeated ones; -1 where that can't be known before."""
         return -1
 
     @property
     def last_step(self) -> LastStep | None:
-        """How much of the epoch's last step there really is; `None` where nothing in it is repeated."""
+        """The real part of the epoch's last step; `None` where it is a full one, or that can't be known."""
+        return None
+
+    @property
+    def step_size(self) -> int | None:
+        """The number of samples that all processes together take in a full step; `None` where that is not known."""
         return None
 
     @property
     def batches_left(self) -> int | None:
-        """How many batches follow the one at hand; `None` where that is not known."""
+        """The number of batches after the current one; `None` where that is not known."""
         if self.end_of_dataloader:
             return 0
         length = length_of(self)
@@ -198,7 +205,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     @property
     def batches_read(self) -> int:
-        """How many batches of the epoch there were, with the one at hand."""
+        """The number of batches of the epoch so far, with the current one."""
         return self._course.batches
 
     @property
@@ -208,48 +215,48 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     @property
     def leads(self) -> bool:
-        """Whether this process speaks for all that read."""
+        """Whether this process reports for all that read."""
         return True
 
-    def _tell_of_repeated(self) -> None:
+    def _warn_of_repeated(self) -> None:
         last = self.last_step
-        if last is None or self.told_of_repeated:
+        if last is None or last.repeated == 0 or self.warned_of_repeated:
             return
-        self.told_of_repeated = True
+        self.warned_of_repeated = True
         if not self.leads:
             return
-        what = "batches" if last.whole else "samples"
+        unit = "batches" if last.whole else "samples"
         total = self._course.batches * last.dealt
-        notice(
-            f"{last.dealt - last.real} of the {total} {what} of this epoch were repeated ones, so that all processes have "
+        warn_user(
+            f"{last.repeated} of the {total} {unit} of this epoch were repeated ones, so that all processes have "
             "equally many (even_batches). `gather_for_metrics` leaves them out; a loader with drop_last=True leaves out what "
-            "does not divide instead. This is said once.",
+            "does not divide instead. This warning comes once.",
         )
 
     @property
     def stride(self) -> int:
-        """How many batches of the loader as it was before `prepare` make one step of all processes."""
+        """The number of batches of the unprepared loader that make one step of all processes."""
         return 1
 
     # Epochs and positions
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is this epoch; every sampler and data set that wants to know is told."""
+        """Make this epoch the next iteration; every sampler and data set with a `set_epoch` gets it."""
         if self._course.pending is not None and self._course.pending["epoch"] != epoch:
             self._course.pending = None
         self.iteration = epoch
         source = index_source(self)
         inner = getattr(source, "batch_sampler", None)
         found = (source, getattr(source, "sampler", None), inner, self.sampler, self.dataset)
-        for told in {id(each): each for each in found}.values():
-            if told is not None and hasattr(told, "set_epoch"):
-                told.set_epoch(epoch)
+        for item in {id(item): item for item in found}.values():
+            if item is not None and hasattr(item, "set_epoch"):
+                item.set_epoch(epoch)
 
     def position(self) -> dict[str, Any]:
         """
-        Where the loader stands, in numbers and tensors: what `resume` takes.
+        The loader's position, in numbers and tensors: the argument of `resume`.
 
-        Inside of an iteration, the batch at hand counts as done.
+        Inside of an iteration, the current batch counts as done.
         """
         course = self._course
         if course.pending is not None:
@@ -258,11 +265,11 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             following = course.epoch + (course.start is not None)
             states = {"generators": self._states()["generators"], "running": self._running}
             return {"epoch": following, "batches": 0, "stride": self.stride, "seed": self._seed, **states}
-        here = {"epoch": course.epoch, "batches": course.batches, "stride": self.stride, "seed": self._seed}
-        return {**here, **course.start}
+        position = {"epoch": course.epoch, "batches": course.batches, "stride": self.stride, "seed": self._seed}
+        return {**position, **course.start}
 
     def resume(self, position: dict[str, Any]) -> None:
-        """The next iteration goes on where `position` was asked for, also with another number of processes."""
+        """The next iteration goes on where `position` was taken, also with another number of processes."""
         missing = {"epoch", "batches", "stride", "generators"} - set(position)
         if missing:
             raise StateError(
@@ -279,7 +286,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The same as `position`, under the name that checkpoints of other libraries look for."""
+        """The same as `position`, under the name that checkpoints of other libraries read."""
         return self.position()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -306,7 +313,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     @property
     def _seed(self) -> int | None:
-        """What the orders of all epochs depend on, where it is a seed."""
+        """The seed that the orders of all epochs depend on, where it is a seed."""
         sampler = get_sampler(self)
         return sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
 
@@ -318,9 +325,9 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """The generators on which the order of samples depends, besides torch's own."""
         sampler = self.sampler if get_sampler(self) is None else get_sampler(self)
         # the order of a seedable sampler depends on the epoch alone
-        own = None if isinstance(sampler, SeedableRandomSampler) else getattr(sampler, "generator", None)
+        sampler_generator = None if isinstance(sampler, SeedableRandomSampler) else getattr(sampler, "generator", None)
         found = {
-            "sampler": own,
+            "sampler": sampler_generator,
             "loader": self.generator,
             "synchronized": getattr(self, "synchronized_generator", None),
         }
@@ -330,7 +337,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     @property
     def total_dataset_length(self) -> int:
-        """How many samples there are for all processes together."""
+        """The number of samples for all processes together."""
         dataset: Any = self.dataset
         return int(dataset.total_length) if hasattr(dataset, "total_length") else len(dataset)
 
@@ -362,22 +369,22 @@ def _with_breaks(batches: Generator[Any, None, None], between: Callable[[], None
 
 
 def length_of(sized: Any) -> int | None:
-    """How many there are; `None` where that is not known."""
+    """The length of an object; `None` where that is not known."""
     try:
         return len(sized)
-    except (TypeError, NotImplementedError):  # what torch says of data sets and samplers without a length
+    except (TypeError, NotImplementedError):  # what torch raises for data sets and samplers without a length
         return None
 
 
 @contextmanager
 def drawn_from(random: torch.Tensor | None) -> Iterator[None]:
-    """A block that draws from a former state of torch's generator, and leaves the present one as it is."""
+    """A block that draws from a former state of torch's generator, and leaves the current one as it is."""
     if random is None:
         yield
         return
-    present = torch.get_rng_state()
+    state = torch.get_rng_state()
     torch.set_rng_state(random)
     try:
         yield
     finally:
-        torch.set_rng_state(present)
+        torch.set_rng_state(state)

@@ -1,4 +1,4 @@
-"""In which order samples are taken."""
+"""The order in which samples are taken."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def drawn_seed(generator: torch.Generator | None = None) -> int:
 
 
 def index_source(dataloader: Any) -> Any:
-    """What a loader takes its batches of indices from; `sampler` itself may be a batch sampler, with `batch_size=None`."""
+    """The source of a loader's batches of indices; `sampler` itself may be a batch sampler, with `batch_size=None`."""
     return dataloader.sampler if isinstance(dataloader.sampler, BatchSampler) else dataloader.batch_sampler
 
 

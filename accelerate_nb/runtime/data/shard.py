@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sized
 from contextlib import closing
 from itertools import islice
 from typing import Any
@@ -10,14 +10,15 @@ from typing import Any
 import torch
 
 from accelerate_nb.errors import StateError
-from accelerate_nb.runtime.data.batches import is_at_hand, placed
-from accelerate_nb.runtime.data.indices import Indices
-from accelerate_nb.runtime.data.overlap import Background, Copier, one_copy_ahead, overlapping
-from accelerate_nb.runtime.data.reading import PreparedLoader, Reading, drawn_from, length_of
-from accelerate_nb.runtime.data.sampling import get_sampler, index_source
+from accelerate_nb.runtime.compat.enums import named
+from accelerate_nb.runtime.data.batch_tree import is_at_hand, placed
+from accelerate_nb.runtime.data.index_source import BatchIndices
+from accelerate_nb.runtime.data.prefetch import BackgroundCopier, BatchCopier, one_copy_ahead, overlapping
+from accelerate_nb.runtime.data.prepared_loader import LoaderOptions, PreparedLoader, drawn_from, length_of
+from accelerate_nb.runtime.data.samplers import get_sampler, index_source
 from accelerate_nb.runtime.data.sharding import IterableDatasetShard, LastStep
-from accelerate_nb.runtime.kinds import named
-from accelerate_nb.runtime.seeds import synchronize_rng_states
+from accelerate_nb.runtime.training.seed import synchronize_rng_states
+from accelerate_nb.runtime.world.registry import current_world
 
 
 class DataLoaderShard(PreparedLoader):
@@ -37,14 +38,14 @@ class DataLoaderShard(PreparedLoader):
         iteration: int = 0,
         **kwargs: Any,
     ) -> None:
-        reading = Reading(skip_batches, _drop_last, _non_blocking, iteration)
+        reading = LoaderOptions(skip_batches, _drop_last, _non_blocking, iteration)
         super().__init__(dataset, reading, use_stateful_dataloader, **kwargs)
         self.device = device
         self.rng_types = rng_types
         self.synchronized_generator = synchronized_generator
 
     def _synchronize(self, *, resumed: bool) -> None:
-        wanted = [each for each in self.rng_types or () if not resumed or named(each) == "generator"]
+        wanted = [rng_type_ for rng_type_ in self.rng_types or () if not resumed or named(rng_type_) == "generator"]
         synchronize_rng_states(wanted, self.synchronized_generator)
 
     def _batches(self, skip: int, random: torch.Tensor | None) -> Generator[Any, None, None]:
@@ -77,14 +78,14 @@ class DataLoaderShard(PreparedLoader):
         """From now on batches are read one ahead and sent to the device by a thread; `between` is done between them."""
         self.send, self.device, self.between, self._non_blocking = send, device, between, True
 
-    def _copier(self, device: Any) -> Copier | None:
-        """What copies beside the computation, where batches may be read before the one at hand is done with."""
+    def _copier(self, device: Any) -> BatchCopier | None:
+        """The copier that runs beside the computation, where batches may be read before the current one is done with."""
         if self.send is None:
             return overlapping(device, self._non_blocking)
         # What workers read draws nothing in this process. What is read here may: read ahead of the loop, it would draw before
         # the loop does, and a checkpoint between the two would go on with other numbers. So it is read ahead only if that is
         # asked for; it is read and sent while the device computes the step before it in any case.
-        return Background(self.send) if self.num_workers > 0 or self._non_blocking else None
+        return BackgroundCopier(self.send) if self.num_workers > 0 or self._non_blocking else None
 
     def _read(self, skip: int) -> Iterator[Any]:
         """Torch's iterator over the batches after the first `skip`, its order drawn."""
@@ -98,22 +99,23 @@ class DataLoaderShard(PreparedLoader):
         self._source.current.begin()
         return batches
 
-    def _counted(self, batches: Iterator[Any], indices: Indices) -> Iterator[tuple[Any, bool]]:
-        """Each batch with whether it is the last, which its indices have told."""
+    def _counted(self, batches: Iterator[Any], indices: BatchIndices) -> Iterator[tuple[Any, bool]]:
+        """Each batch with whether it is the last, which its indices show."""
         count = self._given_before(batches)
         for batch in batches:
             count += 1
             yield batch, indices.exhausted and count == indices.given
 
     def _given_before(self, batches: Any) -> int:
-        """How many indices were asked for and passed over before the first batch."""
+        """The number of indices that were read and passed over before the first batch."""
         return 0
 
     @property
     def last_step(self) -> LastStep | None:
         if self._dealt_by_workers:
             return self._expected_last_step()
-        return getattr(self._dealer, "last_step", None)
+        dealer = self._dealer
+        return dealer.last_step if hasattr(dealer, "last_step") else self._undealt_last_step()
 
     @property
     def may_repeat_unseen(self) -> bool:
@@ -121,12 +123,20 @@ class DataLoaderShard(PreparedLoader):
 
     @property
     def _dealt_by_workers(self) -> bool:
-        """Whether what deals out the data is a copy in another process, which doesn't tell how its last step was."""
+        """Whether what deals out the data is a copy in another process, which doesn't report its last step."""
         return isinstance(self.dataset, IterableDatasetShard) and self.num_workers > 0
 
     def _expected_last_step(self) -> LastStep | None:
-        dealt = self._step_size()
+        dealt = self.step_size
         return LastStep(self.remainder, dealt) if dealt is not None and self.remainder > 0 else None
+
+    def _undealt_last_step(self) -> LastStep | None:
+        """The last batch of the one process there is; processes that share no data don't know of each other's."""
+        if current_world().size > 1:
+            return None
+        last = None if self._source is None else self._source.current.last
+        size = len(last) if isinstance(last, Sized) else self.remainder
+        return LastStep(size, size) if size > 0 else None
 
     @property
     def leads(self) -> bool:
@@ -134,7 +144,7 @@ class DataLoaderShard(PreparedLoader):
 
     @property
     def _dealer(self) -> Any:
-        """What deals out this process's share, where it is a share."""
+        """The object that deals out this process's share, where it is a share."""
         if isinstance(self.dataset, IterableDatasetShard):
             return self.dataset
         source = index_source(self)
@@ -147,16 +157,17 @@ class DataLoaderShard(PreparedLoader):
 
     @property
     def total_batch_size(self) -> int:
-        """How many samples all processes together take in a step."""
-        size = self._step_size()
+        """The number of samples that all processes together take in a step."""
+        size = self.step_size
         if size is None:
             raise StateError(
-                f"total_batch_size was asked for, but {type(index_source(self)).__name__} does not say how large its batches "
+                f"total_batch_size was requested, but {type(index_source(self)).__name__} does not say how large its batches "
                 "are. Give it an attribute `batch_size`."
             )
         return size
 
-    def _step_size(self) -> int | None:
+    @property
+    def step_size(self) -> int | None:
         if isinstance(self.dataset, IterableDatasetShard):
             return self.dataset.round_size
         source = index_source(self)
@@ -164,7 +175,7 @@ class DataLoaderShard(PreparedLoader):
         return None if size is None else size * self.stride
 
     def _samples_of_last_step(self) -> int:
-        size = self._step_size()
+        size = self.step_size
         if self._drop_last or size is None:
             return -1
         whole = self.dataset.dataset if isinstance(self.dataset, IterableDatasetShard) else self.dataset

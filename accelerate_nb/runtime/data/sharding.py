@@ -1,4 +1,4 @@
-"""How one process's share is dealt out of what all processes read."""
+"""One process's share, dealt out of what all processes read."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ from accelerate_nb.errors import ConfigurationError
 @dataclass(frozen=True, slots=True)
 class LastStep:
     """
-    How much of an epoch's last step there really is: `real` samples of the `dealt` ones, the others are repeated.
+    The real part of an epoch's last step: `real` samples of the `dealt` ones, the others are repeated.
 
+    Where nothing is repeated both are the same, and fewer than in a full step.
     `whole` where one sample or batch of unknown size is dealt to each process: then both count processes.
     """
 
     real: int
     dealt: int
     whole: bool = False
+
+    @property
+    def repeated(self) -> int:
+        """The number of repeated samples."""
+        return self.dealt - self.real
 
 
 class BatchSamplerShard(BatchSampler):
@@ -68,7 +74,7 @@ class BatchSamplerShard(BatchSampler):
 
     @property
     def total_length(self) -> int:
-        """How many batches there are for all processes together."""
+        """The number of batches for all processes together."""
         return len(self.batch_sampler)
 
     def __len__(self) -> int:
@@ -94,17 +100,18 @@ class BatchSamplerShard(BatchSampler):
     def _parts(self) -> Iterator[list[int]]:
         """This process's part of every batch."""
         size = self.batch_size // self.num_processes
-        mine = slice(self.process_index * size, (self.process_index + 1) * size)
+        share = slice(self.process_index * size, (self.process_index + 1) * size)
         first: list[int] | None = None
         for batch in self.batch_sampler:
             first = batch if first is None else first
             if len(batch) == self.batch_size:
-                yield batch[mine]
+                yield batch[share]
             elif not self.drop_last and len(batch) > 0:
                 if self.even_batches:
                     self.last_step = LastStep(len(batch), self.batch_size)
-                    yield filled_up(batch, first, self.batch_size)[mine]
-                elif part := batch[mine]:
+                    yield filled_up(batch, first, self.batch_size)[share]
+                elif part := batch[share]:
+                    self.last_step = LastStep(len(batch), len(batch))
                     yield part
 
     def _turns(self) -> Iterator[Any]:
@@ -128,7 +135,11 @@ class BatchSamplerShard(BatchSampler):
 
     def _from_last_round(self, round_: list[Any], first: list[Any]) -> Iterator[Any]:
         if not self.even_batches:
-            yield from round_[self.process_index : self.process_index + 1]
+            for batch in round_[self.process_index : self.process_index + 1]:
+                if self.batch_size is not None:
+                    real = sum(map(len, round_))
+                    self.last_step = LastStep(real, real)
+                yield batch
         elif self.batch_size is None:
             # batches of any size, or single indices: whole ones are repeated
             self.last_step = LastStep(len(round_), self.num_processes, whole=True)
@@ -171,12 +182,12 @@ class IterableDatasetShard(IterableDataset[Any]):
 
     @property
     def total_length(self) -> int:
-        """How many samples there are for all processes together."""
+        """The number of samples for all processes together."""
         return len(self.dataset)
 
     @property
     def round_size(self) -> int:
-        """How many samples all processes together take at a time."""
+        """The number of samples that all processes together take at a time."""
         return self._share_size * self.num_processes
 
     @property
@@ -198,28 +209,28 @@ class IterableDatasetShard(IterableDataset[Any]):
         generator = getattr(self.dataset, "generator", None)
         if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
             generator.manual_seed(self.epoch)
-        mine = slice(self.process_index * self._share_size, (self.process_index + 1) * self._share_size)
+        share = slice(self.process_index * self._share_size, (self.process_index + 1) * self._share_size)
         self.last_step = None
         first: list[Any] | None = None
         for round_ in in_rounds(self.dataset, self.round_size):
             first = round_ if first is None else first
             if len(round_) == self.round_size:
-                yield from round_[mine]
+                yield from round_[share]
             elif not self.drop_last:
                 self.last_step = LastStep(len(round_), self.round_size, whole=self.batch_size is None)
-                yield from filled_up(round_, first, self.round_size)[mine]
+                yield from filled_up(round_, first, self.round_size)[share]
 
 
 def check_divides(batch_size: int | None, num_processes: int) -> None:
     """`ConfigurationError` where a batch can't be cut into equal parts for the processes."""
     if batch_size is None:
         raise ConfigurationError(
-            "split_batches=True was asked for, but the batch sampler doesn't say how large its batches are. "
+            "split_batches=True was requested, but the batch sampler doesn't say how large its batches are. "
             "Give it an attribute `batch_size`, or leave split_batches out."
         )
     if batch_size % num_processes != 0:
         raise ConfigurationError(
-            f"split_batches=True was asked for, but the batch size ({batch_size}) needs to be a round multiple of the number "
+            f"split_batches=True was requested, but the batch size ({batch_size}) needs to be a round multiple of the number "
             f"of processes ({num_processes}). Change one of them, or leave split_batches out."
         )
 

@@ -1,4 +1,4 @@
-"""How an epoch goes on after its first batches."""
+"""The rest of an epoch after its first batches."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from accelerate_nb.runtime.accumulation import GradientState
 from accelerate_nb.runtime.data.adapter import DataLoaderAdapter, DataLoaderStateMixin
-from accelerate_nb.runtime.data.copying import loader_arguments
-from accelerate_nb.runtime.data.reading import PreparedLoader
+from accelerate_nb.runtime.data.loader_arguments import loader_arguments
+from accelerate_nb.runtime.data.prepared_loader import PreparedLoader
+from accelerate_nb.runtime.training.accumulation import GradientState
 
 
 class SkipBatchSampler(BatchSampler):
@@ -28,7 +28,7 @@ class SkipBatchSampler(BatchSampler):
 
     @property
     def total_length(self) -> int:
-        """How many batches there are with those that are skipped."""
+        """The number of batches with those that are skipped."""
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Any]:

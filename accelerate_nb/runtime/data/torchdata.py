@@ -9,14 +9,14 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from accelerate_nb.errors import MissingExtraError
-from accelerate_nb.runtime.current import current_world
 from accelerate_nb.runtime.data.adapter import DataLoaderAdapter
-from accelerate_nb.runtime.data.dispatching import DataLoaderDispatcher
-from accelerate_nb.runtime.data.indices import IndexSource
-from accelerate_nb.runtime.data.reading import PreparedLoader
+from accelerate_nb.runtime.data.dispatcher import DataLoaderDispatcher
+from accelerate_nb.runtime.data.index_source import IndexSource
+from accelerate_nb.runtime.data.prepared_loader import PreparedLoader
 from accelerate_nb.runtime.data.shard import DataLoaderShard
 from accelerate_nb.runtime.data.sharding import with_last
-from accelerate_nb.runtime.data.skipping import SkipDataLoader
+from accelerate_nb.runtime.data.skip import SkipDataLoader
+from accelerate_nb.runtime.world.registry import current_world
 
 try:
     from torchdata.stateful_dataloader import StatefulDataLoader
@@ -29,8 +29,8 @@ except ImportError:
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from accelerate_nb.runtime.data.overlap import Copier
-    from accelerate_nb.runtime.data.parcel import Parcel, Post
+    from accelerate_nb.runtime.data.batch_transfer import BatchMessage, BatchTransfer
+    from accelerate_nb.runtime.data.prefetch import BatchCopier
 
 # The state of a sampler or a data set that keeps one is torchdata's business. What torchdata can't know, the generators and the
 # epoch on which the order depends, travels beside it under this key, which torchdata leaves alone.
@@ -38,21 +38,21 @@ _POSITION = "position"
 _FINISHED = "_iterator_finished"
 
 
-class Remembering(PreparedLoader, StatefulDataLoader):  # type: ignore[misc]  # torchdata has no types
+class StatefulLoader(PreparedLoader, StatefulDataLoader):  # type: ignore[misc]  # torchdata has no types
     """
     A prepared loader that torchdata reads.
 
-    `state_dict` is torchdata's, as it was when the batch at hand was read, whatever has been read ahead since.
+    `state_dict` is torchdata's, as it was when the current batch was read, whatever has been read ahead since.
     """
 
     _at_hand: dict[str, Any] | None = None
     next_iter_state: dict[str, Any] | None
 
-    def _own_source(self) -> IndexSource | None:
-        return None if self._order_is_known() else super()._own_source()
+    def _index_source(self) -> IndexSource | None:
+        return None if self._order_is_known() else super()._index_source()
 
     def _order_is_known(self) -> bool:
-        """Whether torchdata asks the sampler itself how far it is."""
+        """Whether torchdata reads the position from the sampler itself."""
         sampler = DataLoader._index_sampler.fget(self)  # type: ignore[attr-defined]  # torch's own, whatever we put before it
         return isinstance(sampler, StatefulBatchSampler) or hasattr(sampler, "state_dict")
 
@@ -67,11 +67,11 @@ class Remembering(PreparedLoader, StatefulDataLoader):  # type: ignore[misc]  # 
 
     def _read_what_is_finished(self) -> None:
         """Have torchdata's iterator of an epoch that is at its end, which it makes before the next one's, draw nothing."""
-        present = self._states()
+        current = self._states()
         StatefulDataLoader.state_dict(self)
-        torch.set_rng_state(present["random"])
+        torch.set_rng_state(current["random"])
         for name, generator in self._generators().items():
-            generator.set_state(present["generators"][name])
+            generator.set_state(current["generators"][name])
 
     def skipping(self, batches: int) -> PreparedLoader:
         twin = super().skipping(batches)
@@ -97,24 +97,24 @@ class Remembering(PreparedLoader, StatefulDataLoader):  # type: ignore[misc]  # 
             yield batch, is_last
 
     def state_dict(self) -> dict[str, Any]:
-        """What torchdata says of the batch at hand, with the loader's position where an order depends on it."""
-        state = dict(self._at_hand or self._present())
+        """The state of torchdata at the current batch, with the loader's position where an order depends on it."""
+        state = dict(self._at_hand or self._current_state())
         state[_FINISHED] = self.end_of_dataloader or state[_FINISHED]
         if isinstance(self.dataset, IterableDataset) or not self._order_is_known():
             inside = self._course.start is not None or state[_FINISHED]
             state[_POSITION] = super().position() if inside else {**super().position(), **self._course.left}
         return state
 
-    def _present(self) -> dict[str, Any]:
+    def _current_state(self) -> dict[str, Any]:
         state: dict[str, Any] = StatefulDataLoader.state_dict(self)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The next iteration goes on where `state_dict` was asked for, also where it is Accelerate's."""
-        own = {name: state for name, state in state_dict.items() if name != _POSITION}
+        """The next iteration goes on where `state_dict` was taken, also where it is Accelerate's."""
+        torchdata_state = {name: state for name, state in state_dict.items() if name != _POSITION}
         if _POSITION in state_dict:
-            super().resume({**state_dict[_POSITION], "torchdata": own})
-        self._load(own)
+            super().resume({**state_dict[_POSITION], "torchdata": torchdata_state})
+        self._load(torchdata_state)
 
     def position(self) -> dict[str, Any]:
         position = super().position()
@@ -148,20 +148,20 @@ class StatefulSkip(SkipDataLoader, StatefulDataLoader):  # type: ignore[misc]  #
     """A loader without its first batches, which torchdata reads."""
 
 
-class StatefulShard(Remembering, DataLoaderShard):
+class StatefulShard(StatefulLoader, DataLoaderShard):
     """A loader whose every process reads its own share with torchdata."""
 
-    def _copier(self, device: Any) -> Copier | None:
+    def _copier(self, device: Any) -> BatchCopier | None:
         return None  # torchdata's state is that of the batch which was read last
 
 
-class StatefulDispatcher(Remembering, DataLoaderDispatcher):
+class StatefulDispatcher(StatefulLoader, DataLoaderDispatcher):
     """A loader that only the main process reads, with torchdata; what the others know of it is its end."""
 
-    def _present(self) -> dict[str, Any]:
-        return super()._present() if current_world().is_main else {_FINISHED: False}
+    def _current_state(self) -> dict[str, Any]:
+        return super()._current_state() if current_world().is_main else {_FINISHED: False}
 
-    def _received(self, post: Post) -> Iterator[Parcel]:
+    def _received(self, post: BatchTransfer) -> Iterator[BatchMessage]:
         self.next_iter_state = None
         return super()._received(post)
 
@@ -174,14 +174,14 @@ _KINDS: tuple[tuple[type, type], ...] = (
 )
 
 
-def stateful(kind: type) -> type[Any]:
+def stateful(loader_class: type) -> type[Any]:
     """The class of loaders of this kind that are torchdata's too."""
-    return _stateful(kind)
+    return _stateful(loader_class)
 
 
 @cache
-def _stateful(kind: type) -> type:
-    if issubclass(kind, StatefulDataLoader):
-        return kind
-    plain, twin = next((plain, twin) for plain, twin in _KINDS if issubclass(kind, plain))
-    return twin if kind is plain else type(f"Stateful{kind.__name__}", (kind, twin), {})
+def _stateful(loader_class: type) -> type:
+    if issubclass(loader_class, StatefulDataLoader):
+        return loader_class
+    plain, twin = next((plain, twin) for plain, twin in _KINDS if issubclass(loader_class, plain))
+    return twin if loader_class is plain else type(f"Stateful{loader_class.__name__}", (loader_class, twin), {})

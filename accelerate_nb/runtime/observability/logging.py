@@ -8,9 +8,9 @@ from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from accelerate_nb.errors import StateError
-from accelerate_nb.runtime.current import current_world, is_joined
+from accelerate_nb.runtime.world.registry import current_world, is_joined
 
-# As Accelerate counts: what is said to be the writer is the caller of `log`, unless the caller says something else.
+# As Accelerate counts: the caller of `log` is recorded as the writer, unless `stacklevel` is passed.
 _CALLER_OF_LOG = 2
 
 
@@ -23,18 +23,18 @@ else:
 
 class MultiProcessAdapter(_Adapter):
     """
-    A logger whose lines begin with the rank, and come from the main process unless something else is asked.
+    A logger whose lines begin with the rank, and come from the main process by default.
 
     `main_process_only=False` lets every process write, `in_order=True` one after the other. `stacklevel` counts this adapter
-    too, as Accelerate's does: 2 is the line's own place, 3 that of its caller.
+    too, as Accelerate's does: 2 is the position of the call, 3 that of its caller.
     """
 
     def __init__(self, logger: logging.Logger, extra: dict[str, Any] | None = None) -> None:
         super().__init__(logger, extra or {})
-        self._said: set[tuple[Any, ...]] = set()
+        self._logged: set[tuple[Any, ...]] = set()
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """The line with its rank; the caller's own place in the file is kept."""
+        """The line with its rank; the caller's position in the file is kept."""
         msg, kwargs = super().process(msg, kwargs)
         kwargs.setdefault("stacklevel", _CALLER_OF_LOG)
         return f"[RANK {current_world().rank}] {msg}", kwargs
@@ -44,7 +44,7 @@ class MultiProcessAdapter(_Adapter):
         if not is_joined():
             raise StateError(
                 "You must initialize the accelerate state by calling either `PartialState()` or `Accelerator()` before "
-                "using the logging utility: a line can't tell its rank before that."
+                "using the logging utility: the rank of a line is not known before that."
             )
         main_process_only = kwargs.pop("main_process_only", True)
         in_order = kwargs.pop("in_order", False)
@@ -59,8 +59,8 @@ class MultiProcessAdapter(_Adapter):
     def warning_once(self, *args: Any, **kwargs: Any) -> None:
         """A warning that is written the first time only."""
         key = (args, tuple(sorted(kwargs.items())))
-        if key not in self._said:
-            self._said.add(key)
+        if key not in self._logged:
+            self._logged.add(key)
             self.log(logging.WARNING, *args, **{"stacklevel": _CALLER_OF_LOG + 1, **kwargs})
 
     def _log_in_turn(self, level: int, msg: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

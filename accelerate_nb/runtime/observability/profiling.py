@@ -1,4 +1,4 @@
-"""Where a step's time and memory go: torch's profiler, one trace a process."""
+"""The time and memory of a step: torch's profiler, one trace a process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime import xla
-from accelerate_nb.runtime.handlers import KwargsHandler
-from accelerate_nb.runtime.world import World
+from accelerate_nb.runtime.compat.kwargs_handlers import KwargsHandler
+from accelerate_nb.runtime.world.world import World
+from accelerate_nb.runtime.xla import device as xla
 
 
 @dataclass
@@ -53,7 +53,7 @@ class ProfileKwargs(KwargsHandler):
 
 def _activity(name: str) -> ProfilerActivity:
     known: dict[str, ProfilerActivity] = {
-        each.lower(): activity for each, activity in ProfilerActivity.__members__.items() if each != "PrivateUse1"
+        member.lower(): activity for member, activity in ProfilerActivity.__members__.items() if member != "PrivateUse1"
     }
     if name not in known:
         raise ConfigurationError(

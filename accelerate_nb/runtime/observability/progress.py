@@ -1,4 +1,4 @@
-"""Progress bars that need no thought: one process of each machine draws it, or nobody does and the notebook shows it."""
+"""Progress bars for several processes: one process of each machine draws it, or none does and the notebook shows it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from tqdm import auto
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.events.emit import emit, outlet
 from accelerate_nb.events.model import Progress
-from accelerate_nb.runtime.process import PartialState
+from accelerate_nb.rank.event_sink import emit, outlet
+from accelerate_nb.runtime.world.state import PartialState
 
 T = TypeVar("T")
 
@@ -33,11 +33,11 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
 
 
 @dataclass(slots=True)
-class Shown:
+class ProgressReporter:
     """
-    How far a process is in something, as the notebook shows it under its rank; nothing is written anywhere.
+    A process's progress in something, as the notebook shows it under its rank; nothing is written anywhere.
 
-    `bar` is the bar's name among those of the rank: the next one of that name takes its place.
+    `bar` is the bar's name among those of the rank: the next one of that name replaces it.
     """
 
     bar: str
@@ -47,29 +47,29 @@ class Shown:
     unit: str = "batch"
     _first: int = field(init=False)
     _began: float = field(init=False)
-    _told: float = field(init=False, default=0.0)
+    _reported_at: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         self._first, self._began = self.done, time.monotonic()
 
     def through(self, items: Generator[T, None, None]) -> Generator[T, None, None]:
-        """All of the items; each is done when the next one is asked for."""
-        self._tell(closed=False)
+        """All of the items; each is done when the next one is read."""
+        self._report(closed=False)
         try:
             with closing(items):
                 for item in items:
                     yield item
                     self.done += 1
-                    if time.monotonic() - self._told >= _BETWEEN:
-                        self._tell(closed=False)
+                    if time.monotonic() - self._reported_at >= _BETWEEN:
+                        self._report(closed=False)
         finally:
-            self._tell(closed=True)
+            self._report(closed=True)
 
-    def _tell(self, *, closed: bool) -> None:
+    def _report(self, *, closed: bool) -> None:
         listener, now = outlet(), time.monotonic()
         if listener is None:
             return
-        self._told, passed = now, now - self._began
+        self._reported_at, passed = now, now - self._began
         rate = (self.done - self._first) / passed if passed > 0 and self.done > self._first else None
         emit(
             Progress(

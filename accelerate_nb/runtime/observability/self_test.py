@@ -1,4 +1,4 @@
-"""What a worker of the self-test does: it tries each thing that training needs, and compares with what must come out."""
+"""The worker's part of the self-test: it tries each thing that training needs, and compares with the expected result."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from accelerate_nb.errors import StateError
-from accelerate_nb.events.checks import Check, Progress, to_display
-from accelerate_nb.events.emit import outlet
-from accelerate_nb.runtime.accelerator import Accelerator
-from accelerate_nb.runtime.handlers import GradScalerKwargs
+from accelerate_nb.events.checks import CheckResult, Progress, to_display
+from accelerate_nb.rank.event_sink import outlet
+from accelerate_nb.runtime.accelerator.accelerator import Accelerator
+from accelerate_nb.runtime.compat.kwargs_handlers import GradScalerKwargs
 
 T = TypeVar("T")
 
 _SAMPLES = 23  # a number that no number of processes divides
 _STEPS = 4
 _DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# The devices whose name does not tell those of several processes apart.
+# The devices whose name is the same in several processes.
 _NAMED_ALIKE = {"cpu", "xla"}
-# How far losses may lie apart where sums are rounded differently.
+# How far losses may differ where sums are rounded differently.
 _TOLERANCES = {"no": 1e-4, "bf16": 5e-2, "fp16": 1e-2}
 
 
-class Step(NamedTuple):
-    """One thing to try; `try_it` says what was found, and raises where that is not what must be."""
+class SelfTestStep(NamedTuple):
+    """One thing to try; `try_it` returns what was found, and raises where that is wrong."""
 
     name: str
     title: str
@@ -36,23 +36,23 @@ class Step(NamedTuple):
 
 
 def run_checks() -> None:
-    """Try everything on this rank, in the same order as on all others; rank 0 tells how it goes."""
+    """Try everything on this rank, in the same order as on all others; rank 0 reports the progress."""
     for step in STEPS:
-        _tell(step, "waiting")
+        _report(step, "waiting")
     # a scale at which a small model does not overflow: a step that is left out would change what comes out
     accelerator = Accelerator(kwargs_handlers=[GradScalerKwargs(init_scale=1024.0)])
     for step in STEPS:
-        _tell(step, "running")
+        _report(step, "running")
         found = step.try_it(accelerator)
         # only when all have got this far has it worked
         accelerator.wait_for_everyone()
-        _tell(step, "passed", found)
+        _report(step, "passed", found)
 
 
-def _tell(step: Step, state: Progress, text: str = "") -> None:
+def _report(step: SelfTestStep, state: Progress, text: str = "") -> None:
     listener = outlet()
     if listener is not None and listener.rank == 0:
-        listener.send(to_display(Check(step.name, step.title, state, text), rank=0))
+        listener.send(to_display(CheckResult(step.name, step.title, state, text), rank=0))
 
 
 def devices(accelerator: Accelerator) -> str:
@@ -64,7 +64,7 @@ def devices(accelerator: Accelerator) -> str:
     if device.type not in _NAMED_ALIKE and len(set(found)) < len(found):
         raise StateError(
             f"Each process should have a device of its own, but they have {', '.join(found)}. "
-            "Ask for fewer processes, or see what CUDA_VISIBLE_DEVICES hides."
+            "Start fewer processes, or see what CUDA_VISIBLE_DEVICES hides."
         )
     if device.type == "cpu":
         threads = torch.get_num_threads()
@@ -86,13 +86,13 @@ def group(accelerator: Accelerator) -> str:
 
 
 def collectives(accelerator: Accelerator) -> str:
-    """What processes exchange arrives whole and in order."""
+    """Exchanged tensors arrive whole and in order."""
     size, rank = accelerator.num_processes, accelerator.process_index
     # made here and sent there: XLA computes one program for all ranks, in which no rank's own number stands
-    own = torch.full((3,), float(rank + 1)).to(accelerator.device)
+    local = torch.full((3,), float(rank + 1)).to(accelerator.device)
     expected = torch.arange(1.0, size + 1)
-    total, mean = accelerator.reduce(own.clone()), accelerator.reduce(own.clone(), "mean")
-    gathered = accelerator.gather(own)
+    total, mean = accelerator.reduce(local.clone()), accelerator.reduce(local.clone(), "mean")
+    gathered = accelerator.gather(local)
     _let_all_compute(accelerator)
     _expect("reduce(sum)", total.cpu(), expected.sum().expand(3))
     _expect("reduce(mean)", mean.cpu(), expected.mean().expand(3))
@@ -115,18 +115,18 @@ def loader(accelerator: Accelerator) -> str:
 
 
 def precision(accelerator: Accelerator) -> str:
-    """Operations compute in the numbers that were asked for."""
-    asked = str(accelerator.mixed_precision)
+    """Operations compute in the requested precision."""
+    requested = str(accelerator.mixed_precision)
     numbers = torch.linspace(-1.0, 1.0, 64, device=accelerator.device).view(8, 8)
     with accelerator.autocast():
         product = numbers @ numbers
-    expected = _DTYPES.get(asked)
+    expected = _DTYPES.get(requested)
     if (expected is not None and product.dtype != expected) or not product.isfinite().all():
         raise StateError(
-            f"mixed_precision={asked!r} should compute in {expected}, but gave {product.dtype}"
+            f"mixed_precision={requested!r} should compute in {expected}, but gave {product.dtype}"
             f"{'' if product.isfinite().all() else ' with numbers that are not finite'}. Use mixed_precision='no'."
         )
-    return f"{'full precision' if asked == 'no' else asked}: matrix products in {str(product.dtype).removeprefix('torch.')}"
+    return f"{'full precision' if requested == 'no' else requested}: matrix products in {str(product.dtype).removeprefix('torch.')}"
 
 
 def training(accelerator: Accelerator) -> str:
@@ -136,15 +136,15 @@ def training(accelerator: Accelerator) -> str:
     together = batch * accelerator.num_processes * micro_steps
     inputs = torch.randn(together * _STEPS, 8, generator=torch.Generator().manual_seed(0))
     targets = inputs.sum(dim=1, keepdim=True).sin()
-    alone = _alone(accelerator, inputs, targets, together)
+    expected_losses = _alone(accelerator, inputs, targets, together)
     model, optimizer = _model()
     model, optimizer, batches = accelerator.prepare(
         model, optimizer, DataLoader(TensorDataset(inputs, targets), batch_size=batch)
     )
     found = []
-    for own_inputs, own_targets in batches:
+    for batch_inputs, batch_targets in batches:
         with accelerator.accumulate(model):
-            loss = F.mse_loss(model(own_inputs), own_targets)
+            loss = F.mse_loss(model(batch_inputs), batch_targets)
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
@@ -152,16 +152,16 @@ def training(accelerator: Accelerator) -> str:
     _let_all_compute(accelerator)
     losses = [float(loss) for loss in found]
     spread = [sum(losses[i : i + micro_steps]) / micro_steps for i in range(0, len(losses), micro_steps)]
-    return _compared(spread, alone, _TOLERANCES.get(str(accelerator.mixed_precision), 5e-2), accelerator)
+    return _compared(spread, expected_losses, _TOLERANCES.get(str(accelerator.mixed_precision), 5e-2), accelerator)
 
 
 STEPS = (
-    Step("devices", "Devices", devices),
-    Step("group", "Process group", group),
-    Step("collectives", "All-reduce, gather", collectives),
-    Step("loader", "A split data loader", loader),
-    Step("precision", "Mixed precision", precision),
-    Step("training", "A short training", training),
+    SelfTestStep("devices", "Devices", devices),
+    SelfTestStep("group", "Process group", group),
+    SelfTestStep("collectives", "All-reduce, gather", collectives),
+    SelfTestStep("loader", "A split data loader", loader),
+    SelfTestStep("precision", "Mixed precision", precision),
+    SelfTestStep("training", "A short training", training),
 )
 
 
@@ -181,10 +181,10 @@ def _alone(accelerator: Accelerator, inputs: Tensor, targets: Tensor, batch: int
     model.to(accelerator.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
-    for own_inputs, own_targets in zip(inputs.split(batch), targets.split(batch), strict=True):
+    for batch_inputs, batch_targets in zip(inputs.split(batch), targets.split(batch), strict=True):
         with accelerator.autocast():
-            outputs = model(own_inputs.to(accelerator.device))
-        loss = F.mse_loss(outputs.float(), own_targets.to(accelerator.device))
+            outputs = model(batch_inputs.to(accelerator.device))
+        loss = F.mse_loss(outputs.float(), batch_targets.to(accelerator.device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -192,28 +192,28 @@ def _alone(accelerator: Accelerator, inputs: Tensor, targets: Tensor, batch: int
     return losses
 
 
-def _compared(spread: list[float], alone: list[float], tolerance: float, accelerator: Accelerator) -> str:
-    apart = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(spread, alone, strict=True))
-    if apart > tolerance:
+def _compared(spread: list[float], expected_losses: list[float], tolerance: float, accelerator: Accelerator) -> str:
+    difference = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(spread, expected_losses, strict=True))
+    if difference > tolerance:
         raise StateError(
-            f"The losses should be those of one process to {tolerance:g}, but {_short(spread)} stand against {_short(alone)}. "
+            f"The losses should be those of one process to {tolerance:g}, but {_short(spread)} stand against {_short(expected_losses)}. "
             "Try mixed_precision='no' and one process to find what makes the difference."
         )
     if accelerator.num_processes == 1:
         return f"loss from {spread[0]:.3f} to {spread[-1]:.3f} in {len(spread)} steps"
-    return f"{len(spread)} losses on {_processes(accelerator)} are those of one process (apart by {apart:.0e})"
+    return f"{len(spread)} losses on {_processes(accelerator)} are those of one process (apart by {difference:.0e})"
 
 
-def _expect(what: str, found: Tensor, expected: Tensor, where: str = "this rank") -> None:
+def _expect(operation: str, found: Tensor, expected: Tensor, location: str = "this rank") -> None:
     if not torch.allclose(found, expected):
         raise StateError(
-            f"{what} should give {expected.tolist()}, but gave {found.tolist()} on {where}. "
+            f"{operation} should give {expected.tolist()}, but gave {found.tolist()} on {location}. "
             "Restart the kernel; if it stays so, run with cpu=True to see whether the device or its driver is at fault."
         )
 
 
 def _let_all_compute(accelerator: Accelerator) -> None:
-    """Wait until each rank has asked for the same: XLA computes it then, and a value can be read on one rank alone."""
+    """Wait until each rank has queued the same work: XLA computes it then, and a value can be read on one rank alone."""
     accelerator.wait_for_everyone()
 
 

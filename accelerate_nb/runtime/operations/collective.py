@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accelerate_nb.devices.lockstep import lockstep
 from accelerate_nb.errors import ConfigurationError, OperationError
-from accelerate_nb.runtime.current import current_world
-from accelerate_nb.runtime.operations.exchange import Call, agree, exchange_rows
-from accelerate_nb.runtime.operations.moving import Mover
+from accelerate_nb.rank.lockstep import lockstep
+from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree, exchange_rows
 from accelerate_nb.runtime.operations.nested import description, leaves_of, recursively_apply, with_leaves
-from accelerate_nb.runtime.operations.programs import InPrograms
-from accelerate_nb.runtime.operations.through_hosts import ThroughHosts
-from accelerate_nb.runtime.world import World
+from accelerate_nb.runtime.operations.transfer import TensorMover
+from accelerate_nb.runtime.world.registry import current_world
+from accelerate_nb.runtime.world.world import World
+from accelerate_nb.runtime.xla.collectives import XlaMover
+from accelerate_nb.runtime.xla.host_collectives import XlaHostMover
 
 Reduction = Literal["sum", "mean", "max", "min", "none"]
 
@@ -35,7 +35,7 @@ def gather(tensor: Any) -> Any:
     if world.size == 1:
         return tensor
     leaves = _tensors(world, "gather", tensor)
-    call = Call("gather", description(tensor))
+    call = CollectiveCall("gather", description(tensor))
     return with_leaves(tensor, iter(_mover(world).gather(call, leaves)))
 
 
@@ -48,17 +48,17 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     """
     if reduction not in get_args(Reduction):
         known = ", ".join(get_args(Reduction))
-        raise ConfigurationError(f"reduction={reduction!r} was asked for. Known ones are {known}.")
+        raise ConfigurationError(f"reduction={reduction!r} was requested. Known ones are {known}.")
     world = current_world()
     if world.size == 1 or reduction == "none":
         return recursively_apply(torch.clone, tensor, error_on_other_type=True)
     operation = f"reduce {reduction}"
     leaves = _tensors(world, operation, tensor)
-    call = Call(operation, description(tensor))
+    call = CollectiveCall(operation, description(tensor))
     reduced = _mover(world).reduce(call, leaves, reduction, scale)
-    reduced = [_with_gradient(leaf, each) for leaf, each in zip(leaves, reduced, strict=True)]
+    reduced = [_with_gradient(leaf, item) for leaf, item in zip(leaves, reduced, strict=True)]
     if reduction == "mean":
-        reduced = [_divided(each, world.size) for each in reduced]
+        reduced = [_divided(item, world.size) for item in reduced]
     return with_leaves(tensor, iter(reduced))
 
 
@@ -89,7 +89,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         return tensor
     operation = f"broadcast from process {_process(world, from_process)}"
     leaves = _tensors(world, operation, tensor)
-    call = Call(operation, description(tensor))
+    call = CollectiveCall(operation, description(tensor))
     return with_leaves(tensor, iter(_mover(world).broadcast(call, leaves, from_process)))
 
 
@@ -103,8 +103,8 @@ def gather_object(object: Any) -> Any:
     world = current_world()
     if world.size == 1:
         return object
-    gathered = _everyones(world, "gather_object", object)
-    return [each for one in gathered for each in (one if isinstance(one, (list, tuple)) else [one])]
+    gathered = _gather_values(world, "gather_object", object)
+    return [entry for item in gathered for entry in (item if isinstance(item, (list, tuple)) else [item])]
 
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
@@ -113,25 +113,25 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     if world.size == 1:
         return object_list
     operation = f"broadcast_object_list of {len(object_list)} from process {_process(world, from_process)}"
-    mine = object_list if world.rank == from_process else None
-    object_list[:] = _everyones(world, operation, mine)[from_process]
+    value = object_list if world.rank == from_process else None
+    object_list[:] = _gather_values(world, operation, value)[from_process]
     return object_list
 
 
-def is_anywhere(mine: bool) -> bool:
-    """Whether something is so on some process; all of them must ask."""
+def is_anywhere(value: bool) -> bool:
+    """Whether something is true on some process; all of them call it."""
     world = current_world()
-    return mine if world.size == 1 else any(_everyones(world, "is_anywhere", mine))
+    return value if world.size == 1 else any(_gather_values(world, "is_anywhere", value))
 
 
 def copy_tensor_to_devices(tensor: Tensor | None = None) -> Tensor:
     """The tensor that one process has, on all of them; the others pass `None`."""
     world = current_world()
-    having, shape, dtype = _only_one(world, "copy_tensor_to_devices", tensor)
+    holder, shape, dtype = _single_holder(world, "copy_tensor_to_devices", tensor)
     if world.size == 1:
         assert tensor is not None
         return tensor.clone()
-    return _mover(world).send(tensor, having, shape, dtype)
+    return _mover(world).send(tensor, holder, shape, dtype)
 
 
 # Accelerate's numbers for the types of tensors.
@@ -162,10 +162,10 @@ def gather_tensor_shape(tensor: Tensor | None) -> tuple[Tensor, int]:
     """
     The shape of the tensor that one process has, as a tensor of one number a dimension, with the number of its type.
 
-    The others pass `None`. `TENSOR_INT_TO_DTYPE` tells the types by their numbers; one that has none is an `OperationError`.
+    The others pass `None`. `TENSOR_INT_TO_DTYPE` has the types by their numbers; one that has none is an `OperationError`.
     """
     world = current_world()
-    _, shape, dtype = _only_one(world, "gather_tensor_shape", tensor)
+    _, shape, dtype = _single_holder(world, "gather_tensor_shape", tensor)
     if dtype not in TENSOR_TYPE_TO_INT:
         raise OperationError(
             f"gather_tensor_shape was given a tensor of {dtype}, which has no number. Use copy_tensor_to_devices, which "
@@ -174,31 +174,31 @@ def gather_tensor_shape(tensor: Tensor | None) -> tuple[Tensor, int]:
     return torch.tensor(shape, dtype=torch.int, device=world.device), TENSOR_TYPE_TO_INT[dtype]
 
 
-def _only_one(world: World, operation: str, tensor: Tensor | None) -> tuple[int, tuple[int, ...], torch.dtype]:
-    """Which process has a tensor, with its shape and type."""
-    told = None if tensor is None else (tuple(tensor.shape), tensor.dtype)
-    everyones = [told] if world.size == 1 else _everyones(world, operation, told)
-    having = {rank: each for rank, each in enumerate(everyones) if each is not None}
-    if len(having) != 1:
+def _single_holder(world: World, operation: str, tensor: Tensor | None) -> tuple[int, tuple[int, ...], torch.dtype]:
+    """The process that has a tensor, with the tensor's shape and type."""
+    description = None if tensor is None else (tuple(tensor.shape), tensor.dtype)
+    descriptions = [description] if world.size == 1 else _gather_values(world, operation, description)
+    holders = {rank: held for rank, held in enumerate(descriptions) if held is not None}
+    if len(holders) != 1:
         raise OperationError(
-            f"{operation} was given a tensor by {len(having)} processes ({list(having)}). Exactly one passes a tensor."
+            f"{operation} was given a tensor by {len(holders)} processes ({list(holders)}). Exactly one passes a tensor."
         )
-    ((rank, (shape, dtype)),) = having.items()
+    ((rank, (shape, dtype)),) = holders.items()
     return rank, shape, dtype
 
 
-def _everyones(world: World, operation: str, mine: Any) -> list[Any]:
-    call = Call(operation, "objects")
+def _gather_values(world: World, operation: str, value: Any) -> list[Any]:
+    call = CollectiveCall(operation, "objects")
     try:
-        pickled = _mover(world).packed(mine)
+        pickled = _mover(world).packed(value)
     except Exception:
-        # the others are about to wait for this process: they hear that nothing will come
+        # the others are about to wait for this process: they receive that nothing will come
         with suppress(OperationError):
-            agree(world, Call(operation, f"a {type(mine).__name__} that can't be pickled"))
+            agree(world, CollectiveCall(operation, f"a {type(value).__name__} that can't be pickled"))
         raise
     row = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
     rows = exchange_rows(world, call, row)
-    return [mine if rank == world.rank else _unpickled(row) for rank, row in enumerate(rows)]
+    return [value if rank == world.rank else _unpickled(row) for rank, row in enumerate(rows)]
 
 
 def _unpickled(row: Tensor) -> Any:
@@ -206,18 +206,18 @@ def _unpickled(row: Tensor) -> Any:
     return pickle.loads(array.tobytes())
 
 
-def _mover(world: World) -> Mover:
-    """What suits the devices of these processes."""
+def _mover(world: World) -> TensorMover:
+    """The mover that suits the devices of these processes."""
     if world.device.type != "xla":
-        return Mover(world)
-    return InPrograms(world) if lockstep() is None else ThroughHosts(world)
+        return TensorMover(world)
+    return XlaMover(world) if lockstep() is None else XlaHostMover(world)
 
 
 def _tensors(world: World, operation: str, data: Any) -> list[Tensor]:
     """The nest's tensors on this process's device; anything else in it is an error on every process."""
     leaves = leaves_of(data)
     if any(not isinstance(leaf, Tensor) for leaf in leaves):
-        agree(world, Call(operation, description(data)))  # if the others have the same, they say the same
+        agree(world, CollectiveCall(operation, description(data)))  # if the others have the same, they say the same
         recursively_apply(lambda leaf: leaf, data, error_on_other_type=True)
     return [leaf.to(world.device) for leaf in leaves]
 
@@ -225,6 +225,6 @@ def _tensors(world: World, operation: str, data: Any) -> list[Tensor]:
 def _process(world: World, rank: int) -> int:
     if not 0 <= rank < world.size:
         raise ConfigurationError(
-            f"from_process={rank} was asked for, and there are {world.size} processes. Choose from 0 to {world.size - 1}."
+            f"from_process={rank} was requested, and there are {world.size} processes. Choose from 0 to {world.size - 1}."
         )
     return rank

@@ -17,7 +17,7 @@ from accelerate_nb.errors import DataError
 
 T = TypeVar("T")
 
-_SAYS_ITSELF = (str, int, float, bool, bytes, Enum, type(None))
+_DESCRIBES_ITSELF = (str, int, float, bool, bytes, Enum, type(None))
 
 
 @dataclass
@@ -44,7 +44,7 @@ def is_tensor_information(tensor_info: Any) -> TypeGuard[TensorInformation]:
 
 
 def is_namedtuple(data: Any) -> bool:
-    """Whether it is a named tuple, or looks exactly like one."""
+    """Whether it is a named tuple, or has all attributes of one."""
     return isinstance(data, tuple) and hasattr(data, "_asdict") and hasattr(data, "_fields")
 
 
@@ -89,9 +89,9 @@ def recursively_apply(
 
 def _mapped(apply: Callable[[Any], Any], data: Any) -> Any:
     if isinstance(data, (list, tuple)):
-        return honor_type(data, (_mapped(apply, each) for each in data))
+        return honor_type(data, (_mapped(apply, item) for item in data))
     if isinstance(data, Mapping):
-        return _like(data, {key: _mapped(apply, each) for key, each in data.items()})
+        return _like(data, {key: _mapped(apply, item) for key, item in data.items()})
     return apply(data)
 
 
@@ -121,16 +121,16 @@ def description(data: Any, of_tensor: Callable[[Tensor], str] | None = None) -> 
     if isinstance(data, Tensor):
         return f"{str(data.dtype)[6:]}{list(data.shape)}" if of_tensor is None else of_tensor(data)
     if isinstance(data, (list, tuple)):
-        inner = ", ".join([description(each, of_tensor) for each in data])
+        inner = ", ".join([description(item, of_tensor) for item in data])
         return f"[{inner}]" if isinstance(data, list) else f"({inner})"
     if isinstance(data, Mapping):
-        return f"{{{', '.join([f'{_key(key)}: {description(each, of_tensor)}' for key, each in data.items()])}}}"
+        return f"{{{', '.join([f'{_key(key)}: {description(item, of_tensor)}' for key, item in data.items()])}}}"
     return type(data).__name__
 
 
 def _key(key: Any) -> str:
     # the text of an object without a text of its own holds its address, which differs on every process
-    return repr(key) if isinstance(key, _SAYS_ITSELF) else type(key).__name__
+    return repr(key) if isinstance(key, _DESCRIBES_ITSELF) else type(key).__name__
 
 
 def send_to_device(
@@ -141,32 +141,32 @@ def send_to_device(
 
     With `non_blocking` a copy from pinned memory runs while the process goes on.
     """
-    kind = type(tensor)
-    if kind is Tensor:
+    tensor_type = type(tensor)
+    if tensor_type is Tensor:
         return tensor.to(device, non_blocking=non_blocking)
-    if kind is list:
-        return [send_to_device(each, device, non_blocking, skip_keys) for each in tensor]
+    if tensor_type is list:
+        return [send_to_device(item, device, non_blocking, skip_keys) for item in tensor]
     if hasattr(tensor, "to"):
-        return _send_one(tensor, device, non_blocking)
+        return _send_tensor(tensor, device, non_blocking)
     if isinstance(tensor, (list, tuple)):
-        return honor_type(tensor, (send_to_device(each, device, non_blocking, skip_keys) for each in tensor))
+        return honor_type(tensor, (send_to_device(item, device, non_blocking, skip_keys) for item in tensor))
     if isinstance(tensor, Mapping):
         skipped = [skip_keys] if isinstance(skip_keys, str) else skip_keys or ()
         return _like(
             tensor,
             {
-                key: each if key in skipped else send_to_device(each, device, non_blocking, skip_keys)
-                for key, each in tensor.items()
+                key: item if key in skipped else send_to_device(item, device, non_blocking, skip_keys)
+                for key, item in tensor.items()
             },
         )
     return tensor
 
 
-def _send_one(one: Any, device: Any, non_blocking: bool) -> Any:
+def _send_tensor(item: Any, device: Any, non_blocking: bool) -> Any:
     try:
-        return one.to(device, non_blocking=non_blocking)
+        return item.to(device, non_blocking=non_blocking)
     except TypeError:  # a `to` of one's own may know nothing of non_blocking
-        return one.to(device)
+        return item.to(device)
 
 
 def get_data_structure(data: Any) -> Any:
@@ -182,12 +182,14 @@ def get_shape(data: Any) -> Any:
 def initialize_tensors(data_structure: Any) -> Any:
     """The nest with an uninitialised tensor in place of every `TensorInformation`."""
     return recursively_apply(
-        lambda told: torch.empty(told.shape, dtype=told.dtype), data_structure, test_type=is_tensor_information
+        lambda information: torch.empty(information.shape, dtype=information.dtype),
+        data_structure,
+        test_type=is_tensor_information,
     )
 
 
 def find_batch_size(data: Any) -> int:
-    """How long the first tensor of the nest is in dimension 0; `DataError` where there is none."""
+    """The length of the nest's first tensor in dimension 0; `DataError` where there is none."""
     first = data
     while isinstance(first, (list, tuple, Mapping)):
         if not len(first):
@@ -223,7 +225,7 @@ def listify(data: Any) -> Any:
 def slice_tensors(
     data: Any,
     tensor_slice: Any,
-    process_index: int | None = None,  # noqa: ARG001 - a function put in this one's place may want to know
+    process_index: int | None = None,  # noqa: ARG001 - a replacement of this function may need it
     num_processes: int | None = None,  # noqa: ARG001 - the same
 ) -> Any:
     """The nest with `tensor[tensor_slice]` in place of every tensor."""
@@ -236,9 +238,9 @@ def concatenate(data: Any, dim: int = 0) -> Any:
     if isinstance(first, Tensor):
         return torch.cat(tuple(data), dim=dim)
     if isinstance(first, (list, tuple)):
-        return honor_type(first, (concatenate([each[index] for each in data], dim) for index in range(len(first))))
+        return honor_type(first, (concatenate([item[index] for item in data], dim) for index in range(len(first))))
     if isinstance(first, Mapping):
-        return _like(first, {key: concatenate([each[key] for each in data], dim) for key in first})
+        return _like(first, {key: concatenate([item[key] for item in data], dim) for key in first})
     if len(data) == 1:
         return first
     raise DataError(f"Only tensors can be joined, and there is a {type(first).__name__}. Leave it out of the batches.")
@@ -277,5 +279,5 @@ def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., 
     def forward(*args: Any, **kwargs: Any) -> Any:
         return converting(*args, **kwargs)
 
-    forward.__wrapped__ = converting  # type: ignore[attr-defined]  # where `inspect` and unwrapping look for it
+    forward.__wrapped__ = converting  # type: ignore[attr-defined]  # where `inspect` and unwrapping find it
     return forward

@@ -1,4 +1,4 @@
-"""How tensors of different lengths become equally long."""
+"""Padding of tensors to equal lengths."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accelerate_nb.notices import notice
-from accelerate_nb.runtime.current import current_world
-from accelerate_nb.runtime.operations.exchange import Call, exchange_rows
+from accelerate_nb.runtime.operations.byte_rows import as_bytes
+from accelerate_nb.runtime.operations.call_check import CollectiveCall, exchange_rows
 from accelerate_nb.runtime.operations.nested import description, leaves_of, recursively_apply, with_leaves
-from accelerate_nb.runtime.operations.wire import as_bytes
-from accelerate_nb.runtime.world import World
+from accelerate_nb.runtime.world.registry import current_world
+from accelerate_nb.runtime.world.world import World
+from accelerate_nb.user_warnings import warn_user
 
 
 class CannotPadNestedTensorWarning(UserWarning):
@@ -30,13 +30,13 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
     world = current_world()
     if world.size == 1:
         return tensor
-    everyones = _everyones(
-        world, Call("pad_across_processes", f"dim={dim}, {description(tensor, _dimensions)}"), lengths
+    all_lengths = _gather_lengths(
+        world, CollectiveCall("pad_across_processes", f"dim={dim}, {description(tensor, _dimensions)}"), lengths
     )
-    longest: list[int] = everyones.amax(0).tolist()
-    is_even = bool((everyones == everyones[0]).all())
+    longest: list[int] = all_lengths.amax(0).tolist()
+    is_even = bool((all_lengths == all_lengths[0]).all())
     if not is_even:
-        # each process is about to ask its device for something else, which is to be no part of what they compute together
+        # each process is about to give its device other work, which is to be no part of what they compute together
         world.settle()
     padded = [
         leaf if length in (None, wanted) else _padded(leaf, dim % leaf.ndim, wanted, pad_index, at_front=pad_first)
@@ -49,7 +49,7 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
 
 def _warned(leaf: Tensor) -> Tensor:
     if leaf.is_nested:
-        notice(
+        warn_user(
             "A nested tensor can't be padded: it has many lengths. It is left as it is; use `to_padded_tensor` first.",
             CannotPadNestedTensorWarning,
         )
@@ -65,10 +65,10 @@ def _dimensions(leaf: Tensor) -> str:
     return "nested tensor" if leaf.is_nested else f"tensor of {leaf.ndim} dimensions"
 
 
-def _everyones(world: World, call: Call, lengths: list[int | None]) -> Tensor:
-    mine = torch.tensor([length or 0 for length in lengths], dtype=torch.int64)
-    rows = exchange_rows(world, call, as_bytes(mine))
-    return torch.stack([row.cpu()[: mine.numel() * 8].contiguous().view(torch.int64) for row in rows])
+def _gather_lengths(world: World, call: CollectiveCall, lengths: list[int | None]) -> Tensor:
+    local_lengths = torch.tensor([length or 0 for length in lengths], dtype=torch.int64)
+    rows = exchange_rows(world, call, as_bytes(local_lengths))
+    return torch.stack([row.cpu()[: local_lengths.numel() * 8].contiguous().view(torch.int64) for row in rows])
 
 
 def _padded(leaf: Tensor, dim: int, wanted: int, value: float, *, at_front: bool) -> Tensor:

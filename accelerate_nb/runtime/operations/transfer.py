@@ -1,4 +1,4 @@
-"""How tensors reach other processes: as rows of bytes, or added up on their way."""
+"""The transfer of tensors to other processes: as rows of bytes, or added up on their way."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accelerate_nb.runtime.operations.exchange import LARGEST, Call, Exchange
-from accelerate_nb.runtime.operations.wire import Wire, Work, as_bytes, wire_of
-from accelerate_nb.runtime.world import World
+from accelerate_nb.runtime.operations.byte_rows import RowExchange, Work, as_bytes, row_exchange_of
+from accelerate_nb.runtime.operations.call_check import LARGEST, CallCheck, CollectiveCall
+from accelerate_nb.runtime.world.world import World
 
 # How many bytes travel inside the frame. What is longer is faster added up on its way, and sent by the one who has it.
 _LARGEST_REDUCED = 256 << 10
 _LARGEST_SENT = 64 << 10
 
 
-class Mover:
+class TensorMover:
     """
     Tensors that torch.distributed can move from where they are.
 
@@ -31,53 +31,55 @@ class Mover:
     def __init__(self, world: World) -> None:
         self.world = world
 
-    def gather(self, call: Call, leaves: list[Tensor]) -> list[Tensor]:
+    def gather(self, call: CollectiveCall, leaves: list[Tensor]) -> list[Tensor]:
         """Every process's tensors, joined along dimension 0."""
-        return self._moved(call, leaves, _copied_and_joined, partial(_Rows, _joined), LARGEST)
+        return self._moved(call, leaves, _copied_and_joined, partial(_GatherTransfer, _joined), LARGEST)
 
-    def reduce(self, call: Call, leaves: list[Tensor], reduction: str, scale: float) -> list[Tensor]:
-        """What a reduction, "mean" among them being a sum still, makes of every process's tensors."""
+    def reduce(self, call: CollectiveCall, leaves: list[Tensor], reduction: str, scale: float) -> list[Tensor]:
+        """The reduction of every process's tensors, "mean" among them being a sum still."""
         return self._moved(call, leaves, OF_ROWS[reduction], partial(_reducing, reduction), _LARGEST_REDUCED)
 
-    def broadcast(self, call: Call, leaves: list[Tensor], source: int) -> list[Tensor]:
+    def broadcast(self, call: CollectiveCall, leaves: list[Tensor], source: int) -> list[Tensor]:
         """One process's tensors."""
-        return self._moved(call, leaves, lambda rows: rows[source].clone(), partial(_Sent, source), _LARGEST_SENT)
+        return self._moved(
+            call, leaves, lambda rows: rows[source].clone(), partial(_BroadcastTransfer, source), _LARGEST_SENT
+        )
 
     def send(self, leaf: Tensor | None, source: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The tensor that one process has, when it is known which one and what it is like."""
+        """The tensor that one process has, when that process, and the tensor's shape and type, are known."""
         device = self.world.device
-        mine = torch.empty(shape, dtype=dtype, device=device) if leaf is None else leaf.to(device)
-        sent = _Sent(source, wire_of(self.world), mine)
+        local = torch.empty(shape, dtype=dtype, device=device) if leaf is None else leaf.to(device)
+        sent = _BroadcastTransfer(source, row_exchange_of(self.world), local)
         for work in sent.start():
             work.wait()
         return sent.result()
 
-    def packed(self, thing: Any) -> bytes:
+    def packed(self, value: Any) -> bytes:
         """An object as another process can unpickle it."""
-        return pickle.dumps(thing)
+        return pickle.dumps(value)
 
     def _moved(
         self,
-        call: Call,
+        call: CollectiveCall,
         leaves: list[Tensor],
         of_rows: Callable[[Tensor], Tensor],
-        transfer: Callable[[Wire, Tensor], Transfer],
+        transfer: Callable[[RowExchange, Tensor], Transfer],
         largest: int,
     ) -> list[Tensor]:
         """
-        What an operation makes of each tensor: `of_rows` of what every process sent, `(processes, *shape)`, where the frames
-        had room for it, and otherwise what came by a transfer of its own.
+        The result of an operation for each tensor: `of_rows` of what every process sent, `(processes, *shape)`, where the frames
+        hold it, and otherwise the result of a separate transfer.
         """
-        exchange = Exchange(self.world, call, leaves, largest)
+        exchange = CallCheck(self.world, call, leaves, largest)
         transfers = [
-            None if inside else transfer(exchange.wire, leaf)
+            None if inside else transfer(exchange.exchange, leaf)
             for leaf, inside in zip(leaves, exchange.carries, strict=True)
         ]
         exchange.finish()
-        for work in [work for each in transfers if each is not None for work in each.start()]:
+        for work in [work for item in transfers if item is not None for work in item.start()]:
             work.wait()
         return [
-            of_rows(exchange.rows(index)) if each is None else each.result() for index, each in enumerate(transfers)
+            of_rows(exchange.rows(index)) if item is None else item.result() for index, item in enumerate(transfers)
         ]
 
 
@@ -100,68 +102,68 @@ OF_ROWS: MappingProxyType[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 
 
 class Transfer(Protocol):
-    """The way of one large tensor: made ready while it isn't known yet whether the others make the same call."""
+    """The transfer of one large tensor: made ready while it isn't known yet whether the others make the same call."""
 
     def start(self) -> list[Work]:
-        """Set off; what to wait for."""
+        """Begin; returns what to wait for."""
 
     def result(self) -> Tensor:
-        """What arrived."""
+        """The received tensor."""
 
 
-class _Rows:
+class _GatherTransfer:
     """Everyone gets what everyone has."""
 
-    def __init__(self, of_rows: Callable[[Tensor], Tensor], wire: Wire, leaf: Tensor) -> None:
-        self.of_rows, self.wire = of_rows, wire
-        self.rows = torch.empty((wire.world.size, *leaf.shape), dtype=leaf.dtype, device=leaf.device)
-        self.rows[wire.world.rank] = leaf.detach()
+    def __init__(self, of_rows: Callable[[Tensor], Tensor], exchange: RowExchange, leaf: Tensor) -> None:
+        self.of_rows, self.exchange = of_rows, exchange
+        self.rows = torch.empty((exchange.world.size, *leaf.shape), dtype=leaf.dtype, device=leaf.device)
+        self.rows[exchange.world.rank] = leaf.detach()
 
     def start(self) -> list[Work]:
-        return self.wire.fill(as_bytes(self.rows).view(self.wire.world.size, -1))
+        return self.exchange.fill(as_bytes(self.rows).view(self.exchange.world.size, -1))
 
     def result(self) -> Tensor:
         return self.of_rows(self.rows)
 
 
-class _Reduced:
+class _ReduceTransfer:
     """The backend adds up on the way."""
 
     operations = MappingProxyType({"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN})
 
-    def __init__(self, reduction: str, wire: Wire, leaf: Tensor) -> None:
-        self.wire = wire
+    def __init__(self, reduction: str, exchange: RowExchange, leaf: Tensor) -> None:
+        self.exchange = exchange
         self.operation = self.operations.get(reduction, dist.ReduceOp.SUM)
         self.reduced = leaf.detach().clone(memory_format=torch.contiguous_format)
 
     def start(self) -> list[Work]:
-        return [self.wire.add_up(self.reduced, self.operation)]
+        return [self.exchange.add_up(self.reduced, self.operation)]
 
     def result(self) -> Tensor:
         return self.reduced
 
 
 # No backend adds up all types of numbers; gloo stops at these.
-_ADDED_UP_HERE = (torch.bool, torch.int16, torch.complex64, torch.complex128)
+_REDUCED_LOCALLY = (torch.bool, torch.int16, torch.complex64, torch.complex128)
 
 
-def _reducing(reduction: str, wire: Wire, leaf: Tensor) -> Transfer:
-    if leaf.dtype in _ADDED_UP_HERE or leaf.numel() * leaf.element_size() <= wire.rows_reduced_here:
-        return _Rows(OF_ROWS[reduction], wire, leaf)
-    return _Reduced(reduction, wire, leaf)
+def _reducing(reduction: str, exchange: RowExchange, leaf: Tensor) -> Transfer:
+    if leaf.dtype in _REDUCED_LOCALLY or leaf.numel() * leaf.element_size() <= exchange.largest_local_reduction:
+        return _GatherTransfer(OF_ROWS[reduction], exchange, leaf)
+    return _ReduceTransfer(reduction, exchange, leaf)
 
 
-class _Sent:
+class _BroadcastTransfer:
     """One process's tensor replaces the others' copies."""
 
-    def __init__(self, source: int, wire: Wire, leaf: Tensor) -> None:
-        self.source, self.wire = source, wire
+    def __init__(self, source: int, exchange: RowExchange, leaf: Tensor) -> None:
+        self.source, self.exchange = source, exchange
         self.copy = torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
-        if wire.world.rank == source:
+        if exchange.world.rank == source:
             self.copy.copy_(leaf.detach())
 
     def start(self) -> list[Work]:
-        return self.wire.send(as_bytes(self.copy), self.source)
+        return self.exchange.send(as_bytes(self.copy), self.source)
 
     def result(self) -> Tensor:
         return self.copy

@@ -1,4 +1,4 @@
-"""Functions of one's own that all processes call with tensors of the same shapes, checked where ACCELERATE_DEBUG_MODE asks."""
+"""Functions of one's own that all processes call with tensors of the same shapes, checked under ACCELERATE_DEBUG_MODE."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from accelerate_nb.errors import OperationError
-from accelerate_nb.runtime.operations.exchange import Call, agree
+from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree
 from accelerate_nb.runtime.operations.nested import description
-from accelerate_nb.runtime.process import PartialState
+from accelerate_nb.runtime.world.state import PartialState
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,7 +30,7 @@ def verify_operation(function: Callable[P, R]) -> Callable[P, R]:
         state = PartialState()
         if state.debug and state.use_distributed:
             tensor = kwargs["tensor"] if "tensor" in kwargs else args[0]
-            agree(state.world, Call(_name(function), description(tensor)))
+            agree(state.world, CollectiveCall(_name(function), description(tensor)))
         return function(*args, **kwargs)
 
     return verified

@@ -1,1 +1,1 @@
-"""Which numbers a step computes with."""
+"""The precision of a step."""

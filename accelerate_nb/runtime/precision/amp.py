@@ -14,7 +14,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.handlers import AutocastKwargs, GradScalerKwargs
+from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs, GradScalerKwargs
 from accelerate_nb.runtime.operations.nested import convert_to_fp32
 from accelerate_nb.runtime.precision.base import Precision
 
@@ -33,7 +33,7 @@ class BF16(Precision):
     def _check(self) -> None:
         if self.device.type == "cuda" and not torch.cuda.is_bf16_supported():
             raise ConfigurationError(
-                f"mixed_precision='bf16' was asked for, but {torch.cuda.get_device_name(self.device)} can't compute in it. "
+                f"mixed_precision='bf16' was requested, but {torch.cuda.get_device_name(self.device)} can't compute in it. "
                 "Use mixed_precision='fp16' there."
             )
 
@@ -46,13 +46,13 @@ class BF16(Precision):
 
     def wrap_forward(self, model: Module) -> Module:
         """The model with a forward that computes in this type and returns float32."""
-        own = super().wrap_forward(model).forward
-        model._original_forward = own  # type: ignore[assignment]  # a method, which Module's types don't foresee
-        if isinstance(own, MethodType):
-            # bound anew, not closed over, so that a deep copy of the model calls the copy
-            model.forward = MethodType(self._mixed(own.__func__), model)
+        forward = super().wrap_forward(model).forward
+        model._original_forward = forward  # type: ignore[assignment]  # a method, which Module's types don't foresee
+        if isinstance(forward, MethodType):
+            # bound again, not closed over, so that a deep copy of the model calls the copy
+            model.forward = MethodType(self._mixed(forward.__func__), model)
         else:
-            model.forward = self._mixed(own)
+            model.forward = self._mixed(forward)
         return model
 
     def _mixed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,14 +93,14 @@ class FP16(BF16):
                 self._unscaled.add(id(optimizer))
 
     def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
-        """Step unless a gradient overflowed, then adapt the factor; says whether the optimizer stepped."""
-        called = _Called(optimizer)
+        """Step unless a gradient overflowed, then adapt the factor; returns whether the optimizer stepped."""
+        called = _StepDetector(optimizer)
         with called:
             self._scaler.step(optimizer, closure)
         self._update(optimizer)
         return called.was
 
-    def renew(self, optimizer: Optimizer) -> None:
+    def reset(self, optimizer: Optimizer) -> None:
         """New gradients will be scaled ones."""
         self._unscaled.discard(id(optimizer))
         self._states.pop(id(optimizer), None)
@@ -122,8 +122,8 @@ class FP16(BF16):
         return self._scaler._per_optimizer_states
 
 
-class _Called:
-    """A block in which an optimizer's `step` notes whether it was called: the scaler decides that inside and doesn't say."""
+class _StepDetector:
+    """A block in which an optimizer's `step` notes whether it was called: the scaler decides that inside."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.was = False

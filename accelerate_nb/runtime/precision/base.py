@@ -1,4 +1,4 @@
-"""What numbers a step is computed in; the default is the model's own."""
+"""The precision of a step; the default is the model's own."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.handlers import AutocastKwargs
-from accelerate_nb.runtime.kinds import PrecisionType
+from accelerate_nb.runtime.compat.enums import PrecisionType
+from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs
 
 
 class Precision:
-    """The model computes in the numbers that it is made of."""
+    """The model's own precision."""
 
     name: str = "no"
     scaler: torch.amp.GradScaler | None = None
 
     def wrap_forward(self, model: Module) -> Module:
-        """The model, computing in these numbers from now on, whatever it computed in before."""
+        """The model, computing in this precision from now on, whatever it computed in before."""
         restore_forward(model)
         return model
 
     def autocast(self, options: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
-        """A block in which operations choose these numbers."""
+        """A block in which operations choose this precision."""
         return nullcontext()
 
     def scale(self, loss: Tensor) -> Tensor:
@@ -39,17 +39,17 @@ class Precision:
         """Bring gradients back to their true size, before something reads them."""
 
     def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
-        """Let the optimizer step; says whether it did."""
+        """Let the optimizer step; returns whether it did."""
         optimizer.step(closure)
         return True
 
-    def renew(self, optimizer: Optimizer) -> None:
+    def reset(self, optimizer: Optimizer) -> None:
         """The gradients of an optimizer were thrown away."""
 
 
-def precision_name(asked: str | PrecisionType | None) -> str:
+def precision_name(requested: str | PrecisionType | None) -> str:
     """The name of a precision that exists; an unknown one is an error that lists the known ones."""
-    name = "no" if asked is None else str(asked).lower()
+    name = "no" if requested is None else str(requested).lower()
     if name not in PrecisionType.list():
         raise ConfigurationError(
             f"mixed_precision={name!r} is not known. Choose one of {', '.join(map(repr, PrecisionType.list()))}."

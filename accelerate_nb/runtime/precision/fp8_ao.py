@@ -12,10 +12,10 @@ import torch
 from torch.nn import Linear, Module
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.environment import is_yes
-from accelerate_nb.runtime.handlers import AutocastKwargs, KwargsHandler
-from accelerate_nb.runtime.installed import torchao_required
-from accelerate_nb.runtime.kinds import FP8BackendType
+from accelerate_nb.runtime.accelerator.env_settings import is_yes
+from accelerate_nb.runtime.compat.enums import FP8BackendType
+from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs, KwargsHandler
+from accelerate_nb.runtime.compat.packages import torchao_required
 from accelerate_nb.runtime.precision.amp import BF16
 from accelerate_nb.runtime.precision.base import Precision
 
@@ -23,10 +23,10 @@ from accelerate_nb.runtime.precision.base import Precision
 @dataclass
 class AORecipeKwargs(KwargsHandler):
     """
-    How torchao converts linear layers: a `torchao.float8.Float8LinearConfig`, and which layers.
+    The conversion of linear layers by torchao: a `torchao.float8.Float8LinearConfig`, and which layers.
 
     Without a `config` one is made that pads inner dimensions to multiples of 16, unless `pad_inner_dim` or the variable
-    `ACCELERATE_FP8_PAD_INNER_DIM` says no. `enable_fsdp_float8_all_gather` counts where weights are sharded.
+    `ACCELERATE_FP8_PAD_INNER_DIM` is false. `enable_fsdp_float8_all_gather` counts where weights are sharded.
     `MissingExtraError` without torchao.
     """
 
@@ -50,11 +50,11 @@ class AORecipeKwargs(KwargsHandler):
 
     @property
     def package(self) -> FP8BackendType:
-        """Who computes."""
+        """The package that computes."""
         return FP8BackendType.AO
 
     def precision_on(self, device: torch.device, autocast: AutocastKwargs | None) -> Precision:
-        """What computes so on a device."""
+        """The precision of this recipe on a device."""
         return FP8AO(device, autocast, self)
 
 
@@ -73,7 +73,7 @@ class FP8AO(BF16):
         found = torch.cuda.get_device_capability(self.device)
         if found < (8, 9):
             raise ConfigurationError(
-                f"mixed_precision='fp8' was asked for, but {torch.cuda.get_device_name(self.device)} has compute capability "
+                f"mixed_precision='fp8' was requested, but {torch.cuda.get_device_name(self.device)} has compute capability "
                 f"{found[0]}.{found[1]} and can't multiply 8-bit floats, which takes 8.9 (Ada, Hopper or newer). "
                 "Use mixed_precision='bf16' there."
             )
@@ -81,7 +81,7 @@ class FP8AO(BF16):
     def wrap_forward(self, model: Module) -> Module:
         """The model with converted layers, whose weights stay the parameters that an optimizer may hold already."""
         if not has_ao_layers(model):
-            # only sharded weights are gathered; torchao would put new parameters in the place of those that are not
+            # only sharded weights are gathered; torchao would replace the parameters of those that are not
             config = replace(self.recipe.config, enable_fsdp_float8_all_gather=False)
             convert_model_to_fp8_ao(model, config, self.recipe.module_filter_func)
         return super().wrap_forward(model)
@@ -92,7 +92,7 @@ def convert_model_to_fp8_ao(
     model: Module, config: Any = None, module_filter_func: Callable[[Module, str], bool] | None = None
 ) -> None:
     """
-    Put a torchao `Float8Linear` in the place of the model's linear layers, which keep their weights.
+    Replace the model's linear layers by torchao's `Float8Linear`, which keep their weights.
 
     All layers with sizes that are multiples of 16, but the first and the last: they decide whether training is stable. A
     `module_filter_func(module, name)` chooses others. `MissingExtraError` without torchao.
@@ -125,7 +125,7 @@ def filter_first_and_last_linear_layers(module: Module, fqn: str) -> bool:
     """
     Whether the part `fqn` of the model `module` can be converted: it is neither its first linear layer nor its last.
 
-    As a `module_filter_func` it is asked of one layer after the other and sees no model, as in Accelerate; leave that out to
+    As a `module_filter_func` it is called for one layer after the other and sees no model, as in Accelerate; leave that out to
     spare the first and the last layer.
     """
     return filter_linear_layers(module, fqn, find_first_last_linear_layers(module))

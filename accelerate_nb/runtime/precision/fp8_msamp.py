@@ -8,31 +8,31 @@ from dataclasses import dataclass
 import torch
 
 from accelerate_nb.errors import MissingExtraError, NotYetError
-from accelerate_nb.notices import notice
-from accelerate_nb.runtime.handlers import AutocastKwargs, KwargsHandler
-from accelerate_nb.runtime.installed import is_msamp_available
-from accelerate_nb.runtime.kinds import FP8BackendType
+from accelerate_nb.runtime.compat.enums import FP8BackendType
+from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs, KwargsHandler
+from accelerate_nb.runtime.compat.packages import is_msamp_available
 from accelerate_nb.runtime.precision.base import Precision
-from accelerate_nb.runtime.precision.fp8_te import TERecipeKwargs, one_of
+from accelerate_nb.runtime.precision.fp8_te import TERecipeKwargs, checked_choice
+from accelerate_nb.user_warnings import warn_user
 
 
 @dataclass
 class MSAMPRecipeKwargs(KwargsHandler):
-    """How much MS-AMP keeps in 8-bit floats: "O1" weights' gradients, "O2" optimizer states, too."""
+    """MS-AMP's level of 8-bit floats: "O1" weights' gradients, "O2" optimizer states, too."""
 
     opt_level: str | None = None
 
     def _fill(self, environment: Mapping[str, str]) -> None:
-        asked = environment.get("ACCELERATE_FP8_OPT_LEVEL", "O2") if self.opt_level is None else self.opt_level
-        self.opt_level = one_of("opt_level", asked, ("O1", "O2"))
+        value = environment.get("ACCELERATE_FP8_OPT_LEVEL", "O2") if self.opt_level is None else self.opt_level
+        self.opt_level = checked_choice("opt_level", value, ("O1", "O2"))
 
     @property
     def package(self) -> FP8BackendType:
-        """Who computes."""
+        """The package that computes."""
         return FP8BackendType.MSAMP
 
     def precision_on(self, device: torch.device, autocast: AutocastKwargs | None) -> Precision:
-        """What computes so on a device; `NotYetError`, or `MissingExtraError` without the package."""
+        """The precision of this recipe on a device; `NotYetError`, or `MissingExtraError` without the package."""
         if not is_msamp_available():
             raise MissingExtraError(
                 "mixed_precision='fp8' by MS-AMP needs MS-AMP, which is not installed. "
@@ -50,19 +50,21 @@ class FP8RecipeKwargs(TERecipeKwargs, MSAMPRecipeKwargs):
     backend: str | None = None
 
     def _fill(self, environment: Mapping[str, str]) -> None:
-        notice("FP8RecipeKwargs is deprecated. Use TERecipeKwargs, MSAMPRecipeKwargs or AORecipeKwargs.", FutureWarning)
+        warn_user(
+            "FP8RecipeKwargs is deprecated. Use TERecipeKwargs, MSAMPRecipeKwargs or AORecipeKwargs.", FutureWarning
+        )
         default = "MSAMP" if is_msamp_available() else "TE"
-        asked = environment.get("ACCELERATE_FP8_BACKEND", default) if self.backend is None else self.backend
-        self.backend = one_of("backend", asked.upper(), ("MSAMP", "TE"))
+        value = environment.get("ACCELERATE_FP8_BACKEND", default) if self.backend is None else self.backend
+        self.backend = checked_choice("backend", value.upper(), ("MSAMP", "TE"))
         TERecipeKwargs._fill(self, environment)
         MSAMPRecipeKwargs._fill(self, environment)
 
     @property
     def package(self) -> FP8BackendType:
-        """Who computes."""
+        """The package that computes."""
         return FP8BackendType(self.backend)
 
     def precision_on(self, device: torch.device, autocast: AutocastKwargs | None) -> Precision:
-        """What computes so on a device; `NotYetError`."""
-        kind = MSAMPRecipeKwargs if self.package == FP8BackendType.MSAMP else TERecipeKwargs
-        return kind.precision_on(self, device, autocast)
+        """The precision of this recipe on a device; `NotYetError`."""
+        recipe = MSAMPRecipeKwargs if self.package == FP8BackendType.MSAMP else TERecipeKwargs
+        return recipe.precision_on(self, device, autocast)

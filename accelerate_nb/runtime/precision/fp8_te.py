@@ -11,10 +11,10 @@ import torch
 from torch.nn import Module
 
 from accelerate_nb.errors import ConfigurationError, MissingExtraError, NotYetError
-from accelerate_nb.runtime.environment import is_yes
-from accelerate_nb.runtime.handlers import AutocastKwargs, KwargsHandler
-from accelerate_nb.runtime.installed import is_transformer_engine_available
-from accelerate_nb.runtime.kinds import FP8BackendType
+from accelerate_nb.runtime.accelerator.env_settings import is_yes
+from accelerate_nb.runtime.compat.enums import FP8BackendType
+from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs, KwargsHandler
+from accelerate_nb.runtime.compat.packages import is_transformer_engine_available
 from accelerate_nb.runtime.precision.base import Precision
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -25,9 +25,9 @@ _PREFIX = "ACCELERATE_FP8_"
 @dataclass
 class TERecipeKwargs(KwargsHandler):
     """
-    How Transformer Engine scales 8-bit floats; the names are those of its `DelayedScaling` recipe.
+    Transformer Engine's scaling of 8-bit floats; the names are those of its `DelayedScaling` recipe.
 
-    What is not said comes from variables `ACCELERATE_FP8_*` (`MARGIN`, `INTERVAL`, `FORMAT`, `AMAX_HISTORY_LEN`, ...).
+    Fields left out come from variables `ACCELERATE_FP8_*` (`MARGIN`, `INTERVAL`, `FORMAT`, `AMAX_HISTORY_LEN`, ...).
     `MissingExtraError` without Transformer Engine.
     """
 
@@ -53,42 +53,42 @@ class TERecipeKwargs(KwargsHandler):
                 is_yes(environment, f"{_PREFIX}OVERRIDE_{name}") for name in ("FPROP", "DGRAD", "WGRAD")
             )
             self.override_linear_precision = fprop, dgrad, wgrad
-        asked = environment.get(f"{_PREFIX}FORMAT", "HYBRID") if self.fp8_format is None else self.fp8_format
-        self.fp8_format = one_of("fp8_format", asked.upper(), ("HYBRID", "E4M3", "E5M2"))
-        asked = self.amax_compute_algo or environment.get(f"{_PREFIX}AMAX_COMPUTE_ALGO", "most_recent")
-        self.amax_compute_algo = one_of("amax_compute_algo", asked.lower(), ("max", "most_recent"))
+        value = environment.get(f"{_PREFIX}FORMAT", "HYBRID") if self.fp8_format is None else self.fp8_format
+        self.fp8_format = checked_choice("fp8_format", value.upper(), ("HYBRID", "E4M3", "E5M2"))
+        value = self.amax_compute_algo or environment.get(f"{_PREFIX}AMAX_COMPUTE_ALGO", "most_recent")
+        self.amax_compute_algo = checked_choice("amax_compute_algo", value.lower(), ("max", "most_recent"))
 
     @property
     def package(self) -> FP8BackendType:
-        """Who computes."""
+        """The package that computes."""
         return FP8BackendType.TE
 
     def precision_on(self, device: torch.device, autocast: AutocastKwargs | None) -> Precision:
-        """What computes so on a device; `NotYetError`."""
+        """The precision of this recipe on a device; `NotYetError`."""
         _refuse("mixed_precision='fp8' by Transformer Engine")
 
 
-def one_of(name: str, value: str, known: tuple[str, ...]) -> str:
+def checked_choice(name: str, value: str, known: tuple[str, ...]) -> str:
     """The value, if it is a known one."""
     if value not in known:
         raise ConfigurationError(f"`{name}` must be one of {' or '.join(known)}, but is {value!r}. Choose one of them.")
     return value
 
 
-def _require(what: str) -> None:
+def _require(feature: str) -> None:
     if not is_transformer_engine_available():
         raise MissingExtraError(
-            f"{what} needs Transformer Engine, which is not installed: pip install 'transformer_engine[pytorch]'. "
+            f"{feature} needs Transformer Engine, which is not installed: pip install 'transformer_engine[pytorch]'. "
             "AORecipeKwargs computes in fp8 by torchao."
         )
 
 
-def _refuse(what: str) -> NoReturn:
-    _require(what)
-    raise NotYetError(f"{what} is not offered here yet. Use AORecipeKwargs, which computes in fp8 by torchao.")
+def _refuse(feature: str) -> NoReturn:
+    _require(feature)
+    raise NotYetError(f"{feature} is not offered here yet. Use AORecipeKwargs, which computes in fp8 by torchao.")
 
 
-def _later(function: F) -> F:
+def _unsupported(function: F) -> F:
     @functools.wraps(function)
     def refusing(*_: Any, **__: Any) -> NoReturn:
         _refuse(function.__name__)
@@ -96,11 +96,11 @@ def _later(function: F) -> F:
     return cast("F", refusing)
 
 
-@_later
+@_unsupported
 def convert_model(
     model: Module, to_transformer_engine: bool = True, _convert_linear: bool = True, _convert_ln: bool = True
 ) -> None:
-    """Put Transformer Engine's layers in the place of the model's; `NotYetError`, or `MissingExtraError` without the package."""
+    """Replace the model's layers by Transformer Engine's; `NotYetError`, or `MissingExtraError` without the package."""
 
 
 def has_transformer_engine_layers(model: Module) -> bool:
@@ -109,7 +109,7 @@ def has_transformer_engine_layers(model: Module) -> bool:
     return any(type(module).__module__.startswith("transformer_engine.") for module in model.modules())
 
 
-@_later
+@_unsupported
 def contextual_fp8_autocast(
     model_forward: Callable[..., Any], fp8_recipe: Any, use_during_eval: bool = False
 ) -> Callable[..., Any]:
@@ -117,7 +117,7 @@ def contextual_fp8_autocast(
     raise NotImplementedError
 
 
-@_later
+@_unsupported
 def apply_fp8_autowrap(model: Module, fp8_recipe_handler: TERecipeKwargs | None) -> Module:
     """The model in Transformer Engine's autocast; `NotYetError`, or `MissingExtraError` without the package."""
     raise NotImplementedError

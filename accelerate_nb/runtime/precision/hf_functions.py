@@ -1,4 +1,4 @@
-"""Mixed precision for code that asks for its parts, not for an `Accelerator`."""
+"""Mixed precision for code that uses its parts, not an `Accelerator`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from accelerate_nb.runtime.handlers import AutocastKwargs
-from accelerate_nb.runtime.kinds import DistributedType
-from accelerate_nb.runtime.process import AcceleratorState
+from accelerate_nb.runtime.compat.enums import DistributedType
+from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs
+from accelerate_nb.runtime.world.state import AcceleratorState
 
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
@@ -17,7 +17,7 @@ _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 def get_mixed_precision_context_manager(
     native_amp: bool = False, autocast_kwargs: AutocastKwargs | None = None
 ) -> AbstractContextManager[Any]:
-    """A block in which operations choose the numbers of the process's `Accelerator`; one that does nothing unless `native_amp`."""
+    """A block in which operations choose the precision of the process's `Accelerator`; one that does nothing unless `native_amp`."""
     if not native_amp:
         return nullcontext()
     state = AcceleratorState()

@@ -1,1 +1,1 @@
-"""How a step is spread over processes."""
+"""Strategies that spread a step over processes."""

@@ -1,4 +1,4 @@
-"""How a step is spread over processes; the default is one process that has everything."""
+"""The base of strategies, which spread a step over processes; the default is one process that has everything."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from accelerate_nb.runtime.compiling import TorchDynamoPlugin
-from accelerate_nb.runtime.kinds import DistributedType
-from accelerate_nb.runtime.strategies.places import check_quantised, has_places
-from accelerate_nb.runtime.unwrapping import extract_model_from_parallel
-from accelerate_nb.runtime.world import World
+from accelerate_nb.runtime.compat.enums import DistributedType
+from accelerate_nb.runtime.strategies.device_placement import check_quantised, has_places
+from accelerate_nb.runtime.training.compile import TorchDynamoPlugin
+from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
+from accelerate_nb.runtime.world.world import World
 
 
 class Strategy:
@@ -25,7 +25,7 @@ class Strategy:
 
     @property
     def distributed_type(self) -> DistributedType:
-        """What Hugging Face calls this way of distributing on these devices."""
+        """Hugging Face's name of this way of distributing on these devices."""
         return DistributedType.of(self.world.size, self.world.device.type)
 
     @property
@@ -35,12 +35,12 @@ class Strategy:
 
     @property
     def data_replicas(self) -> tuple[int, int]:
-        """Which of how many different streams of batches this process reads."""
+        """The index of this process's stream of batches, and the number of different streams."""
         return self.world.rank, self.world.size
 
     @property
     def sender(self) -> Callable[[Any], Any] | None:
-        """What brings a batch to this process's devices, where to move it is not enough."""
+        """The function that brings a batch to this process's devices, where a move is not enough."""
         return None
 
     @property
@@ -53,11 +53,11 @@ class Strategy:
         return objects
 
     def accept(self, model: Module) -> None:
-        """Raise a `ConfigurationError` for a model that can't be trained where its weights lie."""
+        """Raise a `ConfigurationError` for a model that can't be trained on the devices of its weights."""
         check_quantised(model, self.world.device)
 
     def place(self, model: Module) -> Module:
-        """The model on this process's device, unless its weights were given places of their own."""
+        """The model on this process's device, unless its weights were put on other devices."""
         return model if has_places(model) else model.to(self.world.device)
 
     def wrap_model(self, model: Module) -> Module:
@@ -69,7 +69,7 @@ class Strategy:
         return how.compiled(model)
 
     def unwrap(self, model: Module, *, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = False) -> Any:
-        """The model as the person wrote it, whose weights have the names that they had."""
+        """The model before `prepare`, whose weights have their original names."""
         return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
 
     def backward(self, loss: Tensor, **options: Any) -> None:
@@ -78,7 +78,7 @@ class Strategy:
 
     @property
     def between_batches(self) -> Callable[[], None] | None:
-        """What a prepared loader has done before each batch and after the last; `None` for nothing."""
+        """The function that a prepared loader calls before each batch and after the last; `None` for nothing."""
         return None
 
     def before_step(self, optimizer: Any) -> None:
@@ -120,11 +120,11 @@ class Strategy:
         return nullcontext()
 
     def unshared(self, models: Sequence[Any], learning: Sequence[Tensor]) -> list[str]:
-        """What is to be said where gradients of weights that learn are not shared as they should be; `models` are prepared."""
+        """Warnings about weights that learn and whose gradients are not shared as they should be; `models` are prepared."""
         return []
 
     def release(self) -> None:
-        """Let go of what was prepared."""
+        """Release what was prepared."""
 
     def close(self) -> None:
         """The training is over."""

@@ -13,14 +13,14 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.compiling import TorchDynamoPlugin, is_compiled_module
-from accelerate_nb.runtime.current import before_leaving
-from accelerate_nb.runtime.handlers import DistributedDataParallelKwargs
+from accelerate_nb.runtime.compat.env_vars import parse_flag_from_env
+from accelerate_nb.runtime.compat.kwargs_handlers import DistributedDataParallelKwargs
 from accelerate_nb.runtime.strategies.base import Strategy
-from accelerate_nb.runtime.strategies.places import devices_of
-from accelerate_nb.runtime.unwrapping import copies_in
-from accelerate_nb.runtime.variables import parse_flag_from_env
-from accelerate_nb.runtime.world import World
+from accelerate_nb.runtime.strategies.device_placement import devices_of
+from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, is_compiled_module
+from accelerate_nb.runtime.training.unwrap import copies_in
+from accelerate_nb.runtime.world.registry import at_world_exit
+from accelerate_nb.runtime.world.world import World
 
 
 class DDP(Strategy):
@@ -30,10 +30,10 @@ class DDP(Strategy):
         super().__init__(world)
         self.options = options or DistributedDataParallelKwargs()
         self._wrapped: WeakSet[DistributedDataParallel] = WeakSet()
-        before_leaving(self._let_go)
+        at_world_exit(self._release)
 
     def accept(self, model: Module) -> None:
-        """Raise a `ConfigurationError` for a model whose weights lie on several devices, unless that is meant."""
+        """Raise a `ConfigurationError` for a model whose weights are on several devices, unless that is allowed."""
         places = devices_of(model)
         if len(places) > 1 and not parse_flag_from_env("ACCELERATE_BYPASS_DEVICE_MAP"):
             raise ConfigurationError(
@@ -50,7 +50,7 @@ class DDP(Strategy):
         wrapped = DistributedDataParallel(
             model, device_ids=None if elsewhere else [self.world.device], **self.options.to_kwargs()
         )
-        # Attributes are let go in the order in which they were set. Whoever lets go of a group that has been destroyed waits
+        # Attributes are released in the order in which they were set. The release of a group that has been destroyed waits
         # for its threads; if that is the C++ reducer, it holds the interpreter's lock, which one of them may be waiting for.
         wrapped.__dict__["_outlives_the_reducer"] = wrapped.process_group
         self.options.register_comm_hook(wrapped)
@@ -75,25 +75,25 @@ class DDP(Strategy):
         return nullcontext() if copies is None else _sending(copies)
 
     def join_uneven(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
-        """`torch.distributed.algorithms.Join`: a process without batches answers the others' collectives."""
-        return Join([copies_in(each) or each for each in joinables], throw_on_early_termination=False)
+        """`torch.distributed.algorithms.Join`: a process without batches joins the others' collectives."""
+        return Join([copies_in(joinable) or joinable for joinable in joinables], throw_on_early_termination=False)
 
     def unshared(self, models: Sequence[Any], learning: Sequence[Tensor]) -> list[str]:
-        """What is to be said of copies that were never called, and of weights that are in none: nobody averages their gradients."""
-        known = {id(each) for each in learning}
-        own = [(model, copies) for model in models if (copies := copies_in(model)) and _has_any(copies, known)]
+        """Warnings about copies that were never called, and weights that are in none: nobody averages their gradients."""
+        known = {id(item) for item in learning}
+        replicated = [(model, copies) for model in models if (copies := copies_in(model)) and _has_any(copies, known)]
         alone = f"each of the {self.world.size} processes trains a model of its own"
-        if not own:
+        if not replicated:
             return [
                 f"The optimizer's weights are in no prepared model, so {alone}. Give the model to accelerator.prepare(...), too."
             ]
         # inside of what torch compiles, DDP doesn't note its first call
-        called = all(copies._lazy_init_ran or is_compiled_module(model) for model, copies in own)
+        called = all(copies._lazy_init_ran or is_compiled_module(model) for model, copies in replicated)
         return [] if called else [f"The prepared model was not called, so {alone}. Call what prepare returned for it."]
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """
-        Part the models from the process group before it ends.
+        Separate the models from the process group before it ends.
 
         A reducer that is the last to hold a gloo group joins that group's threads while Python waits for it, and such a
         thread may itself be waiting for Python: the process would hang when the model is freed (seen with torch 2.13).
@@ -103,14 +103,14 @@ class DDP(Strategy):
 
 
 def _has_any(model: Module, known: set[int]) -> bool:
-    return any(id(each) in known for each in model.parameters())
+    return any(id(parameter) in known for parameter in model.parameters())
 
 
 @contextmanager
 def _sending(model: DistributedDataParallel) -> Iterator[None]:
     before = model.require_backward_grad_sync, model.require_forward_param_sync
     model.require_backward_grad_sync = model.require_forward_param_sync = True
-    # with no outputs to look at, the reducer expects a gradient for every parameter
+    # without outputs, the reducer expects a gradient for every parameter
     model.reducer.prepare_for_backward([])
     try:
         yield

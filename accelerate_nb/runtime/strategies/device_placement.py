@@ -1,4 +1,4 @@
-"""Where a model's weights were put before it came here."""
+"""The devices on which a model's weights were put before `prepare`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from torch.nn import Module
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.installed import is_bitsandbytes_multi_backend_available
+from accelerate_nb.runtime.compat.packages import is_bitsandbytes_multi_backend_available
 
-# The names by which a device map says that weights are not on an accelerator.
+# The device map's names for weights that are not on an accelerator.
 _OFFLOADED = ("cpu", "disk")
 
 
@@ -25,8 +25,8 @@ def has_places(model: Module) -> bool:
 
 
 def check_quantised(model: Module, device: torch.device) -> None:
-    """Raise a `ConfigurationError` for a model in 8 or 4 bits whose weights can't be trained where they lie."""
-    places = {str(place) for place in devices_of(model)}
+    """Raise a `ConfigurationError` for a model in 8 or 4 bits whose weights can't be trained on their devices."""
+    places = {str(device) for device in devices_of(model)}
     if not _is_quantised(model) or not places:
         return
     if "disk" in places or ("cpu" in places and not _trains_on_cpu(device)):

@@ -12,48 +12,48 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from accelerate_nb.devices.lockstep import lockstep
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.notices import notice
-from accelerate_nb.runtime import xla
-from accelerate_nb.runtime.accumulation import GradientState
-from accelerate_nb.runtime.data.xla import sent
-from accelerate_nb.runtime.handlers import DistributedDataParallelKwargs
-from accelerate_nb.runtime.strategies.averaging import Averaged
+from accelerate_nb.rank.lockstep import lockstep
+from accelerate_nb.runtime.compat.kwargs_handlers import DistributedDataParallelKwargs
 from accelerate_nb.runtime.strategies.base import Strategy
-from accelerate_nb.runtime.strategies.places import has_places
-from accelerate_nb.runtime.unwrapping import extract_model_from_parallel
-from accelerate_nb.runtime.world import World
+from accelerate_nb.runtime.strategies.device_placement import has_places
+from accelerate_nb.runtime.training.accumulation import GradientState
+from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
+from accelerate_nb.runtime.world.world import World
+from accelerate_nb.runtime.xla import device as xla
+from accelerate_nb.runtime.xla.gradient_averaging import AveragedModel
+from accelerate_nb.runtime.xla.loader import sent
+from accelerate_nb.user_warnings import warn_user
 
 # What of `DistributedDataParallel` has a meaning where it does not do the averaging.
-_MEANT = ("find_unused_parameters", "broadcast_buffers")
+_DID_YOU_MEAN = ("find_unused_parameters", "broadcast_buffers")
 _CHUNK = 64 * 2**20
 
 
-class Replicas(Strategy):
+class XlaDDP(Strategy):
     """
     A full copy of the model on every XLA device; gradients are averaged before the optimizer steps.
 
-    What is asked of a device waits until `xla.sync`, which comes when a prepared loader is asked for its next batch, and after
+    A device's work waits until `xla.sync`, which comes when the next batch of a prepared loader is read, and after
     each step that an optimizer makes without a new batch of one.
     """
 
     def __init__(self, world: World, options: DistributedDataParallelKwargs | None = None) -> None:
         super().__init__(world)
         self.options = options or DistributedDataParallelKwargs()
-        self._tell_of_options(options)
+        self._warn_of_options(options)
         self._gradients = GradientState()
-        self._models: dict[int, Averaged] = {}
+        self._models: dict[int, AveragedModel] = {}
         self._stepped_in: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     @property
     def between_batches(self) -> Callable[[], None]:
-        """The device begins with what was asked of it."""
+        """The device begins with its pending work."""
         return xla.sync
 
     @property
     def sender(self) -> Callable[[Any], Any]:
-        """What sends a batch to this rank's device at once, from any thread."""
+        """The function that sends a batch to this rank's device at once, from any thread."""
         return self.sent
 
     def sent(self, batch: Any) -> Any:
@@ -61,24 +61,24 @@ class Replicas(Strategy):
         return sent(batch, self.world.device)
 
     def settle(self) -> None:
-        """Have the device begin with what was asked of it."""
+        """Have the device begin with its pending work."""
         xla.sync()
 
     def place(self, model: Module) -> Module:
         """The model on this rank's device; its weights stay the objects that they are, so ties and optimizers hold."""
         if has_places(model):
             return model
-        for each in {id(each): each for each in chain(model.parameters(), model.buffers())}.values():
-            if each.device != self.world.device:
-                _move(each, self.world.device)
+        for item in {id(parameter): parameter for parameter in chain(model.parameters(), model.buffers())}.values():
+            if item.device != self.world.device:
+                _move(item, self.world.device)
         return super().place(model)
 
     def wrap_model(self, model: Module) -> Module:
         """The same model, with the first rank's weights and buffers, whose gradients are averaged from now on."""
-        if self.world.size == 1 or not any(each.requires_grad for each in model.parameters()):
+        if self.world.size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
             return model
         begin_equal([*model.parameters(), *model.buffers()], self.world)
-        self._models[id(model)] = Averaged(
+        self._models[id(model)] = AveragedModel(
             model,
             self.world,
             self._mean,
@@ -90,8 +90,8 @@ class Replicas(Strategy):
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Compute gradients; where they are not held, they are averages when this returns."""
         loss.backward(**options)
-        for each in self._models.values():
-            each.settle(after_backward=True)
+        for model in self._models.values():
+            model.settle(after_backward=True)
 
     def hold_gradients(self, model: Module) -> AbstractContextManager[Any]:
         """A block whose backwards keep their gradients to this rank."""
@@ -116,8 +116,8 @@ class Replicas(Strategy):
     def before_step(self, optimizer: Any) -> None:
         """Average what a plain `loss.backward()` has left."""
         self._average()
-        if self.world.size > 1 and not any(each.is_held for each in self._models.values()):
-            self._mean([each.grad for each in self._loose(optimizer) if each.grad is not None])
+        if self.world.size > 1 and not any(model.is_held for model in self._models.values()):
+            self._mean([item.grad for item in self._loose(optimizer) if item.grad is not None])
 
     def stepped(self, optimizer: Any) -> None:
         """Have the device begin, unless the loader that is being read will do so before its next batch."""
@@ -127,9 +127,9 @@ class Replicas(Strategy):
         self._stepped_in[optimizer] = batch
 
     def unshared(self, models: Sequence[Any], learning: Sequence[Tensor]) -> list[str]:
-        """What is to be said of weights that are in no prepared model: their gradients are averaged, and they began apart."""
-        known = {id(each) for averaged in self._models.values() for each in averaged.parameters}
-        if self.world.size == 1 or any(id(each) in known for each in learning):
+        """Warnings about weights that are in no prepared model: their gradients are averaged, and they began apart."""
+        known = {id(parameter) for averaged in self._models.values() for parameter in averaged.parameters}
+        if self.world.size == 1 or any(id(item) in known for item in learning):
             return []
         text = (
             "The optimizer's weights are in no prepared model: their gradients are averaged, but each of the "
@@ -138,18 +138,18 @@ class Replicas(Strategy):
         return [text]
 
     def join_uneven(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
-        """`ConfigurationError` where there are several ranks: a device that has no batch can't answer the others."""
+        """`ConfigurationError` where there are several ranks: a device without a batch can't join the others' collectives."""
         if self.world.size == 1:
             return nullcontext()
         raise ConfigurationError(
-            "join_uneven_inputs was asked for, but XLA devices compute the same program on all ranks, so each needs as many "
+            "join_uneven_inputs was requested, but XLA devices compute the same program on all ranks, so each needs as many "
             "batches as the others. Leave even_batches=True, or give the loader drop_last=True."
         )
 
     def release(self) -> None:
-        """Let go of what was prepared."""
-        for each in self._models.values():
-            each.let_go()
+        """Release what was prepared."""
+        for model in self._models.values():
+            model.release()
         self._models.clear()
 
     def close(self) -> None:
@@ -157,8 +157,8 @@ class Replicas(Strategy):
         self.release()
 
     def _average(self) -> None:
-        for each in self._models.values():
-            each.settle()
+        for model in self._models.values():
+            model.settle()
 
     def _mean(self, gradients: Sequence[Tensor]) -> None:
         if lockstep() is None:
@@ -167,32 +167,32 @@ class Replicas(Strategy):
             average_through_hosts(gradients, self.world)
 
     def _first(self, buffers: Sequence[Tensor]) -> None:
-        """Put the first rank's values in the place of buffers."""
+        """Replace buffers by the first rank's values."""
         if lockstep() is not None:
             begin_equal(buffers, self.world)
             return
         is_first = xla.as_data(torch.tensor(self.world.is_main), self.world.device)
-        for each in buffers:
+        for buffer in buffers:
             # a sum has no truth values; what is no number elsewhere has no part in it
-            number = each.detach().int() if each.dtype == torch.bool else each.detach()
-            each.data = xla.reduced(torch.where(is_first, number, torch.zeros_like(number)), "sum").to(each.dtype)
+            number = buffer.detach().int() if buffer.dtype == torch.bool else buffer.detach()
+            buffer.data = xla.reduced(torch.where(is_first, number, torch.zeros_like(number)), "sum").to(buffer.dtype)
 
-    def _averaged(self, model: Module) -> Averaged | None:
+    def _averaged(self, model: Module) -> AveragedModel | None:
         return self._models.get(id(extract_model_from_parallel(model, keep_torch_compile=False)))
 
     def _loose(self, optimizer: Any) -> list[Tensor]:
         """The optimizer's weights that are in no prepared model."""
-        known = {id(each) for averaged in self._models.values() for each in averaged.parameters}
-        return [each for group in optimizer.param_groups for each in group["params"] if id(each) not in known]
+        known = {id(parameter) for averaged in self._models.values() for parameter in averaged.parameters}
+        return [item for group in optimizer.param_groups for item in group["params"] if id(item) not in known]
 
-    def _tell_of_options(self, options: DistributedDataParallelKwargs | None) -> None:
+    def _warn_of_options(self, options: DistributedDataParallelKwargs | None) -> None:
         if options is None or not self.world.is_main:
             return
-        left = sorted(set(options.to_kwargs()) - set(_MEANT))
+        left = sorted(set(options.to_kwargs()) - set(_DID_YOU_MEAN))
         if options.comm_hook != type(options)().comm_hook:
             left.append("comm_hook")
         if left:
-            notice(
+            warn_user(
                 f"DistributedDataParallelKwargs has {', '.join(left)}, which means nothing on XLA devices: gradients are "
                 "averaged inside the compiled step. Leave it out there."
             )
@@ -217,53 +217,53 @@ def _move(tensor: Tensor, device: torch.device) -> None:
 
 def average_through_hosts(gradients: Sequence[Tensor], world: World) -> None:
     """
-    Put the mean over all ranks in the place of each gradient without a collective of the devices, in a step that is cut in two.
+    Replace each gradient by the mean over all ranks without a collective of the devices, in a step that is cut in two.
 
     For ranks that are threads on XLA's CPU backend. There the thread of torch_xla's pool that gave one device its program frees
     what that program reads before it gives the next device its own; freeing waits for the program, which waits in its
     all-reduce for the other device. It happens by chance, the more often the larger the model.
     """
     xla.sync()
-    values = [each.detach().cpu() for each in gradients]
-    for chunk, own in zip(_chunks(values), _chunks(gradients), strict=True):
-        packed = torch.cat([each.reshape(-1).float() for each in chunk])
-        world.hosts.allreduce([packed]).wait()
-        parts = packed.div_(world.size).split([each.numel() for each in chunk])
-        for gradient, part in zip(own, parts, strict=True):
+    values = [item.detach().cpu() for item in gradients]
+    for chunk, chunk_gradients in zip(_chunks(values), _chunks(gradients), strict=True):
+        packed = torch.cat([item.reshape(-1).float() for item in chunk])
+        world.host_group.allreduce([packed]).wait()
+        parts = packed.div_(world.size).split([item.numel() for item in chunk])
+        for gradient, part in zip(chunk_gradients, parts, strict=True):
             gradient.data = part.view(gradient.shape).to(gradient.dtype).to(gradient.device)
 
 
 def begin_equal(tensors: Sequence[Tensor], world: World) -> None:
     """Give tensors the values that they have on the first rank, through the hosts: nothing is compiled for it."""
-    own = list({id(each): each for each in tensors}.values())
-    if any(each.device.type == "xla" for each in own):
+    unique = list({id(tensor): tensor for tensor in tensors}.values())
+    if any(item.device.type == "xla" for item in unique):
         xla.sync()
-    for chunk in _chunks(own):
-        values = [each.detach().cpu().contiguous() if world.is_main else _room_for(each) for each in chunk]
-        packed = torch.cat([each.reshape(-1).view(torch.uint8) for each in values])
-        world.hosts.broadcast([packed]).wait()
+    for chunk in _chunks(unique):
+        values = [item.detach().cpu().contiguous() if world.is_main else _empty_like(item) for item in chunk]
+        packed = torch.cat([item.reshape(-1).view(torch.uint8) for item in values])
+        world.host_group.broadcast([packed]).wait()
         # the first rank, too: tensors that came to be in another way make another program of the first step
-        for each, value in zip(chunk, _unpacked(packed, values), strict=True):
-            each.data = value.to(each.device)
+        for item, value in zip(chunk, _unpacked(packed, values), strict=True):
+            item.data = value.to(item.device)
 
 
 def _chunks(tensors: Sequence[Tensor]) -> Iterable[list[Tensor]]:
     chunk: list[Tensor] = []
     size = 0
-    for each in tensors:
-        if chunk and size + each.nbytes > _CHUNK:
+    for tensor in tensors:
+        if chunk and size + tensor.nbytes > _CHUNK:
             yield chunk
             chunk, size = [], 0
-        chunk.append(each)
-        size += each.nbytes
+        chunk.append(tensor)
+        size += tensor.nbytes
     if chunk:
         yield chunk
 
 
-def _room_for(tensor: Tensor) -> Tensor:
+def _empty_like(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 def _unpacked(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    parts = packed.split([each.nbytes for each in like])
-    return [part.clone().view(each.dtype).view(each.shape) for part, each in zip(parts, like, strict=True)]
+    parts = packed.split([item.nbytes for item in like])
+    return [part.clone().view(item.dtype).view(item.shape) for part, item in zip(parts, like, strict=True)]

@@ -12,30 +12,30 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.checkpoints.bringing import brought
-from accelerate_nb.runtime.compiling import is_repeated_blocks
-from accelerate_nb.runtime.data.batches import leaves_of, with_leaves
-from accelerate_nb.runtime.optimizer import innermost
-from accelerate_nb.runtime.sharding import spmd
-from accelerate_nb.runtime.sharding.plan import Plan, XlaMesh
-from accelerate_nb.runtime.strategies.xla import Replicas
-from accelerate_nb.runtime.world import World
+from accelerate_nb.runtime.checkpoints.io.device_copy import brought
+from accelerate_nb.runtime.data.batch_tree import leaves_of, with_leaves
+from accelerate_nb.runtime.strategies.xla_ddp import XlaDDP
+from accelerate_nb.runtime.training.compile import is_repeated_blocks
+from accelerate_nb.runtime.training.optimizer import innermost
+from accelerate_nb.runtime.world.world import World
+from accelerate_nb.runtime.xla import spmd_tensors
+from accelerate_nb.runtime.xla.mesh_plan import MeshPlan, XlaMesh
 
 
-class Spmd(Replicas):
+class XlaSPMD(XlaDDP):
     """
     Each XLA device has its part of every batch and, along the mesh's axis "fsdp", of every weight (torch_xla's FSDPv2).
 
-    To the person there is one process with one device, and tensors that are whole. It does what torch_xla's
+    To the user there is one process with one device, and tensors that are whole. It does what torch_xla's
     `SpmdFullyShardedDataParallel` does, but to the model as it is: that one renames its weights, takes only outputs that are
     tensors or tuples, and cuts each weight in its longest dimension also where that does not divide.
     """
 
-    def __init__(self, world: World, asked: XlaMesh) -> None:
+    def __init__(self, world: World, config: XlaMesh) -> None:
         super().__init__(world)
-        spmd.begin(str(asked.axes))
-        self.plan = Plan.of(asked, spmd.count())
-        self._mesh = spmd.make_mesh(self.plan.sizes)
+        spmd_tensors.begin(str(config.axes))
+        self.plan = MeshPlan.of(config, spmd_tensors.count())
+        self._mesh = spmd_tensors.make_mesh(self.plan.sizes)
         self._followed: WeakSet[Optimizer] = WeakSet()
 
     @property
@@ -43,31 +43,31 @@ class Spmd(Replicas):
         return str(self.plan)
 
     def prepare(self, objects: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Whatever an optimizer will remember of a weight is going to lie as the weight does."""
+        """Give an optimizer's state of a weight the weight's layout."""
         objects = super().prepare(objects)
-        for each in objects:
-            if isinstance(each, Optimizer):
-                self._follow(innermost(each))
+        for object_ in objects:
+            if isinstance(object_, Optimizer):
+                self._follow(innermost(object_))
         return objects
 
     def before_step(self, optimizer: Any) -> None:
-        """What `prepare` says of an optimizer, for one that it has not seen."""
+        """Shard an optimizer's state as `prepare` does, for an optimizer that it has not seen."""
         super().before_step(optimizer)
         self._follow(innermost(optimizer))
 
     def place(self, model: Module) -> Module:
         """The model on the devices, each weight in its layout; one that has a layout already keeps it."""
         model = super().place(model)
-        _Weights(self.plan, self._mesh, model)
+        _WeightSharding(self.plan, self._mesh, model)
         return model
 
     def wrap_model(self, model: Module) -> Module:
         """The model, between whose repeated blocks each device keeps to its samples, as it is made to recompute them."""
         model = super().wrap_model(model)
-        samples = _Samples(self.plan, self._mesh)
+        samples = _OutputSharding(self.plan, self._mesh)
         for block in [block for part in model.modules() if is_repeated_blocks(part) for block in part.children()]:
             block.register_forward_hook(samples)
-        spmd.recompute(self._recomputed(model))
+        spmd_tensors.recompute(self._recomputed(model))
         return model
 
     def model_state(self, model: Module, *, unwrap: bool = True) -> dict[str, Any]:
@@ -81,18 +81,18 @@ class Spmd(Replicas):
         leaves = [(key, leaf) for key, value in keyed for leaf in leaves_of(value)]
         going = [(key, leaf) for key, leaf in leaves if _is_on_cpu(leaf)]
         layouts = [self.plan.of_input(leaf.shape, key) for key, leaf in going]
-        arrived = iter(spmd.sent([leaf for _, leaf in going], self.world.device, self._mesh, layouts))
+        arrived = iter(spmd_tensors.sent([leaf for _, leaf in going], self.world.device, self._mesh, layouts))
         return with_leaves(batch, (next(arrived) if _is_on_cpu(leaf) else leaf for _, leaf in leaves))
 
     def _follow(self, optimizer: Optimizer) -> None:
         if optimizer not in self._followed:
             self._followed.add(optimizer)
-            _States(optimizer)
+            _OptimizerSharding(optimizer)
 
     def _recomputed(self, model: Module) -> list[Module]:
-        asked = set(self.plan.asked.recompute)
-        found = [part for part in model.modules() if type(part).__name__ in asked]
-        absent = sorted(asked - {type(part).__name__ for part in found})
+        requested = set(self.plan.config.recompute)
+        found = [part for part in model.modules() if type(part).__name__ in requested]
+        absent = sorted(requested - {type(part).__name__ for part in found})
         if absent:
             known = sorted({type(part).__name__ for part in model.modules()})
             raise ConfigurationError(
@@ -103,10 +103,10 @@ class Spmd(Replicas):
 
 
 @dataclass(frozen=True)
-class _Samples:
+class _OutputSharding:
     """A hook of a layer: of its outputs each device has its samples."""
 
-    plan: Plan
+    plan: MeshPlan
     mesh: Any
 
     def __call__(self, _layer: Module, _inputs: Any, output: Any) -> Any:
@@ -116,59 +116,59 @@ class _Samples:
     def _apart(self, output: Any) -> Any:
         if not isinstance(output, Tensor) or output.device.type != "xla" or not output.is_floating_point():
             return output
-        return spmd.laid(output, self.mesh, self.plan.of_input(output.shape))
+        return spmd_tensors.laid_out(output, self.mesh, self.plan.of_input(output.shape))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Samples:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _OutputSharding:
         return self  # the devices of a copied model's layer are the same
 
 
-class _Weights:
-    """Has a model's weights lie as planned, also when others are loaded into them: what is copied into a weight lays it anew."""
+class _WeightSharding:
+    """Keeps the planned layout of a model's weights, also when others are loaded: a copy into a weight changes its layout."""
 
-    def __init__(self, plan: Plan, mesh: Any, model: Module) -> None:
+    def __init__(self, plan: MeshPlan, mesh: Any, model: Module) -> None:
         self._mesh = mesh
         self._layouts = plan.of_model(model)
         for name, tensor in _named_tensors(model):
-            if tensor.device.type == "xla" and not spmd.is_laid(tensor):
-                spmd.lay(tensor, mesh, self._layouts[name])
+            if tensor.device.type == "xla" and not spmd_tensors.is_laid(tensor):
+                spmd_tensors.set_layout(tensor, mesh, self._layouts[name])
         model.register_load_state_dict_pre_hook(self._send)
 
     def _send(self, model: Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        own = dict(_named_tensors(model))
+        tensors = dict(_named_tensors(model))
         found = [(name, state.get(prefix + name), layout) for name, layout in self._layouts.items()]
         fits = [
-            (name, value.to(own[name].dtype), layout)
+            (name, value.to(tensors[name].dtype), layout)
             for name, value, layout in found
-            if _is_on_cpu(value) and own[name].device.type == "xla" and len(layout) == value.ndim
+            if _is_on_cpu(value) and tensors[name].device.type == "xla" and len(layout) == value.ndim
         ]
         if fits:
             names, values, layouts = zip(*fits, strict=True)
-            sent = spmd.sent(values, own[names[0]].device, self._mesh, layouts)
+            sent = spmd_tensors.sent(values, tensors[names[0]].device, self._mesh, layouts)
             state.update({prefix + name: value for name, value in zip(names, sent, strict=True)})
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Weights:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _WeightSharding:
         return self  # a copied model has weights of the same names, on the same devices
 
 
-class _States:
-    """Has what an optimizer remembers of its weights lie as these do; the compiler would choose a layout for each."""
+class _OptimizerSharding:
+    """Gives an optimizer's state the layout of its weights; the compiler would choose a layout for each."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._known = 0
         optimizer.register_step_post_hook(self._stepped)
-        optimizer.register_load_state_dict_post_hook(self._lay)
-        self._lay(optimizer)
+        optimizer.register_load_state_dict_post_hook(self._set_layout)
+        self._set_layout(optimizer)
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
         if len(optimizer.state) != self._known:
-            self._lay(optimizer)
+            self._set_layout(optimizer)
 
-    def _lay(self, optimizer: Optimizer) -> None:
+    def _set_layout(self, optimizer: Optimizer) -> None:
         self._known = len(optimizer.state)
         for weight, remembered in optimizer.state.items():
             for value in remembered.values():
                 if isinstance(value, Tensor) and value.device.type == "xla" and value.shape == weight.shape:
-                    spmd.lay_like(value, weight)
+                    spmd_tensors.shard_like(value, weight)
 
 
 def _named_tensors(model: Module) -> Iterator[tuple[str, Tensor]]:

@@ -1,1 +1,1 @@
-"""Where what is logged goes: the notebook's panel, and the packages that keep experiments."""
+"""Trackers of logged values: the notebook's panel, and the packages that keep experiments."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, ClassVar
 
-from accelerate_nb.runtime.installed import is_aim_available
+from accelerate_nb.runtime.compat.packages import is_aim_available
 from accelerate_nb.runtime.trackers.base import PackageTracker, on_main_process
 from accelerate_nb.runtime.trackers.values import flat, plain, settings
 
@@ -65,7 +65,7 @@ class AimTracker(PackageTracker):
         """
         from aim import Image
 
-        of_image, of_track = ((kwargs or {}).get(each, {}) for each in ("aim_image", "track"))
+        of_image, of_track = ((kwargs or {}).get(item, {}) for item in ("aim_image", "track"))
         for name, value in values.items():
             picture, caption = value if isinstance(value, tuple) else (value, "")
             self.writer.track(Image(picture, caption=caption, **of_image), name=name, step=step, **of_track)

@@ -1,4 +1,4 @@
-"""What a tracker is: something that keeps a run's settings, its numbers, its pictures."""
+"""The base of trackers, which keep a run's settings, numbers and pictures."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 from accelerate_nb.errors import IncompleteTrackerError
-from accelerate_nb.runtime.current import current_world
 from accelerate_nb.runtime.trackers.values import plain
+from accelerate_nb.runtime.world.registry import current_world
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -20,7 +20,7 @@ def on_main_process(function: F) -> F:
     A decorator for a tracker's methods: they do nothing on other processes than the main one.
 
     A tracker whose `main_process_only` is false, or not there, runs them everywhere. It is looked up at the call, so a class
-    can be defined, and a tracker made, before the processes have met.
+    can be defined, and a tracker made, before the processes are connected.
     """
 
     @functools.wraps(function)
@@ -34,7 +34,7 @@ def on_main_process(function: F) -> F:
 
 class GeneralTracker:
     """
-    The base of all trackers; a subclass says its `name`, whether it `requires_logging_directory`, and gives its `tracker`.
+    The base of all trackers; a subclass sets its `name`, whether it `requires_logging_directory`, and gives its `tracker`.
 
     `tracker` is a property with the object underneath (wandb's run, TensorBoard's writer). `IncompleteTrackerError`, a
     `NotImplementedError`, names which of the three are missing. With `main_process_only=False` the methods that are decorated
@@ -52,9 +52,9 @@ class GeneralTracker:
 
     def __init__(self, _blank: bool = False) -> None:
         # `tracker` is often known only once the tracker was started: that its class has it is enough
-        missing = [] if _blank else [each for each in _REQUIRED if each not in dir(self)]
+        missing = [] if _blank else [item for item in _REQUIRED if item not in dir(self)]
         if missing:
-            names = ", ".join(f"`{each}`" for each in missing)
+            names = ", ".join(f"`{item}`" for item in missing)
             raise IncompleteTrackerError(
                 f"{type(self).__name__} is missing the following required attributes: {names}. "
                 "Define them in the class: `name` is a string, `requires_logging_directory` true or false, and `tracker` a "
@@ -67,7 +67,7 @@ class GeneralTracker:
         return True
 
     def start(self) -> None:
-        """Begin; called by `Accelerator.init_trackers`, when the processes have met."""
+        """Begin; called by `Accelerator.init_trackers`, when the processes are connected."""
 
     def store_init_configuration(self, values: dict[str, Any]) -> Any:
         """Keep the run's settings: names to numbers, strings, booleans or `None`."""
@@ -122,8 +122,8 @@ class RunTracker(PackageTracker):
         self.run.finish()
 
 
-class Elsewhere(GeneralTracker):
-    """Stands for a tracker that runs on the main process, on all others: whatever it is asked to do, it does not."""
+class NullTracker(GeneralTracker):
+    """Stands for a tracker of the main process on all others: every method does nothing."""
 
     def __init__(self) -> None:
         super().__init__(_blank=True)

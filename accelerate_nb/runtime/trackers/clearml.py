@@ -6,17 +6,17 @@ import os
 from typing import Any, ClassVar
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.installed import is_clearml_available
-from accelerate_nb.runtime.logging import get_logger
+from accelerate_nb.runtime.compat.packages import is_clearml_available
+from accelerate_nb.runtime.observability.logging import get_logger
 from accelerate_nb.runtime.trackers.base import PackageTracker, on_main_process
 from accelerate_nb.runtime.trackers.values import plain, settings
 
-logger = get_logger(__name__)
+logger = get_logger("accelerate_nb.tracking")
 
 
 class ClearMLTracker(PackageTracker):
     """
-    A task, the current one where the person has begun one, else one that is called `run_name`.
+    A task, the current one where the user has begun one, else one that is called `run_name`.
 
     Further arguments go to `Task.init`; the variables `CLEARML_PROJECT` and `CLEARML_TASK` go before `run_name`. The task is
     also the attribute `task`.
@@ -104,7 +104,7 @@ class ClearMLTracker(PackageTracker):
 
     @on_main_process
     def finish(self) -> None:
-        """End the task; one that the person has begun is theirs to end."""
+        """End the task, unless the user has begun it."""
         if not self._initialized_externally:
             self.task.close()
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from accelerate_nb.runtime.installed import is_comet_ml_available, is_installed
-from accelerate_nb.runtime.logging import get_logger
+from accelerate_nb.runtime.compat.packages import is_comet_ml_available, is_installed
+from accelerate_nb.runtime.observability.logging import get_logger
 from accelerate_nb.runtime.trackers.base import PackageTracker, on_main_process
 from accelerate_nb.runtime.trackers.values import plain, settings
 
-logger = get_logger(__name__)
+logger = get_logger("accelerate_nb.tracking")
 
 
 class CometMLTracker(PackageTracker):

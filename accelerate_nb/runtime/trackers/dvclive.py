@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from accelerate_nb.runtime.installed import is_dvclive_available
-from accelerate_nb.runtime.logging import get_logger
+from accelerate_nb.runtime.compat.packages import is_dvclive_available
+from accelerate_nb.runtime.observability.logging import get_logger
 from accelerate_nb.runtime.trackers.base import PackageTracker, on_main_process
 from accelerate_nb.runtime.trackers.values import plain, settings
 
-logger = get_logger(__name__)
+logger = get_logger("accelerate_nb.tracking")
 
 
 class DVCLiveTracker(PackageTracker):
     """
     A `dvclive.Live`, the given one or one made with `kwargs`; it is also the attribute `live`.
 
-    `run_name` has no place in DVCLive: the folder is `init_kwargs={"dvclive": {"dir": ...}}`.
+    `run_name` is not used by DVCLive: the folder is `init_kwargs={"dvclive": {"dir": ...}}`.
     """
 
     name: ClassVar[str] = "dvclive"

@@ -8,12 +8,12 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.installed import is_mlflow_available
-from accelerate_nb.runtime.logging import get_logger
+from accelerate_nb.runtime.compat.packages import is_mlflow_available
+from accelerate_nb.runtime.observability.logging import get_logger
 from accelerate_nb.runtime.trackers.base import PackageTracker, on_main_process
 from accelerate_nb.runtime.trackers.values import plain
 
-logger = get_logger(__name__)
+logger = get_logger("accelerate_nb.tracking")
 
 _BOOLEANS = {
     **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), True),
@@ -23,7 +23,7 @@ _BOOLEANS = {
 
 class MLflowTracker(PackageTracker):
     """
-    A run of an experiment; where it is kept, `MLFLOW_TRACKING_URI` says.
+    A run of an experiment, kept at `MLFLOW_TRACKING_URI`.
 
     `logging_dir` is where a new experiment keeps its artifacts; `run_id` continues a run, otherwise a new one is called
     `run_name`; `tags` are a dictionary or its JSON. The variables `MLFLOW_EXPERIMENT_NAME`, `MLFLOW_RUN_ID`, `MLFLOW_TAGS` and
@@ -77,8 +77,8 @@ class MLflowTracker(PackageTracker):
         found = mlflow.get_experiment_by_name(self.experiment_name)
         if found is not None:
             return str(found.experiment_id)
-        place = None if self.logging_dir is None else os.fspath(self.logging_dir)
-        return str(mlflow.create_experiment(name=self.experiment_name, artifact_location=place, tags=self.tags))
+        location = None if self.logging_dir is None else os.fspath(self.logging_dir)
+        return str(mlflow.create_experiment(name=self.experiment_name, artifact_location=location, tags=self.tags))
 
     @property
     def tracker(self) -> Any:

@@ -6,16 +6,16 @@ import math
 import time
 from typing import Any, ClassVar
 
-from accelerate_nb.events.emit import emit, outlet
 from accelerate_nb.events.model import Metric
-from accelerate_nb.runtime.current import current_world
+from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.runtime.trackers.base import GeneralTracker
 from accelerate_nb.runtime.trackers.values import flat, plain
+from accelerate_nb.runtime.world.registry import current_world
 
 
 class PanelTracker(GeneralTracker):
     """
-    Shows numbers to whoever watches the run, of every process that logs; always on, and silent where nobody watches.
+    Shows the numbers of every process that logs in the run's display; always on, and silent without a display.
 
     Strings, lists and pictures are not shown; names in nested dictionaries are joined by a slash.
     """
@@ -35,7 +35,7 @@ class PanelTracker(GeneralTracker):
     def log_at(self, now: float, values: dict[str, Any], step: int | None = None) -> None:
         """Show values as those of a moment."""
         if outlet() is None:
-            # a tensor on a device is waited for only where somebody sees its value
+            # a tensor on a device is waited for only where its value is shown
             return
         rank = current_world().rank
         count = plain(step)

@@ -1,4 +1,4 @@
-"""Which trackers a run has: what `log_with` names, as far as it is installed."""
+"""The trackers of a run: those that `log_with` names, as far as they are installed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
-from accelerate_nb.notices import notice
-from accelerate_nb.runtime.kinds import LoggerType
+from accelerate_nb.runtime.compat.enums import LoggerType
 from accelerate_nb.runtime.trackers.aim import AimTracker
 from accelerate_nb.runtime.trackers.base import GeneralTracker
 from accelerate_nb.runtime.trackers.clearml import ClearMLTracker
@@ -19,12 +18,13 @@ from accelerate_nb.runtime.trackers.swanlab import SwanLabTracker
 from accelerate_nb.runtime.trackers.tensorboard import TensorBoardTracker
 from accelerate_nb.runtime.trackers.trackio import TrackioTracker
 from accelerate_nb.runtime.trackers.wandb import WandBTracker
+from accelerate_nb.user_warnings import warn_user
 
 Wanted: TypeAlias = str | LoggerType | GeneralTracker
-Place: TypeAlias = str | os.PathLike[str] | None
+LoggingDir: TypeAlias = str | os.PathLike[str] | None
 
 
-class Register(dict[str, type[Any]]):
+class TrackerRegistry(dict[str, type[Any]]):
     """Tracker classes by the names that `log_with` takes."""
 
     def take_in(self, tracker_class: Any) -> None:
@@ -44,12 +44,12 @@ class Register(dict[str, type[Any]]):
                 "given the folder for logs after the project's name, false otherwise."
             )
         if name in self:
-            notice(f"{tracker_class.__name__} replaces {self[name].__name__} as the tracker {name!r}.")
+            warn_user(f"{tracker_class.__name__} replaces {self[name].__name__} as the tracker {name!r}.")
         self[name] = tracker_class
 
 
 # In the order in which "all" takes them. Public, and added to: Hugging Face's contract for trackers of one's own.
-LOGGER_TYPE_TO_CLASS = Register(
+LOGGER_TYPE_TO_CLASS = TrackerRegistry(
     (tracker.name, tracker)
     for tracker in (
         TensorBoardTracker,
@@ -77,76 +77,78 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
 
 def get_available_trackers() -> list[LoggerType]:
     """The trackers of this package whose own packages are installed."""
-    return [kind for kind in _kinds() if LOGGER_TYPE_TO_CLASS[kind.value]._is_available()]
+    return [tracker_type for tracker_type in _kinds() if LOGGER_TYPE_TO_CLASS[tracker_type.value]._is_available()]
 
 
 def _kinds() -> Iterator[LoggerType]:
     return (LoggerType(name) for name in LOGGER_TYPE_TO_CLASS if name in LoggerType)
 
 
-def filter_trackers(log_with: Any, logging_dir: Place = None) -> list[Any]:
+def filter_trackers(log_with: Any, logging_dir: LoggingDir = None) -> list[Any]:
     """
     The trackers to be used, each once: a `LoggerType`, the name of a registered class, or a tracker of one's own.
 
-    `log_with` is one of these, a list of them, or `None`; `"all"` stands for all that are installed and have a place to write
+    `log_with` is one of these, a list of them, or `None`; `"all"` stands for all that are installed and have a folder to write
     to. `ConfigurationError` is raised for an unknown name and for a tracker that needs `logging_dir` where there is none,
-    `MissingExtraError` for one that is asked for by name and is not installed.
+    `MissingExtraError` for one that is requested by name and is not installed.
     """
     if log_with is None:
         return []
     wanted = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
-    if any(isinstance(each, str) and each == LoggerType.ALL.value for each in wanted):
-        return [*_each_once(each for each in wanted if isinstance(each, GeneralTracker)), *_all(logging_dir)]
-    return list(_each_once(each if isinstance(each, GeneralTracker) else _named(each, logging_dir) for each in wanted))
+    if any(isinstance(item, str) and item == LoggerType.ALL.value for item in wanted):
+        return [*_unique(item for item in wanted if isinstance(item, GeneralTracker)), *_all(logging_dir)]
+    return list(_unique(item if isinstance(item, GeneralTracker) else _named(item, logging_dir) for item in wanted))
 
 
-def _all(logging_dir: Place) -> list[LoggerType]:
+def _all(logging_dir: LoggingDir) -> list[LoggerType]:
     available = get_available_trackers()
-    homeless = [] if logging_dir is not None else [each for each in available if _needs_place(each)]
-    if homeless:
-        notice(f"log_with='all' leaves out {', '.join(homeless)}: there is no folder to write to. Pass `project_dir`.")
-    return [each for each in available if each not in homeless]
+    without_folder = [] if logging_dir is not None else [item for item in available if _needs_folder(item)]
+    if without_folder:
+        warn_user(
+            f"log_with='all' leaves out {', '.join(without_folder)}: there is no folder to write to. Pass `project_dir`."
+        )
+    return [item for item in available if item not in without_folder]
 
 
-def _named(asked: Any, logging_dir: Place) -> str:
-    name = str(asked) if isinstance(asked, str) else ""
+def _named(requested: Any, logging_dir: LoggingDir) -> str:
+    name = str(requested) if isinstance(requested, str) else ""
     if name not in LOGGER_TYPE_TO_CLASS:
         raise ConfigurationError(
-            f"Unsupported logging capability: log_with={asked!r}. Known ones are {', '.join(['all', *LOGGER_TYPE_TO_CLASS])}; "
+            f"Unsupported logging capability: log_with={requested!r}. Known ones are {', '.join(['all', *LOGGER_TYPE_TO_CLASS])}; "
             "a tracker of your own is given as an instance, or registered in this process with `register_tracker_class`."
         )
-    kind = LoggerType(name) if name in LoggerType else name
+    tracker_type = LoggerType(name) if name in LoggerType else name
     if not LOGGER_TYPE_TO_CLASS[name]._is_available():
         extra = name.replace("_", "-")
         raise MissingExtraError(
             f"log_with={name!r} needs a package that is not installed here. Install it: pip install 'accelerate-nb[{extra}]'"
         )
-    if logging_dir is None and _needs_place(kind):
+    if logging_dir is None and _needs_folder(tracker_type):
         raise ConfigurationError(
             f"Logging with `{name}` requires a `logging_dir`, and there is none. "
             "Pass `project_dir` to the Accelerator, or `logging_dir` in its `project_config`."
         )
-    return kind
+    return tracker_type
 
 
-def _needs_place(kind: str) -> bool:
-    return bool(LOGGER_TYPE_TO_CLASS[str(kind)].requires_logging_directory)
+def _needs_folder(tracker_type: str) -> bool:
+    return bool(LOGGER_TYPE_TO_CLASS[str(tracker_type)].requires_logging_directory)
 
 
-def _each_once(wanted: Iterator[Any]) -> Iterator[Any]:
+def _unique(wanted: Iterator[Any]) -> Iterator[Any]:
     seen: list[Any] = []
-    for each in wanted:
-        if not any(each is other or (isinstance(each, str) and each == other) for other in seen):
-            seen.append(each)
-            yield each
+    for item in wanted:
+        if not any(item is other or (isinstance(item, str) and item == other) for other in seen):
+            seen.append(item)
+            yield item
 
 
-def made(wanted: Wanted, project_name: str, logging_dir: Place, init_kwargs: Mapping[str, Any]) -> GeneralTracker:
+def made(wanted: Wanted, project_name: str, logging_dir: LoggingDir, init_kwargs: Mapping[str, Any]) -> GeneralTracker:
     """The tracker, of the project's name and with its own part of `init_kwargs`; one that was given is itself."""
     if isinstance(wanted, GeneralTracker):
         return wanted
-    place = (logging_dir,) if _needs_place(wanted) else ()
+    folder = (logging_dir,) if _needs_folder(wanted) else ()
     tracker: GeneralTracker = LOGGER_TYPE_TO_CLASS[str(wanted)](
-        project_name, *place, **init_kwargs.get(str(wanted), {})
+        project_name, *folder, **init_kwargs.get(str(wanted), {})
     )
     return tracker

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from accelerate_nb.runtime.installed import is_tensorboard_available
-from accelerate_nb.runtime.logging import get_logger
+from accelerate_nb.runtime.compat.packages import is_tensorboard_available
+from accelerate_nb.runtime.observability.logging import get_logger
 from accelerate_nb.runtime.trackers.base import PackageTracker, on_main_process
 from accelerate_nb.runtime.trackers.values import flat, plain, settings
 
-logger = get_logger(__name__)
+logger = get_logger("accelerate_nb.tracking")
 
 
 class TensorBoardTracker(PackageTracker):
@@ -82,7 +82,7 @@ class TensorBoardTracker(PackageTracker):
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """
-        Keep pictures by name: an array or tensor of shape (N, C, H, W), or as `dataformats` says, or a list of pictures.
+        Keep pictures by name: an array or tensor of shape (N, C, H, W), or as in `dataformats`, or a list of pictures.
 
         A list holds arrays of equal shapes, or PIL's images, which come with their channels last.
         """

@@ -1,4 +1,4 @@
-"""What people log, as plain Python: tensors and numpy's numbers become numbers."""
+"""Logged values as plain Python: tensors and numpy's numbers become numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def plain(value: Any) -> Any:
     stays one.
     """
     if isinstance(value, Mapping):
-        return {name: plain(each) for name, each in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     if isinstance(value, Tensor):
         return value.item() if value.numel() == 1 and not value.is_meta else value
     if isinstance(value, (np.generic, np.ndarray)):
@@ -43,16 +43,20 @@ def settings(values: Any) -> Any:
     """
     A configuration made of nothing but numbers, strings, booleans, `None`, lists and dictionaries with strings as keys.
 
-    What is none of these is told by its `str`.
+    Anything else becomes its `str`.
     """
     values = plain(values)
     if values is None or type(values) in {bool, int, float, str}:
         return values
     if isinstance(values, (int, float, str)):
         # YAML would write an enum that is also a string as a Python object
-        return next(kind(getattr(values, "value", values)) for kind in (int, float, str) if isinstance(values, kind))
+        return next(
+            plain_type(getattr(values, "value", values))
+            for plain_type in (int, float, str)
+            if isinstance(values, plain_type)
+        )
     if isinstance(values, Mapping):
-        return {str(name): settings(each) for name, each in values.items()}
+        return {str(name): settings(value) for name, value in values.items()}
     if isinstance(values, (list, tuple)):
-        return [settings(each) for each in values]
+        return [settings(value) for value in values]
     return str(values)

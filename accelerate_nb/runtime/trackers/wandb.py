@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from accelerate_nb.runtime.installed import is_wandb_available
+from accelerate_nb.runtime.compat.packages import is_wandb_available
 from accelerate_nb.runtime.trackers.base import RunTracker, on_main_process
 
 

@@ -1,4 +1,4 @@
-"""When gradients are synchronised: windows of micro-steps, the loader that is being read."""
+"""The synchronisation of gradients: windows of micro-steps, and the active loader."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from accelerate_nb.runtime.current import Shared
+from accelerate_nb.runtime.world.registry import SharedState
 
 if TYPE_CHECKING:
-    from accelerate_nb.runtime.handlers import GradientAccumulationPlugin
+    from accelerate_nb.runtime.compat.kwargs_handlers import GradientAccumulationPlugin
 
 
 @dataclass(slots=True)
-class Window:
-    """How far one group of models is in gathering the gradients of a step."""
+class AccumulationWindow:
+    """The progress of one group of models in gathering the gradients of a step."""
 
     count: int = 0
     position: int = 0
     length: int | None = None
 
     def advance(self, num_steps: int, *, at_end: bool) -> bool:
-        """A micro-step begins, the `position`-th of its window; says whether it is the last."""
+        """A micro-step begins, the `position`-th of its window; returns whether it is the last."""
         self.position = self.count % num_steps + 1
         self.count = 0 if at_end else self.count + 1
         return at_end or self.position == num_steps
@@ -31,17 +31,17 @@ class Window:
         """
         Find the window's `length`, and what the gradients that it has so far must be multiplied by to be parts of so many.
 
-        That is 1, except in the last micro-step of a window that turns out to have another length than was thought.
+        That is 1, except in the last micro-step of a window that turns out to have another length than expected.
         """
         if self.position == 1 or self.length is None:
             self.length = num_steps if batches_left is None else min(num_steps, self.position + batches_left)
-        thought = self.length
+        expected = self.length
         if is_last:
             self.length = self.position
-        return thought / self.length
+        return expected / self.length
 
 
-class Windows:
+class AccumulationWindows:
     """
     The windows of a process, one for each group of models that is given to `accumulate`.
 
@@ -53,16 +53,16 @@ class Windows:
 
     def __init__(self, count: int = 0) -> None:
         self._begun_at = count
-        self._current = Window(count)
+        self._current = AccumulationWindow(count)
         self._group: tuple[int, ...] | None = None
-        self._others: dict[tuple[int, ...], Window] = {}
+        self._others: dict[tuple[int, ...], AccumulationWindow] = {}
 
     @property
     def count(self) -> int:
-        """How many micro-steps the group that was last at work has made."""
+        """The number of micro-steps that the last active group has made."""
         return self._current.count
 
-    def of(self, models: tuple[Any, ...]) -> Window:
+    def of(self, models: tuple[Any, ...]) -> AccumulationWindow:
         """The window of these models."""
         group = tuple(map(id, models))
         if group != self._group:
@@ -72,8 +72,8 @@ class Windows:
     def _take_up(self, group: tuple[int, ...]) -> None:
         if self._group is not None:
             self._others[self._group] = self._current
-            # a checkpoint tells one count, which is that of all groups
-            self._current = self._others.pop(group) if group in self._others else Window(self._begun_at)
+            # a checkpoint has one count, which is that of all groups
+            self._current = self._others.pop(group) if group in self._others else AccumulationWindow(self._begun_at)
         self._group = group
 
 
@@ -86,7 +86,7 @@ class GradientState:
     """
 
     # A loader or an optimizer that was prepared in a world that has ended goes on in the next one.
-    _shared_state = Shared(lasting=True)
+    _shared_state = SharedState(lasting=True)
 
     sync_gradients: bool = True
     active_dataloader: Any = None
@@ -100,7 +100,7 @@ class GradientState:
 
     @property
     def initialized(self) -> bool:
-        """Whether an `Accelerator` has said how to accumulate."""
+        """Whether an `Accelerator` has set the accumulation."""
         return "plugin_kwargs" in self.__dict__
 
     @property
@@ -111,7 +111,7 @@ class GradientState:
 
     @property
     def num_steps(self) -> int:
-        """How many micro-steps make a step."""
+        """The number of micro-steps in a step."""
         steps: int = self.plugin_kwargs.get("num_steps", 1)
         return steps
 
@@ -137,12 +137,12 @@ class GradientState:
 
     @property
     def batches_left(self) -> int | None:
-        """How many batches follow before the end of the loader ends a window; `None` where that is not known."""
+        """The number of batches before the end of the loader ends a window; `None` where that is not known."""
         return getattr(self.active_dataloader, "batches_left", None) if self.sync_with_dataloader else None
 
     @property
     def batch(self) -> tuple[int, ...] | None:
-        """Which batch of a loader that has its device begin before the next one is at hand; `None` for none."""
+        """The key of the current batch, for a loader that has its device begin before the next one; `None` for others."""
         loader = self.active_dataloader
         if loader is None or getattr(loader, "between", None) is None:
             return None
@@ -155,12 +155,12 @@ class GradientState:
 
     @property
     def end_of_dataloader(self) -> bool:
-        """Whether the batch at hand is the last of the loader that is being read."""
+        """Whether the current batch is the last of the active loader."""
         return self.active_dataloader is not None and bool(self.active_dataloader.end_of_dataloader)
 
     @property
     def remainder(self) -> int:
-        """How many samples of the last batch are new, where some were repeated to even it out; -1 outside of a loader."""
+        """The number of new samples in the last batch, where some were repeated to even it out; -1 outside of a loader."""
         return -1 if self.active_dataloader is None else int(self.active_dataloader.remainder)
 
     def _set_sync_gradients(self, sync_gradients: bool) -> None:
@@ -172,9 +172,9 @@ class GradientState:
 
     def _remove_dataloader(self, dataloader: Any) -> None:
         references = self.dataloader_references
-        for place in range(len(references) - 1, 0, -1):
-            if references[place] is dataloader:  # by identity: a loader may define equality as it likes
-                del references[place]
+        for index in range(len(references) - 1, 0, -1):
+            if references[index] is dataloader:  # by identity: a loader may define equality as it likes
+                del references[index]
                 break
         self.active_dataloader = references[-1]
 

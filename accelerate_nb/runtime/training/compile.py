@@ -1,4 +1,4 @@
-"""How a model is compiled by `torch.compile`: as a whole, or block by block."""
+"""The compilation of a model by `torch.compile`: as a whole, or block by block."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch.nn import Module, ModuleList
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.environment import is_yes
-from accelerate_nb.runtime.handlers import KwargsHandler
-from accelerate_nb.runtime.kinds import DynamoBackend, named
+from accelerate_nb.runtime.accelerator.env_settings import is_yes
+from accelerate_nb.runtime.compat.enums import DynamoBackend, named
+from accelerate_nb.runtime.compat.kwargs_handlers import KwargsHandler
 
 # torch 2.9 and later know one backend for XLA devices, by another name
 _GONE = (DynamoBackend.AOT_TORCHXLA_TRACE_ONCE, DynamoBackend.TORCHXLA_TRACE_ONCE)
@@ -24,7 +24,7 @@ class TorchDynamoPlugin(KwargsHandler):
     """
     Arguments for `torch.compile`, with which `prepare` compiles models; `backend="no"` leaves them as they are.
 
-    What is not said comes from the variables `ACCELERATE_DYNAMO_BACKEND`, `_MODE`, `_USE_FULLGRAPH`, `_USE_DYNAMIC` and
+    Fields left out come from the variables `ACCELERATE_DYNAMO_BACKEND`, `_MODE`, `_USE_FULLGRAPH`, `_USE_DYNAMIC` and
     `_USE_REGIONAL_COMPILATION`. With `use_regional_compilation` the repeated blocks of a model are compiled one by one: they
     share what was compiled for the first of them, so the first step begins sooner.
     """
@@ -39,8 +39,8 @@ class TorchDynamoPlugin(KwargsHandler):
 
     def _fill(self, environment: Mapping[str, str]) -> None:
         prefix = "ACCELERATE_DYNAMO_"
-        asked = environment.get(f"{prefix}BACKEND", "no") if self.backend is None else self.backend
-        self.backend = _backend(named(asked))
+        given = environment.get(f"{prefix}BACKEND", "no") if self.backend is None else self.backend
+        self.backend = _backend(named(given))
         if self.mode is None:
             self.mode = environment.get(f"{prefix}MODE", "default")
         if self.fullgraph is None:
@@ -61,7 +61,7 @@ class TorchDynamoPlugin(KwargsHandler):
         return arguments
 
     def compiled(self, model: Module) -> Module:
-        """The model as this says: compiled whole, block by block or not at all; one that is compiled stays as it is."""
+        """The model under this plugin: compiled whole, block by block or not at all; one that is compiled stays as it is."""
         if self.backend == DynamoBackend.NO or is_compiled_module(model):
             return model
         if self.use_regional_compilation:
@@ -73,12 +73,12 @@ def _backend(name: str) -> DynamoBackend:
     try:
         return DynamoBackend(name.upper())
     except ValueError:
-        known = ", ".join(repr(each.lower()) for each in DynamoBackend.list())
+        known = ", ".join(repr(item.lower()) for item in DynamoBackend.list())
         raise ConfigurationError(f"The dynamo backend {name!r} is not known. Choose one of {known}.") from None
 
 
 def choose_plugin(backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin | None) -> TorchDynamoPlugin:
-    """What an `Accelerator`'s `dynamo_backend` and `dynamo_plugin` ask for, of which one may be given."""
+    """The plugin of an `Accelerator`'s `dynamo_backend` or `dynamo_plugin`, of which one may be given."""
     if plugin is not None and backend is not None:
         raise ConfigurationError(
             "You cannot pass in both `dynamo_plugin` and `dynamo_backend`: "
@@ -87,7 +87,7 @@ def choose_plugin(backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin
     found = plugin or TorchDynamoPlugin(backend=backend)
     if found.backend in _GONE:
         raise ConfigurationError(
-            f"The dynamo backend {named(found.backend).lower()!r} was asked for, but torch does not have it any more. Choose "
+            f"The dynamo backend {named(found.backend).lower()!r} was requested, but torch does not have it any more. Choose "
             "'openxla' on XLA devices, or 'no': what is computed there is compiled in any case."
         )
     return found
@@ -95,7 +95,7 @@ def choose_plugin(backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin
 
 def is_compiled_module(module: Any) -> bool:
     """Whether `torch.compile` made this module."""
-    # asked of the instance's own modules: importing torch._dynamo to compare classes takes a second
+    # decided by the instance's own modules: importing torch._dynamo to compare classes takes a second
     return isinstance(module, Module) and "_orig_mod" in module._modules
 
 

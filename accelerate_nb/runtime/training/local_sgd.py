@@ -30,7 +30,7 @@ class LocalSGD:
     def __init__(self, accelerator: Any, model: Module, local_sgd_steps: int, enabled: bool = True) -> None:
         if not accelerator.strategy.copies_are_whole:
             raise NotYetError(
-                f"LocalSGD was asked for with {accelerator.distributed_type}, which has no whole copy of the model on each "
+                f"LocalSGD was requested with {accelerator.distributed_type}, which has no whole copy of the model on each "
                 "process to step by itself. Use data-parallel training (DDP), or pass enabled=False."
             )
         self.accelerator = accelerator
@@ -46,12 +46,12 @@ class LocalSGD:
             self._held.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, *error: Any) -> None:
         held, self._held = self._held, None
         if held is None:
             return
-        held.__exit__(kind, *error)
-        if kind is None:  # after an error the others may never come to average with this process
+        held.__exit__(error_type, *error)
+        if error_type is None:  # after an error the others may never come to average with this process
             self._average()
 
     def step(self) -> None:

@@ -1,4 +1,4 @@
-"""How memory is given back."""
+"""Functions that free memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from accelerate_nb.errors import OperationError, StateError
-from accelerate_nb.runtime import xla
-from accelerate_nb.runtime.current import current_world, is_joined
-from accelerate_nb.runtime.operations.exchange import Call, agree
+from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree
+from accelerate_nb.runtime.world.registry import current_world, is_joined
+from accelerate_nb.runtime.xla import device as xla
 
 _OUT_OF_MEMORY = (
     " out of memory.",
@@ -38,7 +38,7 @@ def clear_device_cache(garbage_collection: bool = False) -> None:
 
 
 def release_memory(*objects: Any) -> list[None]:
-    """As many `None` as there are objects, to be put in their place, after the unused memory was given back."""
+    """As many `None` as there are objects, to replace them, after the unused memory was freed."""
     count = len(objects)
     del objects
     clear_device_cache(garbage_collection=True)
@@ -46,7 +46,7 @@ def release_memory(*objects: Any) -> list[None]:
 
 
 def should_reduce_batch_size(exception: BaseException) -> bool:
-    """Whether an error says that memory was too small."""
+    """Whether an error means that memory was too small."""
     if isinstance(exception, torch.OutOfMemoryError):
         return True
     return (
@@ -65,7 +65,7 @@ def find_executable_batch_size(
     A decorator: the function is called with a batch size as its first argument, with a smaller one if memory was too small.
 
     All processes take the smaller size when one of them must, also those that wait for it in an operation of this package;
-    one that waits in another collective (a backward of DDP) does so until that times out. Each call begins anew with
+    one that waits in another collective (a backward of DDP) does so until that times out. Each call begins again with
     `starting_batch_size`.
 
     >>> @find_executable_batch_size(starting_batch_size=64)
@@ -90,7 +90,7 @@ def find_executable_batch_size(
             )
         size = starting_batch_size
         while size > 0:
-            fitted, result = _attempt(function, size, args, kwargs)
+            fitted, result = _try_batch_size(function, size, args, kwargs)
             if fitted:
                 return result
             size = int(size * 0.9) if reduce_batch_size_fn is None else reduce_batch_size_fn()
@@ -99,12 +99,12 @@ def find_executable_batch_size(
     return with_a_size_that_fits
 
 
-def _attempt(function: Callable[..., Any], size: int, args: Any, kwargs: Any) -> tuple[bool, Any]:
+def _try_batch_size(function: Callable[..., Any], size: int, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """Whether the function ran in memory on every process, and what it returned."""
     clear_device_cache(garbage_collection=True)
     try:
         result = function(size, *args, **kwargs)
-        xla.wait()  # its memory is taken when what was asked for is computed
+        xla.wait()  # its memory is taken when the pending work is computed
     except OperationError as error:
         if str(_TOO_LARGE) not in error.calls:
             raise
@@ -116,11 +116,11 @@ def _attempt(function: Callable[..., Any], size: int, args: Any, kwargs: Any) ->
     return _everywhere(_FITS), result
 
 
-_FITS = Call("find_executable_batch_size", "memory was enough")
-_TOO_LARGE = Call("find_executable_batch_size", "memory was too small")
+_FITS = CollectiveCall("find_executable_batch_size", "memory was enough")
+_TOO_LARGE = CollectiveCall("find_executable_batch_size", "memory was too small")
 
 
-def _everywhere(found: Call) -> bool:
+def _everywhere(found: CollectiveCall) -> bool:
     """Whether all processes found that memory was enough."""
     if is_joined() and current_world().size > 1:
         try:

@@ -1,4 +1,4 @@
-"""What all processes computed for a batch, without the samples that were repeated to even it out."""
+"""The results of all processes for a batch, with as many rows as it has samples."""
 
 from __future__ import annotations
 
@@ -9,105 +9,132 @@ import numpy as np
 from torch import Tensor
 
 from accelerate_nb.errors import OperationError
-from accelerate_nb.notices import notice
-from accelerate_nb.runtime.accumulation import GradientState
-from accelerate_nb.runtime.current import current_world
-from accelerate_nb.runtime.data.batches import is_column, leaves_of, with_leaves
-from accelerate_nb.runtime.data.reading import PreparedLoader
+from accelerate_nb.runtime.data.batch_tree import leaves_of, mapped, with_leaves
+from accelerate_nb.runtime.data.prepared_loader import PreparedLoader
 from accelerate_nb.runtime.data.sharding import LastStep
 from accelerate_nb.runtime.operations import collective
+from accelerate_nb.runtime.training.accumulation import GradientState
+from accelerate_nb.runtime.world.registry import current_world
+from accelerate_nb.user_warnings import warn_user
 
 
 def gather_for_metrics(data: Any, gradients: GradientState, *, as_objects: bool = False) -> Any:
     """
-    Every process's `data`, joined; at the end of a loader without what was repeated in its last step.
+    Every process's `data`, joined; at the end of a loader as many rows as its last step has samples that are not repeated.
 
     Tensors are joined along dimension 0, columns of other things to one list, and anything else to a list with one entry a
     process; they may be nested in lists, tuples, mappings or data classes, which keep their form. With `as_objects` all of
-    `data` is one list of samples. What has not one row a sample is kept whole, with a warning. In one process `data` itself.
+    `data` is one list of samples. In one process nothing is joined, and the rest is the same.
+
+    Rows are cut where there is one for each sample of the last step or of a full one, as in `loss.repeat(batch_size)`, so that
+    a short last batch weighs what it holds. Anything else is kept whole, with a warning where samples were repeated.
     """
     world = current_world()
+    last_step_cut = LastStepCut(_last_step(gradients), _step_size(gradients), world.size)
     if world.size == 1:
-        return data
-    ending = Ending(_last_step(gradients), world.size)
+        return last_step_cut.of_process(data, as_objects=as_objects)
     if as_objects:
         rows = _as_rows(data)
-        return ending.of_objects(collective.gather_object([rows]))
+        return last_step_cut.of_objects(collective.gather_object([rows]))
     leaves = leaves_of(data)
     if not any(isinstance(leaf, Tensor) for leaf in leaves):
-        return with_leaves(data, iter(_joined_objects(leaves, ending)))
-    tensors = iter(_joined_tensors([leaf for leaf in leaves if isinstance(leaf, Tensor)], ending))
-    objects = iter(_joined_objects([leaf for leaf in leaves if not isinstance(leaf, Tensor)], ending))
+        return with_leaves(data, iter(_joined_objects(leaves, last_step_cut)))
+    tensors = iter(_joined_tensors([leaf for leaf in leaves if isinstance(leaf, Tensor)], last_step_cut))
+    objects = iter(_joined_objects([leaf for leaf in leaves if not isinstance(leaf, Tensor)], last_step_cut))
     return with_leaves(data, (next(tensors if isinstance(leaf, Tensor) else objects) for leaf in leaves))
 
 
-def _joined_tensors(tensors: list[Tensor], ending: Ending) -> list[Tensor]:
-    return [ending.of_rows(mine, all_) for mine, all_ in zip(tensors, collective.gather(tensors), strict=True)]
+def _joined_tensors(tensors: list[Tensor], last_step_cut: LastStepCut) -> list[Tensor]:
+    return [last_step_cut.of_rows(local, all_) for local, all_ in zip(tensors, collective.gather(tensors), strict=True)]
 
 
-def _joined_objects(objects: list[Any], ending: Ending) -> list[list[Any]]:
+def _joined_objects(objects: list[Any], last_step_cut: LastStepCut) -> list[list[Any]]:
     if not objects:
         return []
-    everyones = collective.gather_object([[_as_rows(one) for one in objects]])
-    counts = [len(each) for each in everyones]
+    gathered = collective.gather_object([[_as_rows(object_) for object_ in objects]])
+    counts = [len(process_values) for process_values in gathered]
     if len(set(counts)) > 1:
         raise OperationError(
             f"gather_for_metrics was given {counts} things by the processes, in their order. Pass the same nest on all of them."
         )
-    return [ending.of_objects(each) for each in zip(*everyones, strict=True)]
+    return [last_step_cut.of_objects(process_values) for process_values in zip(*gathered, strict=True)]
 
 
-class _Single:
+class _SingleObject:
     """One thing of a process, which is no sample."""
 
-    def __init__(self, thing: Any) -> None:
-        self.thing = thing
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
-def _as_rows(data: Any) -> list[Any] | _Single:
+def _as_rows(data: Any) -> list[Any] | _SingleObject:
     """The samples that something holds."""
-    if is_column(data) or isinstance(data, (list, tuple)):
-        return list(data)
-    if isinstance(data, (Tensor, np.ndarray)) and data.ndim > 0:
-        return list(data)
-    return _Single(data)
+    return list(data) if _has_rows(data) else _SingleObject(data)
 
 
-class Ending:
-    """What of an epoch's last step is left out; nothing of any other step."""
+def _has_rows(data: Any) -> bool:
+    return isinstance(data, (list, tuple)) or (isinstance(data, (Tensor, np.ndarray)) and data.ndim > 0)
 
-    def __init__(self, last: LastStep | None, processes: int) -> None:
+
+class LastStepCut:
+    """The cut of an epoch's last step, which removes repeated samples; other steps are left whole."""
+
+    def __init__(self, last: LastStep | None, step_size: int | None, processes: int) -> None:
         self.last = last
         self.share = 0 if last is None or last.whole else last.dealt // processes
+        # how many samples a process, or all of them, have in a full step
+        self.full = set() if step_size is None else {step_size, step_size // processes}
 
-    def of_rows(self, mine: Tensor, gathered: Tensor) -> Tensor:
+    def of_process(self, data: Any, *, as_objects: bool) -> Any:
+        """The data of the only process: the same nest, with fewer rows where they are samples."""
+        if self.last is None or self.last.whole:
+            return data
+        return self._real_rows(data) if as_objects else mapped(self._real_rows, data)
+
+    def _real_rows(self, data: Any) -> Any:
+        assert self.last is not None
+        return data[: self.last.real] if _has_rows(data) and self._fits([len(data)]) else data
+
+    def of_rows(self, local: Tensor, gathered: Tensor) -> Tensor:
         """The gathered rows of a tensor that are no repeated samples."""
         if self.last is None:
             return gathered
         if self.last.whole:
-            return gathered[: self.last.real * (mine.shape[0] if mine.ndim > 0 else 1)]
-        if mine.ndim == 0:
+            return gathered[: self.last.real * (local.shape[0] if local.ndim > 0 else 1)]
+        if local.ndim == 0:
             return gathered  # a number of each process
-        return gathered[: self.last.real] if self._are_samples([len(mine)]) else gathered
+        return gathered[: self.last.real] if self._are_samples([len(local)]) else gathered
 
-    def of_objects(self, everyones: Sequence[Any]) -> list[Any]:
+    def of_objects(self, gathered: Sequence[Any]) -> list[Any]:
         """The things of all processes in one list, without those of repeated samples."""
         if self.last is not None and self.last.whole:
-            everyones = everyones[: self.last.real]
-        if any(isinstance(each, _Single) for each in everyones):
-            return [each.thing if isinstance(each, _Single) else each for each in everyones]
-        joined = [thing for each in everyones for thing in each]
-        if self.last is None or self.last.whole or not self._are_samples([len(each) for each in everyones]):
+            gathered = gathered[: self.last.real]
+        if any(isinstance(process_values, _SingleObject) for process_values in gathered):
+            return [
+                process_values.value if isinstance(process_values, _SingleObject) else process_values
+                for process_values in gathered
+            ]
+        joined = [value for process_values in gathered for value in process_values]
+        if (
+            self.last is None
+            or self.last.whole
+            or not self._are_samples([len(process_values) for process_values in gathered])
+        ):
             return joined
         return joined[: self.last.real]
 
+    def _fits(self, lengths: list[int]) -> bool:
+        """Whether there are as many rows on each process as samples, in this step or in a full one."""
+        rows = set(lengths)
+        return self.share == 0 or rows == {self.share} or (len(rows) == 1 and rows <= self.full)
+
     def _are_samples(self, lengths: list[int]) -> bool:
         assert self.last is not None
-        if self.share == 0 or set(lengths) == {self.share}:
+        if self._fits(lengths):
             return True
-        if any(lengths):
-            notice(
-                f"{self.last.dealt - self.last.real} of {self.last.dealt} samples of the loader's last step are repeated ones, "
+        if any(lengths) and self.last.repeated > 0:
+            warn_user(
+                f"{self.last.repeated} of {self.last.dealt} samples of the loader's last step are repeated ones, "
                 f"but gather_for_metrics was given {lengths[0]} rows for the {self.share} samples of a process: all were kept. "
                 "Pass one row a sample; a single number of each process goes without dimensions."
             )
@@ -115,17 +142,22 @@ class Ending:
 
 
 def _last_step(gradients: GradientState) -> LastStep | None:
-    """What is repeated in the batch at hand; `None` for nothing."""
+    """The real part of the last step, if the current batch is that; `None` for a full one."""
     loader = gradients.active_dataloader
     if not gradients.end_of_dataloader:
         return None
     if not isinstance(loader, PreparedLoader):
-        # a loader of somebody else's that says how many samples are left, and no more
+        # a loader of another library that gives the number of samples left, and no more
         return LastStep(loader.remainder, 0) if loader.remainder > 0 else None
-    loader.told_of_repeated = True
+    loader.warned_of_repeated = True
     if loader.last_step is None and loader.may_repeat_unseen:
-        notice(
-            "The last batch may hold repeated samples, and gather_for_metrics can't tell them: the data set says no length, and "
+        warn_user(
+            "The last batch may hold repeated samples, and gather_for_metrics can't recognise them: the data set has no length, and "
             "is read by worker processes. Give it a `__len__`, or pass num_workers=0 or drop_last=True to the loader."
         )
     return loader.last_step
+
+
+def _step_size(gradients: GradientState) -> int | None:
+    loader = gradients.active_dataloader
+    return loader.step_size if isinstance(loader, PreparedLoader) else None

@@ -1,4 +1,4 @@
-"""What a model is made of."""
+"""The modules and parameters of a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def get_module_children_bottom_up(model: Module, return_fqns: bool = False) -> l
 
 def get_module_class_from_name(module: Module, name: str) -> type[Module] | None:
     """The class of this name among those of a model's modules, the outermost first; `None` where there is none."""
-    return next((found for each in module.modules() if (found := type(each)).__name__ == name), None)
+    return next((found for item in module.modules() if (found := type(item)).__name__ == name), None)
 
 
 def model_has_dtensor(model: Module) -> bool:
@@ -39,10 +39,10 @@ def model_has_dtensor(model: Module) -> bool:
 
 
 def get_model_tp_size(model: Any) -> int | None:
-    """Over how many processes transformers has split each layer of a model; `None` where it hasn't."""
-    # transformers 4 says so of the model itself, 5 in its configuration
-    own: int | None = getattr(model, "tp_size", None)
-    if own is not None:
-        return own
-    said = getattr(getattr(model, "config", None), "distributed_config", None)
-    return said.get("tp_size") if isinstance(said, dict) else getattr(said, "tp_size", None)
+    """The number of processes over which transformers has split each layer of a model; `None` where it hasn't."""
+    # transformers 4 keeps it in the model itself, 5 in its configuration
+    size: int | None = getattr(model, "tp_size", None)
+    if size is not None:
+        return size
+    config = getattr(getattr(model, "config", None), "distributed_config", None)
+    return config.get("tp_size") if isinstance(config, dict) else getattr(config, "tp_size", None)

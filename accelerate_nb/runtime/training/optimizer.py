@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from accelerate_nb.events.asks import current_asks
-from accelerate_nb.runtime.accumulation import GradientState
+from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.strategies.base import Strategy
+from accelerate_nb.runtime.training.accumulation import GradientState
 
 
 class AcceleratedOptimizer(Optimizer):
     """
     An optimizer whose `step` and `zero_grad` do nothing while gradients are being accumulated.
 
-    Everything else is the wrapped optimizer's own; `precision` decides how a step is made, and `first_look` is called with
+    Everything else is the wrapped optimizer's own; `precision` decides how a step is made, and `before_first_step` is called with
     this object before the first one.
     """
 
@@ -31,7 +31,7 @@ class AcceleratedOptimizer(Optimizer):
         *,
         precision: Precision | None = None,
         device: torch.device | None = None,
-        first_look: Callable[[Any], None] | None = None,
+        before_first_step: Callable[[Any], None] | None = None,
         strategy: Strategy | None = None,
     ) -> None:
         self.optimizer = optimizer
@@ -43,9 +43,9 @@ class AcceleratedOptimizer(Optimizer):
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
         self._is_done_in_backward = updates_in_backward(optimizer)
         self._is_plain = type(self.precision) is Precision
-        self._first_look = first_look
+        self._before_first_step = before_first_step
         self._strategy = strategy
-        self._asks = current_asks()
+        self._asks = current_stop_request()
         self._asks.begin()
         if device_placement and device is not None and optimizer.state:
             move_state(optimizer, device)
@@ -89,8 +89,8 @@ class AcceleratedOptimizer(Optimizer):
         if not self._is_done_in_backward:
             if self._strategy is not None:
                 self._strategy.before_step(self)
-            if self._first_look is not None:
-                self._look()
+            if self._before_first_step is not None:
+                self._check_first_step()
             if self._is_plain:
                 self.optimizer.step(closure)
             else:
@@ -99,17 +99,17 @@ class AcceleratedOptimizer(Optimizer):
             self._strategy.stepped(self)
         self._asks.stepped()
 
-    def _look(self) -> None:
-        """Before the first step: somebody looks whether the gradients are what they should be."""
-        look, self._first_look = self._first_look, None
-        if look is not None:
-            look(self)
+    def _check_first_step(self) -> None:
+        """Check the gradients before the first step."""
+        check, self._before_first_step = self._before_first_step, None
+        if check is not None:
+            check(self)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Throw the gradients away, if they are synchronised."""
         if not self.gradient_state.sync_gradients:
             return
-        self.precision.renew(self.optimizer)
+        self.precision.reset(self.optimizer)
         if self._takes_set_to_none:
             self.optimizer.zero_grad(set_to_none=set_to_none is None or set_to_none)
         elif set_to_none is None:
@@ -143,8 +143,8 @@ class AcceleratedOptimizer(Optimizer):
             switch()
 
     def __getstate__(self) -> dict[str, Any]:
-        # who looks at the first step, and how a step is spread, belongs to this process
-        return {**self.__dict__, "_first_look": None, "_strategy": None}
+        # the check before the first step, and the strategy, belong to this process
+        return {**self.__dict__, "_before_first_step": None, "_strategy": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -163,7 +163,7 @@ def move_state(optimizer: Optimizer, device: torch.device) -> None:
 
 
 def innermost(optimizer: Any) -> Any:
-    """The optimizer as the person made it."""
+    """The optimizer before `prepare`."""
     while isinstance(optimizer, AcceleratedOptimizer):
         optimizer = optimizer.optimizer
     return optimizer

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from accelerate_nb.notices import notice
-from accelerate_nb.runtime.accumulation import GradientState
-from accelerate_nb.runtime.current import current_world
+from accelerate_nb.runtime.training.accumulation import GradientState
+from accelerate_nb.runtime.world.registry import current_world
+from accelerate_nb.user_warnings import warn_user
 
-_NOTICE = (
+_WARN_USER = (
     "A prepared learning-rate schedule moves {} times in a step, once for every process, as with Hugging Face Accelerate: give "
     "it the number of steps that one process would make. To move it once in a step, use split_batches=True or "
     "step_scheduler_with_optimizer=False."
@@ -44,7 +44,7 @@ class AcceleratedScheduler:
         self.gradient_state = GradientState()
         self._moves = 1 if split_batches else (replicas or current_world().size)
         if step_with_optimizer and self._moves > 1 and current_world().is_main:
-            notice(_NOTICE.format(self._moves), ScheduleNotice)
+            warn_user(_WARN_USER.format(self._moves), ScheduleNotice)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Move on, if the optimizer stepped."""
@@ -63,7 +63,7 @@ class AcceleratedScheduler:
             self.scheduler.step(*args, **kwargs)
 
     def _is_over(self) -> bool:
-        """Whether a schedule of a known length is at its end: OneCycleLR refuses to go on, which an uneven last batch asks."""
+        """Whether a schedule of a known length is at its end: OneCycleLR refuses to go on, which an uneven last batch needs."""
         total: int | None = getattr(self.scheduler, "total_steps", None)
         return total is not None and self.scheduler._step_count > total
 

@@ -1,4 +1,4 @@
-"""Where random numbers begin."""
+"""The seeds of random numbers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 from accelerate_nb.devices import xla
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.current import current_world
-from accelerate_nb.runtime.kinds import RNGType, named
+from accelerate_nb.runtime.compat.enums import RNGType, named
 from accelerate_nb.runtime.operations.collective import broadcast_object_list
+from accelerate_nb.runtime.world.registry import current_world
 
 
 def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
@@ -52,7 +52,7 @@ def synchronize_rng_state(rng_type: str | RNGType | None = None, generator: torc
         source.set_state(state)
 
 
-class _Xla:
+class _XlaGenerator:
     """The generator of this process's XLA device, in the manner of a `torch.Generator`: one number is its state."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class _Xla:
         xla.set_random_state(state)
 
 
-class _Device:
+class _DeviceGenerator:
     """The generator of this process's device of a type, in the manner of a `torch.Generator`."""
 
     def __init__(self, name: str) -> None:
@@ -89,13 +89,13 @@ class _Device:
 
 def _source(name: str, generator: torch.Generator | None) -> Any:
     if name not in RNGType:
-        raise ConfigurationError(f"rng_type={name!r} was asked for. Known ones are {', '.join(RNGType.list())}.")
+        raise ConfigurationError(f"rng_type={name!r} was requested. Known ones are {', '.join(RNGType.list())}.")
     if name == "xla":
-        return _Xla()
+        return _XlaGenerator()
     if name == "torch":
         return torch.default_generator
     if name != "generator":
-        return _Device(name)
+        return _DeviceGenerator(name)
     if generator is None:
-        raise ConfigurationError("rng_type='generator' was asked for without a generator. Pass one: `generator=...`.")
+        raise ConfigurationError("rng_type='generator' was requested without a generator. Pass one: `generator=...`.")
     return generator

@@ -1,4 +1,4 @@
-"""How a model comes out of what was put around it."""
+"""The model inside its wrappers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from accelerate_nb.runtime.compiling import is_compiled_module
 from accelerate_nb.runtime.precision.base import restore_forward
+from accelerate_nb.runtime.training.compile import is_compiled_module
 
 _COPIES = (DistributedDataParallel, torch.nn.DataParallel)
 
@@ -32,8 +32,8 @@ def extract_model_from_parallel(
 
 
 def bare(model: Any) -> Any:
-    """The model without copies and compilation around it: its weights have the names that the person gave them."""
-    while (inner := _one_inside(model)) is not None:
+    """The model without copies and compilation around it: its weights have their original names."""
+    while (inner := _wrapped_module(model)) is not None:
         model = inner
     return model
 
@@ -41,11 +41,11 @@ def bare(model: Any) -> Any:
 def copies_in(model: Any) -> DistributedDataParallel | None:
     """The `DistributedDataParallel` that a prepared model is, or that is compiled in it."""
     while model is not None and not isinstance(model, DistributedDataParallel):
-        model = _one_inside(model)
+        model = _wrapped_module(model)
     return model
 
 
-def _one_inside(model: Any) -> Any:
+def _wrapped_module(model: Any) -> Any:
     if not isinstance(model, Module):
         return None
     if is_compiled_module(model):
@@ -61,8 +61,8 @@ def _compiled_around(model: Any, inner: Any) -> Any:
     while model is not inner:
         if not isinstance(model, _COPIES) or "_orig_mod" in model.__dict__:
             compiled = model
-        model = _one_inside(model)
-    if compiled is None or _one_inside(compiled) is inner:
+        model = _wrapped_module(model)
+    if compiled is None or _wrapped_module(compiled) is inner:
         return inner if compiled is None else compiled
     if "_without_copies" not in compiled.__dict__:
         compiled.__dict__["_without_copies"] = _around(compiled, inner)

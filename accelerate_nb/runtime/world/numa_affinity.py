@@ -1,4 +1,4 @@
-"""Which of the CPU's cores a process runs on: those that are near its GPU."""
+"""The CPU cores of a process: those that are near its GPU."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from accelerate_nb.runtime.variables import parse_flag_from_env
+from accelerate_nb.runtime.compat.env_vars import parse_flag_from_env
 
 _DEVICES = Path("/sys/bus/pci/devices")
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("accelerate_nb.utils.environment")
 
 
 @functools.cache
 def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:
-    """Bind this process to the cores near the GPU of its local rank, the first time that it is asked for this rank."""
+    """Bind this process to the cores near the GPU of its local rank, at the first call for this rank."""
     override_numa_affinity(local_process_index, verbose)
 
 
@@ -27,13 +27,13 @@ def override_numa_affinity(local_process_index: int, verbose: bool | None = None
     """
     Bind this process to the cores near the GPU of its local rank; nothing happens where there is no GPU, or none are near.
 
-    `verbose` logs them; without it `ACCELERATE_DEBUG_MODE` says whether to.
+    `verbose` logs them; without it `ACCELERATE_DEBUG_MODE` decides.
     """
     if not torch.cuda.is_available():
         return
     properties: Any = torch.cuda.get_device_properties(local_process_index)
     if not hasattr(properties, "pci_bus_id"):
-        return  # a torch that doesn't tell where its GPU sits leaves nothing to go by
+        return  # this torch doesn't report where its GPU sits
     address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     cores = near(_DEVICES / address) & os.sched_getaffinity(0)
     if not cores:
@@ -44,7 +44,7 @@ def override_numa_affinity(local_process_index: int, verbose: bool | None = None
 
 
 def near(device: Path) -> set[int]:
-    """The cores that the kernel says are local to a device; none where it says nothing of it."""
+    """The cores that the kernel lists as local to a device; none where it lists none."""
     try:
         text = (device / "local_cpulist").read_text(encoding="ascii")
     except OSError:

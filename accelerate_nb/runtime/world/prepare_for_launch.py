@@ -1,4 +1,4 @@
-"""How a process that another launcher has started takes its place."""
+"""The wrapper of a function for processes that another launcher has started."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from accelerate_nb.runtime.kinds import DistributedType
-from accelerate_nb.runtime.process import PartialState
+from accelerate_nb.runtime.compat.enums import DistributedType
+from accelerate_nb.runtime.world.state import PartialState
 
-# Processes whose place such launchers leave to be said: those of `torch.multiprocessing.start_processes`.
+# Processes whose rank such launchers do not set: those of `torch.multiprocessing.start_processes`.
 _NEED_A_RANK = ("GPU", "MLU", "MUSA", "NPU", "XPU", "CPU", "NEURON")
 
 
@@ -20,7 +20,7 @@ class PrepareForLaunch:
     A function as `torch.multiprocessing.start_processes` calls it, with the process's index first.
 
     The index becomes `LOCAL_RANK` and `RANK`, from `NPROC` and `NODE_RANK`, in runs of several devices; with `debug` the
-    processes meet through the file that `ACCELERATE_DEBUG_RDV_FILE` names.
+    rendezvous uses the file that `ACCELERATE_DEBUG_RDV_FILE` names.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Process groups that a failure left broken are made anew, and everything that was prepared goes on with them."""
+"""Rebuilds the process groups that a failure left broken, so that everything that was prepared goes on with them."""
 
 from __future__ import annotations
 
@@ -12,88 +12,90 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from accelerate_nb.runtime.current import meet_again, meet_over
+from accelerate_nb.runtime.world.registry import reconnect_hosts, use_store
 
 
 def collectives() -> dict[str, int]:
-    """How many collectives each process group of this process has begun."""
+    """The number of collectives that each process group of this process has begun."""
     if not (dist.is_available() and dist.is_initialized()):
         return {}
     return {str(group.group_name): _count(group) for group in list(dist.distributed_c10d._world.pg_map)}
 
 
 @dataclass(frozen=True, slots=True)
-class Parted:
+class EndedGroups:
     """
-    What depended on process groups that have ended: how the default one was made, and the models that averaged over it.
+    The remains of process groups that have ended: how the default one was made, and the models that averaged over it.
 
-    `others` is how many groups a person had made beside the default one.
+    `others` is the number of groups that were made beside the default one.
     """
 
-    wish: Mapping[str, Any]
+    init_options: Mapping[str, Any]
     models: Sequence[tuple[DistributedDataParallel, Mapping[str, Any]]]
     others: int
 
-    def meet(self, store: dist.Store) -> None:
-        """Make the default group anew, over a store that nothing has met at; models average over the new one."""
-        dist.init_process_group(store=store, **self.wish)
+    def join_groups(self, store: dist.Store) -> None:
+        """Rebuild the default group, over a store that no rendezvous has used; models average over the new one."""
+        dist.init_process_group(store=store, **self.init_options)
         for model, state in self.models:
             _connect(model, state)
 
 
-def renew(name: str) -> int:
+def rebuild_groups(name: str) -> int:
     """
-    End this process's groups and make the default one anew; every rank calls it, with the same `name`, used once.
+    End this process's groups and rebuild the default one; every rank calls it, with the same `name`, used once.
 
     The world, the `Accelerator` and prepared models stay as they are: models that average their gradients do so over the
-    new group. Groups that a person made beside the default one are gone; says how many.
+    new group. Groups that were made beside the default one are gone; returns how many.
     """
     parted = part()
     store = _fresh_store()
-    meet_over(store)
+    use_store(store)
     fresh = dist.PrefixStore(f"accelerate_nb/renewed/{name}", store)
-    if not meet_again(fresh):
-        parted.meet(fresh)
+    if not reconnect_hosts(fresh):
+        parted.join_groups(fresh)
     return parted.others
 
 
-def part() -> Parted:
+def part() -> EndedGroups:
     """End this process's groups; what depended on them waits for new ones."""
     others = max(len(dist.distributed_c10d._world.pg_map) - 1, 0) if dist.is_initialized() else 0
-    wish = _wish()
+    init_options = _init_options()
     models = [(model, _state(model)) for model in _averaging()]
-    _let_go(model for model, _ in models)
+    _release(model for model, _ in models)
     _end()
-    return Parted(wish, models, others)
+    return EndedGroups(init_options, models, others)
 
 
 def end() -> None:
     """End this process's groups, for good."""
     if dist.is_available() and dist.is_initialized():
-        _let_go(_averaging())
+        _release(_averaging())
         _end()
 
 
-def _let_go(models: Iterable[DistributedDataParallel]) -> None:
-    """The reducer goes before the group does (see `DDP._let_go`), and takes its hooks off the parameters."""
+def _release(models: Iterable[DistributedDataParallel]) -> None:
+    """The reducer goes before the group does (see `DDP._release`), and takes its hooks off the parameters."""
     for model in models:
         model.__dict__.update(reducer=None, logger=None, process_group=None)
         model.__dict__.pop("_outlives_the_reducer", None)
 
 
-def _wish() -> dict[str, Any]:
-    """How the default group was made, as far as it is there; else how one is made for this process."""
-    place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+def _init_options() -> dict[str, Any]:
+    """The arguments with which the default group was made, as far as it is there; else those for this process."""
+    rank_arguments = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
     if not dist.is_initialized():
-        return place
+        return rank_arguments
     group = dist.group.WORLD
     assert group is not None
     timeout = getattr(_backend(group).options, "_timeout", None)
-    return {"backend": str(dist.get_backend_config()), **place, **({"timeout": timeout} if timeout else {})}
+    return {"backend": str(dist.get_backend_config()), **rank_arguments, **({"timeout": timeout} if timeout else {})}
 
 
 def _end() -> None:
     if not dist.is_initialized():
+        # a group that could not be made is counted all the same, and a group's number is its name at the rendezvous
+        dist.distributed_c10d._world.group_count = 0
         return
     if "nccl" in str(dist.get_backend_config()):
         # its orderly end waits for collectives that will never be
@@ -103,19 +105,21 @@ def _end() -> None:
 
 
 def _fresh_store() -> dist.Store:
-    """A connection of its own to the store: what waited for an answer on the former one may have been cut off."""
+    """A connection of its own to the store: a call that waited on the former one may have been cut off."""
     return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
 
 
 def _averaging() -> list[DistributedDataParallel]:
-    # asking the type: some objects look up, or even import, what isinstance asks them for
+    # by the type: isinstance makes some objects look up, or even import, an attribute
     return [
-        one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel) and one.reducer is not None
+        get_object
+        for get_object in gc.get_objects()
+        if issubclass(type(get_object), DistributedDataParallel) and get_object.reducer is not None
     ]
 
 
 def _state(model: DistributedDataParallel) -> dict[str, Any]:
-    """What torch keeps of such a model when it is pickled: all but its group and what averages over it."""
+    """The state that torch keeps of such a model when it is pickled: all but its group and what averages over it."""
     state: dict[str, Any] = model.__getstate__()
     state.pop("_outlives_the_reducer", None)
     return state
@@ -142,5 +146,5 @@ def _count(group: Any) -> int:
 
 
 def _backend(group: Any) -> Any:
-    """What works for a group, on whatever device it does."""
+    """The backend of a group, on whatever device it works."""
     return group._get_backend(next(iter(group._device_types), torch.device("cpu")))

@@ -1,4 +1,4 @@
-"""How a collection is cut into one part for each process."""
+"""A collection, cut into one part for each process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.world import World
+from accelerate_nb.runtime.world.world import World
 
 
 def share_of(inputs: Any, world: World, *, padded: bool = False) -> Any:
@@ -37,21 +37,21 @@ def _length(inputs: Any) -> int:
 
 def _cut(values: Any, start: int, end: int, missing: int, device: torch.device) -> Any:
     if isinstance(values, Mapping):
-        return {name: _cut(each, start, end, missing, device) for name, each in values.items()}
+        return {name: _cut(value, start, end, missing, device) for name, value in values.items()}
     if isinstance(values, torch.Tensor):
         return _cut_tensor(values, start, end, missing, device)
     if isinstance(values, list):
         return [*values[start:end], *[values[-1]] * missing]
     if isinstance(values, tuple):
         return (*values[start:end], *[values[-1]] * missing)
-    datasets = sys.modules.get("datasets")  # nobody can hold one of its data sets without having imported it
+    datasets = sys.modules.get("datasets")  # its data sets exist only where it has been imported
     if datasets is not None and isinstance(values, datasets.Dataset):
         return values.select([*range(start, end), *[len(values) - 1] * missing])
     return values
 
 
 def _cut_tensor(values: torch.Tensor, start: int, end: int, missing: int, device: torch.device) -> torch.Tensor:
-    mine = values[start:end]
+    part = values[start:end]
     if not missing:
-        return mine
-    return torch.cat([mine, values[-1:].expand(missing, *values.shape[1:])]).to(device)
+        return part
+    return torch.cat([part, values[-1:].expand(missing, *values.shape[1:])]).to(device)

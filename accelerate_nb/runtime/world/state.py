@@ -11,34 +11,42 @@ from typing import Any, NoReturn, TypeVar
 import torch
 
 from accelerate_nb.errors import ConfigurationError, StateError
-from accelerate_nb.runtime import current, xla
-from accelerate_nb.runtime.current import Shared, current_world
-from accelerate_nb.runtime.environment import Asked
-from accelerate_nb.runtime.handlers import InitProcessGroupKwargs
-from accelerate_nb.runtime.kinds import DistributedType
-from accelerate_nb.runtime.later.base import refuse
+from accelerate_nb.runtime.accelerator.env_settings import LauncherSettings
+from accelerate_nb.runtime.compat.enums import DistributedType
+from accelerate_nb.runtime.compat.env_vars import parse_flag_from_env
+from accelerate_nb.runtime.compat.kwargs_handlers import InitProcessGroupKwargs
+from accelerate_nb.runtime.compat.unsupported.base import refuse
 from accelerate_nb.runtime.precision.base import precision_name
-from accelerate_nb.runtime.splitting import share_of
-from accelerate_nb.runtime.variables import parse_flag_from_env
-from accelerate_nb.runtime.world import Meeting, World
+from accelerate_nb.runtime.world import registry
+from accelerate_nb.runtime.world.registry import SharedState, current_world
+from accelerate_nb.runtime.world.split_between_processes import share_of
+from accelerate_nb.runtime.world.world import Rendezvous, World
+from accelerate_nb.runtime.xla import device as xla
 
-# What Accelerate's state says of ways to train that are not here yet.
-_LATER = ("deepspeed_plugins", "fsdp_plugin", "parallelism_config", "device_mesh", "dynamo_plugin", "xla_mesh")
+# Attributes of Accelerate's state for ways to train that are not offered yet.
+_SET_BY_ACCELERATOR = (
+    "deepspeed_plugins",
+    "fsdp_plugin",
+    "parallelism_config",
+    "device_mesh",
+    "dynamo_plugin",
+    "xla_mesh",
+)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class Process:
-    """What can be asked of a process that knows its `world`, and what it can do in step with the others."""
+class ProcessMethods:
+    """The properties of a process that knows its `world`, and its actions in step with the others."""
 
     @property
     def world(self) -> World:
-        """The process's place."""
+        """This process among the others: ranks, devices, groups."""
         raise NotImplementedError
 
     @property
     def num_processes(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         return self.world.size
 
     @property
@@ -53,12 +61,12 @@ class Process:
 
     @property
     def device(self) -> torch.device:
-        """What this process computes on."""
+        """The device that this process computes on."""
         return self.world.device
 
     @property
     def distributed_type(self) -> DistributedType:
-        """How the processes are connected."""
+        """The type of connection between the processes."""
         return DistributedType.of(self.world.size, self.world.device.type)
 
     @property
@@ -82,8 +90,8 @@ class Process:
         return self.world.is_last
 
     def wait_for_everyone(self) -> None:
-        """Wait until every process has come here."""
-        # whoever goes on alone, to save for one, must not begin what all devices have to compute together
+        """Wait until every process has called this."""
+        # a process that goes on alone, to save for example, must not begin what all devices have to compute together
         self.world.settle()
         self.world.barrier()
 
@@ -95,8 +103,8 @@ class Process:
         what is printed after them waits behind them. Python's own `print(loss)` would have the step cut in two to know the
         value at once.
         """
-        tell = functools.partial(_print_now, kwargs) if self.world.is_local_main else _nothing
-        self.world.when_computed(tell, list(args))
+        report = functools.partial(_print_now, kwargs) if self.world.is_local_main else _nothing
+        self.world.when_computed(report, list(args))
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -162,10 +170,10 @@ class Process:
         yield share_of(inputs, self.world, padded=apply_padding)
 
 
-class PartialState(Process):
+class PartialState(ProcessMethods):
     """The process without an `Accelerator`: every instance shows the same attributes; the first one joins the world."""
 
-    _shared_state = Shared()
+    _shared_state = SharedState()
 
     _cpu: bool
     debug: bool
@@ -175,10 +183,12 @@ class PartialState(Process):
         self.__dict__ = self._shared_state
         if self.initialized:
             return
-        asked = Asked.read(os.environ)
-        world = join(cpu=cpu or asked.cpu, **options)
-        self.__dict__ = self._shared_state  # whoever joins leaves a former life behind, and what its instances share
-        self.__dict__.update(_cpu=cpu or asked.cpu, debug=asked.debug, _world=world)
+        launcher_settings = LauncherSettings.read(os.environ)
+        world = join(cpu=cpu or launcher_settings.cpu, **options)
+        self.__dict__ = (
+            self._shared_state
+        )  # a process that joins drops its former generation, and what its instances share
+        self.__dict__.update(_cpu=cpu or launcher_settings.cpu, debug=launcher_settings.debug, _world=world)
         self.fork_launched = parse_flag_from_env("FORK_LAUNCHED")
 
     @property
@@ -188,18 +198,28 @@ class PartialState(Process):
 
     @property
     def world(self) -> World:
-        """The process's place."""
+        """This process among the others: ranks, devices, groups."""
         return _known(self, "_world")  # type: ignore[no-any-return]  # kept in a dictionary
 
     @property
+    def distributed_type(self) -> DistributedType:
+        """The type of connection between the processes, or an assigned label, which changes nothing in the training."""
+        assigned: DistributedType | None = self.__dict__.get("_distributed_type")
+        return super().distributed_type if assigned is None else assigned
+
+    @distributed_type.setter
+    def distributed_type(self, distributed_type: DistributedType | str) -> None:
+        self.__dict__["_distributed_type"] = DistributedType(distributed_type)
+
+    @property
     def backend(self) -> str | None:
-        """What connects the processes; `None` for one alone."""
+        """The backend that connects the processes; `None` for one alone."""
         return self.world.backend
 
     @property
     def default_device(self) -> torch.device:
-        """The kind of device that would be taken if nothing else were asked."""
-        if xla.is_asked(os.environ):
+        """The kind of device that is taken by default."""
+        if xla.is_requested(os.environ):
             return torch.device("xla")
         found = torch.accelerator.current_accelerator(check_available=True)
         return torch.device("cpu" if found is None else found.type)
@@ -212,14 +232,14 @@ class PartialState(Process):
     def destroy_process_group(self, group: Any = None) -> None:
         """End a process group; without one named, leave the world."""
         if group is None:
-            current.forget()
+            registry.forget()
         elif torch.distributed.is_initialized():
             torch.distributed.destroy_process_group(group)
 
     @staticmethod
     def _reset_state() -> None:
         PartialState._shared_state.clear()
-        current.look_again()
+        registry.rediscover()
 
     def __repr__(self) -> str:
         backend = f"  Backend: {self.backend}" if self.backend else ""
@@ -235,7 +255,7 @@ class PartialState(Process):
 class AcceleratorState(PartialState):
     """The process with what its `Accelerator` chose: every instance shows the same attributes."""
 
-    _shared_state = Shared()
+    _shared_state = SharedState()
 
     _mixed_precision: str
     device_mesh: Any
@@ -269,16 +289,16 @@ class AcceleratorState(PartialState):
         first = "_mixed_precision" not in self.__dict__
         if first and not _from_accelerator:
             raise StateError(
-                "AcceleratorState() was asked for before there was an Accelerator. "
+                "AcceleratorState() was requested before there was an Accelerator. "
                 "Make one first: `accelerator = Accelerator()`; for the process alone use `PartialState()`."
             )
         self.__dict__.update(partial.__dict__)
         if first:
-            self.__dict__.update(dict.fromkeys(_LATER))
+            self.__dict__.update(dict.fromkeys(_SET_BY_ACCELERATOR))
         if dynamo_plugin is not None:
             self.dynamo_plugin = dynamo_plugin
         if first or mixed_precision is not None:
-            self._mixed_precision = precision_name(mixed_precision or Asked.read(os.environ).mixed_precision)
+            self._mixed_precision = precision_name(mixed_precision or LauncherSettings.read(os.environ).mixed_precision)
 
     @property
     def initialized(self) -> bool:
@@ -297,13 +317,13 @@ class AcceleratorState(PartialState):
 
     @property
     def deepspeed_plugin(self) -> None:
-        """How DeepSpeed trains; there is no DeepSpeed yet."""
+        """The plugin of DeepSpeed; there is no DeepSpeed yet."""
         return
 
     def get_deepspeed_plugin(self, name: str) -> NoReturn:
         """One of several plugins; `ConfigurationError`, since there is no DeepSpeed yet."""
         raise ConfigurationError(
-            f"The DeepSpeed plugin {name!r} was asked for, but this run doesn't use DeepSpeed. Don't ask for it."
+            f"The DeepSpeed plugin {name!r} was requested, but this run doesn't use DeepSpeed. Leave it out."
         )
 
     def select_deepspeed_plugin(self, name: str | None = None) -> NoReturn:
@@ -326,7 +346,7 @@ def _print_now(options: Mapping[str, Any], values: list[Any]) -> None:
 
 
 def _nothing(values: Any) -> None:
-    """Tell nothing: where only some ranks tell something, the others take part in what it needs."""
+    """Print nothing: where only some ranks print, the others take part in what it needs."""
 
 
 def is_initialized() -> bool:
@@ -346,11 +366,11 @@ def join(
     if unknown:
         known = ", ".join(InitProcessGroupKwargs().to_dict())
         raise ConfigurationError(f"{', '.join(unknown)} can't be given to the process group. Known names are {known}.")
-    world = current_world(Meeting(cpu, backend, init_method, timeout, xla_mesh))
+    world = current_world(Rendezvous(cpu, backend, init_method, timeout, xla_mesh))
     if cpu and world.device.type != "cpu":
         raise StateError(
-            f"cpu=True was asked for, but this process works on {world.device} already. "
-            "Say cpu=True where the first Accelerator or PartialState is made, or call `end_training()` before."
+            f"cpu=True was requested, but this process works on {world.device} already. "
+            "Pass cpu=True where the first Accelerator or PartialState is made, or call `end_training()` before."
         )
     return world
 

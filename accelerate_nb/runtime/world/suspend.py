@@ -1,4 +1,4 @@
-"""What a process has joined and prepared is put aside while a function begins as in a process of its own."""
+"""The suspension of what a process has joined and prepared while a function begins as in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,51 +9,46 @@ from typing import Any
 
 import torch.distributed as dist
 
-from accelerate_nb.notices import notice
-from accelerate_nb.runtime import current
-from accelerate_nb.runtime.renewing import Parted, end, part
+from accelerate_nb.runtime.world import registry
+from accelerate_nb.runtime.world.rebuild_groups import EndedGroups, end, part
+from accelerate_nb.user_warnings import warn_user
 
 # What Hugging Face's own library keeps for all of a process, by the names of its classes in `accelerate.state`.
 _THEIRS = ("PartialState", "AcceleratorState", "GradientState")
 
 
-def lasting_store() -> dist.Store:
-    """The store at which this process meets the others, for as long as it runs."""
-    return current.lasting_store()
-
-
 @dataclass(frozen=True, slots=True)
-class Aside:
+class SuspendedState:
     """The state of a process that waits until a function is done in it."""
 
     world: Callable[[], None]
-    theirs: Mapping[str, Mapping[str, Any]]
-    groups: Parted | None
+    hf_states: Mapping[str, Mapping[str, Any]]
+    groups: EndedGroups | None
     hook: Callable[..., Any]
 
     @property
     def meets(self) -> bool:
-        """Whether the process has to meet the others to be what it was."""
+        """Whether the process needs a rendezvous with the others to be restored."""
         return self.groups is not None
 
     def leave(self) -> None:
         """End what the function has joined, and be what the process was before, but for its process groups."""
         end()
-        current.forget()
+        registry.forget()
         self.world()
         for name, shared in _shared():
             shared.clear()
-            shared.update(self.theirs.get(name, {}))
+            shared.update(self.hf_states.get(name, {}))
         self._hook_back()
 
-    def meet(self, store: dist.Store) -> None:
-        """Make the process groups anew that were there, over a store that nothing has met at; all processes call it."""
+    def join_groups(self, store: dist.Store) -> None:
+        """Rebuild the process groups that were there, over a store that no rendezvous has used; all processes call it."""
         if self.groups is None:
             return
-        self.groups.meet(store)
+        self.groups.join_groups(store)
         self._hook_back()
         if self.groups.others:
-            notice(
+            warn_user(
                 f"{self.groups.others} process groups of your own (new_group, device meshes) have ended: while a launched "
                 "function runs, its process has groups of its own. Make them again, or make them inside the function."
             )
@@ -63,13 +58,13 @@ class Aside:
         sys.excepthook = self.hook
 
 
-def put_aside() -> Aside:
+def suspend() -> SuspendedState:
     """Put aside what this process has joined and prepared; it is then as one that has just begun."""
     groups = part() if dist.is_available() and dist.is_initialized() else None
-    theirs = {name: dict(shared) for name, shared in _shared()}
+    hf_states = {name: dict(shared) for name, shared in _shared()}
     for _, shared in _shared():
         shared.clear()
-    return Aside(current.put_aside(), theirs, groups, sys.excepthook)
+    return SuspendedState(registry.suspend(), hf_states, groups, sys.excepthook)
 
 
 def _shared() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""Who this process is among the processes of a run."""
+"""This process among the processes of a run."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ import torch
 import torch.distributed as dist
 
 from accelerate_nb.errors import ConfigurationError, LaunchError
-from accelerate_nb.runtime import xla
-from accelerate_nb.runtime.affinity import set_numa_affinity
-from accelerate_nb.runtime.environment import is_yes
-from accelerate_nb.runtime.sharding import plan, spmd
-from accelerate_nb.runtime.telling import told_line
+from accelerate_nb.runtime.accelerator.env_settings import is_yes
+from accelerate_nb.runtime.world.numa_affinity import set_numa_affinity
+from accelerate_nb.runtime.xla import device as xla, mesh_plan, spmd_tensors
+from accelerate_nb.runtime.xla.deferred_values import deferred_queue
 
-# The variables that torchrun gives to each process it starts; whoever sets them has started a worker.
+# The variables that torchrun gives to each process it starts; where they are set, a launcher has started a worker.
 CONTRACT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One process's place: its rank among all, its rank on its machine, its device, and what connects it to the others."""
+    """One process among the others: its rank, its local rank, its device, and its connection to them."""
 
     rank: int
     size: int
@@ -33,7 +32,7 @@ class World:
     device: torch.device
     backend: str | None
     # what connects ranks whose devices torch.distributed knows nothing of
-    connection: Hosts | None = None
+    connection: HostGroup | None = None
 
     @property
     def group(self) -> Any:
@@ -41,18 +40,18 @@ class World:
         return dist.group.WORLD
 
     @property
-    def hosts(self) -> Any:
+    def host_group(self) -> Any:
         """The group of ranks that talk through their hosts, whatever their devices are; `None` for others."""
         return None if self.connection is None else self.connection.group
 
     @property
     def store(self) -> dist.Store:
-        """Where the ranks of this group have met."""
+        """The store of this group's rendezvous."""
         return dist.distributed_c10d._get_default_store()
 
     @property
-    def at_home(self) -> World:
-        """The same place, where rows of bytes are before they are sent: on the device, unless they travel between hosts."""
+    def exchange_world(self) -> World:
+        """This world on the device that rows of bytes are sent from: its own, unless they travel between hosts."""
         return self
 
     @property
@@ -76,25 +75,25 @@ class World:
         return self.rank == self.size - 1
 
     def barrier(self) -> None:
-        """Wait until every process has come here; nothing to wait for where there is one."""
+        """Wait until every process has called this; nothing to wait for where there is one."""
         if self.size == 1:
             return
-        # nccl must be told its device, or it guesses one from the rank, which is another rank's on a second machine
+        # nccl needs its device, or it guesses one from the rank, which is another rank's on a second machine
         dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
     def settle(self) -> None:
-        """Have the device begin with everything that it was asked for; most begin at once."""
+        """Have the device begin with all pending work; most begin at once."""
 
-    def when_computed(self, tell: Callable[[Any], None], values: Any) -> None:
-        """Call `tell` with values, a nest of tensors and other things, when what they are now can be read without waiting."""
-        tell(values)
+    def when_computed(self, report: Callable[[Any], None], values: Any) -> None:
+        """Call `report` with values, a nest of tensors and other things, when what they are now can be read without waiting."""
+        report(values)
 
-    def tell_rest(self) -> None:
-        """Have told what still waits for being computed; all processes call it."""
+    def report_deferred(self) -> None:
+        """Report the values that still wait for being computed; all processes call it."""
 
 
-class Hosts:
-    """What connects ranks through their hosts, until its group is let go of: the others then notice that this one is gone."""
+class HostGroup:
+    """The connection of ranks through their hosts, until its group is released, which the others notice."""
 
     group: Any
     store: dist.Store
@@ -103,19 +102,21 @@ class Hosts:
         self.timeout, self.address = timeout or timedelta(minutes=30), address
 
     def connect(self, rank: int, size: int, store: dist.Store) -> None:
-        """Meet the others, over a store at which nobody has met."""
+        """Connect with the others, over a store that no rendezvous has used."""
         # torch's stubs don't know its options
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         options._timeout = self.timeout
-        own = gloo.create_default_device() if self.address is None else gloo.create_device(hostname=self.address)
-        options._devices = [own]
+        gloo_device = (
+            gloo.create_default_device() if self.address is None else gloo.create_device(hostname=self.address)
+        )
+        options._devices = [gloo_device]
         # not the default group, of which a process has one, however many of its threads are ranks
         self.group, self.store = gloo(store, rank, size, options), store
 
 
 @dataclass(frozen=True, slots=True)
-class ThroughXla(World):
+class XlaWorld(World):
     """
     A rank that computes through torch_xla.
 
@@ -125,15 +126,15 @@ class ThroughXla(World):
 
     @property
     def group(self) -> Any:
-        return self.hosts
+        return self.host_group
 
     @property
     def store(self) -> dist.Store:
-        assert self.connection is not None, "a process that is alone meets nobody"
+        assert self.connection is not None, "a process that is alone needs no rendezvous"
         return self.connection.store
 
     @property
-    def at_home(self) -> World:
+    def exchange_world(self) -> World:
         return replace(self, device=torch.device("cpu"))
 
     @property
@@ -147,16 +148,16 @@ class ThroughXla(World):
     def settle(self) -> None:
         xla.sync()
 
-    def when_computed(self, tell: Callable[[Any], None], values: Any) -> None:
-        told_line().add(tell, values)
+    def when_computed(self, report: Callable[[Any], None], values: Any) -> None:
+        deferred_queue().add(report, values)
 
-    def tell_rest(self) -> None:
-        told_line().finish()
+    def report_deferred(self) -> None:
+        deferred_queue().finish()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What the environment says of this process, before it has a device or a group."""
+class RankPlace:
+    """The environment's numbers of this process, before it has a device or a group."""
 
     rank: int
     size: int
@@ -164,13 +165,13 @@ class Place:
     local_size: int
 
     @classmethod
-    def read(cls, environment: Mapping[str, str]) -> Place:
-        """The process's place: that of an existing process group, else of torchrun's variables, else the only process."""
+    def read(cls, environment: Mapping[str, str]) -> RankPlace:
+        """The process's numbers: those of an existing process group, else of torchrun's variables, else the only process."""
         if dist.is_available() and dist.is_initialized():
             rank, size = dist.get_rank(), dist.get_world_size()
         else:
             rank, size = _number(environment, "RANK", 0), _number(environment, "WORLD_SIZE", 1)
-        place = cls(
+        rank_place = cls(
             rank=rank,
             size=size,
             local_rank=_number(environment, "LOCAL_RANK", rank),
@@ -181,12 +182,12 @@ class Place:
                 f"RANK={rank} was given with WORLD_SIZE={size}, and ranks count from 0 to {size - 1}. "
                 "Start the processes with a launcher, or correct the two variables."
             )
-        return place
+        return rank_place
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """How the processes of a run find each other; what is `None` is chosen from the device and the environment."""
+class Rendezvous:
+    """The rendezvous of a run's processes; what is `None` is chosen from the device and the environment."""
 
     cpu: bool = False
     backend: str | None = None
@@ -198,61 +199,67 @@ class Meeting:
         self,
         environment: Mapping[str, str],
         store: Callable[[], dist.Store] | None = None,
-        connection: Hosts | None = None,
+        connection: HostGroup | None = None,
     ) -> World:
         """
-        Take this process's place: choose its device and connect it to the others, where there are others.
+        Join the world: choose this process's device and connect it to the others, where there are others.
 
         An existing process group, or a `connection`, is adopted as it is; otherwise one is made, over what `store`
         gives.
         """
-        if not self.cpu and xla.is_asked(environment):
+        if not self.cpu and xla.is_requested(environment):
             return self._join_through_xla(environment, store or self.rendezvous, connection)
-        place = Place.read(environment)
-        device = choose_device(place, environment, cpu=self.cpu)
+        rank_place = RankPlace.read(environment)
+        device = choose_device(rank_place, environment, cpu=self.cpu)
         if device.type == "cuda":
             torch.cuda.set_device(device)
             if is_yes(environment, "ACCELERATE_CPU_AFFINITY"):
                 set_numa_affinity(device.index)
-        if place.size > 1 and device.type == "cpu":
-            _share_cores(place, environment)
-        if place.size > 1 and not dist.is_initialized():
-            dist.init_process_group(**self._group_arguments(place, device, store))
+        if rank_place.size > 1 and device.type == "cpu":
+            _share_cores(rank_place, environment)
+        if rank_place.size > 1 and not dist.is_initialized():
+            dist.init_process_group(**self._group_arguments(rank_place, device, store))
         connected = dist.is_available() and dist.is_initialized()
         backend = dist.get_backend() if connected else None
-        return World(place.rank, place.size, place.local_rank, place.local_size, device, backend)
+        return World(rank_place.rank, rank_place.size, rank_place.local_rank, rank_place.local_size, device, backend)
 
     def _join_through_xla(
-        self, environment: Mapping[str, str], store: Callable[[], dist.Store], connection: Hosts | None
+        self, environment: Mapping[str, str], store: Callable[[], dist.Store], connection: HostGroup | None
     ) -> World:
-        if mesh := self.xla_mesh or environment.get(plan.VARIABLE):
-            spmd.begin(mesh)
+        if mesh := self.xla_mesh or environment.get(mesh_plan.VARIABLE):
+            spmd_tensors.begin(mesh)
         device = xla.device()
-        place = Place(*xla.place())
-        _must_be_whole(place, environment)
-        if place.size > 1 and connection is None:
+        rank_place = RankPlace(*xla.rank_numbers())
+        _must_be_whole(rank_place, environment)
+        if rank_place.size > 1 and connection is None:
             # one machine's ranks talk over its loopback address, which no other machine reaches
-            connection = Hosts(self.timeout, xla.address_here() if xla.is_among_machines(environment) else None)
-            connection.connect(place.rank, place.size, store())
-        backend = "xla" if place.size > 1 else None
-        return ThroughXla(place.rank, place.size, place.local_rank, place.local_size, device, backend, connection)
+            connection = HostGroup(self.timeout, xla.machine_address() if xla.is_among_machines(environment) else None)
+            connection.connect(rank_place.rank, rank_place.size, store())
+        backend = "xla" if rank_place.size > 1 else None
+        return XlaWorld(
+            rank_place.rank, rank_place.size, rank_place.local_rank, rank_place.local_size, device, backend, connection
+        )
 
     def rendezvous(self) -> dist.Store:
-        """The store over which the processes meet, from `init_method` or the environment, else from torch_xla."""
-        if self.init_method is None and not self.cpu and xla.is_asked(os.environ):
+        """The store of the processes' rendezvous, from `init_method` or the environment, else from torch_xla."""
+        if self.init_method is None and not self.cpu and xla.is_requested(os.environ):
             if "MASTER_ADDR" not in os.environ:
-                return xla.meeting_point(self.timeout)
+                return xla.rendezvous_store(self.timeout)
             if xla.is_among_machines(os.environ):
-                return xla.meeting_point_of_machines(self.timeout)
+                return xla.pod_rendezvous_store(self.timeout)
         timeout: dict[str, Any] = {} if self.timeout is None else {"timeout": self.timeout}
         store, _, _ = next(iter(dist.rendezvous(self.init_method or "env://", **timeout)))
         assert isinstance(store, dist.Store)
         return store
 
     def _group_arguments(
-        self, place: Place, device: torch.device, store: Callable[[], dist.Store] | None
+        self, rank_place: RankPlace, device: torch.device, store: Callable[[], dist.Store] | None
     ) -> dict[str, Any]:
-        arguments: dict[str, Any] = {"backend": self._backend_for(device), "rank": place.rank, "world_size": place.size}
+        arguments: dict[str, Any] = {
+            "backend": self._backend_for(device),
+            "rank": rank_place.rank,
+            "world_size": rank_place.size,
+        }
         if self.timeout is not None:
             arguments["timeout"] = self.timeout
         if store is not None:
@@ -269,27 +276,27 @@ class Meeting:
         return self.backend
 
 
-def choose_device(place: Place, environment: Mapping[str, str], *, cpu: bool) -> torch.device:
-    """The device of a process: the CPU if that is asked for, else the accelerator of its local rank, else the CPU."""
+def choose_device(rank_place: RankPlace, environment: Mapping[str, str], *, cpu: bool) -> torch.device:
+    """The device of a process: the CPU if that is requested, else the accelerator of its local rank, else the CPU."""
     if cpu:
         return torch.device("cpu")
     if named := environment.get("ACCELERATE_TORCH_DEVICE"):
         return torch.device(named)
     found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None or (found.type == "mps" and place.size > 1):
+    if found is None or (found.type == "mps" and rank_place.size > 1):
         return torch.device("cpu")
     if found.type == "mps":
         return torch.device("mps")
     # where a scheduler shows each process only its own devices, local rank 3 may see one device
-    return torch.device(found.type, place.local_rank % torch.accelerator.device_count())
+    return torch.device(found.type, rank_place.local_rank % torch.accelerator.device_count())
 
 
-def _must_be_whole(place: Place, environment: Mapping[str, str]) -> None:
+def _must_be_whole(rank_place: RankPlace, environment: Mapping[str, str]) -> None:
     """Ranks whose devices torch_xla doesn't connect would each train by themselves, and say that they are the first."""
     started = _number(environment, "WORLD_SIZE", 1)
-    if started > place.size:
+    if started > rank_place.size:
         raise LaunchError(
-            f"{started} processes were started (WORLD_SIZE), but torch_xla knows of {place.size} rank(s): what PJRT_DEVICE="
+            f"{started} processes were started (WORLD_SIZE), but torch_xla knows of {rank_place.size} rank(s): what PJRT_DEVICE="
             f"{environment.get('PJRT_DEVICE')} names is not shared among processes. Start one process, or pass cpu=True."
         )
 
@@ -306,9 +313,9 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
         ) from None
 
 
-def _share_cores(place: Place, environment: Mapping[str, str]) -> None:
-    """Give each process its part of the machine's cores, unless the person has said how many threads there should be."""
-    if environment.get("OMP_NUM_THREADS") or place.local_size == 1:
+def _share_cores(rank_place: RankPlace, environment: Mapping[str, str]) -> None:
+    """Give each process its part of the machine's cores, unless the number of threads is set."""
+    if environment.get("OMP_NUM_THREADS") or rank_place.local_size == 1:
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(max(1, cores // place.local_size))
+    torch.set_num_threads(max(1, cores // rank_place.local_size))

@@ -1,4 +1,4 @@
-"""How tensors reach other ranks inside the programs of their devices."""
+"""The transfer of tensors to other ranks inside the programs of their devices."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accelerate_nb.runtime import xla
-from accelerate_nb.runtime.operations.exchange import Call, agree
-from accelerate_nb.runtime.operations.moving import OF_ROWS, Mover
+from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree
 from accelerate_nb.runtime.operations.nested import leaves_of
+from accelerate_nb.runtime.operations.transfer import OF_ROWS, TensorMover
+from accelerate_nb.runtime.xla import device as xla
 
 
-class InPrograms(Mover):
+class XlaMover(TensorMover):
     """
     Tensors on XLA devices, which move when the program runs that they are part of.
 
@@ -24,15 +24,15 @@ class InPrograms(Mover):
     into it as data.
     """
 
-    def gather(self, call: Call, leaves: list[Tensor]) -> list[Tensor]:
+    def gather(self, call: CollectiveCall, leaves: list[Tensor]) -> list[Tensor]:
         agree(self.world, call)
         return [self._rows(leaf).flatten(0, 1) if leaf.ndim else self._rows(leaf) for leaf in leaves]
 
-    def reduce(self, call: Call, leaves: list[Tensor], reduction: str, scale: float) -> list[Tensor]:
+    def reduce(self, call: CollectiveCall, leaves: list[Tensor], reduction: str, scale: float) -> list[Tensor]:
         agree(self.world, call)
         return [self._reduced(leaf.detach(), reduction, scale) for leaf in leaves]
 
-    def broadcast(self, call: Call, leaves: list[Tensor], source: int) -> list[Tensor]:
+    def broadcast(self, call: CollectiveCall, leaves: list[Tensor], source: int) -> list[Tensor]:
         agree(self.world, call)
         sends = xla.as_data(torch.tensor([self.world.rank == source]), self.world.device)
         # all others add nothing
@@ -44,18 +44,18 @@ class InPrograms(Mover):
     def send(self, leaf: Tensor | None, source: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         # one rank's program made it, so it leaves the devices, after all that they were to do together
         self.world.settle()
-        at_home = Mover(self.world.at_home)
-        return at_home.send(leaf, source, shape, dtype).to(self.world.device)
+        host_mover = TensorMover(self.world.exchange_world)
+        return host_mover.send(leaf, source, shape, dtype).to(self.world.device)
 
-    def packed(self, thing: Any) -> bytes:
+    def packed(self, value: Any) -> bytes:
         file = BytesIO()
-        packer = _Packer(file)
-        packer.bring([leaf for leaf in leaves_of(thing) if isinstance(leaf, Tensor)])
-        packer.dump(thing)
+        packer = _XlaPickler(file)
+        packer.bring([leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)])
+        packer.dump(value)
         return file.getvalue()
 
     def _rows(self, leaf: Tensor) -> Tensor:
-        """What every rank has: `(ranks, *shape)`."""
+        """The rows of every rank: `(ranks, *shape)`."""
         if not leaf.numel():
             return leaf.new_empty((self.world.size, *leaf.shape))
         return xla.gathered(leaf.detach().unsqueeze(0))
@@ -68,7 +68,7 @@ class InPrograms(Mover):
         return xla.reduced(leaf, "sum" if reduction == "mean" else reduction, scale)
 
 
-class _Packer(pickle.Pickler):
+class _XlaPickler(pickle.Pickler):
     """Packs tensors of XLA devices as tensors on the CPU: one rank's device may not be there on another."""
 
     def __init__(self, file: BytesIO) -> None:
@@ -77,12 +77,12 @@ class _Packer(pickle.Pickler):
 
     def bring(self, tensors: list[Tensor]) -> None:
         """Bring several tensors from the device at once."""
-        on_device = [each for each in tensors if each.device.type == "xla"]
-        brought: list[Tensor] = xla.to_cpu([each.detach() for each in on_device])
-        self._brought.update((id(each), copy) for each, copy in zip(on_device, brought, strict=True))
+        on_device = [tensor for tensor in tensors if tensor.device.type == "xla"]
+        brought: list[Tensor] = xla.to_cpu([item.detach() for item in on_device])
+        self._brought.update((id(item), copy) for item, copy in zip(on_device, brought, strict=True))
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, Tensor) or obj.device.type != "xla":
             return NotImplemented
-        at_home = self._brought.get(id(obj))
-        return (obj.detach().cpu() if at_home is None else at_home).__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+        copied = self._brought.get(id(obj))
+        return (obj.detach().cpu() if copied is None else copied).__reduce_ex__(pickle.DEFAULT_PROTOCOL)

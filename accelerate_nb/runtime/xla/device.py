@@ -1,4 +1,4 @@
-"""What this rank does through torch_xla: its place, its device, and when what was asked of the device is done."""
+"""This rank's access to torch_xla: its numbers, its device, and the execution of the device's pending work."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accelerate_nb.devices import lockstep, xla as machine
-from accelerate_nb.own import Own, enter
+from accelerate_nb.devices import xla as machine
+from accelerate_nb.rank import lockstep
+from accelerate_nb.rank_local import RankLocal, enter
 
-# made once a rank, when its device is first asked for: torch_xla begins with the same numbers in every process, whatever the seed
-_seed: Own[None] = Own(lambda: machine.set_random_state(torch.initial_seed()))
-# where torch_xla's own ranks meet, too
+# made once a rank, at the first use of its device: torch_xla begins with the same numbers in every process, whatever the seed
+_seed: RankLocal[None] = RankLocal(lambda: machine.set_random_state(torch.initial_seed()))
+# the port of torch_xla's own rendezvous, too
 _PORT = 12355
 # what is to be done before each sync of a rank
-_before: Own[list[Callable[[], object]]] = Own(list)
+_before: RankLocal[list[Callable[[], object]]] = RankLocal(list)
 
 
 def _discovered() -> str:
@@ -31,11 +32,11 @@ def _discovered() -> str:
     return str(tpu.discover_master_worker_ip())
 
 
-# found once a rank: the ranks of all machines look for it together
-_main = Own(_discovered)
+# found once a rank: the ranks of all machines search it together
+_main = RankLocal(_discovered)
 
 
-def is_asked(environment: Mapping[str, str]) -> bool:
+def is_requested(environment: Mapping[str, str]) -> bool:
     """Whether this environment is that of a process which computes through torch_xla."""
     return bool(environment.get("PJRT_DEVICE")) and machine.is_installed()
 
@@ -57,8 +58,8 @@ def device() -> torch.device:
     return found
 
 
-def place() -> tuple[int, int, int, int]:
-    """This rank among all and how many there are, this rank on its machine and how many are there."""
+def rank_numbers() -> tuple[int, int, int, int]:
+    """Rank, world size, local rank and local world size."""
     from torch_xla import runtime
 
     if runtime.is_spmd():
@@ -82,7 +83,7 @@ def be_a_rank() -> None:
 
 
 def threads() -> int:
-    """How many ranks this process has, once the runtime is awake: 1, or one a device where torch_xla has a thread for each."""
+    """The number of ranks in this process, once the runtime is awake: 1, or one for each device where those are threads."""
     from torch_xla import runtime
 
     together = runtime.is_spmd() or runtime.world_size() == 1
@@ -91,12 +92,12 @@ def threads() -> int:
 
 @functools.cache
 def _steps(ranks: int) -> lockstep.Lockstep:
-    """What the ranks of this process pass together: they all have to find the same."""
+    """The lockstep that the ranks of this process pass together: they all have to find the same."""
     return lockstep.Lockstep(ranks)
 
 
-def meeting_point(timeout: timedelta | None) -> dist.Store:
-    """A connection of this rank's own to the store at which ranks meet that nobody gave one: torch_xla knows where it is."""
+def rendezvous_store(timeout: timedelta | None) -> dist.Store:
+    """This rank's own connection to the rendezvous store of ranks that were given none: torch_xla knows its address."""
     import torch_xla.distributed.xla_backend  # noqa: F401 - makes the scheme known
 
     limit: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
@@ -109,32 +110,32 @@ def meeting_point(timeout: timedelta | None) -> dist.Store:
 def is_among_machines(environment: Mapping[str, str]) -> bool:
     """Whether torch_xla connects this rank with some that the launch on this machine did not start: those of a TPU pod."""
     started = environment.get("WORLD_SIZE", "")
-    return machine.is_awake() and started.isdecimal() and place()[1] > int(started)
+    return machine.is_awake() and started.isdecimal() and rank_numbers()[1] > int(started)
 
 
 def address_of_main() -> str:
-    """The address of the machine with the first rank, which all ranks have to ask for; a pod's machines are not numbered so."""
+    """The address of the machine with the first rank, which all ranks have to request; a pod's machines are not numbered so."""
     return _main.get()
 
 
-def meeting_point_of_machines(timeout: timedelta | None) -> dist.Store:
+def pod_rendezvous_store(timeout: timedelta | None) -> dist.Store:
     """A connection to the store of a TPU pod's first rank: a launch on one machine knows of its own store alone."""
     limit: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-    is_main = place()[0] == 0
+    is_main = rank_numbers()[0] == 0
     return dist.TCPStore(address_of_main(), _PORT, None, is_main, wait_for_workers=False, **limit)
 
 
-def address_here() -> str:
+def machine_address() -> str:
     """The address of this machine under which a TPU pod's other machines find it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        # nothing is sent: the system only says by which way it would be
+        # nothing is sent: the system only names the interface
         sock.connect((address_of_main(), _PORT))
         return str(sock.getsockname()[0])
 
 
 def sync() -> None:
     """
-    Have the device compute what was asked of it so far; returns before it has, in the same order on all ranks.
+    Have the device compute its pending work; returns before it has, in the same order on all ranks.
 
     Random numbers go on as if there had been no sync, so that what is drawn does not depend on how often there is one.
     """
@@ -151,18 +152,18 @@ def sync() -> None:
 
 
 def _sync_in_turn(together: lockstep.Lockstep) -> None:
-    """What `torch_xla.sync` does, by ranks that are threads of one process."""
+    """The steps of `torch_xla.sync`, by ranks that are threads of one process."""
     import torch_xla
     import torch_xla.core.xla_model as model
 
-    own = torch_xla._XLAC._xla_get_default_device()
+    device_name = torch_xla._XLAC._xla_get_default_device()
     # XLA's CPU backend ends a process in which one thread compiles while another waits for it in a collective for 10 seconds
     with together.turn():
-        torch_xla._XLAC._xla_step_marker(own, [], wait=False, reset_scope=True)
+        torch_xla._XLAC._xla_step_marker(device_name, [], wait=False, reset_scope=True)
     model._run_step_closures()
     # Not before all ranks have begun: this frees what the program has read, and so waits until the program has ended, which
     # it does not while another rank has to come to a collective; nor could that rank come, since Python is held meanwhile.
-    torch_xla._XLAC._set_all_reduce_token(own, None)
+    torch_xla._XLAC._set_all_reduce_token(device_name, None)
 
 
 def before_sync(call: Callable[[], object]) -> None:
@@ -172,14 +173,14 @@ def before_sync(call: Callable[[], object]) -> None:
 
 
 def are_computed(tensors: Sequence[Tensor]) -> bool:
-    """Whether the device was asked for all of these tensors already, so that they can be read without a sync."""
+    """Whether the device computes all of these tensors already, so that they can be read without a sync."""
     import torch_xla
 
     return not any(torch_xla._XLAC._check_tensor_need_materialization(list(tensors)))
 
 
 def average_in_place(tensors: Sequence[Tensor]) -> None:
-    """Put the mean over all ranks in the place of each tensor, when the device comes to it; all ranks call it."""
+    """Replace each tensor by the mean over all ranks, when the device comes to it; all ranks call it."""
     import torch_xla.core.xla_model as model
     from torch_xla import runtime
 
@@ -224,7 +225,7 @@ def to_cpu(data: Any) -> Any:
 
 def memory() -> dict[str, int]:
     """
-    How many bytes the device's memory has and how many are taken, by torch_xla's names.
+    The total and the used bytes of the device's memory, under torch_xla's names.
 
     "bytes_used", "bytes_limit" and, where the device says it, "peak_bytes_used"; empty where it says nothing, as a CPU.
     """
@@ -273,8 +274,8 @@ def _leads_process() -> bool:
 
 
 def compilations() -> int:
-    """How many programs this process has compiled for its devices; those of all ranks that are its threads."""
+    """The number of programs that this process has compiled for its devices; those of all ranks that are its threads."""
     from torch_xla.debug import metrics
 
-    told = metrics.metric_data("CompileTime")
-    return 0 if told is None else int(told[0])
+    data = metrics.metric_data("CompileTime")
+    return 0 if data is None else int(data[0])

@@ -1,4 +1,4 @@
-"""Which gradients of a model are averaged over the ranks, so that all ranks ask the same of their devices."""
+"""The gradients of a model that are averaged over the ranks, so that all ranks give their devices the same work."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.world import World
+from accelerate_nb.runtime.world.world import World
 
-# something that is done to tensors in their place, by all ranks together
+# an in-place operation on tensors, by all ranks together
 Together = Callable[[Sequence[Tensor]], None]
 
 
-class Averaged:
+class AveragedModel:
     """
     A model of which every rank has a copy, and whose gradients are averaged by `average`.
 
-    What is asked of a device must be the same on all ranks, also where a weight was used on some of them only. Which weights
+    A device's work must be the same on all ranks, also where a weight was used on some of them only. Which weights
     get gradients is agreed on in the first step; from then on those of them that got none enter as zeros, as with
-    `DistributedDataParallel`. With `finds_unused` it is agreed on anew in every step.
+    `DistributedDataParallel`. With `finds_unused` it is agreed on again in every step.
 
     Buffers that the model has changed, such as the running means of batches, get the first rank's values by `share` whenever
     gradients are averaged; `DistributedDataParallel` gives them at the beginning of the next forward.
@@ -46,7 +46,7 @@ class Averaged:
         self._share = share
         self._model = ref(model)
         self._parameters = dict(model.named_parameters())
-        self._buffers = {name: (id(each), each._version) for name, each in model.named_buffers()}
+        self._buffers = {name: (id(buffer), buffer._version) for name, buffer in model.named_buffers()}
         self._changing: set[str] = set()
         self._touched: set[int] = set()
         self._holds = 0
@@ -89,18 +89,18 @@ class Averaged:
             return
         learning = self._learning()
         self._watch(learning)
-        touched = {id(each) for each in learning if id(each) in self._touched and each.grad is not None}
+        touched = {id(item) for item in learning if id(item) in self._touched and item.grad is not None}
         self._touched.clear()
         if not touched and not (after_backward and self.finds_unused):
             return
         used = self._agreed(learning, touched)
-        gradients = [_gradient_of(each) for each in learning if id(each) in used]
+        gradients = [_gradient_of(item) for item in learning if id(item) in used]
         if gradients:
             self._average(gradients)
         if self._share is not None and (changed := self._changed()):
             self._share(changed)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Take no notice of gradients any more."""
         for hook in self._hooks.values():
             hook.remove()
@@ -110,21 +110,21 @@ class Averaged:
         """The buffers of modules that have changed one of theirs; most never do, and need not be sent."""
         model = self._model()
         buffers = {} if model is None else dict(model.named_buffers())
-        for name, each in buffers.items():
-            if self._buffers.get(name) != (id(each), each._version):
+        for name, buffer in buffers.items():
+            if self._buffers.get(name) != (id(buffer), buffer._version):
                 self._changing.add(_owner(name))
-        return [each for name, each in buffers.items() if _owner(name) in self._changing]
+        return [item for name, item in buffers.items() if _owner(name) in self._changing]
 
     def _learning(self) -> list[Parameter]:
-        return [each for each in self._parameters.values() if each.requires_grad]
+        return [parameter for parameter in self._parameters.values() if parameter.requires_grad]
 
     def _watch(self, learning: Sequence[Parameter]) -> None:
         """Take notice of gradients; weights may begin to learn after `prepare`."""
-        for each in learning:
-            if id(each) not in self._hooks:
-                if self._hooks and each.grad is not None:
-                    self._touched.add(id(each))
-                self._hooks[id(each)] = each.register_post_accumulate_grad_hook(_Note(self._note))
+        for item in learning:
+            if id(item) not in self._hooks:
+                if self._hooks and item.grad is not None:
+                    self._touched.add(id(item))
+                self._hooks[id(item)] = item.register_post_accumulate_grad_hook(_WeakHook(self._note))
 
     def _note(self, parameter: Tensor) -> None:
         # called by autograd's thread for the device
@@ -145,7 +145,7 @@ class Averaged:
         return used
 
     def _named(self, ids: set[int]) -> str:
-        names = [name for name, each in self._parameters.items() if id(each) in ids]
+        names = [name for name, parameter in self._parameters.items() if id(parameter) in ids]
         return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more weights"
 
 
@@ -154,7 +154,7 @@ def _owner(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-class _Note:
+class _WeakHook:
     """A hook that keeps nothing alive."""
 
     def __init__(self, method: Callable[[Tensor], None]) -> None:
@@ -172,8 +172,8 @@ def _gradient_of(parameter: Parameter) -> Tensor:
 
 
 def _on_any(world: World, learning: Sequence[Parameter], touched: set[int]) -> set[int]:
-    bits = torch.tensor([id(each) in touched for each in learning], dtype=torch.uint8)
+    bits = torch.tensor([id(item) in touched for item in learning], dtype=torch.uint8)
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-    world.hosts.allreduce([bits], options).wait()
-    return {id(each) for each, bit in zip(learning, bits.tolist(), strict=True) if bit}
+    world.host_group.allreduce([bits], options).wait()
+    return {id(item) for item, bit in zip(learning, bits.tolist(), strict=True) if bit}

@@ -1,4 +1,4 @@
-"""How batches reach an XLA device."""
+"""The transfer of batches to an XLA device."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from accelerate_nb.devices.xla import is_installed
 from accelerate_nb.errors import MissingExtraError
-from accelerate_nb.runtime.data.batches import leaves_of, placed, with_leaves
-from accelerate_nb.runtime.xla import sync
+from accelerate_nb.runtime.data.batch_tree import leaves_of, placed, with_leaves
+from accelerate_nb.runtime.xla.device import sync
 
 if TYPE_CHECKING:
     from accelerate_nb.runtime.data.shard import DataLoaderShard
@@ -22,14 +22,14 @@ class MpDeviceLoaderWrapper:
     """
     A prepared loader whose batches are sent to an XLA device by a thread, one ahead of the loop.
 
-    Each batch is read by the loop's own thread, so that where the loader stands, and whether a batch is the last, is said of
-    the batch at hand. `MissingExtraError`, an `ImportError`, where torch_xla is not installed.
+    Each batch is read by the loop's own thread, so that where the loader stands, and whether a batch is the last, is known of
+    the current batch. `MissingExtraError`, an `ImportError`, where torch_xla is not installed.
     """
 
     def __init__(self, dataloader: DataLoaderShard, device: Any) -> None:
         if not is_installed():
             raise MissingExtraError(
-                "MpDeviceLoaderWrapper was asked for, but needs torch_xla: pip install 'accelerate-nb[tpu]'"
+                "MpDeviceLoaderWrapper was requested, but needs torch_xla: pip install 'accelerate-nb[tpu]'"
             )
         self.dataloader = dataloader
         self.device = device

@@ -1,4 +1,4 @@
-"""What torch_xla does for devices that one process drives as one."""
+"""The calls of torch_xla for devices that one process drives as one."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from torch import Tensor
 from torch.nn import Module
 
 from accelerate_nb.errors import LaunchError, NotYetError
-from accelerate_nb.runtime.sharding.plan import Layout
+from accelerate_nb.runtime.xla.mesh_plan import Layout
 
 
 def begin(mesh: str) -> None:
     """
     Have torch_xla drive all devices as one (`use_spmd`); it must not have woken for single devices yet.
 
-    `mesh` is what was asked for, for the `LaunchError` that says so.
+    `mesh` is the requested one, for the text of the `LaunchError`.
     """
     import torch_xla
     from torch_xla import runtime
 
-    if os.environ["TF_CPP_MIN_LOG_LEVEL"] == "1":  # which torch_xla has said
+    if os.environ["TF_CPP_MIN_LOG_LEVEL"] == "1":  # which torch_xla has set
         # each program that is compiled warns otherwise that a part of XLA is going to be replaced
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     if runtime.is_spmd():
         return
     if torch_xla._XLAC._xla_get_spmd_config_is_locked():
         raise LaunchError(
-            f"The mesh {mesh!r} was asked for, but torch_xla's runtime is awake in this process and drives its devices one by "
-            f"one. Say it before anything touches a device: launch(..., xla_mesh={mesh!r}), or restart the process, and make "
+            f"The mesh {mesh!r} was requested, but torch_xla's runtime is awake in this process and drives its devices one by "
+            f"one. Set it before anything touches a device: launch(..., xla_mesh={mesh!r}), or restart the process, and make "
             "the Accelerator first."
         )
     runtime.use_spmd()
 
 
 def count() -> int:
-    """How many devices there are for a mesh; `NotYetError` where other processes drive some of them."""
+    """The number of devices for a mesh; `NotYetError` where other processes drive some of them."""
     from torch_xla import runtime
 
     if runtime.process_count() > 1:
@@ -59,14 +59,14 @@ def make_mesh(sizes: Mapping[str, int]) -> Any:
     return mesh
 
 
-def lay(tensor: Tensor, mesh: Any, layout: Layout) -> None:
-    """Have a tensor lie on the devices of a mesh in this layout from now on."""
+def set_layout(tensor: Tensor, mesh: Any, layout: Layout) -> None:
+    """Give a tensor this layout on the devices of a mesh from now on."""
     from torch_xla.distributed import spmd
 
     spmd.mark_sharding(tensor, mesh, layout)
 
 
-def laid(tensor: Tensor, mesh: Any, layout: Layout) -> Tensor:
+def laid_out(tensor: Tensor, mesh: Any, layout: Layout) -> Tensor:
     """The same numbers in this layout, and their gradient too."""
     from torch_xla.distributed import spmd
 
@@ -74,8 +74,8 @@ def laid(tensor: Tensor, mesh: Any, layout: Layout) -> Tensor:
     return marked
 
 
-def lay_like(tensor: Tensor, other: Tensor) -> None:
-    """Have a tensor lie on the devices as another one of its shape does."""
+def shard_like(tensor: Tensor, other: Tensor) -> None:
+    """Give a tensor the layout of another one of its shape."""
     import torch_xla
 
     if not is_laid(tensor) and (layout := torch_xla._XLAC._get_xla_op_sharding(other)) is not None:
@@ -90,7 +90,7 @@ def is_on() -> bool:
 
 
 def is_laid(tensor: Tensor) -> bool:
-    """Whether somebody has said how this tensor lies."""
+    """Whether this tensor has a layout."""
     import torch_xla
 
     return bool(torch_xla._XLAC._get_xla_sharding_spec(tensor))
@@ -110,7 +110,7 @@ def sent(tensors: Sequence[Tensor], device: Any, mesh: Any, layouts: Sequence[La
 
 
 def parts_of(tensor: Tensor) -> list[tuple[int, ...]]:
-    """The shapes of the parts of a tensor that the devices hold, in their order; none where nobody said how it lies."""
+    """The shapes of the parts of a tensor that the devices hold, in their order; none where it has no layout."""
     return [tuple(part.shape) for part, _ in _parts([tensor])[0]] if is_laid(tensor) else []
 
 
@@ -122,11 +122,11 @@ def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
     """
     import torch_xla
 
-    cut = [each.detach() for each in tensors if is_cut(each)]
+    cut = [item.detach() for item in tensors if is_cut(item)]
     joined = iter([_joined(tensor, parts) for tensor, parts in zip(cut, _parts(cut), strict=True)])
-    rest = [each.detach() for each in tensors if not is_cut(each)]
+    rest = [item.detach() for item in tensors if not is_cut(item)]
     brought = iter(torch_xla._XLAC._xla_get_cpu_tensors(rest) if rest else [])
-    return [next(joined if is_cut(each) else brought) for each in tensors]
+    return [next(joined if is_cut(item) else brought) for item in tensors]
 
 
 def is_cut(tensor: Tensor) -> bool:
@@ -144,19 +144,22 @@ def _parts(tensors: Sequence[Tensor]) -> list[list[tuple[Tensor, Any]]]:
     if not tensors:
         return []
     model.wait_device_ops()
-    own = torch_xla._XLAC
-    parts, places = own._get_local_shards(list(tensors)), own._get_local_shard_replica_and_indices(list(tensors))
+    extension = torch_xla._XLAC
+    parts, indices = (
+        extension._get_local_shards(list(tensors)),
+        extension._get_local_shard_replica_and_indices(list(tensors)),
+    )
     return [
-        [(part, where) for (part, _), (_, where) in zip(each, told, strict=True)]
-        for each, told in zip(parts, places, strict=True)
+        [(part, location) for (part, _), (_, location) in zip(item, locations, strict=True)]
+        for item, locations in zip(parts, indices, strict=True)
     ]
 
 
 def _joined(tensor: Tensor, parts: Sequence[tuple[Tensor, Any]]) -> Tensor:
     joined = torch.empty(tensor.shape, dtype=tensor.dtype)
-    for part, where in parts:
+    for part, location in parts:
         # what a device has beyond the tensor's end fills it up to the length of the others' parts
-        joined[tuple(where)] = part[tuple(slice(0, each.stop - each.start) for each in where)]
+        joined[tuple(location)] = part[tuple(slice(0, item.stop - item.start) for item in location)]
     return joined
 
 

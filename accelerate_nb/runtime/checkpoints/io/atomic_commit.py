@@ -1,4 +1,4 @@
-"""How a draft of a checkpoint comes to its place whole or not at all."""
+"""The commit of a checkpoint's draft: it takes its final path whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from accelerate_nb.runtime.checkpoints import manifest, names
+from accelerate_nb.runtime.checkpoints import file_names, manifest
 
 _INCOMPLETE = ".incomplete"
 _REPLACED = ".replaced"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a checkpoint will be seen, where it is drafted, and where the former one waits to be cleared away."""
+class CheckpointPaths:
+    """The paths of a checkpoint: the final folder, the draft, and the former checkpoint until it is deleted."""
 
     folder: Path
     draft: Path
     former: Path
 
     @classmethod
-    def of(cls, folder: Path, drafts: Path | None = None) -> Place:
-        """The place of a folder; its draft lies in `drafts`, or beside it, or inside where it can't be exchanged as a whole."""
+    def of(cls, folder: Path, drafts: Path | None = None) -> CheckpointPaths:
+        """The paths of a folder; its draft is in `drafts`, or beside it, or inside where it can't be exchanged as a whole."""
         folder = folder.expanduser().resolve()
         if not _can_be_exchanged(folder):
             return cls(folder, folder / _INCOMPLETE / folder.name, folder / _REPLACED)
@@ -51,123 +51,125 @@ def _can_be_exchanged(folder: Path) -> bool:
         return False
     # a folder with folders in it is a project's, and others may be at work in there
     listed = manifest.listed(folder)
-    return all(each.is_file() or each.name in listed for each in folder.iterdir() if not each.name.startswith("."))
+    return all(path.is_file() or path.name in listed for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def clear(place: Place) -> None:
-    """Make an empty draft, after what a killed save has left was brought to its end."""
-    settle(place)
-    shutil.rmtree(place.draft.parent, ignore_errors=True)
-    shutil.rmtree(_aside(place.former), ignore_errors=True)
-    place.draft.mkdir(parents=True)
+def clear(paths: CheckpointPaths) -> None:
+    """Make an empty draft, after finishing a save that was killed half-way."""
+    settle(paths)
+    shutil.rmtree(paths.draft.parent, ignore_errors=True)
+    shutil.rmtree(_aside(paths.former), ignore_errors=True)
+    paths.draft.mkdir(parents=True)
 
 
-def commit(place: Place) -> None:
-    """Make the complete draft the checkpoint; whoever looks meanwhile, or after a kill, finds the former one or this one."""
-    sync(place.draft)
-    if place.is_filled:
-        # from here on the draft is complete, and `settle` brings it to its end if this process can't
-        place.draft.rename(_ready(place))
-        _move_in(place)
-    elif place.folder.exists():
-        place.draft.rename(place.former)
-        exchange(place.former, place.folder)
-        sync(place.folder.parent)
-        _clear_former(place)
+def commit(paths: CheckpointPaths) -> None:
+    """Make the complete draft the checkpoint; a reader meanwhile, or after a kill, finds the former one or this one."""
+    sync(paths.draft)
+    if paths.is_filled:
+        # from here on the draft is complete, and `settle` finishes it if this process can't
+        paths.draft.rename(_ready(paths))
+        _move_in(paths)
+    elif paths.folder.exists():
+        paths.draft.rename(paths.former)
+        exchange(paths.former, paths.folder)
+        sync(paths.folder.parent)
+        _clear_former(paths)
     else:
-        place.folder.parent.mkdir(parents=True, exist_ok=True)
-        place.draft.rename(place.folder)
-        sync(place.folder.parent)
-    shutil.rmtree(place.draft.parent, ignore_errors=True)
+        paths.folder.parent.mkdir(parents=True, exist_ok=True)
+        paths.draft.rename(paths.folder)
+        sync(paths.folder.parent)
+    shutil.rmtree(paths.draft.parent, ignore_errors=True)
 
 
-def settle(place: Place) -> None:
-    """Bring to its end what a killed save has left half-way."""
-    if _ready(place).is_dir():
-        _move_in(place)
-        shutil.rmtree(place.draft.parent, ignore_errors=True)
-    if place.former.is_dir() and not place.folder.exists():
-        place.former.rename(place.folder)
-    elif place.former.is_dir():
-        _clear_former(place)
+def settle(paths: CheckpointPaths) -> None:
+    """Finish a save that was killed half-way."""
+    if _ready(paths).is_dir():
+        _move_in(paths)
+        shutil.rmtree(paths.draft.parent, ignore_errors=True)
+    if paths.former.is_dir() and not paths.folder.exists():
+        paths.former.rename(paths.folder)
+    elif paths.former.is_dir():
+        _clear_former(paths)
 
 
-def wait_until_settled(place: Place) -> None:
-    """Wait while another process brings to its end what a killed save has left."""
+def wait_until_settled(paths: CheckpointPaths) -> None:
+    """Wait while another process finishes a save that was killed half-way."""
     end = time.monotonic() + 60
-    while (place.former.is_dir() or _ready(place).is_dir()) and time.monotonic() < end:
+    while (paths.former.is_dir() or _ready(paths).is_dir()) and time.monotonic() < end:
         time.sleep(0.02)
 
 
-def discard(place: Place) -> None:
+def discard(paths: CheckpointPaths) -> None:
     """Delete a checkpoint; a kill leaves all of it or nothing that could be taken for one."""
-    doomed = place.draft.with_name(f"{place.folder.name}.deleted")
-    shutil.rmtree(doomed, ignore_errors=True)
-    doomed.parent.mkdir(exist_ok=True)
-    place.folder.rename(doomed)
-    shutil.rmtree(place.draft.parent)
+    deleted = paths.draft.with_name(f"{paths.folder.name}.deleted")
+    shutil.rmtree(deleted, ignore_errors=True)
+    deleted.parent.mkdir(exist_ok=True)
+    paths.folder.rename(deleted)
+    shutil.rmtree(paths.draft.parent)
 
 
 def sweep(left: Path) -> None:
-    """Delete a draft that nobody writes any more."""
+    """Delete a draft that no process writes any more."""
     if left.name.endswith(_INCOMPLETE):
         shutil.rmtree(left, ignore_errors=True)
 
 
-def exchange(one: Path, other: Path) -> None:
-    """Let two folders change places: at once where the system can, else with a moment in which `other` is not there."""
-    if _renames_at_once(one, other):
+def exchange(path: Path, other: Path) -> None:
+    """Exchange two folders: at once where the system can, else with a moment in which `other` is not there."""
+    if _renames_at_once(path, other):
         return
-    one.rename(_aside(one))
-    other.rename(one)
-    _aside(one).rename(other)
+    path.rename(_aside(path))
+    other.rename(path)
+    _aside(path).rename(other)
 
 
-def _aside(one: Path) -> Path:
-    return one.with_name(f"{one.name}-aside")
+def _aside(path: Path) -> Path:
+    return path.with_name(f"{path.name}-aside")
 
 
-def _renames_at_once(one: Path, other: Path) -> bool:
+def _renames_at_once(path: Path, other: Path) -> bool:
     if sys.platform != "linux":
         return False
     # renameat2(2): flag 2 is RENAME_EXCHANGE, and -100 is AT_FDCWD
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
-    if rename(-100, os.fsencode(one), -100, os.fsencode(other), 2) == 0:
+    if rename(-100, os.fsencode(path), -100, os.fsencode(other), 2) == 0:
         return True
     number = ctypes.get_errno()
     if number in (errno.EINVAL, errno.ENOSYS, errno.EPERM):  # a file system that can't, NFS for one
         return False
-    raise OSError(number, os.strerror(number), str(one), None, str(other))
+    raise OSError(number, os.strerror(number), str(path), None, str(other))
 
 
-def _clear_former(place: Place) -> None:
-    """What the person kept beside the former checkpoint stays beside the new one; the rest is deleted."""
-    listed = manifest.listed(place.former)
-    for each in place.former.iterdir():
-        if not (each.name in listed or names.is_ours(each.name) or (place.folder / each.name).exists()):
-            each.rename(place.folder / each.name)
-    shutil.rmtree(place.former)
+def _clear_former(paths: CheckpointPaths) -> None:
+    """Delete the former checkpoint; files that the person kept beside it are moved beside the new one."""
+    listed = manifest.listed(paths.former)
+    for path in paths.former.iterdir():
+        if not (path.name in listed or file_names.is_ours(path.name) or (paths.folder / path.name).exists()):
+            path.rename(paths.folder / path.name)
+    shutil.rmtree(paths.former)
 
 
-def _ready(place: Place) -> Path:
-    return place.draft.with_name(f"{place.folder.name}.ready")
+def _ready(paths: CheckpointPaths) -> Path:
+    return paths.draft.with_name(f"{paths.folder.name}.ready")
 
 
-def _move_in(place: Place) -> None:
-    ready = _ready(place)
-    new = sorted(ready.iterdir(), key=lambda each: each.name == names.MANIFEST_NAME)
-    stale = manifest.listed(place.folder) | {each.name for each in place.folder.iterdir() if names.is_ours(each.name)}
-    if not (place.folder / _INCOMPLETE / "begun").exists():
-        for name in stale - {each.name for each in new}:
-            remove(place.folder / name)
-        (place.folder / _INCOMPLETE / "begun").touch()
-    for each in new:
-        if (place.folder / each.name).is_dir():
-            remove(place.folder / each.name)
-        each.replace(place.folder / each.name)
-    sync(place.folder)
+def _move_in(paths: CheckpointPaths) -> None:
+    ready = _ready(paths)
+    new = sorted(ready.iterdir(), key=lambda item: item.name == file_names.MANIFEST_NAME)
+    stale = manifest.listed(paths.folder) | {
+        path.name for path in paths.folder.iterdir() if file_names.is_ours(path.name)
+    }
+    if not (paths.folder / _INCOMPLETE / "begun").exists():
+        for name in stale - {item.name for item in new}:
+            remove(paths.folder / name)
+        (paths.folder / _INCOMPLETE / "begun").touch()
+    for item in new:
+        if (paths.folder / item.name).is_dir():
+            remove(paths.folder / item.name)
+        item.replace(paths.folder / item.name)
+    sync(paths.folder)
 
 
 def remove(path: Path) -> None:

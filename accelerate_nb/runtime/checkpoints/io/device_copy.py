@@ -1,4 +1,4 @@
-"""How tensors come to host memory together from a device whose memory nothing else can read."""
+"""Copies of tensors in host memory, made together, from a device whose memory nothing else can read."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from accelerate_nb.runtime.addresses import address, is_apart
-from accelerate_nb.runtime.checkpoints import xla
-from accelerate_nb.runtime.xla import are_computed, sync
+from accelerate_nb.runtime.checkpoints.io import xla
+from accelerate_nb.runtime.checkpoints.tensor_storage import address, is_apart
+from accelerate_nb.runtime.xla.device import are_computed, sync
 
 T = TypeVar("T")
 
 
-class Bringer:
+class DeviceToHost:
     """
     Brings tensors of such a device to the CPU in one transfer, and leaves all others where they are.
 
@@ -31,17 +31,17 @@ class Bringer:
         if isinstance(value, Tensor):
             return self.tensor(value) if is_apart(value.device) else value
         if isinstance(value, (list, tuple)):
-            parts = [self.nest(each) for each in value]
+            parts = [self.nest(item) for item in value]
             if all(new is old for new, old in zip(parts, value, strict=True)):
                 return value
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         if isinstance(value, Mapping) and hasattr(value, "copy"):
-            items = {key: self.nest(each) for key, each in value.items()}
-            return value if all(items[key] is each for key, each in value.items()) else with_items(value, items)
+            items = {key: self.nest(item) for key, item in value.items()}
+            return value if all(items[key] is item for key, item in value.items()) else with_items(value, items)
         return value
 
     def tensor(self, tensor: Tensor) -> Tensor:
-        """What will have the numbers of a tensor of such a device."""
+        """The future copy of a tensor of such a device."""
         new = torch.empty(0, dtype=tensor.dtype)
         if isinstance(tensor, Parameter):
             new = Parameter(new, tensor.requires_grad)
@@ -58,29 +58,29 @@ class Bringer:
         """Bring the numbers."""
         tensors = [tensor for tensor, _ in self._coming.values()]
         for copied, (_, waiting) in zip(xla.copies_of(tensors), self._coming.values(), strict=True):
-            for each in waiting:
-                each.data = copied
+            for item in waiting:
+                item.data = copied
         self._coming.clear()
 
 
 def with_items(mapping: Any, items: Mapping[Any, Any]) -> Any:
     """A mapping with other items: a state_dict's kind, and what it carries besides them, stay as they are."""
     same = mapping.copy()
-    for key, each in items.items():
-        same[key] = each
+    for key, item in items.items():
+        same[key] = item
     return same
 
 
 def settle(value: Any) -> None:
     """Have such a device compute what is in the value, before some process reads it; all processes call it."""
-    bringer = Bringer()
+    bringer = DeviceToHost()
     bringer.nest(value)
     bringer.settle()
 
 
 def brought(value: T) -> T:
     """The value with all of its tensors where they can be written to a file."""
-    bringer = Bringer()
+    bringer = DeviceToHost()
     nest: T = bringer.nest(value)
     bringer.finish()
     return nest

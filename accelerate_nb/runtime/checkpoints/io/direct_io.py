@@ -13,24 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from accelerate_nb.runtime.checkpoints.manifest import Entry, folded, sums_of
+from accelerate_nb.runtime.checkpoints.manifest import ManifestEntry, folded, sums_of
 
 BLOCK = 8 << 20
 _ALIGNED = 4096
 
 
-class Blocks:
+class DirectWriter:
     """The memory through which files go to the disk, a block at a time, and the threads that write it."""
 
     def __init__(self, count: int, pool: Executor | None = None) -> None:
         self.pool = pool
         self._free: SimpleQueue[np.ndarray[Any, Any]] = SimpleQueue()
         for _ in range(count):
-            # what goes past the page cache lies at the beginning of a page
+            # what goes past the page cache begins at the beginning of a page
             self._free.put(np.frombuffer(large_memory(BLOCK), np.uint8))
 
     def take(self) -> np.ndarray[Any, Any]:
-        """A block that nobody uses; waits for one."""
+        """A block that is free; waits for one."""
         return self._free.get(timeout=600)
 
     def give_back(self, block: np.ndarray[Any, Any]) -> None:
@@ -56,10 +56,10 @@ class DiskFile:
     >>> file = DiskFile(path, size, blocks)  # doctest: +SKIP
     >>> file.write(b"...")  # doctest: +SKIP
     >>> file.finish()  # doctest: +SKIP
-    Entry(bytes=3, sum=3026478)
+    ManifestEntry(bytes=3, sum=3026478)
     """
 
-    def __init__(self, path: Path, size: int, blocks: Blocks) -> None:
+    def __init__(self, path: Path, size: int, blocks: DirectWriter) -> None:
         self._blocks = blocks
         self._descriptor = _open(path)
         self._written: list[Future[list[int]]] = []
@@ -90,20 +90,20 @@ class DiskFile:
     def flush(self) -> None:
         """Nothing is done before `finish`."""
 
-    def finish(self) -> Entry:
-        """Wait until the disk has everything; says what was written, or raises the `OSError` that kept it from that."""
+    def finish(self) -> ManifestEntry:
+        """Wait until the disk has everything; returns what was written, or raises the `OSError` that kept it from that."""
         try:
             size = self._position + self._length
             if self._block is not None:
                 self._block[self._length :] = 0
                 self._length = -(-self._length // _ALIGNED) * _ALIGNED
                 self._send()
-            sums = [each for written in self._written for each in self._result(written)]
+            sums = [item for written in self._written for item in self._result(written)]
             if self._error is not None:
                 raise self._error
             os.ftruncate(self._descriptor, size)
             os.fsync(self._descriptor)
-            return Entry(size, folded(sums))
+            return ManifestEntry(size, folded(sums))
         finally:
             os.close(self._descriptor)
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from accelerate_nb.runtime.addresses import is_apart
-from accelerate_nb.runtime.checkpoints.bringing import Bringer, with_items
-from accelerate_nb.runtime.checkpoints.disk import large_memory
+from accelerate_nb.runtime.checkpoints.io.device_copy import DeviceToHost, with_items
+from accelerate_nb.runtime.checkpoints.io.direct_io import large_memory
+from accelerate_nb.runtime.checkpoints.tensor_storage import is_apart
 
-# Memory comes in pieces of at least so many bytes, and what lies in it begins where any type of number may begin.
+# Memory comes in pieces of at least so many bytes, and its content begins where any type of number may begin.
 _PIECE = 64 << 20
 _ALIGNED = 64
 _THREADS = 4
@@ -45,11 +45,11 @@ class HostMemory:
             used.append(0)
         start = used[number]
         used[number] += -(-size // _ALIGNED) * _ALIGNED
-        # a storage of its own: whoever saves a tensor saves all that is in its storage
+        # a storage of its own: saving a tensor saves all that is in its storage
         return torch.frombuffer(pieces[number].numpy().data, dtype=torch.uint8, count=size, offset=start)
 
     def give_back(self) -> None:
-        """Whatever was taken may be taken again; what the last copy had no use for is let go of."""
+        """Whatever was taken may be taken again; what the last copy did not use is released."""
         for pinned, used in self._used.items():
             self._pieces[pinned] = [piece for piece, size in zip(self._pieces[pinned], used, strict=True) if size]
             self._used[pinned] = [0] * len(self._pieces[pinned])
@@ -61,7 +61,7 @@ def _new(size: int, *, pinned: bool) -> Tensor:
     return torch.frombuffer(large_memory(size), dtype=torch.uint8)
 
 
-class Copier:
+class HostCopier:
     """Copies nested values; tensors that share memory share it in the copy too. The copies hold nothing before `finish`."""
 
     def __init__(self, memory: HostMemory) -> None:
@@ -69,7 +69,7 @@ class Copier:
         self._copied: dict[tuple[torch.device, int], Tensor] = {}
         self._devices: set[torch.device] = set()
         self._waiting: list[tuple[Tensor, Tensor]] = []
-        self._bringer = Bringer()
+        self._bringer = DeviceToHost()
 
     def copy(self, value: Any) -> Any:
         """The value with all of its tensors in host memory; what is neither a tensor nor holds any is copied deeply."""
@@ -78,11 +78,11 @@ class Copier:
         if value is None or type(value) in (int, float, str, bytes, bool):
             return value
         if type(value) is list:
-            return [self.copy(each) for each in value]
+            return [self.copy(item) for item in value]
         if type(value) is tuple:
-            return tuple(self.copy(each) for each in value)
+            return tuple(self.copy(item) for item in value)
         if isinstance(value, Mapping) and hasattr(value, "copy"):
-            return with_items(value, {key: self.copy(each) for key, each in value.items()})
+            return with_items(value, {key: self.copy(item) for key, item in value.items()})
         return copy.deepcopy(value)
 
     def finish(self) -> None:

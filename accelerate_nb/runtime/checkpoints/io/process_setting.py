@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 
-class Held:
+class SharedSetting:
     """
     Blocks of several threads that need the same setting: the first that begins sets it, and the last that ends takes it back.
 

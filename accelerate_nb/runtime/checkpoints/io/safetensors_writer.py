@@ -29,29 +29,29 @@ _NAMES = {
 
 def write_safetensors(tensors: Mapping[str, Tensor], file: Any) -> None:
     """Write tensors to an open file, as `safetensors.torch.save_file` does."""
-    if any(each.dtype not in _NAMES or type(each) not in (Tensor, torch.nn.Parameter) for each in tensors.values()):
+    if any(item.dtype not in _NAMES or type(item) not in (Tensor, torch.nn.Parameter) for item in tensors.values()):
         whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
         file.write(to_bytes(whole, metadata={"format": "pt"}))
         return
-    begin, order = layout(tensors)
+    begin, names = layout(tensors)
     file.write(begin)
-    for name in order:
+    for name in names:
         write_numbers(tensors[name], file)
 
 
 def layout(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
-    """What a file of these tensors, which may be on the meta device, begins with, and the order in which they follow."""
+    """The header of a file of these tensors, which may be on the meta device, and the order in which they follow."""
     # wide numbers come first, so that each tensor begins at a multiple of its numbers' width
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name in order:
+    for name in names:
         tensor, begin = tensors[name], end
         end += tensor.numel() * tensor.element_size()
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, order
+    return len(text).to_bytes(8, "little") + text, names
 
 
 def write_numbers(tensor: Tensor, file: Any) -> None:

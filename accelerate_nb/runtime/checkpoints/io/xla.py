@@ -1,4 +1,4 @@
-"""What tensors of XLA devices are to a checkpoint, as they have no memory that anything else could look at."""
+"""Tensors of XLA devices in a checkpoint: they have no memory that anything else could read."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from accelerate_nb.runtime.sharding import spmd
+from accelerate_nb.runtime.xla import spmd_tensors
 
 
 def number(tensor: Tensor) -> int:
-    """Which of the device's tensors this is; it stays the same one when it is detached."""
+    """The number of the device's tensor; it stays the same when the tensor is detached."""
     import torch_xla
 
     return int(torch_xla._XLAC._xla_get_tensor_id(tensor))
@@ -20,9 +20,9 @@ def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies of the tensors on the CPU, brought in one transfer."""
     if not tensors:
         return []
-    if spmd.is_on():
-        return spmd.whole(tensors)
+    if spmd_tensors.is_on():
+        return spmd_tensors.whole(tensors)
     import torch_xla
 
-    copies: list[Tensor] = torch_xla._XLAC._xla_get_cpu_tensors([each.detach() for each in tensors])
+    copies: list[Tensor] = torch_xla._XLAC._xla_get_cpu_tensors([tensor.detach() for tensor in tensors])
     return copies

@@ -1,4 +1,4 @@
-"""How a name that is not offered yet says so."""
+"""The error of a name that is not offered yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
+class Unsupported:
     """
     A part of Accelerate that is not offered yet, with what to do until then.
 
@@ -24,7 +24,7 @@ class Later:
     instead: str
 
     def __call__(self, function: F) -> F:
-        """The function, saying that it isn't there yet when it is called."""
+        """The function, which raises when it is called."""
 
         @functools.wraps(function)
         def refusing(*_: Any, **__: Any) -> NoReturn:

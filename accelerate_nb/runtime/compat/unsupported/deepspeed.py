@@ -11,18 +11,18 @@ from torch import Tensor
 from torch.nn import Module
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.kinds import DistributedType
-from accelerate_nb.runtime.later.base import Later
-from accelerate_nb.runtime.process import AcceleratorState, is_initialized
+from accelerate_nb.runtime.compat.enums import DistributedType
+from accelerate_nb.runtime.compat.unsupported.base import Unsupported
+from accelerate_nb.runtime.world.state import AcceleratorState, is_initialized
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_later = Later("DeepSpeed", "Train with DDP: leave it out.")
+_unsupported = Unsupported("DeepSpeed", "Train with DDP: leave it out.")
 
 
 @dataclass
 class DeepSpeedPlugin:
-    """How DeepSpeed is to train; `None` leaves it to DeepSpeed's configuration, or to the `ACCELERATE_*` variables."""
+    """The configuration of DeepSpeed; `None` leaves a value to DeepSpeed's configuration, or to the `ACCELERATE_*` variables."""
 
     hf_ds_config: Any = None
     gradient_accumulation_steps: int | str | None = None
@@ -44,17 +44,17 @@ class DeepSpeedPlugin:
         """Whether this is the one of several plugins that is in force; none is yet."""
         return False
 
-    @_later
+    @_unsupported
     def select(self, _from_accelerator_state: bool = False) -> Any:
         """Put this one of several plugins in force."""
 
-    @_later
+    @_unsupported
     def fill_match(
         self, ds_key_long: str, mismatches: list[str] | None = None, must_match: bool = True, **kwargs: Any
     ) -> Any:
         """Fill in one "auto" of the configuration."""
 
-    @_later
+    @_unsupported
     def deepspeed_config_process(
         self,
         prefix: str = "",
@@ -65,74 +65,74 @@ class DeepSpeedPlugin:
     ) -> Any:
         """Fill in every "auto" of the configuration."""
 
-    @_later
+    @_unsupported
     def is_auto(self, ds_key_long: str) -> Any:
-        """Whether a key of the configuration says "auto"."""
+        """Whether a key of the configuration is "auto"."""
 
-    @_later
+    @_unsupported
     def get_value(self, ds_key_long: str, default: Any = None) -> Any:
-        """What a key of the configuration says."""
+        """The value of a key of the configuration."""
 
-    @_later
+    @_unsupported
     def set_mixed_precision(self, mixed_precision: str) -> Any:
         """Choose the numbers to compute with."""
 
-    @_later
+    @_unsupported
     def set_deepspeed_weakref(self) -> Any:
         """Let transformers know the configuration while it loads a model."""
 
-    @_later
+    @_unsupported
     def is_zero3_init_enabled(self) -> Any:
         """Whether models are sharded while they are made."""
 
-    @_later
+    @_unsupported
     def zero3_init_context_manager(self, enable: bool = False) -> Any:
         """A block in which models are, or are not, sharded while they are made."""
 
-    @_later
+    @_unsupported
     def set_moe_leaf_modules(self, model: Module) -> Any:
         """Keep layers of experts whole."""
 
 
 class HfDeepSpeedConfig:
-    """A configuration of DeepSpeed, asked by dotted keys."""
+    """A configuration of DeepSpeed, read by dotted keys."""
 
-    @_later
+    @_unsupported
     def __init__(self, config_file_or_dict: Any) -> None: ...
 
-    @_later
+    @_unsupported
     def find_config_node(self, ds_key_long: str) -> Any:
         """The part of the configuration that holds a key."""
 
-    @_later
+    @_unsupported
     def get_value(self, ds_key_long: str, default: Any = None) -> Any:
-        """What a key says."""
+        """The value of a key."""
 
-    @_later
+    @_unsupported
     def del_config_sub_tree(self, ds_key_long: str, must_exist: bool = False) -> Any:
         """Take a key out."""
 
-    @_later
+    @_unsupported
     def is_true(self, ds_key_long: str) -> Any:
-        """Whether a key says yes."""
+        """Whether a key is true."""
 
-    @_later
+    @_unsupported
     def is_false(self, ds_key_long: str) -> Any:
-        """Whether a key says no."""
+        """Whether a key is false."""
 
-    @_later
+    @_unsupported
     def is_zero2(self) -> Any:
         """Whether gradients and the optimizer's state are sharded."""
 
-    @_later
+    @_unsupported
     def is_zero3(self) -> Any:
         """Whether weights are sharded too."""
 
-    @_later
+    @_unsupported
     def is_offload(self) -> Any:
         """Whether something waits in the CPU's memory."""
 
-    @_later
+    @_unsupported
     def set_stage_and_offload(self) -> Any:
         """Read from the configuration what is sharded, and what waits in the CPU's memory."""
 
@@ -140,14 +140,14 @@ class HfDeepSpeedConfig:
 class DeepSpeedEngineWrapper:
     """A DeepSpeed engine that the `Accelerator` runs backwards."""
 
-    @_later
+    @_unsupported
     def __init__(self, engine: Any) -> None: ...
 
-    @_later
+    @_unsupported
     def backward(self, loss: Tensor, sync_gradients: bool = True, **kwargs: Any) -> Any:
         """Compute gradients, and step at the end of a window."""
 
-    @_later
+    @_unsupported
     def get_global_grad_norm(self) -> Any:
         """The norm of all gradients."""
 
@@ -155,19 +155,19 @@ class DeepSpeedEngineWrapper:
 class DeepSpeedOptimizerWrapper:
     """An optimizer that its engine steps."""
 
-    @_later
+    @_unsupported
     def __init__(self, optimizer: Any) -> None: ...
 
     @property
-    @_later
+    @_unsupported
     def step_was_skipped(self) -> Any:
         """Whether the last step was left out because a gradient overflowed."""
 
-    @_later
+    @_unsupported
     def step(self) -> Any:
         """Leave the step to the engine."""
 
-    @_later
+    @_unsupported
     def zero_grad(self, set_to_none: bool | None = None) -> Any:
         """Leave the gradients to the engine."""
 
@@ -175,25 +175,25 @@ class DeepSpeedOptimizerWrapper:
 class DeepSpeedSchedulerWrapper:
     """A schedule that its engine moves."""
 
-    @_later
+    @_unsupported
     def __init__(self, scheduler: Any, optimizers: Any) -> None: ...
 
-    @_later
+    @_unsupported
     def step(self) -> Any:
         """Leave the move to the engine."""
 
 
 class DummyOptim:
-    """What stands for the optimizer that DeepSpeed's configuration names."""
+    """A placeholder of the optimizer that DeepSpeed's configuration names."""
 
-    @_later
+    @_unsupported
     def __init__(self, params: Any, lr: float = 0.001, weight_decay: float = 0, **kwargs: Any) -> None: ...
 
 
 class DummyScheduler:
-    """What stands for the schedule that DeepSpeed's configuration names."""
+    """A placeholder of the schedule that DeepSpeed's configuration names."""
 
-    @_later
+    @_unsupported
     def __init__(
         self,
         optimizer: Any,
@@ -204,7 +204,7 @@ class DummyScheduler:
     ) -> None: ...
 
 
-@_later
+@_unsupported
 def map_pytorch_optim_to_deepspeed(optimizer: Any) -> Any:
     """DeepSpeed's optimizer that is as torch's."""
 
@@ -213,8 +213,8 @@ def get_active_deepspeed_plugin(state: Any) -> Any:
     """The plugin in force; `ConfigurationError` where the state is not one of DeepSpeed's."""
     if state.distributed_type != DistributedType.DEEPSPEED:
         raise ConfigurationError(
-            "The active DeepSpeed plugin was asked for, but this run doesn't use DeepSpeed. "
-            "Ask only where the state's distributed_type is DEEPSPEED."
+            "The active DeepSpeed plugin was requested, but this run doesn't use DeepSpeed. "
+            "Read it only where the state's distributed_type is DEEPSPEED."
         )
     return state.deepspeed_plugin
 

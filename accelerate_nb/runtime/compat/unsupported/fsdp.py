@@ -10,14 +10,14 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
-from accelerate_nb.runtime.later.base import Later
+from accelerate_nb.runtime.compat.unsupported.base import Unsupported
 
-_later = Later("FSDP", "Train with DDP: leave it out.")
+_unsupported = Unsupported("FSDP", "Train with DDP: leave it out.")
 
 
 @dataclass
 class FullyShardedDataParallelPlugin:
-    """How weights are to be sharded; `None` leaves it to FSDP, or to the `FSDP_*` variables."""
+    """The configuration of sharded weights; `None` leaves a value to FSDP, or to the `FSDP_*` variables."""
 
     fsdp_version: int | None = None
     sharding_strategy: Any = None
@@ -41,32 +41,32 @@ class FullyShardedDataParallelPlugin:
     transformer_cls_names_to_wrap: list[str] | None = None
     min_num_params: int | None = None
 
-    @_later
+    @_unsupported
     def set_state_dict_type(self, state_dict_type: Any = None) -> Any:
         """Choose how a checkpoint holds the weights."""
 
-    @_later
+    @_unsupported
     def set_auto_wrap_policy(self, model: Module) -> Any:
         """Choose which of a model's modules are sharded each for itself."""
 
-    @_later
+    @_unsupported
     def set_mixed_precision(self, mixed_precision: Any, buffer_autocast: bool = False, override: bool = False) -> Any:
         """Choose the numbers to compute with."""
 
-    @_later
+    @_unsupported
     def validate_mixed_precision_policy(self) -> Any:
         """Check that the policy is one of this version of FSDP."""
 
-    @_later
+    @_unsupported
     def set_cpu_offload(self) -> Any:
         """Choose whether weights wait in the CPU's memory."""
 
-    @_later
+    @_unsupported
     def validate_cpu_offload(self) -> Any:
         """Check that the choice is one of this version of FSDP."""
 
 
-@_later
+@_unsupported
 def enable_fsdp_ram_efficient_loading() -> Any:
     """Have transformers load weights on the main process only."""
 
@@ -76,7 +76,7 @@ def disable_fsdp_ram_efficient_loading() -> None:
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "False"
 
 
-@_later
+@_unsupported
 def save_fsdp_model(
     fsdp_plugin: Any,
     accelerator: Any,
@@ -89,7 +89,7 @@ def save_fsdp_model(
     """Write a sharded model's weights to a folder."""
 
 
-@_later
+@_unsupported
 def load_fsdp_model(
     fsdp_plugin: Any,
     accelerator: Any,
@@ -102,7 +102,7 @@ def load_fsdp_model(
     """Read a sharded model's weights from a folder."""
 
 
-@_later
+@_unsupported
 def save_fsdp_optimizer(
     fsdp_plugin: Any,
     accelerator: Any,
@@ -115,7 +115,7 @@ def save_fsdp_optimizer(
     """Write the state of a sharded model's optimizer to a folder."""
 
 
-@_later
+@_unsupported
 def load_fsdp_optimizer(
     fsdp_plugin: Any,
     accelerator: Any,
@@ -129,48 +129,48 @@ def load_fsdp_optimizer(
     """Read the state of a sharded model's optimizer from a folder."""
 
 
-@_later
+@_unsupported
 def ensure_weights_retied(param_init_fn: Callable[[Module], None], model: Module, device: Any) -> Any:
     """Let weights that a model shares be shared still after they were initialised."""
 
 
-@_later
+@_unsupported
 def get_parameters_from_modules(modules: Iterable[Module] | str | None, model: Module, device: Any) -> Any:
     """The weights of some of a model's modules."""
 
 
-@_later
+@_unsupported
 def fsdp2_load_full_state_dict(
     accelerator: Any, model: Module, full_sd: dict[str, Any], cpu_offload: bool = False
 ) -> Any:
     """Spread the main process's complete weights over the shards of all."""
 
 
-@_later
+@_unsupported
 def fsdp2_switch_optimizer_parameters(optimizer: Any, mapping: dict[str, Any]) -> Any:
-    """Have an optimizer step the shards in place of the whole weights."""
+    """Have an optimizer step the shards instead of the whole weights."""
 
 
-@_later
+@_unsupported
 def fsdp2_prepare_model(accelerator: Any, model: Module) -> Any:
     """The model, sharded."""
 
 
-@_later
+@_unsupported
 def fsdp2_prepare_auto_wrap_policy(fsdp2_plugin: Any, model: Module) -> Any:
-    """What tells which of a model's modules are sharded each for itself."""
+    """The policy that decides which of a model's modules are sharded each for itself."""
 
 
-@_later
+@_unsupported
 def fsdp2_apply_ac(accelerator: Any, model: Module) -> Any:
-    """The model, computing activations anew in the backward."""
+    """The model, recomputing activations in the backward."""
 
 
-@_later
+@_unsupported
 def fsdp2_canonicalize_names(named_params: dict[str, Tensor]) -> Any:
     """The weights under the names that they have without wrappers."""
 
 
-@_later
+@_unsupported
 def get_fsdp2_grad_scaler(**kwargs: Any) -> Any:
-    """What scales the loss in fp16 where gradients are sharded."""
+    """The scaler of the loss in fp16 where gradients are sharded."""

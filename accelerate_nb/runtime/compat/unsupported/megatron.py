@@ -9,14 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
-from accelerate_nb.runtime.later.base import Later
+from accelerate_nb.runtime.compat.unsupported.base import Unsupported
 
-_later = Later("Megatron-LM", "Train with DDP: leave it out.")
+_unsupported = Unsupported("Megatron-LM", "Train with DDP: leave it out.")
 
 
 @dataclass
 class MegatronLMPlugin:
-    """How Megatron-LM is to train; `None` leaves it to Megatron-LM, or to the `MEGATRON_LM_*` variables."""
+    """The configuration of Megatron-LM; `None` leaves a value to Megatron-LM, or to the `MEGATRON_LM_*` variables."""
 
     tp_degree: int | None = None
     pp_degree: int | None = None
@@ -82,57 +82,57 @@ class MegatronLMPlugin:
     custom_loss_function: Callable[..., Any] | None = None
     other_megatron_args: dict[str, Any] | None = None
 
-    @_later
+    @_unsupported
     def set_network_size_args(self, model: Any, batch_data: Any = None) -> Any:
         """Tell Megatron-LM the sizes of a model of transformers."""
 
-    @_later
+    @_unsupported
     def set_mixed_precision(self, mixed_precision: str) -> Any:
         """Choose the numbers to compute with."""
 
-    @_later
+    @_unsupported
     def set_training_args(self, micro_batch_size: int, dp_degree: int) -> Any:
         """Tell Megatron-LM the sizes of batches."""
 
-    @_later
+    @_unsupported
     def set_optimizer_type(self, optimizer: Any) -> Any:
         """Tell Megatron-LM which of its optimizers is as torch's."""
 
-    @_later
+    @_unsupported
     def set_scheduler_args(self, scheduler: Any) -> Any:
         """Tell Megatron-LM its schedule."""
 
-    @_later
+    @_unsupported
     def set_tensorboard_logging_options(self) -> Any:
         """Have Megatron-LM write for TensorBoard."""
 
 
-@_later
+@_unsupported
 def add_model_config_to_megatron_parser(model_type: str) -> Any:
     """A decorator: the function reads the sizes of a type of models."""
 
 
-@_later
+@_unsupported
 def parse_bert_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any:
     """The sizes of a BERT as Megatron-LM wants them."""
 
 
-@_later
+@_unsupported
 def parse_gpt2_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any:
     """The sizes of a GPT-2 as Megatron-LM wants them."""
 
 
-@_later
+@_unsupported
 def parse_t5_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any:
     """The sizes of a T5 as Megatron-LM wants them."""
 
 
-@_later
+@_unsupported
 def parse_llama_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any:
     """The sizes of a Llama as Megatron-LM wants them."""
 
 
-@_later
+@_unsupported
 def parse_glm4_moe_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any:
     """The sizes of a GLM-4 with experts as Megatron-LM wants them."""
 
@@ -146,7 +146,7 @@ MODEL_CONFIGS_TO_MEGATRON_PARSERS = {
 }
 
 
-@_later
+@_unsupported
 def initialize(
     accelerator: Any,
     extra_args_provider: Callable[..., Any] | None = None,
@@ -155,134 +155,134 @@ def initialize(
     """Set Megatron-LM up."""
 
 
-@_later
+@_unsupported
 def finish_mpu_init() -> Any:
     """Make Megatron-LM's process groups."""
 
 
-@_later
+@_unsupported
 def model_provider_func(
     pre_process: bool = True, post_process: bool = True, add_encoder: bool = True, add_decoder: bool = True
 ) -> Any:
     """The part of the model that this process has."""
 
 
-@_later
+@_unsupported
 def prepare_data_loader(accelerator: Any, dataloader: Any) -> Any:
     """The loader, as Megatron-LM reads it."""
 
 
-@_later
+@_unsupported
 def prepare_model_optimizer_scheduler(accelerator: Any) -> Any:
     """Model, optimizer and schedule, as Megatron-LM makes them."""
 
 
-@_later
+@_unsupported
 def prepare_optimizer(accelerator: Any, model: Any) -> Any:
     """The optimizer, as Megatron-LM makes it."""
 
 
-@_later
+@_unsupported
 def prepare_scheduler(accelerator: Any, optimizer: Any, scheduler: Any) -> Any:
     """The schedule, as Megatron-LM makes it."""
 
 
-@_later
+@_unsupported
 def avg_losses_across_data_parallel_group(losses: list[Tensor]) -> Any:
     """The mean of the losses of all processes that read different batches."""
 
 
-@_later
+@_unsupported
 def gather_across_data_parallel_groups(tensor: Any) -> Any:
     """The tensors of all processes that read different batches."""
 
 
 class AbstractTrainStep:
-    """What Megatron-LM does with a batch."""
+    """Megatron-LM's step on a batch."""
 
-    @_later
+    @_unsupported
     def __init__(self, name: str) -> None: ...
 
-    @_later
+    @_unsupported
     def get_batch_func(self, accelerator: Any, megatron_dataset_flag: bool) -> Any:
-        """What makes a batch."""
+        """The function that makes a batch."""
 
-    @_later
+    @_unsupported
     def get_forward_step_func(self) -> Any:
-        """What computes a batch's output."""
+        """The function that computes a batch's output."""
 
-    @_later
+    @_unsupported
     def get_loss_func(self, accelerator: Any) -> Any:
-        """What computes the loss."""
+        """The function that computes the loss."""
 
 
 class BertTrainStep(AbstractTrainStep):
-    """What Megatron-LM does with a batch for BERT."""
+    """Megatron-LM's step on a batch for BERT."""
 
-    @_later
+    @_unsupported
     def __init__(self, accelerator: Any, args: Any) -> None: ...
 
-    @_later
+    @_unsupported
     def get_loss_func(self, accelerator: Any, pretraining_flag: bool = False, num_labels: int = 0) -> Any:
-        """What computes the loss."""
+        """The function that computes the loss."""
 
-    @_later
+    @_unsupported
     def get_forward_step_func(self, pretraining_flag: bool = False, bert_binary_head: bool = False) -> Any:
-        """What computes a batch's output."""
+        """The function that computes a batch's output."""
 
 
 class GPTTrainStep(AbstractTrainStep):
-    """What Megatron-LM does with a batch for GPT."""
+    """Megatron-LM's step on a batch for GPT."""
 
-    @_later
+    @_unsupported
     def __init__(self, accelerator: Any, args: Any) -> None: ...
 
 
 class T5TrainStep(AbstractTrainStep):
-    """What Megatron-LM does with a batch for T5."""
+    """Megatron-LM's step on a batch for T5."""
 
-    @_later
+    @_unsupported
     def __init__(self, accelerator: Any, args: Any) -> None: ...
 
     @staticmethod
-    @_later
+    @_unsupported
     def attn_mask_postprocess(attention_mask: Tensor) -> Any:
         """The mask as Megatron-LM wants it."""
 
     @staticmethod
-    @_later
+    @_unsupported
     def get_decoder_mask(seq_length: int, device: Any) -> Any:
         """The mask of a decoder."""
 
     @staticmethod
-    @_later
+    @_unsupported
     def get_enc_dec_mask(attention_mask: Tensor, dec_seq_length: int, device: Any) -> Any:
         """The mask between encoder and decoder."""
 
 
 class MegatronLMDummyDataLoader:
-    """What stands for a loader that Megatron-LM makes."""
+    """A placeholder of a loader that Megatron-LM makes."""
 
-    @_later
+    @_unsupported
     def __init__(self, **dataset_kwargs: Any) -> None: ...
 
-    @_later
+    @_unsupported
     def set_megatron_data_args(self) -> Any:
         """Tell Megatron-LM its data."""
 
-    @_later
+    @_unsupported
     def get_train_valid_test_datasets_provider(self, accelerator: Any) -> Any:
-        """What makes the data sets."""
+        """The function that makes the data sets."""
 
-    @_later
+    @_unsupported
     def build_train_valid_test_data_iterators(self, accelerator: Any) -> Any:
         """The iterators over the data sets."""
 
 
 class MegatronLMDummyScheduler:
-    """What stands for a schedule that Megatron-LM makes."""
+    """A placeholder of a schedule that Megatron-LM makes."""
 
-    @_later
+    @_unsupported
     def __init__(
         self, optimizer: Any, total_num_steps: int | None = None, warmup_num_steps: int = 0, **kwargs: Any
     ) -> None: ...
@@ -291,19 +291,19 @@ class MegatronLMDummyScheduler:
 class MegatronLMOptimizerWrapper:
     """An optimizer that Megatron-LM steps."""
 
-    @_later
+    @_unsupported
     def __init__(self, optimizer: Any) -> None: ...
 
     @property
-    @_later
+    @_unsupported
     def step_was_skipped(self) -> Any:
         """Whether the last step was left out because a gradient overflowed."""
 
-    @_later
+    @_unsupported
     def step(self) -> Any:
         """Leave the step to Megatron-LM."""
 
-    @_later
+    @_unsupported
     def zero_grad(self, set_to_none: bool | None = None) -> Any:
         """Leave the gradients to Megatron-LM."""
 
@@ -311,10 +311,10 @@ class MegatronLMOptimizerWrapper:
 class MegatronLMSchedulerWrapper:
     """A schedule that Megatron-LM moves."""
 
-    @_later
+    @_unsupported
     def __init__(self, scheduler: Any, optimizers: Any) -> None: ...
 
-    @_later
+    @_unsupported
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Leave the move to Megatron-LM."""
 
@@ -322,45 +322,45 @@ class MegatronLMSchedulerWrapper:
 class MegatronEngine:
     """Model, optimizer and schedule of Megatron-LM as one module."""
 
-    @_later
+    @_unsupported
     def __init__(self, accelerator: Any, model: Any, optimizer: Any, scheduler: Any) -> None: ...
 
-    @_later
+    @_unsupported
     def train(self) -> Any:
         """Switch to training."""
 
-    @_later
+    @_unsupported
     def eval(self) -> Any:
         """Switch to evaluation."""
 
-    @_later
+    @_unsupported
     def forward(self, **batch_data: Any) -> Any:
         """The loss of a batch, after a step in training."""
 
-    @_later
+    @_unsupported
     def train_step(self, **batch_data: Any) -> Any:
         """A step of training."""
 
-    @_later
+    @_unsupported
     def eval_step(self, **batch_data: Any) -> Any:
         """A step of evaluation."""
 
-    @_later
+    @_unsupported
     def get_batch_data_iterator(self, batch_data: dict[str, Any]) -> Any:
         """A batch, cut into micro-batches."""
 
-    @_later
+    @_unsupported
     def get_module_config(self) -> Any:
         """Megatron-LM's configuration of the model."""
 
-    @_later
+    @_unsupported
     def log_eval_results(self) -> Any:
         """Write what the evaluation found."""
 
-    @_later
+    @_unsupported
     def save_checkpoint(self, output_dir: str | os.PathLike[str]) -> Any:
         """Write a checkpoint of Megatron-LM's own kind."""
 
-    @_later
+    @_unsupported
     def load_checkpoint(self, input_dir: str | os.PathLike[str]) -> Any:
         """Read a checkpoint of Megatron-LM's own kind."""

@@ -7,14 +7,14 @@ from typing import Any
 
 from torch.nn import Module
 
-from accelerate_nb.runtime.later.base import Later
+from accelerate_nb.runtime.compat.unsupported.base import Unsupported
 
-_later = Later(
+_unsupported = Unsupported(
     "a pipeline of processes", "Use `torch.distributed.pipelining` itself, or one device map for all layers."
 )
 
 
-@_later
+@_unsupported
 def prepare_pippy(
     model: Module,
     split_points: str | list[str] | None = "auto",
@@ -27,28 +27,28 @@ def prepare_pippy(
     """The model, split into one stage for each process."""
 
 
-@_later
+@_unsupported
 def generate_device_map(
     model: Module,
     num_processes: int = 1,
     no_split_module_classes: list[str] | None = None,
     max_memory: dict[Any, Any] | None = None,
 ) -> Any:
-    """Which process has which of a model's layers."""
+    """The process of each of a model's layers."""
 
 
-@_later
+@_unsupported
 def build_pipeline(
     model: Module, split_points: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], num_chunks: int
 ) -> Any:
     """This process's stage of the model, on a schedule."""
 
 
-@_later
+@_unsupported
 def find_pippy_batch_size(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Any:
     """The length of the first batch among these arguments."""
 
 
-@_later
+@_unsupported
 def pippy_forward(forward: Callable[..., Any], num_chunks: int, gather_output: bool, *args: Any, **kwargs: Any) -> Any:
     """The model's output, computed by all stages."""

@@ -1,0 +1,1 @@
+"""The `Accelerator` class, by topic."""

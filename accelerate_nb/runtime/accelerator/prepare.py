@@ -1,0 +1,159 @@
+"""`Accelerator.prepare`: models, optimizers, loaders and schedules, ready for a run."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.accelerator.gradient_checks import check_gradients
+from accelerate_nb.runtime.accelerator.prepared import add, is_prepared
+from accelerate_nb.runtime.accelerator.properties import AcceleratorProperties
+from accelerate_nb.runtime.compat.enums import RNGType
+from accelerate_nb.runtime.data.prepare import prepare_data_loader
+from accelerate_nb.runtime.data.skip import skip_first_batches
+from accelerate_nb.runtime.training.compile import TorchDynamoPlugin
+from accelerate_nb.runtime.training.optimizer import AcceleratedOptimizer, innermost
+from accelerate_nb.runtime.training.scheduler import AcceleratedScheduler
+from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
+
+
+class PrepareMethods(AcceleratorProperties):
+    """The methods of an `Accelerator` that prepare objects, and take them back."""
+
+    compiling: TorchDynamoPlugin
+    device_placement: bool
+    rng_types: list[str | RNGType]
+    step_scheduler_with_optimizer: bool
+    _generation: int
+    _shows_epochs: bool
+
+    def prepare(self, *args: Any, device_placement: list[bool | None] | None = None) -> Any:
+        """
+        The objects, ready for this run, in the order in which they were given.
+
+        Models, optimizers, loaders and learning-rate schedules in any order and number; anything else comes back as it is,
+        and so does what was prepared before.
+
+        >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)  # doctest: +SKIP
+        """
+        placements = [None] * len(args) if device_placement is None else device_placement
+        if len(placements) != len(args):
+            raise ConfigurationError(
+                f"device_placement holds {len(placements)} values for {len(args)} objects. Give one for each."
+            )
+        objects = self.strategy.prepare(args)
+        prepared = [self._prepare_object(object_, placed) for object_, placed in zip(objects, placements, strict=True)]
+        # a schedule's optimizer is searched among those that are prepared by now
+        prepared = [self.prepare_scheduler(item) if _is_scheduler(item) else item for item in prepared]
+        return tuple(prepared) if len(prepared) != 1 else prepared[0]
+
+    def _prepare_object(self, item: Any, placed: bool | None) -> Any:
+        if isinstance(item, DataLoader):
+            return self.prepare_data_loader(item, placed)
+        if isinstance(item, Module):
+            return self.prepare_model(item, placed)
+        if isinstance(item, Optimizer):
+            return self.prepare_optimizer(item, placed)
+        return item
+
+    def prepare_model(self, model: Module, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
+        """The model on its device, computing in the chosen precision, and, unless it is only evaluated, spread as the run is."""
+        if is_prepared(model, self._prepared_for):
+            return add(self.bundle.models, model, self._prepared_for)
+        self.strategy.accept(model)
+        model = self.precision.wrap_forward(extract_model_from_parallel(model) if is_prepared(model) else model)
+        if self._places(device_placement):
+            model = self.strategy.place(model)
+        if not evaluation_mode:
+            model = self.strategy.wrap_model(model)
+        model = self.strategy.compile(model, self.compiling)
+        return add(self.bundle.models, model, self._prepared_for)
+
+    def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Any:
+        """The optimizer, stepping when gradients are synchronised."""
+        if is_prepared(optimizer, self._prepared_for):
+            return add(self.bundle.optimizers, optimizer, self._prepared_for)
+        prepared = AcceleratedOptimizer(
+            innermost(optimizer),
+            self._places(device_placement),
+            self.scaler,
+            precision=self.precision,
+            device=self.device,
+            before_first_step=partial(check_gradients, self),
+            strategy=self.strategy,
+        )
+        return add(self.bundle.optimizers, prepared, self._prepared_for)
+
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        """The schedule, moving when its optimizer steps."""
+        if is_prepared(scheduler, self._prepared_for):
+            return add(self.bundle.schedulers, scheduler, self._prepared_for)
+        scheduler = scheduler.scheduler if isinstance(scheduler, AcceleratedScheduler) else scheduler
+        optimizer_of_scheduler = getattr(scheduler, "optimizer", None)
+        wrapping = [
+            optimizer
+            for optimizer in self.bundle.optimizers
+            if innermost(optimizer_of_scheduler) is optimizer.optimizer
+        ]
+        prepared = AcceleratedScheduler(
+            scheduler,
+            wrapping or self.bundle.optimizers,
+            step_with_optimizer=self.step_scheduler_with_optimizer,
+            split_batches=self.split_batches,
+            replicas=self.strategy.data_replicas[1],
+        )
+        return add(self.bundle.schedulers, prepared, self._prepared_for)
+
+    def prepare_data_loader(
+        self, data_loader: Any, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
+    ) -> Any:
+        """The loader, giving this process its part of each epoch."""
+        if is_prepared(data_loader):
+            return add(self.bundle.loaders, data_loader)
+        rank, replicas = self.strategy.data_replicas
+        prepared = prepare_data_loader(
+            data_loader,
+            self.device,
+            num_processes=replicas,
+            process_index=rank,
+            split_batches=self.split_batches,
+            put_on_device=self._places(device_placement),
+            rng_types=list(self.rng_types),
+            dispatch_batches=self.dispatch_batches,
+            even_batches=self.even_batches,
+            slice_fn_for_dispatch=slice_fn_for_dispatch,
+            use_seedable_sampler=self.use_seedable_sampler,
+            data_seed=self.dataloader_config.data_seed,
+            non_blocking=self.non_blocking,
+            use_stateful_dataloader=self.use_stateful_dataloader,
+        )
+        prepared.between = self.strategy.between_batches
+        prepared.send = self.strategy.sender
+        prepared.bar = len(self.bundle.loaders) if self._shows_epochs else None
+        return add(self.bundle.loaders, prepared)
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """The prepared loader without its first batches."""
+        return skip_first_batches(dataloader, num_batches=num_batches)
+
+    def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
+        """The model as it was before `prepare`."""
+        return self.strategy.unwrap(model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile)
+
+    @property
+    def _prepared_for(self) -> str:
+        """The key of what a model is prepared for; in another world, or in another precision, it is prepared again."""
+        return f"{self._generation} {self.precision.name}"
+
+    def _places(self, requested: bool | None) -> bool:
+        return self.device_placement if requested is None else requested
+
+
+def _is_scheduler(item: Any) -> bool:
+    return isinstance(item, (LRScheduler, AcceleratedScheduler))

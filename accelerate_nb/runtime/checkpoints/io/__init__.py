@@ -1,0 +1,1 @@
+"""A checkpoint's files on the disk: written, synced, renamed."""

@@ -1,0 +1,1 @@
+"""Hugging Face Accelerate's names that are values or small functions."""

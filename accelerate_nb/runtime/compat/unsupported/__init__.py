@@ -1,0 +1,1 @@
+"""Names that raise `NotYetError`: plugins of strategies that are not there yet."""

@@ -1,1 +1,0 @@
-"""What Accelerate offers and this package doesn't yet: the names, with the same parameters."""

@@ -1,0 +1,1 @@
+"""Logging, progress bars, profiling, the self-test."""

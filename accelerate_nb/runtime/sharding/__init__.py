@@ -1,1 +1,0 @@
-"""How the devices of one process share a training."""

@@ -1,1 +1,0 @@
-"""What an `Accelerator` can be asked to do, in groups of verbs that belong together."""

@@ -1,0 +1,1 @@
+"""This rank's world: process groups and state."""
