@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch.nn import Module
 
+from accelerate_nb.big_models.device_map.max_memory import Memory
 from accelerate_nb.big_models.devices import DeviceMap
-from accelerate_nb.big_models.memory import Memory
 from accelerate_nb.errors import ConfigurationError, MissingExtraError, NotYetError
-from accelerate_nb.notices import notice
-from accelerate_nb.runtime.kinds import CustomDtype
+from accelerate_nb.runtime.compat.enums import CustomDtype
+from accelerate_nb.user_warnings import warn_user
 
 _TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -22,7 +22,7 @@ _TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 @dataclass
 class BnbQuantizationConfig:
     """
-    How bitsandbytes should hold a model's weights: exactly one of `load_in_8bit` and `load_in_4bit`.
+    The storage of a model's weights by bitsandbytes: exactly one of `load_in_8bit` and `load_in_4bit`.
 
     Types are given as `"fp32"`, `"fp16"`, `"bf16"` or as torch's own.
     """
@@ -40,7 +40,7 @@ class BnbQuantizationConfig:
     def __post_init__(self) -> None:
         if self.load_in_8bit == self.load_in_4bit:
             both = "both" if self.load_in_8bit else "neither"
-            raise ConfigurationError(f"load_in_4bit and load_in_8bit are {both} asked for. Pass exactly one of them.")
+            raise ConfigurationError(f"load_in_4bit and load_in_8bit are {both} set. Pass exactly one of them.")
         if self.bnb_4bit_quant_type not in ("fp4", "nf4"):
             raise ConfigurationError(
                 f"bnb_4bit_quant_type={self.bnb_4bit_quant_type!r} is not known. bnb_4bit_quant_type must be in ['fp4','nf4']."
@@ -53,7 +53,7 @@ class BnbQuantizationConfig:
                 raise ConfigurationError(f"{name}={getattr(self, name)!r} must be a list of strings.")
         self.target_dtype = CustomDtype.INT4 if self.load_in_4bit else torch.int8
         if self.load_in_4bit and self.llm_int8_threshold != 6.0:
-            notice("llm_int8_threshold can only be used for model loaded in 8bit")
+            warn_user("llm_int8_threshold can only be used for model loaded in 8bit")
 
 
 def _type(name: str, value: Any) -> torch.dtype:
@@ -73,7 +73,7 @@ def load_and_quantize_model(
     offload_folder: str | os.PathLike[str] | None = None,  # noqa: ARG001 - the same
     offload_state_dict: bool = False,  # noqa: ARG001 - the same
 ) -> Module:
-    """Not offered yet: raises `MissingExtraError` without bitsandbytes, else a `NotYetError` that says what to do instead."""
+    """Not offered yet: raises `MissingExtraError` without bitsandbytes, else a `NotYetError` that names an alternative."""
     if find_spec("bitsandbytes") is None:
         raise MissingExtraError(
             "load_and_quantize_model needs bitsandbytes, which is not installed: pip install bitsandbytes"
@@ -86,5 +86,5 @@ def load_and_quantize_model(
 
 def has_4bit_bnb_layers(model: Module) -> bool:
     """Whether a module of the model is bitsandbytes' linear layer of 4 bits."""
-    kinds = (kind for module in model.modules() for kind in type(module).__mro__)
-    return any(kind.__name__ == "Linear4bit" and kind.__module__.startswith("bitsandbytes.") for kind in kinds)
+    bases = (base for module in model.modules() for base in type(module).__mro__)
+    return any(base.__name__ == "Linear4bit" and base.__module__.startswith("bitsandbytes.") for base in bases)

@@ -14,21 +14,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from accelerate_nb.big_models.device_maps import covering
+from accelerate_nb.big_models.device_map.check import covering
 from accelerate_nb.big_models.devices import DISK, DeviceMap, as_device
-from accelerate_nb.big_models.offloading import Folder
+from accelerate_nb.big_models.offload import Folder
 from accelerate_nb.errors import CheckpointError, ConfigurationError
-from accelerate_nb.runtime.checkpoints import names
+from accelerate_nb.runtime.checkpoints import file_names
 
-_INDEXES = (names.SAFE_WEIGHTS_INDEX_NAME, names.WEIGHTS_INDEX_NAME)
-_WHOLE = (names.SAFE_WEIGHTS_NAME, names.WEIGHTS_NAME)
+_INDEXES = (file_names.SAFE_WEIGHTS_INDEX_NAME, file_names.WEIGHTS_INDEX_NAME)
+_WHOLE = (file_names.SAFE_WEIGHTS_NAME, file_names.WEIGHTS_NAME)
 
 
 def checkpoint_files(checkpoint: Folder) -> list[Path]:
     """
     The files of a checkpoint: a file of weights, the index of several, or a folder that holds either.
 
-    Where a folder holds several checkpoints, the one that was written last is meant: a file that a former save left behind
+    Where a folder holds several checkpoints, the one that was written last is taken: a file that a former save left behind
     is older. Raises a `ConfigurationError` where there is none.
     """
     path = Path(checkpoint)
@@ -45,21 +45,21 @@ def checkpoint_files(checkpoint: Folder) -> list[Path]:
 
 def _latest(folder: Path) -> Path:
     whole = [folder / name for name in _WHOLE if (folder / name).is_file()]
-    indexes = sorted(each for each in folder.iterdir() if each.name.endswith(".index.json"))
-    strange = [each.name for each in indexes if each.name not in _INDEXES]
+    indexes = sorted(path for path in folder.iterdir() if path.name.endswith(".index.json"))
+    strange = [index.name for index in indexes if index.name not in _INDEXES]
     if len(indexes) > 1 and strange and not whole:
         raise ConfigurationError(
-            f"{folder} containing more than one `.index.json` file, it can't be known which is meant: "
-            f"{', '.join(each.name for each in indexes)}. Pass the path of one of them, or delete the irrelevant ones."
+            f"{folder} containing more than one `.index.json` file, the choice is ambiguous: "
+            f"{', '.join(index.name for index in indexes)}. Pass the path of one of them, or delete the irrelevant ones."
         )
     found = whole + ([] if whole and strange else indexes)
     if not found:
         raise ConfigurationError(
-            f"{folder} is not a folder containing a `.index.json` file or a {names.WEIGHTS_NAME} or a "
-            f"{names.SAFE_WEIGHTS_NAME} file. It holds: {', '.join(sorted(each.name for each in folder.iterdir())) or 'nothing'}."
+            f"{folder} is not a folder containing a `.index.json` file or a {file_names.WEIGHTS_NAME} or a "
+            f"{file_names.SAFE_WEIGHTS_NAME} file. It holds: {', '.join(sorted(path.name for path in folder.iterdir())) or 'nothing'}."
         )
     # of equally old ones the first: safetensors
-    return max(found, key=lambda each: each.stat().st_mtime_ns)
+    return max(found, key=lambda item: item.stat().st_mtime_ns)
 
 
 def _listed_in(index: Path) -> list[Path]:
@@ -80,8 +80,8 @@ def _listed_in(index: Path) -> list[Path]:
     return files
 
 
-class _Lazy(Mapping[str, Tensor]):
-    """The tensors of an open safetensors file, each read when it is asked for."""
+class _LazyTensors(Mapping[str, Tensor]):
+    """The tensors of an open safetensors file, each read on access."""
 
     def __init__(self, file: Any) -> None:
         self.file = file
@@ -103,14 +103,14 @@ class _Lazy(Mapping[str, Tensor]):
 @contextmanager
 def open_weights(path: Path) -> Iterator[Mapping[str, Any]]:
     """
-    The weights in a file by name, read when they are asked for: they are the file's memory, so keep copies.
+    The weights in a file by name, read on access: they are the file's memory, so keep copies.
 
     Raises a `CheckpointError` that names a file which is damaged, or which is no file of weights.
     """
     if path.suffix == ".safetensors":
         with open_safetensors(path) as file:
             _check_format(path, (file.metadata() or {}).get("format", "pt"))
-            yield _Lazy(file)
+            yield _LazyTensors(file)
     else:
         yield _state_dict_in(path)
 
@@ -135,7 +135,7 @@ def _check_format(path: Path, found: str) -> None:
 
 
 def load_pickled(path: Path) -> Any:
-    """What torch.save wrote, no more of it in memory than is asked for; `CheckpointError` where it is damaged or no data."""
+    """The content of a file that torch.save wrote, read into memory on use; `CheckpointError` where it is damaged or no data."""
     try:
         # only the format of today can be mapped; that of torch 1.5 is no zip file
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path) or None)
@@ -149,7 +149,7 @@ def load_pickled(path: Path) -> Any:
 
 def _state_dict_in(path: Path) -> Mapping[str, Any]:
     content = load_pickled(path)
-    if not isinstance(content, Mapping) or not any(isinstance(each, Tensor) for each in content.values()):
+    if not isinstance(content, Mapping) or not any(isinstance(item, Tensor) for item in content.values()):
         held = f"a mapping of {list(content)[:5]}" if isinstance(content, Mapping) else f"a {type(content).__name__}"
         raise CheckpointError(
             f"{path} should hold a state dict, names with tensors, but holds {held}. Save `model.state_dict()` itself."
@@ -173,5 +173,5 @@ def _placed(name: str, tensor: Any, device_map: DeviceMap | None) -> Any:
     found = None if device_map is None else covering(name, device_map)
     device = "cpu" if device_map is None or found is None else device_map[found]
     target = torch.device("cpu") if device == DISK else as_device(device)
-    # a tensor that is still the file's own memory would change, or crash, when the file is written anew
+    # a tensor that is still the file's own memory would change, or crash, when the file is rewritten
     return tensor.clone() if target.type == "cpu" else tensor.to(target)

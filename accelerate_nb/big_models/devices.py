@@ -1,4 +1,4 @@
-"""How a device is named in a device map: a number, a torch name, `cpu`, `disk`, `meta`."""
+"""The name of a device in a device map: a number, a torch name, `cpu`, `disk`, `meta`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from accelerate_nb.devices.xla import is_awake
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime import xla
+from accelerate_nb.runtime.xla import device as xla
 
 Device = int | str | torch.device
 DeviceMap = Mapping[str, Device]
@@ -26,7 +26,7 @@ def as_device(device: Device) -> torch.device:
         return torch.device(device)
     except RuntimeError as error:
         raise ConfigurationError(
-            f"{device!r} was asked for as a device, but torch knows no such device ({str(error).splitlines()[0]}). Use a "
+            f"{device!r} was requested as a device, but torch knows no such device ({str(error).splitlines()[0]}). Use a "
             "number, 'cpu', 'disk' or a name of torch's."
         ) from None
 
@@ -34,15 +34,15 @@ def as_device(device: Device) -> torch.device:
 def _accelerator(number: int) -> torch.device:
     if number == 0 and is_awake():
         return xla.device()
-    kind = accelerator()
-    count = 0 if kind is None else torch.accelerator.device_count()
+    device_type = accelerator()
+    count = 0 if device_type is None else torch.accelerator.device_count()
     # torch itself gives a build for CUDA the device 0 also where there is no GPU
-    if kind is None or not 0 <= number < count:
-        found = "no accelerator" if kind is None else f"{count} of kind {kind!r}"
+    if device_type is None or not 0 <= number < count:
+        found = "no accelerator" if device_type is None else f"{count} of kind {device_type!r}"
         raise ConfigurationError(
-            f"{number!r} was asked for as a device, but this machine has {found}. Name a device that is here, such as 'cpu'."
+            f"{number!r} was requested as a device, but this machine has {found}. Name an available device, such as 'cpu'."
         )
-    return torch.device(kind, number)
+    return torch.device(device_type, number)
 
 
 def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
@@ -56,7 +56,7 @@ def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
 
 
 def accelerator() -> str | None:
-    """The kind of accelerator that torch finds here: `cuda`, `xpu`, `mps`; `None` where there is none."""
+    """The type of accelerator that torch finds: `cuda`, `xpu`, `mps`; `None` where there is none."""
     found = torch.accelerator.current_accelerator(check_available=True)
     return None if found is None else found.type
 
@@ -65,8 +65,8 @@ def best_device() -> torch.device:
     """The XLA device of this rank, once it computes on one, else the first accelerator of this machine, or the CPU."""
     if is_awake():
         return xla.device()
-    kind = accelerator()
-    return torch.device("cpu") if kind is None else torch.device(kind, 0)
+    device_type = accelerator()
+    return torch.device("cpu") if device_type is None else torch.device(device_type, 0)
 
 
 def check_device_same(first_device: torch.device, second_device: torch.device) -> bool:

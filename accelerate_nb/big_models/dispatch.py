@@ -1,4 +1,4 @@
-"""Models that run though their weights lie on several devices, in the CPU's memory or on the disk."""
+"""Models that run though their weights are on several devices, in the CPU's memory or on the disk."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from accelerate_nb.big_models.aligning import (
+from accelerate_nb.big_models.device_map.check import check_device_map, check_devices, covering
+from accelerate_nb.big_models.device_map.tied_weights import find_tied_parameters, retie_parameters
+from accelerate_nb.big_models.devices import DISK, Device, DeviceMap, accelerator, as_device
+from accelerate_nb.big_models.hooks.align_devices import (
     AlignDevicesHook,
     attach_align_device_hook,
     attach_align_device_hook_on_blocks,
 )
-from accelerate_nb.big_models.device_maps import check_device_map, check_devices, covering
-from accelerate_nb.big_models.devices import DISK, Device, DeviceMap, accelerator, as_device
-from accelerate_nb.big_models.hooks import GUARDED, TIES, add_hook_to_module
-from accelerate_nb.big_models.moving import TiedParameters, set_module_tensor_to_device
-from accelerate_nb.big_models.offloading import (
+from accelerate_nb.big_models.hooks.base import GUARDED, TIES, add_hook_to_module
+from accelerate_nb.big_models.offload import (
     Folder,
     OffloadedWeightsLoader,
     PrefixedDataset,
@@ -29,13 +29,13 @@ from accelerate_nb.big_models.offloading import (
     offload_state_dict,
     read_offload_index,
 )
+from accelerate_nb.big_models.set_tensor import TiedParameters, set_module_tensor_to_device
 from accelerate_nb.big_models.tensors import tensor_of
-from accelerate_nb.big_models.tied import find_tied_parameters, retie_parameters
 from accelerate_nb.errors import CheckpointError, ConfigurationError, StateError
-from accelerate_nb.notices import notice
-from accelerate_nb.runtime.addresses import address
+from accelerate_nb.runtime.checkpoints.tensor_storage import address
+from accelerate_nb.user_warnings import warn_user
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("accelerate_nb.big_modeling")
 
 
 def cpu_offload(
@@ -48,7 +48,7 @@ def cpu_offload(
     """
     Keep a model's weights on the CPU; each layer's come to `execution_device` for its forward and go again.
 
-    That device is the one of the first parameter where it isn't said. `state_dict` has the weights, if not the model.
+    That device is the one of the first parameter by default. `state_dict` has the weights, if not the model.
     """
     weights = (
         {name: tensor.to("cpu") for name, tensor in model.state_dict().items()} if state_dict is None else state_dict
@@ -66,7 +66,7 @@ def disk_offload(
     """
     Keep a model's weights in a folder; each layer's come to `execution_device` for its forward and go again.
 
-    Weights that the model has are written, in place of those that lie there; weights on the `meta` device must lie there.
+    Weights that the model has are written, replacing those in the folder; weights on the `meta` device must be there.
     """
     weights = OffloadedWeightsLoader(save_folder=_written(model.state_dict(), offload_dir))
     return _offload_all(model, execution_device, offload_buffers, weights, preload_module_classes)
@@ -109,7 +109,7 @@ def dispatch_model(
     Put each part of a model on the device that `device_map` has for it, and let it run as if it were on one.
 
     Parts on the `cpu` beside accelerators, and parts on `disk`, come to `main_device` (the map's first accelerator) for their
-    forward. What goes to the disk is written to `offload_dir`, unless it lies there, or where `offload_index` says. A map with
+    forward. What goes to the disk is written to `offload_dir`, unless it is there, or in `offload_index`. A map with
     one device just moves the model, unless `force_hooks`. Raises a `ConfigurationError` that names the modules without a
     device.
 
@@ -130,12 +130,12 @@ def dispatch_model(
         _guard(model)
     else:
         model.to(as_device(devices[0]))
-    model.hf_device_map = dict(device_map)  # type: ignore[assignment]  # where transformers and others look for it
+    model.hf_device_map = dict(device_map)  # type: ignore[assignment]  # where transformers and others read it
     return model
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _DispatchPlan:
     """A device map, read: where each part computes, and which parts are kept elsewhere meanwhile."""
 
     main: Device
@@ -145,14 +145,14 @@ class _Plan:
     on_disk: list[str]
 
 
-def _plan(device_map: DeviceMap, main: Device | None) -> _Plan:
+def _plan(device_map: DeviceMap, main: Device | None) -> _DispatchPlan:
     if main is None:
         main = next((device for device in device_map.values() if device not in ("cpu", DISK)), "cpu")
     # the CPU's memory is main memory already where there is no accelerator, or one that shares it
     kept_away = (DISK,) if main in ("cpu", "mps") else ("cpu", DISK)
     execution = {name: main if device in ("cpu", DISK) else device for name, device in device_map.items()}
     execution[""] = main
-    return _Plan(
+    return _DispatchPlan(
         main=main,
         execution=execution,
         offload={name: device in kept_away for name, device in device_map.items()},
@@ -163,15 +163,15 @@ def _plan(device_map: DeviceMap, main: Device | None) -> _Plan:
 
 def _weights(
     model: Module,
-    plan: _Plan,
+    plan: _DispatchPlan,
     state_dict: Mapping[str, Tensor] | None,
     folder: Folder | None,
     index: Mapping[str, Any] | None,
 ) -> Mapping[str, Tensor] | None:
-    """Where offloaded weights come from; `None` where nothing is offloaded."""
+    """The source of offloaded weights; `None` where nothing is offloaded."""
     if state_dict is None and plan.on_cpu:
-        here = extract_submodules_state_dict(model.state_dict(), plan.on_cpu)
-        state_dict = {name: tensor.to("cpu") for name, tensor in here.items()}
+        on_cpu = extract_submodules_state_dict(model.state_dict(), plan.on_cpu)
+        state_dict = {name: tensor.to("cpu") for name, tensor in on_cpu.items()}
     if plan.on_disk and index is None:
         if folder is None:
             raise ConfigurationError(
@@ -187,7 +187,7 @@ def _weights(
 
 
 def _written(weights: Mapping[str, Tensor], folder: Folder) -> Folder:
-    """The folder, after the weights were written that are in memory; those that are not must lie there."""
+    """The folder, after the weights in memory were written; the others must be there."""
     in_memory = {name: tensor for name, tensor in weights.items() if not tensor.is_meta}
     known = read_offload_index(folder) if len(in_memory) < len(weights) else {}
     missing = [name for name in weights if name not in in_memory and name not in known]
@@ -202,17 +202,19 @@ def _written(weights: Mapping[str, Tensor], folder: Folder) -> Folder:
     return folder
 
 
-def _attach(model: Module, plan: _Plan, terms: dict[str, Any], preload_module_classes: list[str] | None) -> None:
+def _attach(
+    model: Module, plan: _DispatchPlan, terms: dict[str, Any], preload_module_classes: list[str] | None
+) -> None:
     tied = find_tied_parameters(model)
     model.__dict__[TIES] = tied
     tensors = (tensor_of(model, name) for group in tied for name in group)
-    seats: TiedParameters = {address(tensor): {} for tensor in tensors if not tensor.is_meta}
+    shared_copies: TiedParameters = {address(tensor): {} for tensor in tensors if not tensor.is_meta}
     attach_align_device_hook_on_blocks(
         model,
         execution_device=plan.execution,
         offload=plan.offload,
         preload_module_classes=preload_module_classes,
-        tied_params_map=seats,
+        tied_params_map=shared_copies,
         **terms,
     )
     _attach_to_split(model, plan, terms)
@@ -224,8 +226,8 @@ def _attach(model: Module, plan: _Plan, terms: dict[str, Any], preload_module_cl
         )
 
 
-def _attach_to_split(model: Module, plan: _Plan, terms: dict[str, Any]) -> None:
-    """Mind the tensors that a split module has beside its children: the map has devices for them alone."""
+def _attach_to_split(model: Module, plan: _DispatchPlan, terms: dict[str, Any]) -> None:
+    """Attach hooks for the tensors that a split module has beside its children: the map has devices for them alone."""
     modules = {name for name, _ in model.named_modules()}
     owners = {name.rpartition(".")[0]: name for name in plan.offload if name not in modules}
     for owner in owners:
@@ -243,7 +245,7 @@ def _attach_to_split(model: Module, plan: _Plan, terms: dict[str, Any]) -> None:
 
 
 def _guard(model: Module) -> None:
-    """Moving the model as a whole is no longer what it was."""
+    """Replace the methods that move the model as a whole: they warn now."""
     for name in ("to", accelerator() or "cuda"):
         if name in GUARDED and hasattr(type(model), name):
             # a partial, not a closure: a deep copy of the model moves the copy
@@ -253,7 +255,7 @@ def _guard(model: Module) -> None:
 
 def _move_guarded(model: Module, name: str, *args: Any, **kwargs: Any) -> Any:
     if name != "to" or torch._C._nn._parse_to(*args, **kwargs)[0] is not None:
-        notice(
+        warn_user(
             "You shouldn't move a model that is dispatched: its parts have devices of their own. Take its hooks off first, "
             "with remove_hook_from_submodules."
         )

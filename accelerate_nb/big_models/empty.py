@@ -9,7 +9,7 @@ import torch
 from torch.nn import Module, Parameter
 
 from accelerate_nb.big_models.devices import Device, as_device, check_device_same
-from accelerate_nb.runtime.variables import parse_flag_from_env
+from accelerate_nb.runtime.compat.env_vars import parse_flag_from_env
 
 
 @contextmanager
@@ -60,12 +60,12 @@ def _on(device: torch.device, param: Parameter) -> Parameter:
     marks = dict(param.__dict__)
     # transformers marks what it has initialised; the mark is no argument of any parameter's class
     initialised = {name: marks.pop(name) for name in ("_is_hf_initialized",) if name in marks}
-    kind = type(param)
-    if kind is Parameter:
+    parameter_class = type(param)
+    if parameter_class is Parameter:
         moved = Parameter(param.to(device), requires_grad=param.requires_grad)
         moved.__dict__.update(marks)
     else:
         # a class of parameters takes what it carries as arguments, as those of bitsandbytes do
-        moved = kind(param.to(device), requires_grad=param.requires_grad, **marks)
+        moved = parameter_class(param.to(device), requires_grad=param.requires_grad, **marks)
     moved.__dict__.update(initialised)
     return moved

@@ -12,30 +12,30 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 
-from accelerate_nb.big_models.device_maps import check_devices, device_of
+from accelerate_nb.big_models.checkpoint_files import checkpoint_files, load_state_dict, open_weights
+from accelerate_nb.big_models.device_map.check import check_devices, device_of
+from accelerate_nb.big_models.device_map.infer import infer_auto_device_map
+from accelerate_nb.big_models.device_map.max_memory import Memory, get_balanced_memory
+from accelerate_nb.big_models.device_map.tied_weights import (
+    check_tied_parameters_on_same_device,
+    find_tied_parameters,
+    retie_parameters,
+    warn_if_untied,
+)
 from accelerate_nb.big_models.devices import DISK, Device, DeviceMap, as_device, as_dtype
-from accelerate_nb.big_models.dispatching import dispatch_model
-from accelerate_nb.big_models.memory import Memory, get_balanced_memory
-from accelerate_nb.big_models.moving import set_module_tensor_to_device
-from accelerate_nb.big_models.offloading import (
+from accelerate_nb.big_models.dispatch import dispatch_model
+from accelerate_nb.big_models.offload import (
     Folder,
     forget,
     load_offloaded_weight,
     offload_weight,
     save_offload_index,
 )
-from accelerate_nb.big_models.placing import infer_auto_device_map
-from accelerate_nb.big_models.reading import checkpoint_files, load_state_dict, open_weights
+from accelerate_nb.big_models.set_tensor import set_module_tensor_to_device
 from accelerate_nb.big_models.tensors import tensor_of
-from accelerate_nb.big_models.tied import (
-    check_tied_parameters_on_same_device,
-    find_tied_parameters,
-    retie_parameters,
-    warn_if_untied,
-)
 from accelerate_nb.errors import CheckpointError, ConfigurationError, NotYetError
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("accelerate_nb.utils.modeling")
 
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 
@@ -71,10 +71,10 @@ def load_checkpoint_in_model(
     tied = find_tied_parameters(model)
     warn_if_untied(model, tied)
     files = checkpoint_files(checkpoint)
-    loading = _Loading(model, tied, None if dtype is None else as_dtype(dtype), keep_in_fp32_modules or [])
+    loading = _CheckpointLoader(model, tied, None if dtype is None else as_dtype(dtype), keep_in_fp32_modules or [])
     loading.offload_buffers = offload_buffers
     if device_map is not None:
-        loading.place_by(device_map, offload_folder)
+        loading.apply_device_map(device_map, offload_folder)
     if not broadcast_from_rank0 or dist.get_rank() == 0:
         loading.compare_names(checkpoint, files, strict=strict)
     if device_map is None and (broadcast_from_rank0 or not full_state_dict or _is_sharded(model)):
@@ -159,7 +159,7 @@ def _chosen(
 
 
 def load_offloaded_weights(model: Module, index: Mapping[str, Any] | None, offload_folder: Folder) -> None:
-    """Bring the weights that an index tells of from a folder into a model, on the CPU."""
+    """Bring the weights of an index from a folder into a model, on the CPU."""
     for name, entry in (index or {}).items():
         if name.endswith("SCB"):
             continue
@@ -173,7 +173,7 @@ def _from_folder(name: str, index: Mapping[str, Any] | None, folder: Folder) -> 
     return load_offloaded_weight(Path(folder, f"{name}.dat"), index[name]) if index and name in index else None
 
 
-class _Loading:
+class _CheckpointLoader:
     """One checkpoint on its way into one model."""
 
     device_map: DeviceMap | None = None
@@ -190,7 +190,7 @@ class _Loading:
         self.buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
         self.offloaded: dict[str, Any] = {}
 
-    def place_by(self, device_map: DeviceMap, folder: Folder | None) -> None:
+    def apply_device_map(self, device_map: DeviceMap, folder: Folder | None) -> None:
         """Take the devices of a map, and check that it can be followed."""
         check_tied_parameters_on_same_device(self.tied, device_map)
         check_devices(device_map)
@@ -214,7 +214,7 @@ class _Loading:
         unexpected, missing = sorted(found - self.names), sorted(self.names - found - self._tied_to(found))
         if strict and (unexpected or missing):
             raise CheckpointError(
-                f"{checkpoint} should have the weights of {type(self.model).__name__}, and strict=True was asked for. "
+                f"{checkpoint} should have the weights of {type(self.model).__name__}, and strict=True was requested. "
                 f"Unexpected names: {unexpected or 'none'}; missing names: {missing or 'none'}. "
                 "Pass the checkpoint of this model, or strict=False."
             )
@@ -252,24 +252,22 @@ class _Loading:
         state = load_state_dict(file)
         empty = {name: tensor for name, tensor in state.items() if name in self.on_meta}
         try:
-            self.model.load_state_dict({name: each for name, each in state.items() if name not in empty}, strict=False)
+            self.model.load_state_dict({name: item for name, item in state.items() if name not in empty}, strict=False)
             if empty:
                 self.model.load_state_dict(empty, strict=False, assign=True)
         except RuntimeError as error:
             raise CheckpointError(f"{file} doesn't fit this model: {error}") from None
 
     def _put(self, name: str, tensor: Tensor, scales: Tensor | None) -> None:
-        own = tensor_of(self.model, name)
-        device = self._device_of(name, own)
-        new = tensor.to(self._dtype_of(name, tensor, own))
+        current = tensor_of(self.model, name)
+        device = self._device_of(name, current)
+        new = tensor.to(self._dtype_of(name, tensor, current))
         if device == DISK and (self.offload_buffers or name not in self.buffers):
             self._write(name, new)
             return
         target = torch.device("cpu") if device == DISK else as_device(device)  # a buffer stays in memory
         if target.type == "cpu" and new is tensor:
-            new = (
-                tensor.clone()
-            )  # what is still the file's memory would change, or crash, when the file is written anew
+            new = tensor.clone()  # what is still the file's memory would change, or crash, when the file is rewritten
         self._set(name, target, new, scales)
 
     def _set(self, name: str, device: torch.device, value: Tensor | None, scales: Tensor | None = None) -> None:
@@ -286,21 +284,21 @@ class _Loading:
         assert self.folder is not None
         offload_weight(tensor, name, self.folder, self.offloaded)
 
-    def _device_of(self, name: str, own: Tensor) -> Device:
+    def _device_of(self, name: str, current: Tensor) -> Device:
         if self.device_map is not None:
             return device_of(name, self.device_map)
-        return torch.device("cpu") if own.is_meta else own.device
+        return torch.device("cpu") if current.is_meta else current.device
 
-    def _dtype_of(self, name: str, tensor: Tensor, own: Tensor) -> torch.dtype:
+    def _dtype_of(self, name: str, tensor: Tensor, current: Tensor) -> torch.dtype:
         if self.dtype is None:
-            return own.dtype
+            return current.dtype
         if not tensor.is_floating_point():
             return tensor.dtype
         kept = any(f"{part}." in name or part == name for part in self.keep_in_fp32)
         return torch.float32 if kept and self.dtype == torch.float16 else self.dtype
 
     def finish(self) -> None:
-        """Bring tied weights together again, and name what lies in the folder when all of it does."""
+        """Bring tied weights together again, and write the folder's index when all weights are there."""
         self._bring_tied()
         save_offload_index(self.offloaded, self.folder)
         retie_parameters(self.model, self.tied)
@@ -312,8 +310,8 @@ class _Loading:
             if written is None:
                 continue
             for name in group:
-                own = tensor_of(self.model, name)
-                if own.is_meta and name not in self.offloaded:
+                current = tensor_of(self.model, name)
+                if current.is_meta and name not in self.offloaded:
                     self._put(name, self._written(written), None)
 
     def _written(self, name: str) -> Tensor:
@@ -332,7 +330,7 @@ def _scales(name: str, weights: Mapping[str, Any]) -> Tensor | None:
 
 
 def _is_sharded(model: Module) -> bool:
-    # a DTensor is told by what it has: importing its class takes half a second
+    # a DTensor is recognised by its attributes: importing its class takes half a second
     return any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
 
 

@@ -1,4 +1,4 @@
-"""How much memory a model takes: its weights, and in training its gradients and the optimizer's state, on each of N ranks."""
+"""The memory that a model takes: its weights, and in training its gradients and the optimizer's state, on each of N ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from accelerate_nb.big_models.outlines import Outline, Weight
+from accelerate_nb.big_models.model_outline import ModelOutline, TensorInfo
 
 Optimizer: TypeAlias = Literal["adamw", "adam", "sgd", "sgd-momentum", "adafactor", "adam8bit"]
 
@@ -21,8 +21,8 @@ _SMALL, _BLOCK = 4096, 256
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """What the weights take in one type: in all, and in the largest layer; in bytes."""
+class WeightsSize:
+    """The size of the weights in one type: in all, and in the largest layer; in bytes."""
 
     dtype: str
     total: int
@@ -30,9 +30,9 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class TrainingStateSize:
     """
-    What a rank holds between two steps, in bytes, and `extra`: what comes and goes beside it while a step is computed.
+    The bytes that a rank holds between two steps, and `extra`: what comes and goes beside it while a step is computed.
 
     Activations, which depend on the batch, are not counted.
     """
@@ -49,107 +49,109 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
-    """What training takes with these numbers: on one rank that has all, and on each of several, by how they share it."""
+class TrainingEstimate:
+    """The memory for training with these numbers: on one rank that has all, and on each of several, by how they share it."""
 
     precision: str
-    alone: State
-    ranks: dict[str, State]
+    alone: TrainingStateSize
+    ranks: dict[str, TrainingStateSize]
 
 
-def loaded(outline: Outline, dtype: str) -> Loaded:
+def loaded(outline: ModelOutline, dtype: str) -> WeightsSize:
     """
-    What a model takes to compute with, its floating-point numbers kept as `dtype`.
+    The memory for a model in inference, its floating-point numbers kept as `dtype`.
 
     >>> loaded(outline("torch.nn:Linear", {"in_features": 3, "out_features": 2}), "float16").total
     16
     """
-    return Loaded(dtype, _bytes(outline.weights, DTYPES[dtype]), largest_layer(outline, DTYPES[dtype])[1])
+    return WeightsSize(dtype, _bytes(outline.weights, DTYPES[dtype]), largest_layer(outline, DTYPES[dtype])[1])
 
 
-def largest_layer(outline: Outline, itemsize: float) -> tuple[str, int]:
+def largest_layer(outline: ModelOutline, itemsize: float) -> tuple[str, int]:
     """The layer that takes the most, and its bytes, each floating-point number taking so many."""
-    layers: dict[str, list[Weight]] = {}
-    for one in outline.weights:
-        layers.setdefault(one.layer, []).append(one)
+    layers: dict[str, list[TensorInfo]] = {}
+    for weight in outline.weights:
+        layers.setdefault(weight.layer, []).append(weight)
     sizes = {name: _bytes(weights, itemsize) for name, weights in layers.items()}
-    name = max(sizes, key=lambda each: sizes[each], default="")
+    name = max(sizes, key=lambda item: sizes[item], default="")
     return name, sizes.get(name, 0)
 
 
-def training(outline: Outline, precision: str, optimizer: Optimizer, ranks: int) -> Training:
+def training(outline: ModelOutline, precision: str, optimizer: Optimizer, ranks: int) -> TrainingEstimate:
     """
-    What training takes: "float32", "mixed" (float32 weights, computed with in 16 bits) or "bfloat16" throughout.
+    The memory for training: "float32", "mixed" (float32 weights, computed with in 16 bits) or "bfloat16" throughout.
 
     In mixed precision `torch.autocast` keeps a copy of 16 bits of each weight from its first use in the forward to the
     backward. DDP keeps the gradients a second time, in the buckets that it sends, unless `gradient_as_bucket_view`.
     """
     itemsize = 2 if precision == "bfloat16" else 4
-    trained = [one for one in outline.weights if one.trains]
+    trained = [weight for weight in outline.weights if weight.trains]
     copies = _bytes(outline.parameters, 2, floats_only=True) if precision == "mixed" else 0
-    alone = State(
+    alone = TrainingStateSize(
         weights=_bytes(outline.weights, itemsize),
         gradients=_bytes(trained, itemsize),
-        optimizer=sum(_OPTIMIZERS[optimizer](one, itemsize) for one in trained),
+        optimizer=sum(_OPTIMIZERS[optimizer](item, itemsize) for item in trained),
         extra=copies,
     )
     _, layer = largest_layer(outline, 2 if precision == "mixed" else itemsize)
-    return Training(precision, alone, shared(alone, ranks, layer))
+    return TrainingEstimate(precision, alone, shared(alone, ranks, layer))
 
 
-def shared(alone: State, ranks: int, layer: int = 0) -> dict[str, State]:
+def shared(alone: TrainingStateSize, ranks: int, layer: int = 0) -> dict[str, TrainingStateSize]:
     """
-    What each of several ranks holds of what one rank would hold alone, by the way in which they share it.
+    The part of each of several ranks in what one rank would hold alone, by the way in which they share it.
 
     The three stages divide the optimizer's state, then the gradients, then the weights by the number of ranks: Rajbhandari
     et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (2020), section 5 and figure 1. A rank of
     the third gathers a layer at a time, of `layer` bytes, and holds its gradient whole until it has been spread.
 
-    >>> shared(State(weights=20, gradients=20, optimizer=120), 4)["zero-3"]
-    State(weights=5, gradients=5, optimizer=30, extra=0)
+    >>> shared(TrainingStateSize(weights=20, gradients=20, optimizer=120), 4)["zero-3"]
+    TrainingStateSize(weights=5, gradients=5, optimizer=30, extra=0)
     """
 
     def part(size: int) -> int:
         return -(-size // ranks)
 
-    one = alone
-    buckets = one.gradients if ranks > 1 else 0
-    gathered = 2 * layer if ranks > 1 else one.extra
+    item = alone
+    buckets = item.gradients if ranks > 1 else 0
+    gathered = 2 * layer if ranks > 1 else item.extra
     return {
-        "ddp": State(one.weights, one.gradients, one.optimizer, one.extra + buckets),
-        "zero-1": State(one.weights, one.gradients, part(one.optimizer), one.extra),
-        "zero-2": State(one.weights, part(one.gradients), part(one.optimizer), one.extra),
-        "zero-3": State(part(one.weights), part(one.gradients), part(one.optimizer), gathered),
+        "ddp": TrainingStateSize(item.weights, item.gradients, item.optimizer, item.extra + buckets),
+        "zero-1": TrainingStateSize(item.weights, item.gradients, part(item.optimizer), item.extra),
+        "zero-2": TrainingStateSize(item.weights, part(item.gradients), part(item.optimizer), item.extra),
+        "zero-3": TrainingStateSize(part(item.weights), part(item.gradients), part(item.optimizer), gathered),
     }
 
 
-def _bytes(weights: Sequence[Weight], itemsize: float, *, floats_only: bool = False) -> int:
+def _bytes(weights: Sequence[TensorInfo], itemsize: float, *, floats_only: bool = False) -> int:
     """The bytes of tensors whose floating-point numbers take so many each."""
-    each = (
-        one.numbers * (itemsize if one.is_float else one.itemsize) for one in weights if one.is_float or not floats_only
+    item = (
+        weight.numbers * (itemsize if weight.is_float else weight.itemsize)
+        for weight in weights
+        if weight.is_float or not floats_only
     )
-    return math.ceil(sum(each))
+    return math.ceil(sum(item))
 
 
 # ----------------------------------------------------------------------------------------------------------- optimizers
 
 
-def _adam(weight: Weight, itemsize: int) -> int:
+def _adam(weight: TensorInfo, itemsize: int) -> int:
     """Two moments."""
     return 2 * weight.numbers * itemsize + _STEP
 
 
-def _nothing(_weight: Weight, _itemsize: int) -> int:
+def _nothing(_weight: TensorInfo, _itemsize: int) -> int:
     """SGD without momentum keeps nothing."""
     return 0
 
 
-def _momentum(weight: Weight, itemsize: int) -> int:
+def _momentum(weight: TensorInfo, itemsize: int) -> int:
     """One moment; `torch.optim.SGD` counts no steps."""
     return weight.numbers * itemsize
 
 
-def _adafactor(weight: Weight, itemsize: int) -> int:
+def _adafactor(weight: TensorInfo, itemsize: int) -> int:
     """`torch.optim.Adafactor`: the second moment of a matrix as one row and one column, that of a vector whole."""
     if len(weight.shape) < 2:
         return weight.numbers * itemsize + _STEP
@@ -157,14 +159,14 @@ def _adafactor(weight: Weight, itemsize: int) -> int:
     return rest * (weight.shape[-1] + weight.shape[-2]) * itemsize + _STEP
 
 
-def _adam8bit(weight: Weight, _itemsize: int) -> int:
+def _adam8bit(weight: TensorInfo, _itemsize: int) -> int:
     """Bitsandbytes' Adam: two moments of one byte, with a scale for each block."""
     if weight.numbers < _SMALL:
         return 2 * weight.numbers * 4
     return 2 * (weight.numbers + 4 * -(-weight.numbers // _BLOCK))
 
 
-_OPTIMIZERS: dict[Optimizer, Callable[[Weight, int], int]] = {
+_OPTIMIZERS: dict[Optimizer, Callable[[TensorInfo, int], int]] = {
     "adamw": _adam,
     "adam": _adam,
     "sgd": _nothing,

@@ -19,11 +19,11 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
+from accelerate_nb.big_models.checkpoint_files import checkpoint_files, load_pickled, open_safetensors
 from accelerate_nb.big_models.empty import init_empty_weights
-from accelerate_nb.big_models.reading import checkpoint_files, load_pickled, open_safetensors
 from accelerate_nb.errors import CheckpointError, ConfigurationError, MissingExtraError
-from accelerate_nb.runtime.checkpoints import shards
-from accelerate_nb.runtime.checkpoints.merging import weights_among
+from accelerate_nb.runtime.checkpoints import dcp_shards
+from accelerate_nb.runtime.checkpoints.merge import weights_among
 
 _PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
 # Under which words the weights stand in what people save with torch.save.
@@ -31,7 +31,7 @@ _WORDS = ("state_dict", "model_state_dict", "model", "module")
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class TensorInfo:
     """
     A tensor of a model: `itemsize` are the bytes of a number as it is kept now, `layer` the layer that it is in.
 
@@ -49,62 +49,62 @@ class Weight:
 
     @property
     def numbers(self) -> int:
-        """How many numbers it holds."""
+        """The number of its elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
-    """What a model is made of, each tensor once, however many names it has; `source` says where that was read."""
+class ModelOutline:
+    """The tensors of a model, each once, however many names it has; `source` is where they were read from."""
 
     source: str
-    weights: tuple[Weight, ...]
+    weights: tuple[TensorInfo, ...]
 
     @property
-    def parameters(self) -> tuple[Weight, ...]:
-        """What is no buffer."""
-        return tuple(one for one in self.weights if not one.is_buffer)
+    def parameters(self) -> tuple[TensorInfo, ...]:
+        """The parameters, without buffers."""
+        return tuple(weight for weight in self.weights if not weight.is_buffer)
 
     @property
-    def buffers(self) -> tuple[Weight, ...]:
-        """What a model keeps and does not train."""
-        return tuple(one for one in self.weights if one.is_buffer)
+    def buffers(self) -> tuple[TensorInfo, ...]:
+        """The tensors that a model keeps and does not train."""
+        return tuple(weight for weight in self.weights if weight.is_buffer)
 
 
-def outline(said: str, arguments: Mapping[str, Any] | None = None, *, trusts: bool = False) -> Outline:
+def outline(source: str, arguments: Mapping[str, Any] | None = None, *, trusts: bool = False) -> ModelOutline:
     """
-    The weights of what a person names; none of them is read, and nothing is fetched.
+    The weights of a named model; none of them is read, and nothing is fetched.
 
     That is a folder or a file: `config.json` of transformers, safetensors, a checkpoint of torch, shards of
     torch.distributed.checkpoint. Or it is code, `path/file.py:name` or `package.module:name`, of which the name is a module
-    or is called with `arguments` to make one. With `trusts`, code that lies beside a configuration is run.
+    or is called with `arguments` to make one. With `trusts`, code beside a configuration is run.
 
     >>> outline("torch.nn:Linear", {"in_features": 3, "out_features": 2}).parameters[0].shape
     (2, 3)
     """
-    path = Path(said).expanduser()
+    path = Path(source).expanduser()
     if path.exists():
         return _of_path(path, arguments, trusts=trusts)
-    place, colon, name = said.rpartition(":")
-    if colon and place:
-        return _of_code(place, name, arguments or {})
+    location, colon, name = source.rpartition(":")
+    if colon and location:
+        return _of_code(location, name, arguments or {})
     raise ConfigurationError(
-        f"{said} is no file or folder here, and nothing is downloaded. Download it first (`hf download {said} config.json "
+        f"{source} is no file or folder, and nothing is downloaded. Download it first (`hf download {source} config.json "
         "--local-dir model`) and pass the folder, or name code as path/file.py:name or package.module:name."
     )
 
 
-def of_module(model: Module, source: str) -> Outline:
+def of_module(model: Module, source: str) -> ModelOutline:
     """The weights of a module."""
     no_split: Any = getattr(model, "_no_split_modules", None) or []
     layers = dict(_layers(model, "", no_split))
-    parameters = [(name, each, each.requires_grad, False) for name, each in model.named_parameters()]
-    buffers = [(name, each, False, True) for name, each in model.named_buffers()]
-    return Outline(
+    parameters = [(name, parameter, parameter.requires_grad, False) for name, parameter in model.named_parameters()]
+    buffers = [(name, buffer, False, True) for name, buffer in model.named_buffers()]
+    return ModelOutline(
         source,
         tuple(
-            _weight(name, each, layers.get(name, name), trains=trains, is_buffer=is_buffer)
-            for name, each, trains, is_buffer in (*parameters, *buffers)
+            _weight(name, parameter, layers.get(name, name), trains=trains, is_buffer=is_buffer)
+            for name, parameter, trains, is_buffer in (*parameters, *buffers)
         ),
     )
 
@@ -120,15 +120,15 @@ def _layers(module: Module, path: str, no_split: Collection[str]) -> Iterator[tu
         yield from _layers(child, f"{path}.{name}" if path else name, no_split)
 
 
-def _weight(name: str, tensor: Tensor, layer: str, *, trains: bool, is_buffer: bool) -> Weight:
+def _weight(name: str, tensor: Tensor, layer: str, *, trains: bool, is_buffer: bool) -> TensorInfo:
     is_float = tensor.is_floating_point() or tensor.is_complex()
-    return Weight(name, tuple(tensor.shape), tensor.element_size(), is_float, trains and is_float, is_buffer, layer)
+    return TensorInfo(name, tuple(tensor.shape), tensor.element_size(), is_float, trains and is_float, is_buffer, layer)
 
 
 # -------------------------------------------------------------------------------------------------- files and folders
 
 
-def _of_path(path: Path, arguments: Mapping[str, Any] | None, *, trusts: bool) -> Outline:
+def _of_path(path: Path, arguments: Mapping[str, Any] | None, *, trusts: bool) -> ModelOutline:
     if path.suffix == ".py":
         return _of_code(str(path), "", arguments or {})
     if path.suffix == ".ipynb":
@@ -150,8 +150,8 @@ def _of_path(path: Path, arguments: Mapping[str, Any] | None, *, trusts: bool) -
     )
 
 
-def _of_folder(folder: Path, *, trusts: bool) -> Outline:
-    if (folder / shards.LIST).is_file() or any(folder.glob(f"{shards.MODEL_FOLDER}_*/{shards.LIST}")):
+def _of_folder(folder: Path, *, trusts: bool) -> ModelOutline:
+    if (folder / dcp_shards.LIST).is_file() or any(folder.glob(f"{dcp_shards.MODEL_FOLDER}_*/{dcp_shards.LIST}")):
         return _of_shards(folder)
     configuration = folder / "config.json"
     if configuration.is_file() and (importlib.util.find_spec("transformers") or not _has_weights(folder)):
@@ -160,34 +160,34 @@ def _of_folder(folder: Path, *, trusts: bool) -> Outline:
 
 
 def _has_weights(folder: Path) -> bool:
-    return any(each.suffix in {".safetensors", ".bin"} for each in folder.iterdir())
+    return any(path.suffix in {".safetensors", ".bin"} for path in folder.iterdir())
 
 
-def _of_files(files: Iterable[Path], source: str) -> Outline:
-    found: list[Weight] = []
+def _of_files(files: Iterable[Path], source: str) -> ModelOutline:
+    found: list[TensorInfo] = []
     for path in files:
         found += _in_safetensors(path) if path.suffix == ".safetensors" else _in_pickle(path)
-    return Outline(source, tuple(found))
+    return ModelOutline(source, tuple(found))
 
 
-def _stored(name: str, shape: Iterable[int], itemsize: float, *, is_float: bool) -> Weight:
-    return Weight(name, tuple(shape), itemsize, is_float, is_float, not is_float, name.rpartition(".")[0] or name)
+def _stored(name: str, shape: Iterable[int], itemsize: float, *, is_float: bool) -> TensorInfo:
+    return TensorInfo(name, tuple(shape), itemsize, is_float, is_float, not is_float, name.rpartition(".")[0] or name)
 
 
-def _in_safetensors(path: Path) -> list[Weight]:
-    """What the beginning of a file lists."""
+def _in_safetensors(path: Path) -> list[TensorInfo]:
+    """The header of a safetensors file."""
     with open_safetensors(path) as file:
         parts = [(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118 - no mapping
         return [_from_word(name, part.get_shape(), part.get_dtype()) for name, part in parts]
 
 
-def _from_word(name: str, shape: Iterable[int], word: str) -> Weight:
+def _from_word(name: str, shape: Iterable[int], word: str) -> TensorInfo:
     """A tensor whose type is a word of the format's, such as BF16, F8_E4M3 or BOOL."""
     bits = re.search(r"\d+", word)
     return _stored(name, shape, int(bits[0]) / 8 if bits else 1, is_float=word[0] in "FBC" and word != "BOOL")
 
 
-def _in_pickle(path: Path) -> list[Weight]:
+def _in_pickle(path: Path) -> list[TensorInfo]:
     seen: set[tuple[Any, ...]] = set()
     found = []
     for name, tensor in _state_in(load_pickled(path), path).items():
@@ -216,13 +216,13 @@ def _state_in(content: Any, path: Path) -> dict[str, Tensor]:
 
 def _tensors(state: Any) -> dict[str, Tensor]:
     items = state.items() if isinstance(state, Mapping) else ()
-    return {str(name): each for name, each in items if isinstance(each, Tensor)}
+    return {str(name): item for name, item in items if isinstance(item, Tensor)}
 
 
-def _of_shards(folder: Path) -> Outline:
-    listed = shards.list_shards(folder)
+def _of_shards(folder: Path) -> ModelOutline:
+    listed = dcp_shards.list_shards(folder)
     prefix, _ = weights_among(listed.positions)
-    return Outline(
+    return ModelOutline(
         str(listed.folder),
         tuple(
             _stored(
@@ -237,7 +237,7 @@ def _of_shards(folder: Path) -> Outline:
     )
 
 
-def _of_configuration(path: Path, *, trusts: bool) -> Outline:
+def _of_configuration(path: Path, *, trusts: bool) -> ModelOutline:
     """The model that a configuration of transformers describes, made without memory."""
     if importlib.util.find_spec("transformers") is None:
         raise MissingExtraError(f"{path} describes a model of transformers: pip install transformers")
@@ -250,21 +250,21 @@ def _of_configuration(path: Path, *, trusts: bool) -> Outline:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
         if isinstance(error, ConfigurationError):
             raise
-        said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigurationError(
-            f"{path} should describe a model that transformers {transformers.__version__} can make, but: {said} "
+            f"{path} should describe a model that transformers {transformers.__version__} can make, but: {reason} "
             "Code that lies beside it is run only with --trust_remote_code."
         ) from None
     return of_module(model, f"{type(model).__name__} as {path} describes it")
 
 
 def _maker(transformers: Any, configuration: Any, *, trusts: bool) -> Callable[[Any], Any]:
-    """What makes a model of its configuration: the class that this names, or the one without a head."""
-    words = (getattr(configuration, "auto_map", None) or {}) if trusts else {}
-    own = [word for word in words if word.startswith("AutoModel")]
-    if own:
-        word = next((each for each in own if each != "AutoModel"), "AutoModel")
-        return partial(getattr(transformers, word).from_config, trust_remote_code=True)
+    """The function that makes a model of its configuration: the class that this names, or the one without a head."""
+    class_map = (getattr(configuration, "auto_map", None) or {}) if trusts else {}
+    classes = [class_name for class_name in class_map if class_name.startswith("AutoModel")]
+    if classes:
+        class_name = next((item for item in classes if item != "AutoModel"), "AutoModel")
+        return partial(getattr(transformers, class_name).from_config, trust_remote_code=True)
     for name in getattr(configuration, "architectures", None) or []:
         if (found := getattr(transformers, name, None)) is not None:
             return found  # type: ignore[no-any-return]
@@ -274,28 +274,28 @@ def _maker(transformers: Any, configuration: Any, *, trusts: bool) -> Callable[[
 # ---------------------------------------------------------------------------------------------------------------- code
 
 
-def _of_code(place: str, name: str, arguments: Mapping[str, Any]) -> Outline:
+def _of_code(location: str, name: str, arguments: Mapping[str, Any]) -> ModelOutline:
     """The module that a name in a file, or in a module of Python's, is or makes."""
 
     def make() -> Any:
-        with _importing_from(place):
-            loaded = _loaded(place)
-            chosen = name or _only_module(loaded, place)
-            return _called(_looked_up(loaded, place, chosen), f"{place}:{chosen}", arguments)
+        with _importing_from(location):
+            loaded = _loaded(location)
+            chosen = name or _only_module(loaded, location)
+            return _called(_looked_up(loaded, location, chosen), f"{location}:{chosen}", arguments)
 
-    made = _without_memory(make, said := f"{place}:{name}".rstrip(":"))
+    made = _without_memory(make, source := f"{location}:{name}".rstrip(":"))
     if not isinstance(made, Module):
         raise ConfigurationError(
-            f"{said} should be or give a torch.nn.Module, but is a {type(made).__name__}. Name what gives the model."
+            f"{source} should be or give a torch.nn.Module, but is a {type(made).__name__}. Name what gives the model."
         )
-    return of_module(made, said)
+    return of_module(made, source)
 
 
-def _without_memory(make: Callable[[], Any], said: str) -> Any:
+def _without_memory(make: Callable[[], Any], source: str) -> Any:
     """
-    What `make` makes, on torch's meta device.
+    The model that `make` makes, on torch's meta device.
 
-    A model may look at numbers while it is made, at those of a `linspace` for one: then all but its weights has memory.
+    A model may read numbers while it is made, those of a `linspace` for one: then all but its weights has memory.
     """
     try:
         with init_empty_weights(include_buffers=True):
@@ -310,15 +310,15 @@ def _without_memory(make: Callable[[], Any], said: str) -> Any:
         if "meta" not in str(error):
             raise
         raise ConfigurationError(
-            f"{said} needs the numbers of its weights while it is made ({str(error).splitlines()[0]}), and here they have "
+            f"{source} needs the numbers of its weights while it is made ({str(error).splitlines()[0]}), and they have "
             "none. Name a checkpoint of it instead."
         ) from error
 
 
 @contextmanager
-def _importing_from(place: str) -> Iterator[None]:
-    """Imports find what lies beside a file, or in the folder where we are, as with `python file.py` and `python -m`."""
-    folder = str(Path(place).resolve().parent if place.endswith(".py") else Path.cwd())
+def _importing_from(location: str) -> Iterator[None]:
+    """Imports find modules beside a file, or in the current folder, as with `python file.py` and `python -m`."""
+    folder = str(Path(location).resolve().parent if location.endswith(".py") else Path.cwd())
     before = list(sys.path)
     sys.path.insert(0, folder)
     try:
@@ -327,45 +327,49 @@ def _importing_from(place: str) -> Iterator[None]:
         sys.path[:] = before
 
 
-def _loaded(place: str) -> ModuleType:
-    if not place.endswith(".py"):
+def _loaded(location: str) -> ModuleType:
+    if not location.endswith(".py"):
         try:
-            return import_module(place)
+            return import_module(location)
         except ModuleNotFoundError as error:
-            if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            if error.name is None or not f"{location}.".startswith(f"{error.name}."):
                 raise
             raise ConfigurationError(
-                f"There is no module {error.name}, which {place} was to be found in. Correct the name, or install it."
+                f"There is no module {error.name}, which {location} was to be found in. Correct the name, or install it."
             ) from None
-    path = Path(place).expanduser()
+    path = Path(location).expanduser()
     if not path.is_file():
         raise ConfigurationError(f"{path} should be a Python file, but is not there. Correct the path.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None, "a file that ends in .py has a loader"
     assert spec.loader is not None, "a file that ends in .py has a loader"
     module = importlib.util.module_from_spec(spec)
-    # data classes, and pickles, look their module up by its name
+    # data classes, and pickles, find their module by its name
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
 
 
-def _looked_up(module: ModuleType, place: str, name: str) -> Any:
+def _looked_up(module: ModuleType, location: str, name: str) -> Any:
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            raise ConfigurationError(f"{place} has no {name}. It has {', '.join(_modules_in(module)) or 'no modules'}.")
+            raise ConfigurationError(
+                f"{location} has no {name}. It has {', '.join(_modules_in(module)) or 'no modules'}."
+            )
         found = getattr(found, part)
     return found
 
 
-def _only_module(module: ModuleType, place: str) -> str:
+def _only_module(module: ModuleType, location: str) -> str:
     names = _modules_in(module)
     if len(names) == 1:
         return names[0]
     if names:
-        raise ConfigurationError(f"{place} has several models: {', '.join(names)}. Name one: {place}:{names[0]}.")
-    raise ConfigurationError(f"{place} has no torch.nn.Module. Name the function that gives the model: {place}:name.")
+        raise ConfigurationError(f"{location} has several models: {', '.join(names)}. Name one: {location}:{names[0]}.")
+    raise ConfigurationError(
+        f"{location} has no torch.nn.Module. Name the function that gives the model: {location}:name."
+    )
 
 
 def _modules_in(module: ModuleType) -> list[str]:
@@ -378,18 +382,18 @@ def _modules_in(module: ModuleType) -> list[str]:
     ]
 
 
-def _called(found: Any, place: str, arguments: Mapping[str, Any]) -> Any:
-    """What a name gives: itself where it is a module, else what it returns."""
+def _called(found: Any, location: str, arguments: Mapping[str, Any]) -> Any:
+    """The value of a name: itself where it is a module, else what it returns."""
     if isinstance(found, Module) or not callable(found):
         if arguments:
-            raise ConfigurationError(f"{place} is there already, and takes no arguments. Leave --args out.")
+            raise ConfigurationError(f"{location} is there already, and takes no arguments. Leave --args out.")
         return found
     signature = inspect.signature(found)
     try:
         signature.bind(**arguments)
     except TypeError as error:
         raise ConfigurationError(
-            f"{place}{signature} can't be called with {dict(arguments) or 'nothing'}: {error}. "
+            f"{location}{signature} can't be called with {dict(arguments) or 'nothing'}: {error}. "
             "Pass what it needs as JSON, such as --args '{\"hidden\": 128}'."
         ) from None
     return found(**arguments)

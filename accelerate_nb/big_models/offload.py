@@ -1,4 +1,4 @@
-"""Weights that lie in files until they are needed."""
+"""Weights that stay in files until they are needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from accelerate_nb.big_models.devices import Device, as_device
 from accelerate_nb.errors import CheckpointError, ConfigurationError
-from accelerate_nb.runtime.checkpoints.writing import write_file
+from accelerate_nb.runtime.checkpoints.io.writer import write_file
 
 T = TypeVar("T")
 Folder = str | os.PathLike[str]
@@ -41,7 +41,7 @@ def load_offloaded_weight(weight_file: Folder, weight_info: Mapping[str, Any]) -
     """
     The tensor in a file that `offload_weight` wrote; its bytes are read when they are used.
 
-    Raises a `CheckpointError` for a file that is missing or has another size than its dtype and shape ask for.
+    Raises a `CheckpointError` for a file that is missing or has another size than its dtype and shape need.
     """
     dtype, shape = getattr(torch, weight_info["dtype"]), tuple(weight_info["shape"])
     count = torch.Size(shape).numel()
@@ -68,7 +68,7 @@ def save_offload_index(index: Mapping[str, Any] | None, offload_folder: Folder |
 
 def forget(names: Collection[str], folder: Folder) -> None:
     """
-    Take weights out of a folder's index before they are written anew.
+    Take weights out of a folder's index before they are rewritten.
 
     A process that dies between two of them then leaves a folder that lacks weights, not one with old weights among new ones.
     """
@@ -87,7 +87,7 @@ def _write_index(index: Mapping[str, Any], folder: Folder) -> None:
 
 
 def read_offload_index(folder: Folder) -> dict[str, Any]:
-    """What a folder of offloaded weights says of each: its dtype and shape, or the safetensors file it is in."""
+    """The index of a folder of offloaded weights: the dtype and shape of each, or the safetensors file it is in."""
     path = Path(folder, INDEX)
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
@@ -134,7 +134,7 @@ class PrefixedDataset(Mapping[str, T]):
 
 class OffloadedWeightsLoader(Mapping[str, Tensor]):
     """
-    Weights by name, from memory where `state_dict` has them, else from files that `index` tells of.
+    Weights by name, from memory where `state_dict` has them, else from the files in `index`.
 
     The index is that of `save_folder` unless one is given; an entry may name a safetensors file instead of a dtype and a
     shape. Tensors of such files come to `device`.

@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
-from accelerate_nb.big_models.aligning import align_module_device, has_offloaded_params, offloading_hook
 from accelerate_nb.big_models.devices import Device
+from accelerate_nb.big_models.hooks.align_devices import align_module_device, has_offloaded_params, offloading_hook
 from accelerate_nb.big_models.tensors import named_module_tensors
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("accelerate_nb.utils.modeling")
 
 
 def get_state_dict_offloaded_model(model: Module) -> dict[str, Any]:
@@ -20,11 +20,11 @@ def get_state_dict_offloaded_model(model: Module) -> dict[str, Any]:
     state = dict(model.state_dict())
     for path, module in model.named_modules(remove_duplicate=False):
         if has_offloaded_params(module):
-            state.update({name: each for name, each in _brought(path, module).items() if name in state})
-    lost = [name for name, each in state.items() if isinstance(each, Tensor) and each.is_meta]
+            state.update({name: item for name, item in _brought(path, module).items() if name in state})
+    lost = [name for name, item in state.items() if isinstance(item, Tensor) and item.is_meta]
     if lost:
         logger.warning("The following tensors were not saved because they were still on meta device: %s", lost)
-    return {name: each.cpu() if isinstance(each, Tensor) else each for name, each in state.items() if name not in lost}
+    return {name: item.cpu() if isinstance(item, Tensor) else item for name, item in state.items() if name not in lost}
 
 
 def _brought(path: str, module: Module) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""How one tensor of a module is put on a device."""
+"""The move of one tensor of a module to a device."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.nn import Module, Parameter
 from accelerate_nb.big_models.devices import Device, as_device, as_dtype
 from accelerate_nb.big_models.tensors import owner_of
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.addresses import address
-from accelerate_nb.runtime.memory import clear_device_cache
+from accelerate_nb.runtime.checkpoints.tensor_storage import address
+from accelerate_nb.runtime.training.memory import clear_device_cache
 
-# Where a tied weight lies already: its address on its first device, then one tensor for each device.
+# The copies of a tied weight: its address on its first device, then one tensor for each device.
 TiedParameters = dict[int, dict[Device, Tensor]]
 
 
@@ -40,9 +40,9 @@ def set_module_tensor_to_device(
     target = as_device(device)
     _check(tensor_name, old, target, value)
     kept: dict[str, Tensor | None] = owner._buffers if name in owner._buffers else owner._parameters  # type: ignore[assignment]
-    seats = _seats(tied_params_map, value, old)
-    if seats is not None and target in seats:
-        kept[name] = seats[target]
+    shared_copies = _shared_copies(tied_params_map, value, old)
+    if shared_copies is not None and target in shared_copies:
+        kept[name] = shared_copies[target]
         return
     with torch.no_grad():
         new = _moved(old, target, value, None if dtype is None else as_dtype(dtype), non_blocking)
@@ -52,8 +52,8 @@ def set_module_tensor_to_device(
         kept[name].SCB = fp16_statistics.to(target)  # type: ignore[union-attr]  # the scales of an 8-bit weight
     if clear_cache and target.type not in ("cpu", "meta"):
         clear_device_cache()
-    if seats is not None:
-        seats[target] = getattr(owner, name)
+    if shared_copies is not None:
+        shared_copies[target] = getattr(owner, name)
 
 
 def _check(name: str, old: Tensor | None, target: torch.device, value: Tensor | None) -> None:
@@ -71,11 +71,11 @@ def _check(name: str, old: Tensor | None, target: torch.device, value: Tensor | 
         )
 
 
-def _seats(tied: TiedParameters | None, value: Tensor | None, old: Tensor) -> dict[Device, Tensor] | None:
+def _shared_copies(tied: TiedParameters | None, value: Tensor | None, old: Tensor) -> dict[Device, Tensor] | None:
     if not tied:
         return None
     candidates = [old] if value is None else [value, old]
-    return next((tied[address(each)] for each in candidates if address(each) in tied), None)
+    return next((tied[address(candidate)] for candidate in candidates if address(candidate) in tied), None)
 
 
 def _moved(
@@ -96,7 +96,7 @@ def _is_real(tensor: Tensor) -> bool:
 def _parameter_like(old: Tensor, new: Tensor) -> Parameter:
     """A parameter of the old one's class that holds the new tensor, and the marks that others left on the old one."""
     # torch lets tensors of other classes pass for parameters; those are made by `Parameter` itself
-    kind: Any = type(old) if Parameter in type(old).__mro__ else Parameter
-    parameter: Parameter = kind(new, requires_grad=old.requires_grad)
+    parameter_class: Any = type(old) if Parameter in type(old).__mro__ else Parameter
+    parameter: Parameter = parameter_class(new, requires_grad=old.requires_grad)
     parameter.__dict__.update(old.__dict__)
     return parameter

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.addresses import storage
-from accelerate_nb.runtime.unwrapping import extract_model_from_parallel
+from accelerate_nb.runtime.checkpoints.tensor_storage import storage
+from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
 
 
 def named_module_tensors(
@@ -33,8 +33,8 @@ def all_names(module: Module, *, buffers: bool, recurse: bool, persistent_only: 
     if not buffers:
         return names
     left_out = _non_persistent(module, recurse) if persistent_only else set()
-    own = [name for name, _ in module.named_buffers(recurse=recurse, remove_duplicate=False)]
-    return names + [name for name in own if name not in left_out]
+    buffer_names = [name for name, _ in module.named_buffers(recurse=recurse, remove_duplicate=False)]
+    return names + [name for name in buffer_names if name not in left_out]
 
 
 def get_non_persistent_buffers(module: Module, recurse: bool = False, fqns: bool = False) -> set[str]:
@@ -55,7 +55,7 @@ def _non_persistent(module: Module, recurse: bool) -> set[str]:
 
 def owner_of(module: Module, name: str) -> tuple[Module, str]:
     """The submodule that holds the tensor of this dotted name, and the tensor's own name there."""
-    path, _, own = name.rpartition(".")
+    path, _, leaf = name.rpartition(".")
     try:
         owner = module.get_submodule(path)
     except AttributeError as error:
@@ -63,18 +63,18 @@ def owner_of(module: Module, name: str) -> tuple[Module, str]:
             f"{type(module).__name__} has no tensor named {name!r}: {error}. "
             "Look the name up with `model.named_parameters()` or `model.named_buffers()`."
         ) from None
-    if own not in owner._parameters and own not in owner._buffers:
+    if leaf not in owner._parameters and leaf not in owner._buffers:
         known = [*owner._parameters, *owner._buffers]
         raise ConfigurationError(
-            f"{type(owner).__name__} does not have a parameter or a buffer named {own!r}. It has {known or 'none'}."
+            f"{type(owner).__name__} does not have a parameter or a buffer named {leaf!r}. It has {known or 'none'}."
         )
-    return owner, own
+    return owner, leaf
 
 
 def tensor_of(module: Module, name: str) -> Tensor:
     """The parameter or buffer of this dotted name."""
-    owner, own = owner_of(module, name)
-    tensor: Tensor = getattr(owner, own)
+    owner, leaf = owner_of(module, name)
+    tensor: Tensor = getattr(owner, leaf)
     return tensor
 
 
@@ -85,5 +85,5 @@ def id_tensor_storage(tensor: Tensor) -> tuple[torch.device, int, int]:
 
 def is_peft_model(model: Any) -> bool:
     """Whether the model, or the one inside of its parallel wrapper, is PEFT's."""
-    kinds = type(extract_model_from_parallel(model)).__mro__
-    return any(kind.__name__ == "PeftModel" and kind.__module__.startswith("peft.") for kind in kinds)
+    bases = type(extract_model_from_parallel(model)).__mro__
+    return any(base.__name__ == "PeftModel" and base.__module__.startswith("peft.") for base in bases)

@@ -9,7 +9,7 @@ from torch.nn import Module
 
 from accelerate_nb.big_models.devices import DISK, Device, DeviceMap, as_device
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.notices import notice
+from accelerate_nb.user_warnings import warn_user
 
 
 def check_device_map(model: Module, device_map: DeviceMap) -> None:
@@ -24,8 +24,8 @@ def check_device_map(model: Module, device_map: DeviceMap) -> None:
     known = {*tensors, *(name for name, _ in model.named_modules())}
     strange = [name for name in device_map if name and name not in known]
     if strange:
-        notice(
-            f"The following device_map keys do not match any submodules in the model: {strange}.{_meant(strange, known)}",
+        warn_user(
+            f"The following device_map keys do not match any submodules in the model: {strange}.{_did_you_mean(strange, known)}",
             UserWarning,
         )
     left = [name for name in names if covering(name, device_map) is None]
@@ -46,7 +46,7 @@ def check_devices(device_map: DeviceMap) -> None:
         try:
             as_device(device)
         except ConfigurationError as error:
-            raise ConfigurationError(f"The device_map has no device for {name!r} that is here: {error}") from None
+            raise ConfigurationError(f"The device_map has no available device for {name!r}: {error}") from None
 
 
 def device_of(name: str, device_map: DeviceMap) -> Device:
@@ -61,7 +61,7 @@ def device_of(name: str, device_map: DeviceMap) -> Device:
 
 
 def covering(name: str, names: Iterable[str]) -> str | None:
-    """Which of these names is the nearest around a parameter or module; `None` where none is."""
+    """The nearest of these names around a parameter or module; `None` where none is."""
     known = names if isinstance(names, (dict, set)) else set(names)
     while name and name not in known:
         name = name.rpartition(".")[0]
@@ -84,6 +84,6 @@ def clean_device_map(device_map: dict[str, Device], module_name: str = "") -> di
     return device_map
 
 
-def _meant(strange: list[str], known: set[str]) -> str:
+def _did_you_mean(strange: list[str], known: set[str]) -> str:
     near = [match for name in strange for match in difflib.get_close_matches(name, known, n=1)]
-    return f" Were {near} meant?" if near else ""
+    return f" Did you mean {near}?" if near else ""

@@ -1,4 +1,4 @@
-"""Which device each part of a model goes to, chosen from sizes alone."""
+"""The device of each part of a model, chosen from sizes alone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
-from accelerate_nb.big_models.device_maps import clean_device_map, covering
-from accelerate_nb.big_models.devices import DISK, Device
-from accelerate_nb.big_models.memory import Memory, get_max_memory
-from accelerate_nb.big_models.sizes import (
+from accelerate_nb.big_models.device_map.check import clean_device_map, covering
+from accelerate_nb.big_models.device_map.max_memory import Memory, get_max_memory
+from accelerate_nb.big_models.device_map.module_sizes import (
     Part,
     as_classes,
     children_of,
@@ -24,12 +23,13 @@ from accelerate_nb.big_models.sizes import (
     get_max_layer_size,
     parts_of,
 )
-from accelerate_nb.big_models.tied import find_tied_parameters, warn_if_untied
+from accelerate_nb.big_models.device_map.tied_weights import find_tied_parameters, warn_if_untied
+from accelerate_nb.big_models.devices import DISK, Device
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.notices import notice
 from accelerate_nb.runtime.checkpoints.weights import parse_size
+from accelerate_nb.user_warnings import warn_user
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("accelerate_nb.utils.modeling")
 
 
 def infer_auto_device_map(
@@ -46,8 +46,8 @@ def infer_auto_device_map(
     """
     A device for every part of a model: accelerators are filled first, then the CPU, then the disk.
 
-    The first accelerator and the CPU keep room for the largest layer, which is brought there from where it was offloaded.
-    Only sizes are looked at, so the model may be on the `meta` device. `dtype` and `special_dtypes` (by name) are the types
+    The first accelerator and the CPU keep memory for the largest layer, which is brought there from where it was offloaded.
+    Only sizes are read, so the model may be on the `meta` device. `dtype` and `special_dtypes` (by name) are the types
     that the weights will be loaded in; modules of `no_split_module_classes` stay whole; tied weights go together.
 
     >>> infer_auto_device_map(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), {0: 200, "cpu": 1000})
@@ -56,28 +56,28 @@ def infer_auto_device_map(
     sizes = compute_module_sizes(model, dtype, special_dtypes)
     tied = find_tied_parameters(model)
     warn_if_untied(model, tied)
-    placing = _Placing(model, get_max_memory(max_memory), sizes, tied, as_classes(no_split_module_classes))
-    placing.verbose, placing.falls_back = verbose, fallback_allocation
+    device_filler = _DeviceFiller(model, get_max_memory(max_memory), sizes, tied, as_classes(no_split_module_classes))
+    device_filler.verbose, device_filler.falls_back = verbose, fallback_allocation
     if not offload_buffers:
-        placing.buffers_of = lambda module: compute_module_total_buffer_size(module, dtype, special_dtypes)
-    device_map = placing.run()
+        device_filler.buffers_of = lambda module: compute_module_total_buffer_size(module, dtype, special_dtypes)
+    device_map = device_filler.run()
     _add_own_buffers(model, device_map)
     if clean_result:
         clean_device_map(device_map)
-    placing.tell()
+    device_filler.report()
     return device_map
 
 
 @dataclass(frozen=True)
-class _Ties:
-    """What must go where one part goes, since it shares weights with it; `size` is that of all of them together."""
+class _TiedGroup:
+    """The parts that must go where one part goes, since they share weights with it; `size` is that of all of them together."""
 
     size: int
     names: list[str]
     modules: list[Module | Tensor]
 
 
-class _Placing:
+class _DeviceFiller:
     """One walk through a model's parts that fills one device after the other."""
 
     verbose = False
@@ -96,7 +96,7 @@ class _Placing:
         accelerators = [device for device in self.devices if device not in ("cpu", DISK)]
         self.accelerators = accelerators
         # what is offloaded comes back to these to be computed with
-        self.keep_room = ["mps"] if "mps" in accelerators else [*accelerators[:1], "cpu"]
+        self.reserve_on = ["mps"] if "mps" in accelerators else [*accelerators[:1], "cpu"]
         self.sizes, self.tied, self.no_split = sizes, tied, no_split
         self.current = 0
         self.used: dict[int | str, int] = dict.fromkeys(self.devices, 0)
@@ -111,7 +111,7 @@ class _Placing:
         """The device of each part."""
         while self.waiting:
             name, part = self.waiting.pop(0)
-            self._say(f"\nTreating module {name}.")
+            self._print(f"\nTreating module {name}.")
             self._leave_out_of_largest(name)
             self._treat(name, part)
         return self.device_map
@@ -123,7 +123,7 @@ class _Placing:
 
     @property
     def _reserved(self) -> int:
-        return self.largest if self.device in self.keep_room else 0
+        return self.largest if self.device in self.reserve_on else 0
 
     def _treat(self, name: str, part: Module | Tensor) -> None:
         size = self.sizes[name]
@@ -132,36 +132,38 @@ class _Placing:
         if self.device == DISK:
             self._put(name, part, ties, None)
             return
-        room = self.memory[self.device] - self._reserved - self.used[self.device]
-        if ties.size <= room:
-            self._put(name, part, ties, room)
-        elif elsewhere and size <= room and self._split_tied(name, part, ties):
-            self._say(f"Splitting what {name} is tied to: together they take {ties.size}, and {room} is free.")
-        elif size >= room and self._split(name, part):
-            self._say(f"Splitting {name}: it takes {size}, and {room} is free on {self.device}.")
+        memory_budget = self.memory[self.device] - self._reserved - self.used[self.device]
+        if ties.size <= memory_budget:
+            self._put(name, part, ties, memory_budget)
+        elif elsewhere and size <= memory_budget and self._split_tied(name, part, ties):
+            self._print(
+                f"Splitting what {name} is tied to: together they take {ties.size}, and {memory_budget} is free."
+            )
+        elif size >= memory_budget and self._split(name, part):
+            self._print(f"Splitting {name}: it takes {size}, and {memory_budget} is free on {self.device}.")
         elif not self._fall_back(name, part, ties):
-            self._say(
-                f"{name} takes {ties.size} and can't be split; {room} is free on {self.device}. To the next device."
+            self._print(
+                f"{name} takes {ties.size} and can't be split; {memory_budget} is free on {self.device}. To the next device."
             )
             self._next_device(name, part, ties)
 
-    def _put(self, name: str, part: Module | Tensor, ties: _Ties, room: int | None) -> None:
-        free = "" if room is None else f" (available={room})"
+    def _put(self, name: str, part: Module | Tensor, ties: _TiedGroup, memory_budget: int | None) -> None:
+        free = "" if memory_budget is None else f" (available={memory_budget})"
         also = f" and {ties.names}" if ties.names else f" (size={self.sizes[name]})"
-        self._say(f"Putting {name}{also}{free} on {self.device}.")
+        self._print(f"Putting {name}{also}{free} on {self.device}.")
         self.used[self.device] += ties.size
-        for each in (name, *ties.names):
-            self.device_map[each] = self.device
-        self.waiting = [(other, each) for other, each in self.waiting if other not in ties.names]
+        for item in (name, *ties.names):
+            self.device_map[item] = self.device
+        self.waiting = [(other, entry) for other, entry in self.waiting if other not in ties.names]
         if self.buffers_of is not None and isinstance(part, Module):
             self.buffers[self.device] += self.buffers_of(part)
 
-    def _split_tied(self, name: str, part: Module | Tensor, ties: _Ties) -> bool:
+    def _split_tied(self, name: str, part: Module | Tensor, ties: _TiedGroup) -> bool:
         """Whether one of the parts that share weights with this one could be split, so that less must come along."""
         for other, module in zip(ties.names, ties.modules, strict=True):
             children = children_of(other, module, self.no_split)
             if children:
-                at = next(index for index, (each, _) in enumerate(self.waiting) if each == other)
+                at = next(index for index, (item, _) in enumerate(self.waiting) if item == other)
                 self.waiting[at : at + 1] = children
                 self.waiting.insert(0, (name, part))
                 self._find_largest()
@@ -177,7 +179,7 @@ class _Placing:
         self._find_largest()
         return True
 
-    def _fall_back(self, name: str, part: Module | Tensor, ties: _Ties) -> bool:
+    def _fall_back(self, name: str, part: Module | Tensor, ties: _TiedGroup) -> bool:
         """Whether a smaller part, from further down, fits on a device that would stay empty."""
         if not self.falls_back or self.used[self.device]:
             return False
@@ -188,7 +190,7 @@ class _Placing:
         self.waiting = [(found, smaller), (name, part), *rest]
         return True
 
-    def _next_device(self, name: str, part: Module | Tensor, ties: _Ties) -> None:
+    def _next_device(self, name: str, part: Module | Tensor, ties: _TiedGroup) -> None:
         if not self.used[self.device]:
             self.would_need[self.device] = ties.size + self._reserved
         self.used[self.device] += self._reserved
@@ -196,7 +198,9 @@ class _Placing:
         self.waiting.insert(0, (name, part))
 
     def _leave_out_of_largest(self, name: str) -> None:
-        self.largest_names = [each for each in self.largest_names if not f"{each}.".startswith(f"{name}.")]
+        self.largest_names = [
+            largest_name for largest_name in self.largest_names if not f"{largest_name}.".startswith(f"{name}.")
+        ]
         if not self.largest_names:
             self._find_largest()
 
@@ -204,18 +208,18 @@ class _Placing:
         modules = [(name, part) for name, part in self.waiting if isinstance(part, Module)]
         self.largest, self.largest_names = get_max_layer_size(modules, self.sizes, self.no_split)
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if self.verbose:
             sys.stdout.write(f"{line}\n")
 
-    def tell(self) -> None:
-        """Say what the person may want to give more memory to."""
+    def report(self) -> None:
+        """Report the devices that need more memory."""
         offloaded = self.buffers.get("cpu", 0) + self.buffers.get(DISK, 0)
         fits = any(
             self.memory[device] >= offloaded + self.used[device] for device in self.accelerators if device != DISK
         )
         if offloaded and self.accelerators and not fits:
-            notice(
+            warn_user(
                 f"The buffers of offloaded layers take {offloaded} bytes on the accelerator, and none has so much left. "
                 "If memory runs out, pass offload_buffers=True."
             )
@@ -223,7 +227,7 @@ class _Placing:
             lines = "\n".join(f"  - {device}: {size} bytes required" for device, size in self.would_need.items())
             logger.info(
                 "Nothing could be put on these devices due to insufficient memory:\n%s\n"
-                "The figures are those of this attempt. Give them more memory, or change the model's configuration.",
+                "The figures are those of this device map. Give them more memory, or change the model's configuration.",
                 lines,
             )
 
@@ -232,7 +236,7 @@ def _tied_elsewhere(name: str, tied: Sequence[Sequence[str]]) -> list[str]:
     """The parameters outside of a part that are tied to one inside of it."""
     found: list[str] = []
     for group in tied:
-        outside = [each for each in group if not f"{each}.".startswith(f"{name}.")]
+        outside = [item for item in group if not f"{item}.".startswith(f"{name}.")]
         if len(outside) < len(group):
             found += outside
     return found
@@ -246,7 +250,7 @@ def get_module_size_with_ties(
     return ties.size, ties.names, ties.modules
 
 
-def _ties(tied: Sequence[str], size: int, sizes: Mapping[str, int], waiting: Sequence[Part]) -> _Ties:
+def _ties(tied: Sequence[str], size: int, sizes: Mapping[str, int], waiting: Sequence[Part]) -> _TiedGroup:
     names: list[str] = []
     modules: list[Module | Tensor] = []
     for parameter in tied:
@@ -257,7 +261,7 @@ def _ties(tied: Sequence[str], size: int, sizes: Mapping[str, int], waiting: Seq
                 modules.append(module)
                 size += sizes[name] - sizes[parameter]
                 break
-    return _Ties(size, names, modules)
+    return _TiedGroup(size, names, modules)
 
 
 def fallback_allocate(
@@ -294,7 +298,7 @@ def _without(name: str, parts: Sequence[Part]) -> list[Part]:
             continue
         if name.startswith(f"{other}.") and isinstance(part, Module):
             inner: list[Part] = [*part.named_parameters(recurse=False), *part.named_children()]
-            left += _without(name, [(f"{other}.{child}", each) for child, each in inner])
+            left += _without(name, [(f"{other}.{child}", item) for child, item in inner])
         else:
             left.append((other, part))
     return left
@@ -305,6 +309,6 @@ def _add_own_buffers(model: Module, device_map: dict[str, Device]) -> None:
     for name in model.state_dict():
         if covering(name, device_map) is None:
             around = name.rpartition(".")[0]
-            near = next((device for each, device in device_map.items() if each.startswith(f"{around}.")), None)
+            near = next((device for item, device in device_map.items() if item.startswith(f"{around}.")), None)
             if near is not None:
                 device_map[name] = near

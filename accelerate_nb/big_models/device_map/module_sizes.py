@@ -1,4 +1,4 @@
-"""How many bytes the parts of a model take."""
+"""The sizes of a model's parts in bytes."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def compute_module_sizes(
     The whole model is under the empty name; a weight with two names counts once, under the first.
     """
     wanted = None if dtype is None else dtype_byte_size(_typed(dtype))
-    special = {name: dtype_byte_size(_typed(each)) for name, each in (special_dtypes or {}).items()}
+    special = {name: dtype_byte_size(_typed(special_dtype)) for name, special_dtype in (special_dtypes or {}).items()}
     sizes: dict[str, Any] = defaultdict(int)
     tensors = model.named_buffers() if buffers_only else named_module_tensors(model, recurse=True)
     for name, tensor in tensors:
-        size = tensor.numel() * special.get(name, _bytes_each(tensor, wanted))
+        size = tensor.numel() * special.get(name, _bytes_per_number(tensor, wanted))
         parts = name.split(".")
         for depth in range(len(parts) + 1):
             sizes[".".join(parts[:depth])] += size
@@ -66,10 +66,10 @@ def _typed(dtype: Any) -> Any:
     return as_dtype(dtype) if isinstance(dtype, str) and not isinstance(dtype, enum.Enum) else dtype
 
 
-def _bytes_each(tensor: Tensor, wanted: float | None) -> int | float:
-    own = dtype_byte_size(tensor.dtype)
+def _bytes_per_number(tensor: Tensor, wanted: float | None) -> int | float:
+    size = dtype_byte_size(tensor.dtype)
     converted = tensor.is_floating_point() or tensor.is_complex()
-    return own if wanted is None or not converted else min(wanted, own)
+    return size if wanted is None or not converted else min(wanted, size)
 
 
 def compute_module_total_buffer_size(
@@ -80,7 +80,7 @@ def compute_module_total_buffer_size(
 
 
 def parts_of(model: Module) -> list[Part]:
-    """What stands directly in a model: its own parameters, its children, its own buffers."""
+    """The direct parts of a model: its own parameters, its children, its own buffers."""
     return [
         *model.named_parameters(recurse=False),
         *model.named_children(),
@@ -89,14 +89,14 @@ def parts_of(model: Module) -> list[Part]:
 
 
 def children_of(name: str, part: Module | Tensor, no_split: Collection[str]) -> list[Part]:
-    """What a part can be split into; nothing where it has no children, or is of a class that stays whole."""
+    """The parts that a part can be split into; none where it has no children, or is of a class that stays whole."""
     if isinstance(part, Tensor) or type(part).__name__ in no_split:
         return []
     children = list(part.named_children())
     if not children:
         return []
     inner: list[Part] = [*part.named_parameters(recurse=False), *children]
-    return [(f"{name}.{child}", each) for child, each in inner]
+    return [(f"{name}.{child}", item) for child, item in inner]
 
 
 def get_max_layer_size(
@@ -113,7 +113,7 @@ def get_max_layer_size(
         name, part = waiting.pop()
         children = list(part.named_children()) if isinstance(part, Module) else []
         if children and type(part).__name__ not in no_split_module_classes:
-            waiting.extend((f"{name}.{child}", each) for child, each in reversed(children))
+            waiting.extend((f"{name}.{child}", item) for child, item in reversed(children))
             continue
         size = module_sizes[name]
         if size > largest:
@@ -132,7 +132,7 @@ def calculate_maximum_sizes(model: Module) -> tuple[int, tuple[int, list[str]]]:
 
 
 def get_module_leaves(module_sizes: Mapping[str, int]) -> list[str]:
-    """The names that no other name lies under, the empty one left out."""
+    """The names that are no prefix of another name, the empty one left out."""
     parents = {name.rpartition(".")[0] for name in module_sizes if "." in name}
     return [name for name in module_sizes if name and name not in parents]
 

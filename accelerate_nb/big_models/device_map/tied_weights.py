@@ -8,11 +8,11 @@ from typing import Any
 
 from torch.nn import Module
 
-from accelerate_nb.big_models.device_maps import device_of
+from accelerate_nb.big_models.device_map.check import device_of
 from accelerate_nb.big_models.devices import DeviceMap
 from accelerate_nb.big_models.tensors import owner_of, tensor_of
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("accelerate_nb.utils.modeling")
 
 
 def find_tied_parameters(model: Module, **kwargs: Any) -> list[list[str]]:  # noqa: ARG001 - Accelerate's own recursion used it
@@ -38,13 +38,13 @@ def retie_parameters(model: Module, tied_params: Sequence[Sequence[str]]) -> Non
             continue
         parameter = tensor_of(model, whole)
         for name in group:
-            owner, own = owner_of(model, name)
-            setattr(owner, own, parameter)
+            owner, leaf = owner_of(model, name)
+            setattr(owner, leaf, parameter)
 
 
 def check_tied_parameters_in_config(model: Module) -> bool:
-    """Whether a model of transformers says in its configuration that some of its weights are tied."""
-    if not any(kind.__name__ == "PreTrainedModel" for kind in type(model).__mro__):
+    """Whether the configuration of a model of transformers ties some of its weights."""
+    if not any(base.__name__ == "PreTrainedModel" for base in type(model).__mro__):
         return False
     config: Any = getattr(model, "config", None)
     decoder = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
@@ -68,9 +68,9 @@ def check_tied_parameters_on_same_device(tied_params: Sequence[Sequence[str]], d
 
 
 def warn_if_untied(model: Module, tied_params: Sequence[Sequence[str]]) -> None:
-    """Say so where a model's configuration ties weights that are not tied in the model."""
+    """Warn where a model's configuration ties weights that are not tied in the model."""
     if not tied_params and check_tied_parameters_in_config(model):
         logger.warning(
-            "The model weights are not tied, though the model's configuration says they are. "
+            "The model weights are not tied, though the model's configuration ties them. "
             "Call `model.tie_weights()` before the model is placed."
         )

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from accelerate_nb.big_models.device_map.tied_weights import find_tied_parameters, retie_parameters
 from accelerate_nb.big_models.devices import Device, as_device
-from accelerate_nb.big_models.hooks import ModelHook, add_hook_to_module, not_compiled
-from accelerate_nb.big_models.moving import TiedParameters, set_module_tensor_to_device
-from accelerate_nb.big_models.offloading import PrefixedDataset
+from accelerate_nb.big_models.hooks.base import ModelHook, add_hook_to_module, not_compiled
+from accelerate_nb.big_models.offload import PrefixedDataset
+from accelerate_nb.big_models.set_tensor import TiedParameters, set_module_tensor_to_device
 from accelerate_nb.big_models.tensors import all_names, get_non_persistent_buffers, named_module_tensors, tensor_of
-from accelerate_nb.big_models.tied import find_tied_parameters, retie_parameters
-from accelerate_nb.runtime.addresses import address
 from accelerate_nb.runtime.checkpoints.offloaded import offloading_hooks
+from accelerate_nb.runtime.checkpoints.tensor_storage import address
 from accelerate_nb.runtime.operations.nested import find_device, send_to_device
 
 
@@ -58,8 +58,8 @@ class AlignDevicesHook(ModelHook):
 
     def __repr__(self) -> str:
         shown = ("execution_device", "offload", "io_same_device", "offload_buffers", "place_submodules")
-        said = ", ".join(f"{name}={getattr(self, name)}" for name in shown)
-        return f"AlignDevicesHook({said}, skip_keys={self.skip_keys!r})"
+        settings = ", ".join(f"{name}={getattr(self, name)}" for name in shown)
+        return f"AlignDevicesHook({settings}, skip_keys={self.skip_keys!r})"
 
     def init_hook(self, module: Module) -> Module:
         if self.execution_device is not None and as_device(self.execution_device).type == "meta":
@@ -67,10 +67,10 @@ class AlignDevicesHook(ModelHook):
         if self.offload:
             self._offload(module)
         elif self.execution_device is not None:
-            self._place(module, all_names(module, buffers=True, recurse=self.place_submodules))
+            self._move_tensors(module, all_names(module, buffers=True, recurse=self.place_submodules))
         return module
 
-    def _place(self, module: Module, names: Collection[str]) -> None:
+    def _move_tensors(self, module: Module, names: Collection[str]) -> None:
         assert self.execution_device is not None
         tied = find_tied_parameters(module) if self.place_submodules else []
         for name in names:
@@ -88,7 +88,7 @@ class AlignDevicesHook(ModelHook):
                 self.tied_params_names.add(name)
             set_module_tensor_to_device(module, name, "meta")
         if self.execution_device is not None:
-            self._place(module, self._staying(module))
+            self._move_tensors(module, self._staying(module))
 
     def _offloaded(self, module: Module) -> list[str]:
         return all_names(module, buffers=self.offload_buffers, recurse=self.place_submodules, persistent_only=True)
@@ -135,10 +135,10 @@ class AlignDevicesHook(ModelHook):
 
     def _scales(self, name: str, value: Tensor) -> Tensor | None:
         """The scales that bitsandbytes keeps beside a weight of 8 bits."""
-        beside = name.replace("weight", "SCB")
-        if value.dtype != torch.int8 or beside == name or self.weights_map is None:
+        scale_name = name.replace("weight", "SCB")
+        if value.dtype != torch.int8 or scale_name == name or self.weights_map is None:
             return None
-        return self.weights_map.get(beside)
+        return self.weights_map.get(scale_name)
 
     @not_compiled
     def post_forward(self, module: Module, output: Any) -> Any:
@@ -163,8 +163,8 @@ class AlignDevicesHook(ModelHook):
 
 
 @dataclass(frozen=True)
-class _Terms:
-    """What all hooks of one model have in common."""
+class _SharedOptions:
+    """The options that all hooks of one model share."""
 
     weights_map: Mapping[str, Tensor] | None
     offload_buffers: bool
@@ -191,11 +191,11 @@ def attach_execution_device_hook(
     tied_params_map: TiedParameters | None = None,
 ) -> None:
     """Give every submodule with weights that has no hook one that moves its inputs, and its own tensors, to the device."""
-    terms = _Terms(None, False, skip_keys, preload_module_classes or (), tied_params_map)
+    terms = _SharedOptions(None, False, skip_keys, preload_module_classes or (), tied_params_map)
     _attach_execution(module, execution_device, terms)
 
 
-def _attach_execution(module: Module, device: Device, terms: _Terms) -> None:
+def _attach_execution(module: Module, device: Device, terms: _SharedOptions) -> None:
     saved = named_module_tensors(module, recurse=True, remove_non_persistent=True)
     if not hasattr(module, "_hf_hook") and next(saved, None) is not None:
         add_hook_to_module(module, terms.hook(device))
@@ -222,11 +222,11 @@ def attach_align_device_hook(
     `weights_map` has the weights by their names in the whole model, where this module is `module_name`. Modules of
     `preload_module_classes` load the weights of their children with their own, since they use them without calling them.
     """
-    terms = _Terms(weights_map, offload_buffers, skip_keys, preload_module_classes or (), tied_params_map)
+    terms = _SharedOptions(weights_map, offload_buffers, skip_keys, preload_module_classes or (), tied_params_map)
     _attach_aligned(module, module_name, execution_device, offload, terms)
 
 
-def _attach_aligned(module: Module, name: str, device: Device | None, offload: bool, terms: _Terms) -> None:
+def _attach_aligned(module: Module, name: str, device: Device | None, offload: bool, terms: _SharedOptions) -> None:
     whole = offload and terms.is_loaded_whole(module)
     if whole or next(named_module_tensors(module), None) is not None:
         weights = None if terms.weights_map is None else PrefixedDataset(terms.weights_map, f"{name}." if name else "")
@@ -260,7 +260,7 @@ def attach_align_device_hook_on_blocks(
 
     Either may be one value for all blocks; the empty name is the whole model, whose output goes where its input was.
     """
-    terms = _Terms(weights_map, offload_buffers, skip_keys, preload_module_classes or (), tied_params_map)
+    terms = _SharedOptions(weights_map, offload_buffers, skip_keys, preload_module_classes or (), tied_params_map)
     if isinstance(execution_device, Mapping) or isinstance(offload, Mapping):
         _attach_on_blocks(module, module_name, _blocks(execution_device, offload), terms)
     elif offload:
@@ -270,21 +270,21 @@ def attach_align_device_hook_on_blocks(
 
 
 @dataclass(frozen=True)
-class _Blocks:
-    """Where each named block computes, and whether its weights stay elsewhere."""
+class _BlockDevices:
+    """The device on which each named block computes, and whether its weights stay elsewhere."""
 
     execution: Mapping[str, Device | None]
     offload: Mapping[str, bool]
 
 
-def _blocks(execution: Device | Mapping[str, Device] | None, offload: bool | Mapping[str, bool]) -> _Blocks:
+def _blocks(execution: Device | Mapping[str, Device] | None, offload: bool | Mapping[str, bool]) -> _BlockDevices:
     if not isinstance(execution, Mapping):
         assert isinstance(offload, Mapping)
-        return _Blocks(dict.fromkeys(offload, execution), offload)
-    return _Blocks(execution, offload if isinstance(offload, Mapping) else dict.fromkeys(execution, offload))
+        return _BlockDevices(dict.fromkeys(offload, execution), offload)
+    return _BlockDevices(execution, offload if isinstance(offload, Mapping) else dict.fromkeys(execution, offload))
 
 
-def _attach_on_blocks(module: Module, name: str, blocks: _Blocks, terms: _Terms) -> None:
+def _attach_on_blocks(module: Module, name: str, blocks: _BlockDevices, terms: _SharedOptions) -> None:
     is_root = name == ""
     device = blocks.execution.get(name)
     if name in blocks.execution and name in blocks.offload:
@@ -322,7 +322,7 @@ def has_offloaded_params(module: Module) -> bool:
 @contextmanager
 def align_module_device(module: Module, execution_device: Device | None = None) -> Iterator[None]:
     """
-    A block in which a module's own parameters are on `execution_device`, or where its hook computes if that is not said.
+    A block in which a module's own parameters are on `execution_device`, or where its hook computes if that is left out.
 
     Offloaded weights are there inside of the block, and gone after it; what is written to them is lost.
     """

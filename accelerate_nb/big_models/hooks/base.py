@@ -11,11 +11,11 @@ import torch
 from torch.fx import GraphModule
 from torch.nn import Module
 
-from accelerate_nb.big_models.tied import retie_parameters
+from accelerate_nb.big_models.device_map.tied_weights import retie_parameters
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# What a dispatched model has in place of Module's own methods, until its hooks are removed.
+# A dispatched model's replacements of Module's own methods, until its hooks are removed.
 GUARDED = ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa")
 TIES = "_tied_before_hooks"
 
@@ -38,7 +38,7 @@ def not_compiled(function: Function) -> Function:
 
 class ModelHook:
     """
-    What happens just before and just after a module's forward; unlike torch's hooks it sees and may change the keywords.
+    Runs just before and just after a module's forward; unlike torch's hooks it sees and may change the keywords.
 
     With `no_grad` the forward runs without gradients.
     """
@@ -54,7 +54,7 @@ class ModelHook:
         return args, kwargs
 
     def post_forward(self, module: Module, output: Any) -> Any:
-        """What the caller gets as forward's output."""
+        """The output of forward as the caller gets it."""
         return output
 
     def detach_hook(self, module: Module) -> Module:
@@ -99,19 +99,19 @@ def add_hook_to_module(module: Module, hook: ModelHook, append: bool = False) ->
 
     >>> layer = add_hook_to_module(torch.nn.Linear(2, 2), ModelHook())
     """
-    present = getattr(module, "_hf_hook", None)
-    if append and present is not None:
+    current = getattr(module, "_hf_hook", None)
+    if append and current is not None:
         remove_hook_from_module(module)
-        hook = SequentialHook(present, hook)
+        hook = SequentialHook(current, hook)
     if not hasattr(module, "_old_forward"):
         module._old_forward = module.forward  # type: ignore[assignment]  # a method, which Module's types don't foresee
-    own: Any = module._old_forward
+    original: Any = module._old_forward
     module = hook.init_hook(module)
     module._hf_hook = hook  # type: ignore[assignment]  # the same
     # a partial, not a closure: a deep copy of the model calls the copy, and a hooked model can be pickled
-    forward = functools.update_wrapper(functools.partial(_hooked_forward, module), own)
+    forward = functools.update_wrapper(functools.partial(_hooked_forward, module), original)
     if isinstance(module, GraphModule):
-        # each graph has a class of its own, whose forward is written anew when the graph is recompiled
+        # each graph has a class of its own, whose forward is rewritten when the graph is recompiled
         type(module).forward = staticmethod(forward)
     else:
         module.forward = forward
@@ -155,11 +155,11 @@ def _take_off(module: Any) -> None:
 
 
 def _restore_forward(module: Any) -> None:
-    own = getattr(module._old_forward, "__func__", None)
+    function = getattr(module._old_forward, "__func__", None)
     if isinstance(module, GraphModule):
         original: Any = module._old_forward
-        type(module).forward = own or staticmethod(original)
-    elif own is type(module).forward:
+        type(module).forward = function or staticmethod(original)
+    elif function is type(module).forward:
         module.__dict__.pop("forward", None)
     else:
         module.forward = module._old_forward

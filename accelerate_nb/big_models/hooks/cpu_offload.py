@@ -7,9 +7,9 @@ from typing import Any
 from torch.nn import Module
 
 from accelerate_nb.big_models.devices import Device, as_device, best_device, check_device_same
-from accelerate_nb.big_models.hooks import ModelHook, add_hook_to_module, not_compiled, remove_hook_from_module
-from accelerate_nb.runtime.memory import clear_device_cache
+from accelerate_nb.big_models.hooks.base import ModelHook, add_hook_to_module, not_compiled, remove_hook_from_module
 from accelerate_nb.runtime.operations.nested import send_to_device
+from accelerate_nb.runtime.training.memory import clear_device_cache
 
 
 class CpuOffload(ModelHook):
@@ -42,7 +42,7 @@ class CpuOffload(ModelHook):
 
 
 class UserCpuOffloadHook:
-    """A model with its hook, for whoever wants to send it to the CPU, or to take the hook off."""
+    """A model with its hook, to send it to the CPU, or to take the hook off."""
 
     def __init__(self, model: Module, hook: ModelHook) -> None:
         self.model = model

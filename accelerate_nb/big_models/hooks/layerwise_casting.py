@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from accelerate_nb.big_models.hooks import ModelHook, add_hook_to_module, not_compiled
-from accelerate_nb.runtime.constants import SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING
+from accelerate_nb.big_models.hooks.base import ModelHook, add_hook_to_module, not_compiled
+from accelerate_nb.runtime.compat.constants import SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING
 
 
 class LayerwiseCastingHook(ModelHook):
     """Keeps a module's weights in `storage_dtype`, and casts them to `compute_dtype` while its forward runs."""
 
-    _is_stateful = False  # diffusers asks for it
+    _is_stateful = False  # diffusers reads it
 
     def __init__(self, storage_dtype: torch.dtype, compute_dtype: torch.dtype, non_blocking: bool) -> None:
         self.storage_dtype = storage_dtype

@@ -1,0 +1,1 @@
+"""Device maps: which module of a large model goes where."""

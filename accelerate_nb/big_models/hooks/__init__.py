@@ -1,0 +1,1 @@
+"""Hooks around the forward of modules: device alignment, offloading, layer-wise casting."""
