@@ -1,1 +1,1 @@
-"""A run in words and pictures, for whoever shows it: what to say while it goes on, and the report that is left of it."""
+"""A run in words and pictures, for whoever shows it: status lines while it goes on, and the report afterwards."""

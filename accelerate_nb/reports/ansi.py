@@ -17,14 +17,14 @@ _NAMED = ("#767676", "#d13438", "#2e8b3d", "#a97000", "#3178c6", "#a54cb5", "#17
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _TextStyle:
     colour: str = ""
     bold: bool = False
     slanted: bool = False
     underlined: bool = False
 
     def dressed(self, text: str) -> str:
-        if not text or self == _Look():
+        if not text or self == _TextStyle():
             return text
         style = "".join(
             (
@@ -45,13 +45,13 @@ def plain(text: str) -> str:
 def as_html(text: str) -> str:
     """A line of text as HTML, its colours as spans; nothing that a rank wrote becomes markup."""
     parts: list[str] = []
-    look, end = _Look(), 0
+    style, end = _TextStyle(), 0
     for found in _SEQUENCE.finditer(text):
-        parts.append(look.dressed(_escaped(text[end : found.start()])))
+        parts.append(style.dressed(_escaped(text[end : found.start()])))
         end = found.end()
         if found[1] is not None:
-            look = _after(look, found[1])
-    parts.append(look.dressed(_escaped(text[end:])))
+            style = _after(style, found[1])
+    parts.append(style.dressed(_escaped(text[end:])))
     return "".join(parts)
 
 
@@ -59,28 +59,28 @@ def _escaped(text: str) -> str:
     return html.escape(_SURROGATES.sub("\ufffd", text))
 
 
-def _after(look: _Look, codes: str) -> _Look:
-    """How text looks after a colour sequence: `31` is red, `1` bold, `38;5;n` one of 256, `38;2;r;g;b` any."""
+def _after(style: _TextStyle, codes: str) -> _TextStyle:
+    """The style of text after a colour sequence: `31` is red, `1` bold, `38;5;n` one of 256, `38;2;r;g;b` any."""
     numbers = [min(int(code or 0), 255) for code in re.split("[;:]", codes[:40])]
     while numbers:
         code = numbers.pop(0)
         if code == 0:
-            look = _Look()
+            style = _TextStyle()
         elif code in {1, 22}:
-            look = replace(look, bold=code == 1)
+            style = replace(style, bold=code == 1)
         elif code in {3, 23}:
-            look = replace(look, slanted=code == 3)
+            style = replace(style, slanted=code == 3)
         elif code in {4, 24}:
-            look = replace(look, underlined=code == 4)
+            style = replace(style, underlined=code == 4)
         elif 30 <= code <= 37 or 90 <= code <= 97:
-            look = replace(look, colour=_NAMED[code % 10])
+            style = replace(style, colour=_NAMED[code % 10])
         elif code == 38:
-            look = replace(look, colour=_chosen(numbers))
+            style = replace(style, colour=_chosen(numbers))
         elif code == 48:
             _chosen(numbers)
         elif code == 39:
-            look = replace(look, colour="")
-    return look
+            style = replace(style, colour="")
+    return style
 
 
 def _chosen(numbers: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""Why a run failed, in the parts that a person reads: the first cause, its calls, what the other ranks did."""
+"""A run's failure in the parts that a person reads: the first cause, its calls, what the other ranks did."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from accelerate_nb.config.ranks import of_ranks
-from accelerate_nb.events.causes import cause
-from accelerate_nb.events.model import Failure, Frame
-from accelerate_nb.reports.amounts import counted, ranks_text
-from accelerate_nb.reports.colours import plain
-from accelerate_nb.reports.fitting import narrowed, shortened
+from accelerate_nb.config.rank_lists import of_ranks
+from accelerate_nb.events.first_cause import cause
+from accelerate_nb.events.model import Failure, Frame, Hang
+from accelerate_nb.reports.ansi import plain
+from accelerate_nb.reports.number_format import counted, ranks_text
+from accelerate_nb.reports.size_limits import narrowed, shortened
 
 _MOST_OTHERS = 8
 _WIDEST_LINE = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class FailureCause:
     """
-    The failure that led to the others.
+    The failure that led to the others; without a `rank` it is that of the whole run.
 
     `calls` are the person's own calls with their lines, others folded; `every` names all of them where some are folded,
-    `said` is the exception in full, and `traceback` is what there is instead where the calls are not known.
+    `exception_text` is the exception in full, and `traceback` is what there is instead where the calls are not known.
     """
 
-    rank: int
+    rank: int | None
     headline: str
     calls: tuple[str, ...]
     every: tuple[str, ...]
-    said: str
+    exception_text: str
     traceback: str
     advice: str
     last_lines: tuple[str, ...]
@@ -38,33 +38,62 @@ class Cause:
 
     @property
     def text(self) -> str:
-        """What one reads to find the mistake: the calls and the exception."""
-        return "\n".join([*self.calls, self.said]) if self.calls else self.traceback or self.said
+        """The calls and the exception, which lead to the mistake."""
+        return (
+            "\n".join(filter(None, [*self.calls, self.exception_text]))
+            if self.calls
+            else self.traceback or self.exception_text
+        )
 
 
-def cause_of(failures: Sequence[Failure], room: int) -> Cause | None:
-    """The first cause of these failures, its texts of at most `room` characters each; `None` where none failed by itself."""
-    if all(one.ended_by_us for one in failures):
+def cause_of(failures: Sequence[Failure], size_limit: int) -> FailureCause | None:
+    """The first cause of these failures, its texts of at most `size_limit` characters each; `None` where none failed by itself."""
+    if all(failure.ended_by_us for failure in failures):
         return None
     first = cause(failures)
     folded = [*_folded(first.frames)]
-    # causes of a cause are told in the traceback alone
+    # causes of a cause are in the traceback alone
     chained = "\n\nwhich led to:\n\n" in first.traceback
     foreign = any(not frame.own for frame in first.frames)
-    return Cause(
+    return FailureCause(
         rank=first.rank,
         headline=narrowed(_headline(first), _WIDEST_LINE),
-        calls=() if chained else (*shortened(plain("\n".join(folded)), room).split("\n"),) if folded else (),
-        every=(*shortened(plain("\n".join(_lines(first.frames))), room).split("\n"),) if foreign else (),
-        said=shortened(plain(f"{first.type}: {first.message}" if first.message else first.type), room),
-        traceback=shortened(plain(first.traceback), room),
+        calls=() if chained else (*shortened(plain("\n".join(folded)), size_limit).split("\n"),) if folded else (),
+        every=(*shortened(plain("\n".join(_lines(first.frames))), size_limit).split("\n"),) if foreign else (),
+        exception_text=shortened(plain(f"{first.type}: {first.message}" if first.message else first.type), size_limit),
+        traceback=shortened(plain(first.traceback), size_limit),
         advice=shortened(plain(first.advice), 2000),
         last_lines=tuple(narrowed(plain(line), 1000) for line in first.last_lines[-20:]),
-        others=(*_others([one for one in failures if one is not first]),),
+        others=(*others_of([failure for failure in failures if failure is not first]),),
     )
 
 
-def told(failure: Failure) -> str:
+def cause_of_hang(hang: Hang, size_limit: int) -> FailureCause:
+    """The summary of a timeout: which ranks waited where, and every stack."""
+    return FailureCause(
+        rank=None,
+        headline=hang_headline(hang),
+        calls=(*shortened(plain(hang.text), size_limit).split("\n"),),
+        every=(*shortened(plain(hang.stacks), size_limit).split("\n"),) if hang.stacks else (),
+        exception_text="",
+        traceback="",
+        advice="",
+        last_lines=(),
+        others=(),
+    )
+
+
+def hang_headline(hang: Hang) -> str:
+    """
+    A hang in one line.
+
+    >>> hang_headline(Hang(3.0, "rank 0 waits in all_reduce", "", 0.0))
+    'timeout=3: the run had not ended after 3 s, and was stopped'
+    """
+    return f"timeout={hang.timeout:g}: the run had not ended after {hang.timeout:g} s, and was stopped"
+
+
+def failure_line(failure: Failure) -> str:
     """A failure in one line."""
     return narrowed(_headline(failure), _WIDEST_LINE)
 
@@ -92,20 +121,20 @@ def _lines(frames: Sequence[Frame]) -> Iterator[str]:
             yield f"    {frame.source}"
 
 
-def _others(failures: Sequence[Failure]) -> Iterator[str]:
+def others_of(failures: Sequence[Failure]) -> Iterator[str]:
     """A line for each rank that failed by itself, and one for all that only followed."""
-    own = [one for one in failures if not (one.lost_connection or one.ended_by_us)]
-    yield from (told(one) for one in own[:_MOST_OTHERS])
-    if more := own[_MOST_OTHERS:]:
+    independent = [failure for failure in failures if not (failure.lost_connection or failure.ended_by_us)]
+    yield from (failure_line(failure) for failure in independent[:_MOST_OTHERS])
+    if more := independent[_MOST_OTHERS:]:
         yield f"{_named(more)} failed by {_themselves(more)}, too"
-    if lost := [one for one in failures if one.lost_connection and not one.ended_by_us]:
+    if lost := [failure for failure in failures if failure.lost_connection and not failure.ended_by_us]:
         yield f"{_named(lost)} lost {'its connection' if len(lost) == 1 else 'their connections'}"
-    if ended := [one for one in failures if one.ended_by_us]:
+    if ended := [failure for failure in failures if failure.ended_by_us]:
         yield f"{_named(ended)} {'was' if len(ended) == 1 else 'were'} ended because of it"
 
 
 def _named(failures: Sequence[Failure]) -> str:
-    return of_ranks([one.rank for one in failures], ranks_text)
+    return of_ranks([failure.rank for failure in failures], ranks_text)
 
 
 def _themselves(failures: Sequence[Failure]) -> str:

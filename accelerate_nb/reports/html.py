@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from accelerate_nb.events.model import LogLine
-from accelerate_nb.reports.amounts import counted
-from accelerate_nb.reports.colours import as_html
-from accelerate_nb.reports.digest import SIGNS, Digest, Row, Tail, curve_text
-from accelerate_nb.reports.failures import Cause
-from accelerate_nb.reports.fitting import first_fitting, fitted, narrowed, newest_fitting, saved_size
-from accelerate_nb.reports.pictures import picture
+from accelerate_nb.events.model import LogLine, Meaning
+from accelerate_nb.reports.ansi import as_html
+from accelerate_nb.reports.failure_summary import FailureCause
+from accelerate_nb.reports.number_format import counted
+from accelerate_nb.reports.size_limits import first_fitting, fitted, narrowed, newest_fitting, saved_size
+from accelerate_nb.reports.summary import SIGNS, LogTail, RunSummary, SummaryRow, curve_text
+from accelerate_nb.reports.svg_chart import picture
 
 _STATE_COLOURS = {
     "starting": "#7f7f7f",
@@ -28,16 +28,17 @@ _PRE = ' style="max-height:24em;overflow:auto;margin:4px 0"'
 # a column in reverse begins at its end: the newest lines are seen first
 _LOG = ' style="max-height:24em;overflow:auto;margin:4px 0;display:flex;flex-direction:column-reverse"'
 _GAP = ' style="margin:6px 0"'
-_QUIET = ' style="color:#7f7f7f"'
-_ERROR = "#b5682a"
+_IDLE_WARNING = ' style="color:#7f7f7f"'
+# What lines of logs mean, in mid-tones.
+_COLOURS: dict[Meaning, str] = {"error": "#d13438", "warning": "#b5682a", "bar": "#767676"}
 _MOST_PICTURES = 24
 _WIDEST = 1000
 _LIVE_LINES = 20
 # What each part may take of a notebook's file, in bytes.
-_TABLE, _CURVES, _PICTURES, _CALLS, _EVERY, _ENDING = 40_000, 25_000, 60_000, 14_000, 10_000, 6_000
+_TABLE, _CURVES, _PICTURES, _CALLS, _EVERY, _NOTES = 40_000, 25_000, 60_000, 14_000, 10_000, 6_000
 
 
-def live_html(digest: Digest) -> str:
+def live_html(digest: RunSummary) -> str:
     """The report while the run goes on: what is new last, nothing that a reader could unfold."""
     parts = [*_upper(digest, _PICTURES // 2)]
     lines = sorted((line for tail in digest.tails for line in tail.lines), key=lambda line: line.time)[-_LIVE_LINES:]
@@ -48,25 +49,25 @@ def live_html(digest: Digest) -> str:
     return "\n".join(parts)
 
 
-def full_html(digest: Digest, room: int) -> str:
-    """The report to keep, of at most `room` bytes of a notebook's file."""
+def full_html(digest: RunSummary, size_limit: int) -> str:
+    """The report to keep, of at most `size_limit` bytes of a notebook's file."""
     parts = [*_upper(digest, _PICTURES)]
-    foot = f"<div{_QUIET}>All output: {escape(narrowed(digest.folder, 500))}</div>"
-    left = room - sum(map(saved_size, [*parts, foot]))
+    foot = f"<div{_IDLE_WARNING}>All output: {escape(narrowed(digest.folder, 500))}</div>"
+    left = size_limit - sum(map(saved_size, [*parts, foot]))
     return "\n".join([*parts, *_tails(digest, left), foot])
 
 
-def _upper(digest: Digest, pictures: int) -> Iterator[str]:
+def _upper(digest: RunSummary, pictures: int) -> Iterator[str]:
     """All but the logs."""
     yield _head(digest)
-    if digest.quiet:
-        yield f"<pre>{escape(fitted(digest.quiet, 6000, escape))}</pre>"
+    if digest.idle_warning:
+        yield f"<pre>{escape(fitted(digest.idle_warning, 6000, escape))}</pre>"
     if digest.cause is not None:
         yield from _cause(digest.cause)
     yield _table(digest)
     if digest.host:
-        told = " &nbsp; ".join(f"{escape(name)} {escape(amount)}" for name, amount in digest.host)
-        yield f"<div{_GAP}>{told}</div>"
+        amounts = " &nbsp; ".join(f"{escape(name)} {escape(amount)}" for name, amount in digest.host)
+        yield f"<div{_GAP}>{amounts}</div>"
     if digest.curves:
         yield _curves(digest)
         drawn = first_fitting([*map(picture, digest.curves[:_MOST_PICTURES])], pictures)
@@ -74,11 +75,11 @@ def _upper(digest: Digest, pictures: int) -> Iterator[str]:
             yield f"<div{_GAP}>{' '.join(drawn)}</div>"
 
 
-def _head(digest: Digest) -> str:
+def _head(digest: RunSummary) -> str:
     detail = f", {escape(digest.detail)}" if digest.detail else ""
     return (
         f"<div><b>{escape(digest.head)}</b> &nbsp; {_state(digest.state)}{detail} &nbsp; {escape(digest.facts)}</div>\n"
-        f"<div{_QUIET}>{escape(digest.why)}</div>"
+        f"<div{_IDLE_WARNING}>{escape(digest.why)}</div>"
     )
 
 
@@ -89,7 +90,7 @@ def _state(state: str) -> str:
 # ---------------------------------------------------------------------------------------------------------------- tables
 
 
-def _table(digest: Digest) -> str:
+def _table(digest: RunSummary) -> str:
     """A row for each rank; what no rank has gets no column."""
     progress = any(row.progress for row in digest.rows)
     devices = any(row.devices for row in digest.rows)
@@ -99,7 +100,7 @@ def _table(digest: Digest) -> str:
     return _as_table(fitting)
 
 
-def _cells(row: Row, progress: bool, devices: bool) -> Iterator[str]:
+def _cells(row: SummaryRow, progress: bool, devices: bool) -> Iterator[str]:
     yield escape(row.ranks)
     yield _state(row.state)
     if progress:
@@ -109,7 +110,7 @@ def _cells(row: Row, progress: bool, devices: bool) -> Iterator[str]:
         yield "<br>".join(map(escape, row.devices[:4]))
 
 
-def _curves(digest: Digest) -> str:
+def _curves(digest: RunSummary) -> str:
     names = ("metric", "over time", "newest", "range")
     rows = [[_coloured(escape(part)) for part in curve_text(curve)] for curve in digest.curves]
     fitting = first_fitting([_row([f"<b>{name}</b>" for name in names]), *map(_row, rows)], _CURVES)
@@ -133,45 +134,49 @@ def _as_table(rows: Sequence[str]) -> str:
 # ----------------------------------------------------------------------------------------------------------------- error
 
 
-def _cause(cause: Cause) -> Iterator[str]:
+def _cause(cause: FailureCause) -> Iterator[str]:
     headline = fitted(cause.headline, 3000, escape)
     yield f'<div{_GAP}><b style="color:{_STATE_COLOURS["failed"]}">{SIGNS["failed"]} {escape(headline)}</b></div>'
     yield f"<pre{_PRE}>{escape(fitted(cause.text, _CALLS, escape))}</pre>"
     if cause.advice:
-        yield f"<div><b>{escape(fitted(cause.advice, _ENDING, escape))}</b></div>"
+        yield f"<div><b>{escape(fitted(cause.advice, _NOTES, escape))}</b></div>"
     if cause.last_lines:
-        last = newest_fitting(cause.last_lines, _ENDING, escape)
+        last = newest_fitting(cause.last_lines, _NOTES, escape)
         yield f"<div>The last that it wrote:</div>\n<pre>{chr(10).join(last)}</pre>"
-    others = first_fitting([escape(line) for line in cause.others], _ENDING)
+    others = first_fitting([escape(line) for line in cause.others], _NOTES)
     if others:
         yield f"<div>{'<br>'.join(others)}</div>"
     if cause.every:
-        yield _folded("all calls", escape(fitted("\n".join(cause.every), _EVERY, escape)))
+        yield _folded(
+            "all calls" if cause.rank is not None else "every rank's stack",
+            escape(fitted("\n".join(cause.every), _EVERY, escape)),
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------------ logs
 
 
-def _tails(digest: Digest, room: int) -> Iterator[str]:
-    """The last lines of each rank, which share the room."""
-    told = digest.cause.rank if digest.cause is not None else digest.tails[0].rank if digest.tails else 0
+def _tails(digest: RunSummary, size_limit: int) -> Iterator[str]:
+    """The last lines of each rank, which share `size_limit`."""
+    unfolded = digest.cause.rank if digest.cause is not None else digest.tails[0].rank if digest.tails else 0
     for number, tail in enumerate(digest.tails):
-        share = room // (len(digest.tails) - number)
-        text = _tail(tail, share - 300, is_open=tail.rank == told)
-        room -= saved_size(text)
+        share = size_limit // (len(digest.tails) - number)
+        text = _tail(tail, share - 300, is_open=tail.rank == unfolded)
+        size_limit -= saved_size(text)
         yield text
 
 
-def _tail(tail: Tail, room: int, *, is_open: bool) -> str:
+def _tail(tail: LogTail, size_limit: int, *, is_open: bool) -> str:
     lines = list(tail.lines)
-    shown = newest_fitting([*map(str, range(len(lines)))], room, lambda n: _line(lines[int(n)]))
+    shown = newest_fitting([*map(str, range(len(lines)))], size_limit, lambda n: _line(lines[int(n)]))
     last = counted(tail.count, "line") if len(shown) == tail.count else f"the last {len(shown)} of {tail.count:,} lines"
     return _folded(f"rank {tail.rank}: {last}", "\n".join(shown), is_open=is_open)
 
 
 def _line(line: LogLine, label: str = "") -> str:
     text = label.format(line.rank) + as_html(narrowed(line.text, _WIDEST))
-    return f'<span style="color:{_ERROR}">{text}</span>' if line.stream == "stderr" else text
+    colour = _COLOURS.get(line.meaning)
+    return f'<span style="color:{colour}">{text}</span>' if colour else text
 
 
 def _folded(title: str, text: str, *, is_open: bool = False) -> str:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 
 from accelerate_nb.events.model import Metric
-from accelerate_nb.events.view import RankView
+from accelerate_nb.events.run_state import RankState
 
-# So many values are looked at in all: a report of fifty metrics on sixty-four ranks takes a second, not a minute.
+# So many values are read in all: a report of fifty metrics on sixty-four ranks takes a second, not a minute.
 MOST_VALUES = 200_000
 _BINS = 120
-# More ranks than this are drawn as a band: nobody tells nine lines apart.
+# More ranks than this are drawn as a band: nobody can distinguish nine lines.
 MOST_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Bin:
+class CurveBin:
     """The values that fell into one part of a curve's width."""
 
     x: float
@@ -28,7 +28,7 @@ class Bin:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class MetricCurve:
     """
     One metric over the run.
 
@@ -41,8 +41,8 @@ class Curve:
     last_step: int | None
     by_step: bool
     odd: int
-    whole: tuple[Bin, ...]
-    lines: dict[int, tuple[Bin, ...]]
+    whole: tuple[CurveBin, ...]
+    lines: dict[int, tuple[CurveBin, ...]]
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -57,21 +57,21 @@ class Curve:
     @property
     def low(self) -> float:
         """The lowest value of the run; `nan` where none was finite."""
-        return min((one.low for one in self.whole), default=math.nan)
+        return min((bin_.low for bin_ in self.whole), default=math.nan)
 
     @property
     def high(self) -> float:
         """The highest value of the run; `nan` where none was finite."""
-        return max((one.high for one in self.whole), default=math.nan)
+        return max((bin_.high for bin_ in self.whole), default=math.nan)
 
 
-def names_of(ranks: Iterable[RankView]) -> tuple[str, ...]:
+def names_of(ranks: Iterable[RankState]) -> tuple[str, ...]:
     """Every metric's name, in the order in which they appear."""
     return tuple(dict.fromkeys(name for rank in ranks for name in rank.series))
 
 
-def curves_of(ranks: Sequence[RankView], names: Sequence[str], most: int = MOST_VALUES) -> tuple[Curve, ...]:
-    """These metrics as curves, of which about `most` values are looked at."""
+def curves_of(ranks: Sequence[RankState], names: Sequence[str], most: int = MOST_VALUES) -> tuple[MetricCurve, ...]:
+    """These metrics as curves, of which about `most` values are read."""
     count = sum(len(rank.series.get(name, ())) for rank in ranks for name in names)
     every = max(1, -(-count // most))
     return tuple(
@@ -85,18 +85,18 @@ def _thinned(series: Sequence[Metric], every: int) -> Sequence[Metric]:
     return series if every == 1 else (*islice(series, 0, len(series) - 1, every), series[-1])
 
 
-def _curve(name: str, series: dict[int, Sequence[Metric]]) -> Curve:
+def _curve(name: str, series: dict[int, Sequence[Metric]]) -> MetricCurve:
     last = {rank: values[-1] for rank, values in series.items()}
-    by_step = all(one.step is not None for values in series.values() for one in values)
-    points = {rank: [_point(one, by_step) for one in values] for rank, values in series.items()}
+    by_step = all(value.step is not None for values in series.values() for value in values)
+    points = {rank: [_point(value, by_step) for value in values] for rank, values in series.items()}
     finite = {rank: [point for point in some if _is_finite(point)] for rank, some in points.items()}
     whole = [point for some in finite.values() for point in some]
     first, end = min((x for x, _ in whole), default=0.0), max((x for x, _ in whole), default=0.0)
     few = len(series) <= MOST_LINES
-    return Curve(
+    return MetricCurve(
         name=name,
-        newest={rank: one.value for rank, one in last.items()},
-        last_step=max((one.step for one in last.values() if one.step is not None), default=None),
+        newest={rank: metric.value for rank, metric in last.items()},
+        last_step=max((metric.step for metric in last.values() if metric.step is not None), default=None),
         by_step=by_step,
         odd=sum(map(len, points.values())) - len(whole),
         whole=_binned(whole, first, end),
@@ -112,7 +112,7 @@ def _is_finite(point: tuple[float, float]) -> bool:
     return math.isfinite(point[1])
 
 
-def _binned(points: Sequence[tuple[float, float]], first: float, end: float) -> tuple[Bin, ...]:
+def _binned(points: Sequence[tuple[float, float]], first: float, end: float) -> tuple[CurveBin, ...]:
     """Points gathered into bins of equal width; an empty one is left out."""
     width = (end - first) / _BINS or 1.0
     bins: dict[int, list[tuple[float, float]]] = {}
@@ -121,12 +121,50 @@ def _binned(points: Sequence[tuple[float, float]], first: float, end: float) -> 
     return tuple(_bin(bins[index]) for index in sorted(bins))
 
 
-def _bin(points: Sequence[tuple[float, float]]) -> Bin:
+def _bin(points: Sequence[tuple[float, float]]) -> CurveBin:
     count = len(points)
     values = [value for _, value in points]
-    return Bin(
+    return CurveBin(
         x=sum(x for x, _ in points) / count,
         mean=sum(value / count for value in values),
         low=min(values),
         high=max(values),
     )
+
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+# Where a number is none, or infinite: worth seeing, and higher than no block.
+_ODD = "×"
+
+
+def sparkline(values: Sequence[float], width: int = 24) -> str:
+    """
+    Numbers from left to right, each block the mean of its part; `×` holds one that is not finite.
+
+    >>> sparkline([1, 2, 3, 4, 3, 2, 1])
+    '▁▃▆█▆▃▁'
+    """
+    means = [_mean(part) for part in _parts(values, width)]
+    finite = [mean for mean in means if math.isfinite(mean)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    return "".join(_block(mean, low, high) for mean in means)
+
+
+def _parts(values: Sequence[float], width: int) -> list[Sequence[float]]:
+    count = min(width, len(values))
+    edges = [len(values) * index // count for index in range(count + 1)] if count else []
+    return [values[first:last] for first, last in pairwise(edges)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    # the sum of large numbers may be infinite though none of them is
+    return sum(value / len(values) for value in values)
+
+
+def _block(value: float, low: float, high: float) -> str:
+    if not math.isfinite(value):
+        return _ODD
+    if high <= low:
+        return _BLOCKS[len(_BLOCKS) // 2 - 1]
+    share = (value / 2 - low / 2) / (high / 2 - low / 2)  # halves: their difference is finite
+    return _BLOCKS[min(int(share * len(_BLOCKS)), len(_BLOCKS) - 1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from accelerate_nb.config.ranks import spans
+from accelerate_nb.config.rank_lists import spans
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 

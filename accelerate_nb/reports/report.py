@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import hashlib
 
-from accelerate_nb.events.view import RunView
-from accelerate_nb.reports.digest import digest_of
-from accelerate_nb.reports.facts import Facts
-from accelerate_nb.reports.markup import full_html, live_html
-from accelerate_nb.reports.wording import full_text, live_text
+from accelerate_nb.events.run_state import RunState
+from accelerate_nb.reports.html import full_html, live_html
+from accelerate_nb.reports.run_info import RunFacts
+from accelerate_nb.reports.summary import digest_of
+from accelerate_nb.reports.text import full_text, live_text
 
 # What each may take of a notebook's file, in bytes.
 _TEXT = 50_000
 _HTML = 160_000
-# The most characters of each text of an error; HTML and text cut it to what they have room for.
+# The most characters of each text of an error; HTML and text cut it to their own limits.
 _ERROR = 20_000
 
 
-def static(facts: Facts, view: RunView, *, live: bool) -> dict[str, str]:
+def static(facts: RunFacts, view: RunState, *, live: bool) -> dict[str, str]:
     """
     A run as `text/html` and `text/plain`, at any moment.
 
@@ -27,13 +27,13 @@ def static(facts: Facts, view: RunView, *, live: bool) -> dict[str, str]:
 
     >>> static(facts, run.view, live=False)["text/plain"]
     """
-    digest = digest_of(facts, view, live=live, error_room=_ERROR)
+    digest = digest_of(facts, view, live=live, error_limit=_ERROR)
     html = live_html(digest) if live else full_html(digest, _HTML)
     text = live_text(digest) if live else full_text(digest, _TEXT)
-    return {"text/html": f'<div id="{place_of(facts)}">\n{html}\n</div>\n', "text/plain": text}
+    return {"text/html": f'<div id="{report_id(facts)}">\n{html}\n</div>\n', "text/plain": text}
 
 
-def place_of(facts: Facts) -> str:
-    """What marks a run's report on a page."""
-    said = f"{facts.name}\0{facts.folder}\0{facts.started}"
-    return "accelerate-nb-" + hashlib.sha256(said.encode(errors="replace")).hexdigest()[:12]
+def report_id(facts: RunFacts) -> str:
+    """The id of a run's report on a page."""
+    identity = f"{facts.name}\0{facts.folder}\0{facts.started}"
+    return "accelerate-nb-" + hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:12]

@@ -1,16 +1,16 @@
-"""What does not change while a run is shown."""
+"""The facts of a run that do not change while it is shown."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate_nb.events.readable import Readable
+from accelerate_nb.events.run_state import RunInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What does not change while a run is shown; `host`, `background` and `can_act` are for a page that shows it live."""
+class RunFacts:
+    """Facts that do not change while a run is shown; `host`, `background` and `can_act` are for a page that shows it live."""
 
     name: str
     why: str
@@ -22,7 +22,7 @@ class Facts:
     can_act: bool = True
 
     @classmethod
-    def of(cls, run: Readable, host: str, *, background: bool, can_act: bool) -> Facts:
+    def of(cls, run: RunInfo, host: str, *, background: bool, can_act: bool) -> RunFacts:
         """The facts of a run."""
         return cls(
             name=run.name,

@@ -1,4 +1,4 @@
-"""What a report says of a run at one moment, before it is HTML or text."""
+"""The content of a report on a run at one moment, before it is HTML or text."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from accelerate_nb.events.model import DeviceSample, HostSample, LogLine, Progress
-from accelerate_nb.events.view import Glance, RankView, RunView
-from accelerate_nb.reports.amounts import bytes_text, counted, ranks_text, time_text, value_text
-from accelerate_nb.reports.colours import plain
-from accelerate_nb.reports.curves import MOST_VALUES, Curve, curves_of, names_of
-from accelerate_nb.reports.facts import Facts
-from accelerate_nb.reports.failures import Cause, cause_of
-from accelerate_nb.reports.fitting import narrowed
-from accelerate_nb.reports.sparkline import sparkline
+from accelerate_nb.events.run_state import RankState, RankSummary, RunState
+from accelerate_nb.reports.ansi import plain
+from accelerate_nb.reports.failure_summary import FailureCause, cause_of, cause_of_hang
+from accelerate_nb.reports.metric_curves import MOST_VALUES, MetricCurve, curves_of, names_of, sparkline
+from accelerate_nb.reports.number_format import bytes_text, counted, ranks_text, time_text, value_text
+from accelerate_nb.reports.run_info import RunFacts
+from accelerate_nb.reports.size_limits import narrowed
 
 # More ranks than this are shown in groups of one state.
 MOST_ROWS = 16
@@ -29,7 +28,7 @@ SIGNS = {"starting": "○", "running": "●", "stopping": "◌", "finished": "�
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SummaryRow:
     """One rank, or several in the same state; `values` are those of the table's metrics, empty where there is none."""
 
     ranks: str
@@ -40,7 +39,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class LogTail:
     """The last lines of a rank, and how many came before them."""
 
     rank: int
@@ -49,11 +48,11 @@ class Tail:
 
 
 @dataclass(frozen=True, slots=True)
-class Digest:
+class RunSummary:
     """
     A run at one moment: `head` is its function, `columns` name the metrics of the table, `curves` are all of them.
 
-    `unshown` says what was left out because there is too much of it.
+    `unshown` names what was left out because there is too much of it.
     """
 
     head: str
@@ -62,51 +61,51 @@ class Digest:
     detail: str
     facts: str
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[SummaryRow, ...]
     host: tuple[tuple[str, str], ...]
-    quiet: str
-    curves: tuple[Curve, ...]
+    idle_warning: str
+    curves: tuple[MetricCurve, ...]
     unshown: str
-    cause: Cause | None
-    tails: tuple[Tail, ...]
+    cause: FailureCause | None
+    tails: tuple[LogTail, ...]
     folder: str
 
 
-def digest_of(facts: Facts, view: RunView, *, live: bool, error_room: int) -> Digest:
-    """The run as it is now; of one that still runs, fewer curves and lines are looked at."""
+def digest_of(facts: RunFacts, view: RunState, *, live: bool, error_limit: int) -> RunSummary:
+    """The run as it is now; of one that still runs, with fewer curves and lines."""
     ranks = [view.rank(rank) for rank in view.ranks]
     names = names_of(ranks)
     shown = names[: 12 if live else _MOST_CURVES]
     columns = names[:_MOST_COLUMNS]
     ended = view.ended
     lasted = time_text((time.time() if ended is None else ended) - facts.started)
-    return Digest(
+    return RunSummary(
         head=narrowed(plain(facts.name), 200),
         why=narrowed(plain(facts.why), 300),
         state=view.state,
-        # a run that goes on says why it runs the way it does, which is told already
+        # the detail of a run that goes on is why it runs the way it does, which is shown already
         detail="" if view.detail == facts.why or ended is None else narrowed(plain(view.detail), 300),
         facts=", ".join([lasted, counted(view.line_count, "line")]),
         columns=tuple(narrowed(plain(name), 60) for name in columns),
         rows=(*_rows(ranks, columns),),
         host=(*_host(view.host),),
-        quiet=narrowed(plain(view.quiet.text), 1500) if view.quiet is not None else "",
+        idle_warning=narrowed(plain(view.idle_warning.text), 1500) if view.idle_warning is not None else "",
         curves=curves_of(ranks, shown, _LIVE_VALUES if live else MOST_VALUES),
         unshown=f"{counted(len(names) - len(shown), 'more metric')} not shown here" if len(names) > len(shown) else "",
-        cause=cause_of(view.failures, error_room),
-        tails=(*_tails(_telling(ranks), 20 if live else _TAIL if len(ranks) <= 4 else _TAIL_OF_MANY),),
+        cause=cause_of_hang(view.hang, error_limit) if view.hang is not None else cause_of(view.failures, error_limit),
+        tails=(*_tails(_shown_alone(ranks), 20 if live else _TAIL if len(ranks) <= 4 else _TAIL_OF_MANY),),
         folder=facts.folder,
     )
 
 
-def curve_text(curve: Curve) -> tuple[str, str, str, str]:
+def curve_text(curve: MetricCurve) -> tuple[str, str, str, str]:
     """A curve in a line of a table: its name, its course, its newest value, and from where to where it went."""
     several = [value for value in curve.newest.values() if value != curve.mean]
     newest = f"{'mean ' if several else ''}{value_text(curve.mean)}"
     span = f"{value_text(curve.low)} … {value_text(curve.high)}" if curve.whole else ""
     step = f"step {curve.last_step:,}" if curve.last_step is not None else ""
     odd = f"{curve.odd:,} × not finite" if curve.odd else ""
-    course = sparkline([one.mean for one in curve.whole])
+    course = sparkline([bin_.mean for bin_ in curve.whole])
     return narrowed(plain(curve.name), 60), course, newest, ", ".join(filter(None, (span, step, odd)))
 
 
@@ -129,28 +128,28 @@ def bar_text(bar: Progress, *, moves: bool = True) -> str:
 # ----------------------------------------------------------------------------------------------------------------- rows
 
 
-def _telling(ranks: Sequence[RankView]) -> list[RankView]:
+def _shown_alone(ranks: Sequence[RankState]) -> list[RankState]:
     """The ranks that are shown one by one: all of them, or of many the first, those that failed, and the last."""
     if len(ranks) <= MOST_ROWS:
         return list(ranks)
-    failed = [one for one in ranks if one.failure is not None and not one.failure.ended_by_us]
-    chosen = {one.rank: one for one in (ranks[0], *failed[: MOST_ROWS - 2], ranks[-1])}
+    failed = [rank for rank in ranks if rank.failure is not None and not rank.failure.ended_by_us]
+    chosen = {rank.rank: rank for rank in (ranks[0], *failed[: MOST_ROWS - 2], ranks[-1])}
     return [chosen[rank] for rank in sorted(chosen)]
 
 
-def _rows(ranks: Sequence[RankView], columns: Sequence[str]) -> Iterator[Row]:
-    alone = _telling(ranks)
-    yield from (row_of([one], columns) for one in alone)
-    known = {one.rank for one in alone}
-    rest = sorted((one for one in ranks if one.rank not in known), key=lambda one: one.state)
-    for _, group in groupby(rest, key=lambda one: one.state):
+def _rows(ranks: Sequence[RankState], columns: Sequence[str]) -> Iterator[SummaryRow]:
+    alone = _shown_alone(ranks)
+    yield from (row_of([rank], columns) for rank in alone)
+    known = {rank.rank for rank in alone}
+    rest = sorted((rank for rank in ranks if rank.rank not in known), key=lambda rank: rank.state)
+    for _, group in groupby(rest, key=lambda rank: rank.state):
         yield row_of(list(group), columns)
 
 
-def row_of(ranks: Sequence[Glance], columns: Sequence[str]) -> Row:
+def row_of(ranks: Sequence[RankSummary], columns: Sequence[str]) -> SummaryRow:
     """A table's row for one rank, or for several in the same state together."""
-    return Row(
-        ranks=ranks_text([one.rank for one in ranks]),
+    return SummaryRow(
+        ranks=ranks_text([rank.rank for rank in ranks]),
         state=ranks[0].state,
         progress=(*_progress(ranks),),
         values=tuple(_value(ranks, name) for name in columns),
@@ -158,10 +157,10 @@ def row_of(ranks: Sequence[Glance], columns: Sequence[str]) -> Row:
     )
 
 
-def _progress(ranks: Sequence[Glance]) -> Iterator[str]:
+def _progress(ranks: Sequence[RankSummary]) -> Iterator[str]:
     moves = ranks[0].state in {"running", "stopping"}
     if len(ranks) > 1:
-        last = [bars[-1] for one in ranks if (bars := bars_of(one))]
+        last = [bars[-1] for rank in ranks if (bars := bars_of(rank))]
         if last:
             slowest = min(last, key=lambda bar: bar.done)
             yield f"{bar_text(slowest, moves=moves)} (the slowest of {len(last)})"
@@ -169,22 +168,22 @@ def _progress(ranks: Sequence[Glance]) -> Iterator[str]:
     yield from (bar_text(bar, moves=moves) for bar in bars_of(ranks[0]))
 
 
-def bars_of(rank: Glance) -> list[Progress]:
-    """The bars of a rank that say most: the newest that still move, or else the one that moved last."""
+def bars_of(rank: RankSummary) -> list[Progress]:
+    """The bars of a rank to show: the newest that still move, or else the one that moved last."""
     bars = list(rank.progress.values())
     return [bar for bar in bars if not bar.closed][-_MOST_BARS:] or bars[-1:]
 
 
-def _value(ranks: Sequence[Glance], name: str) -> str:
-    values = [one.metrics[name].value for one in ranks if name in one.metrics]
+def _value(ranks: Sequence[RankSummary], name: str) -> str:
+    values = [rank.metrics[name].value for rank in ranks if name in rank.metrics]
     if not values:
         return ""
     mean = sum(value / len(values) for value in values)
     return value_text(mean) if len(values) == 1 else f"{value_text(mean)} (mean)"
 
 
-def _devices(ranks: Sequence[Glance]) -> Iterator[str]:
-    samples = [sample for one in ranks for sample in one.devices.values()]
+def _devices(ranks: Sequence[RankSummary]) -> Iterator[str]:
+    samples = [sample for rank in ranks for sample in rank.devices.values()]
     if len(ranks) == 1:
         yield from map(device_text, samples)
     elif busy := [sample.utilisation for sample in samples if sample.utilisation is not None]:
@@ -192,7 +191,7 @@ def _devices(ranks: Sequence[Glance]) -> Iterator[str]:
 
 
 def device_text(sample: DeviceSample) -> str:
-    """How busy a device is, and its memory: `cuda:0 87% 51.2/74.5 GiB`."""
+    """A device's load and memory: `cuda:0 87% 51.2/74.5 GiB`."""
     busy = f"{sample.utilisation:.0f}%" if sample.utilisation is not None else ""
     memory = bytes_text(sample.memory_used, sample.memory_total) if sample.memory_used is not None else ""
     return " ".join(filter(None, (narrowed(plain(sample.device), 40), busy, memory)))
@@ -210,9 +209,9 @@ def _host(host: HostSample | None) -> Iterator[tuple[str, str]]:
 # ---------------------------------------------------------------------------------------------------------------- tails
 
 
-def _tails(ranks: Sequence[RankView], most: int) -> Iterator[Tail]:
-    for one in ranks:
+def _tails(ranks: Sequence[RankState], most: int) -> Iterator[LogTail]:
+    for rank in ranks:
         # a line that has not ended, such as a bar, was the last that the rank wrote
-        lines = (*one.lines[-most:], *one.open_lines)
+        lines = (*rank.lines[-most:], *rank.open_lines)
         if lines:
-            yield Tail(one.rank, lines, one.line_count + len(one.open_lines))
+            yield LogTail(rank.rank, lines, rank.line_count + len(rank.open_lines))

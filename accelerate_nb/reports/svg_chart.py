@@ -8,11 +8,11 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from accelerate_nb.reports.amounts import counted, time_text, value_text
-from accelerate_nb.reports.colours import plain
-from accelerate_nb.reports.curves import Bin, Curve
+from accelerate_nb.reports.ansi import plain
+from accelerate_nb.reports.metric_curves import CurveBin, MetricCurve
+from accelerate_nb.reports.number_format import counted, time_text, value_text
 
-# Each is told from white and from black; a rank keeps its colour in every chart.
+# Each is legible on white and on black; a rank keeps its colour in every chart.
 COLOURS = ("#3b82c4", "#d97f23", "#3a9a5b", "#cf4a4a", "#8b6bbf", "#9c6b4f", "#c75fa5", "#2a979b")
 _GREY = "#7f7f7f"
 _WIDTH, _HEIGHT = 300, 110
@@ -21,7 +21,7 @@ _LEFT, _TOP, _BOTTOM = 8, 26, 94
 _FINE = 10
 
 
-def picture(curve: Curve) -> str:
+def picture(curve: MetricCurve) -> str:
     """An `<img>` of a metric's curve: a line for each rank, or the mean in a band from the lowest to the highest."""
     source = base64.b64encode(svg(curve).encode()).decode()
     return (
@@ -30,7 +30,7 @@ def picture(curve: Curve) -> str:
     )
 
 
-def described(curve: Curve) -> str:
+def described(curve: MetricCurve) -> str:
     """A curve in words, for those who can't see it."""
     over = f" up to step {curve.last_step:,}" if curve.last_step is not None else ""
     return (
@@ -39,9 +39,9 @@ def described(curve: Curve) -> str:
     )
 
 
-def svg(curve: Curve) -> str:
+def svg(curve: MetricCurve) -> str:
     """The picture itself."""
-    frame = _Frame(curve)
+    frame = _ChartFrame(curve)
     shapes = "".join(
         frame.line(bins, COLOURS[rank % len(COLOURS)], 14) for rank, bins in sorted(curve.lines.items(), reverse=True)
     ) or frame.band(curve.whole)
@@ -56,27 +56,29 @@ def svg(curve: Curve) -> str:
     )
 
 
-class _Frame:
-    """Where a curve's values lie in the picture."""
+class _ChartFrame:
+    """The mapping of a curve's values to the picture."""
 
-    def __init__(self, curve: Curve) -> None:
-        xs = [one.x for one in curve.whole]
+    def __init__(self, curve: MetricCurve) -> None:
+        xs = [bin_.x for bin_ in curve.whole]
         self._first, self._end = min(xs, default=0.0), max(xs, default=0.0)
         self._low, self._high = (0.0, 0.0) if math.isnan(curve.low) else (curve.low, curve.high)
 
-    def line(self, bins: Sequence[Bin], colour: str, width: int) -> str:
+    def line(self, bins: Sequence[CurveBin], colour: str, width: int) -> str:
         """The means as a line; a single one is a dot, which is what a line of no length with round ends is."""
-        points = [self._place(one.x, one.mean) for one in bins]
+        points = [self._point(bin_.x, bin_.mean) for bin_ in bins]
         return f'<path stroke="{colour}" stroke-width="{width if len(points) > 1 else 60}" d="{_path(points)}"/>'
 
-    def band(self, bins: Sequence[Bin]) -> str:
+    def band(self, bins: Sequence[CurveBin]) -> str:
         """The means as a line, from the lowest to the highest as a band."""
         if not bins:
             return ""
-        edge = [self._place(one.x, one.high) for one in bins] + [self._place(one.x, one.low) for one in bins[::-1]]
+        edge = [self._point(bin_.x, bin_.high) for bin_ in bins] + [
+            self._point(bin_.x, bin_.low) for bin_ in bins[::-1]
+        ]
         return f'<path fill="{COLOURS[0]}" fill-opacity=".25" d="{_path(edge)}z"/>{self.line(bins, COLOURS[0], 16)}'
 
-    def _place(self, x: float, y: float) -> tuple[int, int]:
+    def _point(self, x: float, y: float) -> tuple[int, int]:
         across = (x - self._first) / (self._end - self._first) if self._end > self._first else 0.5
         up = (y / 2 - self._low / 2) / (self._high / 2 - self._low / 2) if self._high > self._low else 0.5
         return (
@@ -97,22 +99,22 @@ def _text(x: int, y: int, text: str, anchor: str = "start") -> str:
     return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{html.escape(text)}</text>'
 
 
-def _name(curve: Curve) -> str:
+def _name(curve: MetricCurve) -> str:
     name = plain(curve.name)
     return name if len(name) <= 60 else f"{name[:60]}…"
 
 
-def _label(curve: Curve) -> str:
+def _label(curve: MetricCurve) -> str:
     name = _name(curve)
     shown = name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}"
     return f'{html.escape(shown)} <tspan font-weight="normal">{value_text(curve.mean)}</tspan>'
 
 
-def _span(curve: Curve) -> str:
+def _span(curve: MetricCurve) -> str:
     return "" if math.isnan(curve.low) else f"{value_text(curve.low)} … {value_text(curve.high)}"
 
 
-def _end(curve: Curve) -> str:
+def _end(curve: MetricCurve) -> str:
     if curve.by_step and curve.last_step is not None:
         return f"step {curve.last_step:,}"
     return time_text(curve.whole[-1].x - curve.whole[0].x) if curve.whole else ""

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from accelerate_nb.events.model import LogLine
-from accelerate_nb.reports.amounts import counted
-from accelerate_nb.reports.colours import plain
-from accelerate_nb.reports.digest import SIGNS, Digest, Row, Tail, curve_text
-from accelerate_nb.reports.failures import Cause
-from accelerate_nb.reports.fitting import first_fitting, fitted, narrowed, newest_fitting, saved_size
+from accelerate_nb.reports.ansi import plain
+from accelerate_nb.reports.failure_summary import FailureCause
+from accelerate_nb.reports.number_format import counted
+from accelerate_nb.reports.size_limits import first_fitting, fitted, narrowed, newest_fitting, saved_size
+from accelerate_nb.reports.summary import SIGNS, LogTail, RunSummary, SummaryRow, curve_text
 
 _WIDEST = 500
 _LIVE_LINES = 20
 _LAST_LINES = 30  # of each rank, where all of them follow each other unfolded
 # What each part may take of a notebook's file, in bytes.
-_TABLE, _CURVES, _CALLS, _ENDING = 12_000, 12_000, 8_000, 3_000
+_TABLE, _CURVES, _CALLS, _NOTES = 12_000, 12_000, 8_000, 3_000
 
 
-def live_text(digest: Digest) -> str:
+def live_text(digest: RunSummary) -> str:
     """The report while the run goes on."""
     lines = sorted((line for tail in digest.tails for line in tail.lines), key=lambda line: line.time)[-_LIVE_LINES:]
     label = len(digest.tails) > 1
@@ -26,15 +26,15 @@ def live_text(digest: Digest) -> str:
     return "\n\n".join([*_upper(digest), *(["\n".join(shown)] if shown else [])])
 
 
-def full_text(digest: Digest, room: int) -> str:
-    """The report to keep, of at most `room` bytes of a notebook's file."""
+def full_text(digest: RunSummary, size_limit: int) -> str:
+    """The report to keep, of at most `size_limit` bytes of a notebook's file."""
     parts = [*_upper(digest)]
     foot = f"All output: {narrowed(digest.folder, 500)}"
-    left = room - sum(saved_size(part) + 10 for part in [*parts, foot])
+    left = size_limit - sum(saved_size(part) + 10 for part in [*parts, foot])
     return "\n\n".join([*parts, *_tails(digest.tails, left), foot])
 
 
-def curve_lines(digest: Digest) -> list[str]:
+def curve_lines(digest: RunSummary) -> list[str]:
     """A line for each metric: its name, its course, its newest value, its range."""
     rows = [curve_text(curve) for curve in digest.curves]
     return aligned(rows)
@@ -46,11 +46,11 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _upper(digest: Digest) -> Iterator[str]:
+def _upper(digest: RunSummary) -> Iterator[str]:
     detail = f", {digest.detail}" if digest.detail else ""
     yield f"{digest.head}  {SIGNS[digest.state]} {digest.state}{detail}  {digest.facts}\n{digest.why}"
-    if digest.quiet:
-        yield fitted(digest.quiet, _ENDING)
+    if digest.idle_warning:
+        yield fitted(digest.idle_warning, _NOTES)
     if digest.cause is not None:
         yield "\n".join(cause_lines(digest.cause))
     yield "\n".join(first_fitting(_table(digest), _TABLE))
@@ -61,7 +61,7 @@ def _upper(digest: Digest) -> Iterator[str]:
         yield "\n".join([*first_fitting(curve_lines(digest), _CURVES), *more])
 
 
-def _table(digest: Digest) -> list[str]:
+def _table(digest: RunSummary) -> list[str]:
     """A line for each rank; what no rank has gets no column."""
     head = ["rank", "state", "progress", *digest.columns, "device"]
     rows = [head, *([*_cells(row)] for row in digest.rows)]
@@ -69,7 +69,7 @@ def _table(digest: Digest) -> list[str]:
     return aligned([[row[index] for index in filled] for row in rows])
 
 
-def _cells(row: Row) -> Iterator[str]:
+def _cells(row: SummaryRow) -> Iterator[str]:
     yield row.ranks
     yield f"{SIGNS[row.state]} {row.state}"
     yield ", ".join(row.progress)
@@ -77,27 +77,27 @@ def _cells(row: Row) -> Iterator[str]:
     yield ", ".join(row.devices[:4])
 
 
-def cause_lines(cause: Cause) -> Iterator[str]:
-    """Why a run failed: the first cause with its calls, what to do about it, what the other ranks did."""
-    yield f"{SIGNS['failed']} {fitted(cause.headline, _ENDING)}"
+def cause_lines(cause: FailureCause) -> Iterator[str]:
+    """The lines on a failure: the first cause with its calls, what to do about it, what the other ranks did."""
+    yield f"{SIGNS['failed']} {fitted(cause.headline, _NOTES)}"
     yield fitted(cause.text, _CALLS)
     if cause.advice:
-        yield fitted(cause.advice, _ENDING)
+        yield fitted(cause.advice, _NOTES)
     if cause.last_lines:
         yield "The last that it wrote:"
-        yield from newest_fitting([f"  {line}" for line in cause.last_lines], _ENDING)
-    yield from first_fitting(cause.others, _ENDING)
+        yield from newest_fitting([f"  {line}" for line in cause.last_lines], _NOTES)
+    yield from first_fitting(cause.others, _NOTES)
 
 
-def _tails(tails: Sequence[Tail], room: int) -> Iterator[str]:
+def _tails(tails: Sequence[LogTail], size_limit: int) -> Iterator[str]:
     for number, tail in enumerate(tails):
-        text = _tail(tail, room // (len(tails) - number) - 200)
-        room -= saved_size(text) + 10
+        text = _tail(tail, size_limit // (len(tails) - number) - 200)
+        size_limit -= saved_size(text) + 10
         yield text
 
 
-def _tail(tail: Tail, room: int) -> str:
-    shown = newest_fitting([_line(line) for line in tail.lines[-_LAST_LINES:]], room)
+def _tail(tail: LogTail, size_limit: int) -> str:
+    shown = newest_fitting([_line(line) for line in tail.lines[-_LAST_LINES:]], size_limit)
     last = counted(tail.count, "line") if len(shown) == tail.count else f"the last {len(shown)} of {tail.count:,} lines"
     return "\n".join([f"rank {tail.rank}: {last}", *shown])
 

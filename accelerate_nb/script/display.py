@@ -1,4 +1,4 @@
-"""What a notebook shows, as text: the value of a cell's last line, and what `display` is given."""
+"""Displays of a notebook as text: the value of a cell's last line, and the objects of `display`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def display(*objects: Any, **options: Any) -> Any:
     other = getattr(builtins, "display", None)
     if other is not None:
         return other(*objects, **options)
-    for one in objects:
-        print(text_of(one))
-    return Handle() if options.get("display_id") is not None else None
+    for object_ in objects:
+        print(text_of(object_))
+    return DisplayHandle() if options.get("display_id") is not None else None
 
 
-class Handle:
-    """What was displayed, and can be displayed again: text is written below, since what is printed stays."""
+class DisplayHandle:
+    """A display that can be updated: its new text is printed below, since printed text stays."""
 
     def display(self, obj: Any, **_: Any) -> None:
         """Show an object."""
@@ -48,7 +48,7 @@ class Handle:
 
 
 def text_of(value: Any) -> str:
-    """What a notebook that can show nothing but text would write; a figure is a line that tells its size."""
+    """The text of a display; a figure is a line with its size."""
     if _is_simple(value) and len(text := repr(value)) <= _WIDEST:
         return text
     # IPython takes a third of a second to import, so it is for values that need it

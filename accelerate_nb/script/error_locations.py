@@ -1,4 +1,4 @@
-"""Where a script went wrong, in the words of its notebook: `train.ipynb, cell 3, line 2`."""
+"""Locations of errors in terms of the notebook: `train.ipynb, cell 3, line 2`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from accelerate_nb.export.warned import in_words, name_in_warnings
+from accelerate_nb.sources.warning_format import in_words, name_in_warnings
 
 if TYPE_CHECKING:
     from traceback import FrameSummary, TracebackException
@@ -23,9 +23,9 @@ def name_in_tracebacks(file: str) -> None:
     name_in_warnings()
     before = sys.excepthook
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if issubclass(kind, KeyboardInterrupt):
-            before(kind, error, trace)
+    def hook(error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(error_type, KeyboardInterrupt):
+            before(error_type, error, trace)
             return
         print(traceback_text(error, file), end="", file=sys.stderr)
 
@@ -33,14 +33,14 @@ def name_in_tracebacks(file: str) -> None:
 
 
 def traceback_text(error: BaseException, file: str) -> str:
-    """What Python writes of an exception that nobody caught, with the cells and lines of the notebook in it."""
+    """Python's text of an uncaught exception, with the cells and lines of the notebook in it."""
     from traceback import TracebackException
 
     from accelerate_nb.errors import AccelerateNbError
 
     whole = TracebackException.from_exception(error)
-    for one in _every(whole):
-        _clean(one, file, ours=isinstance(error, AccelerateNbError))
+    for item in _every(whole):
+        _clean(item, file, ours=isinstance(error, AccelerateNbError))
     return in_words("".join(whole.format()))
 
 
@@ -48,17 +48,19 @@ def _every(error: TracebackException) -> Iterator[TracebackException]:
     """An exception, those that it came from, and those of a group."""
     waiting = [error]
     while waiting:
-        one = waiting.pop()
-        yield one
-        others = (one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ()))
+        item = waiting.pop()
+        yield item
+        others = (item.__cause__, item.__context__, *(getattr(item, "exceptions", None) or ()))
         waiting += [other for other in others if other is not None]
 
 
 def _clean(error: TracebackException, file: str, *, ours: bool) -> None:
     """Leave out how the script came to call its cells, and this package, unless an error of another's began there."""
     frames = list(error.stack)
-    began_here = bool(frames) and frames[-1].filename.startswith(_PACKAGE) and not ours
-    kept = [frame for frame in _below_the_loop(frames) if not _is_left_out(frame, file, began_here=began_here)]
+    raised_in_package = bool(frames) and frames[-1].filename.startswith(_PACKAGE) and not ours
+    kept = [
+        frame for frame in _below_the_loop(frames) if not _is_left_out(frame, file, raised_in_package=raised_in_package)
+    ]
     for frame in kept:
         if frame.filename == file and frame.name.startswith("_cell_"):
             frame.name = "<module>"
@@ -69,14 +71,14 @@ def _below_the_loop(frames: list[FrameSummary]) -> Iterator[FrameSummary]:
     """The frames without asyncio's own below `wait`."""
     waits = False
     for frame in frames:
-        waits = frame.filename == _RUNTIME + "waiting.py" or (waits and _LOOP in frame.filename)
+        waits = frame.filename == _RUNTIME + "top_level_await.py" or (waits and _LOOP in frame.filename)
         if not (waits and _LOOP in frame.filename):
             yield frame
 
 
-def _is_left_out(frame: FrameSummary, file: str, *, began_here: bool) -> bool:
-    from accelerate_nb.export.places import place
+def _is_left_out(frame: FrameSummary, file: str, *, raised_in_package: bool) -> bool:
+    from accelerate_nb.sources.script_lines import cell_line
 
     if frame.filename == file:
-        return place(file, frame.lineno or 0) is None
-    return frame.filename.startswith(_RUNTIME if began_here else _PACKAGE)
+        return cell_line(file, frame.lineno or 0) is None
+    return frame.filename.startswith(_RUNTIME if raised_in_package else _PACKAGE)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from accelerate_nb.errors import ConfigurationError, OperationError
-from accelerate_nb.script.drawing import drawn_on_ranks, session_begins
+from accelerate_nb.script.rng_streams import drawn_on_ranks, session_begins
 
 
 def push(*values: Any) -> Any:
@@ -28,7 +28,7 @@ def push(*values: Any) -> Any:
 
 def pull(*values: Any, rank: int | None = None, every: bool = False) -> Any:
     """
-    What one rank has, without more said the first, on every process; all processes must call it.
+    The values of one rank, by default the first, on every process; all processes must call it.
 
     One value comes back as itself, several as a tuple; with `every` each is the list of all ranks' values, in their order.
     Tensors come to the CPU, without what autograd knows of them.
@@ -38,30 +38,28 @@ def pull(*values: Any, rank: int | None = None, every: bool = False) -> Any:
     if not every:
         return pull_from(rank or 0, lambda: values if len(values) != 1 else values[0])
     if rank is not None:
-        raise ConfigurationError(
-            f"pull was asked for every rank's values and for rank {rank}'s. Leave one of them out."
-        )
+        raise ConfigurationError(f"pull was given both every rank and rank {rank}. Leave one of them out.")
     columns = [_of_every_rank(value) for value in values]
     return columns[0] if len(columns) == 1 else tuple(columns)
 
 
 def pull_from(rank: int, value: Callable[[], Any]) -> Any:
     """
-    What one rank makes of an expression that others may not be able to evaluate, on every process; all must call it.
+    The value of an expression on one rank, sent to every process; all must call it.
 
     >>> score = pull_from(0, lambda: score)
     """
     size = _size()
     if not 0 <= rank < size:
         raise ConfigurationError(
-            f"The value of rank {rank} was asked for, and there are {size} processes. Choose from 0 to {size - 1}."
+            f"The value of rank {rank} was requested, but there are {size} processes. Choose from 0 to {size - 1}."
         )
     return _sent(rank, value, detached=True)
 
 
 def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
-    What a function returns on the first rank, after all have called it, each with its own copy of the first's arguments.
+    The first rank's result of a function, after all have called it, each with its own copy of the first's arguments.
 
     It draws the ranks' random numbers.
 
@@ -79,13 +77,13 @@ def _of_every_rank(value: Any) -> list[Any]:
 
 
 def _size() -> int:
-    from accelerate_nb.runtime.current import current_world
+    from accelerate_nb.runtime.world.registry import current_world
 
     return current_world().size
 
 
 def _rank() -> int:
-    from accelerate_nb.runtime.current import current_world
+    from accelerate_nb.runtime.world.registry import current_world
 
     return current_world().rank
 
@@ -94,23 +92,23 @@ def _sent(rank: int, value: Callable[[], Any], *, detached: bool) -> Any:
     """A copy of one rank's value, on every process; what goes wrong with it is raised on all of them."""
     import torch
 
-    from accelerate_nb.runtime.current import current_world
     from accelerate_nb.runtime.operations.collective import broadcast, broadcast_object_list
-    from accelerate_nb.script.packing import pack, unpack
+    from accelerate_nb.runtime.world.registry import current_world
+    from accelerate_nb.script.serializer import pack, unpack
 
     world = current_world()
     packed, error = b"", None
     if world.rank == rank:
         try:
             packed = pack(value(), detached=detached)
-        except Exception as raised:  # noqa: BLE001 - a pickler calls anybody's code, and the others wait for this rank
+        except Exception as raised:  # noqa: BLE001 - a pickler calls the user's code, and the others wait for this rank
             error = raised
-    told = None if error is None else f"{type(error).__name__}: {error}"
-    length, told = broadcast_object_list([len(packed), told], from_process=rank)
+    error_text = None if error is None else f"{type(error).__name__}: {error}"
+    length, error_text = broadcast_object_list([len(packed), error_text], from_process=rank)
     if error is not None:
         raise error
-    if told is not None:
-        raise OperationError(f"Rank {rank} was to send a value, and could not: {told}. The same is raised there.")
+    if error_text is not None:
+        raise OperationError(f"Rank {rank} was to send a value, but could not: {error_text}. The same is raised there.")
     if world.size > 1:
         row = (
             torch.frombuffer(bytearray(packed), dtype=torch.uint8) if packed else torch.empty(length, dtype=torch.uint8)

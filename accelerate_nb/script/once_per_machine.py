@@ -1,4 +1,4 @@
-"""What the processes of one machine do once, by the first of them that comes to it, while the others wait for its end."""
+"""Work that one process of a machine does, the first that reaches it, while the others wait for its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import IO
 
 from accelerate_nb.errors import ScriptError
 
-_OUR_OWN = os.path.dirname(__file__) + os.sep
+_OUR_FOLDER = os.path.dirname(__file__) + os.sep
 # How often each line of the script was come to: all processes run the same lines.
 _times: ContextVar[Counter[str]] = ContextVar("times", default=Counter())  # noqa: B039 - one for all threads and tasks
 
@@ -28,18 +28,18 @@ def once(work: Callable[[], int]) -> int:
     """
     Do some work in one process of this machine; gives its result in all of them.
 
-    It is the first process that comes to it, so nobody waits for a process that never does. The others wait until the
+    It is the first process that reaches it, so the others never wait for one that does not. The others wait until the
     work is done, and `ScriptError` is raised in them if the process that did it failed or is gone. A process that was not
     launched beside others does it itself.
 
     >>> once(lambda: os.system("make data"))  # doctest: +SKIP
     0
     """
-    mates = _mates(os.environ)
-    if mates < 2:
+    ranks_on_machine = _ranks_on_machine(os.environ)
+    if ranks_on_machine < 2:
         return work()
     path = _folder() / _key(_line_of_the_script(), os.environ)
-    # The lock of a process that ends, however it ends, is taken off by the kernel: nobody waits for ever.
+    # The operating system releases the lock of a process that ends, however it ends: no process waits for ever.
     with path.open("a+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         known = _read(file)
@@ -48,39 +48,39 @@ def once(work: Callable[[], int]) -> int:
             known = {"result": work(), "passed": 0}
         if "result" not in known:
             raise ScriptError(
-                f"{_line_of_the_script()} is run once on each machine, and the process that ran it here did not come to "
-                "its end. Its own error says why; this process stops with it."
+                f"{_line_of_the_script()} is run once on each machine, and the process that ran it here did not reach "
+                "its end. Its own error gives the reason; this process stops with it."
             )
         known["passed"] += 1
         _write(file, known)
-        if known["passed"] >= mates:
+        if known["passed"] >= ranks_on_machine:
             path.unlink(missing_ok=True)
         return known["result"]
 
 
-def _mates(environment: Mapping[str, str]) -> int:
-    """How many processes of one launch are on this machine; 1 where no launcher says so."""
-    said = environment.get("LOCAL_WORLD_SIZE", "")
-    return int(said) if said.isdigit() and "LOCAL_RANK" in environment else 1
+def _ranks_on_machine(environment: Mapping[str, str]) -> int:
+    """The number of processes of this launch on this machine; 1 where no launcher sets it."""
+    size = environment.get("LOCAL_WORLD_SIZE", "")
+    return int(size) if size.isdigit() and "LOCAL_RANK" in environment else 1
 
 
 def _folder() -> Path:
-    """A folder that nobody else can write to."""
+    """A folder that no other user can write to."""
     folder = Path(tempfile.gettempdir()) / f"accelerate-nb-once-{os.getuid()}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    # everybody may write beside it, so it can be a link that somebody else has laid, too
+    # every user may write next to it, so it can also be another user's link
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise ScriptError(
-            f"{folder} was to be a folder that nobody else can write to, and is not. Remove it, or set TMPDIR to a folder of "
+            f"{folder} was to be a folder that no other user can write to, but is not. Remove it, or set TMPDIR to a folder of "
             "your own."
         )
     return folder
 
 
 def _key(line: str, environment: Mapping[str, str]) -> str:
-    """A name that the processes of one attempt on this machine share, each time that they come to the line anew."""
+    """A name that the processes of one launch on this machine share, one for each time that they reach the line."""
     import psutil
 
     times = _times.get()
@@ -93,7 +93,7 @@ def _key(line: str, environment: Mapping[str, str]) -> str:
 
 def _line_of_the_script() -> str:
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OUR_OWN):
+    while frame is not None and frame.f_code.co_filename.startswith(_OUR_FOLDER):
         frame = frame.f_back
     return "this line" if frame is None else f"{frame.f_code.co_filename}, line {frame.f_lineno}"
 

@@ -15,14 +15,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Processes that import the script for its data loaders were started with other words than the script was.
+# Processes that import the script for its data loaders were started with other arguments than the script was.
 _WORDS = "ACCELERATE_NB_SCRIPT_WORDS"
 _OPTIONAL = " | None"
 _MANY = re.compile(r"(?P<kind>list|tuple)\[(?P<of>.+?)(?:, \.\.\.)?\]")
 _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-def parameters(name: str, file: str, title: str, /, **options: tuple[str, str, str]) -> Said:
+def parameters(name: str, file: str, title: str, /, **options: tuple[str, str, str]) -> OptionValues:
     """
     Read the command line: `--learning-rate 0.1` gives `learning_rate` another value.
 
@@ -36,19 +36,22 @@ def parameters(name: str, file: str, title: str, /, **options: tuple[str, str, s
     return read(_words(name), os.path.basename(file), title, options)
 
 
-def read(words: Sequence[str], name: str, title: str, options: Mapping[str, tuple[str, str, str]]) -> Said:
+def read(words: Sequence[str], name: str, title: str, options: Mapping[str, tuple[str, str, str]]) -> OptionValues:
     """
-    What words say of options; a help names the program by `name`.
+    The values of options in `words`; a help names the program by `name`.
 
     >>> read(["--epochs", "5"], "train.py", "Train a model", {"epochs": ("int", "3", "how often")}).values
     {'epochs': 5}
     """
-    known = [Option(each, Type(kind), default, told) for each, (kind, default, told) in options.items()]
+    known = [
+        ScriptOption(option, OptionType(type_name), default, help_text)
+        for option, (type_name, default, help_text) in options.items()
+    ]
     parser = _parser(name, title, known)
-    said, others = parser.parse_known_args(words)
+    parsed, others = parser.parse_known_args(words)
     if others:
         parser.error(_unknown(others[0], known))
-    return Said(tuple(known), vars(said))
+    return OptionValues(tuple(known), vars(parsed))
 
 
 def _words(name: str) -> list[str]:
@@ -60,23 +63,23 @@ def _words(name: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What a command line said, by the options' names."""
+class OptionValues:
+    """The values of a command line, by the options' names."""
 
-    options: tuple[Option, ...]
+    options: tuple[ScriptOption, ...]
     values: Mapping[str, Any]
 
     def instead_of(self, *defaults: Any) -> tuple[Any, ...]:
-        """The options' values in their order: these, or what was said."""
+        """The options' values in order: the given ones, or these defaults."""
         pairs = zip(self.options, defaults, strict=True)
         return tuple(
-            one.type.whole(self.values[one.name]) if one.name in self.values else value for one, value in pairs
+            pair.type.whole(self.values[pair.name]) if pair.name in self.values else value for pair, value in pairs
         )
 
 
 @dataclass(frozen=True)
-class Type:
-    """What a value can be, from the text of an annotation."""
+class OptionType:
+    """The type of a value, from the text of an annotation."""
 
     text: str
 
@@ -110,7 +113,7 @@ class Type:
         if self.optional and word == "None":
             return None
         if self.choices:
-            return next(one for one in self.choices if str(one) == word)
+            return next(choice for choice in self.choices if str(choice) == word)
         return _READERS[self.element](word)
 
     def whole(self, value: Any) -> Any:
@@ -119,11 +122,11 @@ class Type:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class ScriptOption:
     """One name of the cell."""
 
     name: str
-    type: Type
+    type: OptionType
     default: str
     help: str
 
@@ -135,7 +138,7 @@ class Option:
 
     @property
     def negated(self) -> tuple[str, ...]:
-        """How a yes-or-no is turned off."""
+        """The flag that turns a yes-or-no option off."""
         return tuple(f"--no{flag[1:] if '-' in flag[2:] else '-' + flag[2:]}" for flag in self.flags)
 
 
@@ -146,8 +149,8 @@ def _truth(word: str) -> bool:
 _READERS: Mapping[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str, "Path": Path, "bool": _truth}
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, once, however many processes the script has."""
+class _OptionParser(argparse.ArgumentParser):
+    """Prints an error in one line, once, however many processes the script has."""
 
     def error(self, message: str) -> NoReturn:
         if _speaks():
@@ -159,49 +162,57 @@ class _Parser(argparse.ArgumentParser):
             super().print_help(file)
 
 
-def _parser(script: str, title: str, options: Sequence[Option]) -> _Parser:
-    parser = _Parser(prog=script, description=title, allow_abbrev=False, add_help=True)
+def _parser(script: str, title: str, options: Sequence[ScriptOption]) -> _OptionParser:
+    parser = _OptionParser(prog=script, description=title, allow_abbrev=False, add_help=True)
     # argparse knows -1 and -0.5 as values; a learning rate may be -1e-3
     parser._negative_number_matcher = re.compile(r"-(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?$")
-    for one in options:
-        _add(parser, one)
+    for option in options:
+        _add(parser, option)
     return parser
 
 
-def _add(parser: _Parser, one: Option) -> None:
-    told = " ".join(filter(None, (one.help, f"(default: {one.default})"))).replace("%", "%%")
-    first, *others = one.flags
-    if one.type.element == "bool" and one.type.many is None:
-        parser.add_argument(first, dest=one.name, action="store_true", default=argparse.SUPPRESS, help=told)
+def _add(parser: _OptionParser, script_option: ScriptOption) -> None:
+    help_text = " ".join(filter(None, (script_option.help, f"(default: {script_option.default})"))).replace("%", "%%")
+    first, *others = script_option.flags
+    if script_option.type.element == "bool" and script_option.type.many is None:
+        parser.add_argument(
+            first, dest=script_option.name, action="store_true", default=argparse.SUPPRESS, help=help_text
+        )
         for flag in others:
             parser.add_argument(
-                flag, dest=one.name, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+                flag, dest=script_option.name, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
             )
         off = f"the opposite of {first}"
-        for flag in one.negated:
-            parser.add_argument(flag, dest=one.name, action="store_false", default=argparse.SUPPRESS, help=off)
+        for flag in script_option.negated:
+            parser.add_argument(
+                flag, dest=script_option.name, action="store_false", default=argparse.SUPPRESS, help=off
+            )
             off = argparse.SUPPRESS
         return
-    read = _reader(one.type)
+    read = _reader(script_option.type)
     shape: dict[str, Any] = {
-        "dest": one.name,
+        "dest": script_option.name,
         "default": argparse.SUPPRESS,
         "type": read,
-        "metavar": _metavar(one.type),
+        "metavar": _metavar(script_option.type),
     }
-    if one.type.many:
+    if script_option.type.many:
         shape["nargs"] = "*"
-    parser.add_argument(first, **shape, help=told)
+    parser.add_argument(first, **shape, help=help_text)
     for flag in others:
         parser.add_argument(flag, **shape, help=argparse.SUPPRESS)
 
 
-def _reader(kind: Type) -> Callable[[str], Any]:
+def _reader(option_type: OptionType) -> Callable[[str], Any]:
     def read(word: str) -> Any:
         try:
-            return kind.read(word)
+            return option_type.read(word)
         except (ValueError, KeyError, StopIteration):
-            wanted = f"one of {', '.join(map(str, kind.choices))}" if kind.choices else _NAMES[kind.element]
+            wanted = (
+                f"one of {', '.join(map(str, option_type.choices))}"
+                if option_type.choices
+                else _NAMES[option_type.element]
+            )
             raise argparse.ArgumentTypeError(f"{word!r} was given, and it takes {wanted}") from None
 
     return read
@@ -210,15 +221,19 @@ def _reader(kind: Type) -> Callable[[str], Any]:
 _NAMES = {"int": "a whole number", "float": "a number", "str": "text", "Path": "a path", "bool": "true or false"}
 
 
-def _metavar(kind: Type) -> str:
-    return "{" + ",".join(map(str, kind.choices)) + "}" if kind.choices else kind.element.upper()
+def _metavar(option_type: OptionType) -> str:
+    return "{" + ",".join(map(str, option_type.choices)) + "}" if option_type.choices else option_type.element.upper()
 
 
-def _unknown(word: str, options: Sequence[Option]) -> str:
+def _unknown(word: str, options: Sequence[ScriptOption]) -> str:
     if not word.startswith("-"):
         return f"{word!r} was given, and belongs to no option"
     flag = word.partition("=")[0]
-    known = [flag for one in options for flag in (*one.flags, *(one.negated if one.type.element == "bool" else ()))]
+    known = [
+        flag
+        for option in options
+        for flag in (*option.flags, *(option.negated if option.type.element == "bool" else ()))
+    ]
     near = difflib.get_close_matches(flag, known, n=1)
     return f"there is no option {flag}" + (f"; did you mean {near[0]}?" if near else "")
 

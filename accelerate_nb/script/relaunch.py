@@ -10,17 +10,17 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from accelerate_nb.config.environment import already_launched
-from accelerate_nb.config.run import all_settings, resolve
-from accelerate_nb.config.spelling import flags
+from accelerate_nb.config.formats import flags
+from accelerate_nb.config.run_config import all_settings, resolve
 from accelerate_nb.errors import LaunchError
 
 
 def needed(file: str, **settings: Any) -> None:
     """
-    Go on as one of the processes that these settings ask for.
+    Continue as one of the processes that these settings request.
 
     Under plain `python` that is a launch of this very file, with which this process ends. In a launched process the
-    settings are told to its `Accelerator`, where the launcher and the environment say nothing else. A file that was
+    settings reach its `Accelerator`, where the launcher and the environment set nothing else. A file that was
     imported does neither.
 
     >>> needed(__file__, num_processes=2)
@@ -31,8 +31,8 @@ def needed(file: str, **settings: Any) -> None:
     if frame.f_globals.get("__name__") != "__main__":
         return
     if already_launched(os.environ):
-        _say_where_unsaid(settings)
-        _tell_of_another_size(file, settings)
+        _set_missing_variables(settings)
+        _warn_of_another_size(file, settings)
         return
     _refuse_in_a_notebook(file)
     _become([sys.executable, *_interpreter_flags(), *launch_words(file, sys.argv[1:], settings)])
@@ -40,7 +40,7 @@ def needed(file: str, **settings: Any) -> None:
 
 def launch_words(file: str, arguments: list[str], settings: Mapping[str, Any]) -> list[str]:
     """
-    What follows `python` to launch a script with its arguments.
+    The arguments after `python` to launch a script with its own arguments.
 
     >>> launch_words("/train.py", ["--epochs", "3"], {"num_processes": 2})
     ['-m', 'accelerate_nb', 'launch', '--num-processes', '2', '/train.py', '--epochs', '3']
@@ -48,23 +48,23 @@ def launch_words(file: str, arguments: list[str], settings: Mapping[str, Any]) -
     return ["-m", "accelerate_nb", "launch", *flags(settings), os.path.abspath(file), *arguments]
 
 
-def _say_where_unsaid(settings: Mapping[str, Any]) -> None:
-    known = {one.name for one in all_settings()}
-    # as in a file: whatever the environment says wins
+def _set_missing_variables(settings: Mapping[str, Any]) -> None:
+    known = {setting.name for setting in all_settings()}
+    # as in a file: the environment wins
     config = resolve({}, os.environ, {name: value for name, value in settings.items() if name in known})
-    said = {**config.training.environ()}
+    variables = {**config.training.environ()}
     if "cpu" in settings:
-        said |= config.launching.environ()
-    for name, value in said.items():
+        variables |= config.launching.environ()
+    for name, value in variables.items():
         os.environ.setdefault(name, value)
 
 
-def _tell_of_another_size(file: str, settings: Mapping[str, Any]) -> None:
-    asked, size = settings.get("num_processes"), int(os.environ["WORLD_SIZE"])
-    if asked not in {None, size} and os.environ["RANK"] == "0":
+def _warn_of_another_size(file: str, settings: Mapping[str, Any]) -> None:
+    requested, size = settings.get("num_processes"), int(os.environ["WORLD_SIZE"])
+    if requested not in {None, size} and os.environ["RANK"] == "0":
         print(
-            f"{os.path.basename(file)}: its cells ask for {_count(asked)}, and {_count(size)} were started. "
-            "What depends on their number is different.",
+            f"{os.path.basename(file)}: its cells request {_count(requested)}, but {_count(size)} were started. "
+            "Results that depend on their number differ.",
             file=sys.stderr,
         )
 
@@ -85,8 +85,8 @@ def _refuse_in_a_notebook(file: str) -> None:
 
 
 def _interpreter_flags() -> list[str]:
-    """What this Python was given before the script: -W, -X, -O and their like."""
-    # no public function tells them; multiprocessing uses this one too
+    """The options of this Python before the script: -W, -X, -O and their like."""
+    # no public function returns them; multiprocessing uses this one too
     found: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return found
 

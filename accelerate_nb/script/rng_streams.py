@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias
 
-from accelerate_nb.devices.randomness import RandomStates, random_states_here
+from accelerate_nb.rank.rng_state import RandomStates, current_random_states
 
 Side: TypeAlias = Literal["notebook", "ranks"]
 
@@ -20,7 +20,7 @@ def session_begins() -> None:
 
 def on_ranks(*, also_here: bool = False) -> None:
     """
-    What follows draws the ranks' numbers.
+    Switch to the ranks' random numbers.
 
     With `also_here` the notebook does the same: where something is drawn or seeded, its numbers go on from there, too.
 
@@ -28,12 +28,12 @@ def on_ranks(*, also_here: bool = False) -> None:
     """
     streams = _streams.get()
     streams.turn("ranks")
-    streams.shared = random_states_here(gpus=True) if also_here else None
+    streams.shared = current_random_states(gpus=True) if also_here else None
 
 
 def in_the_notebook() -> None:
     """
-    What follows draws the notebook's numbers.
+    Switch to the notebook's random numbers.
 
     >>> in_the_notebook()
     """
@@ -53,7 +53,7 @@ def drawn_on_ranks() -> Iterator[None]:
 
 
 @dataclass
-class _Streams:
+class _RandomStreams:
     """
     Whose numbers are drawn, and where the others wait.
 
@@ -67,7 +67,7 @@ class _Streams:
     def begin(self) -> RandomStates:
         if self.waiting is None:
             # a rank's process has touched no GPU yet
-            self.waiting = random_states_here()
+            self.waiting = current_random_states()
         return self.waiting
 
     def turn(self, side: Side) -> None:
@@ -75,29 +75,29 @@ class _Streams:
         waiting = self.begin()
         if side == self.side:
             return
-        here = random_states_here(gpus=True)
+        current = current_random_states(gpus=True)
         waiting.install()
-        self.side, self.waiting = side, here
+        self.side, self.waiting = side, current
 
     def _end_of_shared(self) -> None:
         if self.shared is None or self.waiting is None:
             return
-        now = random_states_here(gpus=True)
+        now = current_random_states(gpus=True)
         states = {
-            one.name: getattr(
-                self.waiting if _same(getattr(self.shared, one.name), getattr(now, one.name)) else now, one.name
+            field.name: getattr(
+                self.waiting if _same(getattr(self.shared, field.name), getattr(now, field.name)) else now, field.name
             )
-            for one in fields(RandomStates)
+            for field in fields(RandomStates)
         }
         self.shared, self.waiting = None, RandomStates(**states)
 
 
-_streams: ContextVar[_Streams] = ContextVar("streams", default=_Streams())  # noqa: B039 - one for all threads and tasks
+_streams: ContextVar[_RandomStreams] = ContextVar("streams", default=_RandomStreams())  # noqa: B039 - one for all threads and tasks
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(item: Any, other: Any) -> bool:
     """Whether two states of a generator are equal: numbers and arrays, nested in tuples and lists."""
-    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
-        return len(one) == len(other) and all(map(_same, one, other))
-    equal = one == other
+    if isinstance(item, (tuple, list)) and isinstance(other, (tuple, list)):
+        return len(item) == len(other) and all(map(_same, item, other))
+    equal = item == other
     return bool(equal.all()) if hasattr(equal, "all") else bool(equal)

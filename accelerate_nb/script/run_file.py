@@ -1,4 +1,4 @@
-"""What `%run` does in a script: a file's program runs, and what it defines is there afterwards."""
+"""`%run` in a script: a file's program runs, and its definitions stay."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def run_file(
             if end.code and exits:
                 raise
         finally:
-            names.update({key: value for key, value in vars(module).items() if not _is_its_own(key)})
+            names.update({key: value for key, value in vars(module).items() if not _is_dunder(key)})
 
 
 def matching(pattern: str) -> list[str]:
     """
-    The files that a word of a command line stands for; the word itself, if there are none.
+    The files that match a word of a command line; the word itself, if there are none.
 
     >>> matching("no such file *")
     ['no such file *']
@@ -70,7 +70,7 @@ def _file(path: str) -> Path:
         if file.is_file():
             return file
     raise ScriptError(
-        f"%run {path} was asked for, but there is no such file in {Path.cwd()}. Run the script from its folder."
+        f"%run {path} was requested, but there is no such file in {Path.cwd()}. Run the script from its folder."
     )
 
 
@@ -79,14 +79,16 @@ def _module(name: str) -> Path:
     if found is not None and found.submodule_search_locations:
         found = find_spec(f"{name}.__main__")
     if found is None or found.origin is None:
-        raise ScriptError(f"%run -m {name} was asked for, but there is no such module. Install it, or mend its name.")
+        raise ScriptError(
+            f"%run -m {name} was requested, but there is no such module. Install it, or correct its name."
+        )
     return Path(found.origin)
 
 
 def _source(file: Path) -> str | bytes:
     if file.suffix not in _NOTEBOOKS:
         return file.read_bytes()
-    from accelerate_nb.export.reading import read
+    from accelerate_nb.export.notebook import read
     from accelerate_nb.export.script import as_script
 
     return as_script(read(file)).text
@@ -105,5 +107,5 @@ def _program(module: ModuleType, words: list[str]) -> Iterator[None]:
             sys.modules[module.__name__] = replaced
 
 
-def _is_its_own(name: str) -> bool:
+def _is_dunder(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")

@@ -17,14 +17,14 @@ def pack(value: Any, *, detached: bool) -> bytes:
     """
     A value as bytes, whatever functions without a name it holds.
 
-    What stands in the script itself goes by its name, so that an object's class is the same class on the other side. Tensors
+    Definitions of the script itself are pickled by name, so that an object's class is the same class on the other side. Tensors
     that share memory share it afterwards. `detached` ones lose what autograd knows of them, and models what averages their
     gradients.
     """
     import torch
 
     file = io.BytesIO()
-    module: Any = SimpleNamespace(__name__=__name__, Pickler=_Detaching if detached else _Pickler)
+    module: Any = SimpleNamespace(__name__=__name__, Pickler=_DetachingPickler if detached else _ScriptPickler)
     torch.save(value, file, pickle_module=module, pickle_protocol=5)
     return file.getvalue()
 
@@ -41,12 +41,12 @@ def unpack(packed: bytes, device: torch.device) -> Any:
     return torch.load(io.BytesIO(packed), map_location=where, weights_only=False)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class _ScriptPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     def reducer_override(self, obj: Any) -> Any:
         return obj.__qualname__ if _stands_in_the_script(obj) else super().reducer_override(obj)
 
 
-class _Detaching(_Pickler):
+class _DetachingPickler(_ScriptPickler):
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules["torch"]
         if type(obj) is torch.Tensor and obj.requires_grad:

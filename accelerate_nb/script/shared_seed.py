@@ -1,4 +1,4 @@
-"""What the processes of a launch have in common from their first line on, as where a notebook had one kernel for all of them."""
+"""Seeds that the processes of a launch share from their first line on, as cells of a notebook share one kernel."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _LONG_WITH_VALUE = "--check-hash-based-pycs"
 
 
 @dataclass
-class _Once:
+class _FirstRun:
     """Whether this process has begun: a script that runs another one goes on with its own numbers."""
 
     has_begun: bool = field(default=False)
 
 
-_once: ContextVar[_Once] = ContextVar("begun", default=_Once())  # noqa: B039 - one for all threads and tasks
+_once: ContextVar[_FirstRun] = ContextVar("begun", default=_FirstRun())  # noqa: B039 - one for all threads and tasks
 
 
 def alike(file: str) -> None:
     """
-    Let this process draw what the others of its launch draw, and let its sets of texts have their order.
+    Give this process the random numbers of the others of its launch, and their order of sets of texts.
 
-    Python's, numpy's and torch's generators begin with a number that each launch makes anew; a seed that the script sets
+    Python's, numpy's and torch's generators begin with a number that is new for each launch; a seed that the script sets
     later wins. numpy and torch are seeded when they are imported, which stays where the script does it: what a cell puts into
-    the environment before is read then. `numpy.random.default_rng()` and whatever else asks the system for chance differ.
+    the environment before is read then. `numpy.random.default_rng()` and other sources of the system's entropy differ.
 
     A Python that was started with hashes of its own starts once more, in place, with the same words and with the hashes of
     all. Where it runs below a debugger, or anything else that could not go on, the orders of sets differ.
@@ -50,7 +50,7 @@ def alike(file: str) -> None:
     if not already_launched(os.environ) or os.environ["WORLD_SIZE"] == "1" or _once.get().has_begun:
         return
     number = number_of(os.environ)
-    if _has_hashes_of_its_own() and can_begin_again(file, sys.orig_argv, sys.argv):
+    if _has_random_hashes() and can_begin_again(file, sys.orig_argv, sys.argv):
         _begin_again(number)
     _once.get().has_begun = True
     random.seed(number)
@@ -61,21 +61,21 @@ def alike(file: str) -> None:
     for name in [*seeds]:
         if name in sys.modules:
             seeds.pop(name)(sys.modules[name])
-    sys.meta_path.insert(0, _Seeding(seeds))
+    sys.meta_path.insert(0, _SeedingFinder(seeds))
 
 
 def number_of(environment: Mapping[str, str]) -> int:
-    """A number below 2**32 that all processes of one attempt of a launch find, and hardly those of another."""
+    """A number below 2**32 that all processes of a launch share, and hardly those of another."""
     parts = [environment.get(name) for name in _LAUNCH]
     if environment.get("LOCAL_WORLD_SIZE") == environment["WORLD_SIZE"]:
-        # torchrun calls every run "none" and meets at the same port; its folder is new each time, and of one machine
-        own = environment.get("TORCHELASTIC_ERROR_FILE", "")
-        parts.append(os.path.dirname(os.path.dirname(own)))
+        # torchrun calls every run "none" and uses the same port; its folder is new each time, and of one machine
+        error_file = environment.get("TORCHELASTIC_ERROR_FILE", "")
+        parts.append(os.path.dirname(os.path.dirname(error_file)))
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big")
 
 
 def can_begin_again(file: str, words: Sequence[str], arguments: Sequence[str]) -> bool:
-    """Whether these words started a Python that runs this file, and nothing around it."""
+    """Whether these arguments started a Python that runs this file, and nothing around it."""
     options, program = words[1 : -len(arguments)], words[-len(arguments) :]
     if list(program) != list(arguments) or os.path.abspath(program[0]) != os.path.abspath(file):
         return False
@@ -86,21 +86,21 @@ def can_begin_again(file: str, words: Sequence[str], arguments: Sequence[str]) -
         elif not word.startswith("-") or word == "-":
             return False
         elif not word.startswith("--"):
-            letters = word[1:]
-            first = next((place for place, letter in enumerate(letters) if letter in _WITH_VALUE + _NO_FILE), None)
+            chars = word[1:]
+            first = next((position for position, char in enumerate(chars) if char in _WITH_VALUE + _NO_FILE), None)
             if first is None:
                 continue
-            if letters[first] in _NO_FILE:
+            if chars[first] in _NO_FILE:
                 return False
-            if first == len(letters) - 1:
+            if first == len(chars) - 1:
                 next(waiting, None)
     return True
 
 
-def _has_hashes_of_its_own() -> bool:
-    is_heard = not sys.flags.ignore_environment and _HASHES not in os.environ
+def _has_random_hashes() -> bool:
+    can_be_set = not sys.flags.ignore_environment and _HASHES not in os.environ
     # on Windows `exec` starts another process, and who waits for this one would not know it
-    return bool(sys.flags.hash_randomization) and is_heard and os.name != "nt" and sys.gettrace() is None
+    return bool(sys.flags.hash_randomization) and can_be_set and os.name != "nt" and sys.gettrace() is None
 
 
 def _begin_again(number: int) -> NoReturn:
@@ -109,24 +109,24 @@ def _begin_again(number: int) -> NoReturn:
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, _HASHES: str(number)})
 
 
-class _Seeding(MetaPathFinder):
+class _SeedingFinder(MetaPathFinder):
     """Does something with each of some modules once it has been imported."""
 
     def __init__(self, seeds: dict[str, Callable[[Any], object]]) -> None:
         self._seeds = seeds
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        """What the others find, for a module that waits to be seeded."""
+        """The spec from the other finders, whose loader also seeds the module once it has run."""
         if fullname not in self._seeds:
             return None
-        others = (one.find_spec(fullname, path, target) for one in sys.meta_path if one is not self)
+        others = (item.find_spec(fullname, path, target) for item in sys.meta_path if item is not self)
         spec = next((found for found in others if found is not None), None)
         if spec is not None and spec.loader is not None:
             self._follow(fullname, spec.loader)
         return spec
 
     def _follow(self, name: str, loader: Any) -> None:
-        # many look for torch without importing it: only a module that has run is seeded
+        # many search for torch without importing it: only a module that has run is seeded
         def exec_module(module: Any) -> None:
             del loader.exec_module
             loader.exec_module(module)

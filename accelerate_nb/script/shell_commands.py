@@ -1,4 +1,4 @@
-"""What `!`, `%%bash`, `%cd` and other words to the system do in a script."""
+"""`!`, `%%bash`, `%cd` and other shell commands in a script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from accelerate_nb.script.once import once
+from accelerate_nb.script.once_per_machine import once
 
 if TYPE_CHECKING:
     from IPython.utils.text import SList
@@ -76,14 +76,14 @@ def cell(program: str, text: str, *, fails: bool = True, background: bool = Fals
     """
     Give a text to a program, as `%%bash` and `%%script` do; `subprocess.CalledProcessError` if it fails.
 
-    `fails=False` passes over a failure, and nobody waits for what runs in the `background`. In a launched script one
+    `fails=False` ignores a failure, and a program in the `background` is not waited for. In a launched script one
     process of each machine does it while the others wait; with `every` each process does.
 
     >>> cell("bash", "echo hello")
     hello
     """
     words, given = shlex.split(program), _bytes(text)
-    code = _once_unless(every, lambda: _start(words, given) if background else _feed(words, given))
+    code = _once_unless(every, lambda: _start(words, given) if background else _run_with_input(words, given))
     if code and fails:
         raise subprocess.CalledProcessError(code, program)
 
@@ -125,25 +125,25 @@ def write_file(path: str, text: str, *, append: bool = False, every: bool = Fals
 
 def cd(folder: str = "~", *, quiet: bool = False) -> None:
     """
-    Change this process's folder and say where it is then, as `%cd` does; `cd("-")` goes back.
+    Change this process's folder and print the new one, as `%cd` does; `cd("-")` goes back.
 
     >>> cd("/")
     /
     """
-    here = Path.cwd()
+    former = Path.cwd()
     try:
         os.chdir(os.path.expanduser(os.environ.get("OLDPWD", ".") if folder == "-" else folder))
     except OSError as error:
         print(error)
     else:
-        os.environ["OLDPWD"] = str(here)
+        os.environ["OLDPWD"] = str(former)
     if not quiet:
         print(Path.cwd())
 
 
 def set_env(name: str, value: str) -> None:
     """
-    Set a variable of this process's environment and say so, as `%env NAME=value` does.
+    Set a variable of this process's environment and print it, as `%env NAME=value` does.
 
     >>> set_env("GREETING", "hello")
     env: GREETING=hello
@@ -160,7 +160,7 @@ def _run(command: str) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     shell = os.environ.get("SHELL") or None
-    # what runs in the background writes when it likes, so nobody reads it to its end
+    # a background program writes at any time, so its output is not read to its end
     if sys.stdout is sys.__stdout__ or command.rstrip().endswith("&"):
         return subprocess.run(command, shell=True, executable=shell, check=False).returncode
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -175,7 +175,7 @@ def _run(command: str) -> int:
     return process.returncode
 
 
-def _feed(words: list[str], given: bytes) -> int:
+def _run_with_input(words: list[str], given: bytes) -> int:
     out = None if sys.stdout is sys.__stdout__ else subprocess.PIPE
     err = None if sys.stderr is sys.__stderr__ else subprocess.PIPE
     done = _done(words, given, out, err)
@@ -190,7 +190,7 @@ def _done(words: list[str], given: bytes, out: int | None, err: int | None) -> s
     try:
         return subprocess.run(words, input=given, stdout=out, stderr=err, check=False)
     except FileNotFoundError:
-        # what IPython says, and no error for it either
+        # IPython's text, and no error for it either
         print(f"Couldn't find program: {words[0]!r}")
         return subprocess.CompletedProcess(words, 0)
 

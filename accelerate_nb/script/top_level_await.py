@@ -39,7 +39,7 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _end(loop: asyncio.AbstractEventLoop) -> None:
-    """What still runs at the script's end is cancelled, as `asyncio.run` does it."""
+    """Cancel the tasks that still run at the script's end, as `asyncio.run` does."""
     others = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
     for task in others:
         task.cancel()
