@@ -9,17 +9,17 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from accelerate_nb.export.awaiting import without_annotations
-from accelerate_nb.export.hearing import NAME, cell_magic
-from accelerate_nb.export.hoisting import hoisted
-from accelerate_nb.export.launches import kept_changes
-from accelerate_nb.export.line_magics import known
-from accelerate_nb.export.magics import plain
-from accelerate_nb.export.names import bound, looked_up
+from accelerate_nb.export.future_imports import hoisted
+from accelerate_nb.export.ipython.line_magics import known
+from accelerate_nb.export.ipython.translate import plain
+from accelerate_nb.export.notebook import NotebookCell
 from accelerate_nb.export.parameters import TAG, Parameter, parameters_of
-from accelerate_nb.export.plain import Plain, Ranked, Remark, Wishes
-from accelerate_nb.export.ranks import ranked
-from accelerate_nb.export.reading import Cell
+from accelerate_nb.export.rank_cells.bound_names import bound, looked_up
+from accelerate_nb.export.rank_cells.find import NAME, cell_magic
+from accelerate_nb.export.rank_cells.launch_side_effects import kept_changes
+from accelerate_nb.export.rank_cells.translate import ranked
+from accelerate_nb.export.top_level_await import without_annotations
+from accelerate_nb.export.translated_cell import ExportOptions, PlainCell, RankCells, Remark
 
 RAISES = "raises-exception"
 # `_` is the last result, `_3` and `Out[3]` those of cell 3, `In` the texts of the cells.
@@ -27,11 +27,11 @@ _PAST_RESULT = re.compile(r"_{1,3}|_i{0,3}\d*|Out|In|_[oi]h")
 
 
 @dataclass(frozen=True, slots=True)
-class Translated:
+class TranslatedCell:
     """A code cell in plain Python, with as many lines; a cell that is left out is text, and parses as nothing."""
 
-    cell: Cell
-    plain: Plain
+    cell: NotebookCell
+    plain: PlainCell
     futures: tuple[str, ...] = ()
     parameters: tuple[Parameter, ...] = ()
 
@@ -48,19 +48,19 @@ class Translated:
 
 
 @dataclass(frozen=True, slots=True)
-class Translation:
-    """All code cells of a notebook, by number, and how its `%%accelerate` cells want to be run."""
+class NotebookTranslation:
+    """All code cells of a notebook, by number, with the settings of its `%%accelerate` cells."""
 
-    cells: dict[int, Translated]
-    ranks: Ranked
+    cells: dict[int, TranslatedCell]
+    ranks: RankCells
 
     def notes(self) -> list[tuple[int, Remark]]:
-        """What a person should know, with the numbers of the cells, in the order of the lines."""
-        trees = ((number, one.tree) for number, one in self.cells.items())
-        return sorted([*self._remarks(self.ranks.notes, "notes"), *kept_changes(trees)], key=_place)
+        """Notes for the user, with the numbers of the cells, in the order of the lines."""
+        trees = ((number, cell.tree) for number, cell in self.cells.items())
+        return sorted([*self._remarks(self.ranks.notes, "notes"), *kept_changes(trees)], key=_position)
 
     def problems(self) -> list[tuple[int, Remark]]:
-        """What keeps the notebook from being a script, with the numbers of the cells, in the order of the lines."""
+        """Problems that prevent an export, with the numbers of the cells, in the order of the lines."""
         return sorted(
             [
                 *self._remarks(self.ranks.problems, "problems"),
@@ -68,16 +68,16 @@ class Translation:
                 *self._past_results(),
                 *self._magics_like_python(),
             ],
-            key=_place,
+            key=_position,
         )
 
-    def _remarks(self, of_ranks: Iterable[tuple[int, Remark]], kind: str) -> Iterator[tuple[int, Remark]]:
+    def _remarks(self, of_ranks: Iterable[tuple[int, Remark]], name: str) -> Iterator[tuple[int, Remark]]:
         yield from of_ranks
-        for one in self.cells.values():
-            yield from ((one.number, remark) for remark in getattr(one.plain, kind))
+        for cell in self.cells.values():
+            yield from ((cell.number, remark) for remark in getattr(cell.plain, name))
 
     def _second_parameters(self) -> Iterator[tuple[int, Remark]]:
-        tagged = [number for number, one in self.cells.items() if TAG in one.cell.tags]
+        tagged = [number for number, cell in self.cells.items() if TAG in cell.cell.tags]
         for number in tagged[1:]:
             yield (
                 number,
@@ -85,26 +85,26 @@ class Translation:
             )
 
     def _past_results(self) -> Iterator[tuple[int, Remark]]:
-        sound = [one for one in self.cells.values() if not one.plain.problems]
-        own = {name for one in sound for name in bound(one.tree.body)}
-        for one in sound:
-            for name, line in _past_results_of(one.tree.body).items():
-                if name not in own:
+        sound = [cell for cell in self.cells.values() if not cell.plain.problems]
+        defined = {name for item in sound for name in bound(item.tree.body)}
+        for item in sound:
+            for name, line in _past_results_of(item.tree.body).items():
+                if name not in defined:
                     what = f"`{name}` is what IPython keeps of other cells; give the value a name where it is computed"
-                    yield one.number, Remark(line, f"{what}.")
+                    yield item.number, Remark(line, f"{what}.")
 
     def _magics_like_python(self) -> Iterator[tuple[int, Remark]]:
         """A cell of `ls -la` is a difference to Python, and a magic to IPython while nothing is called `ls`."""
-        sound = [one for one in self.cells.values() if not one.plain.problems]
-        own = {name for one in sound for name in bound(one.tree.body)}
-        for one in sound if "*" not in own else ():
-            source = one.plain.source.strip()
+        sound = [cell for cell in self.cells.values() if not cell.plain.problems]
+        defined = {name for item in sound for name in bound(item.tree.body)}
+        for item in sound if "*" not in defined else ():
+            source = item.plain.source.strip()
             word = re.match(r"\w+", source)
-            if word is None or "\n" in source or word[0] in own or hasattr(builtins, word[0]):
+            if word is None or "\n" in source or word[0] in defined or hasattr(builtins, word[0]):
                 continue
-            if word[0] in known() and word[0] in looked_up(one.tree.body):
-                line = one.plain.source[: one.plain.source.index(source)].count("\n") + 1
-                yield one.number, Remark(line, f"nothing is called `{word[0]}`, so it is a magic: write `%{source}`.")
+            if word[0] in known() and word[0] in looked_up(item.tree.body):
+                line = item.plain.source[: item.plain.source.index(source)].count("\n") + 1
+                yield item.number, Remark(line, f"nothing is called `{word[0]}`, so it is a magic: write `%{source}`.")
 
 
 def _past_results_of(nodes: Iterable[ast.stmt]) -> dict[str, int]:
@@ -118,42 +118,42 @@ def _past_results_of(nodes: Iterable[ast.stmt]) -> dict[str, int]:
     return lines
 
 
-def translated(cells: Sequence[Cell], wishes: Wishes) -> Translation:
+def translated(cells: Sequence[NotebookCell], export_options: ExportOptions) -> NotebookTranslation:
     """Translate the code cells among these; nothing is raised, problems are kept."""
     code = [cell for cell in cells if cell.number is not None]
     ranks = ranked([cell for cell in code if RAISES not in cell.tags])
-    return Translation(
-        {cell.number: _translated(cell, ranks, wishes) for cell in code if cell.number is not None}, ranks
+    return NotebookTranslation(
+        {cell.number: _translated(cell, ranks, export_options) for cell in code if cell.number is not None}, ranks
     )
 
 
-def _translated(cell: Cell, ranks: Ranked, wishes: Wishes) -> Translated:
+def _translated(cell: NotebookCell, ranks: RankCells, export_options: ExportOptions) -> TranslatedCell:
     if RAISES in cell.tags:
         note = Remark(1, f"the cell was left out: it is tagged `{RAISES}`, and would end the script.")
-        return Translated(cell, Plain(cell.source, notes=(note,), left_out=True))
+        return TranslatedCell(cell, PlainCell(cell.source, notes=(note,), left_out=True))
     of_ranks = ranks.cells.get(cell.number or 0)
-    found = plain(cell.source, wishes) if of_ranks is None else _joined(cell, of_ranks, wishes)
+    found = plain(cell.source, export_options) if of_ranks is None else _joined(cell, of_ranks, export_options)
     if found.left_out or found.problems:
-        return Translated(cell, found)
+        return TranslatedCell(cell, found)
     try:
         return _checked(cell, found)
     except SyntaxError as error:
         line = error.lineno or 1
         text = found.source.split("\n")[line - 1].strip()
         problem = Remark(line, f"`{text}` is no Python: {error.msg}.")
-        return Translated(cell, replace(found, problems=(problem,)))
+        return TranslatedCell(cell, replace(found, problems=(problem,)))
 
 
-def _joined(cell: Cell, first: Plain, wishes: Wishes) -> Plain:
+def _joined(cell: NotebookCell, first: PlainCell, export_options: ExportOptions) -> PlainCell:
     if first.left_out or first.problems:
         return first
     magic = cell_magic(cell.source)
-    then = plain(first.source, wishes, on_ranks=magic is not None and magic.name == NAME)
+    then = plain(first.source, export_options, on_ranks=magic is not None and magic.name == NAME)
     imports = tuple(dict.fromkeys((*first.imports, *then.imports)))
     return replace(then, imports=imports, notes=(*first.notes, *then.notes))
 
 
-def _checked(cell: Cell, found: Plain) -> Translated:
+def _checked(cell: NotebookCell, found: PlainCell) -> TranslatedCell:
     """The cell as the script has it; `SyntaxError` where Python could not run it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warns of the same things when the script runs
@@ -162,11 +162,11 @@ def _checked(cell: Cell, found: Plain) -> Translated:
         source = without_annotations(with_future.source)
         options = parameters_of(source) if TAG in cell.tags else None
     if options is None:
-        return Translated(cell, replace(found, source=source), with_future.names)
+        return TranslatedCell(cell, replace(found, source=source), with_future.names)
     problems = (*found.problems, *options.problems)
-    return Translated(cell, replace(found, source=source, problems=problems), with_future.names, options.found)
+    return TranslatedCell(cell, replace(found, source=source, problems=problems), with_future.names, options.found)
 
 
-def _place(remark: tuple[int, Remark]) -> tuple[int, int]:
-    number, said = remark
-    return number, said.line
+def _position(remark: tuple[int, Remark]) -> tuple[int, int]:
+    number, note = remark
+    return number, note.line

@@ -1,4 +1,4 @@
-"""Which statements only define: a process that merely imports the script needs them, and may run them."""
+"""Search for statements that only define: a process that imports the script needs them, and may run them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from accelerate_nb.export.names import bound, called, looked_up, mentioned
+from accelerate_nb.export.rank_cells.bound_names import bound, called, looked_up, mentioned
 
 _DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Global, ast.Pass)
 # Calls that make a value of what they are given, and do nothing else.
@@ -30,9 +30,9 @@ _WORK = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr, ast.ListComp, ast.S
 
 
 @dataclass
-class Definitions:
+class DefinitionFinder:
     """
-    Tells, of one statement after the other, which of them only define.
+    Decides, for one statement after the other, whether it only defines.
 
     A definition that needs what only a guarded statement computes (`class Net(Base): size = len(vocabulary)`) can't be
     run by a process that merely imports the script, so it is guarded as well.
@@ -59,7 +59,7 @@ class Definitions:
         return not self.guarded.isdisjoint(looked_up(nodes) | set(self._within(called(nodes))))
 
     def _within(self, names: Iterable[str]) -> Iterator[str]:
-        """What the functions of these names look up when they are called, and the functions that they call in turn."""
+        """The names that these functions, and the functions that they call, look up when they are called."""
         waiting, known = list(names), set[str]()
         while waiting:
             name = waiting.pop()
@@ -78,7 +78,7 @@ def _defines(node: ast.stmt) -> bool:
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
     if isinstance(node, ast.If):
-        return _is_at_hand(node.test) and not _asks_who_runs(node.test) and _all_define(node.body, node.orelse)
+        return _is_at_hand(node.test) and not _reads_dunder_name(node.test) and _all_define(node.body, node.orelse)
     if isinstance(node, ast.Try):
         handlers = [handler.body for handler in node.handlers]
         return _all_define(node.body, *handlers, node.orelse, node.finalbody)
@@ -99,7 +99,9 @@ def _is_at_hand(value: ast.expr) -> bool:
     """Whether a value takes no work to make."""
     parts = list(_parts(value))
     calls = [part for part in parts if isinstance(part, ast.Call)]
-    return not any(isinstance(part, _WORK) for part in parts) and all(ast.unparse(one.func) in _MAKERS for one in calls)
+    return not any(isinstance(part, _WORK) for part in parts) and all(
+        ast.unparse(call.func) in _MAKERS for call in calls
+    )
 
 
 def _parts(node: ast.AST) -> Iterator[ast.AST]:
@@ -109,5 +111,5 @@ def _parts(node: ast.AST) -> Iterator[ast.AST]:
         yield from _parts(child)
 
 
-def _asks_who_runs(test: ast.expr) -> bool:
+def _reads_dunder_name(test: ast.expr) -> bool:
     return any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(test))

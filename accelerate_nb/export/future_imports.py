@@ -5,18 +5,18 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from accelerate_nb.export.editing import Edit, edited, end_of, instead_of
+from accelerate_nb.export.edits import Edit, edited, end_of, instead_of
 
 
 @dataclass(frozen=True, slots=True)
-class Hoisted:
+class HoistedImports:
     """A cell without its imports from the future, and the names that it imports from there."""
 
     source: str
     names: tuple[str, ...] = ()
 
 
-def hoisted(source: str) -> Hoisted:
+def hoisted(source: str) -> HoistedImports:
     """
     Take the imports from the future out of a cell; its other lines stay where they are.
 
@@ -27,7 +27,7 @@ def hoisted(source: str) -> Hoisted:
         node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom) and node.module == "__future__"
     ]
     edits = [edit for node in found for edit in _without(node, source.split("\n"))]
-    return Hoisted(edited(source, edits), tuple(alias.name for node in found for alias in node.names))
+    return HoistedImports(edited(source, edits), tuple(alias.name for node in found for alias in node.names))
 
 
 def _without(node: ast.ImportFrom, lines: list[str]) -> list[Edit]:

@@ -1,15 +1,15 @@
-"""What a notebook shows below a cell, the value of its last expression, is shown by the script too."""
+"""The value of a cell's last expression, which a notebook shows below the cell and the script prints."""
 
 from __future__ import annotations
 
 import ast
 
-from accelerate_nb.export.editing import Edit, end_of
+from accelerate_nb.export.edits import Edit, end_of
 
 # They give nothing back that a notebook would show.
 _SILENT = frozenset({"print", "display", "plt.show", "pyplot.show", "shown", "session_begins"})
 _SHELL = "nb_shell."
-_TELL = frozenset({"nb_shell.capture", "nb_shell.output_of"})
+_WITH_VALUE = frozenset({"nb_shell.capture", "nb_shell.output_of"})
 
 
 def result_of(source: str, cell: str = "") -> ast.Expr | None:
@@ -30,7 +30,7 @@ def result_of(source: str, cell: str = "") -> ast.Expr | None:
 
 
 def showing(result: ast.Expr, function: str) -> list[Edit]:
-    """What makes `function(...)` of an expression."""
+    """The edits that make `function(...)` of an expression."""
     # `shown(a, b)` would be two arguments
     opening, closing = ("((", "))") if isinstance(result.value, ast.Tuple) else ("(", ")")
     start, end = (result.lineno, result.col_offset), end_of(result)
@@ -43,4 +43,4 @@ def _is_silent(value: ast.expr) -> bool:
     if not isinstance(value, ast.Call):
         return False
     function = ast.unparse(value.func)
-    return function in _SILENT or (function.startswith(_SHELL) and function not in _TELL)
+    return function in _SILENT or (function.startswith(_SHELL) and function not in _WITH_VALUE)

@@ -7,18 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
 
-from accelerate_nb.export.awaiting import globals_of, is_async
-from accelerate_nb.export.defining import Definitions
-from accelerate_nb.export.editing import end_of
-from accelerate_nb.export.places import added, kept
-from accelerate_nb.export.texts import begin_inside, end_inside
+from accelerate_nb.export.definitions import DefinitionFinder
+from accelerate_nb.export.edits import begin_inside, end_inside, end_of
+from accelerate_nb.export.top_level_await import globals_of, is_async
+from accelerate_nb.sources.script_lines import added, kept
 
 GUARD = 'if __name__ == "__main__":'
 INDENT = "    "
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StatementGroup:
     """Statements that share lines; lines count from 1, and decorators belong to what they decorate."""
 
     nodes: tuple[ast.stmt, ...]
@@ -33,18 +32,18 @@ class Part:
 
 
 def guarded(
-    source: str, number: int, definitions: Definitions, waits: Callable[[], str], *, shown: bool = False
+    source: str, number: int, definitions: DefinitionFinder, waits: Callable[[], str], *, shown: bool = False
 ) -> list[str]:
     r"""
     The lines of a script for a cell's source.
 
-    `waits` gives the name of the function that waits, where one is needed. `shown` says that the cell's last statement shows
+    `waits` gives the name of the function that waits, where one is needed. `shown` means that the cell's last statement shows
     something, even if it is a constant.
 
-    >>> guarded("x = 1\\nprint(x)", 1, Definitions(), lambda: "wait")
+    >>> guarded("x = 1\\nprint(x)", 1, DefinitionFinder(), lambda: "wait")
     ['x = 1', 'if __name__ == "__main__":  # +', '    print(x)']
     """
-    layout = _Layout(source, number, waits)
+    layout = _ScriptLayout(source, number, waits)
     body = layout.tree.body
     parts = list(_parts(body, definitions, body[-1] if shown and body else None))
     for defines, group in groupby(parts, key=lambda part: part.defines):
@@ -57,14 +56,14 @@ def guarded(
     return layout.written
 
 
-def _parts(body: Sequence[ast.stmt], definitions: Definitions, shown: ast.stmt | None) -> Iterator[Part]:
+def _parts(body: Sequence[ast.stmt], definitions: DefinitionFinder, shown: ast.stmt | None) -> Iterator[StatementGroup]:
     together: list[ast.stmt] = []
     for node, following in zip_longest(body, body[1:]):
         together.append(node)
         last = end_of(node)[0]
         if following is None or _first(following) > last:
             defines = definitions.only_define(together, shown=shown)
-            part = Part(tuple(together), _first(together[0]), last, defines)
+            part = StatementGroup(tuple(together), _first(together[0]), last, defines)
             if repeated := part.repeated():
                 definitions.define_again(repeated)
             yield part
@@ -76,7 +75,7 @@ def _first(node: ast.stmt) -> int:
     return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
-class _Layout:
+class _ScriptLayout:
     """The lines of one cell, written one run of statements after the other."""
 
     def __init__(self, source: str, number: int, waits: Callable[[], str]) -> None:
@@ -93,7 +92,7 @@ class _Layout:
         """Write the lines up to `last`."""
         self._write(last, "")
 
-    def guarded(self, run: Sequence[Part]) -> None:
+    def guarded(self, run: Sequence[StatementGroup]) -> None:
         """Write statements, with the comments right above them, below a guard."""
         self.as_they_are(self._before_comments(run[0].first))
         nodes = [node for part in run for node in part.nodes]

@@ -11,27 +11,27 @@ from typing import Any, Literal
 
 from accelerate_nb.errors import ExportError
 
-Kind = Literal["code", "markdown", "raw"]
+CellKind = Literal["code", "markdown", "raw"]
 
 # The format that every frontend writes since 2015.
 _CURRENT = 4
-_KINDS: Mapping[str, Kind] = {"code": "code", "markdown": "markdown", "heading": "markdown"}
+_CELL_KINDS: Mapping[str, CellKind] = {"code": "code", "markdown": "markdown", "heading": "markdown"}
 # Formats 2 and 3 keep a code cell's text under another name.
 _SOURCES = ("source", "input")
 _PYTHON = ("", "python", "ipython", "python3")
-# Kernels that Colab names without saying their language.
+# Kernels that Colab names without their language.
 _OTHER_KERNELS = ("ir", "julia")
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class NotebookCell:
     r"""
-    One cell; `number` is what `In [n]` says after Run All: code cells that hold something are counted from 1.
+    One cell; `number` is that of `In [n]` after Run All: code cells that are not empty are counted from 1.
 
     Lines of `source` end in `\\n`, whatever the file's own line ends are.
     """
 
-    kind: Kind
+    kind: CellKind
     source: str
     number: int | None = None
     tags: frozenset[str] = frozenset()
@@ -42,7 +42,7 @@ class Notebook:
     """The cells of a notebook, in their order."""
 
     path: Path
-    cells: tuple[Cell, ...]
+    cells: tuple[NotebookCell, ...]
 
 
 def read(path: str | Path) -> Notebook:
@@ -71,7 +71,7 @@ def _content(path: Path) -> Any:
         raise ExportError(f"{path} was to be read as a notebook, but it is a folder. Name a file in it.") from None
     except OSError as error:
         raise ExportError(
-            f"{path} was to be read as a notebook, but it can't be: {error.strerror}. Let it be read by you."
+            f"{path} was to be read as a notebook, but it can't be: {error.strerror}. Give yourself the permission to read it."
         ) from None
     except (ValueError, RecursionError):
         raise ExportError(f"{path} is no notebook: it holds no JSON. Name a file that Jupyter has saved.") from None
@@ -84,7 +84,7 @@ def _nearby(path: Path) -> str:
 
 def _checked(content: Any, path: Path) -> Mapping[str, Any]:
     # Without nbformat, for two reasons: importing it takes more than a second (its validator imports jsonschema, which has
-    # lark build a grammar of RFC 3987), and it refuses old notebooks that lack a key that nobody needs.
+    # lark build a grammar of RFC 3987), and it refuses old notebooks that lack an unneeded key.
     version = content.get("nbformat") if isinstance(content, dict) else None
     if not isinstance(version, int) or not any(isinstance(content.get(key), list) for key in ("cells", "worksheets")):
         raise ExportError(f"{path} is no notebook: it lacks a notebook's cells. Name a file that Jupyter has saved.")
@@ -96,22 +96,22 @@ def _checked(content: Any, path: Path) -> Mapping[str, Any]:
 
 
 def _language(metadata: Any) -> str:
-    said = _mapping(metadata)
-    kernel = _mapping(said.get("kernelspec"))
-    language = _mapping(said.get("language_info")).get("name") or kernel.get("language")
+    described = _mapping(metadata)
+    kernel = _mapping(described.get("kernelspec"))
+    language = _mapping(described.get("language_info")).get("name") or kernel.get("language")
     if not language and str(kernel.get("name", "")).startswith(_OTHER_KERNELS):
         language = kernel.get("display_name") or kernel["name"]
     name = str(language or "")
     return name.lower() if name.lower() in _PYTHON else name
 
 
-def _cells(content: Mapping[str, Any]) -> Iterator[Cell]:
+def _cells(content: Mapping[str, Any]) -> Iterator[NotebookCell]:
     numbers = count(1)
     for cell in _raw_cells(content):
-        kind = _KINDS.get(str(cell.get("cell_type")), "raw")
+        kind = _CELL_KINDS.get(str(cell.get("cell_type")), "raw")
         source = _source(cell)
         number = next(numbers) if kind == "code" and source.strip() else None
-        yield Cell(kind, source, number, frozenset(_tags(cell)))
+        yield NotebookCell(kind, source, number, frozenset(_tags(cell)))
 
 
 def _raw_cells(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""Which options a script has: the assignments of the cell tagged `parameters`."""
+"""The options of a script: the assignments of the cell tagged `parameters`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from accelerate_nb.export.editing import end_of
-from accelerate_nb.export.plain import Remark
+from accelerate_nb.export.edits import end_of
+from accelerate_nb.export.translated_cell import Remark
 
 TAG = "parameters"
 # What `--help` or `--no-...` mean already.
@@ -51,7 +51,7 @@ def parameters_of(source: str) -> Parameters:
     problems: list[Remark] = []
     for node in ast.parse(source).body:
         try:
-            found.update({one.name: one for one in _of_statement(node, source, comments.get(end_of(node)[0], ""))})
+            found.update({item.name: item for item in _of_statement(node, source, comments.get(end_of(node)[0], ""))})
         except _NoOptionError as error:
             problems.append(Remark(node.lineno, f"{error}: {_CAN_BE}"))
     return Parameters(tuple(found.values()), (*problems, *_clashes(source, found)))
@@ -72,17 +72,17 @@ def _of_statement(node: ast.stmt, source: str, comment: str) -> Iterator[Paramet
     literal = _type_of(node.value)
     if literal is None:
         raise _NoOptionError(f"the value of `{_short(node)}` is no literal")
-    said, help_text = _annotated(node.annotation, literal) if isinstance(node, ast.AnnAssign) else (literal, "")
+    type_name, help_text = _annotated(node.annotation, literal) if isinstance(node, ast.AnnAssign) else (literal, "")
     default = ast.get_source_segment(source, node.value) or ""
     default = ast.unparse(node.value) if "\n" in default else default
     for target in targets:
         if not isinstance(target, ast.Name):
             raise _NoOptionError(f"`{_short(node)}` gives no single name a value")
-        yield Parameter(target.id, said, default, help_text or comment)
+        yield Parameter(target.id, type_name, default, help_text or comment)
 
 
 def _clashes(source: str, found: dict[str, Parameter]) -> Iterator[Remark]:
-    first = {one.id: one.lineno for one in reversed(list(ast.walk(ast.parse(source)))) if isinstance(one, ast.Name)}
+    first = {node.id: node.lineno for node in reversed(list(ast.walk(ast.parse(source)))) if isinstance(node, ast.Name)}
     flags = {name.replace("_", "-").strip("-") or name: name for name in found}
     for name in found:
         flag = name.replace("_", "-").strip("-") or name
@@ -98,13 +98,13 @@ def _clashes(source: str, found: dict[str, Parameter]) -> Iterator[Remark]:
 
 
 def _comments(source: str) -> dict[int, str]:
-    """What stands behind each line's `#`."""
+    """The comment of each line."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return {one.start[0]: _said_by(one.string) for one in tokens if one.type == tokenize.COMMENT}
+    return {token.start[0]: _comment_text(token.string) for token in tokens if token.type == tokenize.COMMENT}
 
 
-def _said_by(comment: str) -> str:
-    """What a comment says to a person; Colab reads `#@param {type: "number"}` for the field that it draws, and nobody else."""
+def _comment_text(comment: str) -> str:
+    """The text of a comment, without Colab's `#@param {type: "number"}`, which describes a form field."""
     text = comment.lstrip("#: ").rstrip()
     return "" if text.startswith("@param") else text
 
@@ -121,7 +121,7 @@ def _type_of(value: ast.expr) -> str | None:
     if isinstance(value, (ast.List, ast.Tuple)):
         return _collection("list" if isinstance(value, ast.List) else "tuple", _common(value.elts))
     if isinstance(value, ast.Call) and ast.unparse(value.func) in ("Path", "pathlib.Path") and not value.keywords:
-        return "Path" if all(_type_of(one) in ("str", "Path") for one in value.args) else None
+        return "Path" if all(_type_of(arg) in ("str", "Path") for arg in value.args) else None
     return None
 
 
@@ -138,7 +138,7 @@ def _type_of_sum(value: ast.BinOp) -> str | None:
 
 
 def _common(elements: Sequence[ast.expr]) -> str | None:
-    types = {_type_of(one) for one in elements}
+    types = {_type_of(element) for element in elements}
     if types == {"int", "float"}:
         return "float"
     if len(types) > 1:
@@ -152,21 +152,25 @@ def _collection(kind: str, of: str | None) -> str | None:
 
 
 def _annotated(annotation: ast.expr, literal: str) -> tuple[str, str]:
-    """The type that an annotation says, and the help that it may hold."""
+    """The type of an annotation, and the help that it may hold."""
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         return _annotated(ast.parse(annotation.value, mode="eval").body, literal)
     name, arguments = _subscript(annotation)
     if name == "Annotated" and arguments:
-        texts = [one.value for one in arguments[1:] if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        texts = [
+            argument.value
+            for argument in arguments[1:]
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+        ]
         return _annotated(arguments[0], literal)[0], next(iter(texts), "")
     if name == "Final":
         return _annotated(arguments[0], literal) if arguments else (literal, "")
-    said = _spelled(annotation)
-    if said is None:
+    spelled = _spelled(annotation)
+    if spelled is None:
         raise _NoOptionError(f"`{ast.unparse(annotation)}` is no type of an option")
     # `name: str = None` is how many people spell an optional one
-    optional = literal == "str | None" and not said.endswith(" | None")
-    return (f"{said} | None" if optional else said), ""
+    optional = literal == "str | None" and not spelled.endswith(" | None")
+    return (f"{spelled} | None" if optional else spelled), ""
 
 
 def _spelled(annotation: ast.expr) -> str | None:
@@ -186,13 +190,17 @@ def _optional(name: str, arguments: Sequence[ast.expr], annotation: ast.expr) ->
     every = [*arguments] if name in ("Optional", "Union") else []
     if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
         every = [annotation.left, annotation.right]
-    some = [one for one in every if not (isinstance(one, ast.Constant) and one.value is None)]
-    said = _spelled(some[0]) if len(some) == 1 else None
-    return None if said is None or (name != "Optional" and len(some) == len(every)) else f"{said} | None"
+    some = [item for item in every if not (isinstance(item, ast.Constant) and item.value is None)]
+    spelled = _spelled(some[0]) if len(some) == 1 else None
+    return None if spelled is None or (name != "Optional" and len(some) == len(every)) else f"{spelled} | None"
 
 
 def _element(arguments: Sequence[ast.expr]) -> str | None:
-    types = {_spelled(one) for one in arguments if not (isinstance(one, ast.Constant) and one.value is ...)}
+    types = {
+        _spelled(argument)
+        for argument in arguments
+        if not (isinstance(argument, ast.Constant) and argument.value is ...)
+    }
     common = next(iter(types), "str")
     return common if len(types) <= 1 and common in _SCALARS else None
 

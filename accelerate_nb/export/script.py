@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 
 from accelerate_nb import __version__
 from accelerate_nb.errors import ExportError
-from accelerate_nb.export.defining import Definitions
-from accelerate_nb.export.drawing import Whose, turns
-from accelerate_nb.export.editing import edited
-from accelerate_nb.export.guarding import GUARD, INDENT, guarded
-from accelerate_nb.export.names import bound, mentioned
+from accelerate_nb.export.cell_translator import NotebookTranslation, TranslatedCell, translated
+from accelerate_nb.export.definitions import DefinitionFinder
+from accelerate_nb.export.edits import edited
+from accelerate_nb.export.last_value import result_of, showing
+from accelerate_nb.export.main_guard import GUARD, INDENT, guarded
+from accelerate_nb.export.notebook import Notebook, NotebookCell
 from accelerate_nb.export.parameters import Parameter
-from accelerate_nb.export.places import added, first_line, marker, table
-from accelerate_nb.export.plain import Remark, Wishes
-from accelerate_nb.export.reading import Cell, Notebook
-from accelerate_nb.export.results import result_of, showing
-from accelerate_nb.export.translating import Translated, Translation, translated
+from accelerate_nb.export.rank_cells.bound_names import bound, mentioned
+from accelerate_nb.export.rank_cells.rng_streams import Whose, turns
+from accelerate_nb.export.translated_cell import ExportOptions, Remark
+from accelerate_nb.sources.script_lines import added, first_line, marker, table
 
-__all__ = ["Script", "Wishes", "as_script"]
+__all__ = ["ExportedScript", "ExportOptions", "as_script"]
 
 # A run of the notebook leaves the values that it was given in a cell, as papermill does: a script is given its own.
 _NOT_IN_SCRIPTS = frozenset({"remove-script", "skip-script", "injected-parameters"})
@@ -37,15 +37,15 @@ _FOUND_THERE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
-    """The text, what a person should know of it, and the options that it takes."""
+class ExportedScript:
+    """The text of a script, its notes for the user, and its options."""
 
     text: str
     notes: tuple[str, ...] = ()
     parameters: tuple[Parameter, ...] = ()
 
 
-def as_script(notebook: Notebook, wishes: Wishes = Wishes()) -> Script:  # noqa: B008 - frozen
+def as_script(notebook: Notebook, export_options: ExportOptions = ExportOptions()) -> ExportedScript:  # noqa: B008 - frozen
     """
     The notebook as a script; `ExportError` names every cell and line that can't be in one.
 
@@ -53,26 +53,26 @@ def as_script(notebook: Notebook, wishes: Wishes = Wishes()) -> Script:  # noqa:
     """
     name = re.sub(r"[\x00-\x1f\x7f\u2028\u2029]", "?", notebook.path.name)
     cells = tuple(_trimmed(cell) for cell in notebook.cells if not cell.tags & _NOT_IN_SCRIPTS)
-    translation = translated(cells, wishes)
+    translation = translated(cells, export_options)
     if problems := translation.problems():
         raise ExportError(_refusal(name, problems))
-    text = _Draft(name, cells, translation).text()
+    text = _ScriptWriter(name, cells, translation).text()
     _check(text, name)
-    parameters = next((one.parameters for one in translation.cells.values() if one.parameters), ())
-    return Script(text, tuple(_said(name, translation.notes())), parameters)
+    parameters = next((item.parameters for item in translation.cells.values() if item.parameters), ())
+    return ExportedScript(text, tuple(_described(name, translation.notes())), parameters)
 
 
-def _trimmed(cell: Cell) -> Cell:
+def _trimmed(cell: NotebookCell) -> NotebookCell:
     """Without the empty lines at its end."""
     return replace(cell, source=cell.source.rstrip())
 
 
 def _refusal(name: str, problems: Sequence[tuple[int, Remark]]) -> str:
-    lines = "\n".join(f"  {line}" for line in _said(name, problems))
+    lines = "\n".join(f"  {line}" for line in _described(name, problems))
     return f"{name} can't be a script as it is:\n{lines}\nChange these lines, or tag their cells `skip-script`."
 
 
-def _said(name: str, remarks: Iterable[tuple[int, Remark]]) -> Iterator[str]:
+def _described(name: str, remarks: Iterable[tuple[int, Remark]]) -> Iterator[str]:
     for number, remark in remarks:
         yield f"{name}, cell {number}, line {remark.line}: {remark.text}"
 
@@ -84,35 +84,37 @@ def _check(text: str, name: str) -> None:
             warnings.simplefilter("ignore")  # Python warns of the same things when the script runs
             compile(text, name, "exec", dont_inherit=True)
     except SyntaxError as error:
-        place = table(text.split("\n")).get(error.lineno or 0, f"{name}, line {error.lineno} of the script")
-        raise ExportError(f"{place}: {error.msg}: `{(error.text or '').strip()}`. A script can't hold this.") from None
+        position = table(text.split("\n")).get(error.lineno or 0, f"{name}, line {error.lineno} of the script")
+        raise ExportError(
+            f"{position}: {error.msg}: `{(error.text or '').strip()}`. A script can't hold this."
+        ) from None
 
 
-class _Draft:
+class _ScriptWriter:
     """The script while it is written."""
 
-    def __init__(self, name: str, cells: Sequence[Cell], translation: Translation) -> None:
+    def __init__(self, name: str, cells: Sequence[NotebookCell], translation: NotebookTranslation) -> None:
         self._name = name
         self._cells = cells
         self._translation = translation
         self._imports: dict[str, None] = {}
-        self._definitions = Definitions()
+        self._definitions = DefinitionFinder()
         self._taken = _names(translation.cells.values())
-        ranks, trees = translation.ranks, {number: one.tree for number, one in translation.cells.items()}
+        ranks, trees = translation.ranks, {number: cell.tree for number, cell in translation.cells.items()}
         self._turns = {} if ranks.first is None else turns(trees, ranks.whose, ranks.first)
 
     def text(self) -> str:
         """The whole text."""
-        naming = self._function("cells", "name_in_tracebacks")
+        naming = self._function("error_locations", "name_in_tracebacks")
         options = self._options_line()
-        begins = [f"{naming}(__file__)", f"{self._function('alike', 'alike')}(__file__)"]
+        begins = [f"{naming}(__file__)", f"{self._function('shared_seed', 'alike')}(__file__)"]
         if (needed := self._translation.ranks.needed) is not None:
-            begins.append(f"{self._function('processes', 'needed')}(__file__, {needed})")
-        if self._asks_for_display():
-            self._imports["from accelerate_nb.script.showing import display"] = None
+            begins.append(f"{self._function('relaunch', 'needed')}(__file__, {needed})")
+        if self._uses_display():
+            self._imports["from accelerate_nb.script.display import display"] = None
         body = [line for cell in self._cells for line in self._lines(cell)]
         imports = [*self._futures(), *_merged(self._imports)]
-        # a wrong option is told of before the script begins, and before it starts processes
+        # a wrong option is an error before the script begins, and before it starts processes
         top = [*self._header(), *map(added, [*imports, *options]), *_below_guard(begins)]
         return "\n".join([*top, *body]) + "\n"
 
@@ -131,58 +133,58 @@ class _Draft:
         yield '# Lines that end in "# +" are none of the notebook\'s.'
 
     def _futures(self) -> Iterator[str]:
-        names = {name: None for one in self._translation.cells.values() for name in one.futures}
+        names = {name: None for cell in self._translation.cells.values() for name in cell.futures}
         if names:
             yield f"from __future__ import {', '.join(names)}"
 
-    def _lines(self, cell: Cell) -> Iterator[str]:
+    def _lines(self, cell: NotebookCell) -> Iterator[str]:
         if cell.kind == "markdown" and cell.source.strip():
             yield from ("", marker(self._name, None))
             yield from (f"# {line}".rstrip() for line in cell.source.split("\n"))
         elif cell.number is not None:
-            one = self._translation.cells[cell.number]
+            item = self._translation.cells[cell.number]
             yield from ("", marker(self._name, cell.number))
             if cell.number == self._translation.ranks.first:
                 yield from self._accelerator()
             if cell.number in self._turns:
                 yield from _below_guard([self._turn(self._turns[cell.number])])
-            yield from self._code(one)
-            yield from self._chosen(one)
+            yield from self._code(item)
+            yield from self._chosen(item)
 
     def _accelerator(self) -> list[str]:
         self._definitions.guarded |= {*_FOUND_THERE, "accelerate_nb"}
         return _below_guard(["import accelerate_nb", *(f"{name} = {value}" for name, value in _FOUND_THERE.items())])
 
     def _turn(self, whose: Whose) -> str:
-        """What lets the cells below draw the random numbers of the notebook, or the ranks'."""
+        """The line that lets the cells below draw the random numbers of the notebook, or the ranks'."""
         if whose == "notebook":
-            return f"{self._function('drawing', 'in_the_notebook')}()"
-        return f"{self._function('drawing', 'on_ranks')}({'also_here=True' if whose == 'both' else ''})"
+            return f"{self._function('rng_streams', 'in_the_notebook')}()"
+        return f"{self._function('rng_streams', 'on_ranks')}({'also_here=True' if whose == 'both' else ''})"
 
-    def _code(self, one: Translated) -> list[str]:
-        if one.plain.left_out:
-            return [f"# {line}".rstrip() for line in one.plain.source.split("\n")]
-        self._imports.update(dict.fromkeys(one.plain.imports))
-        source = one.plain.source
-        if (result := result_of(source, one.cell.source)) is not None:
-            source = edited(source, showing(result, self._function("showing", "shown")))
-        waits = lambda: self._function("waiting", "wait")  # noqa: E731 - imported only where something waits
-        return guarded(source, one.number, self._definitions, waits, shown=result is not None)
+    def _code(self, translated_cell: TranslatedCell) -> list[str]:
+        if translated_cell.plain.left_out:
+            return [f"# {line}".rstrip() for line in translated_cell.plain.source.split("\n")]
+        self._imports.update(dict.fromkeys(translated_cell.plain.imports))
+        source = translated_cell.plain.source
+        if (result := result_of(source, translated_cell.cell.source)) is not None:
+            source = edited(source, showing(result, self._function("display", "shown")))
+        waits = lambda: self._function("top_level_await", "wait")  # noqa: E731 - imported only where something waits
+        return guarded(source, translated_cell.number, self._definitions, waits, shown=result is not None)
 
     def _options_line(self) -> list[str]:
-        """What reads the options, in the script and in the processes that import it for its data loaders."""
-        options = [option for one in self._translation.cells.values() for option in one.parameters]
+        """The lines that read the options, in the script and in the processes that import it for its data loaders."""
+        options = [option for cell in self._translation.cells.values() for option in cell.parameters]
         if not options:
             return []
         self._options = self._free("options")
-        told = [f"{INDENT}{each.name}=({each.type!r}, {each.default!r}, {each.help!r})," for each in options]
-        read = self._function("parameters", "parameters")
-        return [f"{self._options} = {read}(", f"{INDENT}__name__, __file__, {self._heading()!r},", *told, ")"]
+        entries = [f"{INDENT}{item.name}=({item.type!r}, {item.default!r}, {item.help!r})," for item in options]
+        read = self._function("options", "parameters")
+        return [f"{self._options} = {read}(", f"{INDENT}__name__, __file__, {self._heading()!r},", *entries, ")"]
 
-    def _chosen(self, one: Translated) -> list[str]:
-        """What gives the names of the `parameters` cell the values of the options."""
-        names = ", ".join(each.name for each in one.parameters)
-        comma = "," if len(one.parameters) == 1 else ""
+    def _chosen(self, translated_cell: TranslatedCell) -> list[str]:
+        """The lines that give the names of the `parameters` cell the values of the options."""
+        names = ", ".join(parameter.name for parameter in translated_cell.parameters)
+        comma = "," if len(translated_cell.parameters) == 1 else ""
         return [added(f"{names}{comma} = {self._options}.instead_of({names})")] if names else []
 
     def _heading(self) -> str:
@@ -190,7 +192,7 @@ class _Draft:
         return next((found[1] for source in sources if (found := _HEADING.search(source))), self._name)
 
     def _function(self, home: str, name: str) -> str:
-        """What one of this package's functions is called in this script, where the notebook may use its name for something else."""
+        """The name of one of this package's functions in this script, where the notebook may use its name for something else."""
         called = self._free(name)
         behind = "" if called == name else f" as {called}"
         self._imports[f"from accelerate_nb.script.{home} import {name}{behind}"] = None
@@ -201,12 +203,12 @@ class _Draft:
             name = f"_{name}"
         return name
 
-    def _asks_for_display(self) -> bool:
+    def _uses_display(self) -> bool:
         """Whether a cell uses `display`, which every notebook has, before any cell imports it."""
-        for one in self._translation.cells.values():
-            if "display" in bound(one.tree.body):
+        for cell in self._translation.cells.values():
+            if "display" in bound(cell.tree.body):
                 return False
-            if "display" in mentioned(one.tree):
+            if "display" in mentioned(cell.tree):
                 return True
         return False
 
@@ -215,12 +217,12 @@ def _below_guard(lines: Iterable[str]) -> list[str]:
     return [added(GUARD), *(added(INDENT + line) for line in lines)]
 
 
-def _names(cells: Iterable[Translated]) -> set[str]:
+def _names(cells: Iterable[TranslatedCell]) -> set[str]:
     """The names that a notebook uses itself; those that stand for IPython's syntax are none of them."""
     taken: set[str] = set()
-    for one in cells:
-        ours = bound(ast.parse("\n".join(one.plain.imports)).body)
-        taken |= bound(one.tree.body) | (mentioned(one.tree) - ours)
+    for cell in cells:
+        ours = bound(ast.parse("\n".join(cell.plain.imports)).body)
+        taken |= bound(cell.tree.body) | (mentioned(cell.tree) - ours)
     return taken
 
 

@@ -7,11 +7,11 @@ import inspect
 import warnings
 from collections.abc import Iterator, Sequence
 
-from accelerate_nb.export.editing import Edit, edited, end_of, instead_of
-from accelerate_nb.export.names import bound
+from accelerate_nb.export.edits import Edit, edited, end_of, instead_of
+from accelerate_nb.export.rank_cells.bound_names import bound
 
 # They need a loop that runs, which a notebook always has.
-_ASKS_FOR_A_LOOP = frozenset({"create_task", "ensure_future", "get_running_loop"})
+_NEEDS_LOOP = frozenset({"create_task", "ensure_future", "get_running_loop"})
 
 
 def is_async(nodes: Sequence[ast.stmt]) -> bool:
@@ -24,11 +24,11 @@ def is_async(nodes: Sequence[ast.stmt]) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warns of the same things when the script runs
         code = compile(ast.Module(list(nodes), []), "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    return bool(code.co_flags & inspect.CO_COROUTINE) or any(part in _ASKS_FOR_A_LOOP for part in _called(nodes))
+    return bool(code.co_flags & inspect.CO_COROUTINE) or any(part in _NEEDS_LOOP for part in _called(nodes))
 
 
 def globals_of(nodes: Sequence[ast.stmt]) -> tuple[str, ...]:
-    """What a function of these statements has to declare, so that it gives values to the names of the script."""
+    """The names that a function of these statements has to declare global, to assign the names of the script."""
     return tuple(sorted(bound(nodes)))
 
 

@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from accelerate_nb.export.drawing import Whose
+from accelerate_nb.export.rank_cells.rng_streams import Whose
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a person asked for beyond the script itself."""
+class ExportOptions:
+    """Options of an export."""
 
     keep_installs: bool = False  # `%pip install` and its like are run by the script too
 
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something to say of a line of a cell; lines count from 1."""
+    """A remark on a line of a cell; lines count from 1."""
 
     line: int
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class PlainCell:
     """
     A cell without IPython's own syntax.
 
-    `source` has exactly as many lines as the cell. `imports` are whole statements (`from accelerate_nb.script.shell import
+    `source` has exactly as many lines as the cell. `imports` are whole statements (`from accelerate_nb.script.shell_commands import
     run`) that have to stand somewhere above it. A problem keeps the notebook from being exported, a note is a warning. A
     cell that is `left_out` is in the script as comments only.
     """
@@ -41,16 +41,16 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RankCells:
     """
-    What `%%accelerate` and `%accelerate` make of a notebook.
+    The translation of a notebook's `%%accelerate` and `%accelerate`.
 
     `cells` holds, by number, the cells that have such lines, as ordinary source with as many lines; `needed` is the argument
-    text of `needed(...)` (`num_processes=2`); the accelerator is made before the cell `first`. `whose` says, by number, which
+    text of `needed(...)` (`num_processes=2`); the accelerator is made before the cell `first`. `whose` holds, by number, which
     cells the ranks run, and which the notebook too.
     """
 
-    cells: Mapping[int, Plain] = field(default_factory=dict)
+    cells: Mapping[int, PlainCell] = field(default_factory=dict)
     needed: str | None = None
     first: int | None = None
     whose: Mapping[int, Whose] = field(default_factory=dict)

@@ -8,17 +8,15 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from accelerate_nb.export.calls import parsed
-from accelerate_nb.export.editing import Edit, edited, end_of
-from accelerate_nb.export.installing import WHY, only_installs
-from accelerate_nb.export.line_magics import MEASURING, timeit_options
-from accelerate_nb.export.plain import Plain, Remark
-from accelerate_nb.export.results import showing
-from accelerate_nb.export.saying import (
+from accelerate_nb.export.edits import Edit, begin_inside, edited, end_of
+from accelerate_nb.export.ipython.find import parsed
+from accelerate_nb.export.ipython.line_magics import MEASURING, timeit_options
+from accelerate_nb.export.ipython.pip import WHY, only_installs
+from accelerate_nb.export.ipython.replacements import (
     SHELL,
     TIMING,
-    Asked,
-    Said,
+    MagicCall,
+    Replacement,
     as_text,
     expression,
     left_out,
@@ -26,7 +24,8 @@ from accelerate_nb.export.saying import (
     quoted,
     refused,
 )
-from accelerate_nb.export.texts import begin_inside
+from accelerate_nb.export.last_value import showing
+from accelerate_nb.export.translated_cell import PlainCell, Remark
 
 CAPTURE = "from IPython.utils.capture import capture_output"
 _PROGRAMS = ("bash", "perl", "pypy", "python", "python2", "python3", "ruby", "sh")
@@ -35,8 +34,8 @@ _DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, as
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
-    """What a cell magic makes of its own line, `opening`, and of the lines below it."""
+class CellMagicCode:
+    """The Python code of a cell magic: its own line, `opening`, and the lines below it."""
 
     opening: str
     lines: Sequence[str]
@@ -44,121 +43,123 @@ class Below:
     notes: tuple[Remark, ...] = ()  # of the lines below, which count from 1
 
 
-def cell(asked: Asked, lines: list[str]) -> Below | Said:
+def cell(call: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
     """
-    What a cell magic is in Python; what says nothing is left out, or refused.
+    The translation of a cell magic; one without a meaning in a script is left out, or refused.
 
-    `asked` is the magic's own line, `lines` are those below it.
+    `call` is the magic's own line, `lines` are those below it.
     """
     if not any(line.strip() for line in lines):
-        return refused(f"%%{asked.name}", "has nothing below it")
-    if asked.name in _SHOWN:
-        return left_out(f"%%{asked.name}", "it only shows something to whoever sits at a notebook.")
-    handler = _HANDLERS.get(asked.name)
+        return refused(f"%%{call.name}", "has nothing below it")
+    if call.name in _SHOWN:
+        return left_out(f"%%{call.name}", "it only shows something in a notebook.")
+    handler = _HANDLERS.get(call.name)
     if handler is None:
-        return refused(f"%%{asked.name}", "means nothing outside of a notebook")
-    return handler(asked, lines)
+        return refused(f"%%{call.name}", "means nothing outside of a notebook")
+    return handler(call, lines)
 
 
-def was(asked: Asked) -> str:
+def was(call: MagicCall) -> str:
     """A comment for a magic's line; editors take what begins with `# %%` for a cell."""
-    return f"# was: %%{asked.name} {asked.text}".rstrip()
+    return f"# was: %%{call.name} {call.text}".rstrip()
 
 
-def _time(asked: Asked, lines: list[str]) -> Below | Said:
-    if re.sub(r"--no-raise-error", "", asked.text).strip():
+def _time(call: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
+    if re.sub(r"--no-raise-error", "", call.text).strip():
         return refused("%%time", "takes no statement in its own line when there is code below it")
-    inner = asked.plain("\n".join(lines))
+    inner = call.plain("\n".join(lines))
     tree = parsed(inner.source)
     if inner.problems or tree is None or not tree.body or isinstance(tree.body[-1], _DEFINING):
-        return _as_it_is(asked, inner)
+        return _as_it_is(call, inner)
     last = tree.body[-1]
     imports = (TIMING, *inner.imports)
     if hasattr(last, "body") or hasattr(last, "cases"):
         # nothing can follow it on its own lines
         below = indented(inner.source).split("\n")
-        return Below("with nb_timing.Clock():", below, imports, inner.notes)
+        return CellMagicCode("with nb_timing.Clock():", below, imports, inner.notes)
     if isinstance(last, ast.Expr):
         # the cell shows its value, so it stays last
         edits = showing(last, "nb_clock.told")
     else:
         edits = [Edit(end_of(last), end_of(last), "; nb_clock.told()")]
-    return Below("nb_clock = nb_timing.Clock()", edited(inner.source, edits).split("\n"), imports, inner.notes)
+    return CellMagicCode("nb_clock = nb_timing.Clock()", edited(inner.source, edits).split("\n"), imports, inner.notes)
 
 
-def _timeit(asked: Asked, lines: list[str]) -> Below | Said:
-    said, setup = options(asked.text, "n:r:tcp:qov:")
-    code, first = asked.plain("\n".join(lines)), asked.plain(setup)
+def _timeit(call: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
+    flags, setup = options(call.text, "n:r:tcp:qov:")
+    code, first = call.plain("\n".join(lines)), call.plain(setup)
     if problems := (*code.problems, *first.problems):
-        return Said(problem=problems[0].text)
-    function = "measured" if said.keys() & {"o", "v"} else "timeit"
-    target = f"{said['v']} = " if "v" in said else ""
+        return Replacement(problem=problems[0].text)
+    function = "measured" if flags.keys() & {"o", "v"} else "timeit"
+    target = f"{flags['v']} = " if "v" in flags else ""
     opening, below = as_text(code.source.split("\n"))
     before = [f"setup={quoted(first.source.strip())}"] if setup.strip() else []
-    rest = ", ".join([asked.names, *before, *timeit_options(said)])
+    rest = ", ".join([call.names, *before, *timeit_options(flags)])
     imports = (TIMING, *code.imports, *first.imports)
-    return Below(f"{target}nb_timing.{function}({opening}", _closed(below, f", {rest})"), imports, code.notes)
+    return CellMagicCode(f"{target}nb_timing.{function}({opening}", _closed(below, f", {rest})"), imports, code.notes)
 
 
-def _capture(asked: Asked, lines: list[str]) -> Below | Said:
-    inner = asked.plain("\n".join(lines))
+def _capture(call: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
+    inner = call.plain("\n".join(lines))
     tree = parsed(inner.source)
     if inner.problems or tree is None or all(isinstance(node, _DEFINING) for node in tree.body):
-        return _as_it_is(asked, inner)
-    words = asked.text.split()
+        return _as_it_is(call, inner)
+    words = call.text.split()
     names = [word for word in words if word.isidentifier()]
-    said = ", ".join(f"{word[5:]}=False" for word in words if word in {"--no-stdout", "--no-stderr", "--no-display"})
+    arguments = ", ".join(
+        f"{word[5:]}=False" for word in words if word in {"--no-stdout", "--no-stderr", "--no-display"}
+    )
     target = f" as {names[0]}" if names else ""
     below = indented(inner.source).split("\n")
-    return Below(f"with capture_output({said}){target}:", below, (CAPTURE, *inner.imports), inner.notes)
+    return CellMagicCode(f"with capture_output({arguments}){target}:", below, (CAPTURE, *inner.imports), inner.notes)
 
 
-def _measuring(asked: Asked, lines: list[str]) -> Below | Said:
-    _, code = options(asked.text, MEASURING[asked.name])
-    inner, first = asked.plain("\n".join(lines)), asked.plain(code)
-    note = Remark(0, f"%%{asked.name} measures nothing in a script: its code runs as it is.")
+def _measuring(call: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
+    _, code = options(call.text, MEASURING[call.name])
+    inner, first = call.plain("\n".join(lines)), call.plain(code)
+    note = Remark(0, f"%%{call.name} measures nothing in a script: its code runs as it is.")
     imports = tuple(dict.fromkeys((*first.imports, *inner.imports)))
-    below = _as_it_is(asked, inner)
-    if isinstance(below, Said):
+    below = _as_it_is(call, inner)
+    if isinstance(below, Replacement):
         return below
     opening = first.source if code.strip() else below.opening
     return replace(below, opening=opening, imports=imports, notes=(note, *inner.notes))
 
 
-def _written(asked: Asked, lines: list[str]) -> Below | Said:
-    words = asked.text.split()
+def _written(call: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
+    words = call.text.split()
     append = bool({"-a", "--append"} & {*words})
     path = re.sub(r"""^(['"])(.*)\1$""", r"\2", " ".join(word for word in words if word not in {"-a", "--append"}))
     if not path:
-        return refused(f"%%{asked.name}", "names no file")
-    text, imports = expression(path, asked)
-    last = (", append=True" if append else "") + asked.every
+        return refused(f"%%{call.name}", "names no file")
+    text, imports = expression(path, call)
+    last = (", append=True" if append else "") + call.every
     return _with_text(f"nb_shell.write_file({text}, ", lines, f"{last})", (SHELL, *imports))
 
 
-def _script(asked: Asked, lines: list[str]) -> Below | Said:
+def _script(call: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
     try:
-        said, words = _script_options(shlex.split(asked.text))
+        flags, words = _script_options(shlex.split(call.text))
     except ValueError as error:
-        return refused(f"%%{asked.name}", f"can't be read ({error})")
-    program = words if asked.name == "script" else [asked.name, *words]
+        return refused(f"%%{call.name}", f"can't be read ({error})")
+    program = words if call.name == "script" else [call.name, *words]
     if not program:
         return refused("%%script", "names no program")
-    if asked.name in {"bash", "sh"} and only_installs("\n".join(lines)) and not asked.wishes.keep_installs:
-        return left_out(f"%%{asked.name}", WHY)
-    if "bg" in said and said.keys() & {"out", "err", "proc"}:
-        return refused(f"%%{asked.name} --bg", "gives a pipe of a program that runs on")
-    text, imports = expression(" ".join(_shell_word(word) for word in program), asked)
-    fails = ", fails=False" if "no-raise-error" in said else ""
-    if names := [said[name] for name in ("out", "err") if name in said]:
-        keep = "both" if len(names) == 2 else next(name for name in ("out", "err") if name in said)
+    if call.name in {"bash", "sh"} and only_installs("\n".join(lines)) and not call.export_options.keep_installs:
+        return left_out(f"%%{call.name}", WHY)
+    if "bg" in flags and flags.keys() & {"out", "err", "proc"}:
+        return refused(f"%%{call.name} --bg", "gives a pipe of a program that runs on")
+    text, imports = expression(" ".join(_shell_word(word) for word in program), call)
+    fails = ", fails=False" if "no-raise-error" in flags else ""
+    if names := [flags[name] for name in ("out", "err") if name in flags]:
+        keep = "both" if len(names) == 2 else next(name for name in ("out", "err") if name in flags)
         last = (f', "{keep}"' if keep != "out" else "") + fails
         return _with_text(f"{', '.join(names)} = nb_shell.output_of({text}, ", lines, f"{last})", (SHELL, *imports))
-    last = fails + (", background=True" if "bg" in said else "") + asked.every
+    last = fails + (", background=True" if "bg" in flags else "") + call.every
     return _with_text(f"nb_shell.cell({text}, ", lines, f"{last})", (SHELL, *imports))
 
 
-def _system(_: Asked, lines: list[str]) -> Below | Said:
+def _system(_: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
     return _with_text("nb_shell.capture(", lines, ")", (SHELL,))
 
 
@@ -177,25 +178,25 @@ def indented(source: str) -> str:
     )
 
 
-def _as_it_is(asked: Asked, inner: Plain) -> Below | Said:
+def _as_it_is(call: MagicCall, inner: PlainCell) -> CellMagicCode | Replacement:
     """The code below a magic that has nothing to do with it."""
     if inner.problems:
-        # the line of the problem is known to who asked
-        raise Unsayable(inner.problems)
-    return Below(was(asked), inner.source.split("\n"), inner.imports, inner.notes)
+        # the caller knows the line of the problem
+        raise UntranslatableCode(inner.problems)
+    return CellMagicCode(was(call), inner.source.split("\n"), inner.imports, inner.notes)
 
 
-class Unsayable(Exception):  # noqa: N818 - no error of the program
-    """The code below a cell magic can't be said; `problems` counts its lines from 1."""
+class UntranslatableCode(Exception):  # noqa: N818 - no error of the program
+    """The code below a cell magic can't be translated; `problems` counts its lines from 1."""
 
     def __init__(self, problems: tuple[Remark, ...]) -> None:
         super().__init__(problems)
         self.problems = problems
 
 
-def _with_text(opening: str, lines: list[str], closing: str, imports: tuple[str, ...]) -> Below:
+def _with_text(opening: str, lines: list[str], closing: str, imports: tuple[str, ...]) -> CellMagicCode:
     mark, below = as_text(lines)
-    return Below(opening + mark, _closed(below, closing), tuple(dict.fromkeys(imports)))
+    return CellMagicCode(opening + mark, _closed(below, closing), tuple(dict.fromkeys(imports)))
 
 
 def _closed(lines: Sequence[str], closing: str) -> list[str]:
@@ -203,7 +204,7 @@ def _closed(lines: Sequence[str], closing: str) -> list[str]:
 
 
 def _script_options(words: list[str]) -> tuple[dict[str, str], list[str]]:
-    said: dict[str, str] = {}
+    flags: dict[str, str] = {}
     rest: list[str] = []
     waiting = iter(words)
     for word in waiting:
@@ -211,10 +212,10 @@ def _script_options(words: list[str]) -> tuple[dict[str, str], list[str]]:
         if not word.startswith("--") or name not in {"out", "err", "bg", "proc", "no-raise-error"}:
             rest.append(word)
         elif name in {"bg", "no-raise-error"}:
-            said[name] = ""
+            flags[name] = ""
         else:
-            said[name] = value if given else next(waiting, "")
-    return said, rest
+            flags[name] = value if given else next(waiting, "")
+    return flags, rest
 
 
 def _shell_word(word: str) -> str:
@@ -222,7 +223,7 @@ def _shell_word(word: str) -> str:
     return word if re.fullmatch(r"[\w@%+=:,./{}$-]+", word) else shlex.quote(word)
 
 
-_HANDLERS: dict[str, Callable[[Asked, list[str]], Below | Said]] = {
+_HANDLERS: dict[str, Callable[[MagicCall, list[str]], CellMagicCode | Replacement]] = {
     **dict.fromkeys((*_PROGRAMS, "script"), _script),
     **dict.fromkeys(("!", "sx", "system"), _system),
     **dict.fromkeys(MEASURING, _measuring),

@@ -1,4 +1,4 @@
-"""Where IPython's own syntax stands in a cell, found as IPython finds it."""
+"""Search for IPython's own syntax in a cell, by IPython's own rules."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-Kind = Literal["line", "system", "getoutput", "usage"]
+CallKind = Literal["line", "system", "getoutput", "usage"]
 
-# What IPython calls in the place of its own syntax.
-_METHODS: dict[str, Kind] = {
+# The calls that IPython puts in place of its own syntax.
+_METHODS: dict[str, CallKind] = {
     "run_line_magic": "line",
     "system": "system",
     "getoutput": "getoutput",
@@ -29,9 +29,9 @@ _LIMIT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SyntaxPiece:
     """
-    One piece of IPython's syntax: it begins behind `before` in line `first` and ends with line `last`; lines count from 1.
+    One piece of IPython's syntax: it begins after `before` in line `first` and ends with line `last`; lines count from 1.
 
     `name` is that of a magic, and `text` what follows it, or a command.
     """
@@ -39,7 +39,7 @@ class Call:
     first: int
     last: int
     before: str
-    kind: Kind
+    kind: CallKind
     name: str
     text: str
     after: str = ""
@@ -51,13 +51,13 @@ class Call:
 
     @property
     def is_inside(self) -> bool:
-        """Whether it stands in a block of statements."""
+        """Whether it is in a block of statements."""
         return self.before[:1].isspace()
 
 
 @dataclass(frozen=True, slots=True)
-class CellMagic:
-    """What stands behind `%%name` in line `line`; the cell's text follows it."""
+class FoundCellMagic:
+    """A cell magic: its name, its arguments `rest`, and its line; the cell's text follows it."""
 
     line: int
     name: str
@@ -65,17 +65,17 @@ class CellMagic:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The lines of a cell as IPython reads them, as many as it has, and what IPython would do in Python's place."""
+class ParsedCell:
+    """The lines of a cell as IPython reads them, as many as it has, with the pieces of IPython's syntax."""
 
     lines: tuple[str, ...]
-    calls: tuple[Call, ...] = ()
-    magic: CellMagic | None = None
+    calls: tuple[SyntaxPiece, ...] = ()
+    magic: FoundCellMagic | None = None
 
 
 def is_python(source: str) -> bool:
     """
-    Whether a cell is plain Python for IPython too, so that nothing has to be looked for.
+    Whether a cell is plain Python for IPython too, so that no search is needed.
 
     >>> is_python('x = f"{a!r} %time" % b != "?"'), is_python("!ls")
     (True, False)
@@ -117,25 +117,25 @@ def is_too_deep(source: str) -> bool:
     return bool(level)
 
 
-def found(source: str) -> Found:
+def found(source: str) -> ParsedCell:
     """
     Read a cell as IPython does.
 
     >>> found("x = !ls").calls
-    (Call(first=1, last=1, before='x = ', kind='getoutput', name='', text='ls', after=''),)
+    (SyntaxPiece(first=1, last=1, before='x = ', kind='getoutput', name='', text='ls', after=''),)
     """
     lines = _cleaned(source.split("\n"))
     begin = next((number for number, line in enumerate(lines) if line.strip()), len(lines))
     first = lines[begin] if begin < len(lines) else ""
     magic = _CELL_MAGIC.fullmatch(first.rstrip())
-    # `%%time?` asks for help
+    # `%%time?` shows a help
     if magic and not re.match(r"%%\w+\?", first):
-        return Found(tuple(lines), magic=CellMagic(begin + 1, magic["name"], magic["rest"] or ""))
+        return ParsedCell(tuple(lines), magic=FoundCellMagic(begin + 1, magic["name"], magic["rest"] or ""))
     return _transformed(lines)
 
 
-def own_calls(tree: ast.Module, source: str) -> Iterator[Call]:
-    """What a person wrote as IPython would write it: `get_ipython().system("ls")` as a statement, or assigned."""
+def ipython_calls(tree: ast.Module, source: str) -> Iterator[SyntaxPiece]:
+    """Calls of IPython's shell in the user's code: `get_ipython().system("ls")` as a statement, or assigned."""
     lines = source.split("\n")
     for node in ast.walk(tree):
         if not isinstance(node, (ast.Expr, ast.Assign)) or node.lineno != node.end_lineno:
@@ -152,7 +152,7 @@ def own_calls(tree: ast.Module, source: str) -> Iterator[Call]:
         name, rest = call.name, call.text
         if call.kind == "line" and not name:
             name, _, rest = rest.lstrip("%").partition(" ")
-        yield Call(node.lineno, node.lineno, before.decode(), call.kind, name, rest, after.decode())
+        yield SyntaxPiece(node.lineno, node.lineno, before.decode(), call.kind, name, rest, after.decode())
 
 
 def _cleaned(lines: Sequence[str]) -> list[str]:
@@ -169,12 +169,12 @@ def _cleaned(lines: Sequence[str]) -> list[str]:
     return [*lines[:begin], *(line.removesuffix("\n") for line in rest)]
 
 
-def _transformed(lines: Sequence[str]) -> Found:
+def _transformed(lines: Sequence[str]) -> ParsedCell:
     from IPython.core.inputtransformer2 import TransformerManager
 
     manager = TransformerManager()  # type: ignore[no-untyped-call] # IPython's own
     now = [f"{line}\n" for line in lines]
-    calls: list[Call] = []
+    calls: list[SyntaxPiece] = []
     for _ in range(_LIMIT):
         step = _step(manager.token_transformers, now)
         if step is None:
@@ -184,26 +184,28 @@ def _transformed(lines: Sequence[str]) -> Found:
         # all lines keep their numbers
         now = [*then[: row + 1], *["#\n"] * missing, *then[row + 1 :]]
         before, found, call = then[row].partition(_IPYTHON)
-        if found and (one := _call(found + call.strip())):
-            calls.append(replace(one, first=row + 1, last=row + 1 + missing, before=before))
-    return Found(tuple(line.removesuffix("\n") for line in now), tuple(calls))
+        if found and (item := _call(found + call.strip())):
+            calls.append(replace(item, first=row + 1, last=row + 1 + missing, before=before))
+    return ParsedCell(tuple(line.removesuffix("\n") for line in now), tuple(calls))
 
 
-def _step(kinds: Sequence[Any], lines: list[str]) -> tuple[int, list[str]] | None:
+def _step(transformers: Sequence[Any], lines: list[str]) -> tuple[int, list[str]] | None:
     """The first piece of IPython's syntax is replaced by a call; gives its line, from 0, and all lines."""
     from IPython.core.inputtransformer2 import make_tokens_by_line
 
     tokens = make_tokens_by_line(lines)
-    for one in sorted(filter(None, (kind.find(tokens) for kind in kinds)), key=lambda one: one.sortby()):
+    for item in sorted(
+        filter(None, (transformer.find(tokens) for transformer in transformers)), key=lambda item: item.sortby()
+    ):
         try:
-            return one.start_line, one.transform(lines)
+            return item.start_line, item.transform(lines)
         except SyntaxError:
             continue
     return None
 
 
-def _call(text: str) -> Call | None:
-    """What a call of a method of IPython's shell, with texts for arguments, stands for."""
+def _call(text: str) -> SyntaxPiece | None:
+    """The syntax piece for a call of a method of IPython's shell with texts for arguments."""
     tree = parsed(text)
     node = tree.body[0] if tree and len(tree.body) == 1 else None
     if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
@@ -211,10 +213,10 @@ def _call(text: str) -> Call | None:
     function, arguments = node.value.func, node.value.args
     if not isinstance(function, ast.Attribute) or ast.unparse(function.value) != _IPYTHON[:-1] or node.value.keywords:
         return None
-    texts = [one.value for one in arguments if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    texts = [item.value for item in arguments if isinstance(item, ast.Constant) and isinstance(item.value, str)]
     kind = _METHODS.get(function.attr, "line" if function.attr == "magic" else None)
     wanted = {"run_line_magic": 2, "show_usage": 0}.get(function.attr, 1)
     if kind is None or len(texts) != wanted or len(arguments) != wanted:
         return None
     name, argument = ["", "", *texts][-2:] if wanted < 2 else texts
-    return Call(1, 1, "", kind, name, argument)
+    return SyntaxPiece(1, 1, "", kind, name, argument)

@@ -1,4 +1,4 @@
-"""Which commands install packages: a script leaves them out, unless it is asked to keep them."""
+"""Commands that install packages: a script leaves them out, unless `keep_installs` is set."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def only_installs(command: str) -> bool:
 
 def arguments_of_pip(command: str) -> str | None:
     """
-    What pip is given by a command that does nothing else; None for other commands.
+    The arguments of a command that only calls pip; None for other commands.
 
     >>> arguments_of_pip("pip install x"), arguments_of_pip("pip list | grep x")
     ('install x', None)

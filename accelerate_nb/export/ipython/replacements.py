@@ -1,4 +1,4 @@
-"""What is said in the place of a piece of IPython's syntax: an expression or a statement of Python."""
+"""Python code that replaces a piece of IPython's syntax: an expression or a statement."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from string import Formatter
 
-from accelerate_nb.export.calls import parsed
-from accelerate_nb.export.plain import Plain, Wishes
+from accelerate_nb.export.ipython.find import parsed
+from accelerate_nb.export.translated_cell import ExportOptions, PlainCell
 
 # Names that a notebook hardly has itself, unlike `run` and `shell`.
-SHELL = "from accelerate_nb.script import shell as nb_shell"
-FILES = "from accelerate_nb.script import files as nb_files"
-TIMING = "from accelerate_nb.script import timing as nb_timing"
+SHELL = "from accelerate_nb.script import shell_commands as nb_shell"
+FILES = "from accelerate_nb.script import run_file as nb_files"
+TIMING = "from accelerate_nb.script import timeit as nb_timing"
 
 _DOLLAR = re.compile(r"\$\$?[\w.]")
 # Braces that a shell, and what it calls, have a use for, too.
@@ -23,18 +23,18 @@ _SURE = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.BinOp, ast.Consta
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class MagicCall:
     """
-    A magic or a command, and where it stands.
+    A magic or a command, and its position.
 
-    `plain` translates the code that it holds. `is_assigned` says that a value is wanted, `is_inside` that it stands in a
+    `plain` translates the code in it. `is_assigned` means that its value is used, `is_inside` that it is in a
     block, `on_ranks` that every process is meant to do it.
     """
 
     name: str
     text: str
-    wishes: Wishes
-    plain: Callable[[str], Plain]
+    export_options: ExportOptions
+    plain: Callable[[str], PlainCell]
     is_assigned: bool = False
     is_inside: bool = False
     on_ranks: bool = False
@@ -51,12 +51,12 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Replacement:
     """
-    Python in the place of a magic.
+    Python code that replaces a magic.
 
-    Without `text` the magic is left out: `note` says why, if there is something to say. A `problem` keeps the notebook from
-    being exported. What a magic gives a name to itself stands in `target`.
+    Without `text` the magic is left out; `note` gives the reason, if there is one. A `problem` keeps the notebook from
+    being exported. A name that the magic itself assigns is in `target`.
     """
 
     text: str | None = None
@@ -66,14 +66,14 @@ class Said:
     target: str | None = None
 
 
-def left_out(name: str, why: str) -> Said:
-    """Nothing is said, and the person is told."""
-    return Said(note=f"{' '.join(name.split())} was left out: {why}")
+def left_out(name: str, why: str) -> Replacement:
+    """The magic is left out, with a note."""
+    return Replacement(note=f"{' '.join(name.split())} was left out: {why}")
 
 
-def refused(name: str, why: str) -> Said:
-    """There is nothing to say."""
-    return Said(problem=f"{name} {why}. Tag the cell `skip-script`, or write it as Python.")
+def refused(name: str, why: str) -> Replacement:
+    """The magic has no translation."""
+    return Replacement(problem=f"{name} {why}. Tag the cell `skip-script`, or write it as Python.")
 
 
 def quoted(text: str) -> str:
@@ -84,14 +84,14 @@ def quoted(text: str) -> str:
     'say "a"' "it's"
     """
     mark = "'" if '"' in text and "'" not in text else '"'
-    return mark + "".join(_written(one, mark) for one in text) + mark
+    return mark + "".join(_written(item, mark) for item in text) + mark
 
 
-def expression(text: str, asked: Asked) -> tuple[str, tuple[str, ...]]:
+def expression(text: str, call: MagicCall) -> tuple[str, tuple[str, ...]]:
     """
-    A text with IPython's `{expression}` and `$name` in it, and what has to be imported for it.
+    A text with IPython's `{expression}` and `$name` as an expression, and its imports.
 
-    It is an f-string where Python's names are surely meant, as in `cp {path} data`. Where the shell may be asked instead, as
+    It is an f-string where Python's names are surely meant, as in `cp {path} data`. Where the shell may be meant instead, as
     in `echo $HOME` and `mkdir {a,b}`, the script decides as IPython does: whatever has no value in Python is left alone.
     """
     if not _DOLLAR.search(text):
@@ -107,7 +107,7 @@ def expression(text: str, asked: Asked) -> tuple[str, tuple[str, ...]]:
         written = _f_string(text, pieces)
         if written is not None:
             return written, ()
-    return f"nb_shell.expanded({quoted(text)}, {asked.names})", (SHELL,)
+    return f"nb_shell.expanded({quoted(text)}, {call.names})", (SHELL,)
 
 
 def is_fixed(text: str) -> bool:
@@ -140,27 +140,27 @@ def options(text: str, known: str) -> tuple[dict[str, str], str]:
     >>> options("-n 5 -q f(x, -1)", "n:q")
     ({'n': '5', 'q': ''}, 'f(x, -1)')
     """
-    said: dict[str, str] = {}
+    flags: dict[str, str] = {}
     rest = text.lstrip()
     while found := re.match(r"-(\w)", rest):
-        letter = found[1]
-        if letter not in known:
+        char = found[1]
+        if char not in known:
             break
         rest = rest[2:]
-        if f"{letter}:" in known:
+        if f"{char}:" in known:
             value = re.match(r"\s*(\S*)\s*", rest)
             assert value is not None
-            said[letter], rest = value[1], rest[value.end() :]
+            flags[char], rest = value[1], rest[value.end() :]
         else:
-            said[letter] = ""
+            flags[char] = ""
             rest = "-" + rest if rest[:1].strip() else rest.lstrip()
-    return said, rest
+    return flags, rest
 
 
-def _written(one: str, mark: str) -> str:
-    if one in {"\\", mark}:
-        return "\\" + one
-    return one if one.isprintable() else repr(one)[1:-1]
+def _written(text: str, mark: str) -> str:
+    if text in {"\\", mark}:
+        return "\\" + text
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def _f_string(text: str, pieces: list[tuple[str, str | None, str | None, str | None]]) -> str | None:
@@ -169,7 +169,7 @@ def _f_string(text: str, pieces: list[tuple[str, str | None, str | None, str | N
     mark = '"' if '"' not in text else "'"
     written = []
     for literal, field, spec, conversion in pieces:
-        written.append("".join(_written(one, mark) for one in literal).replace("{", "{{").replace("}", "}}"))
+        written.append("".join(_written(item, mark) for item in literal).replace("{", "{{").replace("}", "}}"))
         if field is None:
             continue
         tree = parsed(field.strip())

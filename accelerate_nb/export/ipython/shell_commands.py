@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from accelerate_nb.export.installing import WHY, arguments_of_pip, only_installs
-from accelerate_nb.export.saying import SHELL, Asked, Said, expression, is_fixed, left_out
+from accelerate_nb.export.ipython.pip import WHY, arguments_of_pip, only_installs
+from accelerate_nb.export.ipython.replacements import SHELL, MagicCall, Replacement, expression, is_fixed, left_out
 
 _ONLY_CD = re.compile(r"\s*cd\b[^&|;\n]*")
 # IPython's own short names for commands, on Linux.
@@ -25,82 +25,82 @@ ALIASES = {
 }
 
 
-def run(asked: Asked) -> Said:
+def run(call: MagicCall) -> Replacement:
     """`!command`."""
-    command = asked.text
-    if only_installs(command) and not asked.wishes.keep_installs:
+    command = call.text
+    if only_installs(command) and not call.export_options.keep_installs:
         return left_out(f"!{command.strip()}", WHY)
     if _ONLY_CD.fullmatch(command):
         return left_out(f"!{command.strip()}", "it changes the folder of its own shell only; %cd changes the script's.")
     if (arguments := arguments_of_pip(command)) is not None:
-        return pip(asked, arguments)
-    text, imports = expression(command, asked)
-    return Said(f"nb_shell.run({text}{asked.every})", (SHELL, *imports))
+        return pip(call, arguments)
+    text, imports = expression(command, call)
+    return Replacement(f"nb_shell.run({text}{call.every})", (SHELL, *imports))
 
 
-def captured(asked: Asked) -> Said:
+def captured(call: MagicCall) -> Replacement:
     """`x = !command`, `%sx` and `!!`: the lines that it prints."""
-    if only_installs(asked.text) and not asked.wishes.keep_installs:
-        return left_out(f"!{asked.text.strip()}", WHY)
-    text, imports = expression(asked.text, asked)
-    return Said(f"nb_shell.capture({text})", (SHELL, *imports))
+    if only_installs(call.text) and not call.export_options.keep_installs:
+        return left_out(f"!{call.text.strip()}", WHY)
+    text, imports = expression(call.text, call)
+    return Replacement(f"nb_shell.capture({text})", (SHELL, *imports))
 
 
-def pip(asked: Asked, arguments: str) -> Said:
+def pip(call: MagicCall, arguments: str) -> Replacement:
     """`%pip`, and `!pip`, for the Python that runs the script."""
-    text, imports = expression(arguments, asked)
-    return Said(f"nb_shell.pip({text}{asked.every})", (SHELL, *imports))
+    text, imports = expression(arguments, call)
+    return Replacement(f"nb_shell.pip({text}{call.every})", (SHELL, *imports))
 
 
-def packages(asked: Asked) -> Said:
+def packages(call: MagicCall) -> Replacement:
     """`%pip`, `%conda`, `%uv` and their like."""
-    command = f"{asked.name} {asked.text}"
-    if only_installs(command) and not asked.wishes.keep_installs:
+    command = f"{call.name} {call.text}"
+    if only_installs(command) and not call.export_options.keep_installs:
         return left_out(f"%{command.strip()}", WHY)
-    if asked.name == "pip":
-        return pip(asked, asked.text)
-    return run(_with(asked, command))
+    if call.name == "pip":
+        return pip(call, call.text)
+    return run(_with(call, command))
 
 
-def alias(asked: Asked) -> Said:
+def alias(call: MagicCall) -> Replacement:
     """`%ls`, `%mkdir` and IPython's other short names for commands."""
-    command = ALIASES[asked.name]
-    rest = asked.text.strip()
+    command = ALIASES[call.name]
+    rest = call.text.strip()
     full = command.replace("{}", rest) if "{}" in command else f"{command} {rest}".rstrip()
-    return run(_with(asked, full))
+    return run(_with(call, full))
 
 
-def folder(asked: Asked) -> Said:
+def folder(call: MagicCall) -> Replacement:
     """`%cd folder`."""
-    words = asked.text.strip()
+    words = call.text.strip()
     quiet = re.match(r"-q(?:\s+|$)", words)
     words = words[quiet.end() :] if quiet else words
     if re.match(r"-\d|--|-b\b", words):
-        return Said(
-            problem=f"%cd {words} asks for a folder that IPython remembers; a script has none. Name the folder."
+        return Replacement(
+            problem=f"%cd {words} needs IPython's history of folders, which a script does not have. Name the folder."
         )
     last = ", quiet=True" if quiet else ""
     if not words:
-        return Said(f"nb_shell.cd({last[2:]})", (SHELL,))
-    text, imports = expression(_unquoted(words), asked)
-    return Said(f"nb_shell.cd({text}{last})", (SHELL, *imports))
+        return Replacement(f"nb_shell.cd({last[2:]})", (SHELL,))
+    text, imports = expression(_unquoted(words), call)
+    return Replacement(f"nb_shell.cd({text}{last})", (SHELL, *imports))
 
 
-def variable(asked: Asked) -> Said:
+def variable(call: MagicCall) -> Replacement:
     """`%env NAME`, `%env NAME=value` and `%set_env`."""
-    said = asked.text.strip()
-    if not said:
-        if asked.is_assigned:
-            return Said("dict(os.environ)", ("import os",))
+    assignment = call.text.strip()
+    if not assignment:
+        if call.is_assigned:
+            return Replacement("dict(os.environ)", ("import os",))
         return left_out("%env", "it only lists the environment.")
-    name, given, value = said.partition("=" if "=" in said else " ")
+    name, given, value = assignment.partition("=" if "=" in assignment else " ")
     name, value = name.strip(), value.strip()
     if not is_fixed(name) or re.search(r"\s", name):
-        return Said(problem=f"%env {said} names no one variable. Write it as `os.environ[...] = ...`.")
+        return Replacement(problem=f"%env {assignment} names no one variable. Write it as `os.environ[...] = ...`.")
     if not given:
-        return Said(f"os.environ[{expression(name, asked)[0]}]", ("import os",))
-    text, imports = expression(value, asked)
-    return Said(f"nb_shell.set_env({expression(name, asked)[0]}, {text})", (SHELL, *imports))
+        return Replacement(f"os.environ[{expression(name, call)[0]}]", ("import os",))
+    text, imports = expression(value, call)
+    return Replacement(f"nb_shell.set_env({expression(name, call)[0]}, {text})", (SHELL, *imports))
 
 
 def _unquoted(words: str) -> str:
@@ -108,7 +108,13 @@ def _unquoted(words: str) -> str:
     return found[2] if found else re.sub(r"\\(.)", r"\1", words)
 
 
-def _with(asked: Asked, command: str) -> Asked:
-    return Asked(
-        asked.name, command, asked.wishes, asked.plain, asked.is_assigned, asked.is_inside, on_ranks=asked.on_ranks
+def _with(call: MagicCall, command: str) -> MagicCall:
+    return MagicCall(
+        call.name,
+        command,
+        call.export_options,
+        call.plain,
+        call.is_assigned,
+        call.is_inside,
+        on_ranks=call.on_ranks,
     )

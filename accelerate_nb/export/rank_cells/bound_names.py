@@ -1,4 +1,4 @@
-"""Which names statements bind, and which they look up, when they run: what stands inside of functions runs later."""
+"""Names that statements bind and look up when they run; the body of a function runs later."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def bound(nodes: Iterable[ast.AST]) -> set[str]:
     >>> sorted(bound(ast.parse("import os.path; x, y = 1, [z for z in ()]").body))
     ['os', 'x', 'y']
     """
-    found = _Bound()
+    found = _BoundNames()
     for node in nodes:
         found.visit(node)
     return found.names
@@ -24,7 +24,7 @@ def bound(nodes: Iterable[ast.AST]) -> set[str]:
 
 def looked_up(nodes: Iterable[ast.AST]) -> set[str]:
     """The names that these statements need at the time at which they run."""
-    found = _LookedUp()
+    found = _ReadNames()
     for node in nodes:
         found.visit(node)
     return found.names
@@ -32,7 +32,7 @@ def looked_up(nodes: Iterable[ast.AST]) -> set[str]:
 
 def called(nodes: Iterable[ast.AST]) -> set[str]:
     """The names among those that `looked_up` finds that are called, or decorate something."""
-    found = _LookedUp()
+    found = _ReadNames()
     for node in nodes:
         found.visit(node)
     return found.called
@@ -40,10 +40,10 @@ def called(nodes: Iterable[ast.AST]) -> set[str]:
 
 def mentioned(node: ast.AST) -> set[str]:
     """Every name that is looked up anywhere in a statement, now or when a function of it is called."""
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+    return {item.id for item in ast.walk(node) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Load)}
 
 
-class _OfTheModule(ast.NodeVisitor):
+class _ModuleScopeVisitor(ast.NodeVisitor):
     """Visits what runs with the statement itself."""
 
     def _visit_function(self, node: Function) -> None:
@@ -60,7 +60,7 @@ class _OfTheModule(ast.NodeVisitor):
         self._visit_function(node)
 
 
-class _Bound(_OfTheModule):
+class _BoundNames(_ModuleScopeVisitor):
     def __init__(self) -> None:
         self.names: set[str] = set()
 
@@ -109,7 +109,7 @@ class _Bound(_OfTheModule):
             self.names.add(name)
 
 
-class _LookedUp(_OfTheModule):
+class _ReadNames(_ModuleScopeVisitor):
     def __init__(self) -> None:
         self.names: set[str] = set()
         self.called: set[str] = set()
@@ -120,16 +120,16 @@ class _LookedUp(_OfTheModule):
         # annotations are looked up with the definition, up to Python 3.13
         arguments = node.args
         every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
-        for annotation in (*(one.annotation for one in every if one is not None), getattr(node, "returns", None)):
+        for annotation in (*(item.annotation for item in every if item is not None), getattr(node, "returns", None)):
             if annotation is not None:
                 self.visit(annotation)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self.called |= _names(node.decorator_list)
         # what its body binds is its own, so it hides nothing of the module: only names from outside are wanted here
-        own = bound(node.body)
-        self.names |= looked_up(node.body) - own
-        self.called |= called(node.body) - own
+        inside = bound(node.body)
+        self.names |= looked_up(node.body) - inside
+        self.called |= called(node.body) - inside
         for child in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
             self.visit(child)
 
@@ -143,4 +143,4 @@ class _LookedUp(_OfTheModule):
 
 
 def _names(nodes: Iterable[ast.AST]) -> set[str]:
-    return {one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)}
+    return {item.id for node in nodes for item in ast.walk(node) if isinstance(item, ast.Name)}

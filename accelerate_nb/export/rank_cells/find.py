@@ -1,4 +1,4 @@
-"""Where `%accelerate` stands among a cell's lines, found as IPython finds it."""
+"""Search for `%accelerate` in a cell, by IPython's own rules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate_nb.export.calls import is_too_deep, parsed
+from accelerate_nb.export.ipython.find import is_too_deep, parsed
 
 NAME = "accelerate"
 _CALL = f"get_ipython().run_line_magic({NAME!r}, "
@@ -22,7 +22,7 @@ _LIMIT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class AccelerateLine:
     """A line `%accelerate ...`, which begins at `column` of line `first`; `text` is what follows its name."""
 
     first: int
@@ -33,9 +33,9 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class CellCommands:
     """
-    A cell's code with calls in the place of IPython's own syntax, on the lines on which it stands, and our commands in it.
+    A cell's code with calls in place of IPython's own syntax, on the same lines, and the `%accelerate` commands in it.
 
     `tree` is None for what is no Python, or more than Python can follow.
     """
@@ -43,42 +43,42 @@ class Heard:
     source: str
     python: str
     tree: ast.Module | None
-    commands: tuple[Command, ...] = ()
+    commands: tuple[AccelerateLine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class CellMagic:
-    """What stands behind `%%name` in the first line that is not empty; lines count from 1."""
+class CellMagicLine:
+    """A cell magic in the first line that is not empty; lines count from 1."""
 
     name: str
     rest: str
     line: int
 
 
-def cell_magic(source: str) -> CellMagic | None:
+def cell_magic(source: str) -> CellMagicLine | None:
     r"""
     The cell magic of a cell, where it has one.
 
     >>> cell_magic("%%accelerate -n 2\nprint(rank)")
-    CellMagic(name='accelerate', rest=' -n 2', line=1)
+    CellMagicLine(name='accelerate', rest=' -n 2', line=1)
     """
     for number, line in enumerate(source.split("\n"), start=1):
         if line.strip():
             found = _CELL_MAGIC.fullmatch(line.rstrip())
-            return CellMagic(found["name"], found["rest"], number) if found else None
+            return CellMagicLine(found["name"], found["rest"], number) if found else None
     return None
 
 
-def heard(source: str) -> Heard:
+def parse_commands(source: str) -> CellCommands:
     """
-    What a cell's code does, as far as it is Python, with the commands that are found in it.
+    The Python code of a cell, with the commands in it.
 
-    >>> heard("%accelerate push x y").commands
-    (Command(first=1, last=1, column=0, text='push x y', is_cell_magic=False),)
+    >>> parse_commands("%accelerate push x y").commands
+    (AccelerateLine(first=1, last=1, column=0, text='push x y', is_cell_magic=False),)
     """
     source = _dedented(source)
     python, commands = _in_python(_without_cell_magic(source))
-    return Heard(source, python, None if is_too_deep(python) else parsed(python), commands)
+    return CellCommands(source, python, None if is_too_deep(python) else parsed(python), commands)
 
 
 def _dedented(source: str) -> str:
@@ -88,7 +88,7 @@ def _dedented(source: str) -> str:
 
 
 def _without_cell_magic(source: str) -> str:
-    """The code below a cell magic, on its lines; what the magic binds is bound in its place."""
+    """The code below a cell magic, on its lines, with bindings in place of those of the magic."""
     magic = cell_magic(source)
     if magic is None:
         return source
@@ -99,17 +99,19 @@ def _without_cell_magic(source: str) -> str:
     return "\n".join([*[""] * (magic.line - 1), "".join(f"{name} = None" for name in names[:1]), *below])
 
 
-def _in_python(source: str) -> tuple[str, tuple[Command, ...]]:
+def _in_python(source: str) -> tuple[str, tuple[AccelerateLine, ...]]:
     if not _NONE_OF_IPYTHON.search(source):
         return source, ()
     from IPython.core.inputtransformer2 import TransformerManager, make_tokens_by_line
 
-    kinds: Any = TransformerManager().token_transformers  # type: ignore[no-untyped-call]  # IPython's own
+    transformers: Any = TransformerManager().token_transformers  # type: ignore[no-untyped-call]  # IPython's own
     lines = [f"{line}\n" for line in source.split("\n")]
-    commands: list[Command] = []
+    commands: list[AccelerateLine] = []
     for _ in range(_LIMIT):
         tokens = make_tokens_by_line(lines)
-        found = sorted(filter(None, (kind.find(tokens) for kind in kinds)), key=lambda one: one.sortby())
+        found = sorted(
+            filter(None, (transformer.find(tokens) for transformer in transformers)), key=lambda item: item.sortby()
+        )
         if (step := _first_step(found, lines)) is None:
             break
         first, column, changed = step
@@ -119,15 +121,15 @@ def _in_python(source: str) -> tuple[str, tuple[Command, ...]]:
         lines = [*changed[: first + 1], *["\n"] * missing, *changed[first + 1 :]]
         if call.startswith((_CALL, _WRONG_CALL)):
             text = ast.literal_eval(call[call.index(",") + 1 : call.rindex(")")].strip())
-            commands.append(Command(first + 1, first + 1 + missing, column, text, call.startswith(_WRONG_CALL)))
-    return "".join(lines).removesuffix("\n"), tuple(sorted(commands, key=lambda one: one.first))
+            commands.append(AccelerateLine(first + 1, first + 1 + missing, column, text, call.startswith(_WRONG_CALL)))
+    return "".join(lines).removesuffix("\n"), tuple(sorted(commands, key=lambda item: item.first))
 
 
 def _first_step(found: list[object], lines: list[str]) -> tuple[int, int, list[str]] | None:
-    for one in found:
+    for item in found:
         try:
-            # `start_line` and `start_col` are how IPython's transformers say where they found something
-            return one.start_line, one.start_col, one.transform(lines)  # type: ignore[attr-defined]
+            # `start_line` and `start_col` are the position at which IPython's transformers found something
+            return item.start_line, item.start_col, item.transform(lines)  # type: ignore[attr-defined]
         except SyntaxError:
             continue
     return None

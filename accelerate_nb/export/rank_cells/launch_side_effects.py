@@ -1,4 +1,4 @@
-"""What a launched function changes, and the notebook reads afterwards: a launched script keeps it, and a notebook does not."""
+"""Changes of launched functions that the notebook reads afterwards: a launched script keeps them, a notebook does not."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from accelerate_nb.export.names import bound, mentioned
-from accelerate_nb.export.plain import Remark
-from accelerate_nb.export.usage import changes
+from accelerate_nb.export.rank_cells.bound_names import bound, mentioned
+from accelerate_nb.export.rank_cells.name_usage import changes
+from accelerate_nb.export.translated_cell import Remark
 
 _Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -17,8 +17,8 @@ _LAUNCHERS = frozenset({"notebook_launcher", "debug_launcher"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Launch:
-    """A call of `notebook_launcher`, and where it stands."""
+class _LaunchCall:
+    """A call of `notebook_launcher`, and its position."""
 
     cell: int
     line: int
@@ -26,12 +26,12 @@ class _Launch:
 
 
 @dataclass
-class _Followed:
+class _LaunchFinder:
     """The statements of a notebook, one after the other."""
 
     functions: dict[str, _Function] = field(default_factory=dict)
-    changed: dict[str, _Launch] = field(default_factory=dict)
-    read: dict[_Launch, dict[str, int]] = field(default_factory=dict)
+    changed: dict[str, _LaunchCall] = field(default_factory=dict)
+    read: dict[_LaunchCall, dict[str, int]] = field(default_factory=dict)
 
     def statement(self, cell: int, node: ast.stmt | ast.expr) -> None:
         if isinstance(node, _FUNCTIONS):
@@ -46,23 +46,23 @@ class _Followed:
                 self._launch(cell, call)
 
     def _launch(self, cell: int, call: ast.Call) -> None:
-        said = {keyword.arg: keyword.value for keyword in call.keywords}
-        function = call.args[0] if call.args else said.get("function")
-        handed = call.args[1] if len(call.args) > 1 else said.get("args")
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+        function = call.args[0] if call.args else keywords.get("function")
+        handed = call.args[1] if len(call.args) > 1 else keywords.get("args")
         if isinstance(function, ast.Name) and function.id in self.functions:
-            launch = _Launch(cell, call.lineno, function.id)
+            launch = _LaunchCall(cell, call.lineno, function.id)
             for name in _changed_by(self.functions[function.id], handed, self.functions):
                 self.changed[name] = launch
 
     def _needed(self, node: ast.AST) -> set[str]:
-        """What a statement reads, and what the functions read that it mentions."""
+        """The names that a statement reads, and those that the functions in it read."""
         waiting, known = list(mentioned(node)), set[str]()
         while waiting:
             name = waiting.pop()
             if name not in known:
                 known.add(name)
                 function = self.functions.get(name)
-                waiting += mentioned(function) - _own(function) if function is not None else ()
+                waiting += mentioned(function) - _local_names(function) if function is not None else ()
         return known
 
 
@@ -73,7 +73,7 @@ def kept_changes(cells: Iterable[tuple[int, ast.Module]]) -> Iterator[tuple[int,
     The processes that a notebook starts have copies of its variables. Those of a launcher run the whole script, the function
     too, with the variables themselves.
     """
-    followed = _Followed()
+    followed = _LaunchFinder()
     for number, tree in cells:
         for node in _in_order(tree.body):
             followed.statement(number, node)
@@ -91,7 +91,7 @@ def kept_changes(cells: Iterable[tuple[int, ast.Module]]) -> Iterator[tuple[int,
 
 
 def _in_order(body: Sequence[ast.stmt]) -> Iterator[ast.stmt | ast.expr]:
-    """Statements in the order in which they run, as far as one can know: what loops comes twice."""
+    """Statements in the order in which they run, as far as is known: the body of a loop comes twice."""
     for node in body:
         inner = [part for name in ("body", "orelse", "finalbody") for part in getattr(node, name, ())]
         inner += [part for handler in getattr(node, "handlers", ()) for part in handler.body]
@@ -107,24 +107,24 @@ def _changed_by(function: _Function, handed: ast.expr | None, functions: Mapping
     """The notebook's variables that a call changes: those that the function finds, and those that it is handed."""
     inside, found, known = [function], set[str](), set[str]()
     while inside:
-        one = inside.pop()
-        if one.name not in known:
-            known.add(one.name)
-            found |= changes(one) - _own(one)
-            inside += [functions[name] for name in mentioned(one) - _own(one) if name in functions]
+        item = inside.pop()
+        if item.name not in known:
+            known.add(item.name)
+            found |= changes(item) - _local_names(item)
+            inside += [functions[name] for name in mentioned(item) - _local_names(item) if name in functions]
     parameters = [*function.args.posonlyargs, *function.args.args]
     values = handed.elts if isinstance(handed, (ast.Tuple, ast.List)) else ()
-    own = changes(function)
+    changed = changes(function)
     return found | {
         value.id
         for value, parameter in zip(values, parameters, strict=False)
-        if isinstance(value, ast.Name) and parameter.arg in own
+        if isinstance(value, ast.Name) and parameter.arg in changed
     }
 
 
-def _own(function: _Function) -> set[str]:
+def _local_names(function: _Function) -> set[str]:
     """The function's own variables."""
     arguments = function.args
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
     stated = {name for part in ast.walk(function) if isinstance(part, ast.Global) for name in part.names}
-    return ({one.arg for one in every if one is not None} | bound(function.body)) - stated
+    return ({item.arg for item in every if item is not None} | bound(function.body)) - stated

@@ -1,4 +1,4 @@
-"""Which names a statement reads, binds and changes, as Python's own compiler sees it."""
+"""Names that a statement reads, binds and changes, as Python's own compiler sees it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType
 
-# Methods that change what they are called on, beside those whose names end in `_`, as torch has it.
+# Methods that change their object, in addition to those whose names end in `_`, as in torch.
 _CHANGES = frozenset({
     "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove",
     "reverse", "rotate", "setdefault", "sort", "update",
@@ -19,16 +19,16 @@ _CHANGES = frozenset({
 })  # fmt: skip
 
 _OF_CLASSES = frozenset({"__name__", "__module__", "__qualname__"})
-# Code that is a function to the compiler and runs where it stands; the last is what has the `T` of `class Stack[T]`.
+# Code that is a function to the compiler and runs at its own position; the last is what has the `T` of `class Stack[T]`.
 _AT_ONCE = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<generic parameters of ")
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class NameUsage:
     """
-    What a statement does with the names of the module.
+    The use of the module's names by a statement.
 
-    `later` and `written_later` are read and changed when a function that it makes is called; `key` is equal for statements
+    `deferred` and `written_in_functions` are read and changed when a function that it makes is called; `key` is equal for statements
     that bind the same thing wherever they stand.
     """
 
@@ -36,19 +36,19 @@ class Usage:
     bound: frozenset[str] = frozenset()
     deleted: frozenset[str] = frozenset()
     changed: frozenset[str] = frozenset()
-    later: frozenset[str] = frozenset()
-    written_later: frozenset[str] = frozenset()
+    deferred: frozenset[str] = frozenset()
+    written_in_functions: frozenset[str] = frozenset()
     everything: bool = False  # `from x import *`
     keys: tuple[tuple[str, Hashable], ...] = field(default=())
 
     def key(self, name: str) -> Hashable:
-        """What tells that the name is bound to the same thing elsewhere; None where nothing does."""
+        """A key that is equal where the name is bound to the same thing; None where that is unknown."""
         return dict(self.keys).get(name)
 
 
-def usage_of(node: ast.stmt | ast.expr) -> Usage:
+def usage_of(node: ast.stmt | ast.expr) -> NameUsage:
     """
-    What a statement that has no statements of its own, a definition or an expression does with names.
+    The use of names by a simple statement, a definition or an expression.
 
     >>> sorted(usage_of(ast.parse("y = [x * z for x in data]").body[0]).read)
     ['data', 'z']
@@ -56,49 +56,49 @@ def usage_of(node: ast.stmt | ast.expr) -> Usage:
     statement = ast.copy_location(ast.Expr(node), node) if isinstance(node, ast.expr) else node
     code = _compiled(statement)
     if code is None:
-        return Usage()
-    used = _Used()
+        return NameUsage()
+    used = _UsageVisitor()
     used.take(code, inside=False)
     defines = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
     changed = frozenset(_changed(statement))
-    return Usage(
+    return NameUsage(
         # what a lambda of a call reads may be read at once
-        read=frozenset(used.read if defines else used.read | used.later),
+        read=frozenset(used.read if defines else used.read | used.deferred),
         bound=frozenset(used.bound),
         deleted=frozenset(used.deleted),
         changed=frozenset() if defines else changed,
-        later=frozenset(used.later),
-        written_later=frozenset(used.written_later | (changed & used.later)),
+        deferred=frozenset(used.deferred),
+        written_in_functions=frozenset(used.written_in_functions | (changed & used.deferred)),
         everything=_imports_everything(statement),
         keys=tuple(_keys(statement)),
     )
 
 
 @dataclass
-class _Used:
+class _UsageVisitor:
     """The names in a statement's code, and in that of its functions."""
 
     read: set[str] = field(default_factory=set)
     bound: set[str] = field(default_factory=set)
     deleted: set[str] = field(default_factory=set)
-    later: set[str] = field(default_factory=set)
-    written_later: set[str] = field(default_factory=set)
+    deferred: set[str] = field(default_factory=set)
+    written_in_functions: set[str] = field(default_factory=set)
 
     def take(self, code: CodeType, *, inside: bool) -> None:
         for step in dis.get_instructions(code):
-            action, _, place = step.opname.partition("_")
-            if not isinstance(step.argval, str) or not place.endswith(("NAME", "GLOBAL", "GLOBALS")):
+            action, _, suffix = step.opname.partition("_")
+            if not isinstance(step.argval, str) or not suffix.endswith(("NAME", "GLOBAL", "GLOBALS")):
                 continue
-            self._place(action, step.argval, inside=inside)
+            self._record(action, step.argval, inside=inside)
         for part in code.co_consts:
             if isinstance(part, CodeType):
                 self._take_part(part, inside=inside)
 
-    def _place(self, action: str, name: str, *, inside: bool) -> None:
+    def _record(self, action: str, name: str, *, inside: bool) -> None:
         if action == "LOAD":
-            (self.later if inside else self.read).add(name)
+            (self.deferred if inside else self.read).add(name)
         elif action == "STORE":
-            (self.written_later if inside else self.bound).add(name)
+            (self.written_in_functions if inside else self.bound).add(name)
         elif action == "DELETE" and not inside:
             self.deleted.add(name)
 
@@ -107,12 +107,12 @@ class _Used:
         if code.co_flags & 0x02:
             self.take(code, inside=inside or not code.co_name.startswith(_AT_ONCE))
             return
-        within = _Used()
+        within = _UsageVisitor()
         within.take(code, inside=False)
         # what the body of a class binds is its own
-        (self.later if inside else self.read).update(within.read - within.bound - _OF_CLASSES)
-        self.later |= within.later
-        self.written_later |= within.written_later
+        (self.deferred if inside else self.read).update(within.read - within.bound - _OF_CLASSES)
+        self.deferred |= within.deferred
+        self.written_in_functions |= within.written_in_functions
 
 
 def _compiled(statement: ast.stmt) -> CodeType | None:

@@ -1,4 +1,4 @@
-"""Before which cells a script changes between the notebook's random numbers and the ranks'."""
+"""Switches of a script between the notebook's random numbers and the ranks'."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 Whose: TypeAlias = Literal["notebook", "ranks", "both"]
 
 # Calls that draw nothing; those of the script's own values may have a `_` before them.
-_QUIET = frozenset(
+_DRAWS_NOTHING = frozenset(
     {"print", "len", "round", "range", "str", "int", "float", "bool", "abs", "sum", "min", "max", "repr", "format"}
     | {"isinstance", "type", "display", "shown", "push", "pull", "pull_from", "session_begins"}
 )
@@ -18,10 +18,10 @@ _UNKNOWN = (ast.For, ast.AsyncFor, ast.comprehension, ast.With, ast.AsyncWith, a
 
 def turns(cells: Mapping[int, ast.Module], ranks: Mapping[int, Whose], first: int) -> dict[int, Whose]:
     """
-    Whose numbers are drawn from a cell on, by its number, where that changes.
+    The owner of the random numbers from a cell on, by its number, where that changes.
 
     `cells` are all of them in their order, `ranks` those on ranks; the session begins with, or in, the cell `first`. A script
-    where the notebook draws nothing below has one kind of numbers, and needs no change.
+    where the notebook draws nothing below has one stream of numbers, and needs no switch.
     """
     below = {number: tree for number, tree in cells.items() if number >= first}
     if not ranks or not any(may_draw(tree.body) for number, tree in below.items() if number not in ranks):
@@ -48,7 +48,7 @@ def may_draw(nodes: Iterable[ast.stmt]) -> bool:
 
 
 def _running(node: ast.AST) -> Iterator[ast.AST]:
-    """The parts of a statement that run with it: what stands inside of a function runs later."""
+    """The parts of a statement that run with it: the body of a function runs later."""
     yield node
     children: Iterable[ast.AST | None] = ast.iter_child_nodes(node)
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
@@ -58,9 +58,9 @@ def _running(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _runs_unknown_code(node: ast.AST) -> bool:
-    """Whether it calls somebody's code: a loop over a loader does, and so does an element of a data set."""
+    """Whether it calls unknown code: a loop over a loader does, and so does an element of a data set."""
     if isinstance(node, ast.Call):
-        return not (isinstance(node.func, ast.Name) and node.func.id.removeprefix("_") in _QUIET)
+        return not (isinstance(node.func, ast.Name) and node.func.id.removeprefix("_") in _DRAWS_NOTHING)
     if isinstance(node, ast.Subscript):
         return isinstance(node.ctx, ast.Load)
     return isinstance(node, _UNKNOWN) or bool(getattr(node, "decorator_list", ()))

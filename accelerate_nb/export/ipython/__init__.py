@@ -1,0 +1,1 @@
+"""IPython's syntax (magics, shell lines, help) as plain Python."""

@@ -1,0 +1,1 @@
+"""`%%accelerate` cells as plain Python."""
