@@ -1,1 +1,1 @@
-"""What the person at a notebook sees."""
+"""The user interface in a notebook."""

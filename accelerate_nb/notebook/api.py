@@ -1,4 +1,4 @@
-"""The functions that a person calls to run another on every process."""
+"""The functions that run another function on every process."""
 
 from __future__ import annotations
 
@@ -9,80 +9,81 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from accelerate_nb.config import files
 from accelerate_nb.config.environment import already_launched, warms_early
-from accelerate_nb.config.fields import said, settings as settings_of, unsaid
-from accelerate_nb.config.run import RunConfig, all_settings, differing, resolve
-from accelerate_nb.config.training import Training
+from accelerate_nb.config.hf import files
+from accelerate_nb.config.run_config import RunConfig, all_settings, differing, resolve
+from accelerate_nb.config.settings import given_arguments, settings as settings_of, unset
+from accelerate_nb.config.training import TrainingConfig
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.launching import functions as launching, launched
-from accelerate_nb.launching.engines.present import prepare_present
-from accelerate_nb.launching.engines.supervised import warm
-from accelerate_nb.launching.gathering import tell_of_size
-from accelerate_nb.launching.payload import Call
-from accelerate_nb.launching.run import FrontEnd, Run
-from accelerate_nb.notebook import choosing
+from accelerate_nb.launching import launcher as launching
+from accelerate_nb.launching.attached import call as launched
+from accelerate_nb.launching.attached.rendezvous import warn_of_size
+from accelerate_nb.launching.attached.run import prepare_attached
+from accelerate_nb.launching.front_end import FrontEnd
+from accelerate_nb.launching.run import Run
+from accelerate_nb.notebook.display import select
 from accelerate_nb.notebook.host import host
+from accelerate_nb.transport.payload import FunctionCall
 
 
 def notebook_launcher(
     function: Callable[..., Any],
     args: Iterable[Any] = (),
     num_processes: int | None = None,
-    mixed_precision: str = unsaid("no"),
-    use_port: str | int = unsaid("29500"),
-    master_addr: str = unsaid("127.0.0.1"),
-    node_rank: int = unsaid(0),
-    num_nodes: int = unsaid(1),
-    rdzv_backend: str = unsaid("static"),
-    rdzv_endpoint: str = unsaid(""),
+    mixed_precision: str = unset("no"),
+    use_port: str | int = unset("29500"),
+    master_addr: str = unset("127.0.0.1"),
+    node_rank: int = unset(0),
+    num_nodes: int = unset(1),
+    rdzv_backend: str = unset("static"),
+    rdzv_endpoint: str = unset(""),
     rdzv_conf: Mapping[str, Any] | None = None,
-    rdzv_id: str = unsaid("none"),
-    max_restarts: int = unsaid(0),
-    monitor_interval: float = unsaid(0.1),
+    rdzv_id: str = unset("none"),
+    max_restarts: int = unset(0),
+    monitor_interval: float = unset(0.1),
     log_line_prefix_template: str | None = None,
     *,
     cpu: bool | None = None,
-    start_method: str = unsaid("auto"),
+    start_method: str = unset("auto"),
     timeout: float | None = None,
-    results: str = unsaid("main"),
-    panel: bool | str = unsaid("auto"),
+    results: str = unset("main"),
+    panel: bool | str = unset("auto"),
     config: RunConfig | None = None,
     config_file: str | Path | None = None,
     **settings: Any,
 ) -> Any:
     """
-    Run `function(*args)` on every process, wait for all of them, and return what rank 0's call returned.
+    Run `function(*args)` on every process, wait for all of them, and return rank 0's result.
 
-    The function may be written in the cell above: whatever it uses travels with it. What the processes print appears under
+    The function may be written in the cell above: whatever it uses is sent with it. The output of the processes appears under
     their ranks, and all of it is kept in the run's folder.
 
-    What is not said here is taken from the environment (`ACCELERATE_*`, `ACCELERATE_NB_*`), then from Accelerate's
+    What is not given here is taken from the environment (`ACCELERATE_*`, `ACCELERATE_NB_*`), then from Accelerate's
     `default_config.yaml`, then has the default that the signature shows.
 
     In processes that a launcher started already (`torchrun`, `accelerate-nb launch`, or this one) each calls the function
-    itself, so a script and a notebook can share the call; all of them have to make it. The function finds a process that has
-    joined nothing, whatever was joined before, and what was goes on afterwards. All processes get what the notebook would:
-    rank 0's value, or the list of all, pickled, with tensors on the CPU. A value that can't be pickled stays in its own
-    process, and others have their own, or `None` in the list, in its place. A process whose function fails raises what it
-    raised, and the others a `WorkerError`. How many processes there are, where, and for how long, whoever started them decided.
+    itself, so a script and a notebook can share the call; all of them have to make it. The function finds a process without
+    process groups, whatever groups exist outside, and those continue afterwards. All processes get the notebook's result:
+    rank 0's value, or the list of all, pickled, with tensors on the CPU. A value that can't be pickled stays in its
+    process, and the others get their own, or `None` in the list. A process whose function fails raises its own
+    exception, and the others a `WorkerError`. Their number, devices and time limits are those of the launcher that started them.
 
-    - `num_processes`: how many; without it one for each accelerator of this machine.
-    - `mixed_precision`: "no", "fp16" or "bf16", for an `Accelerator()` that is not told otherwise.
-    - `use_port`: the port at which processes meet; where none was said, any free one of the loopback address.
-    - `max_restarts`: how often all processes are started again after one failed.
-    - `log_line_prefix_template`: what stands before a line, with `${rank}`, `${local_rank}`, `${role_name}`.
+    - `num_processes`: the number of processes; without it one for each accelerator of this machine.
+    - `mixed_precision`: "no", "fp16" or "bf16", for an `Accelerator()` without an argument of its own.
+    - `use_port`: the port of the rendezvous; without it, any free one of the loopback address.
+    - `max_restarts`: the number of times that all processes are restarted after one failed.
+    - `log_line_prefix_template`: the prefix of a line, with `${rank}`, `${local_rank}`, `${role_name}`.
     - `cpu`: compute on the CPU, also where there are accelerators.
     - `start_method`: "supervisor" (forked by a process that has touched no device), "fork", "spawn", or "auto".
     - `timeout`: seconds for the whole run; then every rank's stack is shown.
     - `results`: "main" for rank 0's return value, "all" for a list of every rank's.
-    - `panel`: how the run is shown: "widget" for a live panel, "html" for one that needs no kernel, "text" for lines, `False`
-      or "off" for results and errors only, or "auto" for what the place can show.
-    - `config`: a whole configuration, such as a picker's `value`, in place of the environment and the file; what is said in
-      the call beside it wins.
+    - `panel`: the display of the run: "widget" for a live panel, "html" for one that needs no kernel, "text" for lines, `False`
+      or "off" for results and errors only, or "auto" for what the notebook or terminal can show.
+    - `config`: a whole configuration, such as a picker's `value`, in place of the environment and the file; arguments of
+      the call win.
     - `config_file`: another configuration file; `""` for none.
-    - `settings`: any other setting, such as `gradient_accumulation_steps`, `engine`, `folder` or `grace` (seconds in which
-      processes may end by themselves after an interrupt).
+    - `settings`: any other setting, such as `gradient_accumulation_steps`, `engine`, `folder` or `stop_grace_period` (seconds in which
+      processes may exit by themselves after an interrupt).
 
     `node_rank`, `num_nodes`, `master_addr` and the `rdzv_*` are for several machines, which are not offered yet.
 
@@ -95,7 +96,7 @@ def notebook_launcher(
     >>> notebook_launcher(train, args=(3,), num_processes=2, mixed_precision="bf16")
     2
     """
-    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    __tracebackhide__ = True  # IPython shows the user's own frames alone
     arguments = {
         "num_processes": num_processes,
         "mixed_precision": mixed_precision,
@@ -118,7 +119,7 @@ def notebook_launcher(
         **settings,
     }
     if already_launched(os.environ):
-        return _called(function, args, _resolved_here(arguments, config_file, config))
+        return _called(function, args, _resolved_in_process(arguments, config_file, config))
     return _waited_for(_prepared(function, args, resolved(arguments, config_file, config)))
 
 
@@ -131,7 +132,7 @@ def debug_launcher(function: Callable[..., Any], args: Iterable[Any] = (), num_p
 
     >>> debug_launcher(train, args=(3,))
     """
-    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    __tracebackhide__ = True  # IPython shows the user's own frames alone
     config = resolve({"num_processes": num_processes, "cpu": True, "mixed_precision": "no"}, {})
     if already_launched(os.environ):
         return _called(function, args, config)
@@ -151,12 +152,12 @@ def launch(
     """
     Run `function(*args, **kwargs)` on every process, and return at once with the `Run`, which is waited for or stopped.
 
-    In a notebook the run's panel appears under the cell and lives on beside whatever is done next; lines of text are written
-    where the run is waited for, or with `panel=True` under this cell, too. `panel=False` shows nothing but a word on a
-    failure that nobody waits for; a text is the setting of that name, and `config` and `settings` are those of
+    In a notebook the run's panel appears under the cell and stays live while other cells run; lines of text are written
+    where the run is waited for, or with `panel=True` under this cell, too. `panel=False` shows nothing but a line on a
+    failure that no caller waits for; a text is the setting of that name, and `config` and `settings` are those of
     `notebook_launcher`.
 
-    In processes that a launcher started already, each calls the function itself, as `notebook_launcher` says, and the run is
+    In processes that a launcher started already, each calls the function itself, as with `notebook_launcher`, and the run is
     over when it is given back: with every rank's result, numbers and last lines, and, where the processes share a disk, all
     that each rank has printed.
 
@@ -166,20 +167,20 @@ def launch(
     >>> run.wait()
     [2, 2]
     """
-    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    __tracebackhide__ = True  # IPython shows the user's own frames alone
     call = partial(function, **kwargs) if kwargs else function
     if already_launched(os.environ):
-        return _run_here(call, args, _resolved_here({**_shown(panel), **settings}, config_file, config))
-    wish = resolved({**_shown(panel), **settings}, config_file, config)
-    front_end = choosing.front_end(wish.launching, os.environ)
-    run = _prepared(call, args, wish, front_end).start()
-    if panel is True or choosing.shows_at_once(front_end):
+        return _run_in_process(call, args, _resolved_in_process({**_shown(panel), **settings}, config_file, config))
+    config = resolved({**_shown(panel), **settings}, config_file, config)
+    front_end = select.front_end(config.launching, os.environ)
+    run = _prepared(call, args, config, front_end).start()
+    if panel is True or select.shows_at_once(front_end):
         run.follow()
     return run
 
 
 def _shown(panel: bool | str | None) -> dict[str, Any]:
-    """What `panel` says, as the setting of that name."""
+    """`panel` as the setting of that name."""
     if isinstance(panel, bool):
         return {} if panel else {"panel": "off"}
     return {"panel": panel}
@@ -192,29 +193,29 @@ def resolved(
     only: Collection[str] | None = None,
 ) -> RunConfig:
     """
-    What was said here, and in a whole configuration or else in the environment and in a file, as one wish.
+    The configuration from these arguments, and from a whole configuration or else the environment and a file.
 
     With `only`, no other settings are taken from a file.
     """
-    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    __tracebackhide__ = True  # IPython shows the user's own frames alone
     if whole is None:
         path = files.find(os.environ, config_file)
         content = files.read(path) if path is not None else None
         config = resolve(arguments, os.environ, content if content is None or only is None else _part(content, only))
     else:
         _check_whole(whole, config_file)
-        config = resolve({**differing(whole), **said(arguments)}, {})
+        config = resolve({**differing(whole), **given_arguments(arguments)}, {})
     return config
 
 
 def _part(content: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Of a file's content what says these settings."""
-    keys = {key for one in all_settings() if one.name in names for key in one.keys}
+    """The part of a file's content that holds these settings."""
+    keys = {key for setting in all_settings() if setting.name in names for key in setting.keys}
     return {key: value for key, value in content.items() if key in keys}
 
 
 def _check_whole(config: RunConfig, config_file: str | Path | None) -> None:
-    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    __tracebackhide__ = True  # IPython shows the user's own frames alone
     if not isinstance(config, RunConfig):
         raise ConfigurationError(
             f"config should be a RunConfig, but is {type(config).__name__} {config!r:.100}. "
@@ -226,44 +227,48 @@ def _check_whole(config: RunConfig, config_file: str | Path | None) -> None:
         )
 
 
-def _resolved_here(arguments: Mapping[str, Any], config_file: str | Path | None, whole: RunConfig | None) -> RunConfig:
-    """What is left to say in a process that was launched: how many there are and where, its launcher decided."""
-    __tracebackhide__ = True  # IPython shows the person's own frames alone
-    known = {one.name for one in all_settings()}
-    names = {*(one.name for one in settings_of(Training)), "cpu", "folder", "results"}
+def _resolved_in_process(
+    arguments: Mapping[str, Any], config_file: str | Path | None, whole: RunConfig | None
+) -> RunConfig:
+    """The configuration in a launched process; its launcher decided the number of processes and their devices."""
+    __tracebackhide__ = True  # IPython shows the user's own frames alone
+    known = {setting.name for setting in all_settings()}
+    names = {*(item.name for item in settings_of(TrainingConfig)), "cpu", "folder", "results"}
     left = {name: value for name, value in arguments.items() if name in names or name not in known}
     config = resolved(left, config_file, whole, names)
-    asked = said(arguments).get("num_processes") or (None if whole is None else whole.launching.num_processes)
-    if asked is not None:
-        tell_of_size(asked)
+    requested = given_arguments(arguments).get("num_processes") or (
+        None if whole is None else whole.launching.num_processes
+    )
+    if requested is not None:
+        warn_of_size(requested)
     return config
 
 
 def _called(function: Callable[..., Any], args: Iterable[Any], config: RunConfig) -> Any:
-    """What a launcher returns in processes that are there already."""
-    __tracebackhide__ = True  # IPython shows the person's own frames alone
-    call = Call(_checked(function), _as_arguments(args))
-    return launched.called(call, _environ_here(config), config.launching.results)
+    """The return value of a launcher in processes that exist already."""
+    __tracebackhide__ = True  # IPython shows the user's own frames alone
+    call = FunctionCall(_checked(function), _as_arguments(args))
+    return launched.called(call, _environ_in_process(config), config.launching.results)
 
 
-def _run_here(function: Callable[..., Any], args: Iterable[Any], config: RunConfig) -> Run:
+def _run_in_process(function: Callable[..., Any], args: Iterable[Any], config: RunConfig) -> Run:
     """The run that a launch gives in processes that are there already."""
-    __tracebackhide__ = True  # IPython shows the person's own frames alone
-    call = Call(_checked(function), _as_arguments(args))
-    run = prepare_present(call, config, _environ_here(config), choosing.Nothing()).start()
+    __tracebackhide__ = True  # IPython shows the user's own frames alone
+    call = FunctionCall(_checked(function), _as_arguments(args))
+    run = prepare_attached(call, config, _environ_in_process(config), select.FailureOnly()).start()
     if run.error is not None:
         sys.stderr.write(f"{run.name} has failed; wait() of its run raises why. Its output is in {run.folder}\n")
     return run
 
 
-def _environ_here(config: RunConfig) -> dict[str, str]:
-    """What an `Accelerator` is told in a process that was launched."""
+def _environ_in_process(config: RunConfig) -> dict[str, str]:
+    """The variables for an `Accelerator` in a launched process."""
     return {**config.training.environ(), "ACCELERATE_USE_CPU": str(config.launching.cpu).lower()}
 
 
 def _waited_for(run: Run) -> Any:
-    """What a run returns; at whatever moment an interrupt comes, it leaves no workers behind."""
-    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    """The result of a run; an interrupt at any moment leaves no workers behind."""
+    __tracebackhide__ = True  # IPython shows the user's own frames alone
     try:
         return run.start().wait()
     except KeyboardInterrupt:
@@ -275,13 +280,13 @@ def _waited_for(run: Run) -> Any:
 def _prepared(
     function: Callable[..., Any], args: Iterable[Any], config: RunConfig, front_end: FrontEnd | None = None
 ) -> Run:
-    __tracebackhide__ = True  # IPython shows the person's own frames alone
-    shown = front_end or choosing.front_end(config.launching, os.environ)
+    __tracebackhide__ = True  # IPython shows the user's own frames alone
+    shown = front_end or select.front_end(config.launching, os.environ)
     return launching.prepare(_checked(function), _as_arguments(args), config, shown)
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    __tracebackhide__ = True  # IPython shows the user's own frames alone
     if not callable(function):
         raise ConfigurationError(
             f"A function is what a launcher runs, but {function!r} can't be called. "
@@ -291,8 +296,8 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_arguments(args: Iterable[Any]) -> tuple[Any, ...]:
-    """The function's arguments; one that was given bare, as in `args=(3)`, is told from several."""
-    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    """The function's arguments as a tuple; a bare one, as in `args=(3)`, is an error."""
+    __tracebackhide__ = True  # IPython shows the user's own frames alone
     if isinstance(args, (str, bytes)) or not isinstance(args, Iterable):
         raise ConfigurationError(
             f"args should hold the function's arguments, but is {args!r}. Pass a tuple; one argument needs a comma: args=(x,)."
@@ -303,7 +308,7 @@ def _as_arguments(args: Iterable[Any]) -> tuple[Any, ...]:
 def _warm_in_a_notebook() -> None:
     """Start the supervisor where a notebook names a launcher: it is ready when the cell that launches is written."""
     if host(os.environ).kind == "jupyter" and warms_early(os.environ) and not already_launched(os.environ):
-        warm()
+        launching.warm_early()
 
 
 _warm_in_a_notebook()

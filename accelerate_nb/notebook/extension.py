@@ -1,4 +1,4 @@
-"""What `%load_ext accelerate_nb` does: the first launch finds its supervisor warm, and cells can run on every rank."""
+"""`%load_ext accelerate_nb`: the first launch finds its supervisor warm, and cells can run on every rank."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-from accelerate_nb.launching.engines import supervised
-from accelerate_nb.launching.installed import is_installed
-from accelerate_nb.notebook import magic
+from accelerate_nb.launching.engines import supervisor
+from accelerate_nb.launching.launcher import warm_early
+from accelerate_nb.notebook import magics
+from accelerate_nb.sources.installed_packages import is_installed
 
 _EVENT = "post_run_cell"
 # Already loaded by the supervisor, or of use to the notebook alone.
@@ -20,59 +21,59 @@ _LEFT_OUT = frozenset(
 
 def load_ipython_extension(ipython: Any) -> None:
     """
-    Start the supervisor in the background, and tell it after each cell which installed modules the notebook uses.
+    Start the supervisor in the background, and send it after each cell the installed modules that the notebook uses.
 
     `%%accelerate` and `%accelerate` are there from then on.
 
     >>> %load_ext accelerate_nb
     """
-    supervised.warm()
-    watcher = Watcher(ipython)
+    warm_early()
+    watcher = ModuleWatcher(ipython)
     watcher()
     ipython.events.register(_EVENT, watcher)
-    magic.register(ipython)
+    magics.register(ipython)
 
 
 def unload_ipython_extension(ipython: Any) -> None:
     """End the session of `%%accelerate`, stop the supervisor, and watch the notebook no longer."""
-    if Watcher(ipython) in ipython.events.callbacks[_EVENT]:
-        ipython.events.unregister(_EVENT, Watcher(ipython))
-    magic.unregister(ipython)
-    supervised.cool()
+    if ModuleWatcher(ipython) in ipython.events.callbacks[_EVENT]:
+        ipython.events.unregister(_EVENT, ModuleWatcher(ipython))
+    magics.unregister(ipython)
+    supervisor.cool()
 
 
 @dataclass(frozen=True)
-class Watcher:
+class ModuleWatcher:
     """
-    Tells the supervisor which installed modules the notebook's names refer to, each once.
+    Sends the supervisor the installed modules that the notebook's names refer to, each once.
 
     Two watchers of one shell are equal, so that an extension which is loaded twice, or unloaded, finds the former one.
     """
 
     shell: Any
-    told: set[str] = field(default_factory=set, compare=False)
+    reported: set[str] = field(default_factory=set, compare=False)
 
     def __call__(self, _result: Any = None) -> None:
         """A cell has run."""
         hidden = self.shell.user_ns_hidden
         values = [value for name, value in list(self.shell.user_ns.items()) if name not in hidden]
-        new = sorted(name for name in set(modules_of(values)) - self.told if is_useful(name))
+        new = sorted(name for name in set(modules_of(values)) - self.reported if is_useful(name))
         if new:
-            self.told.update(new)
-            supervised.hint(new)
+            self.reported.update(new)
+            supervisor.preload(new)
 
 
 def modules_of(values: Iterable[Any]) -> Iterator[str]:
     """The modules that these values are, or that define them or their classes."""
     for value in values:
-        # by `type`, since a lazy object may do anything when it is asked for its `__class__`
-        kind = type(value)
-        if issubclass(kind, ModuleType):
+        # by `type`, since reading a lazy object's `__class__` may do anything
+        value_type = type(value)
+        if issubclass(value_type, ModuleType):
             name = value.__dict__.get("__name__")
-        elif issubclass(kind, (type, FunctionType, BuiltinFunctionType)):
+        elif issubclass(value_type, (type, FunctionType, BuiltinFunctionType)):
             name = value.__module__
         else:
-            name = kind.__module__
+            name = value_type.__module__
         if isinstance(name, str):
             yield name
 

@@ -1,4 +1,4 @@
-"""Where this process talks to a person: a Jupyter kernel, IPython in a terminal, or a plain script."""
+"""The host of this process: a Jupyter kernel, IPython in a terminal, or a plain script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import psutil
 
-from accelerate_nb.notebook.screens import Cell, Pipe, Screen, Terminal
+from accelerate_nb.notebook.display.text_sinks import CellSink, PipeSink, TerminalSink, TextSink
 
 Service: TypeAlias = Literal["colab", "kaggle", "vscode"]
 Reader: TypeAlias = Literal["page", "file", "console"]
@@ -33,28 +33,28 @@ _FIRST_WORDS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class NotebookHost:
     """
-    What is known of the place.
+    Facts of the host.
 
-    `service` names what shows the notebook where that is no Jupyter server; `reader` says what the kernel's output goes to:
-    a page in which things can move, a file, or a window of text.
+    `service` names the service that shows the notebook where that is no Jupyter server; `reader` is where
+    the kernel's output goes: a live page, a file, or a window of text.
     """
 
     kind: Literal["jupyter", "ipython", "script"]
     service: Service | None
-    screen: Callable[[], Screen]
+    screen: Callable[[], TextSink]
     reader: Reader = "console"
 
 
-def host(environment: Mapping[str, str]) -> Host:
-    """Where we are, found without importing anything."""
+def host(environment: Mapping[str, str]) -> NotebookHost:
+    """The host of this process, found without importing anything."""
     shell = _shell()
     service = _service(shell, environment)
     if getattr(shell, "kernel", None) is not None:
-        return Host("jupyter", service, Cell, _reader(shell, environment))
-    screen = Terminal if _is_terminal(sys.stdout) else Pipe
-    return Host("script" if shell is None else "ipython", service, screen)
+        return NotebookHost("jupyter", service, CellSink, _reader(shell, environment))
+    screen = TerminalSink if _is_terminal(sys.stdout) else PipeSink
+    return NotebookHost("script" if shell is None else "ipython", service, screen)
 
 
 def _shell() -> Any:
@@ -83,7 +83,7 @@ def _reader(shell: Any, environment: Mapping[str, str]) -> Reader:
 
 def reader_of(command: Sequence[str]) -> Reader:
     """
-    What the process with this command line does with a kernel's output; one that is not known may well show a page.
+    The reader of a kernel's output, from the command line of its process; an unknown one may well show a page.
 
     >>> reader_of(["python", "/usr/bin/jupyter-nbconvert", "--execute", "a.ipynb"])
     'file'

@@ -8,21 +8,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from accelerate_nb.config.cells import CellWish, cell_flags, line_commands, ranks_of, read_cell_line
+from accelerate_nb.config.magic_args import CellOptions, cell_flags, line_commands, ranks_of, read_cell_line
+from accelerate_nb.config.settings import section_name
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError, WorkerError
-from accelerate_nb.launching.cell_run import CellRun
-from accelerate_nb.launching.session import Session
-from accelerate_nb.notebook.cells import completing
-from accelerate_nb.notebook.cells.background import BackgroundCell
-from accelerate_nb.notebook.cells.code import FIRST_LINE, CellCode, shown_as, titled
-from accelerate_nb.notebook.cells.commands import Commands
+from accelerate_nb.launching.session.cell_run import CellRun
+from accelerate_nb.launching.session.session import Session
+from accelerate_nb.notebook.cells import completion
+from accelerate_nb.notebook.cells.background_cell import BackgroundCell
+from accelerate_nb.notebook.cells.cell_output import CellOutput, results_of
+from accelerate_nb.notebook.cells.cell_source import FIRST_LINE, CellCode, shown_as, titled
+from accelerate_nb.notebook.cells.commands import SessionCommands
 from accelerate_nb.notebook.cells.flags import help_of
-from accelerate_nb.notebook.cells.kept_session import KeptSession
-from accelerate_nb.notebook.cells.output import CellOutput, results_of
-from accelerate_nb.notebook.cells.panelled import CellWatch, PanelOutput
-from accelerate_nb.notebook.cells.saying import say
-from accelerate_nb.notebook.choosing import front_end
-from accelerate_nb.notebook.host import Host, host
+from accelerate_nb.notebook.cells.messages import print_message
+from accelerate_nb.notebook.cells.panel_output import CellHandle, PanelOutput
+from accelerate_nb.notebook.cells.session_manager import NotebookSession
+from accelerate_nb.notebook.display.select import front_end
+from accelerate_nb.notebook.host import NotebookHost, host
 
 NAME = "accelerate"
 _HELP = frozenset({"-h", "--help", "help"})
@@ -31,75 +32,78 @@ _HELP = frozenset({"-h", "--help", "help"})
 def register(shell: Any) -> None:
     """Make `%%accelerate` and `%accelerate` known to a shell, with their completion; a session that it has stays."""
     former = shell.find_cell_magic(NAME)
-    kept = former.kept if isinstance(former, CellMagic) else KeptSession()
-    where = _host_here
-    magics = (("cell", CellMagic(shell, kept, where)), ("line", LineMagic(Commands(shell, kept, where))))
-    for kind, magic in magics:
-        shell.register_magic_function(magic, kind, NAME)
-    completing.register(shell, NAME, kept)
+    kept = former.kept if isinstance(former, AccelerateCellMagic) else NotebookSession()
+    where = _detect_host
+    magics = (
+        ("cell", AccelerateCellMagic(shell, kept, where)),
+        ("line", AccelerateLineMagic(SessionCommands(shell, kept, where))),
+    )
+    for magic_type, magic in magics:
+        shell.register_magic_function(magic, magic_type, NAME)
+    completion.register(shell, NAME, kept)
 
 
 def unregister(shell: Any) -> None:
     """End the session, and forget the magics."""
     magic = shell.find_cell_magic(NAME)
-    if not isinstance(magic, CellMagic):
+    if not isinstance(magic, AccelerateCellMagic):
         return
     magic.kept.stop()
-    for kind in ("cell", "line"):
-        shell.magics_manager.magics[kind].pop(NAME, None)
-    completing.unregister(shell)
+    for magic_type in ("cell", "line"):
+        shell.magics_manager.magics[magic_type].pop(NAME, None)
+    completion.unregister(shell)
 
 
-def _host_here() -> Host:
+def _detect_host() -> NotebookHost:
     return host(os.environ)
 
 
 @dataclass(frozen=True)
-class CellMagic:
+class AccelerateCellMagic:
     """`%%accelerate`: run a cell on every rank."""
 
     shell: Any
-    kept: KeptSession = field(repr=False)
-    host: Callable[[], Host] = field(repr=False)
+    kept: NotebookSession = field(repr=False)
+    host: Callable[[], NotebookHost] = field(repr=False)
 
     def __call__(self, line: str, cell: str) -> BackgroundCell | None:
         """Run a cell; with `--background`, what runs it."""
         __tracebackhide__ = True
         if _HELP & set(line.split()):
-            say(self.getdoc())
+            print_message(self.getdoc())
             return None
-        with told_shortly(self.shell):
+        with short_tracebacks(self.shell):
             return self._run(line, CellCode(self.shell, cell))
 
     def getdoc(self) -> str:
-        """What `%%accelerate?` shows."""
+        """The text of `%%accelerate?`."""
         return cell_help()
 
     def _run(self, line: str, code: CellCode) -> BackgroundCell | None:
         __tracebackhide__ = True
-        wish, said = read_cell_line(line)
+        options, given = read_cell_line(line)
         code.check()
-        self._wait_for_background(wish)
-        session = self.kept.ready(said, fresh=wish.fresh)
-        ranks = ranks_of(wish.ranks, session.size)
-        if wish.also_here:
-            code.run_here()
+        self._wait_for_background(options)
+        session = self.kept.ready(given, restart=options.restart)
+        ranks = ranks_of(options.ranks, session.size)
+        if options.local:
+            code.run_locally()
         run = session.run(
             code.text,
             ranks=ranks,
             name=f"Cell In[{code.number}]",
             number=code.number,
             first_line=FIRST_LINE,
-            timeout=wish.timeout,
+            timeout=options.timeout,
         )
-        if wish.background:
-            return self._in_background(session, run, wish)
-        self._here(session, run, wish)
+        if options.background:
+            return self._in_background(session, run, options)
+        self._in_foreground(session, run, options)
         return None
 
-    def _here(self, session: Session, run: CellRun, wish: CellWish) -> None:
+    def _in_foreground(self, session: Session, run: CellRun, options: CellOptions) -> None:
         __tracebackhide__ = True
-        text = CellOutput.of(session, run, self.host().screen(), self.kept.cursor, wish.displays)
+        text = CellOutput.of(session, run, self.host().screen(), self.kept.cursor, options.displays)
         output = self._shown(session, run, text, background=False)
         try:
             run.wait(output.refresh, throw=False)
@@ -126,8 +130,8 @@ class CellMagic:
             )
         return error
 
-    def _in_background(self, session: Session, run: CellRun, wish: CellWish) -> BackgroundCell:
-        text = CellOutput.of(session, run, self.host().screen(), self.kept.cursor, wish.displays)
+    def _in_background(self, session: Session, run: CellRun, options: CellOptions) -> BackgroundCell:
+        text = CellOutput.of(session, run, self.host().screen(), self.kept.cursor, options.displays)
         output = self._shown(session, run, text, background=True)
 
         def ended() -> None:
@@ -137,52 +141,52 @@ class CellMagic:
         return self.kept.background
 
     def _shown(self, session: Session, run: CellRun, text: CellOutput, *, background: bool) -> CellOutput | PanelOutput:
-        """What shows a cell: text, or where that was asked for the live panel."""
+        """The display of a cell: text, or on request the live panel."""
         if session.config.launching.panel != "widget":
             return text
-        card = front_end(session.config.launching, os.environ)
-        return PanelOutput(CellWatch(run), card, text.values, background=background)
+        display = front_end(session.config.launching, os.environ)
+        return PanelOutput(CellHandle(run), display, text.values, background=background)
 
-    def _wait_for_background(self, wish: CellWish) -> None:
-        """One cell at a time: the next waits, as it would behind any other cell of the notebook."""
+    def _wait_for_background(self, options: CellOptions) -> None:
+        """Wait for the background cell: one cell runs at a time, as in the notebook."""
         running = self.kept.background
         if running is None or running.done:
             return
-        if wish.background:
+        if options.background:
             raise ConfigurationError(
                 f"--background was given, and {running.name} runs in the background already. Wait for it (%accelerate wait) "
                 "or interrupt it (%accelerate interrupt); without --background this cell waits by itself."
             )
-        say(f"This cell waits for {running.name}, which runs in the background.")
+        print_message(f"This cell waits for {running.name}, which runs in the background.")
         running.finish()
 
 
 @dataclass(frozen=True)
-class LineMagic:
-    """`%accelerate`: ask a session something, send it values or fetch them."""
+class AccelerateLineMagic:
+    """`%accelerate`: inspect a session, send values to it or fetch them."""
 
-    commands: Commands = field(repr=False)
+    commands: SessionCommands = field(repr=False)
 
     # braces and dollar signs of a call are the call's own; IPython's `no_var_expand` sets the same
     _ipython_magic_no_var_expand = True
 
     def __call__(self, line: str) -> Any:
-        """Do what the line says."""
+        """Run the command of the line."""
         __tracebackhide__ = True
         if _HELP & {line.strip()}:
-            say(self.getdoc())
+            print_message(self.getdoc())
             return None
-        with told_shortly(self.commands.shell):
+        with short_tracebacks(self.commands.shell):
             return self.commands.run(line)
 
     def getdoc(self) -> str:
-        """What `%accelerate?` shows."""
+        """The text of `%accelerate?`."""
         return line_help()
 
 
 @contextmanager
-def told_shortly(shell: Any) -> Iterator[None]:
-    """Errors of this package are shown by their message: the lines that led to a magic tell nothing."""
+def short_tracebacks(shell: Any) -> Iterator[None]:
+    """Show errors of this package by their message alone: the frames above a magic don't help."""
     __tracebackhide__ = True
     try:
         yield
@@ -196,9 +200,9 @@ def told_shortly(shell: Any) -> Iterator[None]:
 
 
 def cell_help() -> str:
-    """How `%%accelerate` is used, with every flag."""
-    own = [one for one in cell_flags() if one.section == CellWish.__name__.lower()]
-    rest = [one for one in cell_flags() if one not in own]
+    """The help of `%%accelerate`, with every flag."""
+    of_cell = [cell_flag for cell_flag in cell_flags() if cell_flag.section == section_name(CellOptions)]
+    of_session = [cell_flag for cell_flag in cell_flags() if cell_flag not in of_cell]
     return "\n".join(
         [
             "Run the cell on every rank of a session, which keeps its variables between cells.",
@@ -208,23 +212,23 @@ def cell_help() -> str:
             "    accelerator.reduce(x)",
             "",
             "The first such cell starts the session. A cell without flags uses the session as it is; a setting with another",
-            "value starts it anew, and says so. There are `accelerator`, `rank`, `world_size` and `device`.",
-            "`%accelerate?` tells how to look after the session.",
+            "value restarts it, with a message. There are `accelerator`, `rank`, `world_size` and `device`.",
+            "`%accelerate?` lists the commands for the session.",
             "",
             "Of the cell:",
-            help_of(own),
+            help_of(of_cell),
             "",
             "Of the session:",
-            help_of(rest),
+            help_of(of_session),
         ]
     )
 
 
 def line_help() -> str:
-    """How `%accelerate` is used, with every command."""
-    lines = ["Look after the session in which `%%accelerate` cells run.", ""]
-    for one in line_commands():
-        lines += [f"  %accelerate {one.word} {one.usage}".rstrip(), f"      {one.help}"]
-        if one.flags and one.usage != "[flags]":
-            lines += [f"    {line}" for line in help_of(one.flags).splitlines()]
+    """The help of `%accelerate`, with every command."""
+    lines = ["Manage the session in which `%%accelerate` cells run.", ""]
+    for line_command in line_commands():
+        lines += [f"  %accelerate {line_command.word} {line_command.usage}".rstrip(), f"      {line_command.help}"]
+        if line_command.flags and line_command.usage != "[flags]":
+            lines += [f"    {line}" for line in help_of(line_command.flags).splitlines()]
     return "\n".join([*lines, "", "`%accelerate` alone is `%accelerate status`; `%%accelerate?` lists the settings."])

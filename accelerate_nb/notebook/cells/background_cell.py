@@ -6,26 +6,26 @@ import threading
 import time
 from collections.abc import Callable
 
-from accelerate_nb.config.ranks import of_ranks
-from accelerate_nb.launching.cell_run import CellEnd, CellRun
-from accelerate_nb.launching.following import keep_drawing
-from accelerate_nb.notebook.cells.output import CellOutput, results_of
-from accelerate_nb.notebook.cells.panelled import PanelOutput
-from accelerate_nb.notebook.screens import Line, Screen
+from accelerate_nb.config.rank_lists import of_ranks
+from accelerate_nb.launching.background_refresh import keep_drawing
+from accelerate_nb.launching.session.cell_run import CellResult, CellRun
+from accelerate_nb.notebook.cells.cell_output import CellOutput, results_of
+from accelerate_nb.notebook.cells.panel_output import PanelOutput
+from accelerate_nb.notebook.display.text_sinks import LabelledLine, TextSink
 
-_BETWEEN_LOOKS = 0.05
+_POLL_INTERVAL = 0.05
 
 
 class BackgroundCell:
     """
-    What `%%accelerate --background` gives: to wait for, to ask, to interrupt. Its output goes on under its cell.
+    A background cell, as `%%accelerate --background` returns it. Its output continues under its cell.
 
     >>> cell = _
     >>> cell.wait()
     """
 
     def __init__(
-        self, run: CellRun, output: CellOutput | PanelOutput, screen: Screen, ended: Callable[[], None]
+        self, run: CellRun, output: CellOutput | PanelOutput, screen: TextSink, ended: Callable[[], None]
     ) -> None:
         self._run, self._output, self._screen, self._ended = run, output, screen, ended
         self._drawing: threading.Thread | None = None
@@ -37,7 +37,7 @@ class BackgroundCell:
 
     @property
     def name(self) -> str:
-        """What a person calls the cell."""
+        """The name of the cell."""
         return self._run.name
 
     @property
@@ -52,14 +52,14 @@ class BackgroundCell:
 
     @property
     def seconds(self) -> float:
-        """How long it has run, or ran."""
+        """The seconds for which it has run, or ran."""
         return (
             max((end.seconds for end in self._run.ends), default=0.0)
             if self._run.done
             else time.time() - self._run.started
         )
 
-    def wait(self, timeout: float | None = None) -> tuple[CellEnd, ...]:
+    def wait(self, timeout: float | None = None) -> tuple[CellResult, ...]:
         """
         Wait until it has run, for at most `timeout` seconds; how each rank ended.
 
@@ -76,14 +76,14 @@ class BackgroundCell:
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = threading.Event()
         while not self.done and (deadline is None or time.monotonic() < deadline):
-            pause.wait(_BETWEEN_LOOKS)
+            pause.wait(_POLL_INTERVAL)
 
     def interrupt(self) -> None:
         """Interrupt it on every rank; the session goes on."""
         self._run.interrupt()
 
     def stacks(self) -> str:
-        """Where every rank is now."""
+        """The current stack of every rank."""
         return self._run.stacks()
 
     def refresh(self) -> None:
@@ -95,7 +95,9 @@ class BackgroundCell:
         self._output.closed(results_of(self._run.ends))
         self._ended()
         if (error := self._run.error) is not None:
-            self._screen.write([Line("stderr", line) for line in f"{type(error).__name__}: {error}".splitlines()])
+            self._screen.write(
+                [LabelledLine("stderr", line, "error") for line in f"{type(error).__name__}: {error}".splitlines()]
+            )
 
     def __repr__(self) -> str:
         where = of_ranks(self.ranks)

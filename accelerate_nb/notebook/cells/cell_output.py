@@ -9,39 +9,41 @@ from pathlib import Path
 from string import Template
 from typing import Literal
 
-from accelerate_nb.config.ranks import named, of_ranks
-from accelerate_nb.events.folding import Folded, Folding, folded, is_text, key_of
-from accelerate_nb.events.lines import cleaned, is_drawn_over
+from accelerate_nb.config.rank_lists import named, of_ranks
+from accelerate_nb.events.collapse import CollapsedOutput, OutputCollapser, folded, is_text, key_of
 from accelerate_nb.events.model import Display, LogLine
-from accelerate_nb.events.view import RunView
-from accelerate_nb.launching.cell_run import CellEnd, CellRun
-from accelerate_nb.launching.session import Session
-from accelerate_nb.notebook.plain import saved_size
-from accelerate_nb.notebook.screens import Line, Screen
+from accelerate_nb.events.run_state import RankSummary, RunState
+from accelerate_nb.events.terminal_lines import cleaned
+from accelerate_nb.launching.session.cell_run import CellResult, CellRun
+from accelerate_nb.launching.session.session import Session
+from accelerate_nb.notebook.display.text_sinks import LabelledLine, TextSink
+from accelerate_nb.reports.size_limits import saved_size
+from accelerate_nb.reports.status_lines import undrawn
+from accelerate_nb.reports.summary import bar_text
 
 _INTERVAL = 0.1
-_PER_LINE = 160  # bytes with which a saved notebook surrounds a line, if each is of another stream than the one before
+_PER_LINE = 146  # bytes with which a saved notebook surrounds a line of another stream than the one before, beside the line's own
 _OPEN_LINES = 32
 
 
 class CellOutput:
     """
-    Writes what the ranks of a session put out while a cell runs, on a screen and within its bounds.
+    Writes the output of a session's ranks while a cell runs, on a screen and within its limits.
 
-    A line stands behind the ranks that wrote it, such as `[0-7]`, or behind what `prefix_template` makes of them. Figures
+    The prefix of a line names the ranks that wrote it, such as `[0-7]`, or is made by `prefix_template`. Figures
     and tables are shown of the cell's first rank, or with `displays="all"` of every rank. `cursor` is where in the view
     the cell begins, and afterwards where it ended.
 
-    >>> output = CellOutput(Pipe(), session.view, ranks=(0, 1), size=2, folder=session.folder)
+    >>> output = CellOutput(PipeSink(), session.view, ranks=(0, 1), size=2, folder=session.folder)
     >>> output.refresh()
     >>> output.closed()
     """
 
     @classmethod
     def of(
-        cls, session: Session, run: CellRun, screen: Screen, cursor: int, displays: Literal["main", "all"] = "main"
+        cls, session: Session, run: CellRun, screen: TextSink, cursor: int, displays: Literal["main", "all"] = "main"
     ) -> CellOutput:
-        """What writes a session's cell."""
+        """The writer for a session's cell."""
         return cls(
             screen,
             session.view,
@@ -55,8 +57,8 @@ class CellOutput:
 
     def __init__(
         self,
-        screen: Screen,
-        view: RunView,
+        screen: TextSink,
+        view: RunState,
         *,
         ranks: Sequence[int],
         size: int,
@@ -71,16 +73,16 @@ class CellOutput:
         self._ranks, self._leading, self._shows_all = tuple(ranks), ranks[0], displays == "all"
         self._template = None if prefix_template is None else Template(prefix_template)
         self._width = len(f"[{named(range(size))}] ")
-        self._folding = Folding(ranks)
+        self._folding = OutputCollapser(ranks)
         self._clock, self._due = clock, clock()
         self._lines_left, self._size_left = screen.bound.lines, screen.bound.size
         self._displays_left = screen.bound.displays
-        self._tail: deque[Line] = deque(maxlen=max(screen.bound.tail_lines, 1))
+        self._tail: deque[LabelledLine] = deque(maxlen=max(screen.bound.tail_lines, 1))
         self._not_written = 0
         self._seen_open: set[tuple[int, str]] = set()
         self._shown: set[Hashable] = set()
         self._left_out: set[int] = set()
-        self._told_silence = 0.0
+        self._reported_seconds = 0.0
 
     def refresh(self) -> None:
         """Write what is new; called often, it does so a few times a second."""
@@ -88,7 +90,7 @@ class CellOutput:
             return
         self._read()
         self._write(self._folding.ready(self._clock()))
-        self._tell_silence()
+        self._report_hang()
         self._draw_open()
         self._due = self._clock() + _INTERVAL
 
@@ -110,14 +112,16 @@ class CellOutput:
         self._folding.take(results, self._clock())
         self._write(self._folding.rest())
 
-    def _tell_silence(self) -> None:
-        """Say where the ranks are of which nothing has come for long, and again each time that it has doubled."""
-        quiet = self._view.quiet
-        if quiet is None:
-            self._told_silence = 0.0
-        elif quiet.seconds >= 2 * self._told_silence:
-            self._told_silence = quiet.seconds
-            self._screen.write([Line("stdout", f"... {cleaned(text, None)}") for text in quiet.text.splitlines()])
+    def _report_hang(self) -> None:
+        """Show the stacks of ranks without output for long, and again each time that the time has doubled."""
+        warning = self._view.idle_warning
+        if warning is None:
+            self._reported_seconds = 0.0
+        elif warning.seconds >= 2 * self._reported_seconds:
+            self._reported_seconds = warning.seconds
+            self._screen.write(
+                [LabelledLine("stdout", f"... {cleaned(text, None)}") for text in warning.text.splitlines()]
+            )
 
     def _read(self) -> None:
         news = self._view.since(self.cursor)
@@ -127,28 +131,28 @@ class CellOutput:
         self._folding.take(news.shown, self._clock())
 
     def _note(self, text: str) -> None:
-        self._screen.write([Line("stdout", f"... {text} ...")])
+        self._screen.write([LabelledLine("stdout", f"... {text} ...")])
 
     # --------------------------------------------------------------------------------------------------------- writing
 
-    def _write(self, came: Iterable[Folded]) -> None:
-        batch: list[Line] = []
+    def _write(self, came: Iterable[CollapsedOutput]) -> None:
+        batch: list[LabelledLine] = []
         every = list(came)
-        newest = {self._name(one.item): one for one in every if isinstance(one.item, Display) and one.item.update}
-        for one in every:
-            if isinstance(one.item, Display) and one.item.update:
-                if newest[self._name(one.item)] is one:
-                    self._show_anew(one.ranks, one.item)
-            elif isinstance(one.item, Display) and not is_text(one.item):
+        newest = {self._name(item.item): item for item in every if isinstance(item.item, Display) and item.item.update}
+        for item in every:
+            if isinstance(item.item, Display) and item.item.update:
+                if newest[self._name(item.item)] is item:
+                    self._show_anew(item.ranks, item.item)
+            elif isinstance(item.item, Display) and not is_text(item.item):
                 self._screen.write(batch)
                 batch = []
-                self._show(one.ranks, one.item)
+                self._show(item.ranks, item.item)
             else:
-                self._add(self._lines(one), batch)
+                self._add(self._lines(item), batch)
         self._screen.write(batch)
 
-    def _add(self, lines: Sequence[Line], batch: list[Line]) -> None:
-        """Add lines to those to be written while there is room; the last ones are kept for the end."""
+    def _add(self, lines: Sequence[LabelledLine], batch: list[LabelledLine]) -> None:
+        """Add lines to those to be written within the limit; the last ones are kept for the end."""
         cost = sum(saved_size(line.text) + _PER_LINE for line in lines)
         if not self._not_written and len(lines) <= self._lines_left and cost <= self._size_left:
             self._lines_left -= len(lines)
@@ -156,23 +160,25 @@ class CellOutput:
             batch.extend(lines)
             return
         if not self._not_written:
-            batch.append(Line("stdout", f"... a cell holds no more; all lines of each rank are in {self._folder} ..."))
+            batch.append(
+                LabelledLine("stdout", f"... a cell holds no more; all lines of each rank are in {self._folder} ...")
+            )
         self._not_written += len(lines)
         self._tail.extend(lines)
 
-    def _lines(self, one: Folded) -> list[Line]:
-        item, label, width = one.item, self._label(one.ranks), self._screen.bound.width
+    def _lines(self, collapsed_output: CollapsedOutput) -> list[LabelledLine]:
+        item, label, width = collapsed_output.item, self._label(collapsed_output.ranks), self._screen.bound.width
         if isinstance(item, Display):
             text = str(item.data.get("text/plain", ""))
             indent = " " * len(label)
             # one value over several lines keeps its shape
             return [
-                Line("stdout", (indent if number else label) + cleaned(part, width))
+                LabelledLine("stdout", (indent if number else label) + cleaned(part, width))
                 for number, part in enumerate(text.splitlines())
             ]
         text = cleaned(item.text, width)
         # a line of nothing but cursor movements is no line
-        return [] if is_drawn_over(item) or (item.text and not text) else [Line(item.stream, label + text)]
+        return [] if item.text and not text else [LabelledLine(item.stream, label + text, item.meaning)]
 
     def _label(self, ranks: Sequence[int]) -> str:
         name = named(ranks)
@@ -181,13 +187,13 @@ class CellOutput:
         return f"[{name}] ".ljust(self._width)
 
     def _write_tail(self) -> None:
-        """The last lines, where there was no room for all."""
+        """The last lines, where the limit was reached."""
         if not self._not_written:
             return
-        room, fitting = self._screen.bound.tail_size, deque[Line]()
+        size_limit, fitting = self._screen.bound.tail_size, deque[LabelledLine]()
         for line in reversed(self._tail):
-            room -= saved_size(line.text) + _PER_LINE
-            if room < 0:
+            size_limit -= saved_size(line.text) + _PER_LINE
+            if size_limit < 0:
                 break
             fitting.appendleft(line)
         if left_out := self._not_written - len(fitting):
@@ -208,31 +214,38 @@ class CellOutput:
         if self._displays_left < 1:
             return
         self._displays_left -= 1
-        self._screen.write([Line("stdout", self._label(ranks).rstrip())])
+        self._screen.write([LabelledLine("stdout", self._label(ranks).rstrip())])
         self._screen.show(display.data, display.metadata, self._name(display))
         if self._displays_left < 1:
             self._note(f"a cell shows no more; the other displays are in {self._folder}")
 
     def _show_anew(self, ranks: tuple[int, ...], display: Display) -> None:
-        """Put a display into the place of the one that has its name, also where that stands under an earlier cell."""
+        """Replace the display of the same name, also under an earlier cell."""
         if self._shows_all or self._leading in ranks:
             self._screen.show(display.data, display.metadata, self._name(display), update=True)
 
     def _name(self, display: Display) -> str:
-        """What a display goes by in the notebook, if it may be shown anew."""
+        """The display id in the notebook, if the display may be updated."""
         return f"{self._folder.name}-{display.rank}-{display.name}" if display.name else ""
 
     def _draw_open(self) -> None:
         """Show the lines that were open a moment ago already: what only waits for its newline is no progress bar."""
-        now = self._view.open_lines()
+        ranks = [glance for glance in self._view.glances() if glance.rank in self._ranks]
+        now = [line for rank in ranks for line in rank.open_lines]
         lasting: list[LogLine] = [line for line in now if (line.rank, line.stream) in self._seen_open]
         self._seen_open = {(line.rank, line.stream) for line in now}
-        texts = [line.text for one in folded(lasting) for line in self._lines(one)]
+        bars = [LogLine(rank.rank, "stderr", text, 0.0, open=True) for rank in ranks for text in _bars(rank)]
+        texts = [line.text for item in folded([*lasting, *bars]) for line in self._lines(item)]
         if len(texts) > _OPEN_LINES:
             texts[_OPEN_LINES:] = [f"... and {len(texts) - _OPEN_LINES} more"]
         self._screen.show_open(texts)
 
 
-def results_of(ends: Iterable[CellEnd]) -> list[Display]:
+def _bars(rank: RankSummary) -> list[str]:
+    """The bars of a rank that move, but for those that it draws itself."""
+    return [bar_text(bar) for bar in undrawn(rank).progress.values() if not bar.closed]
+
+
+def results_of(ends: Iterable[CellResult]) -> list[Display]:
     """The values of a cell's last expression, of those ranks where it has one."""
     return [Display(end.rank, end.result, dict(end.metadata), time.time()) for end in ends if end.result is not None]

@@ -12,7 +12,7 @@ from typing import Any
 
 from accelerate_nb.errors import ConfigurationError, LaunchError
 
-# The line with the magic stands above the code.
+# The line with the magic is above the code.
 FIRST_LINE = 2
 
 
@@ -41,13 +41,13 @@ class CellCode:
             lines = self.shell.SyntaxTB.structured_traceback(type(error), error, [])
             raise shown_as(LaunchError(f"{error.msg} (line {error.lineno})"), lines) from None
 
-    def run_here(self) -> None:
+    def run_locally(self) -> None:
         """Run it in the notebook, with the value of its last expression shown."""
         __tracebackhide__ = True
         name, code = self._compiled()
         if any(part.co_flags & CO_COROUTINE for part in code):
             raise ConfigurationError(
-                "--also-here was given for a cell that awaits something outside of functions. Leave the flag or the await out."
+                "--local was given for a cell that awaits something outside of functions. Leave the flag or the await out."
             )
         try:
             for part in code:
@@ -69,13 +69,13 @@ class CellCode:
             # the ranks will warn of what is doubtful in it
             warnings.simplefilter("ignore")
             compile(source, name, "exec", flags)
-            return name, tuple(compile(part, name, kind, flags) for part, kind in _parts(ast.parse(source)))
+            return name, tuple(compile(part, name, mode, flags) for part, mode in _parts(ast.parse(source)))
 
 
 def shown_as(error: BaseException, lines: list[str]) -> BaseException:
     """The same error, of which the notebook shows these lines."""
     with suppress(AttributeError):
-        # IPython asks for it (`InteractiveShell.showtraceback`); a worker's class may refuse plain assignment
+        # IPython calls it (`InteractiveShell.showtraceback`); a worker's class may refuse plain assignment
         object.__setattr__(error, "_render_traceback_", lambda: lines)
     return error
 

@@ -1,4 +1,4 @@
-"""What `%accelerate` does in one line: ask a session, stop it, send it values and fetch them."""
+"""Commands of `%accelerate`: inspect a session, stop it, send values to it and fetch them."""
 
 from __future__ import annotations
 
@@ -10,119 +10,121 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accelerate_nb.config.cells import Command, LogsWish, PullWish, names_of, read, read_line, refuse
-from accelerate_nb.config.nearest import meant
-from accelerate_nb.config.ranks import named, of_ranks
-from accelerate_nb.config.run import differing
+from accelerate_nb.config.did_you_mean import did_you_mean
+from accelerate_nb.config.magic_args import LineCommand, LogsOptions, PullOptions, names_of, read, read_line, refuse
+from accelerate_nb.config.rank_lists import named, of_ranks
+from accelerate_nb.config.run_config import differing
 from accelerate_nb.errors import ConfigurationError, WorkerError
 from accelerate_nb.events.model import OVER
-from accelerate_nb.events.view import Glance
-from accelerate_nb.launching.session import Session
-from accelerate_nb.notebook.cells.code import shown_as, titled
-from accelerate_nb.notebook.cells.kept_session import KeptSession
-from accelerate_nb.notebook.cells.output import CellOutput
-from accelerate_nb.notebook.cells.saying import say
-from accelerate_nb.notebook.host import Host
-from accelerate_nb.reports.digest import device_text
+from accelerate_nb.events.run_state import RankSummary
+from accelerate_nb.launching.session.session import Session
+from accelerate_nb.notebook.cells.cell_output import CellOutput
+from accelerate_nb.notebook.cells.cell_source import shown_as, titled
+from accelerate_nb.notebook.cells.messages import print_message
+from accelerate_nb.notebook.cells.session_manager import NotebookSession
+from accelerate_nb.notebook.host import NotebookHost
+from accelerate_nb.reports.summary import device_text
 
 
 @dataclass(frozen=True)
-class Commands:
+class SessionCommands:
     """The commands of one notebook."""
 
     shell: Any
-    kept: KeptSession
-    host: Callable[[], Host]
+    kept: NotebookSession
+    host: Callable[[], NotebookHost]
 
     def run(self, line: str) -> Any:
-        """Do what a line says; a line of nothing asks for the status."""
+        """Run the command of a line; an empty line means `status`."""
         __tracebackhide__ = True
         command, rest = read_line(line)
         return getattr(self, f"_{command.word}")(rest, command)
 
-    # ------------------------------------------------------------------------------------------------ asking, ending
+    # ------------------------------------------------------------------------------------------------ inspecting, ending
 
-    def _status(self, rest: str, command: Command) -> Status:
+    def _status(self, rest: str, command: LineCommand) -> SessionStatus:
         refuse(rest.split(), "%accelerate status", "It takes nothing.")
-        return Status.of(self.kept)
+        return SessionStatus.of(self.kept)
 
-    def _stop(self, rest: str, command: Command) -> None:
+    def _stop(self, rest: str, command: LineCommand) -> None:
         refuse(rest.split(), "%accelerate stop", "It takes nothing.")
-        say("The session has ended." if self.kept.stop() else "There is no session to stop.")
+        print_message("The session has ended." if self.kept.stop() else "There is no session to stop.")
 
-    def _restart(self, rest: str, command: Command) -> None:
-        said, words = read(rest, command.flags, "%accelerate restart")
+    def _restart(self, rest: str, command: LineCommand) -> None:
+        given, words = read(rest, command.flags, "%accelerate restart")
         refuse(words, "%accelerate restart", "It takes flags of settings only.")
-        self.kept.ready(said, fresh=True)
+        self.kept.ready(given, restart=True)
 
-    def _stacks(self, rest: str, command: Command) -> None:
+    def _stacks(self, rest: str, command: LineCommand) -> None:
         refuse(rest.split(), "%accelerate stacks", "It takes nothing.")
-        say(self.kept.there("%accelerate stacks").stacks())
+        print_message(self.kept.there("%accelerate stacks").stacks())
 
-    def _logs(self, rest: str, command: Command) -> None:
-        said, words = read(rest, command.flags, "%accelerate logs")
+    def _logs(self, rest: str, command: LineCommand) -> None:
+        given, words = read(rest, command.flags, "%accelerate logs")
         refuse(words, "%accelerate logs", "Choose a rank by --rank.")
-        wish = LogsWish(**said)
+        options = LogsOptions(**given)
         # also of a session that has ended
         session = self.kept.session or self.kept.there("%accelerate logs")
-        for rank in _one_of(wish.rank, session) or range(session.size):
+        for rank in _checked(options.rank, session) or range(session.size):
             count = session.view.line_count_of(rank)
-            tail = session.view.tail(rank, wish.lines)
-            say(f"rank {rank}: {f'the last {len(tail)} of ' if count > len(tail) else ''}{count:,} lines")
-            say("\n".join(f"  {line.text}" for line in tail))
-        say(f"All of it: {session.folder}")
+            tail = session.view.tail(rank, options.lines)
+            print_message(f"rank {rank}: {f'the last {len(tail)} of ' if count > len(tail) else ''}{count:,} lines")
+            print_message("\n".join(f"  {line.text}" for line in tail))
+        print_message(f"All of it: {session.folder}")
 
-    def _wait(self, rest: str, command: Command) -> None:
+    def _wait(self, rest: str, command: LineCommand) -> None:
         __tracebackhide__ = True
         refuse(rest.split(), "%accelerate wait", "It takes nothing.")
         if self.kept.background is None:
-            say("No cell runs in the background.")
+            print_message("No cell runs in the background.")
             return
         self.kept.background.wait()
 
-    def _interrupt(self, rest: str, command: Command) -> None:
+    def _interrupt(self, rest: str, command: LineCommand) -> None:
         refuse(rest.split(), "%accelerate interrupt", "It takes nothing.")
         background = self.kept.background
         if background is None or background.done:
-            say("No cell runs in the background.")
+            print_message("No cell runs in the background.")
             return
         background.interrupt()
-        say(f"{background.name} was interrupted.")
+        print_message(f"{background.name} was interrupted.")
 
-    def _config(self, rest: str, command: Command) -> Any:
+    def _config(self, rest: str, command: LineCommand) -> Any:
         refuse(rest.split(), "%accelerate config", "It takes nothing.")
-        from accelerate_nb.notebook.picker import config_picker
+        from accelerate_nb.notebook.picker.form import config_picker
 
         picker = config_picker()
         self.kept.picked = lambda: differing(picker.value)
         follows = "" if self.kept.session is None else " (%accelerate restart starts it)"
-        say(f"What is chosen here holds for the next session{follows}; a flag of its cell wins.")
+        print_message(f"These settings hold for the next session{follows}; a flag of its cell wins.")
         return picker
 
     # -------------------------------------------------------------------------------------------------- values, calls
 
-    def _push(self, rest: str, command: Command) -> None:
+    def _push(self, rest: str, command: LineCommand) -> None:
         names = names_of(rest, "%accelerate push")
         values = {name: self._value(name, "%accelerate push") for name in names}
         session = self.kept.ready()
         session.push(values)
         where = of_ranks(range(session.size))
-        say("\n".join(f"{name} is on {where} now: {described(value)}" for name, value in values.items()))
+        print_message("\n".join(f"{name} is on {where} now: {described(value)}" for name, value in values.items()))
 
-    def _pull(self, rest: str, command: Command) -> None:
-        said, words = read(rest, command.flags, "%accelerate pull")
-        wish = PullWish(**said)
+    def _pull(self, rest: str, command: LineCommand) -> None:
+        given, words = read(rest, command.flags, "%accelerate pull")
+        options = PullOptions(**given)
         names = names_of(" ".join(words), "%accelerate pull")
         session = self.kept.there("%accelerate pull")
-        ranks = tuple(range(session.size)) if wish.all else _one_of(wish.rank, session) or (0,)
+        ranks = tuple(range(session.size)) if options.all else _checked(options.rank, session) or (0,)
         pulled = _pulled(self.shell, session, names, ranks)
         for name in names:
             values = [pulled[rank][name] for rank in ranks]
-            self.shell.user_ns[name] = values if wish.all else values[0]
-            what = f"a list of {len(values)}, the first: {described(values[0])}" if wish.all else described(values[0])
-            say(f"{name} is in the notebook now, from {of_ranks(ranks)}: {what}")
+            self.shell.user_ns[name] = values if options.all else values[0]
+            what = (
+                f"a list of {len(values)}, the first: {described(values[0])}" if options.all else described(values[0])
+            )
+            print_message(f"{name} is in the notebook now, from {of_ranks(ranks)}: {what}")
 
-    def _run(self, rest: str, command: Command) -> Any:
+    def _run(self, rest: str, command: LineCommand) -> Any:
         __tracebackhide__ = True
         function, args, kwargs = self._call(rest)
         session = self.kept.ready()
@@ -152,7 +154,7 @@ class Commands:
         except NameError:
             raise ConfigurationError(
                 f"%accelerate run was given {name}, which the notebook does not know. Define it in a cell of the notebook (or "
-                "with %%accelerate --also-here); a call of what only the ranks know goes into a %%accelerate cell."
+                "with %%accelerate --local); a call of what only the ranks know goes into a %%accelerate cell."
             ) from None
         collect = ast.Call(ast.Name("_collect_", ast.Load()), call.args, call.keywords)
         args, kwargs = self._evaluated(collect, _collect_=lambda *args, **kwargs: (args, kwargs))
@@ -166,12 +168,12 @@ class Commands:
         known = self.shell.user_ns
         if name in known:
             return known[name]
-        hint = meant(name, (one for one in known if not one.startswith("_")), "Define it first.")
-        raise ConfigurationError(f"{where} was given {name}, which the notebook does not know. {hint}")
+        suggestion = did_you_mean(name, (item for item in known if not item.startswith("_")), "Define it first.")
+        raise ConfigurationError(f"{where} was given {name}, which the notebook does not know. {suggestion}")
 
 
 def _pulled(shell: Any, session: Session, names: Sequence[str], ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """What a session's ranks have under these names; an error says in one sentence what is missing."""
+    """The values of these names on a session's ranks; an error names the missing ones in one sentence."""
     __tracebackhide__ = True
     try:
         return session.pull(names, ranks=ranks)
@@ -181,8 +183,8 @@ def _pulled(shell: Any, session: Session, names: Sequence[str], ranks: Sequence[
         raise
 
 
-def _one_of(rank: int | None, session: Session) -> tuple[int, ...]:
-    """The rank that was asked for, if one was."""
+def _checked(rank: int | None, session: Session) -> tuple[int, ...]:
+    """The requested rank, if any."""
     if rank is not None and rank >= session.size:
         raise ConfigurationError(
             f"--rank was given {rank}, and the session has the ranks {named(range(session.size))}. Choose among them."
@@ -192,33 +194,33 @@ def _one_of(rank: int | None, session: Session) -> tuple[int, ...]:
 
 def described(value: Any) -> str:
     """
-    What a value is, in a few words.
+    A short description of a value.
 
     >>> described([1, 2])
     '[1, 2]'
     """
-    shape, kind = getattr(value, "shape", None), type(value).__name__
+    shape, type_name = getattr(value, "shape", None), type(value).__name__
     if isinstance(shape, tuple) and shape and hasattr(value, "dtype"):
-        return f"{kind} of shape {tuple(shape)}, {str(value.dtype).removeprefix('torch.')}"
+        return f"{type_name} of shape {tuple(shape)}, {str(value.dtype).removeprefix('torch.')}"
     text = repr(value)
     if len(text) <= 60 and "\n" not in text:
         return text
-    return f"{kind} of length {len(value)}" if hasattr(value, "__len__") else kind
+    return f"{type_name} of length {len(value)}" if hasattr(value, "__len__") else type_name
 
 
 # -------------------------------------------------------------------------------------------------------------- status
 
 
 @dataclass(frozen=True)
-class Status:
-    """How a session is at one moment; a notebook shows it as a table, a terminal as text."""
+class SessionStatus:
+    """The state of a session; a notebook shows it as a table, a terminal as text."""
 
     headline: str
     facts: tuple[tuple[str, str], ...] = ()
     ranks: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
-    def of(cls, kept: KeptSession) -> Status:
+    def of(cls, kept: NotebookSession) -> SessionStatus:
         """The status of the notebook's session."""
         session = kept.session
         if session is None:
@@ -230,12 +232,12 @@ class Status:
         facts = [
             ("where", session.why),
             ("since", f"{time.strftime('%H:%M:%S', time.localtime(session.started))} ({_ago(session.started)})"),
-            ("settings", ", ".join(f"{name}={value}" for name, value in kept.said.items()) or "the defaults"),
+            ("settings", ", ".join(f"{name}={value}" for name, value in kept.settings.items()) or "the defaults"),
             ("output", str(_short(session.folder))),
         ]
-        facts += [("runs", f"{one.name} on {of_ranks(one.ranks)}, for {_ago(one.started)}") for one in session.busy]
+        facts += [("runs", f"{item.name} on {of_ranks(item.ranks)}, for {_ago(item.started)}") for item in session.busy]
         count = "1 process" if session.size == 1 else f"{session.size} processes"
-        busy = {rank: one.name for one in session.busy for rank in one.ranks}
+        busy = {rank: item.name for item in session.busy for rank in item.ranks}
         rows = tuple(_row(glance, busy.get(glance.rank, "")) for glance in session.view.glances())
         return cls(f"A session of {count} {state}", tuple(facts), rows)
 
@@ -267,10 +269,10 @@ class Status:
         )
 
 
-def _row(glance: Glance, runs: str) -> tuple[str, str, str, str]:
+def _row(glance: RankSummary, runs: str) -> tuple[str, str, str, str]:
     ended = glance.state in OVER
     state = glance.state if ended else f"runs {runs}" if runs else "waits"
-    devices = ", ".join(device_text(one) for one in glance.devices.values())
+    devices = ", ".join(device_text(device) for device in glance.devices.values())
     return str(glance.rank), state, devices or "-", f"{glance.line_count:,}"
 
 

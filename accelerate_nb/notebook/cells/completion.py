@@ -1,4 +1,4 @@
-"""How IPython completes the lines of `%%accelerate` and `%accelerate`."""
+"""IPython's completion for the lines of `%%accelerate` and `%accelerate`."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from accelerate_nb.config.cells import cell_flags, line_commands
+from accelerate_nb.config.magic_args import cell_flags, line_commands
 from accelerate_nb.notebook.cells.flags import completions
-from accelerate_nb.notebook.cells.kept_session import KeptSession
+from accelerate_nb.notebook.cells.session_manager import NotebookSession
 
 _IDENTIFIER = "accelerate_nb"
 _FIRST = 1000  # of all matchers
 
 
 @dataclass(frozen=True)
-class Matcher:
-    """A matcher for IPython's completer, of its second interface: no other is asked where this one knows an answer."""
+class MagicMatcher:
+    """A matcher for IPython's completer, of its second interface: no other matcher runs where this one has a completion."""
 
     shell: Any
     name: str
-    kept: KeptSession
+    kept: NotebookSession
 
     def __call__(self, context: Any) -> dict[str, Any]:
-        """What can stand where the cursor is."""
+        """The completions at the cursor."""
         found = self._found(context.text_until_cursor, first_line=context.cursor_line == 0)
         fitting = [text for text in found if text.startswith(context.token)]
         return {
@@ -43,31 +43,31 @@ class Matcher:
     def _of_line(self, text: str) -> list[str]:
         word, space, rest = text.partition(" ")
         if not space:
-            return [one.word for one in line_commands() if one.word.startswith(word)]
-        command = next((one for one in line_commands() if one.word == word), None)
+            return [line_command.word for line_command in line_commands() if line_command.word.startswith(word)]
+        command = next((line_command for line_command in line_commands() if line_command.word == word), None)
         # a call is Python, which IPython completes
         if command is None or command.word == "run":
             return []
-        names = {"push": self._here, "pull": self._there}.get(command.word, list)()
+        names = {"push": self._notebook_names, "pull": self._rank_names}.get(command.word, list)()
         return completions(rest.lstrip(), command.flags, names)
 
-    def _there(self) -> list[str]:
-        """The variables of the ranks, as of when they were last asked for something."""
+    def _rank_names(self) -> list[str]:
+        """The variables of the ranks, as of their last reply."""
         return list(self.kept.session.names) if self.kept.session is not None else []
 
-    def _here(self) -> list[str]:
+    def _notebook_names(self) -> list[str]:
         hidden = self.shell.user_ns_hidden
         return sorted(name for name in self.shell.user_ns if not name.startswith("_") and name not in hidden)
 
 
-def register(shell: Any, name: str, kept: KeptSession) -> None:
+def register(shell: Any, name: str, kept: NotebookSession) -> None:
     """Complete the lines of the magics of this name from now on."""
     from IPython.core.completer import context_matcher
 
     unregister(shell)
-    matcher = Matcher(shell, name, kept)
+    matcher = MagicMatcher(shell, name, kept)
 
-    # IPython writes on a matcher, and asks for what only a function has
+    # IPython sets attributes of a matcher, and reads what only a function has
     @context_matcher(priority=_FIRST, identifier=_IDENTIFIER)  # type: ignore[untyped-decorator]  # IPython leaves it without types
     def match(context: Any) -> dict[str, Any]:
         return matcher(context)
@@ -78,4 +78,4 @@ def register(shell: Any, name: str, kept: KeptSession) -> None:
 def unregister(shell: Any) -> None:
     """Complete them no longer."""
     matchers = shell.Completer.custom_matchers
-    matchers[:] = [one for one in matchers if getattr(one, "matcher_identifier", None) != _IDENTIFIER]
+    matchers[:] = [matcher for matcher in matchers if getattr(matcher, "matcher_identifier", None) != _IDENTIFIER]

@@ -1,20 +1,20 @@
-"""How the flags of `%%accelerate` and `%accelerate` are completed, and what their help says."""
+"""Completion and help of the flags of `%%accelerate` and `%accelerate`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from accelerate_nb.config.fields import Setting
-from accelerate_nb.config.kinds import YesNo
-from accelerate_nb.config.spelling import SHORT
+from accelerate_nb.config.formats import SHORT
+from accelerate_nb.config.settings import Setting
+from accelerate_nb.config.value_types import Boolean
 
 
 def completions(text: str, flags: Sequence[Setting], others: Iterable[str] = ()) -> list[str]:
     """
-    What can stand where a text of flags ends: flags that are not said yet, or the values of the one before.
+    The completions at the end of a text of flags: flags that are not used yet, or the values of the one before.
 
-    `others` are words that may stand there beside the flags.
+    `others` are further possible words.
 
     >>> completions("--mixed-precision b", session_flags())
     ['bf16']
@@ -26,14 +26,14 @@ def completions(text: str, flags: Sequence[Setting], others: Iterable[str] = ())
         return [value for value in _values(spelled, flags) if value.startswith(start)]
     if before and (values := _values(before[-1], flags)) and not last.startswith("-"):
         return [value for value in values if value.startswith(last)]
-    said = set(before)
-    free = [one.flag for one in flags if one.flag not in said]
+    used = set(before)
+    free = [flag.flag for flag in flags if flag.flag not in used]
     words = free if last.startswith("-") else [*others, *free]
     return [word for word in words if word.startswith(last)]
 
 
 def _values(spelled: str, flags: Sequence[Setting]) -> tuple[str, ...]:
-    return next((one.choices for one in flags if one.flag == spelled.replace("_", "-")), ())
+    return next((flag.choices for flag in flags if flag.flag == spelled.replace("_", "-")), ())
 
 
 # ---------------------------------------------------------------------------------------------------------------- help
@@ -45,18 +45,18 @@ def help_of(flags: Iterable[Setting]) -> str:
 
 
 def _help_lines(flags: Iterable[Setting]) -> Iterator[str]:
-    for one in flags:
-        short = next((f"{short}, " for short, name in SHORT.items() if name == one.name), "")
-        default = f" (default: {one.default})" if _is_worth_saying(one.default) else ""
-        yield f"  {f'{short}{one.flag} {_placeholder(one)}'.rstrip()}"
-        yield f"      {one.help}{default}"
+    for flag in flags:
+        short = next((f"{short}, " for short, name in SHORT.items() if name == flag.name), "")
+        default = f" (default: {flag.default})" if _is_worth_showing(flag.default) else ""
+        yield f"  {f'{short}{flag.flag} {_placeholder(flag)}'.rstrip()}"
+        yield f"      {flag.help}{default}"
 
 
-def _placeholder(one: Setting) -> str:
-    if isinstance(one.kind, YesNo):
+def _placeholder(setting: Setting) -> str:
+    if isinstance(setting.value_type, Boolean):
         return ""
-    return "{" + ",".join(one.choices) + "}" if one.choices else one.kind.PLACEHOLDER
+    return "{" + ",".join(setting.choices) + "}" if setting.choices else setting.value_type.PLACEHOLDER
 
 
-def _is_worth_saying(default: Any) -> bool:
+def _is_worth_showing(default: Any) -> bool:
     return default not in (None, "", False) and not isinstance(default, Mapping)

@@ -1,10 +1,10 @@
-"""A word of our own to the person, in the cell that runs at this moment."""
+"""Messages of this package, in the output of the running cell."""
 
 from __future__ import annotations
 
-from accelerate_nb.notebook.screens import Line, Pipe
+from accelerate_nb.notebook.display.text_sinks import LabelledLine, PipeSink
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Write a text as lines of standard output, at once."""
-    Pipe().write([Line("stdout", line) for line in text.splitlines()])
+    PipeSink().write([LabelledLine("stdout", line) for line in text.splitlines()])

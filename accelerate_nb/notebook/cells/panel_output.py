@@ -6,30 +6,31 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from accelerate_nb.errors import HangError
 from accelerate_nb.events.model import Display, Progress, State, StateChange
-from accelerate_nb.events.view import Glance, RunView
-from accelerate_nb.launching.attempt import Stop
-from accelerate_nb.launching.cell_run import CellEnd, CellRun
-from accelerate_nb.launching.run import FrontEnd
+from accelerate_nb.events.run_state import RankSummary, RunState
+from accelerate_nb.launching.front_end import FrontEnd
+from accelerate_nb.launching.run_context import Stop
+from accelerate_nb.launching.session.cell_run import CellResult, CellRun
 
 
-class CellWatch:
+class CellHandle:
     """
     A cell as something to watch: its `view` holds what its ranks put out since it began, and how they ended it.
 
     The session's view knows of no cells, so this one follows it: `follow` takes over what is new there.
 
-    >>> watch = CellWatch(session.run("train()"))
+    >>> watch = CellHandle(session.run("train()"))
     >>> while not watch.done: watch.follow()
     """
 
     def __init__(self, run: CellRun) -> None:
         self._run = run
-        self.view = RunView(max(run.ranks) + 1)
+        self.view = RunState(max(run.ranks) + 1)
         self.name, self.why, self.folder, self.started = run.name, run.why, run.folder, run.started
         self._cursor, self._metrics_cursor = run.cursor, run.metrics_cursor
         self._bars = {rank: glance.progress for rank, glance in self._glances().items()}
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._is_over = False
         for rank in self.view.ranks:
             state: State = "running" if rank in run.ranks else "finished"
@@ -41,12 +42,12 @@ class CellWatch:
         """Whether every rank has ended the cell, and all of it is in the view."""
         return self._is_over
 
-    def ask(self, how: Stop) -> None:
-        """Ask for the end of the cell: an interrupt; one more, or a kill, ends the session."""
-        self._run.ask(how)
+    def request_stop(self, how: Stop) -> None:
+        """Request the end of the cell: an interrupt; a second one, or a kill, ends the session."""
+        self._run.request_stop(how)
 
     def stacks(self) -> str:
-        """Where every rank is now."""
+        """The current stack of every rank."""
         return self._run.stacks()
 
     def log_file(self, rank: int) -> Path:
@@ -57,7 +58,7 @@ class CellWatch:
         """Take over what is new."""
         if self._is_over:
             return
-        # what is said of the end comes after all that was put out before it
+        # the text on the end comes after all output before it
         is_over, ends = self._run.done, self._run.ends
         self._take_output()
         for glance in self._glances().values():
@@ -69,8 +70,8 @@ class CellWatch:
         if is_over:
             self._finish()
 
-    def _glances(self) -> dict[int, Glance]:
-        return {one.rank: one for one in self._run.view.glances() if one.rank in self._run.ranks}
+    def _glances(self) -> dict[int, RankSummary]:
+        return {glance.rank: glance for glance in self._run.view.glances() if glance.rank in self._run.ranks}
 
     def _take_output(self) -> None:
         source = self._run.view
@@ -80,7 +81,7 @@ class CellWatch:
             if item.rank in self._run.ranks:
                 self.view.apply(item)
 
-    def _take_glance(self, glance: Glance) -> None:
+    def _take_glance(self, glance: RankSummary) -> None:
         for line in glance.open_lines:
             self.view.apply(line)
         former: dict[str, Progress] = self._bars.get(glance.rank, {})
@@ -91,10 +92,10 @@ class CellWatch:
         for sample in glance.devices.values():
             self.view.apply(sample)
 
-    def _take_end(self, end: CellEnd) -> None:
-        if end.rank in self._told:
+    def _take_end(self, end: CellResult) -> None:
+        if end.rank in self._reported:
             return
-        self._told.add(end.rank)
+        self._reported.add(end.rank)
         if end.failure is not None:
             self.view.apply(end.failure)
         state: State = "finished" if end.ok else "stopped" if end.failure and end.failure.ended_by_us else "failed"
@@ -102,10 +103,12 @@ class CellWatch:
 
     def _finish(self) -> None:
         error = self._run.error
+        if isinstance(error, HangError) and error.hang is not None:
+            self.view.apply(error.hang)
         for failure in self._run.view.failures:
             # a process that has died ends the session, and the cell with it
             self.view.apply(failure)
-        for rank in set(self._run.ranks) - self._told:
+        for rank in set(self._run.ranks) - self._reported:
             self.view.apply(StateChange(rank, "failed", time.time()))
         state: State = "finished" if error is None else "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
         self.view.apply(StateChange(None, state, time.time()))
@@ -114,31 +117,31 @@ class CellWatch:
 
 class PanelOutput:
     """
-    The front end of a cell in the live panel; what `rest` is asked for in the end are the values of its last expression.
+    The front end of a cell in the live panel; `rest` shows the values of its last expression in the end.
 
-    >>> output = PanelOutput(CellWatch(run), Card("jupyter", live=True), rest, background=False)
+    >>> output = PanelOutput(CellHandle(run), RunDisplay("jupyter", live=True), rest, background=False)
     >>> while not run.done: output.refresh()
     >>> output.closed()
     """
 
     def __init__(
-        self, watch: CellWatch, card: FrontEnd, rest: Callable[[Iterable[Display]], None], *, background: bool
+        self, watch: CellHandle, display: FrontEnd, rest: Callable[[Iterable[Display]], None], *, background: bool
     ) -> None:
-        self._watch, self._card, self._rest, self._background = watch, card, rest, background
+        self._watch, self._display, self._rest, self._background = watch, display, rest, background
         if background:
-            card.follow(watch)
+            display.follow(watch)
         else:
-            card.opened(watch)
+            display.opened(watch)
 
     def refresh(self) -> None:
         """Draw what is new."""
         self._watch.follow()
         if not self._background:
-            self._card.refresh()
+            self._display.refresh()
 
     def closed(self, results: Iterable[Display] = ()) -> None:
         """Draw the last, and leave the report; then the values."""
         self._watch.follow()
         if not self._background:
-            self._card.closed()
+            self._display.closed()
         self._rest(results)

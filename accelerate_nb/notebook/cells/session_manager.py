@@ -1,27 +1,33 @@
-"""The notebook's session: started at its first cell, kept from cell to cell, started anew for a reason that is told."""
+"""The notebook's session: started at its first cell, kept from cell to cell, restarted with a printed reason."""
 
 from __future__ import annotations
 
+import contextvars
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from accelerate_nb.config.fields import settings
-from accelerate_nb.config.launching import Launching
-from accelerate_nb.config.run import RunConfig
+from accelerate_nb.config.launch import LaunchingConfig
+from accelerate_nb.config.run_config import RunConfig
+from accelerate_nb.config.settings import settings
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.session import Session, check_not_launched
-from accelerate_nb.notebook.cells.background import BackgroundCell
-from accelerate_nb.notebook.cells.saying import say
-from accelerate_nb.notebook.functions import resolved
+from accelerate_nb.launching.session.session import Session, check_not_launched
+from accelerate_nb.notebook.api import resolved
+from accelerate_nb.notebook.cells.background_cell import BackgroundCell
+from accelerate_nb.notebook.cells.messages import print_message
 
 # What a session follows from the next cell on, as it is: nothing of it is in the workers.
-_FOLLOWED = frozenset({"panel", "quiet", "grace", "log_line_prefix_template"})
+_FOLLOWED = frozenset({"panel", "hang_warning_after", "stop_grace_period", "log_line_prefix_template"})
+
+# Seconds of waiting without a message.
+_SOON = 0.5
 
 
-class Change(NamedTuple):
-    """A setting that a session would have to be started anew for."""
+class SettingChange(NamedTuple):
+    """A changed setting that needs a restart of the session."""
 
     name: str
     was: Any
@@ -32,44 +38,44 @@ class Change(NamedTuple):
 
 
 @dataclass
-class KeptSession:
+class NotebookSession:
     """
-    At most one session, with what was said of its settings.
+    At most one session, with its given settings.
 
     `cursor` is where in the session's view the last cell ended, `background` a cell that runs beside the notebook, `picked`
-    gives what a form says of the next session's settings.
+    gives the settings that a form holds for the next session.
     """
 
     session: Session | None = None
-    said: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     cursor: int = 0
     background: BackgroundCell | None = None
     picked: Callable[[], Mapping[str, Any]] = dict
 
-    def ready(self, said: Mapping[str, Any] | None = None, *, fresh: bool = False) -> Session:
-        """The session that these settings ask for: the one that is there, or a new one, of which a line tells why."""
-        said = dict(said or {})
+    def ready(self, settings: Mapping[str, Any] | None = None, *, restart: bool = False) -> Session:
+        """A session with these settings: the current one, or a new one, with a printed reason."""
+        settings = dict(settings or {})
         if self.session is None:
-            return self._start(said, "")
+            return self._start(settings, "")
         if not self.session.alive:
-            return self._start({**self.said, **said}, _end_of(self.session))
-        changes = list(self._changes(self.session, {key: said[key] for key in said.keys() - _FOLLOWED}))
-        if fresh or changes:
-            why = "; ".join(map(str, changes)) or "that was asked for"
+            return self._start({**self.settings, **settings}, _end_of(self.session))
+        changes = list(self._changes(self.session, {key: settings[key] for key in settings.keys() - _FOLLOWED}))
+        if restart or changes:
+            why = "; ".join(map(str, changes)) or "as requested"
             self.session.close()
-            return self._start({**self.said, **said}, f"The session starts anew ({why}); its variables are gone.")
-        if followed := {key: said[key] for key in said.keys() & _FOLLOWED}:
+            return self._start({**self.settings, **settings}, f"The session restarts ({why}); its variables are gone.")
+        if followed := {key: settings[key] for key in settings.keys() & _FOLLOWED}:
             self.session.adjust(**followed)
-            self.said.update(followed)
+            self.settings.update(followed)
         return self.session
 
     def there(self, what: str) -> Session:
         """The session, which must be there for `what`."""
         if self.session is None:
-            raise LaunchError(f"{what} was asked for, and there is no session. A cell with %%accelerate starts one.")
+            raise LaunchError(f"{what} was requested, but there is no session. A cell with %%accelerate starts one.")
         if not self.session.alive:
             raise LaunchError(
-                f"{what} was asked for. {_end_of(self.session)} The next %%accelerate cell starts a new one."
+                f"{what} was requested. {_end_of(self.session)} The next %%accelerate cell starts a new one."
             )
         return self.session
 
@@ -82,26 +88,44 @@ class KeptSession:
         session.close()
         return True
 
-    def _start(self, said: dict[str, Any], why: str) -> Session:
+    def _start(self, settings: dict[str, Any], why: str) -> Session:
         check_not_launched()
         if why:
-            say(why)
+            print_message(why)
         self.stop()
-        if picked := {name: value for name, value in self.picked().items() if name not in said}:
-            say(f"The form says: {', '.join(f'{name}={value}' for name, value in picked.items())}.")
-            said = {**picked, **said}
+        if picked := {name: value for name, value in self.picked().items() if name not in settings}:
+            print_message(f"From the form: {', '.join(f'{name}={value}' for name, value in picked.items())}.")
+            settings = {**picked, **settings}
         began = time.monotonic()
-        self.session = Session.start(resolved(said, None))
-        self.said = said
-        say(f"{_count(self.session.size)} ready after {time.monotonic() - began:.1f} s: {self.session.why}")
+        config = resolved(settings, None)
+        with _print_if_slow(f"starting {_count_of(config.launching.num_processes)}…"):
+            self.session = Session.start(config)
+        self.settings = settings
+        print_message(f"{_count(self.session.size)} ready after {time.monotonic() - began:.1f} s: {self.session.why}")
         return self.session
 
     @staticmethod
-    def _changes(session: Session, said: Mapping[str, Any]) -> Iterator[Change]:
-        for name, now in said.items():
+    def _changes(session: Session, settings: Mapping[str, Any]) -> Iterator[SettingChange]:
+        for name, now in settings.items():
             was = session.size if name == "num_processes" else _value(session.config, name)
             if was != now:
-                yield Change(name, was, now)
+                yield SettingChange(name, was, now)
+
+
+@contextmanager
+def _print_if_slow(text: str) -> Iterator[None]:
+    """Print a text if the block takes long."""
+    context = contextvars.copy_context()  # by which ipykernel knows the cell
+    timer = threading.Timer(_SOON, lambda: context.run(print_message, text))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _count_of(size: int | None) -> str:
+    return "the processes" if size is None else "1 process" if size == 1 else f"{size} processes"
 
 
 def _in_words(value: Any) -> str:
@@ -109,12 +133,12 @@ def _in_words(value: Any) -> str:
 
 
 def _value(config: RunConfig, name: str) -> Any:
-    of_launching = name in {one.name for one in settings(Launching)}
+    of_launching = name in {setting.name for setting in settings(LaunchingConfig)}
     return getattr(config.launching if of_launching else config.training, name)
 
 
 def _end_of(session: Session) -> str:
-    """That a session has ended, and why."""
+    """A sentence on the end of a session, and its cause."""
     why = str(session.error).partition("\n")[0] if session.error is not None else "it was stopped"
     return f"The session has ended, and its variables are gone: {why.rstrip('.')}."
 

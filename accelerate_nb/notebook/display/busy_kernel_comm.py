@@ -1,4 +1,4 @@
-"""A way for a page's clicks past the cell that runs: they are taken where the kernel reads its messages."""
+"""Widget messages during a running cell: they are taken where the kernel reads its messages."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from typing import Any, TypeAlias
 Content: TypeAlias = dict[str, Any]
 
 _log = logging.getLogger(__name__)
-# What a page asks when it has been reloaded: who the kernel is, which widgets there are, and how they are.
+# Requests of a reloaded page: the kernel's info, its widgets, and their states.
 _OF_A_RELOAD = frozenset({"kernel_info_request", "comm_info_request"})
 _WIDGETS = "jupyter.widget.control"
-_PATIENCE = 2.0
+_TIMEOUT = 2.0
 
 
-class Lane:
+class BusyKernelComm:
     """
     Takes messages of some comms out of the kernel's queue, at once, while a cell runs.
 
-    Kernels take one message after the other, and the cell that runs is one: a click on a widget comes after it. The lane
-    stands before the queue: on ipykernel 7 in the thread that reads the socket, before that in the main thread's loop,
-    which the cell keeps, so that whoever waits has to call `pump`. A message that is not for it goes on unchanged.
+    Kernels take one message after the other, and the cell that runs is one: a click on a widget comes after it. This object
+    reads before the queue: on ipykernel 7 in the thread that reads the socket, before that in the main thread's loop,
+    which the cell keeps, so the waiting code has to call `pump`. A message that is not for it goes on unchanged.
 
-    What a handler does is done in another thread, or in the middle of a cell: it should do no more than keep the message.
+    A handler runs in another thread, or in the middle of a cell: it should only keep the message.
 
-    >>> lane.join(comm_id, received.append)
+    >>> kernel_comm.join(comm_id, received.append)
     True
-    >>> with lane.held(): wait()
-    >>> lane.leave(comm_id)
+    >>> with kernel_comm.held(): wait()
+    >>> kernel_comm.leave(comm_id)
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Lane:
         self._kernel: Any = None
         self._stream: Any = None
         self._former: Callable[[Any], Any]
-        self._is_laid = False
+        self._is_installed = False
         self._controls: set[str] = set()
         self._holds: list[tuple[contextvars.Context, Any]] = []
 
@@ -53,59 +53,60 @@ class Lane:
         """Give a comm's messages to a handler from now on; whether that works in this kernel while a cell runs."""
         with self._lock:
             self._handlers[comm_id] = handler
-            self._is_laid = self._is_laid or self._install()
-            return self._is_laid
+            self._is_installed = self._is_installed or self._install()
+            return self._is_installed
 
     def leave(self, comm_id: str) -> None:
         """Handle a comm's messages no longer; with the last one, the kernel is as it was."""
         with self._lock:
             self._handlers.pop(comm_id, None)
-            if not self._handlers and self._is_laid:
+            if not self._handlers and self._is_installed:
                 self._remove()
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """While a cell waits in this block, what a reloaded page asks is answered, too."""
+        """While a cell waits in this block, requests of a reloaded page get a reply, too."""
         hold = (contextvars.copy_context(), self._parent())
         self._holds.append(hold)
         try:
             yield
         finally:
-            # nothing is said of the cell after its end
+            # no status of the cell is sent after its end
             with self._lock:
                 self._holds.remove(hold)
 
     def pump(self) -> None:
         """Read what has come, where only the waiting thread can do that; call it some times a second."""
-        if not self._is_laid or self._in_own_thread() or threading.current_thread() is not threading.main_thread():
+        if not self._is_installed or self._in_own_thread() or threading.current_thread() is not threading.main_thread():
             return
         self._stream.flush()
 
     def _install(self) -> bool:
         kernel = _kernel()
         stream = getattr(kernel, "shell_stream", None)
-        # pyzmq tells nobody what reads a stream; only what is known can be put back
+        # pyzmq has no getter for a stream's reader; only a known one can be put back
         former = getattr(stream, "_recv_callback", None)
         if former is None or not hasattr(kernel, "session"):
             return False
         self._kernel, self._stream = kernel, stream
         if former != self._take:  # its removal may not have been its turn yet
             self._former = former
-        laid = threading.Event()
+        installed = threading.Event()
 
-        def lay() -> None:
+        def install() -> None:
+            _send_replies_through(stream, kernel)
             self._stream.on_recv(self._take, copy=False)
-            laid.set()
+            installed.set()
 
-        self._change(lay)
-        return laid.wait(_PATIENCE) if self._in_own_thread() else True
+        self._change(install)
+        return installed.wait(_TIMEOUT) if self._in_own_thread() else True
 
     def _remove(self) -> None:
         # another filter may have come since: then this one stays, and passes everything on
         if getattr(self._stream, "_recv_callback", None) == self._take:
-            self._is_laid = False
+            self._is_installed = False
             self._controls.clear()
-            self._change(lambda: None if self._is_laid else self._stream.on_recv(self._former, copy=False))
+            self._change(lambda: None if self._is_installed else self._stream.on_recv(self._former, copy=False))
 
     def _change(self, what: Callable[[], Any]) -> None:
         """Do something to the stream, where its thread does nothing with it at the same time."""
@@ -134,60 +135,94 @@ class Lane:
         return self._former(frames)
 
     def _took(self, kernel: Any, frames: Any) -> bool:
-        """Whether a message was one for the lane, which has handled it then."""
+        """Whether a message was for one of the handlers, which has handled it."""
         identities, parts = kernel.session.feed_identities(frames, copy=False)
-        # without its content a message is only looked at: its signature is checked, and it may be read again
+        # without its content a message is only inspected: its signature is checked, and it may be read again
         message = kernel.session.deserialize(parts, content=False, copy=False)
-        kind = message["header"]["msg_type"]
-        if not kind.startswith("comm_") and kind not in _OF_A_RELOAD:
+        message_type = message["header"]["msg_type"]
+        if not message_type.startswith("comm_") and message_type not in _OF_A_RELOAD:
             return False
         message["content"] = content = kernel.session.unpack(message["content"])
-        if kind == "comm_msg" and (handler := self._handlers.get(content.get("comm_id"))) is not None:
+        if message_type == "comm_msg" and (handler := self._handlers.get(content.get("comm_id"))) is not None:
             data = content.get("data") or {}
             if data.get("method") == "custom":
                 handler(data.get("content") or {})
-                self._say_that_the_cell_goes_on(kernel)
+                self._send_cell_is_busy(kernel)
                 return True
-        if self._is_of_a_reload(kind, content):
-            return self._answered(kernel, identities, message)
+        if self._is_of_a_reload(message_type, content):
+            return self._replied(kernel, identities, message)
         return False
 
-    def _say_that_the_cell_goes_on(self, kernel: Any) -> None:
-        """A page thinks the kernel idle after whatever it has asked beside the cell: a debugger's, or for a subshell."""
+    def _send_cell_is_busy(self, kernel: Any) -> None:
+        """Report the kernel as busy again: a page takes it for idle after any request beside the cell."""
         with self._lock:
             if self._holds and (cell := self._holds[-1][1]):
-                _say(kernel, "busy", cell)
+                _send_status(kernel, "busy", cell)
 
-    def _answered(self, kernel: Any, identities: Any, message: Any) -> bool:
-        """Whether a cell waits, during which a reloaded page has been answered."""
+    def _replied(self, kernel: Any, identities: Any, message: Any) -> bool:
+        """Whether a cell waits, during which a reloaded page got a reply."""
         with self._lock:
             if self._holds:
                 context, _ = self._holds[-1]
-                context.copy().run(_answer, kernel, identities, message)
-                self._say_that_the_cell_goes_on(kernel)
+                context.copy().run(_handle, kernel, identities, message)
+                self._send_cell_is_busy(kernel)
                 return True
         return False
 
-    def _is_of_a_reload(self, kind: str, content: Content) -> bool:
+    def _is_of_a_reload(self, message_type: str, content: Content) -> bool:
         comm = content.get("comm_id", "")
-        if kind == "comm_open" and content.get("target_name") == _WIDGETS:
+        if message_type == "comm_open" and content.get("target_name") == _WIDGETS:
             self._controls.add(comm)
-        return kind in _OF_A_RELOAD or comm in self._controls
+        # a page that got no reply on that comm in four seconds requests each widget's state on the widget's own
+        is_state_request = message_type == "comm_msg" and (content.get("data") or {}).get("method") == "request_state"
+        return message_type in _OF_A_RELOAD or comm in self._controls or is_state_request
 
 
-def _answer(kernel: Any, identities: Any, message: Any) -> None:
+def _send_replies_through(stream: Any, kernel: Any) -> None:
+    """
+    Have the kernel send its replies through the stream that reads the requests, for as long as it lives.
+
+    ipykernel 7.0 to 7.3 writes them to the stream's socket directly. A request that arrives at that moment is then never
+    noticed, and the kernel hangs: https://github.com/ipython/ipykernel/pull/1529. A panel that acknowledges every update while
+    cells wait makes that likely.
+    """
+    manager = getattr(getattr(kernel, "shell_channel_thread", None), "_manager", None)
+    if manager is not None and hasattr(manager, "_shell_socket"):
+        manager._shell_socket = stream
+
+
+def _handle(kernel: Any, identities: Any, message: Any) -> None:
     """Do what the kernel does with a message when its turn comes."""
-    kind = message["header"]["msg_type"]
-    comm = kernel.comm_manager.comms.get(message["content"].get("comm_id")) if kind == "comm_msg" else None
-    _say(kernel, "busy", message)
+    message_type = message["header"]["msg_type"]
+    comm = kernel.comm_manager.comms.get(message["content"].get("comm_id")) if message_type == "comm_msg" else None
+    _send_status(kernel, "busy", message)
     if comm is not None:
-        # not by `handle_msg`, which tells IPython that a cell begins and ends
-        comm._msg_callback(message)
+        # not by `handle_msg`, which signals the start and end of a cell to IPython
+        with _as_parent(kernel, message):
+            comm._msg_callback(message)
     else:
-        answer = kernel.shell_handlers[kind](kernel.shell_stream, identities, message)
-        if inspect.iscoroutine(answer):
-            _run(answer)
-    _say(kernel, "idle", message)
+        handled = kernel.shell_handlers[message_type](kernel.shell_stream, identities, message)
+        if inspect.iscoroutine(handled):
+            _run(handled)
+    _send_status(kernel, "idle", message)
+
+
+@contextmanager
+def _as_parent(kernel: Any, message: Any) -> Iterator[None]:
+    """In the block, what the kernel sends is a reply to this message: a page takes a widget's state for nothing else."""
+    parent = getattr(kernel, "_shell_parent", None)
+    if isinstance(parent, ContextVar):
+        # ipykernel 7; the context is a copy, which nobody else sees
+        parent.set(message)
+        yield
+        return
+    parents = kernel._parents
+    former = parents.get("shell", {})
+    parents["shell"] = message
+    try:
+        yield
+    finally:
+        parents["shell"] = former
 
 
 def _run(coroutine: Any) -> None:
@@ -199,7 +234,7 @@ def _run(coroutine: Any) -> None:
     coroutine.close()
 
 
-def _say(kernel: Any, state: str, parent: Any) -> None:
+def _send_status(kernel: Any, state: str, parent: Any) -> None:
     topic = f"kernel.{kernel.ident}.status".encode()
     kernel.session.send(kernel.iopub_socket, "status", {"execution_state": state}, parent=parent, ident=topic)
 
@@ -210,9 +245,9 @@ def _kernel() -> Any:
     return getattr(ipython.get_ipython(), "kernel", None) if ipython is not None else None
 
 
-_lane: ContextVar[Lane] = ContextVar("accelerate_nb_lane", default=Lane())  # noqa: B039 - one for all threads
+_kernel_comm: ContextVar[BusyKernelComm] = ContextVar("accelerate_nb_kernel_comm", default=BusyKernelComm())  # noqa: B039 - one for all threads
 
 
-def lane() -> Lane:
-    """The lane of this process's kernel."""
-    return _lane.get()
+def kernel_comm() -> BusyKernelComm:
+    """The `BusyKernelComm` of this process's kernel."""
+    return _kernel_comm.get()

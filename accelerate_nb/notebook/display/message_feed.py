@@ -1,4 +1,4 @@
-"""What a page is told of a run: the whole of it once, then what is new, as plain JSON in numbered messages."""
+"""Messages to a page about a run: the whole run once, then the changes, as plain JSON in numbered messages."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from accelerate_nb.events.bars import draws_a_bar
-from accelerate_nb.events.causes import cause
+from accelerate_nb.events.first_cause import cause
 from accelerate_nb.events.model import (
     WIDGET_VIEW,
     DeviceSample,
     Display,
     Failure,
+    Hang,
     HostSample,
     LogLine,
     Metric,
     Progress,
     Stream,
 )
-from accelerate_nb.events.view import Glance, RunView, Shown
-from accelerate_nb.reports.facts import Facts
+from accelerate_nb.events.run_state import RankSummary, RunState, Shown
+from accelerate_nb.events.terminal_lines import draws_a_bar
+from accelerate_nb.reports.failure_summary import hang_headline, others_of
+from accelerate_nb.reports.run_info import RunFacts
 
 Message: TypeAlias = dict[str, Any]
 T = TypeVar("T")
@@ -35,16 +37,16 @@ _FROZEN_LINES = 1000  # what a page without a kernel shows
 _FROZEN_POINTS = 200  # of each metric of each rank
 
 
-class Feed:
+class MessageFeed:
     """
-    Follows a run's view for one panel: `news()` is what has changed since the last call, `backlog()` everything anew.
+    Follows a run's view for one panel: `news()` holds the changes since the last call, `backlog()` everything.
 
-    >>> feed = Feed(view)
+    >>> feed = MessageFeed(view)
     >>> for message in feed.backlog(facts): send(message)
     >>> feed.news()  # None where nothing has changed
     """
 
-    def __init__(self, view: RunView, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, view: RunState, clock: Callable[[], float] = time.time) -> None:
         self._view, self._clock = view, clock
         self.seq = 0
         self._forget()
@@ -58,8 +60,9 @@ class Feed:
         self._devices: dict[tuple[int, str], DeviceSample] = {}
         self._open: dict[tuple[int, Stream], LogLine] = {}
         self._failures: tuple[Failure, ...] = ()
+        self._hang: Hang | None = None
         self._host: HostSample | None = None
-        self._quiet: Any = None
+        self._idle_warning: Any = None
         self._line_count = 0
 
     def numbered(self, message: Message) -> Message:
@@ -73,8 +76,8 @@ class Feed:
 
     # ---------------------------------------------------------------------------------------------------- everything
 
-    def backlog(self, facts: Facts) -> Iterator[Message]:
-        """All that is kept of the run, in messages of bounded size; the first tells the page to forget what it has."""
+    def backlog(self, facts: RunFacts) -> Iterator[Message]:
+        """All that is kept of the run, in messages of bounded size; the first makes the page drop what it has."""
         self._forget()
         news = self._view.since(0)
         self._lines, skipped = news.cursor, news.skipped
@@ -91,7 +94,7 @@ class Feed:
     # --------------------------------------------------------------------------------------------------- what is new
 
     def news(self) -> Message | None:
-        """What has changed since the last message, of bounded size; `None` where nothing has."""
+        """The changes since the last message, of bounded size; `None` where there are none."""
         if (changes := self._view.changes) == self._changes:
             return None
         self._changes = changes
@@ -108,30 +111,30 @@ class Feed:
         skipped = news.skipped + len(lines) - len(kept)
         return {**({"lines": rows} if rows else {}), **({"skipped": skipped} if skipped else {})}
 
-    def _open_rows(self, glances: Sequence[Glance], closed: set[tuple[int, Stream]]) -> list[list[Any]]:
+    def _open_rows(self, glances: Sequence[RankSummary], closed: set[tuple[int, Stream]]) -> list[list[Any]]:
         """Lines that have not ended and that the page does not have so, but for drawn bars; it forgets those that were closed."""
         now = {
-            (one.rank, line.stream): line
-            for one in glances
-            for line in one.open_lines
+            (glance.rank, line.stream): line
+            for glance in glances
+            for line in glance.open_lines
             # the page has a bar of its own for it
-            if not draws_a_bar(line, one.progress.values())
+            if not draws_a_bar(line, glance.progress.values())
         }
-        known = {place: line for place, line in self._open.items() if place not in closed}
+        known = {key: line for key, line in self._open.items() if key not in closed}
         self._open = now
         gone = [
             [rank, _number(stream), "", line.time, 1]
             for (rank, stream), line in known.items()
             if (rank, stream) not in now
         ]
-        return gone + [_row(line) for place, line in now.items() if known.get(place) is not line]
+        return gone + [_row(line) for key, line in now.items() if known.get(key) is not line]
 
     def _new_metrics(self) -> Message:
         news = self._view.metrics_since(self._metrics)
         self._metrics = news.cursor
         series: dict[tuple[str, int], list[Metric]] = {}
-        for one in news.metrics:
-            series.setdefault((one.name, one.rank), []).append(one)
+        for metric in news.metrics:
+            series.setdefault((metric.name, metric.rank), []).append(metric)
         if not series:
             return {}
         most = max(_MOST_POINTS // len(series), 2)
@@ -150,24 +153,30 @@ class Feed:
             "host": self._new_host(),
         }
         message = {name: value for name, value in found.items() if value}
-        if (failures := self._failures_of(glances)) != self._failures:
-            # a rank that has started anew has not failed any more
-            self._failures = failures
-            message["failure"] = failure_message(failures) if failures else None
+        failures, hang = self._failures_of(glances), self._view.hang
+        if (failures, hang) != (self._failures, self._hang):
+            # a restarted rank has not failed any more
+            self._failures, self._hang = failures, hang
+            message["failure"] = hang_message(hang) if hang else failure_message(failures) if failures else None
         if self._view.line_count != self._line_count:
             self._line_count = message["line_count"] = self._view.line_count
-        if self._view.quiet is not self._quiet:
-            self._quiet = self._view.quiet
-            message["quiet"] = self._quiet and {"seconds": self._quiet.seconds, "text": self._quiet.text}
+        if self._view.idle_warning is not self._idle_warning:
+            self._idle_warning = self._view.idle_warning
+            message["quiet"] = self._idle_warning and {
+                "seconds": self._idle_warning.seconds,
+                "text": self._idle_warning.text,
+            }
         return message
 
-    def _failures_of(self, glances: Sequence[Glance]) -> tuple[Failure, ...]:
-        """What went wrong; that ranks which were stopped have ended is nothing of that."""
-        failures = tuple(one.failure for one in glances if one.failure is not None)
-        asked = self._view.state in {"stopping", "stopped"}
+    def _failures_of(self, glances: Sequence[RankSummary]) -> tuple[Failure, ...]:
+        """The failures; the end of ranks that were stopped is none."""
+        failures = tuple(glance.failure for glance in glances if glance.failure is not None)
+        stopped = self._view.state in {"stopping", "stopped"}
         return (
             failures
-            if any(not (one.ended_by_us or (asked and one.type == "KeyboardInterrupt")) for one in failures)
+            if any(
+                not (failure.ended_by_us or (stopped and failure.type == "KeyboardInterrupt")) for failure in failures
+            )
             else ()
         )
 
@@ -179,23 +188,31 @@ class Feed:
         self._state = now
         return {"state": view.state, "detail": view.detail, "ended": view.ended}
 
-    def _new_ranks(self, glances: Sequence[Glance]) -> Iterator[list[Any]]:
-        for one in glances:
+    def _new_ranks(self, glances: Sequence[RankSummary]) -> Iterator[list[Any]]:
+        for glance in glances:
             # a number alone is that of the worker's process
-            now = (one.state, f"process {one.detail}" if one.detail.isdecimal() else one.detail, one.line_count)
-            if self._ranks.get(one.rank) != now:
-                self._ranks[one.rank] = now
-                yield [one.rank, *now]
+            now = (
+                glance.state,
+                f"process {glance.detail}" if glance.detail.isdecimal() else glance.detail,
+                glance.line_count,
+            )
+            if self._ranks.get(glance.rank) != now:
+                self._ranks[glance.rank] = now
+                yield [glance.rank, *now]
 
-    def _new_progress(self, glances: Sequence[Glance]) -> Iterator[list[Any]]:
-        for rank, name, bar in ((one.rank, name, bar) for one in glances for name, bar in one.progress.items()):
+    def _new_progress(self, glances: Sequence[RankSummary]) -> Iterator[list[Any]]:
+        for rank, name, bar in (
+            (glance.rank, name, bar) for glance in glances for name, bar in glance.progress.items()
+        ):
             if self._progress.get((rank, name)) is not bar:
                 self._progress[rank, name] = bar
                 numbers = map(_plain, (bar.done, bar.total, bar.rate))
                 yield [rank, bar.label, *numbers, bar.unit, bar.closed, name, bar.note]
 
-    def _new_devices(self, glances: Sequence[Glance]) -> Iterator[list[Any]]:
-        for rank, name, sample in ((one.rank, name, sample) for one in glances for name, sample in one.devices.items()):
+    def _new_devices(self, glances: Sequence[RankSummary]) -> Iterator[list[Any]]:
+        for rank, name, sample in (
+            (glance.rank, name, sample) for glance in glances for name, sample in glance.devices.items()
+        ):
             if self._devices.get((rank, name)) is not sample:
                 self._devices[rank, name] = sample
                 yield [rank, name, _plain(sample.utilisation), sample.memory_used, sample.memory_total]
@@ -210,23 +227,23 @@ class Feed:
 
     # ---------------------------------------------------------------------------------------------------- at the end
 
-    def frozen(self, facts: Facts) -> list[Message]:
+    def frozen(self, facts: RunFacts) -> list[Message]:
         """The end of the run in one short message: what a view shows that has no kernel."""
-        former = Feed(self._view, self._clock)
+        former = MessageFeed(self._view, self._clock)
         small = former._small()
         ranks = self._view.ranks
         share = _FROZEN_LINES // max(len(ranks), 1)
         lines = sorted((line for rank in ranks for line in self._view.tail(rank, share)), key=lambda line: line.time)
         rows = _newest([*map(_row, lines)])
         more = {"lines": rows, "skipped": self._view.line_count - len(rows)}
-        metrics = [*_series(self._view, _MOST_POINTS, each=_FROZEN_POINTS)]
+        metrics = [*_series(self._view, _MOST_POINTS, limit=_FROZEN_POINTS)]
         return [former.numbered({"reset": True, "run": facts.message(), **small, "metrics": metrics, **more})]
 
 
 def failure_message(failures: Sequence[Failure]) -> Message:
-    """The failure that led to the others, and one line of each of those."""
+    """The failure that led to the others, and what became of those."""
     first = cause(failures)
-    others = [one for one in failures if one is not first]
+    others = [failure for failure in failures if failure is not first]
     return {
         "rank": first.rank,
         "type": first.type,
@@ -235,8 +252,14 @@ def failure_message(failures: Sequence[Failure]) -> Message:
         "frames": [[*frame] for frame in first.frames],
         "traceback": first.traceback[-_LONGEST_TEXT:],
         "last_lines": [*first.last_lines],
-        "others": [f"rank {one.rank}: {one.type}: {(one.message.splitlines() or [''])[0][:500]}" for one in others],
+        "others": [*others_of(others)],
     }
+
+
+def hang_message(hang: Hang) -> Message:
+    """The timeout of the run, as a failure of no rank: the positions of the waiting ranks, and every stack."""
+    message = f"{hang_headline(hang)}.\n{hang.text}"[:_LONGEST_TEXT]
+    return {"rank": None, "type": "HangError", "message": message, "traceback": hang.stacks[-_LONGEST_TEXT:]}
 
 
 def is_text(display: Display) -> bool:
@@ -246,19 +269,19 @@ def is_text(display: Display) -> bool:
 
 def _lines_of(shown: Sequence[Shown]) -> Iterator[LogLine]:
     """Lines, those of displays that are only text among them."""
-    for one in shown:
-        if isinstance(one, LogLine):
-            yield one
-        elif is_text(one):
-            for text in str(one.data.get("text/plain", "")).splitlines():
-                yield LogLine(one.rank, "stdout", text, one.time)
+    for item in shown:
+        if isinstance(item, LogLine):
+            yield item
+        elif is_text(item):
+            for text in str(item.data.get("text/plain", "")).splitlines():
+                yield LogLine(item.rank, "stdout", text, item.time)
 
 
 def _row(line: LogLine) -> list[Any]:
     text, more = line.text, len(line.text) - _LONGEST_LINE
     if more > 0:
         text = f"{text[:_LONGEST_LINE]} ... ({more:,} more characters are in the run's folder)"
-    return [line.rank, _number(line.stream), text, line.time, int(line.open)]
+    return [line.rank, _number(line.stream), text, line.time, int(line.open), *([line.meaning] if line.meaning else [])]
 
 
 def _number(stream: Stream) -> int:
@@ -267,10 +290,10 @@ def _number(stream: Stream) -> int:
 
 def _newest(rows: list[list[Any]]) -> list[list[Any]]:
     """The last rows that fit into one message."""
-    room = _MOST_CHARACTERS
+    size_limit = _MOST_CHARACTERS
     for number in range(len(rows) - 1, -1, -1):
-        room -= len(rows[number][2])
-        if room < 0:
+        size_limit -= len(rows[number][2])
+        if size_limit < 0:
             return rows[number + 1 :]
     return rows
 
@@ -289,12 +312,12 @@ def _parts(rows: list[list[Any]]) -> Iterator[list[list[Any]]]:
         yield part
 
 
-def _series(view: RunView, most: int, each: int | None = None) -> Iterator[list[Any]]:
-    """Every metric of every rank, thinned so that all together have about `most` points, and each at most `each`."""
+def _series(view: RunState, most: int, limit: int | None = None) -> Iterator[list[Any]]:
+    """Every metric of every rank, thinned so that all together have about `most` points, and each at most `limit`."""
     found = [(name, rank, points) for rank in view.ranks for name, points in view.rank(rank).series.items()]
     share = max(most // max(len(found), 1), 50)
     for name, rank, points in found:
-        yield [name, rank, [*map(_point, _thinned(points, min(share, each or share)))]]
+        yield [name, rank, [*map(_point, _thinned(points, min(share, limit or share)))]]
 
 
 def _thinned(values: Sequence[T], most: int) -> Sequence[T]:
@@ -308,7 +331,7 @@ def _point(metric: Metric) -> list[Any]:
 
 
 def _plain(number: float | None) -> float | str | None:
-    """A number as JSON can say it: it knows neither NaN nor infinities."""
+    """A number for JSON, which has neither NaN nor infinities."""
     if number is None or math.isfinite(number):
         return number
     return "nan" if math.isnan(number) else "inf" if number > 0 else "-inf"

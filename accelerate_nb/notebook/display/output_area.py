@@ -1,4 +1,4 @@
-"""An output of a notebook's cell that can be drawn anew, from any cell and any thread."""
+"""An output of a notebook's cell that can be updated from any cell and any thread."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
-class Bundle(NamedTuple):
-    """What is shown, in several forms of which a page takes the best that it knows: a MIME bundle."""
+class MimeBundle(NamedTuple):
+    """A MIME bundle: a display in several formats, of which a page takes the best that it knows."""
 
     data: Mapping[str, Any]
     metadata: Mapping[str, Any] = {}
 
 
-class Output:
+class CellOutputArea:
     """
     Something shown in the cell that runs at this moment.
 
-    >>> output = Output(Bundle({"text/plain": "1 of 2"}))
-    >>> output.update(Bundle({"text/plain": "2 of 2"}))
+    >>> output = CellOutputArea(MimeBundle({"text/plain": "1 of 2"}))
+    >>> output.update(MimeBundle({"text/plain": "2 of 2"}))
     """
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: MimeBundle) -> None:
         from IPython.display import display
 
         self.cell = cell_now()
@@ -30,14 +30,23 @@ class Output:
             dict(bundle.data), metadata=dict(bundle.metadata), raw=True, display_id=True
         )
 
-    def update(self, bundle: Bundle) -> None:
+    def update(self, bundle: MimeBundle) -> None:
         """Show this instead."""
         self._handle.update(dict(bundle.data), metadata=dict(bundle.metadata), raw=True)
 
 
 def cell_now() -> str:
     """A name for the cell that runs at this moment, equal as long as it does; empty outside of a kernel."""
+    return str(_request().get("header", {}).get("msg_id", ""))
+
+
+def cell_id() -> str:
+    """The id in the notebook's file of the cell that runs at this moment; empty where a page does not send it."""
+    return str(_request().get("metadata", {}).get("cellId", ""))
+
+
+def _request() -> dict[str, Any]:
+    """The request of the running cell."""
     ipython = sys.modules.get("IPython")
     kernel = getattr(ipython.get_ipython(), "kernel", None) if ipython is not None else None
-    parent = kernel.get_parent() if kernel is not None else {}
-    return str((parent or {}).get("header", {}).get("msg_id", ""))
+    return (kernel.get_parent() if kernel is not None else None) or {}

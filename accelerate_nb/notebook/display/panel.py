@@ -1,4 +1,4 @@
-"""The live panel of one run: a widget, with what its pages are told and what they ask."""
+"""The live panel of one run: a widget, with its messages to and from the pages that show it."""
 
 from __future__ import annotations
 
@@ -13,160 +13,177 @@ from typing import Any
 import anywidget
 import traitlets
 
-from accelerate_nb.launching.run import Watched
-from accelerate_nb.notebook.live.feed import Feed, Message
-from accelerate_nb.notebook.live.lane import Lane
-from accelerate_nb.notebook.live.outputs import Bundle
-from accelerate_nb.notebook.page import joining
-from accelerate_nb.reports.facts import Facts
+from accelerate_nb.launching.front_end import RunHandle
+from accelerate_nb.notebook.display.busy_kernel_comm import BusyKernelComm
+from accelerate_nb.notebook.display.message_feed import Message, MessageFeed
+from accelerate_nb.notebook.display.output_area import MimeBundle, cell_id
+from accelerate_nb.notebook.page import bundle as joining
+from accelerate_nb.notebook.page.mount_script import SCRIPT
+from accelerate_nb.reports.report import report_id
+from accelerate_nb.reports.run_info import RunFacts
 
-# How long a page may leave what it was told unanswered before it is told no more; all at once takes it longer.
-_PATIENCE = 3.0
-_PATIENCE_WITH_ALL = 20.0
+# The time for a page to acknowledge a message before it gets no more; the whole backlog takes it longer.
+_TIMEOUT = 3.0
+_BACKLOG_TIMEOUT = 20.0
 _MOST_OF_A_LOG = 64 * 1024 * 1024
 
 
-class Panel(anywidget.AnyWidget):
-    """The widget: the modules of `page` draw it from the messages that it is sent; `snapshot` is for a page without a kernel."""
+class PanelWidget(anywidget.AnyWidget):
+    """
+    The widget: the modules of `page` draw it from the messages that it is sent; `snapshot` is for a page without a kernel.
+
+    While the run goes on, `place` names the panel, its cell and its report: a reloaded page puts the
+    panel back. With `script` a page writes the report by itself when the kernel has ended.
+    """
 
     _esm = joining.module()
     _css = joining.style()
     snapshot: Any = traitlets.List().tag(sync=True)
+    place: Any = traitlets.Dict().tag(sync=True)
+    script: Any = traitlets.Unicode(SCRIPT.template).tag(sync=True)
 
 
 class LivePanel:
     """
     A run's panel, and its conversation with the pages that show it.
 
-    Every page says hello when it draws the panel, and is told everything so far; then `step`, called about ten times a
-    second from one thread or several, tells what is new in one message. Where no page answers any more it holds back.
+    Every page says hello when it draws the panel, and gets everything so far; then `step`, called about ten times a
+    second from one thread or several, sends the changes in one message. Where no page replies any more it holds back.
 
-    >>> live = LivePanel(run, "jupyter", lane, background=False)
+    >>> live = LivePanel(run, "jupyter", kernel_comm, background=False)
     >>> while not run.done: live.step()
     >>> live.end(report)
     """
 
     def __init__(
-        self, run: Watched, host: str, lane: Lane, *, background: bool, clock: Callable[[], float] = time.monotonic
+        self,
+        run: RunHandle,
+        host: str,
+        kernel_comm: BusyKernelComm,
+        *,
+        background: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run, self._lane, self._clock = run, lane, clock
-        self._panel = Panel()
+        self._run, self._kernel_comm, self._clock = run, kernel_comm, clock
+        self._panel = PanelWidget()
         self._inbox: deque[Message] = deque()
         self._outbox: deque[tuple[Message, list[bytes]]] = deque()
-        self._panel.on_msg(self._hear_after_all)
+        self._panel.on_msg(self._receive_late)
         self._comm = str(self._panel.model_id)
         # a background run's cell is over soon, and then the kernel brings the clicks by itself
-        can_act = lane.join(self._comm, self._inbox.append) or background
-        self.facts = Facts.of(run, host, background=background, can_act=can_act)
-        self._feed = Feed(run.view)
+        can_act = kernel_comm.join(self._comm, self._inbox.append) or background
+        self.facts = RunFacts.of(run, host, background=background, can_act=can_act)
+        self._panel.place = {"panel": self._comm, "cell": cell_id(), "report": report_id(self.facts)}
+        self._feed = MessageFeed(run.view)
         self._lock = threading.RLock()
         self._unanswered: deque[tuple[int, float]] = deque()
-        self._holds_back = self._ended = self._was_asked = self._looks_for_stacks = False
+        self._holds_back = self._ended = self._stop_requested = self._takes_stacks = False
         self._needs_all = False
-        self._report: Bundle | None = None
+        self._report: MimeBundle | None = None
         self._was_loaded_anew = False
-        self.answered = False
+        self.replied = False
 
-    def bundle(self) -> Bundle:
-        """What makes a page draw the panel."""
+    def bundle(self) -> MimeBundle:
+        """The MIME bundle that makes a page draw the panel."""
         data, metadata = self._panel._repr_mimebundle_() or ({}, {})
-        return Bundle(data, metadata)
+        return MimeBundle(data, metadata)
 
     def step(self) -> None:
-        """Hear what pages have asked, and tell what is new."""
+        """Handle the requests of pages, and send the changes."""
         with self._lock:
             while self._inbox:
-                self._hear(self._inbox.popleft())
+                self._receive(self._inbox.popleft())
             while self._outbox:
-                self._tell(*self._outbox.popleft())
-            if self.answered:
-                self._tell_news()
+                self._send_numbered(*self._outbox.popleft())
+            if self.replied:
+                self._send_news()
 
-    def end(self, report: Bundle) -> None:
-        """The run is over: tell the last, and leave what a page shows that has no kernel, and what takes the panel's place."""
+    def end(self, report: MimeBundle) -> None:
+        """End the panel: send the last changes, a snapshot for pages without a kernel, and the report that replaces it."""
         with self._lock:
-            # whoever has not answered yet is told the last all the same
+            # a page that has not replied yet gets the last changes all the same
             self._holds_back = False
             self._unanswered.clear()
             self.step()
             self._ended, self._report = True, report
             if self._was_loaded_anew:
-                self._tell_report(report)
-            self._lane.leave(self._comm)
+                self._send_report(report)
+            self._kernel_comm.leave(self._comm)
             self._panel.snapshot = self._feed.frozen(self.facts)
+            self._panel.place = {}
 
     def close(self) -> None:
         """Take the panel away from all pages."""
-        self._lane.leave(self._comm)
+        self._kernel_comm.leave(self._comm)
         self._panel.close()
 
     # ------------------------------------------------------------------------------------------------------- telling
 
-    def _tell_news(self) -> None:
+    def _send_news(self) -> None:
         if self._unanswered and self._clock() > self._unanswered[0][1]:
             self._holds_back = True
         if self._holds_back:
             return
         if self._needs_all:
-            self._tell_all()
+            self._send_all()
             return
         # what is taken from the feed and not sent is lost, if an interrupt comes between the two
         self._needs_all = True
         message = self._feed.news()
         if message is not None:
-            self._send(message, _PATIENCE)
+            self._send(message, _TIMEOUT)
         self._needs_all = False
 
-    def _tell_all(self) -> None:
+    def _send_all(self) -> None:
         self._needs_all = True
         self._unanswered.clear()
         for message in self._feed.backlog(self.facts):
-            self._send(message, _PATIENCE_WITH_ALL)
+            self._send(message, _BACKLOG_TIMEOUT)
         self._needs_all = self._holds_back = False
 
-    def _tell(self, message: Message, buffers: list[bytes]) -> None:
-        self._send(self._feed.numbered(message), _PATIENCE_WITH_ALL, buffers)
+    def _send_numbered(self, message: Message, buffers: list[bytes]) -> None:
+        self._send(self._feed.numbered(message), _BACKLOG_TIMEOUT, buffers)
 
-    def _tell_report(self, report: Bundle) -> None:
-        """A page that was loaded anew does not know its output by the name by which others take the report."""
+    def _send_report(self, report: MimeBundle) -> None:
+        """Send the report to pages: a reloaded page does not know its output under the display id of the report."""
         data, metadata = dict(report.data), dict(report.metadata)
-        self._tell({"report": {"of": self._comm, "data": data, "metadata": metadata}}, [])
+        self._send_numbered({"report": {"of": self._comm, "data": data, "metadata": metadata}}, [])
 
-    def _send(self, message: Message, patience: float, buffers: list[bytes] | None = None) -> None:
-        self._unanswered.append((message["seq"], self._clock() + patience))
+    def _send(self, message: Message, timeout: float, buffers: list[bytes] | None = None) -> None:
+        self._unanswered.append((message["seq"], self._clock() + timeout))
         self._panel.send(message, buffers)
 
     # ------------------------------------------------------------------------------------------------------- hearing
 
-    def _hear_after_all(self, _panel: Any, content: Message, _buffers: Any) -> None:
-        """What the kernel brings in its own time: after the cell, or when no cell runs."""
+    def _receive_late(self, _panel: Any, content: Message, _buffers: Any) -> None:
+        """A message from the kernel's own queue: after the cell, or when no cell runs."""
         self._inbox.append(content)
         if self._ended:
             self.step()
 
-    def _hear(self, content: Message) -> None:
+    def _receive(self, content: Message) -> None:
         match content.get("do"):
             case "hello":
                 # a second view may be in a page that knows the run already
                 if not content.get("seq") or self._holds_back:
-                    self._was_loaded_anew |= self.answered
-                    self._tell_all()
-                self.answered = True
+                    self._was_loaded_anew |= self.replied
+                    self._send_all()
+                self.replied = True
                 if self._report is not None:
-                    self._tell_report(self._report)
+                    self._send_report(self._report)
             case "ack":
-                self._take_answer(content.get("seq"))
+                self._take_acknowledgement(content.get("seq"))
             case "stop":
-                self._run.ask("interrupt" if self._was_asked else "finish")
-                self._was_asked = True
+                self._run.request_stop("interrupt" if self._stop_requested else "finish")
+                self._stop_requested = True
             case "kill":
-                self._run.ask("kill")
+                self._run.request_stop("kill")
             case "stacks":
-                self._beside(self._look_for_stacks)
+                self._beside(self._take_stacks)
             case "log":
                 self._beside(lambda: self._fetch_log(content.get("rank")))
 
-    def _take_answer(self, seq: Any) -> None:
+    def _take_acknowledgement(self, seq: Any) -> None:
         while isinstance(seq, int) and self._unanswered and self._unanswered[0][0] <= seq:
             self._unanswered.popleft()
         if self._holds_back and not self._unanswered:
@@ -174,7 +191,7 @@ class LivePanel:
             self._needs_all = self._feed.is_far_behind()
 
     def _beside(self, work: Callable[[], None]) -> None:
-        """Do what takes its time in a thread of its own; what it has to say, the next step tells."""
+        """Run slow work in a thread of its own; the next step sends its result."""
 
         def do() -> None:
             work()
@@ -182,16 +199,16 @@ class LivePanel:
                 self.step()
 
         context = contextvars.copy_context()
-        threading.Thread(target=context.run, args=(do,), name="accelerate_nb answer", daemon=True).start()
+        threading.Thread(target=context.run, args=(do,), name="accelerate_nb reply", daemon=True).start()
 
-    def _look_for_stacks(self) -> None:
-        if self._looks_for_stacks:
+    def _take_stacks(self) -> None:
+        if self._takes_stacks:
             return
-        self._looks_for_stacks = True
+        self._takes_stacks = True
         try:
             text = self._run.stacks() or "No rank runs any more."
         finally:
-            self._looks_for_stacks = False
+            self._takes_stacks = False
         self._outbox.append(({"stacks": {"text": text}}, []))
 
     def _fetch_log(self, rank: Any) -> None:
@@ -202,7 +219,7 @@ class LivePanel:
 
 
 def end_of(path: Path, most: int) -> bytes:
-    """A file's last bytes, with a line that says so where they are not all."""
+    """A file's last bytes, after a line that names the omission where they are not all."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)

@@ -1,4 +1,4 @@
-"""Which front end shows a run: a live panel, HTML that is drawn anew, lines of text, or none."""
+"""The choice of the front end: a live panel, HTML that is redrawn, lines of text, or none."""
 
 from __future__ import annotations
 
@@ -8,62 +8,64 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal, TypeAlias
 
-from accelerate_nb.config.launching import Launching
+from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.errors import MissingExtraError
-from accelerate_nb.launching.following import keep_drawing
-from accelerate_nb.launching.run import FrontEnd, Watched
-from accelerate_nb.notebook.host import Host, host
-from accelerate_nb.notebook.plain import PlainText
+from accelerate_nb.launching.background_refresh import keep_drawing
+from accelerate_nb.launching.front_end import FrontEnd, RunHandle
+from accelerate_nb.notebook.display.text import PlainText
+from accelerate_nb.notebook.host import NotebookHost, host
 
 Way: TypeAlias = Literal["panel", "html", "text", "off"]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """How a run is shown, and why, in a person's words."""
+class DisplayChoice:
+    """The mode in which a run is shown, and its reason in words."""
 
     way: Way
     why: str
 
 
-def choose(wish: Literal["auto", "widget", "html", "text", "off"], here: Host, *, has_widgets: bool) -> Choice:
+def choose(
+    mode: Literal["auto", "widget", "html", "text", "off"], notebook_host: NotebookHost, *, has_widgets: bool
+) -> DisplayChoice:
     """
-    The way to show a run that fits the wish and the place; pure.
+    The display mode that fits the request and the host; pure.
 
-    Raises `MissingExtraError` where a panel is asked for, and what it is made of is not installed.
+    Raises `MissingExtraError` where a panel is requested, and anywidget is not installed.
     """
-    if wish == "off":
-        return Choice("off", "panel='off' was asked for")
-    if wish == "text" or here.kind != "jupyter":
-        return Choice("text", "panel='text' was asked for" if wish == "text" else "this is no notebook")
-    if wish == "widget":
+    if mode == "off":
+        return DisplayChoice("off", "panel='off' was requested")
+    if mode == "text" or notebook_host.kind != "jupyter":
+        return DisplayChoice("text", "panel='text' was requested" if mode == "text" else "this is no notebook")
+    if mode == "widget":
         if not has_widgets:
             raise MissingExtraError("panel='widget' needs anywidget: pip install anywidget")
-        return Choice("panel", "panel='widget' was asked for")
-    if wish == "html":
-        return Choice("html", "panel='html' was asked for")
-    if here.reader != "page":
-        return Choice("text", f"what reads this kernel is a {here.reader}")
-    if here.service == "kaggle":
-        return Choice("html", "Kaggle shows no widgets but its own")
-    return Choice("panel", "a notebook") if has_widgets else Choice("html", "anywidget is not installed")
+        return DisplayChoice("panel", "panel='widget' was requested")
+    if mode == "html":
+        return DisplayChoice("html", "panel='html' was requested")
+    if notebook_host.reader != "page":
+        return DisplayChoice("text", f"what reads this kernel is a {notebook_host.reader}")
+    if notebook_host.service == "kaggle":
+        return DisplayChoice("html", "Kaggle shows no widgets but its own")
+    return DisplayChoice("panel", "a notebook") if has_widgets else DisplayChoice("html", "anywidget is not installed")
 
 
-def front_end(wish: Launching, environment: Mapping[str, str]) -> FrontEnd:
-    """What shows a run in this place."""
-    here = host(environment)
-    way = choose(wish.panel, here, has_widgets=_has_widgets()).way
+def front_end(mode: LaunchingConfig, environment: Mapping[str, str]) -> FrontEnd:
+    """The front end for this host."""
+    notebook_host = host(environment)
+    way = choose(mode.panel, notebook_host, has_widgets=_has_widgets()).way
     if way == "text":
-        return PlainText(here.screen, wish.log_line_prefix_template)
+        return PlainText(notebook_host.screen, mode.log_line_prefix_template)
     if way == "off":
-        return Nothing()
-    from accelerate_nb.notebook.live.cards import Card
+        return FailureOnly()
+    from accelerate_nb.notebook.display.run_display import RunDisplay
 
-    return Card(here.service or "jupyter", live=way == "panel")
+    return RunDisplay(notebook_host.service or "jupyter", live=way == "panel")
 
 
 def shows_at_once(front_end: FrontEnd) -> bool:
-    """Whether a run that nobody waits for is shown where it was launched, if nothing else was said."""
+    """Whether a background run is shown under the cell that launched it by default."""
     return not isinstance(front_end, PlainText)
 
 
@@ -71,35 +73,35 @@ def _has_widgets() -> bool:
     return find_spec("anywidget") is not None and find_spec("ipywidgets") is not None
 
 
-class Nothing:
-    """Shows nothing of a run but that it has failed, where nobody waits to be told."""
+class FailureOnly:
+    """Shows nothing of a run but a failure that no caller waits for."""
 
-    def __init__(self, tell: Callable[[str], object] | None = None) -> None:
-        self._tell = tell
-        self._run: Watched | None = None
+    def __init__(self, write: Callable[[str], object] | None = None) -> None:
+        self._write = write
+        self._run: RunHandle | None = None
         self._is_waited_for = False
 
-    def opened(self, run: Watched) -> None:
-        """Somebody waits, and will be told what comes of it."""
+    def opened(self, run: RunHandle) -> None:
+        """The caller waits, and will get the failure itself."""
         self._is_waited_for = True
 
     def refresh(self) -> None:
         """Nothing is drawn."""
 
     def closed(self) -> None:
-        """Say that the run has failed, if it has, and nobody has waited."""
+        """Print that the run has failed, if it has, and no caller has waited."""
         run = self._run
         if run is not None and not self._is_waited_for and run.view.state == "failed":
-            tell = self._tell or sys.stderr.write
-            tell(
+            write = self._write or sys.stderr.write
+            write(
                 f"{run.name} has failed in the background; wait() of its run raises why. Its output is in {run.folder}\n"
             )
 
-    def follow(self, run: Watched) -> None:
+    def follow(self, run: RunHandle) -> None:
         """Wait until the run is over; returns at once."""
         self._run = run
         keep_drawing(self, run)
 
-    def show(self, run: Watched) -> None:
-        """Say in one line how the run is."""
+    def show(self, run: RunHandle) -> None:
+        """The state of the run in one line."""
         sys.stdout.write(f"{run!r}\n")

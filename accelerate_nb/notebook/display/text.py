@@ -1,38 +1,37 @@
-"""The plain-text front end: every rank's lines under its label as they come, its bars and metrics where there is room."""
+"""The plain-text front end: every rank's lines with its label as they come, its bars and metrics where they fit."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from string import Template
 
-from accelerate_nb.events.lines import cleaned, is_drawn_over
 from accelerate_nb.events.model import WIDGET_VIEW, Display, LogLine, Stream
-from accelerate_nb.events.view import Glance, News, RunView
-from accelerate_nb.launching.following import ByItself, keep_drawing
-from accelerate_nb.launching.run import Watched
-from accelerate_nb.notebook.page.saved import bundle
-from accelerate_nb.notebook.screens import Line, Screen
-from accelerate_nb.reports.facts import Facts
-from accelerate_nb.reports.status import Happenings, Seldom, status_lines, summary, undrawn
+from accelerate_nb.events.run_state import NewOutput, RankSummary, RunState
+from accelerate_nb.events.terminal_lines import cleaned
+from accelerate_nb.launching.background_refresh import BackgroundRefresh, keep_drawing
+from accelerate_nb.launching.front_end import RunHandle
+from accelerate_nb.notebook.display.saved_report import bundle
+from accelerate_nb.notebook.display.text_sinks import LabelledLine, TextSink
+from accelerate_nb.reports.run_info import RunFacts
+from accelerate_nb.reports.size_limits import saved_size
+from accelerate_nb.reports.status_lines import StatusLines, StatusSchedule, status_lines, summary, undrawn
 
-_PER_LINE = 14  # bytes with which a saved notebook surrounds a line of output
-_PER_SWITCH = 150  # and an output of another stream
+_PER_SWITCH = 150  # bytes with which a saved notebook surrounds an output of another stream
 _OPEN_LINES = 32
 _BETWEEN_STATUS = 0.3
 
 
 class PlainText:
     """
-    Writes what ranks write on a screen, bounded as the screen asks, a few times a second.
+    Writes the ranks' output on a screen, within the screen's limits, a few times a second.
 
-    A rank's line stands behind `[rank] `, or behind what `prefix_template` makes of `role_name`, `local_rank` and `rank`
+    A rank's line has the prefix `[rank] `, or the one that `prefix_template` makes of `role_name`, `local_rank` and `rank`
     (`string.Template`, as in torchelastic). It writes only when it is called, so its text is in the cell that waits for the run.
 
-    Bars and metrics stand below the lines where a screen can draw over them; in a log they are told now and then. A run
+    Bars and metrics stand below the lines where a screen can draw over them; in a log they are written now and then. A run
     that logged metrics ends with a summary; one that has neither metrics nor bars shows its lines and nothing else.
 
     Waiting for the same run again, in another cell perhaps, goes on where the last wait ended.
@@ -45,7 +44,7 @@ class PlainText:
 
     def __init__(
         self,
-        new_screen: Callable[[], Screen],
+        new_screen: Callable[[], TextSink],
         prefix_template: str | None = None,
         *,
         interval: float = 0.1,
@@ -56,13 +55,13 @@ class PlainText:
         self._interval = interval
         self._clock = clock
         self._due = clock()
-        self._run: Watched | None = None
-        self._view: RunView | None = None
+        self._run: RunHandle | None = None
+        self._view: RunState | None = None
         self._folder = Path()
-        self._happenings = Happenings()
+        self._happenings = StatusLines()
         self._is_summed_up = self._is_followed = False
         self._cursor = 0
-        self._accounted: Counter[int] = Counter()  # lines of each rank that were written, or said to be left out
+        self._accounted: Counter[int] = Counter()  # lines of each rank that were written, or reported as left out
         self._seen_open: set[tuple[int, Stream]] = set()
         self._begin_screen()
 
@@ -73,16 +72,16 @@ class PlainText:
         self._displays_left = self._screen.bound.displays
         self._is_full = False
         self._last_stream: Stream = "stdout"
-        self._seldom = Seldom(self._clock())
+        self._seldom = StatusSchedule(self._clock())
         self._status: list[str] = []
         self._status_due = self._clock()
 
-    def opened(self, run: Watched) -> None:
-        """Somebody waits for a run from now on; one that is followed goes on where it is."""
+    def opened(self, run: RunHandle) -> None:
+        """The caller waits for a run from now on; one that is followed continues where it is."""
         if not self._is_followed:
             self._open(run)
 
-    def _open(self, run: Watched) -> None:
+    def _open(self, run: RunHandle) -> None:
         self._run = run
         self._view = run.view
         self._folder = run.folder
@@ -97,11 +96,11 @@ class PlainText:
         if self._view is None or self._clock() < self._due:
             return
         self._write(self._view)
-        self._tell(self._view)
+        self._show_status(self._view)
         self._due = self._clock() + self._interval
 
     def closed(self) -> None:
-        """Write what is left of the run: its last lines too, where there was no room for all."""
+        """Write the rest of the run: its last lines too, where the limit was reached."""
         if not self._is_followed:
             self._close()
 
@@ -115,24 +114,24 @@ class PlainText:
             self._write_tails(self._view)
         self._sum_up()
 
-    def follow(self, run: Watched) -> None:
+    def follow(self, run: RunHandle) -> None:
         """Write the run's lines under the cell that runs at this moment, until it is over; returns at once."""
         self._open(run)
         self._is_followed = True
-        keep_drawing(ByItself(self._refresh, self._close), run)
+        keep_drawing(BackgroundRefresh(self._refresh, self._close), run)
 
-    def show(self, run: Watched) -> None:
-        """Show how the run stands at this moment in the cell that runs, as a report."""
-        facts = Facts.of(run, host="", background=False, can_act=False)
+    def show(self, run: RunHandle) -> None:
+        """Show the current state of the run in the running cell, as a report."""
+        facts = RunFacts.of(run, host="", background=False, can_act=False)
         self._new_screen().show(dict(bundle(facts, run.view, live=not run.done, interactive=False)), {})
 
     # --------------------------------------------------------------------------------------------------------- lines
 
-    def _write(self, view: RunView) -> None:
+    def _write(self, view: RunState) -> None:
         news = view.since(self._cursor)
         self._cursor = news.cursor
         self._note_skipped(news)
-        lines: list[Line] = []
+        lines: list[LabelledLine] = []
         for item in news.shown:
             if isinstance(item, LogLine):
                 self._accounted[item.rank] += self._add([item], lines)
@@ -144,96 +143,105 @@ class PlainText:
                 self._show(item)
         self._screen.write(lines)
 
-    def _note_skipped(self, news: News) -> None:
+    def _note_skipped(self, news: NewOutput) -> None:
         if news.skipped and not self._is_full:
             self._note(f"{news.skipped:,} lines came faster than they could be shown; they are in {self._folder}")
 
     def _note(self, text: str) -> None:
-        self._screen.write([Line("stdout", f"... {text} ...")])
+        self._screen.write([LabelledLine("stdout", f"... {text} ...")])
 
-    def _add(self, lines: Iterable[LogLine], batch: list[Line]) -> bool:
-        """Add lines to those to be written, if there is room; otherwise say so, once."""
+    def _add(self, lines: Iterable[LogLine], batch: list[LabelledLine]) -> bool:
+        """Add lines to those to be written, within the limit; beyond it, write a note once."""
         if self._is_full:
             return False
         labelled = self._labelled(lines)
         cost = sum(map(self._cost, labelled))
         if self._lines_left < len(labelled) or self._size_left < cost:
             self._is_full = True
-            batch.append(Line("stdout", f"... a cell holds no more; all lines of each rank are in {self._folder} ..."))
+            batch.append(
+                LabelledLine("stdout", f"... a cell holds no more; all lines of each rank are in {self._folder} ...")
+            )
             return False
         self._lines_left -= len(labelled)
         self._size_left -= cost
         batch.extend(labelled)
         return True
 
-    def _cost(self, line: Line) -> int:
+    def _cost(self, line: LabelledLine) -> int:
         """The bytes that a line takes in a saved notebook."""
         switch = 0 if line.stream == self._last_stream else _PER_SWITCH
         self._last_stream = line.stream
-        return saved_size(line.text) + _PER_LINE + switch
+        return saved_size(line.text) + switch
 
-    def _labelled(self, lines: Iterable[LogLine]) -> list[Line]:
+    def _labelled(self, lines: Iterable[LogLine]) -> list[LabelledLine]:
         """Lines as they are written: labelled, cut to the screen's width, without what would disturb others."""
-        clean = ((line, cleaned(line.text, self._screen.bound.width)) for line in lines if not is_drawn_over(line))
+        clean = ((line, cleaned(line.text, self._screen.bound.width)) for line in lines)
         # a line of nothing but cursor movements is no line
-        return [Line(line.stream, self._label(line.rank) + text) for line, text in clean if text or not line.text]
+        return [
+            LabelledLine(line.stream, self._label(line.rank) + text, line.meaning)
+            for line, text in clean
+            if text or not line.text
+        ]
 
     def _label(self, rank: int) -> str:
         return self._template.safe_substitute(role_name="default", local_rank=rank, rank=rank)
 
-    def _write_tails(self, view: RunView) -> None:
+    def _write_tails(self, view: RunState) -> None:
         """The last lines of each rank of which not all were written."""
-        room = self._screen.bound.tail_size // max(len(view.ranks), 1)
+        size_limit = self._screen.bound.tail_size // max(len(view.ranks), 1)
         for rank in view.ranks:
             missing = view.line_count_of(rank) - self._accounted[rank]
-            tail = self._fitting(view.tail(rank, min(missing, self._screen.bound.tail_lines)), room)
+            tail = self._fitting(view.tail(rank, min(missing, self._screen.bound.tail_lines)), size_limit)
             left_out = missing - len(tail)
             if left_out:
                 tail.insert(
-                    0, Line("stdout", f"{self._label(rank)}... {left_out:,} lines are only in {self._folder} ...")
+                    0,
+                    LabelledLine("stdout", f"{self._label(rank)}... {left_out:,} lines are only in {self._folder} ..."),
                 )
             self._screen.write(tail)
             self._accounted[rank] += missing
 
-    def _fitting(self, lines: tuple[LogLine, ...], room: int) -> list[Line]:
-        """The newest of these lines that fit into the room, in bytes of a saved notebook."""
-        fitting: list[Line] = []
+    def _fitting(self, lines: tuple[LogLine, ...], size_limit: int) -> list[LabelledLine]:
+        """The newest of these lines that fit into the limit, in bytes of a saved notebook."""
+        fitting: list[LabelledLine] = []
         for line in reversed(self._labelled(lines)):
-            room -= saved_size(line.text) + _PER_LINE + _PER_SWITCH
-            if room < 0:
+            size_limit -= saved_size(line.text) + _PER_SWITCH
+            if size_limit < 0:
                 break
             fitting.insert(0, line)
         return fitting
 
     # ---------------------------------------------------------------------------------------- lines that have not ended
 
-    def _tell(self, view: RunView) -> None:
+    def _show_status(self, view: RunState) -> None:
         """Show where the ranks are: below the lines, or now and then among them."""
         ranks = view.glances()
         for news in self._happenings.news(view, ranks, time.time()):
             self._note(news)
         if not self._screen.redraws:
-            self._screen.write([Line("stdout", text) for text in self._told(self._seldom.lines(self._clock(), ranks))])
+            self._screen.write(
+                [LabelledLine("stdout", text) for text in self._prefixed(self._seldom.lines(self._clock(), ranks))]
+            )
             return
         if self._clock() >= self._status_due:
-            self._status = self._told(status_lines([undrawn(one) for one in ranks]))
+            self._status = self._prefixed(status_lines([undrawn(rank) for rank in ranks]))
             self._status_due = self._clock() + _BETWEEN_STATUS
         self._draw_open(ranks)
 
-    def _told(self, status: Iterable[tuple[int | None, str]]) -> list[str]:
+    def _prefixed(self, status: Iterable[tuple[int | None, str]]) -> list[str]:
         return [text if rank is None else self._label(rank) + text for rank, text in status]
 
     def _sum_up(self) -> None:
-        """Say how the run went, once."""
+        """Write the summary of the run, once."""
         if self._run is None or self._is_summed_up:
             return
         lines = summary(self._run)
         self._is_summed_up = bool(lines)
-        self._screen.write([Line("stdout", line) for line in lines])
+        self._screen.write([LabelledLine("stdout", line) for line in lines])
 
-    def _draw_open(self, ranks: Sequence[Glance]) -> None:
+    def _draw_open(self, ranks: Sequence[RankSummary]) -> None:
         """Show the lines that were open a moment ago already: what only waits for its newline is no progress bar."""
-        now = [line for one in ranks for line in one.open_lines]
+        now = [line for rank in ranks for line in rank.open_lines]
         lasting = [line for line in now if (line.rank, line.stream) in self._seen_open]
         self._seen_open = {(line.rank, line.stream) for line in now}
         texts = [line.text for line in self._labelled(lasting)]
@@ -248,15 +256,10 @@ class PlainText:
         if self._displays_left < 1:
             return
         self._displays_left -= 1
-        self._screen.write([Line("stdout", self._label(display.rank).rstrip())])
+        self._screen.write([LabelledLine("stdout", self._label(display.rank).rstrip())])
         self._screen.show(display.data, display.metadata)
         if self._displays_left < 1:
             self._note(f"a cell shows no more; the other displays are in {self._folder}")
-
-
-def saved_size(text: str) -> int:
-    """The bytes of a text in a notebook's file: JSON writes a colour's escape with six."""
-    return len(json.dumps(text, ensure_ascii=False).encode(errors="replace"))
 
 
 def _is_text(display: Display) -> bool:

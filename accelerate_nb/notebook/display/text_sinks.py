@@ -1,4 +1,4 @@
-"""Where plain text can go: a notebook's cell, a terminal, or a pipe."""
+"""Sinks for plain text: a notebook's cell, a terminal, or a pipe."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
-from accelerate_nb.events.lines import within
-from accelerate_nb.events.model import WIDGET_VIEW, Stream
+from accelerate_nb.events.model import WIDGET_VIEW, Meaning, Stream
+from accelerate_nb.events.terminal_lines import coloured, within
 
+# Bright yellow is amber in a notebook; plain yellow can't be read on white there.
+_COLOURS: dict[Meaning, int] = {"warning": 93}
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class Line(NamedTuple):
-    """A line to write, with its label and without its newline."""
+class LabelledLine(NamedTuple):
+    """A line to write, with its label and without its newline, and what it means."""
 
     stream: Stream
     text: str
+    meaning: Meaning = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """How much a screen should hold; `size` counts bytes of a saved notebook, `width` the characters of a line."""
+class OutputLimits:
+    """Limits of a screen; `size` counts bytes of a saved notebook, `width` the characters of a line."""
 
     lines: float = float("inf")
     size: float = float("inf")
@@ -35,34 +38,34 @@ class Bound:
     displays: float = float("inf")
 
 
-class Screen(Protocol):
+class TextSink(Protocol):
     """Something that text can be written on."""
 
     @property
-    def bound(self) -> Bound:
-        """How much of a run should be written on it."""
+    def bound(self) -> OutputLimits:
+        """The limits of a run's output on it."""
 
     @property
     def redraws(self) -> bool:
         """Whether lines that have not ended can be shown, and drawn over."""
 
-    def write(self, lines: Sequence[Line]) -> None:
+    def write(self, lines: Sequence[LabelledLine]) -> None:
         """Write whole lines, in this order."""
 
     def show_open(self, texts: Sequence[str]) -> None:
         """Show lines that have not ended yet in place of those that were shown before; none removes them."""
 
     def show(self, data: dict[str, Any], metadata: dict[str, Any], name: str = "", *, update: bool = False) -> None:
-        """Show a MIME bundle as well as the screen can; under a name, or in the place of what was shown under it."""
+        """Show a MIME bundle as well as the screen can; under a name, or replacing the display of that name."""
 
 
-class Pipe:
+class PipeSink:
     """A plain script's standard streams, going to a file or another program: lines that have not ended are not shown."""
 
-    bound = Bound()
+    bound = OutputLimits()
     redraws = False
 
-    def write(self, lines: Sequence[Line]) -> None:
+    def write(self, lines: Sequence[LabelledLine]) -> None:
         for stream, text in _by_stream(lines):
             out = sys.stdout if stream == "stdout" else sys.stderr
             out.write(text)
@@ -73,10 +76,10 @@ class Pipe:
 
     def show(self, data: dict[str, Any], metadata: dict[str, Any], name: str = "", *, update: bool = False) -> None:
         text = str(data.get("text/plain", f"<{', '.join(data)}>"))
-        self.write([Line("stdout", line) for line in text.splitlines()])
+        self.write([LabelledLine("stdout", line) for line in text.splitlines()])
 
 
-class Terminal(Pipe):
+class TerminalSink(PipeSink):
     """A terminal: lines that have not ended stand at the bottom and are drawn over."""
 
     redraws = True
@@ -84,7 +87,7 @@ class Terminal(Pipe):
     def __init__(self) -> None:
         self._open: list[str] = []
 
-    def write(self, lines: Sequence[Line]) -> None:
+    def write(self, lines: Sequence[LabelledLine]) -> None:
         if not lines:
             return
         self._erase()
@@ -112,7 +115,7 @@ class Terminal(Pipe):
             sys.stdout.flush()
 
 
-class Cell(Pipe):
+class CellSink(PipeSink):
     """
     A notebook's cell: lines that have not ended are one block, which is made when first needed and then updated.
 
@@ -121,11 +124,22 @@ class Cell(Pipe):
     """
 
     redraws = True
-    bound = Bound(lines=2000, size=300_000, width=2000, tail_lines=40, tail_size=250_000, displays=100)
+    bound = OutputLimits(lines=2000, size=300_000, width=2000, tail_lines=40, tail_size=250_000, displays=100)
 
     def __init__(self) -> None:
         self._block: Any = None
         self._open = ""
+
+    def write(self, lines: Sequence[LabelledLine]) -> None:
+        # a page paints all of standard error as an alarm: what is none goes to standard output
+        super().write(
+            [
+                LabelledLine(
+                    "stderr" if line.meaning == "error" else "stdout", coloured(line.text, _COLOURS.get(line.meaning))
+                )
+                for line in lines
+            ]
+        )
 
     def show_open(self, texts: Sequence[str]) -> None:
         wanted = "\n".join(text[:250] for text in texts)
@@ -139,8 +153,8 @@ class Cell(Pipe):
         self._block = _display(bundle, display_id=True)
 
     def show(self, data: dict[str, Any], metadata: dict[str, Any], name: str = "", *, update: bool = False) -> None:
-        # a widget lives in its own process: the notebook has no model behind such a view
-        bundle = {kind: value for kind, value in data.items() if kind != WIDGET_VIEW}
+        # a widget's model is in its own process: the notebook has none for such a view
+        bundle = {mime_type: value for mime_type, value in data.items() if mime_type != WIDGET_VIEW}
         under = {"display_id": name, "update": update} if name else {}
         _display(bundle, metadata=metadata, **under)
 
@@ -151,7 +165,7 @@ def _display(bundle: dict[str, Any], **options: Any) -> Any:
     return display(bundle, raw=True, **options)  # type: ignore[no-untyped-call]  # IPython leaves it without types
 
 
-def _by_stream(lines: Sequence[Line]) -> Iterator[tuple[Stream, str]]:
+def _by_stream(lines: Sequence[LabelledLine]) -> Iterator[tuple[Stream, str]]:
     """Neighbouring lines of one stream as one text: a kernel sends a message for each write."""
     for stream, group in groupby(lines, key=lambda line: line.stream):
         yield stream, "".join(f"{line.text}\n" for line in group)

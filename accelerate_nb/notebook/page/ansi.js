@@ -2,6 +2,11 @@
 
 const ESCAPES = /\x1b\[([0-9;:]*)m|\x1b\[[0-9;:?<>=!]*(?:[@-~]|$)|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\|$)|\x1b[()][A-Z0-9]|\x1b.?|[\x00-\x08\x0b-\x1f\x7f]/g;
 const CUBE = [0, 95, 135, 175, 215, 255];
+// the sixteen named colours on a ground that is named, too
+const FIXED = [
+  "0,0,0", "178,24,24", "24,140,50", "176,128,0", "20,80,200", "160,40,160", "0,130,140", "229,229,229",
+  "102,102,102", "224,60,60", "60,190,90", "230,200,60", "80,140,255", "214,112,214", "50,190,210", "255,255,255",
+];
 
 function colourOf256(n) {
   if (n < 16) return `var(--anb-a${n})`;
@@ -46,8 +51,23 @@ function graphicRendition(style, codes) {
   return next;
 }
 
+/** A foreground and a background given together are a terminal's own: mixed to a theme, each fits that and not the other. */
+function coloursOf(style) {
+  const pair = style.inverse ? [style.bg ?? "var(--anb-bg)", style.fg ?? "var(--anb-fg)"] : [style.fg, style.bg];
+  if (!style.bg) return pair;
+  const [fg, bg] = pair.map((colour) => colour?.replace(/^var\(--anb-a(\d+)\)$/, (_, n) => `rgb(${FIXED[n]})`));
+  if (!style.inverse && !fg) return [isLight(bg) ? "#000" : "#fff", bg];
+  if (style.inverse && !style.fg) return [fg, isLight(fg) ? "#000" : "#fff"];
+  return [fg, bg];
+}
+
+function isLight(colour) {
+  const [red, green, blue] = colour.match(/\d+/g).map(Number);
+  return 0.299 * red + 0.587 * green + 0.114 * blue > 128;
+}
+
 function cssOf(style) {
-  const [fg, bg] = style.inverse ? [style.bg ?? "var(--anb-bg)", style.fg ?? "var(--anb-fg)"] : [style.fg, style.bg];
+  const [fg, bg] = coloursOf(style);
   const lines = [style.underline && "underline", style.through && "line-through"].filter(Boolean).join(" ");
   return [
     fg && `color:${fg}`,

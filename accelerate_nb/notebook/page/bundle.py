@@ -10,7 +10,7 @@ from importlib.resources import files
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 _NAME = re.compile(r"^(?:export )?(?:async )?(?:function\*?|class|const|let|var) (\w+)", re.MULTILINE)
-# What neither of them reads: another kind of import or export, or names that are taken apart.
+# Lines that neither of them reads: other forms of import or export, or destructured names.
 _STRANGE = re.compile(r"^(?:import\b|export \{|export \*|(?:export )?(?:const|let|var) [^\w]).*", re.MULTILINE)
 
 
@@ -45,18 +45,18 @@ def joined(modules: Mapping[str, str], entry: str) -> str:
     owners: dict[str, str] = {}
     for name in order:
         _check(modules, name)
-        for one in _NAME.findall(modules[name]):
-            if (other := owners.setdefault(one, name)) != name:
+        for item in _NAME.findall(modules[name]):
+            if (other := owners.setdefault(item, name)) != name:
                 raise ValueError(
-                    f"{other}.js and {name}.js both have {one} at their top. Give one of them another name."
+                    f"{other}.js and {name}.js both have {item} at their top. Give one of them another name."
                 )
-    exports = [one for name in order for one in _EXPORT.findall(modules[name])]
+    exports = [element for name in order for element in _EXPORT.findall(modules[name])]
     parts = [_EXPORT.sub("", _IMPORT.sub("", modules[name])).strip() for name in order]
     return "\n\n".join([*parts, f"export {{ {', '.join(exports)} }};\n"])
 
 
 def _order(modules: Mapping[str, str], name: str, above: tuple[str, ...]) -> list[str]:
-    """A module behind all that it imports, each once."""
+    """A module after all that it imports, each once."""
     if name in above:
         raise ValueError(
             f"modules import each other: {' > '.join([*above, name])}. Move what both need to a third one."

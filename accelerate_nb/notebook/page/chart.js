@@ -1,6 +1,6 @@
 // One metric as a chart: a canvas with its scale, a crosshair, and the values where it stands.
 
-import { bandOf, columns, spread } from "./curves.js";
+import { bandOf, columns, newestOf, spread } from "./curves.js";
 import { button, div, h, say, set, setStyle, show, span } from "./elements.js";
 import { count, mark, number } from "./format.js";
 import { logTicks, ticks } from "./scales.js";
@@ -15,6 +15,7 @@ export class Chart {
     this.drawn = "";
     this.canvas = h("canvas", { "aria-hidden": "true" });
     this.value = span("anb-chart-value");
+    this.how = span("anb-chart-how");
     this.note = span("anb-chart-note");
     this.cross = div("anb-cross");
     this.tip = div("anb-tip");
@@ -33,7 +34,7 @@ export class Chart {
     this.element = h(
       "div",
       { class: "anb-chart", role: "group", "aria-label": `metric ${name}` },
-      div("anb-chart-head", h("span", { class: "anb-chart-name", title: name }, name), this.value, this.note, this.log, this.size),
+      div("anb-chart-head", h("span", { class: "anb-chart-name", title: name }, name), this.value, this.how, this.note, this.log, this.size),
       this.plot,
       this.tip,
     );
@@ -116,9 +117,11 @@ export class Chart {
   }
 
   head() {
-    const last = [...this.series.values()].map((one) => one.last?.[1]).filter((value) => value !== undefined);
-    const mean = last.reduce((sum, value) => sum + value, 0) / last.length;
-    if (this.charts.cross === null) say(this.value, number(last.length > 1 ? mean : last[0]));
+    const { value, how, step } = newestOf(this.name, this.series);
+    if (this.charts.cross === null) {
+      say(this.value, number(value));
+      say(this.how, how);
+    }
     let [odd, notPositive, least, most] = [0, 0, Infinity, -Infinity];
     for (const one of this.series.values()) {
       odd += one.odd;
@@ -130,10 +133,9 @@ export class Chart {
     if (odd) notes.push(`⚠ ${count(odd)} not finite`);
     if (this.logarithmic && notPositive) notes.push(`⚠ ${count(notPositive)} ≤ 0 not shown`);
     say(this.note, notes.join(", "));
-    const steps = Math.max(0, ...[...this.series.values()].map((one) => one.last?.[0] ?? 0));
     const label =
-      `${this.name}: newest ${number(last.length > 1 ? mean : last[0])}${last.length > 1 ? ` (mean of ${last.length} ranks)` : ""}, ` +
-      `from ${number(least)} to ${number(most)}, up to step ${number(steps)}. Arrow keys read single steps.`;
+      `${this.name}: newest ${number(value)}${how ? ` (${how} ranks)` : ""}, ` +
+      `from ${number(least)} to ${number(most)}, up to step ${number(step)}. Arrow keys read single steps.`;
     set(this.plot, "aria-label", label);
   }
 
@@ -304,6 +306,7 @@ export class Chart {
     const x = this.scale.across(step);
     setStyle(this.cross, "left", `${x}px`);
     say(this.value, number(spread(values).mean));
+    say(this.how, values.length > 1 ? `mean of ${values.length}` : "");
     if (pointed !== this) return;
     this.fillTip(step, values);
     this.tip.style.left = x > this.width / 2 ? "auto" : `${x + 14}px`;

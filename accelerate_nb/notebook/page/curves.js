@@ -48,3 +48,14 @@ export function bandOf(ranks) {
   }
   return band;
 }
+
+/** What all ranks have come to: at the last step that each of them has, their mean, or the sum of what is counted a second. */
+export function newestOf(name, series) {
+  const all = [...series.values()].filter((one) => one.last);
+  const step = Math.min(...all.map((one) => one.last[0]));
+  const values = all.map((one) => one.nearest(step)[1]);
+  const sum = values.reduce((total, value) => total + value, 0);
+  if (values.length < 2) return { value: values[0], how: "", step: all.length ? step : 0 };
+  const isRate = /(\/s|_per_s(ec(ond)?)?|[_ ]per second)$/i.test(name);
+  return { value: isRate ? sum : sum / values.length, how: `${isRate ? "sum" : "mean"} of ${values.length}`, step };
+}

@@ -8,6 +8,7 @@ import { folded } from "./pieces.js";
 /** The error that leads: its sentence, the person's own lines, what to do, and what the others said. */
 export function failureView(failure, announce) {
   const traceback = h("pre", { class: "anb-pre", tabindex: "0", role: "group", "aria-label": "traceback" }, plain(failure.traceback || ""));
+  const ofRun = failure.rank === null; // its time was over, and no rank's fault
   const others = failure.others ?? [];
   const lines = failure.last_lines ?? [];
   return h(
@@ -15,7 +16,7 @@ export function failureView(failure, announce) {
     { class: "anb-failure", role: "region", "aria-label": "The error" },
     div(
       "anb-failure-head",
-      span(`anb-rank anb-r${failure.rank % 8}`, `rank ${failure.rank}`),
+      ofRun ? null : span(`anb-rank anb-r${failure.rank % 8}`, `rank ${failure.rank}`),
       span("anb-failure-type", failure.type),
       span("anb-failure-message", failure.message),
     ),
@@ -23,7 +24,7 @@ export function failureView(failure, announce) {
     ...frameRuns(failure.frames ?? []),
     lines.length ? div("anb-last", div("anb-caption", "Its last lines"), h("pre", { class: "anb-pre", tabindex: "0", role: "group", "aria-label": "last lines" }, lines.map(plain).join("\n"))) : null,
     others.length ? div("anb-others", div("anb-caption", "The other ranks"), ...others.map((text) => div("anb-other", text))) : null,
-    failure.traceback ? folded("Whole traceback", traceback, copyButton("Copy", () => plain(failure.traceback), announce)) : null,
+    failure.traceback ? folded(ofRun ? "Every rank's stack" : "Whole traceback", traceback, copyButton("Copy", () => plain(failure.traceback), announce)) : null,
   );
 }
 

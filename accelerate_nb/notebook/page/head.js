@@ -21,8 +21,8 @@ export class Head {
     this.why = span("anb-why");
     this.notes = span("anb-notes");
     this.stop = button("anb-stop", "Stop", () => this.pressStop());
-    this.stacks = button("", "Stacks", () => view.askStacks(), { title: "Where is every rank at this moment?" });
-    this.pause = button("", "Pause", () => this.pressPause(), { title: "The run goes on; this panel stands still" });
+    this.stacks = button("", "Stacks", () => view.askStacks(), { title: "Show the current stack of every rank" });
+    this.pause = button("", "Pause", () => this.pressPause(), { title: "Pause this panel; the run continues" });
     this.buttons = div("anb-buttons", this.pause, this.stacks, this.stop);
     this.element = div(
       "anb-head",
@@ -36,10 +36,10 @@ export class Head {
   }
 
   draw() {
-    const { run, state, ranks, lineCount } = this.store;
+    const { run, state, ranks, lineCount, lostAt } = this.store;
     const over = OVER.has(state.state);
     say(this.name, run.name || "run");
-    this.chip.set(this.stopPressed && !over ? "stopping" : state.state);
+    this.chip.set(lostAt !== null ? "not connected" : this.stopPressed && !over ? "stopping" : state.state);
     const size = ranks.size || run.size;
     say(this.facts, [`${size} ${size === 1 ? "rank" : "ranks"}${deviceNames(ranks)}`, `${count(lineCount)} ${lineCount === 1 ? "line" : "lines"}`].join(" · "));
     say(this.why, run.why);
@@ -60,7 +60,7 @@ export class Head {
   }
 
   drawNotes() {
-    const { state, gaps, skipped, following } = this.store;
+    const { state, gaps, skipped, following, lostAt } = this.store;
     const over = OVER.has(state.state);
     const notes = [];
     if (state.detail && state.state !== "running") notes.push(state.detail);
@@ -68,7 +68,8 @@ export class Head {
     if (gaps) notes.push(`${count(gaps)} ${gaps === 1 ? "message" : "messages"} from the kernel did not arrive`);
     const silent = (performance.now() - this.store.heard) / 1000;
     if (this.view.canAct && !over && following && silent > SILENCE) notes.push(`nothing from the kernel for ${duration(silent)}`);
-    if (!following) notes.push("stands still: press Resume to follow");
+    if (lostAt !== null) notes.push("the kernel can't be reached: this view is frozen until it is back");
+    if (!following) notes.push("paused: press Resume to follow");
     say(this.notes, notes.join(" · "));
   }
 
@@ -95,7 +96,7 @@ export class Head {
     const keep = document.activeElement === this.stop;
     say(this.stop, !asked ? "Stop" : waits ? "Stopping…" : "Kill");
     set(this.stop, "data-step", asked && !waits ? "kill" : "stop");
-    set(this.stop, "title", asked ? "Ends every process at once" : "Asks every rank to end at its next step");
+    set(this.stop, "title", asked ? "End every process at once" : "End every rank at its next step");
     if (this.stop.disabled !== waits) this.stop.disabled = waits;
     if (keep && !waits) this.stop.focus({ preventScroll: true });
   }
@@ -103,7 +104,7 @@ export class Head {
   pressPause() {
     this.store.following = !this.store.following;
     this.view.tell({ do: "follow", on: this.store.following });
-    this.view.announce(this.store.following ? "Following the run" : "The panel stands still");
+    this.view.announce(this.store.following ? "Following the run" : "The panel is paused");
     this.view.draw();
   }
 }

@@ -4,13 +4,19 @@ import { ansi } from "./ansi.js";
 import { h, span } from "./elements.js";
 import { clockTime } from "./format.js";
 
-/** Fills a row: gutter (time, rank, stream) and the coloured text, with what was searched marked. */
+// what is no alarm has a faint sign
+const SIGNS = { error: ["✖", "error"], warning: ["!", "warning"], stderr: ["╎", "standard error"] };
+
+/** Fills a row: gutter (time, rank, what it means) and the coloured text, with what was searched marked. */
 export function fillRow(row, line, { showRank, times, query }) {
   const gutter = [];
   if (times) gutter.push(span("anb-time", clockTime(line.time)));
   if (showRank() && line.rank !== null) gutter.push(span(`anb-rank anb-r${line.rank % 8}`, String(line.rank)));
-  gutter.push(line.stream ? h("span", { class: "anb-mark", title: "stderr" }, "!", span("anb-sr", " stderr ")) : span("anb-mark"));
-  row.className = line.stream ? "anb-line anb-stderr" : line.rank === null ? "anb-line anb-aside" : "anb-line";
+  const kind = line.meaning || (line.stream ? "stderr" : line.rank === null ? "aside" : "");
+  const [sign, title] = SIGNS[kind] ?? [];
+  gutter.push(sign ? h("span", { class: "anb-mark", title }, sign, span("anb-sr", ` ${title} `)) : span("anb-mark"));
+  row.className = "anb-line";
+  row.dataset.means = kind;
   row.replaceChildren(...gutter, span("anb-text", ...pieces(line.text, query), "\n"));
 }
 

@@ -13,6 +13,7 @@ export class LogView {
     this.follow = true;
     this.query = "";
     this.only = false;
+    this.errors = false;
     this.times = false;
     this.wrap = false;
     this.current = null; // number of the line that the search stands at
@@ -26,18 +27,23 @@ export class LogView {
       this.inner,
     );
     this.jump = button("anb-jump", "", () => this.toNewest());
-    this.empty = div("anb-empty", "Nothing written yet");
+    this.empty = div("anb-empty", "No output yet");
     this.element = div("anb-logbox", this.scroller, this.jump, this.empty);
     this.forget();
   }
 
   forget() {
     this.source = this.ring();
-    this.matches = [];
-    this.searched = 0; // number of the first line that was not searched yet
+    this.startSearch();
     this.seen = this.source.dropped;
     this.newestSeen = this.source.dropped + this.source.length;
     this.clearRows();
+  }
+
+  startSearch() {
+    this.matches = []; // numbers of the lines that hold what is searched
+    this.kept = []; // numbers of the lines that a filter leaves
+    this.searched = 0; // number of the first line that was not searched yet
   }
 
   clearRows() {
@@ -45,32 +51,45 @@ export class LogView {
     this.inner.replaceChildren();
   }
 
-  configure({ query = this.query, only = this.only, times = this.times, wrap = this.wrap }) {
-    if (query !== this.query) Object.assign(this, { matches: [], searched: 0, current: null });
-    Object.assign(this, { query, only, times, wrap });
+  configure({ query = this.query, only = this.only, errors = this.errors, times = this.times, wrap = this.wrap }) {
+    if (query !== this.query) this.current = null;
+    Object.assign(this, { query, only, errors, times, wrap });
+    this.startSearch();
     this.scroller.classList.toggle("anb-wrap", wrap);
     this.clearRows();
     this.measure();
     this.draw();
   }
 
-  /** The numbers of the lines that match; new lines are searched once. */
+  /** Whether some lines are left out. */
+  get filtered() {
+    return this.errors || (this.only && this.query !== "");
+  }
+
+  /** Searches each new line once; how many of those that a filter left have gone since. */
   search() {
-    const { source } = this;
+    const { source, filtered } = this;
     const end = source.dropped + source.length;
-    if (!this.query) return 0;
+    if (!this.query && !filtered) return 0;
     for (let i = Math.max(this.searched, source.dropped); i < end; i++) {
-      if (this.hits(source.at(i - source.dropped))) this.matches.push(i);
+      const line = source.at(i - source.dropped);
+      if (this.errors && line.meaning !== "error") continue;
+      const hit = this.query !== "" && this.hits(line);
+      if (hit) this.matches.push(i);
+      if (filtered && (hit || !this.only || !this.query)) this.kept.push(i);
     }
     this.searched = end;
-    let gone = 0;
-    while (gone < this.matches.length && this.matches[gone] < source.dropped) gone++;
-    if (gone) this.matches.splice(0, gone);
-    return gone;
+    leaveOut(this.matches, source.dropped);
+    return leaveOut(this.kept, source.dropped);
   }
 
   hits(line) {
     return plain(line.text).toLowerCase().includes(this.query);
+  }
+
+  /** Whether the filters leave a line. */
+  passes(line) {
+    return (!this.errors || line.meaning === "error") && (!this.only || this.hits(line));
   }
 
   measure() {
@@ -127,19 +146,20 @@ export class LogView {
   paint() {
     if (this.ring() !== this.source) this.forget();
     const { source } = this;
-    const goneMatches = this.search();
-    const filtered = this.only && this.query !== "";
-    const open = filtered ? this.open().filter((line) => this.hits(line)) : this.open();
-    const whole = filtered ? this.matches.length : source.length;
-    const lineAt = (i) => (i >= whole ? open[i - whole] : source.at(filtered ? this.matches[i] - source.dropped : i));
+    const goneKept = this.search();
+    const { filtered } = this;
+    const open = this.open().filter((line) => this.passes(line));
+    const whole = filtered ? this.kept.length : source.length;
+    const lineAt = (i) => (i >= whole ? open[i - whole] : source.at(filtered ? this.kept[i] - source.dropped : i));
     const former = this.places;
     this.places = placesOf(whole + open.length, lineAt, this.columns);
     this.held = this.selecting();
     show(this.empty, whole + open.length === 0);
-    say(this.empty, filtered ? "No line matches" : "Nothing written yet");
+    this.element.classList.toggle("anb-blank", whole + open.length === 0 && !filtered);
+    say(this.empty, !filtered ? "No output yet" : this.only && this.query ? "No line matches" : "No errors");
     if (!this.sight) this.measure();
     if (!this.sight) return;
-    const gone = filtered ? goneMatches : source.dropped - this.seen;
+    const gone = filtered ? goneKept : source.dropped - this.seen;
     this.seen = source.dropped;
     const lowest = Math.max(0, this.places.end - this.sight);
     if (this.follow && !this.held) this.top = lowest;
@@ -166,7 +186,7 @@ export class LogView {
     const end = source.dropped + source.length;
     const wanted = new Map();
     for (let i = from; i < to; i++) {
-      wanted.set(i >= whole ? end + i - whole : filtered ? this.matches[i] : source.dropped + i, [i, lineAt(i)]);
+      wanted.set(i >= whole ? end + i - whole : filtered ? this.kept[i] : source.dropped + i, [i, lineAt(i)]);
     }
     for (const [key, { row }] of this.rows) {
       if (wanted.has(key)) continue;
@@ -211,7 +231,7 @@ export class LogView {
   goTo(index) {
     this.current = this.matches[index];
     this.follow = false;
-    const position = this.only ? index : this.current - this.source.dropped;
+    const position = this.filtered ? this.kept.indexOf(this.current) : this.current - this.source.dropped;
     this.scroller.scrollTop = Math.max(0, this.places.top(position) - this.sight / 2);
     this.draw();
     this.changed();
@@ -224,8 +244,16 @@ export class LogView {
     for (let i = 0; i < source.length; i++) lines.push(source.at(i));
     lines.push(...this.open());
     return lines
-      .filter((line) => !(this.only && this.query) || this.hits(line))
+      .filter((line) => this.passes(line))
       .map((line) => (this.times ? `${clockTime(line.time)} ` : "") + (this.showRank() ? `[${line.rank}] ` : "") + plain(line.text))
       .join("\n");
   }
+}
+
+/** Takes the numbers of lines that have gone out of a list in order; how many those were. */
+function leaveOut(numbers, first) {
+  let gone = 0;
+  while (gone < numbers.length && numbers[gone] < first) gone++;
+  if (gone) numbers.splice(0, gone);
+  return gone;
 }

@@ -7,13 +7,13 @@ import gzip
 import json
 from string import Template
 
-from accelerate_nb.notebook.live.feed import Message
-from accelerate_nb.notebook.page import joining
-from accelerate_nb.reports.fitting import saved_size
+from accelerate_nb.notebook.display.message_feed import Message
+from accelerate_nb.notebook.page import bundle
+from accelerate_nb.reports.size_limits import saved_size
 
-# Base 64 holds no letter that HTML or JSON would escape, so no log line can end the script. A place that blocks scripts
+# Base 64 has no character that HTML or JSON would escape, so no log line can end the script. A place that blocks scripts
 # or blobs, or a browser that is too old, leaves the static report as it is.
-_SCRIPT = Template("""<script type="module">
+SCRIPT = Template("""<script type="module">
 const unpacked = async text => (await new Response(new Blob([Uint8Array.from(atob(text), c => c.charCodeAt(0))]).stream()
   .pipeThrough(new DecompressionStream("gzip"))).json());
 const packed = "$packed";
@@ -36,19 +36,19 @@ try {
 _BEST_PACKED = 12
 
 
-def script(place: str, messages: list[Message], room: int) -> str:
+def script(element_id: str, messages: list[Message], size_limit: int) -> str:
     """
-    The script that mounts the panel over the element with the id `place`, of at most `room` bytes of a notebook's file.
+    The script that mounts the panel over the element `element_id`, of at most `size_limit` bytes of a notebook's file.
 
     Of lines and points, older ones are left out until it fits; it is empty where even the rest does not.
     """
-    page = {"code": joining.module(), "css": joining.style()}
+    page = {"code": bundle.module(), "css": bundle.style()}
     while True:
         plain = json.dumps({**page, "messages": messages}).encode()
         # what is this much larger would not fit, and takes seconds to pack
-        if len(plain) <= _BEST_PACKED * room:
-            made = _SCRIPT.substitute(packed=_packed(plain), place=place)
-            if saved_size(made) <= room:
+        if len(plain) <= _BEST_PACKED * size_limit:
+            made = SCRIPT.substitute(packed=_packed(plain), place=element_id)
+            if saved_size(made) <= size_limit:
                 return made
         if not any(message.get("lines") or message.get("metrics") for message in messages):
             return ""

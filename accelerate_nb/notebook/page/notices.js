@@ -23,7 +23,7 @@ export class Notices {
     this.quietStacks = button("", "Stacks", () => this.view.askStacks());
     this.quiet = h(
       "div",
-      { class: "anb-quiet", role: "region", "aria-label": "Nothing has come for a while" },
+      { class: "anb-quiet", role: "region", "aria-label": "No output for a while" },
       h("span", { class: "anb-quiet-mark", "aria-hidden": "true" }, "⚠"), this.quietText, this.quietStacks,
     );
     return this.quiet;
@@ -36,7 +36,7 @@ export class Notices {
       { class: "anb-stacks", role: "region", "aria-label": "Stacks", onkeydown: (event) => event.key === "Escape" && this.closeStacks(event) },
       div(
         "anb-section-head",
-        span("anb-caption", "Where every rank is"), span("anb-space"),
+        span("anb-caption", "Stacks of all ranks"), span("anb-space"),
         copyButton("Copy", () => this.store.stacks?.text ?? "", (text) => this.view.announce(text)),
         button("anb-quiet-btn", "Close", (event) => this.closeStacks(event)),
       ),
@@ -55,28 +55,28 @@ export class Notices {
     const { quiet, failure, stacks } = this.store;
     show(this.quiet, Boolean(quiet));
     show(this.quietStacks, this.view.canAct);
-    if (quiet) say(this.quietText, quiet.text || `Nothing has come from any rank for ${duration(quiet.seconds)}.`);
+    if (quiet) say(this.quietText, quiet.text || `No output from any rank for ${duration(quiet.seconds)}.`);
     this.drawStopped();
     if (failure !== this.shown.failure) {
       this.shown.failure = failure;
       const announce = (text) => this.view.announce(text);
       show(this.failure, Boolean(failure));
       this.failure.replaceChildren(...(failure ? [failureView(failure, announce)] : []));
-      if (failure) announce(`Rank ${failure.rank} failed: ${failure.type}: ${failure.message}`);
+      if (failure) announce(`${failure.rank === null ? "The run" : `Rank ${failure.rank}`} failed: ${failure.type}: ${failure.message}`);
     }
     if (stacks !== this.shown.stacks) {
       this.shown.stacks = stacks;
       show(this.stacks, Boolean(stacks));
       if (stacks) this.stacksText.replaceChildren(...stacksView(stacks.text));
-      this.view.announce("The stacks are there");
+      this.view.announce("The stacks have arrived");
     }
   }
 
   /** That ranks end with an interrupt is what a stop does: no error. */
   drawStopped() {
-    const { state, failure } = this.store;
-    const stopped = state.state === "stopped" && !failure;
+    const { state, failure, gone } = this.store;
+    const stopped = Boolean(gone) || (state.state === "stopped" && !failure);
     show(this.stopped, stopped);
-    if (stopped) say(this.stopped, "■ Stopped, as asked. What the ranks wrote until then is below.");
+    if (stopped) say(this.stopped, `■ ${gone || "Stopped, as requested. The ranks' output until then is below."}`);
   }
 }

@@ -14,13 +14,15 @@ export class Output {
     this.logs = new Map(); // place and "all" or rank -> LogView
     this.chosen = "all";
     this.side = false;
-    this.settings = { query: "", only: false, times: false, wrap: false };
+    this.settings = { query: "", only: false, errors: false, times: false, wrap: false };
     this.foundIn = null; // the log that the search stands in
     this.drawnTabs = "";
     this.tabs = h("div", { class: "anb-tabs", role: "tablist", "aria-label": "whose output", onkeydown: (event) => this.tabKey(event) });
     this.select = h("select", { class: "anb-select", "aria-label": "whose output", onchange: () => this.pick(this.select.value === "all" ? "all" : Number(this.select.value)) });
     this.panel = h("div", { class: "anb-output", id: `anb-${view.id}-output`, role: "tabpanel", onscroll: () => this.drawLogs() });
-    this.element = section("output", "Output", div("anb-tools anb-whose", this.tabs, this.select), this.buildTools(), this.panel);
+    this.path = span("anb-path");
+    this.folder = div("anb-tools anb-folder", "All output: ", this.path, copyButton("Copy path", () => this.store.run.folder, (text) => this.view.announce(text)));
+    this.element = section("output", "Output", div("anb-tools anb-whose", this.tabs, this.select), this.buildTools(), this.panel, this.folder);
     this.sized = new ResizeObserver(() => this.measure());
     this.sized.observe(this.panel);
   }
@@ -35,17 +37,18 @@ export class Output {
     this.next = button("anb-mini", "↓", () => this.step(1), { "aria-label": "next match", title: "next match (Enter)" });
     const toggle = (name, label, title) => button("anb-quiet-btn", label, () => this.configure({ [name]: !this.settings[name] }), { "aria-pressed": "false", title });
     this.toggles = {
-      only: toggle("only", "Only matches", "leave out what does not match"),
+      only: toggle("only", "Only matches", "hide lines that do not match"),
+      errors: toggle("errors", "Errors only", "hide lines that are no errors"),
       times: toggle("times", "Times", "when each line was written"),
       wrap: toggle("wrap", "Wrap", "break long lines instead of scrolling to their end"),
     };
     this.sideButton = button("anb-quiet-btn", "Side by side", () => this.toggleSide(), { "aria-pressed": "false" });
-    this.followButton = button("anb-quiet-btn", "Follow", () => this.toggleFollow(), { "aria-pressed": "true", title: "keep the newest line in sight" });
+    this.followButton = button("anb-quiet-btn", "Follow", () => this.toggleFollow(), { "aria-pressed": "true", title: "keep the newest line in view" });
     const copy = copyButton("Copy", () => this.shown().map((log) => log.text()).join("\n"), (text) => this.view.announce(text));
     this.file = button("anb-quiet-btn", "Whole file", () => this.askFile(this.oneRank), { title: "save everything this rank has written" });
     return div(
       "anb-tools",
-      div("anb-searching", this.search, this.previous, this.next, this.found), this.toggles.only,
+      div("anb-searching", this.search, this.previous, this.next, this.found), this.toggles.only, this.toggles.errors,
       span("anb-space"), this.toggles.wrap, this.toggles.times, this.sideButton, this.followButton, copy, this.file,
     );
   }
@@ -153,7 +156,7 @@ export class Output {
 
   askFile(rank) {
     this.view.tell({ do: "log", rank });
-    this.view.announce(`Asked for the whole output of rank ${rank}`);
+    this.view.announce(`Requested the whole output of rank ${rank}`);
   }
 
   // ------------------------------------------------------------------------------------------------------- whose output
@@ -245,12 +248,21 @@ export class Output {
 
   drawTools() {
     const logs = this.shown();
-    say(this.found, this.settings.query ? this.foundText(logs) : "");
+    say(this.found, this.settings.query ? this.foundText(logs) + this.searchedText(logs) : "");
+    say(this.path, this.store.run.folder);
+    show(this.folder, this.store.run.folder !== "");
     this.previous.disabled = this.next.disabled = !logs.some((log) => log.matches.length);
     set(this.followButton, "aria-pressed", logs.every((log) => log.follow));
     set(this.sideButton, "aria-pressed", this.side);
     show(this.sideButton, this.store.ranks.size > 1);
     show(this.file, this.view.canAct && !this.side && this.oneRank !== null);
+  }
+
+  /** What was searched, where the page does not hold all lines. */
+  searchedText(logs) {
+    const held = logs.reduce((sum, log) => sum + log.source.length, 0);
+    const written = this.side || this.chosen === "all" ? this.store.lineCount : (this.store.ranks.get(this.chosen)?.lineCount ?? held);
+    return written > held ? ` in the last ${count(held)} of ${count(written)} lines` : "";
   }
 
   /** "3 of 12" where the search stands at a match, else how many there are. */

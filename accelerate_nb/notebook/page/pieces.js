@@ -49,12 +49,13 @@ export function meter(label) {
   const bar = h("div", { class: "anb-meter", role: "meter", "aria-label": label, "aria-valuemin": 0, "aria-valuemax": 100 }, fill);
   return {
     element: bar,
-    set(share, text) {
+    /** `alarms` says whether nearly all of it is a reason to worry. */
+    set(share, text, alarms = true) {
       const percent = Math.round(Math.min(1, Math.max(0, share)) * 100);
       setStyle(fill, "transform", `scaleX(${percent / 100})`);
       set(bar, "aria-valuenow", percent);
       set(bar, "aria-valuetext", text);
-      bar.classList.toggle("anb-hot", share > 0.9);
+      bar.classList.toggle("anb-hot", alarms && share > 0.9);
     },
   };
 }

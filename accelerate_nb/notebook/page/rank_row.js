@@ -55,10 +55,11 @@ export class RankRow {
     this.bar.classList.toggle("anb-endless", Boolean(bar && !bar.total && !bar.closed));
     const outer = around ? `${around.label} ${progressText({ ...around, rate: null })} · ` : "";
     say(this.label, bar ? `${outer}${[bar.label, bar.note].filter(Boolean).join(" · ")}` : known.detail);
-    say(this.text, bar ? progressText(bar, !OVER.has(known.state)) : "");
+    const text = bar ? progressText(bar, !OVER.has(known.state)) : "";
+    say(this.text, text);
     setStyle(this.fill, "transform", `scaleX(${share.toFixed(4)})`);
     set(this.bar, "aria-valuenow", Math.round(share * 100));
-    set(this.bar, "aria-valuetext", bar ? `${bar.label} ${progressText(bar)}` : known.detail || known.state);
+    set(this.bar, "aria-valuetext", bar ? `${bar.label} ${text}` : known.detail || known.state);
   }
 
   drawMetrics(known, names) {
@@ -84,8 +85,7 @@ export class RankRow {
     // what is not known yet keeps its place, so that nothing beside it moves
     this.busy.element.classList.toggle("anb-unknown", !isKnown(busy));
     say(this.busyText, isKnown(busy) ? `${Math.round(busy)} %` : "");
-    if (isKnown(busy)) this.busy.set(busy / 100, `${Math.round(busy)} %`);
-    this.busy.element.classList.remove("anb-hot"); // a busy device is a good thing
+    if (isKnown(busy)) this.busy.set(busy / 100, `${Math.round(busy)} %`, false); // a busy device is a good thing
     const memory = !isKnown(used) ? "" : total ? ofBytes(used, total) : bytes(used);
     show(this.memory.element, Boolean(total));
     say(this.memoryText, total && used / total > 0.9 ? `⚠ ${memory}` : memory);

@@ -118,8 +118,9 @@ export class Ranks {
       }
       const share = total ? used / total : 0;
       const text = unit === "%" ? `${Math.round(used)} %` : ofBytes(used, total);
-      one.meter.set(share, text);
-      say(one.text, share > 0.9 ? `⚠ ${text}` : text);
+      const alarms = name !== "cpu"; // a busy machine is a good thing
+      one.meter.set(share, text, alarms);
+      say(one.text, alarms && share > 0.9 ? `⚠ ${text}` : text);
     }
     show(this.host, this.store.host.length > 0);
   }

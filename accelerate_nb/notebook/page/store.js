@@ -3,6 +3,7 @@
 import { count, real } from "./format.js";
 import { Ring } from "./ring.js";
 import { Series } from "./series.js";
+import { OVER } from "./states.js";
 
 const MOST_LINES = 50_000; // kept of all ranks together
 const MOST_LINES_OF_A_RANK = 20_000;
@@ -23,6 +24,7 @@ function emptyContent() {
     points: 0,
     failure: null,
     quiet: null,
+    gone: "", // what ended the kernel, and the run with it
   };
 }
 
@@ -30,7 +32,7 @@ function emptyContent() {
 export function makeStore() {
   return {
     ...emptyContent(),
-    epoch: 0, changes: 0, seq: 0, gaps: 0, clock: null, heard: 0, stacks: null, stacksAsked: false, following: true,
+    epoch: 0, changes: 0, seq: 0, gaps: 0, clock: null, heard: 0, stacks: null, stacksAsked: false, following: true, lostAt: null,
     views: new Set(), acknowledged: 0, acknowledgedAt: 0,
   };
 }
@@ -54,9 +56,9 @@ function rankOf(store, rank) {
 const clipped = (text) =>
   text.length <= LONGEST_LINE ? text : `${text.slice(0, LONGEST_LINE)} … ${count(text.length - LONGEST_LINE)} more characters in the file`;
 
-function takeLine(store, [rank, stream, text, time, open]) {
+function takeLine(store, [rank, stream, text, time, open, meaning = ""]) {
   const known = rankOf(store, rank);
-  const line = { rank, stream, text: clipped(text), time };
+  const line = { rank, stream, text: clipped(text), time, meaning };
   if (open) {
     known.open.set(stream, line);
     return;
@@ -131,6 +133,7 @@ export function feed(store, message) {
   for (const one of message.metrics ?? []) takeMetric(store, one);
   if (message.failure !== undefined) store.failure = message.failure;
   if (message.quiet !== undefined) store.quiet = message.quiet;
+  if (message.gone !== undefined) store.gone = message.gone;
   if (message.stacks) Object.assign(store, { stacks: message.stacks, stacksAsked: false });
 }
 
@@ -139,9 +142,35 @@ function kernelNow(store) {
   return store.clock === null ? Date.now() / 1000 : store.clock + performance.now() / 1000;
 }
 
+export const elapsedSince = (store, time) => kernelNow(store) - time;
+
 export function elapsed(store) {
   if (store.run.started === null) return 0;
-  return (store.state.ended ?? kernelNow(store)) - store.run.started;
+  return (store.state.ended ?? store.lostAt ?? kernelNow(store)) - store.run.started;
+}
+
+/** The kernel has ended, and the run with it: what was told stands. Whether this is news. */
+export function endWithKernel(store, how) {
+  if (OVER.has(store.state.state) && !store.gone) return false;
+  const isNews = !store.gone;
+  // a kernel that died is restarted, too
+  if (isNews || how === "died") store.gone = `The kernel ${how}, and this run ended with it. The output until then is here; all output: ${store.run.folder}`;
+  if (isNews) store.state = { state: "stopped", detail: "", ended: store.lostAt ?? kernelNow(store) };
+  for (const known of store.ranks.values()) if (!OVER.has(known.state)) known.state = "stopped";
+  Object.assign(store, { quiet: null, stacksAsked: false, lostAt: null });
+  store.changes++;
+  return isNews;
+}
+
+/** Whether there is a kernel that hears what is sent. */
+export const canHear = ({ gone, lostAt }) => !gone && lostAt === null;
+
+/** Whether the page can reach the kernel; without it the clock stands. Whether this is news. */
+export function takeConnection(store, isThere) {
+  if (isThere === (store.lostAt === null) || OVER.has(store.state.state)) return false;
+  store.lostAt = isThere ? null : kernelNow(store);
+  store.changes++;
+  return true;
 }
 
 /** The lines that have not ended, in the order of ranks; of many the first few, and a line that says which are left out. */
@@ -150,7 +179,7 @@ export function openLines(store) {
   const lines = open.slice(0, MOST_OPEN_LINES).flatMap((known) => [...known.open.values()]);
   const left = open.slice(MOST_OPEN_LINES).map((known) => known.rank);
   if (left.length) {
-    const text = `… the open lines of ranks ${spans(left)} stand in their own output`;
+    const text = `… the open lines of ranks ${spans(left)} are in their own output`;
     lines.push({ rank: null, stream: 0, text, time: lines.at(-1).time });
   }
   return lines;

@@ -6,7 +6,7 @@ import { Head } from "./head.js";
 import { Notices } from "./notices.js";
 import { Output } from "./output.js";
 import { Ranks } from "./ranks.js";
-import { acknowledge } from "./store.js";
+import { acknowledge, canHear } from "./store.js";
 import { readTheme } from "./theme.js";
 
 const PAINT = 200; // ms between two paintings
@@ -66,6 +66,13 @@ export class View {
     this.root.remove();
   }
 
+  /** Goes on in another place of the page. */
+  moveTo(place) {
+    place.append(this.root);
+    this.output.place();
+    this.draw();
+  }
+
   readTheme() {
     if (!this.root.isConnected) return;
     this.palette = readTheme(this.root);
@@ -111,7 +118,7 @@ export class View {
   }
 
   get canAct() {
-    return Boolean(this.send) && this.store.run.can_act;
+    return Boolean(this.send) && this.store.run.can_act && canHear(this.store);
   }
 
   get chosen() {
@@ -136,7 +143,7 @@ export class View {
     this.store.stacksAsked = true;
     this.stacksFrom = document.activeElement;
     this.tell({ do: "stacks" });
-    this.announce("Asked every rank where it is");
+    this.announce("Requested the stacks of all ranks");
     this.draw();
   }
 

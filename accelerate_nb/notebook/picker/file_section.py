@@ -1,4 +1,4 @@
-"""The picker's configuration file: it is saved after a look at what is there already, and loaded."""
+"""The picker's configuration file: save, with a check of an existing file, and load."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import ipywidgets
 
-from accelerate_nb.config import files
-from accelerate_nb.config.files import Draft
+from accelerate_nb.config.hf import files
+from accelerate_nb.config.hf.files import ConfigDraft
 from accelerate_nb.errors import AccelerateNbError
-from accelerate_nb.notebook.picking import page
+from accelerate_nb.notebook.picker import html
 
 
 class FileSection:
@@ -24,66 +24,66 @@ class FileSection:
 
     def __init__(self, content: Callable[[], Mapping[str, Any]], loaded: Callable[[str], None], path: str) -> None:
         self._content, self._loaded = content, loaded
-        self._agreed: Draft | None = None
-        self._own: Path | None = None
+        self._agreed: ConfigDraft | None = None
+        self._own_path: Path | None = None
         self._possible = True
         self.path = ipywidgets.Text(path, description="file", tooltip="Where the configuration is saved")
         self.save = ipywidgets.Button(description="Save")
         self.load = ipywidgets.Button(description="Load")
-        self._said = ipywidgets.HTML()
-        self.save.on_click(lambda _: self._told(self._save))
-        self.load.on_click(lambda _: self._told(self._load))
+        self._status = ipywidgets.HTML()
+        self.save.on_click(lambda _: self._reporting(self._save))
+        self.load.on_click(lambda _: self._reporting(self._load))
         self.path.observe(lambda _: self.allow(possible=self._possible), names="value")
         field = ipywidgets.Box([self.path])
         field.add_class("acc-field")
         field.add_class("acc-path")
         row = ipywidgets.Box([field, self.save, self.load])
         row.add_class("acc-row")
-        self.box = ipywidgets.VBox([ipywidgets.HTML(page.heading("Keep it")), row, self._said])
+        self.box = ipywidgets.VBox([ipywidgets.HTML(html.heading("Keep it")), row, self._status])
         self.box.add_class("acc-group")
 
     @property
-    def said(self) -> str:
-        """What was said of the last press, as HTML."""
-        return str(self._said.value)
+    def status(self) -> str:
+        """The result of the last press, as HTML."""
+        return str(self._status.value)
 
     def allow(self, *, possible: bool) -> None:
-        """Say whether there is something to save; what was asked of another content is forgotten."""
+        """Set whether there is something to save; a pending question about another content is dropped."""
         self._possible = possible
         self._agreed = None
         self.save.description = "Save"
         self.save.disabled = not possible
 
-    def _told(self, act: Callable[[], str]) -> None:
+    def _reporting(self, act: Callable[[], str]) -> None:
         try:
-            self._said.value = page.said(act())
+            self._status.value = html.status(act())
         except AccelerateNbError as error:
-            self._said.value = page.remark(str(error), grave=True)
+            self._status.value = html.remark(str(error), grave=True)
 
     def _save(self) -> str:
         draft = files.draft(self.path.value, self._content())
-        if _would_lose(draft) and draft != self._agreed and draft.path != self._own:
+        if _would_lose(draft) and draft != self._agreed and draft.path != self._own_path:
             self._agreed = draft
             self.save.description = "Save over it"
             return f"{draft.path} is there already. {_what_changes(draft)} Press “Save over it” to do so."
         draft.write()
         self.allow(possible=self._possible)
-        self._own = draft.path
+        self._own_path = draft.path
         return f"Saved to {draft.path}. {_how_to_use(draft.path)}"
 
     def _load(self) -> str:
-        path = files.find({}, self.path.value or str(files.default_place(os.environ)))
+        path = files.find({}, self.path.value or str(files.default_path(os.environ)))
         assert path is not None, "a file that was named is there, or an error"
         self._loaded(str(path))
-        self._own = path
+        self._own_path = path
         return f"Loaded from {path}."
 
 
-def _would_lose(draft: Draft) -> bool:
+def _would_lose(draft: ConfigDraft) -> bool:
     return draft.replaces and bool(draft.changed or draft.comments)
 
 
-def _what_changes(draft: Draft) -> str:
+def _what_changes(draft: ConfigDraft) -> str:
     parts = [f"changes {', '.join(draft.changed)}"] if draft.changed else []
     parts += [f"keeps {', '.join(draft.kept)}"] if draft.kept else []
     parts += ["leaves out its comments"] if draft.comments else []
@@ -91,6 +91,6 @@ def _what_changes(draft: Draft) -> str:
 
 
 def _how_to_use(path: Path) -> str:
-    if files.default_place(os.environ) == path:
-        return "Every launch takes from it what the call does not say."
+    if files.default_path(os.environ) == path:
+        return "Every launch takes from it what the call does not set."
     return f"Launch with config_file={str(path)!r}."

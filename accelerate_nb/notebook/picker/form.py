@@ -9,20 +9,20 @@ from typing import Any
 
 import ipywidgets
 
-from accelerate_nb.config import files
-from accelerate_nb.config.fields import GROUPS, Setting, unknown_setting
-from accelerate_nb.config.run import RunConfig, all_settings
-from accelerate_nb.devices.base import Devices
-from accelerate_nb.devices.nvml import Gpus
+from accelerate_nb.config.hf import files
+from accelerate_nb.config.run_config import RunConfig, all_settings
+from accelerate_nb.config.settings import GROUPS, Setting, unknown_setting
+from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.devices.host_usage import HostGauge
+from accelerate_nb.devices.nvml import GpuGauge
 from accelerate_nb.devices.probe import probe
-from accelerate_nb.devices.sampling import HostGauge
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.events.checks import Check
-from accelerate_nb.notebook.picking import page
-from accelerate_nb.notebook.picking.appraisal import Appraisal, Beginning, appraise, begin, several_machines
-from accelerate_nb.notebook.picking.fields import Field, Group
-from accelerate_nb.notebook.picking.files import FileSection
-from accelerate_nb.notebook.picking.trying import TestSection
+from accelerate_nb.events.checks import CheckResult
+from accelerate_nb.notebook.picker import html
+from accelerate_nb.notebook.picker.fields import SettingField, SettingGroup
+from accelerate_nb.notebook.picker.file_section import FileSection
+from accelerate_nb.notebook.picker.self_test_section import TestSection
+from accelerate_nb.notebook.picker.validation import FormValidation, InitialSettings, appraise, begin, several_machines
 
 _SPELLINGS = {
     "call": "Cell",
@@ -35,10 +35,10 @@ _NOT_YET = "Correct what is marked first."
 
 def config_picker(config_file: str | Path | None = None, **settings: Any) -> ConfigPicker:
     """
-    A form in which to choose how a run should be: its `value` is what a launcher takes.
+    A form for the configuration of a run: its `value` is what a launcher takes.
 
-    It begins with what the environment and the configuration file say (`config_file` names another one, `""` none), and
-    with `settings`, by name. What can't be chosen on this machine is told beside its field while one types; the equivalent
+    It starts from the environment and the configuration file (`config_file` names another one, `""` none), and
+    with `settings`, by name. An error for this machine is shown next to its field while one types; the equivalent
     cell, command line and file are there to copy; the file can be saved; a press tests the settings with real workers.
 
     Raises `ConfigurationError` for an unknown setting, and for a value that can't be one.
@@ -56,20 +56,20 @@ class ConfigPicker:
     def __init__(self, config_file: str | None, settings: Mapping[str, Any]) -> None:
         self._devices = probe()
         self._beginning = begin(os.environ, config_file)
-        self._appraisal = Appraisal(None)
-        self._marks = {name: one.place for name, one in self._beginning.origins.items()}
-        self._quiet = False
-        self._fields = {one.name: Field(one) for one in all_settings()}
+        self._appraisal = FormValidation(None)
+        self._marks = {name: origin.source for name, origin in self._beginning.origins.items()}
+        self._is_filling = False
+        self._fields = {setting.name: SettingField(setting) for setting in all_settings()}
         notes = {"machines": several_machines()}
-        self._groups = [Group(key, own, notes.get(key, "")) for key in GROUPS if (own := self._of_group(key))]
+        self._groups = [
+            SettingGroup(key, members, notes.get(key, "")) for key in GROUPS if (members := self._of_group(key))
+        ]
         self._general, self._leads = ipywidgets.HTML(), ipywidgets.HTML()
         self._texts = {name: ipywidgets.HTML() for name in _SPELLINGS}
-        path = self._beginning.file or str(files.default_place(os.environ))
+        path = self._beginning.file or str(files.default_path(os.environ))
         self.file = FileSection(lambda: self._appraisal.content, self.load, path)
         self.test = TestSection(lambda: self.value)
-        self._again = ipywidgets.Button(
-            description="Begin again", tooltip="Back to what the environment and the file say"
-        )
+        self._again = ipywidgets.Button(description="Reset", tooltip="Back to the environment and the file")
         self._again.on_click(lambda _: self.reset())
         self.form = self._laid_out()
         self._begin_from(self._beginning)
@@ -90,8 +90,8 @@ class ConfigPicker:
         return self._appraisal.config
 
     @property
-    def checks(self) -> list[Check]:
-        """What the latest self-test has found."""
+    def checks(self) -> list[CheckResult]:
+        """The results of the latest self-test."""
         return self.test.checks
 
     def set(self, **settings: Any) -> None:
@@ -106,11 +106,11 @@ class ConfigPicker:
         self._appraise()
 
     def reset(self) -> None:
-        """Go back to what the environment and the configuration file say now."""
+        """Reset to the current environment and configuration file."""
         self._begin_from(begin(os.environ, self._beginning.file))
 
     def load(self, path: str) -> None:
-        """Show what the environment and this file say; raises `ConfigurationError` where the file can't be read."""
+        """Show the settings of the environment and of this file; raises `ConfigurationError` where the file can't be read."""
         files.read(Path(path))
         self._begin_from(begin(os.environ, path))
 
@@ -125,55 +125,55 @@ class ConfigPicker:
 
     # ------------------------------------------------------------------------------------------------------ inside
 
-    def _of_group(self, key: str) -> list[Field]:
+    def _of_group(self, key: str) -> list[SettingField]:
         return [field for field in self._fields.values() if field.setting.group == key]
 
     def _checked(self, name: str, value: Any) -> Any:
         if name not in self._fields:
             raise unknown_setting(name, self._fields)
-        one = self._fields[name].setting
-        return one.default if value is None else one.check(value, f"{name} was given as")
+        item = self._fields[name].setting
+        return item.default if value is None else item.check(value, f"{name} was given as")
 
-    def _begin_from(self, beginning: Beginning) -> None:
+    def _begin_from(self, beginning: InitialSettings) -> None:
         self._beginning = beginning
-        self._marks = {name: _from(one.place, beginning.file) for name, one in beginning.origins.items()}
-        self._show({name: one.value for name, one in beginning.origins.items()})
+        self._marks = {name: _from(origin.source, beginning.file) for name, origin in beginning.origins.items()}
+        self._show({name: origin.value for name, origin in beginning.origins.items()})
         self._appraise()
 
     def _show(self, values: Mapping[str, Any]) -> None:
         """Put values into controls, as one change."""
-        self._quiet = True
+        self._is_filling = True
         try:
             for name, value in values.items():
                 self._fields[name].show(value)
         finally:
-            self._quiet = False
+            self._is_filling = False
 
-    def _typed(self, one: Setting) -> None:
-        if not self._quiet:
-            self._marks[one.name] = ""
+    def _typed(self, setting: Setting) -> None:
+        if not self._is_filling:
+            self._marks[setting.name] = ""
             self._appraise()
 
     def _appraise(self) -> None:
-        """Say all that the form has to say of what stands in it."""
+        """Update all remarks of the form."""
         typed = {name: field.typed for name, field in self._fields.items()}
-        self._appraisal = found = appraise(typed, self._devices, self._beginning.said, can_fork=hasattr(os, "fork"))
+        self._appraisal = found = appraise(typed, self._devices, self._beginning.settings, can_fork=hasattr(os, "fork"))
         for name, field in self._fields.items():
             field.remark(found.wrong.get(name), found.advice.get(name))
             field.mark(self._marks[name])
         for group in self._groups:
             group.unfold_wrong(found.wrong)
-        self._general.value = page.remarks([*self._beginning.trouble, *found.general])
+        self._general.value = html.remarks([*self._beginning.trouble, *found.general])
         for name, label in _SPELLINGS.items():
-            self._texts[name].value = page.to_copy(label, getattr(found, name), found.notes.get(name, ""))
-        self._leads.value = page.leads_to(found.choice.why if found.choice is not None else "", _NOT_YET)
+            self._texts[name].value = html.to_copy(label, getattr(found, name), found.notes.get(name, ""))
+        self._leads.value = html.leads_to(found.choice.why if found.choice is not None else "", _NOT_YET)
         self.file.allow(possible=found.config is not None)
         self.test.allow(possible=found.config is not None)
 
     def _laid_out(self) -> Any:
         left = ipywidgets.VBox([group.box for group in self._groups])
         texts = ipywidgets.VBox(
-            [ipywidgets.HTML(page.heading("The same, to copy")), self._leads, *self._texts.values()]
+            [ipywidgets.HTML(html.heading("The same, to copy")), self._leads, *self._texts.values()]
         )
         texts.add_class("acc-group")
         right = ipywidgets.VBox([texts, self.file.box, self.test.box])
@@ -182,23 +182,23 @@ class ConfigPicker:
         halves.add_class("acc-halves")
         again = ipywidgets.Box([self._again])
         again.add_class("acc-row")
-        form = ipywidgets.VBox([ipywidgets.HTML(page.style()), _title(self._devices), self._general, halves, again])
+        form = ipywidgets.VBox([ipywidgets.HTML(html.style()), _title(self._devices), self._general, halves, again])
         form.add_class("acc-picker")
         return form
 
 
-def _title(devices: Devices) -> Any:
-    gpus = Gpus(os.environ) if devices.kind == "cuda" else None
+def _title(devices: AvailableDevices) -> Any:
+    gpus = GpuGauge(os.environ) if devices.kind == "cuda" else None
     try:
         samples = [gpus.sample(number, 0.0) for number in range(devices.count)] if gpus is not None else []
     finally:
         if gpus is not None:
             gpus.close()
     memory = [sample.memory_total for sample in samples if sample is not None]
-    return ipywidgets.HTML(page.title(devices, HostGauge([]).memory()[1], memory))
+    return ipywidgets.HTML(html.title(devices, HostGauge([]).memory()[1], memory))
 
 
-def _from(place: str, file: str | None) -> str:
-    if not place:
+def _from(source: str, file: str | None) -> str:
+    if not source:
         return ""
-    return f"from {file}" if place == "the configuration file" and file else f"from {place}"
+    return f"from {file}" if source == "the configuration file" and file else f"from {source}"

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from accelerate_nb.devices.base import Devices
-from accelerate_nb.events.checks import Check
-from accelerate_nb.reports.amounts import bytes_text
+from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.events.checks import CheckResult
+from accelerate_nb.reports.number_format import bytes_text
 
 # A press copies the text beside the button; pages that are not served securely have no clipboard of their own.
 _COPY = (
@@ -28,7 +28,7 @@ _MARKS = {"waiting": "○", "running": "◌", "passed": "✓", "failed": "✗", 
 
 
 def style() -> str:
-    """The form's looks, in the colours of the notebook's theme; with them comes that the form keeps its keys to itself."""
+    """The form's style sheet, in the colours of the notebook's theme, and the handler that keeps key presses in the form."""
     rules = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
     return f'<style onload="{escape(_KEEP_KEYS)}">{rules}</style>'
 
@@ -39,7 +39,7 @@ def heading(text: str, note: str = "") -> str:
     return f'<div class="acc-heading" role="heading" aria-level="3">{escape(text)}</div>{about}'
 
 
-def title(devices: Devices, memory: int, accelerator_memory: Sequence[int | None]) -> str:
+def title(devices: AvailableDevices, memory: int, accelerator_memory: Sequence[int | None]) -> str:
     """The form's head: what this machine has to compute with."""
     facts = [
         accelerators(devices, accelerator_memory),
@@ -53,35 +53,35 @@ def title(devices: Devices, memory: int, accelerator_memory: Sequence[int | None
     )
 
 
-def accelerators(devices: Devices, memory: Sequence[int | None]) -> str:
-    """What a machine has of accelerators, in words."""
+def accelerators(devices: AvailableDevices, memory: Sequence[int | None]) -> str:
+    """The accelerators of a machine, in words."""
     if devices.xla is not None and devices.xla.trouble and devices.kind == "xla":
         return f"no {devices.label} to compute on"
     if not devices.count:
         return "no accelerator: computes on the CPU"
     known = {size for size in memory if size}
-    each = f" with {bytes_text(min(known))}" if known else ""
-    return _count(devices.count, devices.label) + each + (" each" if each and devices.count > 1 else "")
+    item = f" with {bytes_text(min(known))}" if known else ""
+    return _count(devices.count, devices.label) + item + (" each" if item and devices.count > 1 else "")
 
 
-def help_line(text: str, default: str, later: Sequence[str]) -> str:
-    """What a setting means."""
+def help_line(text: str, default: str, unsupported: Sequence[str]) -> str:
+    """The help of a setting."""
     more = f" Default: <code>{escape(default)}</code>." if default else ""
-    not_yet = f" Not offered yet: {escape(', '.join(later))}." if later else ""
+    not_yet = f" Not offered yet: {escape(', '.join(unsupported))}." if unsupported else ""
     return f'<div class="acc-help">{escape(text)}{more}{not_yet}</div>'
 
 
 def origin_mark(text: str) -> str:
-    """Where a value comes from."""
+    """The source of a value."""
     return f'<span class="acc-origin">{escape(text)}</span>' if text else ""
 
 
 def remark(text: str, *, grave: bool) -> str:
-    """What is said of a setting that can't be so, or had better not be; read aloud when it comes."""
+    """An error or an advice on a setting; read aloud when it appears."""
     if not text:
         return ""
-    kind, mark = ("wrong", "✗") if grave else ("advice", "!")
-    return f'<div class="acc-{kind}" role="alert"><span aria-hidden="true">{mark}</span> {escape(text)}</div>'
+    style, mark = ("wrong", "✗") if grave else ("advice", "!")
+    return f'<div class="acc-{style}" role="alert"><span aria-hidden="true">{mark}</span> {escape(text)}</div>'
 
 
 def remarks(texts: Iterable[str]) -> str:
@@ -90,12 +90,12 @@ def remarks(texts: Iterable[str]) -> str:
 
 
 def leads_to(why: str, not_yet: str) -> str:
-    """What a launch would do."""
+    """The preview of a launch."""
     return f'<div class="acc-leads">{f"Runs {escape(why)}." if why else escape(not_yet)}</div>'
 
 
-def said(text: str) -> str:
-    """What was done, read aloud in its turn."""
+def status(text: str) -> str:
+    """The result of an action, read aloud in its turn."""
     return f'<div class="acc-said" role="status">{escape(text)}</div>' if text else ""
 
 
@@ -113,18 +113,18 @@ def to_copy(label: str, text: str, note: str) -> str:
     )
 
 
-def checks(found: Iterable[Check]) -> str:
+def checks(found: Iterable[CheckResult]) -> str:
     """The self-test as a list, a line and a mark for each check."""
     return f'<ul class="acc-checks" aria-label="Self-test">{"".join(map(_check, found))}</ul>'
 
 
-def _check(one: Check) -> str:
-    about = f'<span class="acc-check-text">{escape(one.text)}</span>' if one.text else ""
-    advice = f'<div class="acc-check-advice">{escape(one.advice)}</div>' if one.advice else ""
-    state = one.state.replace(" ", "-")
+def _check(check_result: CheckResult) -> str:
+    about = f'<span class="acc-check-text">{escape(check_result.text)}</span>' if check_result.text else ""
+    advice = f'<div class="acc-check-advice">{escape(check_result.advice)}</div>' if check_result.advice else ""
+    state = check_result.state.replace(" ", "-")
     return (
-        f'<li class="acc-check acc-check-{state}"><span class="acc-check-mark" role="img" aria-label="{one.state}">'
-        f"{_MARKS[one.state]}</span><span>{escape(one.title)}</span>{about}{advice}</li>"
+        f'<li class="acc-check acc-check-{state}"><span class="acc-check-mark" role="img" aria-label="{check_result.state}">'
+        f"{_MARKS[check_result.state]}</span><span>{escape(check_result.title)}</span>{about}{advice}</li>"
     )
 
 

@@ -8,40 +8,40 @@ from collections.abc import Callable, Sequence
 
 import ipywidgets
 
-from accelerate_nb.config.run import RunConfig
-from accelerate_nb.events.checks import Check
-from accelerate_nb.launching.selfcheck import SelfCheck
-from accelerate_nb.notebook.picking import page
+from accelerate_nb.config.run_config import RunConfig
+from accelerate_nb.events.checks import CheckResult
+from accelerate_nb.launching.planning.self_test import SelfTest
+from accelerate_nb.notebook.picker import html
 
 
 class TestSection:
-    """The part of the form that tests the settings, beside whatever the notebook does meanwhile."""
+    """The part of the form that tests the settings, in the background of the notebook."""
 
     __test__ = False  # its name is its own, and no test's
 
     def __init__(self, config: Callable[[], RunConfig]) -> None:
         self._config = config
         self._thread: threading.Thread | None = None
-        self._check: SelfCheck | None = None
+        self._check: SelfTest | None = None
         self.begin = ipywidgets.Button(description="Test these settings", tooltip="Try them with real workers")
         self.end = ipywidgets.Button(description="Stop the test", disabled=True)
-        self._said, self._list = ipywidgets.HTML(), ipywidgets.HTML()
+        self._status, self._list = ipywidgets.HTML(), ipywidgets.HTML()
         self.begin.on_click(lambda _: self.start())
         self.end.on_click(lambda _: self.stop())
         row = ipywidgets.Box([self.begin, self.end])
         row.add_class("acc-row")
-        heading = ipywidgets.HTML(page.heading("Does it work?"))
-        self.box = ipywidgets.VBox([heading, row, self._said, self._list])
+        heading = ipywidgets.HTML(html.heading("Does it work?"))
+        self.box = ipywidgets.VBox([heading, row, self._status, self._list])
         self.box.add_class("acc-group")
         self._possible = True
 
     @property
-    def checks(self) -> list[Check]:
-        """What the latest test has found so far."""
+    def checks(self) -> list[CheckResult]:
+        """The results of the latest test so far."""
         return [] if self._check is None else self._check.checks
 
     def allow(self, *, possible: bool) -> None:
-        """Say whether there is something to test."""
+        """Set whether there is something to test."""
         self._possible = possible
         self.begin.disabled = not possible or self._is_running()
 
@@ -49,10 +49,10 @@ class TestSection:
         """Begin a test in the background, unless one runs."""
         if self._is_running():
             return
-        check = SelfCheck(self._config(), lambda _: self._draw(check.checks))
+        check = SelfTest(self._config(), lambda _: self._draw(check.checks))
         self._check = check
         self.begin.disabled, self.end.disabled = True, False
-        self._said.value, self._list.value = page.said("Testing with real workers…"), ""
+        self._status.value, self._list.value = html.status("Testing with real workers…"), ""
 
         def work() -> None:
             try:
@@ -67,11 +67,11 @@ class TestSection:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the test that runs; what it has not looked at is left out."""
+        """Stop the running test; unfinished checks are left out."""
         if self._check is not None:
             self._check.stop()
 
-    def wait(self, timeout: float | None = None) -> list[Check]:
+    def wait(self, timeout: float | None = None) -> list[CheckResult]:
         """Wait until the test is over, and give what it found."""
         if (thread := self._thread) is not None:
             thread.join(timeout)
@@ -80,16 +80,16 @@ class TestSection:
     def _is_running(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _draw(self, checks: Sequence[Check]) -> None:
-        self._list.value = page.checks(checks)
+    def _draw(self, checks: Sequence[CheckResult]) -> None:
+        self._list.value = html.checks(checks)
 
-    def _finish(self, checks: Sequence[Check]) -> None:
+    def _finish(self, checks: Sequence[CheckResult]) -> None:
         self._draw(checks)
-        states = [one.state for one in checks]
+        states = [check.state for check in checks]
         if "failed" in states:
             text = f"{states.count('failed')} of {len(checks)} checks failed."
         elif "left out" in states:
             text = f"Stopped after {states.count('passed')} of {len(checks)} checks."
         else:
             text = f"All {len(checks)} checks passed."
-        self._said.value = page.said(text)
+        self._status.value = html.status(text)

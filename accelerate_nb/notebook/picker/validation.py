@@ -1,4 +1,4 @@
-"""What the settings in a form amount to: a configuration in every spelling, or what is wrong with which setting."""
+"""Validation of the settings in a form: a configuration in every spelling, or the errors of the settings."""
 
 from __future__ import annotations
 
@@ -6,62 +6,63 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from accelerate_nb.config import files, later, spelling
-from accelerate_nb.config.cells import cell_flags
-from accelerate_nb.config.fields import Setting
-from accelerate_nb.config.kinds import Text
-from accelerate_nb.config.run import Origin, RunConfig, all_settings, origin, resolve
-from accelerate_nb.devices.base import Devices
+from accelerate_nb.config import formats
+from accelerate_nb.config.hf import files, unsupported
+from accelerate_nb.config.magic_args import cell_flags
+from accelerate_nb.config.run_config import Origin, RunConfig, all_settings, origin, resolve
+from accelerate_nb.config.settings import Setting
+from accelerate_nb.config.value_types import Text
+from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.errors import AccelerateNbError, NotYetError
-from accelerate_nb.launching.choosing import Choice, accelerates_word
-from accelerate_nb.launching.preflight import Objection, look_ahead
+from accelerate_nb.launching.planning.placement import Placement, accelerates_word
+from accelerate_nb.launching.planning.preflight import PreflightIssue, run_preflight
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
-    """What the environment and the configuration file say before anybody has typed; `trouble` is what can't be read."""
+class InitialSettings:
+    """The settings of the environment and the configuration file; `trouble` lists what can't be read."""
 
     origins: Mapping[str, Origin]
     file: str | None
     trouble: tuple[str, ...]
 
     @property
-    def said(self) -> dict[str, Any]:
-        """The settings that are said somewhere, with their values."""
-        return {name: one.value for name, one in self.origins.items() if one.place}
+    def settings(self) -> dict[str, Any]:
+        """The settings that are set somewhere, with their values."""
+        return {name: item.value for name, item in self.origins.items() if item.source}
 
 
-def begin(environment: Mapping[str, str], config_file: str | None = None) -> Beginning:
-    """What is said already; a broken file or variable is told, and the rest counts."""
+def begin(environment: Mapping[str, str], config_file: str | None = None) -> InitialSettings:
+    """The initial settings; a broken file or variable is reported, and the rest counts."""
     trouble: list[str] = []
     path, content = None, {}
     try:
         path = files.find(environment, config_file)
         content = {} if path is None else files.read(path)
-        later.refuse(content, f"The configuration file {path}")
+        unsupported.refuse(content, f"The configuration file {path}")
     except AccelerateNbError as error:
         trouble.append(str(error))
     origins = {}
-    for one in all_settings():
+    for setting in all_settings():
         try:
-            origins[one.name] = origin(one, {}, environment, content)
+            origins[setting.name] = origin(setting, {}, environment, content)
         except AccelerateNbError as error:
             trouble.append(str(error))
-            origins[one.name] = Origin(one.default)
-    return Beginning(origins, None if path is None else str(path), tuple(trouble))
+            origins[setting.name] = Origin(setting.default)
+    return InitialSettings(origins, None if path is None else str(path), tuple(trouble))
 
 
 @dataclass(frozen=True, slots=True)
-class Appraisal:
+class FormValidation:
     """
-    What the form amounts to at one moment.
+    The result of the form at one moment.
 
     `config` is `None` where a launch would fail; `wrong` and `advice` stand beside the settings that they name, `general`
     beside none.
     """
 
     config: RunConfig | None
-    choice: Choice | None = None
+    choice: Placement | None = None
     wrong: Mapping[str, str] = field(default_factory=dict)
     advice: Mapping[str, str] = field(default_factory=dict)
     general: tuple[str, ...] = ()
@@ -74,43 +75,43 @@ class Appraisal:
     @property
     def file(self) -> str:
         """The text of the configuration file."""
-        return spelling.text(self.content)
+        return formats.text(self.content)
 
 
 def appraise(
-    typed: Mapping[str, Any], devices: Devices, elsewhere: Mapping[str, Any], *, can_fork: bool = True
-) -> Appraisal:
+    typed: Mapping[str, Any], devices: AvailableDevices, elsewhere: Mapping[str, Any], *, can_fork: bool = True
+) -> FormValidation:
     """
-    What `typed` amounts to on a machine with these devices; pure, and raises nothing.
+    The result of `typed` on a machine with these devices; pure, and raises nothing.
 
-    Texts are read as the settings read them, an empty one leaves its setting open. `elsewhere` is what the environment and
-    the file say.
+    Texts are read as the settings read them, an empty one leaves its setting open. `elsewhere` holds the
+    settings of the environment and the file.
     """
-    said, wrong = _read(typed)
+    settings, wrong = _read(typed)
     if wrong:
-        return Appraisal(None, wrong=wrong)
-    outlook = look_ahead(said, devices, can_fork)
+        return FormValidation(None, wrong=wrong)
+    outlook = run_preflight(settings, devices, can_fork)
     if outlook.config is None or outlook.choice is None or not outlook.possible:
-        return Appraisal(None, wrong=_by_name(outlook.objections), general=_nameless(outlook.objections))
+        return FormValidation(None, wrong=_by_name(outlook.objections), general=_nameless(outlook.objections))
     config, choice = outlook.config, outlook.choice
-    to_say = spelling.to_say(config, elsewhere)
-    content = spelling.keys(config, accelerates_word(choice, devices))
-    in_a_cell = {one.name for one in cell_flags()}
-    return Appraisal(
+    explicit_settings = formats.explicit_settings(config, elsewhere)
+    content = formats.keys(config, accelerates_word(choice, devices))
+    in_a_cell = {cell_flag.name for cell_flag in cell_flags()}
+    return FormValidation(
         config,
         choice,
         advice=_by_name(outlook.objections),
         general=_nameless(outlook.objections),
-        call=spelling.call(to_say),
-        magic=spelling.magic({name: value for name, value in to_say.items() if name in in_a_cell}),
-        command=spelling.command(to_say),
+        call=formats.call(explicit_settings),
+        magic=formats.magic({name: value for name, value in explicit_settings.items() if name in in_a_cell}),
+        command=formats.command(explicit_settings),
         content=content,
-        notes=_notes(config, to_say, content, elsewhere, in_a_cell),
+        notes=_notes(config, explicit_settings, content, elsewhere, in_a_cell),
     )
 
 
 def several_machines() -> str:
-    """What stands in the way of several machines; empty where nothing does."""
+    """The reason against several machines; empty where there is none."""
     try:
         resolve({"num_nodes": 2}, {})
     except NotYetError:
@@ -118,57 +119,57 @@ def several_machines() -> str:
     return ""
 
 
-def value_of(one: Setting, typed: Any) -> Any:
-    """What a control of the form says of a setting: `None` is nothing."""
+def value_of(setting: Setting, typed: Any) -> Any:
+    """The value of a setting's control: `None` means not set."""
     # a text is taken as it is: a template may well end with a space
-    text = typed.strip() if isinstance(typed, str) and not isinstance(one.kind, Text) else typed
+    text = typed.strip() if isinstance(typed, str) and not isinstance(setting.value_type, Text) else typed
     if text is None or text == "":
         return None
-    where = f"{one.name} was given as"
-    return one.parse(text, where) if isinstance(text, str) else one.check(text, where)
+    where = f"{setting.name} was given as"
+    return setting.parse(text, where) if isinstance(text, str) else setting.check(text, where)
 
 
 def _read(typed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    said: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     wrong: dict[str, str] = {}
-    for one in all_settings():
+    for setting in all_settings():
         try:
-            value = value_of(one, typed.get(one.name))
+            value = value_of(setting, typed.get(setting.name))
         except AccelerateNbError as error:
-            wrong[one.name] = str(error)
+            wrong[setting.name] = str(error)
             continue
-        if value is not None and value != one.default:
-            said[one.name] = value
-    return said, wrong
+        if value is not None and value != setting.default:
+            given[setting.name] = value
+    return given, wrong
 
 
-def _by_name(objections: tuple[Objection, ...]) -> dict[str, str]:
-    return {one.name: one.text for one in objections if one.name is not None}
+def _by_name(objections: tuple[PreflightIssue, ...]) -> dict[str, str]:
+    return {objection.name: objection.text for objection in objections if objection.name is not None}
 
 
-def _nameless(objections: tuple[Objection, ...]) -> tuple[str, ...]:
-    return tuple(one.text for one in objections if one.name is None)
+def _nameless(objections: tuple[PreflightIssue, ...]) -> tuple[str, ...]:
+    return tuple(objection.text for objection in objections if objection.name is None)
 
 
 def _notes(
     config: RunConfig,
-    to_say: Mapping[str, Any],
+    explicit_settings: Mapping[str, Any],
     content: Mapping[str, Any],
     elsewhere: Mapping[str, Any],
     in_a_cell: set[str],
 ) -> dict[str, str]:
-    """What one should know of a spelling, by the spelling's name."""
+    """The notes on each spelling, by the spelling's name."""
     notes = {}
-    if open_here := spelling.unsayable(config, elsewhere):
+    if left_open := formats.inexpressible(config, elsewhere):
         notes["call"] = (
-            f"{_and(open_here)} left open here, but said by the environment or the file, which no argument takes back. "
+            f"{_and(left_open)} left open here, but set by the environment or the file, which no argument takes back. "
             "notebook_launcher(train, config=picker.value) does."
         )
-    if beyond := [name for name in to_say if name not in in_a_cell]:
+    if beyond := [name for name in explicit_settings if name not in in_a_cell]:
         notes["magic"] = f"{_and(beyond)} of no meaning to cells, which run in workers that stay."
-    if own := spelling.own_keys(content):
+    if extensions := formats.extension_keys(content):
         notes["file"] = (
-            f"{_and(own)} in comments, which accelerate_nb alone reads; Hugging Face's own `accelerate launch` takes the rest."
+            f"{_and(extensions)} in comments, which accelerate_nb alone reads; Hugging Face's own `accelerate launch` takes the rest."
         )
     return notes
 

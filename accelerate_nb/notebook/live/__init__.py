@@ -1,1 +1,0 @@
-"""What keeps a run that is shown up to date."""

@@ -1,1 +1,0 @@
-"""The parts of the form in which a configuration is picked."""
