@@ -9,41 +9,41 @@ __version__ = "0.1.0"
 
 # Where each public name lives. Importing this package imports none of them: torch comes with the first that needs it.
 _HOMES: dict[str, str] = {
-    "notebook_launcher": "accelerate_nb.notebook.functions",
-    "debug_launcher": "accelerate_nb.notebook.functions",
-    "launch": "accelerate_nb.notebook.functions",
+    "notebook_launcher": "accelerate_nb.notebook.api",
+    "debug_launcher": "accelerate_nb.notebook.api",
+    "launch": "accelerate_nb.notebook.api",
     "Run": "accelerate_nb.launching.run",
-    "config_picker": "accelerate_nb.notebook.picker",
+    "config_picker": "accelerate_nb.notebook.picker.form",
     "load_ipython_extension": "accelerate_nb.notebook.extension",
     "unload_ipython_extension": "accelerate_nb.notebook.extension",
-    "Accelerator": "accelerate_nb.runtime.accelerator",
-    "PartialState": "accelerate_nb.runtime.process",
-    "skip_first_batches": "accelerate_nb.runtime.data.skipping",
-    "AutocastKwargs": "accelerate_nb.runtime.handlers",
-    "DataLoaderConfiguration": "accelerate_nb.runtime.handlers",
-    "DistributedDataParallelKwargs": "accelerate_nb.runtime.handlers",
-    "GradScalerKwargs": "accelerate_nb.runtime.handlers",
-    "InitProcessGroupKwargs": "accelerate_nb.runtime.handlers",
-    "DDPCommunicationHookType": "accelerate_nb.runtime.kinds",
-    "DistributedType": "accelerate_nb.runtime.kinds",
-    "ProfileKwargs": "accelerate_nb.runtime.profiling",
-    "XlaMesh": "accelerate_nb.runtime.sharding.plan",
-    "DeepSpeedPlugin": "accelerate_nb.runtime.later.deepspeed",
-    "FullyShardedDataParallelPlugin": "accelerate_nb.runtime.later.fsdp",
-    "ParallelismConfig": "accelerate_nb.runtime.later.parallelism",
-    "prepare_pippy": "accelerate_nb.runtime.later.pipeline",
-    "is_rich_available": "accelerate_nb.runtime.installed",
-    "find_executable_batch_size": "accelerate_nb.runtime.memory",
-    "synchronize_rng_states": "accelerate_nb.runtime.seeds",
+    "Accelerator": "accelerate_nb.runtime.accelerator.accelerator",
+    "PartialState": "accelerate_nb.runtime.world.state",
+    "skip_first_batches": "accelerate_nb.runtime.data.skip",
+    "AutocastKwargs": "accelerate_nb.runtime.compat.kwargs_handlers",
+    "DataLoaderConfiguration": "accelerate_nb.runtime.compat.kwargs_handlers",
+    "DistributedDataParallelKwargs": "accelerate_nb.runtime.compat.kwargs_handlers",
+    "GradScalerKwargs": "accelerate_nb.runtime.compat.kwargs_handlers",
+    "InitProcessGroupKwargs": "accelerate_nb.runtime.compat.kwargs_handlers",
+    "DDPCommunicationHookType": "accelerate_nb.runtime.compat.enums",
+    "DistributedType": "accelerate_nb.runtime.compat.enums",
+    "ProfileKwargs": "accelerate_nb.runtime.observability.profiling",
+    "XlaMesh": "accelerate_nb.runtime.xla.mesh_plan",
+    "DeepSpeedPlugin": "accelerate_nb.runtime.compat.unsupported.deepspeed",
+    "FullyShardedDataParallelPlugin": "accelerate_nb.runtime.compat.unsupported.fsdp",
+    "ParallelismConfig": "accelerate_nb.runtime.parallelism_config",
+    "prepare_pippy": "accelerate_nb.runtime.compat.unsupported.pipeline",
+    "is_rich_available": "accelerate_nb.runtime.compat.packages",
+    "find_executable_batch_size": "accelerate_nb.runtime.training.memory",
+    "synchronize_rng_states": "accelerate_nb.runtime.training.seed",
     "init_empty_weights": "accelerate_nb.big_models.empty",
     "init_on_device": "accelerate_nb.big_models.empty",
-    "infer_auto_device_map": "accelerate_nb.big_models.placing",
-    "load_checkpoint_in_model": "accelerate_nb.big_models.loading",
-    "load_checkpoint_and_dispatch": "accelerate_nb.big_models.loading",
-    "cpu_offload": "accelerate_nb.big_models.dispatching",
-    "disk_offload": "accelerate_nb.big_models.dispatching",
-    "dispatch_model": "accelerate_nb.big_models.dispatching",
-    "cpu_offload_with_hook": "accelerate_nb.big_models.taking_turns",
+    "infer_auto_device_map": "accelerate_nb.big_models.device_map.infer",
+    "load_checkpoint_in_model": "accelerate_nb.big_models.load_checkpoint",
+    "load_checkpoint_and_dispatch": "accelerate_nb.big_models.load_checkpoint",
+    "cpu_offload": "accelerate_nb.big_models.dispatch",
+    "disk_offload": "accelerate_nb.big_models.dispatch",
+    "dispatch_model": "accelerate_nb.big_models.dispatch",
+    "cpu_offload_with_hook": "accelerate_nb.big_models.hooks.cpu_offload",
     "AccelerateNbError": "accelerate_nb.errors",
     "ConfigurationError": "accelerate_nb.errors",
     "LaunchError": "accelerate_nb.errors",
@@ -54,7 +54,7 @@ _HOMES: dict[str, str] = {
     "StopRequested": "accelerate_nb.errors",
 }
 
-__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - the names of one table, said once
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - the names of one table
 
 
 def __getattr__(name: str) -> Any:
@@ -71,7 +71,10 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from accelerate_nb.big_models.dispatching import (
+    from accelerate_nb.big_models.device_map.infer import (
+        infer_auto_device_map as infer_auto_device_map,
+    )
+    from accelerate_nb.big_models.dispatch import (
         cpu_offload as cpu_offload,
         disk_offload as disk_offload,
         dispatch_model as dispatch_model,
@@ -80,15 +83,12 @@ if TYPE_CHECKING:
         init_empty_weights as init_empty_weights,
         init_on_device as init_on_device,
     )
-    from accelerate_nb.big_models.loading import (
+    from accelerate_nb.big_models.hooks.cpu_offload import (
+        cpu_offload_with_hook as cpu_offload_with_hook,
+    )
+    from accelerate_nb.big_models.load_checkpoint import (
         load_checkpoint_and_dispatch as load_checkpoint_and_dispatch,
         load_checkpoint_in_model as load_checkpoint_in_model,
-    )
-    from accelerate_nb.big_models.placing import (
-        infer_auto_device_map as infer_auto_device_map,
-    )
-    from accelerate_nb.big_models.taking_turns import (
-        cpu_offload_with_hook as cpu_offload_with_hook,
     )
     from accelerate_nb.errors import (
         AccelerateNbError as AccelerateNbError,
@@ -101,36 +101,38 @@ if TYPE_CHECKING:
         WorkerError as WorkerError,
     )
     from accelerate_nb.launching.run import Run as Run
-    from accelerate_nb.notebook.extension import (
-        load_ipython_extension as load_ipython_extension,
-        unload_ipython_extension as unload_ipython_extension,
-    )
-    from accelerate_nb.notebook.functions import (
+    from accelerate_nb.notebook.api import (
         debug_launcher as debug_launcher,
         launch as launch,
         notebook_launcher as notebook_launcher,
     )
-    from accelerate_nb.notebook.picker import config_picker as config_picker
-    from accelerate_nb.runtime.accelerator import Accelerator as Accelerator
-    from accelerate_nb.runtime.data.skipping import skip_first_batches as skip_first_batches
-    from accelerate_nb.runtime.handlers import (
+    from accelerate_nb.notebook.extension import (
+        load_ipython_extension as load_ipython_extension,
+        unload_ipython_extension as unload_ipython_extension,
+    )
+    from accelerate_nb.notebook.picker.form import config_picker as config_picker
+    from accelerate_nb.runtime.accelerator.accelerator import Accelerator as Accelerator
+    from accelerate_nb.runtime.compat.enums import (
+        DDPCommunicationHookType as DDPCommunicationHookType,
+        DistributedType as DistributedType,
+    )
+    from accelerate_nb.runtime.compat.kwargs_handlers import (
         AutocastKwargs as AutocastKwargs,
         DataLoaderConfiguration as DataLoaderConfiguration,
         DistributedDataParallelKwargs as DistributedDataParallelKwargs,
         GradScalerKwargs as GradScalerKwargs,
         InitProcessGroupKwargs as InitProcessGroupKwargs,
     )
-    from accelerate_nb.runtime.installed import is_rich_available as is_rich_available
-    from accelerate_nb.runtime.kinds import (
-        DDPCommunicationHookType as DDPCommunicationHookType,
-        DistributedType as DistributedType,
+    from accelerate_nb.runtime.compat.packages import is_rich_available as is_rich_available
+    from accelerate_nb.runtime.compat.unsupported.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
+    from accelerate_nb.runtime.compat.unsupported.fsdp import (
+        FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
     )
-    from accelerate_nb.runtime.later.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
-    from accelerate_nb.runtime.later.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
-    from accelerate_nb.runtime.later.parallelism import ParallelismConfig as ParallelismConfig
-    from accelerate_nb.runtime.later.pipeline import prepare_pippy as prepare_pippy
-    from accelerate_nb.runtime.memory import find_executable_batch_size as find_executable_batch_size
-    from accelerate_nb.runtime.process import PartialState as PartialState
-    from accelerate_nb.runtime.profiling import ProfileKwargs as ProfileKwargs
-    from accelerate_nb.runtime.seeds import synchronize_rng_states as synchronize_rng_states
-    from accelerate_nb.runtime.sharding.plan import XlaMesh as XlaMesh
+    from accelerate_nb.runtime.compat.unsupported.pipeline import prepare_pippy as prepare_pippy
+    from accelerate_nb.runtime.data.skip import skip_first_batches as skip_first_batches
+    from accelerate_nb.runtime.observability.profiling import ProfileKwargs as ProfileKwargs
+    from accelerate_nb.runtime.parallelism_config import ParallelismConfig as ParallelismConfig
+    from accelerate_nb.runtime.training.memory import find_executable_batch_size as find_executable_batch_size
+    from accelerate_nb.runtime.training.seed import synchronize_rng_states as synchronize_rng_states
+    from accelerate_nb.runtime.world.state import PartialState as PartialState
+    from accelerate_nb.runtime.xla.mesh_plan import XlaMesh as XlaMesh

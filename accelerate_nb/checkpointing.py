@@ -1,6 +1,6 @@
-"""The door `accelerate.checkpointing`: the parts of a checkpoint under Hugging Face's module name."""
+"""The import path `accelerate.checkpointing`: the parts of a checkpoint under Hugging Face's module name."""
 
-from accelerate_nb.runtime.checkpoints.names import (
+from accelerate_nb.runtime.checkpoints.file_names import (
     MODEL_NAME as MODEL_NAME,
     OPTIMIZER_NAME as OPTIMIZER_NAME,
     RNG_STATE_NAME as RNG_STATE_NAME,
@@ -11,7 +11,7 @@ from accelerate_nb.runtime.checkpoints.names import (
     SCHEDULER_NAME as SCHEDULER_NAME,
     WEIGHTS_NAME as WEIGHTS_NAME,
 )
-from accelerate_nb.runtime.checkpoints.parts import (
+from accelerate_nb.runtime.checkpoints.hf_functions import (
     load_accelerator_state as load_accelerator_state,
     load_custom_state as load_custom_state,
     save_accelerator_state as save_accelerator_state,

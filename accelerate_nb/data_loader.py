@@ -1,12 +1,12 @@
-"""The door `accelerate.data_loader`: prepared loaders under Hugging Face's module name."""
+"""The import path `accelerate.data_loader`: prepared loaders under Hugging Face's module name."""
 
 from accelerate_nb.runtime.data.adapter import (
     DataLoaderAdapter as DataLoaderAdapter,
     DataLoaderStateMixin as DataLoaderStateMixin,
 )
-from accelerate_nb.runtime.data.dispatching import DataLoaderDispatcher as DataLoaderDispatcher
-from accelerate_nb.runtime.data.loading import prepare_data_loader as prepare_data_loader
-from accelerate_nb.runtime.data.sampling import (
+from accelerate_nb.runtime.data.dispatcher import DataLoaderDispatcher as DataLoaderDispatcher
+from accelerate_nb.runtime.data.prepare import prepare_data_loader as prepare_data_loader
+from accelerate_nb.runtime.data.samplers import (
     SeedableRandomSampler as SeedableRandomSampler,
     get_sampler as get_sampler,
 )
@@ -15,9 +15,9 @@ from accelerate_nb.runtime.data.sharding import (
     BatchSamplerShard as BatchSamplerShard,
     IterableDatasetShard as IterableDatasetShard,
 )
-from accelerate_nb.runtime.data.skipping import (
+from accelerate_nb.runtime.data.skip import (
     SkipBatchSampler as SkipBatchSampler,
     SkipDataLoader as SkipDataLoader,
     skip_first_batches as skip_first_batches,
 )
-from accelerate_nb.runtime.data.xla import MpDeviceLoaderWrapper as MpDeviceLoaderWrapper
+from accelerate_nb.runtime.xla.loader import MpDeviceLoaderWrapper as MpDeviceLoaderWrapper

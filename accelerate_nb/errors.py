@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 from types import MethodType, TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from accelerate_nb.events.model import Failure
+    from accelerate_nb.events.model import Failure, Hang
 
 Raised = TypeVar("Raised", bound=BaseException)
 
-_OUR_OWN = os.path.dirname(__file__)
+_PACKAGE = os.path.dirname(__file__)
 
 
 def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
     if trace is None:
         return None
     inner = _without_our_frames(trace.tb_next)
-    if trace.tb_frame.f_code.co_filename.startswith(_OUR_OWN):
+    if trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         return inner
     return TracebackType(inner, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
 
@@ -31,7 +31,7 @@ class AccelerateNbError(Exception):
     """
 
     def _render_traceback_(self) -> list[str]:
-        # IPython asks an exception for the lines to show (`InteractiveShell.showtraceback`)
+        # IPython gets the lines to show from the exception (`InteractiveShell.showtraceback`)
         from IPython.core.interactiveshell import InteractiveShell
 
         trace = _without_our_frames(self.__traceback__)
@@ -40,21 +40,41 @@ class AccelerateNbError(Exception):
 
 
 def of_this_package(error: Raised) -> Raised:
-    """Let a notebook show an error of Python's own as it shows this package's: without the package's frames."""
+    """Have a notebook show an error of Python's own as it shows this package's: without the package's frames."""
     error._render_traceback_ = MethodType(AccelerateNbError._render_traceback_, error)  # type: ignore[attr-defined]
     return error
+
+
+def relink(
+    error: BaseException, cause: BaseException | None, context: BaseException | None, suppress_context: bool
+) -> None:
+    """Set what led to an exception."""
+    # its class may be a frozen dataclass, which refuses plain assignment; and to set a cause suppresses the context
+    for name, value in (("__cause__", cause), ("__context__", context), ("__suppress_context__", suppress_context)):
+        object.__setattr__(error, name, value)
 
 
 class ConfigurationError(AccelerateNbError, ValueError):
     """A setting was given a value that it can't have."""
 
 
+class UnknownSettingError(ConfigurationError, TypeError):
+    """A setting was named that there is not; a notebook shows the message alone, as the cell shows the rest."""
+
+    def _render_traceback_(self) -> list[str]:
+        from IPython.core.interactiveshell import InteractiveShell
+
+        formatter: Any = InteractiveShell.instance().InteractiveTB
+        shown: list[str] = formatter.get_exception_only(type(self), self)
+        return shown
+
+
 class NotYetError(AccelerateNbError, NotImplementedError):
-    """Something that Accelerate offers was asked for and is not offered here yet."""
+    """Something that Accelerate offers was requested, and this package does not offer it yet."""
 
 
 class IncompleteTrackerError(AccelerateNbError, NotImplementedError):
-    """A class of trackers lacks something that every tracker has to say of itself."""
+    """A tracker class lacks an attribute that every tracker has to define."""
 
 
 class MissingExtraError(AccelerateNbError, ImportError):
@@ -96,7 +116,7 @@ class ScriptError(AccelerateNbError, RuntimeError):
 
 
 class LaunchError(AccelerateNbError, RuntimeError):
-    """The workers could not be started as they were asked for."""
+    """The workers could not be started as requested."""
 
 
 class PayloadError(LaunchError, TypeError):
@@ -105,6 +125,10 @@ class PayloadError(LaunchError, TypeError):
 
 class NeedsForkError(PayloadError):
     """Something among the arguments can only be inherited by a process that is forked from this one."""
+
+
+class UnpicklableError(AccelerateNbError):
+    """Stands in for an exception of a worker that can't be brought to the notebook; the message has its type, its text and the reason."""
 
 
 class WorkerError(AccelerateNbError, RuntimeError):
@@ -124,13 +148,28 @@ class WorkerError(AccelerateNbError, RuntimeError):
     def __str__(self) -> str:
         return self.message or super().__str__()
 
+    def _render_traceback_(self) -> list[str]:
+        # the message has the causes already
+        cause, context, suppress_context = self.__cause__, self.__context__, self.__suppress_context__
+        relink(self, None, None, suppress_context=True)
+        try:
+            return super()._render_traceback_()
+        finally:
+            relink(self, cause, context, suppress_context)
+
 
 class HangError(WorkerError, TimeoutError):
-    """The run took longer than its `timeout`; the message holds every rank's stack."""
+    """The run took longer than its `timeout`; the message holds every rank's stack, `hang` holds where the ranks were."""
+
+    hang: Hang | None = None
 
 
 class StoppedError(WorkerError, KeyboardInterrupt):
     """The run was stopped because somebody asked for it, before its function had returned on every rank."""
+
+    def _render_traceback_(self) -> list[str]:
+        """The message alone for IPython: a person who pressed Stop needs no traceback."""
+        return [" ".join(str(self).split())]
 
 
 class StopRequested(KeyboardInterrupt):

@@ -1,6 +1,6 @@
-"""The door `accelerate.inference`: pipelines under Hugging Face's module name."""
+"""The import path `accelerate.inference`: pipelines under Hugging Face's module name."""
 
-from accelerate_nb.runtime.later.pipeline import (
+from accelerate_nb.runtime.compat.unsupported.pipeline import (
     build_pipeline as build_pipeline,
     find_pippy_batch_size as find_pippy_batch_size,
     generate_device_map as generate_device_map,

@@ -1,3 +1,3 @@
-"""The door `accelerate.local_sgd`."""
+"""The import path `accelerate.local_sgd`."""
 
-from accelerate_nb.runtime.local_sgd import LocalSGD as LocalSGD
+from accelerate_nb.runtime.training.local_sgd import LocalSGD as LocalSGD

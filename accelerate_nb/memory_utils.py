@@ -1,3 +1,3 @@
-"""The door `accelerate.memory_utils`: an older name of `accelerate.utils.memory`."""
+"""The import path `accelerate.memory_utils`: an older name of `accelerate.utils.memory`."""
 
-from accelerate_nb.runtime.memory import find_executable_batch_size as find_executable_batch_size
+from accelerate_nb.runtime.training.memory import find_executable_batch_size as find_executable_batch_size

@@ -1,3 +1,3 @@
-"""The door `accelerate.optimizer`: prepared optimizers under Hugging Face's module name."""
+"""The import path `accelerate.optimizer`: prepared optimizers under Hugging Face's module name."""
 
-from accelerate_nb.runtime.optimizer import AcceleratedOptimizer as AcceleratedOptimizer
+from accelerate_nb.runtime.training.optimizer import AcceleratedOptimizer as AcceleratedOptimizer

@@ -1,3 +1,3 @@
-"""The door `accelerate.parallelism_config`: how a model is split, under Hugging Face's module name."""
+"""The import path `accelerate.parallelism_config`: how a model is split, under Hugging Face's module name."""
 
-from accelerate_nb.runtime.later.parallelism import ParallelismConfig as ParallelismConfig
+from accelerate_nb.runtime.parallelism_config import ParallelismConfig as ParallelismConfig

@@ -1,4 +1,4 @@
-"""What belongs to one rank: to a process, or to one of several ranks that share a process as threads."""
+"""Objects of one rank: of a process, or of one of several ranks that share a process as threads."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ T = TypeVar("T")
 
 # One dictionary for all threads of a process, since a ContextVar's value is not inherited by them; a rank that is a thread
 # among others begins in a context with a dictionary of its own.
-_room: ContextVar[dict[Any, Any]] = ContextVar("accelerate_nb_room", default={})  # noqa: B039 - shared on purpose
+_objects: ContextVar[dict[Any, Any]] = ContextVar("accelerate_nb_rank_objects", default={})  # noqa: B039 - shared on purpose
 
 
-class Own(Generic[T]):
+class RankLocal(Generic[T]):
     """
-    One object a rank, made when it is first asked for.
+    One object a rank, made at the first `get`.
 
-    >>> saves = Own(list)
+    >>> saves = RankLocal(list)
     >>> saves.get().append(1)
     >>> saves.get(), alone().run(saves.get)
     ([1], [])
@@ -28,25 +28,25 @@ class Own(Generic[T]):
 
     def get(self) -> T:
         """This rank's object."""
-        room = _room.get()
+        objects = _objects.get()
         try:
-            return room[self]  # type: ignore[no-any-return]  # kept under its maker
+            return objects[self]  # type: ignore[no-any-return]  # kept under its maker
         except KeyError:
-            # two threads of one rank may ask at once, and get the same
-            return room.setdefault(self, self._make())  # type: ignore[no-any-return]
+            # two threads of one rank may get it at once, and get the same
+            return objects.setdefault(self, self._make())  # type: ignore[no-any-return]
 
 
 def alone() -> Context:
     """A context for another rank of this process: nothing that is a rank's own is shared with this one."""
     context = copy_context()
-    context.run(_room.set, {})
+    context.run(_objects.set, {})
     return context
 
 
 def enter(rank: int) -> bool:
     """Make this thread that rank's, among several of this process; `False` if it belongs to one of them already."""
-    everyones = Context().run(_room.get)
-    if _room.get() is not everyones:
+    everyones = Context().run(_objects.get)
+    if _objects.get() is not everyones:
         return False
-    _room.set(everyones.setdefault(("rank", rank), {}))
+    _objects.set(everyones.setdefault(("rank", rank), {}))
     return True

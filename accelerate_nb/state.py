@@ -1,8 +1,8 @@
-"""The door `accelerate.state`: the process's state under Hugging Face's module name."""
+"""The import path `accelerate.state`: the process's state under Hugging Face's module name."""
 
-from accelerate_nb.runtime.accumulation import GradientState as GradientState
-from accelerate_nb.runtime.kinds import DistributedType as DistributedType
-from accelerate_nb.runtime.process import (
+from accelerate_nb.runtime.compat.enums import DistributedType as DistributedType
+from accelerate_nb.runtime.training.accumulation import GradientState as GradientState
+from accelerate_nb.runtime.world.state import (
     AcceleratorState as AcceleratorState,
     PartialState as PartialState,
     is_initialized as is_initialized,

@@ -8,14 +8,14 @@ import sys
 import warnings
 from types import FrameType
 
-_OUR_OWN = os.path.dirname(__file__) + os.sep
+_PACKAGE = os.path.dirname(__file__) + os.sep
 
 
-def notice(text: str, category: type[Warning] = UserWarning) -> None:
+def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
     """
     Warn of something, at the innermost line outside of this package that led here.
 
-    >>> notice("The loader has no length.")  # doctest: +SKIP
+    >>> warn_user("The loader has no length.")  # doctest: +SKIP
     """
     # `skip_file_prefixes` of warnings.warn does the same from Python 3.12 on
     frame: FrameType | None = sys._getframe(1)
@@ -28,6 +28,6 @@ def notice(text: str, category: type[Warning] = UserWarning) -> None:
 def _is_between(frame: FrameType) -> bool:
     """Whether a frame is one of ours, or of what Python puts around ours: a `with` block, a data class's `__init__`."""
     code = frame.f_code
-    if code.co_filename.startswith(_OUR_OWN) or code.co_filename == contextlib.__file__:
+    if code.co_filename.startswith(_PACKAGE) or code.co_filename == contextlib.__file__:
         return True
     return (code.co_filename, code.co_name) == ("<string>", "__init__")

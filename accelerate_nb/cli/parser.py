@@ -1,4 +1,4 @@
-"""How a command line is read: the settings as flags, and a mistake answered with the nearest flag."""
+"""Parser of command lines: the settings as flags, and the nearest flag in the error for a mistake."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from accelerate_nb.config.fields import GROUPS, Setting
-from accelerate_nb.config.kinds import YesNo
-from accelerate_nb.config.nearest import meant
-from accelerate_nb.config.spelling import SHORT
+from accelerate_nb.config.did_you_mean import did_you_mean
+from accelerate_nb.config.formats import SHORT
+from accelerate_nb.config.settings import GROUPS, Setting, warn_deprecated
+from accelerate_nb.config.value_types import Boolean
 from accelerate_nb.errors import ConfigurationError
 
-# Under what name a setting's text stands among the parsed arguments.
+# The prefix of a setting's name among the parsed arguments.
 _PREFIX = "setting:"
 _NO = "no-"
 
 
-class Parser(argparse.ArgumentParser):
+class CliParser(argparse.ArgumentParser):
     """A parser whose mistakes are a `ConfigurationError`, and name the nearest flag."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -28,14 +28,28 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise instead of ending the process."""
         unknown = re.search(r"unrecognized arguments: (\S+)|invalid choice: '([^']*)'", message)
-        hint = self._nearest(next(filter(None, unknown.groups()), "")) if unknown else ""
-        help_is = f"`{self.prog} --help` tells what it takes."
-        raise ConfigurationError(" ".join(filter(None, (f"{message}.", hint, help_is))))
+        suggestion = self._nearest(next(filter(None, unknown.groups()), "")) if unknown else ""
+        help_is = f"`{self.prog} --help` lists its arguments."
+        raise ConfigurationError(" ".join(filter(None, (f"{message}.", suggestion, help_is))))
 
     def _nearest(self, word: str) -> str:
         flag, _, _ = word.partition("=")
-        known = [text for one in self._actions for text in (*one.option_strings, *map(str, one.choices or ()))]
-        return meant(flag, known)
+        known = [text for action in self._actions for text in (*action.option_strings, *map(str, action.choices or ()))]
+        return did_you_mean(flag, known)
+
+
+class _DeprecatedFlag(argparse.Action):
+    """A former spelling of the flag `const`: it works, and warns."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        warn_deprecated(str(option_string), str(self.const))
+        setattr(namespace, self.dest, values)
 
 
 def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -> None:
@@ -43,13 +57,13 @@ def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -
     Make each setting a flag, under the heading of its group: `--num-processes`, or `--num_processes` as in Accelerate.
 
     A setting's other names in a configuration file (`--main_process_port`) are flags too, which the help leaves out. What
-    the person said is read by `said_settings`; nothing has a default here.
+    the user gave is read by `given_settings`; nothing has a default here.
     """
     headings: dict[str, argparse._ArgumentGroup] = {}
-    for one in settings:
-        if one.group not in headings:
-            headings[one.group] = parser.add_argument_group(GROUPS[one.group])
-        _add(headings[one.group], one)
+    for setting in settings:
+        if setting.group not in headings:
+            headings[setting.group] = parser.add_argument_group(GROUPS[setting.group])
+        _add(headings[setting.group], setting)
 
 
 def add_config_file(parser: argparse._ActionsContainer, help: str) -> None:
@@ -57,37 +71,44 @@ def add_config_file(parser: argparse._ActionsContainer, help: str) -> None:
     parser.add_argument(*_spellings("config_file"), metavar="FILE", help=help)
 
 
-def said_settings(arguments: argparse.Namespace, settings: Iterable[Setting]) -> dict[str, Any]:
-    """What a command line says of these settings, checked; `ConfigurationError` tells which value can't be one."""
+def given_settings(arguments: argparse.Namespace, settings: Iterable[Setting]) -> dict[str, Any]:
+    """The values of these settings on a command line, checked; `ConfigurationError` names an invalid value."""
     texts = {name: text for name, text in vars(arguments).items() if name.startswith(_PREFIX)}
     return {
-        one.name: one.parse(texts[_PREFIX + one.name], f"{one.flag} was given")
-        for one in settings
-        if _PREFIX + one.name in texts
+        setting.name: setting.parse(texts[_PREFIX + setting.name], f"{setting.flag} was given")
+        for setting in settings
+        if _PREFIX + setting.name in texts
     }
 
 
-def _add(parser: argparse._ArgumentGroup, one: Setting) -> None:
-    shown = [*(short for short, name in SHORT.items() if name == one.name), one.flag]
-    others = [spelled for name in one.keys for spelled in _spellings(name) if spelled not in shown]
-    common: dict[str, Any] = {"dest": _PREFIX + one.name, "default": argparse.SUPPRESS}
-    if isinstance(one.kind, YesNo):
-        parser.add_argument(*shown, **common, action="store_const", const="yes", help=_help(one))
+def _add(parser: argparse._ArgumentGroup, setting: Setting) -> None:
+    shown = [*(short for short, name in SHORT.items() if name == setting.name), setting.flag]
+    former = [spelled for name in setting.deprecated for spelled in _spellings(name)]
+    others = [spelled for name in setting.keys for spelled in _spellings(name) if spelled not in (*shown, *former)]
+    common: dict[str, Any] = {"dest": _PREFIX + setting.name, "default": argparse.SUPPRESS}
+    if isinstance(setting.value_type, Boolean):
+        parser.add_argument(*shown, **common, action="store_const", const="yes", help=_help(setting))
         if others:
             parser.add_argument(*others, **common, action="store_const", const="yes", help=argparse.SUPPRESS)
-        negated = ["--" + separator.join(["no", name[2:]]) for name in (one.flag, *others) for separator in "-_"]
+        negated = ["--" + separator.join(["no", name[2:]]) for name in (setting.flag, *others) for separator in "-_"]
         parser.add_argument(*negated, **common, action="store_const", const="no", help=argparse.SUPPRESS)
         return
-    placeholder = "{" + ",".join(one.choices) + "}" if one.choices else one.kind.PLACEHOLDER
-    parser.add_argument(*shown, **common, metavar=placeholder, help=_help(one))
+    placeholder = "{" + ",".join(setting.choices) + "}" if setting.choices else setting.value_type.PLACEHOLDER
+    parser.add_argument(*shown, **common, metavar=placeholder, help=_help(setting))
     if others:
         parser.add_argument(*others, **common, metavar=placeholder, help=argparse.SUPPRESS)
+    if former:
+        parser.add_argument(*former, **common, action=_DeprecatedFlag, const=setting.flag, help=argparse.SUPPRESS)
 
 
 def _spellings(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(["--" + name.replace("_", "-"), "--" + name.replace("-", "_")]))
 
 
-def _help(one: Setting) -> str:
-    default = "" if one.default in (None, "", False) or isinstance(one.default, dict) else f" (default: {one.default})"
-    return (one.help + default).replace("%", "%%")
+def _help(setting: Setting) -> str:
+    default = (
+        ""
+        if setting.default in (None, "", False) or isinstance(setting.default, dict)
+        else f" (default: {setting.default})"
+    )
+    return (setting.help + default).replace("%", "%%")

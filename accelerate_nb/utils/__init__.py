@@ -1,12 +1,36 @@
-"""The door `accelerate.utils`: what Hugging Face offers under this module name, as far as it is here."""
+"""The import path `accelerate.utils`: what Hugging Face offers under this module name, as far as it is offered."""
 
 from accelerate_nb.big_models.bnb import (
     BnbQuantizationConfig as BnbQuantizationConfig,
     has_4bit_bnb_layers as has_4bit_bnb_layers,
     load_and_quantize_model as load_and_quantize_model,
 )
-from accelerate_nb.runtime.affinity import set_numa_affinity as set_numa_affinity
-from accelerate_nb.runtime.available import (
+from accelerate_nb.runtime.checkpoints.file_names import (
+    MODEL_NAME as MODEL_NAME,
+    OPTIMIZER_NAME as OPTIMIZER_NAME,
+    RNG_STATE_NAME as RNG_STATE_NAME,
+    SAFE_MODEL_NAME as SAFE_MODEL_NAME,
+    SAFE_WEIGHTS_INDEX_NAME as SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME,
+    SAFE_WEIGHTS_PATTERN_NAME as SAFE_WEIGHTS_PATTERN_NAME,
+    SAMPLER_NAME as SAMPLER_NAME,
+    SCALER_NAME as SCALER_NAME,
+    SCHEDULER_NAME as SCHEDULER_NAME,
+    WEIGHTS_INDEX_NAME as WEIGHTS_INDEX_NAME,
+    WEIGHTS_NAME as WEIGHTS_NAME,
+    WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME,
+)
+from accelerate_nb.runtime.checkpoints.merge import merge_fsdp_weights as merge_fsdp_weights
+from accelerate_nb.runtime.checkpoints.weights import parse_size as convert_file_size_to_int
+from accelerate_nb.runtime.compat.basic_config import write_basic_config as write_basic_config
+from accelerate_nb.runtime.compat.constants import (
+    MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
+    PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME,
+    TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES,
+    TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS,
+    XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
+)
+from accelerate_nb.runtime.compat.device_support import (
     get_current_device_type as get_current_device_type,
     is_bf16_available as is_bf16_available,
     is_cuda_available as is_cuda_available,
@@ -27,45 +51,37 @@ from accelerate_nb.runtime.available import (
     is_xccl_available as is_xccl_available,
     is_xpu_available as is_xpu_available,
 )
-from accelerate_nb.runtime.basic_config import write_basic_config as write_basic_config
-from accelerate_nb.runtime.checkpoints.merging import merge_fsdp_weights as merge_fsdp_weights
-from accelerate_nb.runtime.checkpoints.names import (
-    MODEL_NAME as MODEL_NAME,
-    OPTIMIZER_NAME as OPTIMIZER_NAME,
-    RNG_STATE_NAME as RNG_STATE_NAME,
-    SAFE_MODEL_NAME as SAFE_MODEL_NAME,
-    SAFE_WEIGHTS_INDEX_NAME as SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME,
-    SAFE_WEIGHTS_PATTERN_NAME as SAFE_WEIGHTS_PATTERN_NAME,
-    SAMPLER_NAME as SAMPLER_NAME,
-    SCALER_NAME as SCALER_NAME,
-    SCHEDULER_NAME as SCHEDULER_NAME,
-    WEIGHTS_INDEX_NAME as WEIGHTS_INDEX_NAME,
-    WEIGHTS_NAME as WEIGHTS_NAME,
-    WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME,
+from accelerate_nb.runtime.compat.enums import (
+    ComputeEnvironment as ComputeEnvironment,
+    CustomDtype as CustomDtype,
+    DDPCommunicationHookType as DDPCommunicationHookType,
+    DistributedType as DistributedType,
+    DynamoBackend as DynamoBackend,
+    LoggerType as LoggerType,
+    PrecisionType as PrecisionType,
+    RNGType as RNGType,
 )
-from accelerate_nb.runtime.checkpoints.weights import parse_size as convert_file_size_to_int
-from accelerate_nb.runtime.compiling import (
-    TorchDynamoPlugin as TorchDynamoPlugin,
-    compile_regions as compile_regions,
-    compile_regions_in_place as compile_regions_deepspeed,
-    compile_regions_in_place as compile_regions_fsdp2,
-    has_compiled_regions as has_compiled_regions,
-    is_compiled_module as is_compiled_module,
+from accelerate_nb.runtime.compat.env_vars import (
+    are_libraries_initialized as are_libraries_initialized,
+    clear_environment as clear_environment,
+    convert_dict_to_env_variables as convert_dict_to_env_variables,
+    get_cpu_distributed_information as get_cpu_distributed_information,
+    get_int_from_env as get_int_from_env,
+    parse_choice_from_env as parse_choice_from_env,
+    parse_flag_from_env as parse_flag_from_env,
+    patch_environment as patch_environment,
+    purge_accelerate_environment as purge_accelerate_environment,
+    str_to_bool as str_to_bool,
 )
-from accelerate_nb.runtime.constants import (
-    MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
-    PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME,
-    TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES,
-    TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS,
-    XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
+from accelerate_nb.runtime.compat.formatting import (
+    check_os_kernel as check_os_kernel,
+    convert_bytes as convert_bytes,
+    get_pretty_name as get_pretty_name,
+    is_port_in_use as is_port_in_use,
+    merge_dicts as merge_dicts,
+    recursive_getattr as recursive_getattr,
 )
-from accelerate_nb.runtime.gpus import (
-    check_cuda_fp8_capability as check_cuda_fp8_capability,
-    check_cuda_p2p_ib_support as check_cuda_p2p_ib_support,
-    get_gpu_info as get_gpu_info,
-)
-from accelerate_nb.runtime.handlers import (
+from accelerate_nb.runtime.compat.kwargs_handlers import (
     AutocastKwargs as AutocastKwargs,
     DataLoaderConfiguration as DataLoaderConfiguration,
     DistributedDataParallelKwargs as DistributedDataParallelKwargs,
@@ -75,7 +91,12 @@ from accelerate_nb.runtime.handlers import (
     KwargsHandler as KwargsHandler,
     ProjectConfiguration as ProjectConfiguration,
 )
-from accelerate_nb.runtime.installed import (
+from accelerate_nb.runtime.compat.nvidia_smi import (
+    check_cuda_fp8_capability as check_cuda_fp8_capability,
+    check_cuda_p2p_ib_support as check_cuda_p2p_ib_support,
+    get_gpu_info as get_gpu_info,
+)
+from accelerate_nb.runtime.compat.packages import (
     is_4bit_bnb_available as is_4bit_bnb_available,
     is_8bit_bnb_available as is_8bit_bnb_available,
     is_aim_available as is_aim_available,
@@ -116,23 +137,19 @@ from accelerate_nb.runtime.installed import (
     is_wandb_available as is_wandb_available,
     torchao_required as torchao_required,
 )
-from accelerate_nb.runtime.kinds import (
-    ComputeEnvironment as ComputeEnvironment,
-    CustomDtype as CustomDtype,
-    DDPCommunicationHookType as DDPCommunicationHookType,
-    DistributedType as DistributedType,
-    DynamoBackend as DynamoBackend,
-    LoggerType as LoggerType,
-    PrecisionType as PrecisionType,
-    RNGType as RNGType,
+from accelerate_nb.runtime.compat.save import (
+    clean_state_dict_for_safetensors as clean_state_dict_for_safetensors,
+    load as load,
+    save as save,
+    wait_for_everyone as wait_for_everyone,
 )
-from accelerate_nb.runtime.later.deepspeed import (
+from accelerate_nb.runtime.compat.unsupported.deepspeed import (
     DeepSpeedPlugin as DeepSpeedPlugin,
     DummyOptim as DummyOptim,
     DummyScheduler as DummyScheduler,
     deepspeed_required as deepspeed_required,
 )
-from accelerate_nb.runtime.later.fsdp import (
+from accelerate_nb.runtime.compat.unsupported.fsdp import (
     FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
     disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading,
     enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading,
@@ -148,7 +165,7 @@ from accelerate_nb.runtime.later.fsdp import (
     save_fsdp_model as save_fsdp_model,
     save_fsdp_optimizer as save_fsdp_optimizer,
 )
-from accelerate_nb.runtime.later.megatron import (
+from accelerate_nb.runtime.compat.unsupported.megatron import (
     AbstractTrainStep as AbstractTrainStep,
     BertTrainStep as BertTrainStep,
     GPTTrainStep as GPTTrainStep,
@@ -159,23 +176,18 @@ from accelerate_nb.runtime.later.megatron import (
     add_model_config_to_megatron_parser as add_model_config_to_megatron_parser,
     avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group,
 )
-from accelerate_nb.runtime.later.parallelism import (
+from accelerate_nb.runtime.compat.versions import (
+    compare_versions as compare_versions,
+    is_torch_version as is_torch_version,
+)
+from accelerate_nb.runtime.observability.profiling import ProfileKwargs as ProfileKwargs
+from accelerate_nb.runtime.parallelism_config import (
     DeepSpeedSequenceParallelConfig as DeepSpeedSequenceParallelConfig,
     ParallelismConfig as ParallelismConfig,
     TorchContextParallelConfig as TorchContextParallelConfig,
     TorchTensorParallelConfig as TorchTensorParallelConfig,
     TorchTensorParallelPlugin as TorchTensorParallelPlugin,
 )
-from accelerate_nb.runtime.memory import (
-    find_executable_batch_size as find_executable_batch_size,
-    release_memory as release_memory,
-)
-from accelerate_nb.runtime.modules import (
-    get_model_tp_size as get_model_tp_size,
-    get_module_children_bottom_up as get_module_children_bottom_up,
-    model_has_dtensor as model_has_dtensor,
-)
-from accelerate_nb.runtime.ports import is_port_in_use as is_port_in_use
 from accelerate_nb.runtime.precision.fp8_ao import (
     AORecipeKwargs as AORecipeKwargs,
     convert_model_to_fp8_ao as convert_model_to_fp8_ao,
@@ -193,35 +205,26 @@ from accelerate_nb.runtime.precision.fp8_te import (
     convert_model as convert_model,
     has_transformer_engine_layers as has_transformer_engine_layers,
 )
-from accelerate_nb.runtime.profiling import ProfileKwargs as ProfileKwargs
-from accelerate_nb.runtime.saving import (
-    clean_state_dict_for_safetensors as clean_state_dict_for_safetensors,
-    load as load,
-    save as save,
-    wait_for_everyone as wait_for_everyone,
+from accelerate_nb.runtime.training.compile import (
+    TorchDynamoPlugin as TorchDynamoPlugin,
+    compile_regions as compile_regions,
+    compile_regions_in_place as compile_regions_deepspeed,
+    compile_regions_in_place as compile_regions_fsdp2,
+    has_compiled_regions as has_compiled_regions,
+    is_compiled_module as is_compiled_module,
 )
-from accelerate_nb.runtime.starting import PrepareForLaunch as PrepareForLaunch
-from accelerate_nb.runtime.system import check_os_kernel as check_os_kernel
-from accelerate_nb.runtime.unwrapping import extract_model_from_parallel as extract_model_from_parallel
-from accelerate_nb.runtime.values import (
-    convert_bytes as convert_bytes,
-    get_pretty_name as get_pretty_name,
-    merge_dicts as merge_dicts,
-    recursive_getattr as recursive_getattr,
+from accelerate_nb.runtime.training.memory import (
+    find_executable_batch_size as find_executable_batch_size,
+    release_memory as release_memory,
 )
-from accelerate_nb.runtime.variables import (
-    are_libraries_initialized as are_libraries_initialized,
-    clear_environment as clear_environment,
-    convert_dict_to_env_variables as convert_dict_to_env_variables,
-    get_cpu_distributed_information as get_cpu_distributed_information,
-    get_int_from_env as get_int_from_env,
-    parse_choice_from_env as parse_choice_from_env,
-    parse_flag_from_env as parse_flag_from_env,
-    patch_environment as patch_environment,
-    purge_accelerate_environment as purge_accelerate_environment,
-    str_to_bool as str_to_bool,
+from accelerate_nb.runtime.training.module_tree import (
+    get_model_tp_size as get_model_tp_size,
+    get_module_children_bottom_up as get_module_children_bottom_up,
+    model_has_dtensor as model_has_dtensor,
 )
-from accelerate_nb.runtime.versions import compare_versions as compare_versions, is_torch_version as is_torch_version
+from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel as extract_model_from_parallel
+from accelerate_nb.runtime.world.numa_affinity import set_numa_affinity as set_numa_affinity
+from accelerate_nb.runtime.world.prepare_for_launch import PrepareForLaunch as PrepareForLaunch
 from accelerate_nb.utils.modeling import (
     align_module_device as align_module_device,
     calculate_maximum_sizes as calculate_maximum_sizes,

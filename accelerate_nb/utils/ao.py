@@ -1,4 +1,4 @@
-"""The door `accelerate.utils.ao`."""
+"""The import path `accelerate.utils.ao`."""
 
 from accelerate_nb.runtime.precision.fp8_ao import (
     convert_model_to_fp8_ao as convert_model_to_fp8_ao,

@@ -1,4 +1,4 @@
-"""The door `accelerate.utils.bnb`: bitsandbytes, under Hugging Face's module name."""
+"""The import path `accelerate.utils.bnb`: bitsandbytes, under Hugging Face's module name."""
 
 from accelerate_nb.big_models.bnb import (
     has_4bit_bnb_layers as has_4bit_bnb_layers,

@@ -1,6 +1,6 @@
-"""The door `accelerate.utils.constants`: fixed words under Hugging Face's module name."""
+"""The import path `accelerate.utils.constants`: fixed words under Hugging Face's module name."""
 
-from accelerate_nb.runtime.checkpoints.names import (
+from accelerate_nb.runtime.checkpoints.file_names import (
     MODEL_NAME as MODEL_NAME,
     OPTIMIZER_NAME as OPTIMIZER_NAME,
     RNG_STATE_NAME as RNG_STATE_NAME,
@@ -15,7 +15,7 @@ from accelerate_nb.runtime.checkpoints.names import (
     WEIGHTS_NAME as WEIGHTS_NAME,
     WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME,
 )
-from accelerate_nb.runtime.constants import (
+from accelerate_nb.runtime.compat.constants import (
     BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION,
     BETA_SP_AVAILABLE_DEEPSPEED_VERSION as BETA_SP_AVAILABLE_DEEPSPEED_VERSION,
     BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION,

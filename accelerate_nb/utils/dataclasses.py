@@ -1,8 +1,7 @@
-"""The door `accelerate.utils.dataclasses`: the runtime's settings under Hugging Face's module name."""
+"""The import path `accelerate.utils.dataclasses`: the runtime's settings under Hugging Face's module name."""
 
 from accelerate_nb.big_models.bnb import BnbQuantizationConfig as BnbQuantizationConfig
-from accelerate_nb.runtime.compiling import TorchDynamoPlugin as TorchDynamoPlugin
-from accelerate_nb.runtime.constants import (
+from accelerate_nb.runtime.compat.constants import (
     BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION,
     BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION,
     BETA_TP_AVAILABLE_TRANSFORMERS_VERSION as BETA_TP_AVAILABLE_TRANSFORMERS_VERSION,
@@ -13,17 +12,7 @@ from accelerate_nb.runtime.constants import (
     MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
     XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
-from accelerate_nb.runtime.handlers import (
-    AutocastKwargs as AutocastKwargs,
-    DataLoaderConfiguration as DataLoaderConfiguration,
-    DistributedDataParallelKwargs as DistributedDataParallelKwargs,
-    GradientAccumulationPlugin as GradientAccumulationPlugin,
-    GradScalerKwargs as GradScalerKwargs,
-    InitProcessGroupKwargs as InitProcessGroupKwargs,
-    KwargsHandler as KwargsHandler,
-    ProjectConfiguration as ProjectConfiguration,
-)
-from accelerate_nb.runtime.kinds import (
+from accelerate_nb.runtime.compat.enums import (
     ComputeEnvironment as ComputeEnvironment,
     CustomDtype as CustomDtype,
     DDPCommunicationHookType as DDPCommunicationHookType,
@@ -36,9 +25,21 @@ from accelerate_nb.runtime.kinds import (
     PrecisionType as PrecisionType,
     RNGType as RNGType,
 )
-from accelerate_nb.runtime.later.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
-from accelerate_nb.runtime.later.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
-from accelerate_nb.runtime.later.megatron import (
+from accelerate_nb.runtime.compat.kwargs_handlers import (
+    AutocastKwargs as AutocastKwargs,
+    DataLoaderConfiguration as DataLoaderConfiguration,
+    DistributedDataParallelKwargs as DistributedDataParallelKwargs,
+    GradientAccumulationPlugin as GradientAccumulationPlugin,
+    GradScalerKwargs as GradScalerKwargs,
+    InitProcessGroupKwargs as InitProcessGroupKwargs,
+    KwargsHandler as KwargsHandler,
+    ProjectConfiguration as ProjectConfiguration,
+)
+from accelerate_nb.runtime.compat.unsupported.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
+from accelerate_nb.runtime.compat.unsupported.fsdp import (
+    FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
+)
+from accelerate_nb.runtime.compat.unsupported.megatron import (
     MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS,
     MegatronLMPlugin as MegatronLMPlugin,
     add_model_config_to_megatron_parser as add_model_config_to_megatron_parser,
@@ -48,14 +49,14 @@ from accelerate_nb.runtime.later.megatron import (
     parse_llama_config as parse_llama_config,
     parse_t5_config as parse_t5_config,
 )
-from accelerate_nb.runtime.later.parallelism import (
+from accelerate_nb.runtime.observability.profiling import ProfileKwargs as ProfileKwargs
+from accelerate_nb.runtime.operations.nested import TensorInformation as TensorInformation
+from accelerate_nb.runtime.parallelism_config import (
     DeepSpeedSequenceParallelConfig as DeepSpeedSequenceParallelConfig,
     TorchContextParallelConfig as TorchContextParallelConfig,
     TorchTensorParallelConfig as TorchTensorParallelConfig,
     TorchTensorParallelPlugin as TorchTensorParallelPlugin,
 )
-from accelerate_nb.runtime.modules import get_module_class_from_name as get_module_class_from_name
-from accelerate_nb.runtime.operations.nested import TensorInformation as TensorInformation
 from accelerate_nb.runtime.precision.fp8_ao import (
     AORecipeKwargs as AORecipeKwargs,
 )
@@ -66,4 +67,5 @@ from accelerate_nb.runtime.precision.fp8_msamp import (
 from accelerate_nb.runtime.precision.fp8_te import (
     TERecipeKwargs as TERecipeKwargs,
 )
-from accelerate_nb.runtime.profiling import ProfileKwargs as ProfileKwargs
+from accelerate_nb.runtime.training.compile import TorchDynamoPlugin as TorchDynamoPlugin
+from accelerate_nb.runtime.training.module_tree import get_module_class_from_name as get_module_class_from_name

@@ -1,6 +1,6 @@
-"""The door `accelerate.utils.deepspeed`: DeepSpeed's classes under Hugging Face's module name."""
+"""The import path `accelerate.utils.deepspeed`: DeepSpeed's classes under Hugging Face's module name."""
 
-from accelerate_nb.runtime.later.deepspeed import (
+from accelerate_nb.runtime.compat.unsupported.deepspeed import (
     DeepSpeedEngineWrapper as DeepSpeedEngineWrapper,
     DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper,
     DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper,

@@ -1,17 +1,7 @@
-"""The door `accelerate.utils.environment`: variables, and what the machine has, under Hugging Face's module name."""
+"""The import path `accelerate.utils.environment`: variables, and what the machine has, under Hugging Face's module name."""
 
-from accelerate_nb.runtime.affinity import (
-    override_numa_affinity as override_numa_affinity,
-    set_numa_affinity as set_numa_affinity,
-)
-from accelerate_nb.runtime.available import get_current_device_type as get_current_device_type
-from accelerate_nb.runtime.gpus import (
-    check_cuda_fp8_capability as check_cuda_fp8_capability,
-    check_cuda_p2p_ib_support as check_cuda_p2p_ib_support,
-    get_driver_version as get_driver_version,
-    get_gpu_info as get_gpu_info,
-)
-from accelerate_nb.runtime.variables import (
+from accelerate_nb.runtime.compat.device_support import get_current_device_type as get_current_device_type
+from accelerate_nb.runtime.compat.env_vars import (
     CPUInformation as CPUInformation,
     are_libraries_initialized as are_libraries_initialized,
     clear_environment as clear_environment,
@@ -23,4 +13,14 @@ from accelerate_nb.runtime.variables import (
     patch_environment as patch_environment,
     purge_accelerate_environment as purge_accelerate_environment,
     str_to_bool as str_to_bool,
+)
+from accelerate_nb.runtime.compat.nvidia_smi import (
+    check_cuda_fp8_capability as check_cuda_fp8_capability,
+    check_cuda_p2p_ib_support as check_cuda_p2p_ib_support,
+    get_driver_version as get_driver_version,
+    get_gpu_info as get_gpu_info,
+)
+from accelerate_nb.runtime.world.numa_affinity import (
+    override_numa_affinity as override_numa_affinity,
+    set_numa_affinity as set_numa_affinity,
 )

@@ -1,13 +1,13 @@
-"""The door `accelerate.utils.fsdp_utils`: FSDP's functions under Hugging Face's module name."""
+"""The import path `accelerate.utils.fsdp_utils`: FSDP's functions under Hugging Face's module name."""
 
-from accelerate_nb.runtime.checkpoints.merging import merge_fsdp_weights as merge_fsdp_weights
-from accelerate_nb.runtime.checkpoints.names import (
+from accelerate_nb.runtime.checkpoints.file_names import (
     OPTIMIZER_NAME as OPTIMIZER_NAME,
     SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME,
     WEIGHTS_NAME as WEIGHTS_NAME,
 )
-from accelerate_nb.runtime.constants import FSDP_MODEL_NAME as FSDP_MODEL_NAME
-from accelerate_nb.runtime.later.fsdp import (
+from accelerate_nb.runtime.checkpoints.merge import merge_fsdp_weights as merge_fsdp_weights
+from accelerate_nb.runtime.compat.constants import FSDP_MODEL_NAME as FSDP_MODEL_NAME
+from accelerate_nb.runtime.compat.unsupported.fsdp import (
     disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading,
     enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading,
     ensure_weights_retied as ensure_weights_retied,

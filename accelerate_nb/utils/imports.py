@@ -1,6 +1,6 @@
-"""The door `accelerate.utils.imports`: what is installed, and what torch can use, under Hugging Face's module name."""
+"""The import path `accelerate.utils.imports`: what is installed, and what torch can use, under Hugging Face's module name."""
 
-from accelerate_nb.runtime.available import (
+from accelerate_nb.runtime.compat.device_support import (
     is_bf16_available as is_bf16_available,
     is_cuda_available as is_cuda_available,
     is_fp16_available as is_fp16_available,
@@ -21,7 +21,7 @@ from accelerate_nb.runtime.available import (
     is_xccl_available as is_xccl_available,
     is_xpu_available as is_xpu_available,
 )
-from accelerate_nb.runtime.installed import (
+from accelerate_nb.runtime.compat.packages import (
     is_4bit_bnb_available as is_4bit_bnb_available,
     is_8bit_bnb_available as is_8bit_bnb_available,
     is_aim_available as is_aim_available,
@@ -64,4 +64,4 @@ from accelerate_nb.runtime.installed import (
     is_wandb_available as is_wandb_available,
     torchao_required as torchao_required,
 )
-from accelerate_nb.runtime.later.deepspeed import deepspeed_required as deepspeed_required
+from accelerate_nb.runtime.compat.unsupported.deepspeed import deepspeed_required as deepspeed_required

@@ -1,6 +1,6 @@
-"""The door `accelerate.utils.megatron_lm`: Megatron-LM's classes under Hugging Face's module name."""
+"""The import path `accelerate.utils.megatron_lm`: Megatron-LM's classes under Hugging Face's module name."""
 
-from accelerate_nb.runtime.later.megatron import (
+from accelerate_nb.runtime.compat.unsupported.megatron import (
     AbstractTrainStep as AbstractTrainStep,
     BertTrainStep as BertTrainStep,
     GPTTrainStep as GPTTrainStep,

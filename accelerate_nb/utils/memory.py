@@ -1,6 +1,6 @@
-"""The door `accelerate.utils.memory`: how memory is given back, under Hugging Face's module name."""
+"""The import path `accelerate.utils.memory`: functions that free memory, under Hugging Face's module name."""
 
-from accelerate_nb.runtime.memory import (
+from accelerate_nb.runtime.training.memory import (
     clear_device_cache as clear_device_cache,
     find_executable_batch_size as find_executable_batch_size,
     release_memory as release_memory,

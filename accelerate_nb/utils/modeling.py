@@ -1,34 +1,20 @@
-"""The door `accelerate.utils.modeling`: sizes, device maps and weights, under Hugging Face's module name."""
+"""The import path `accelerate.utils.modeling`: sizes, device maps and weights, under Hugging Face's module name."""
 
-from accelerate_nb.big_models.aligning import (
-    align_module_device as align_module_device,
-    has_offloaded_params as has_offloaded_params,
-)
-from accelerate_nb.big_models.device_maps import (
+from accelerate_nb.big_models.checkpoint_files import load_state_dict as load_state_dict
+from accelerate_nb.big_models.device_map.check import (
     check_device_map as check_device_map,
     clean_device_map as clean_device_map,
 )
-from accelerate_nb.big_models.devices import check_device_same as check_device_same
-from accelerate_nb.big_models.loading import (
-    load_checkpoint_in_model as load_checkpoint_in_model,
-    load_offloaded_weights as load_offloaded_weights,
-)
-from accelerate_nb.big_models.memory import (
-    get_balanced_memory as get_balanced_memory,
-    get_max_memory as get_max_memory,
-)
-from accelerate_nb.big_models.moving import set_module_tensor_to_device as set_module_tensor_to_device
-from accelerate_nb.big_models.placing import (
+from accelerate_nb.big_models.device_map.infer import (
     fallback_allocate as fallback_allocate,
     get_module_size_with_ties as get_module_size_with_ties,
     infer_auto_device_map as infer_auto_device_map,
 )
-from accelerate_nb.big_models.reading import load_state_dict as load_state_dict
-from accelerate_nb.big_models.saving import (
-    get_state_dict_from_offload as get_state_dict_from_offload,
-    get_state_dict_offloaded_model as get_state_dict_offloaded_model,
+from accelerate_nb.big_models.device_map.max_memory import (
+    get_balanced_memory as get_balanced_memory,
+    get_max_memory as get_max_memory,
 )
-from accelerate_nb.big_models.sizes import (
+from accelerate_nb.big_models.device_map.module_sizes import (
     calculate_maximum_sizes as calculate_maximum_sizes,
     compute_module_sizes as compute_module_sizes,
     compute_module_total_buffer_size as compute_module_total_buffer_size,
@@ -36,25 +22,39 @@ from accelerate_nb.big_models.sizes import (
     get_max_layer_size as get_max_layer_size,
     get_module_leaves as get_module_leaves,
 )
+from accelerate_nb.big_models.device_map.tied_weights import (
+    check_tied_parameters_in_config as check_tied_parameters_in_config,
+    check_tied_parameters_on_same_device as check_tied_parameters_on_same_device,
+    find_tied_parameters as find_tied_parameters,
+    retie_parameters as retie_parameters,
+)
+from accelerate_nb.big_models.devices import check_device_same as check_device_same
+from accelerate_nb.big_models.hooks.align_devices import (
+    align_module_device as align_module_device,
+    has_offloaded_params as has_offloaded_params,
+)
+from accelerate_nb.big_models.load_checkpoint import (
+    load_checkpoint_in_model as load_checkpoint_in_model,
+    load_offloaded_weights as load_offloaded_weights,
+)
+from accelerate_nb.big_models.offloaded_state_dict import (
+    get_state_dict_from_offload as get_state_dict_from_offload,
+    get_state_dict_offloaded_model as get_state_dict_offloaded_model,
+)
+from accelerate_nb.big_models.set_tensor import set_module_tensor_to_device as set_module_tensor_to_device
 from accelerate_nb.big_models.tensors import (
     get_non_persistent_buffers as get_non_persistent_buffers,
     id_tensor_storage as id_tensor_storage,
     is_peft_model as is_peft_model,
     named_module_tensors as named_module_tensors,
 )
-from accelerate_nb.big_models.tied import (
-    check_tied_parameters_in_config as check_tied_parameters_in_config,
-    check_tied_parameters_on_same_device as check_tied_parameters_on_same_device,
-    find_tied_parameters as find_tied_parameters,
-    retie_parameters as retie_parameters,
-)
-from accelerate_nb.runtime.checkpoints.names import (
+from accelerate_nb.runtime.checkpoints.file_names import (
     SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME,
     WEIGHTS_INDEX_NAME as WEIGHTS_INDEX_NAME,
     WEIGHTS_NAME as WEIGHTS_NAME,
 )
 from accelerate_nb.runtime.checkpoints.weights import parse_size as convert_file_size_to_int
-from accelerate_nb.runtime.precision.functions import (
+from accelerate_nb.runtime.precision.hf_functions import (
     get_grad_scaler as get_grad_scaler,
     get_mixed_precision_context_manager as get_mixed_precision_context_manager,
 )

@@ -1,6 +1,6 @@
-"""The door `accelerate.utils.offload`: weights in files, under Hugging Face's module name."""
+"""The import path `accelerate.utils.offload`: weights in files, under Hugging Face's module name."""
 
-from accelerate_nb.big_models.offloading import (
+from accelerate_nb.big_models.offload import (
     OffloadedWeightsLoader as OffloadedWeightsLoader,
     PrefixedDataset as PrefixedDataset,
     extract_submodules_state_dict as extract_submodules_state_dict,

@@ -1,7 +1,9 @@
-"""The door `accelerate.utils.operations`: work on nested tensors under Hugging Face's module name."""
+"""The import path `accelerate.utils.operations`: work on nested tensors under Hugging Face's module name."""
 
 from accelerate_nb.errors import OperationError as DistributedOperationException
-from accelerate_nb.runtime.constants import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
+from accelerate_nb.runtime.compat.constants import (
+    TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES,
+)
 from accelerate_nb.runtime.operations.collective import (
     TENSOR_INT_TO_DTYPE as TENSOR_INT_TO_DTYPE,
     TENSOR_TYPE_TO_INT as TENSOR_TYPE_TO_INT,
@@ -13,6 +15,7 @@ from accelerate_nb.runtime.operations.collective import (
     gather_tensor_shape as gather_tensor_shape,
     reduce as reduce,
 )
+from accelerate_nb.runtime.operations.gathered_parameters import GatheredParameters as GatheredParameters
 from accelerate_nb.runtime.operations.nested import (
     ConvertOutputsToFp32 as ConvertOutputsToFp32,
     TensorInformation as TensorInformation,
@@ -40,8 +43,7 @@ from accelerate_nb.runtime.operations.padding import (
     pad_across_processes as pad_across_processes,
     pad_input_tensors as pad_input_tensors,
 )
-from accelerate_nb.runtime.operations.sharded import GatheredParameters as GatheredParameters
-from accelerate_nb.runtime.operations.verifying import (
+from accelerate_nb.runtime.operations.verify import (
     chained_operation as chained_operation,
     verify_operation as verify_operation,
 )

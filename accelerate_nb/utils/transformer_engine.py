@@ -1,4 +1,4 @@
-"""The door `accelerate.utils.transformer_engine`."""
+"""The import path `accelerate.utils.transformer_engine`."""
 
 from accelerate_nb.runtime.precision.fp8_te import (
     apply_fp8_autowrap as apply_fp8_autowrap,

@@ -1,4 +1,7 @@
-"""The door `accelerate.utils.versions`: versions compared, under Hugging Face's module name."""
+"""The import path `accelerate.utils.versions`: versions compared, under Hugging Face's module name."""
 
-from accelerate_nb.runtime.constants import STR_OPERATION_TO_FUNC as STR_OPERATION_TO_FUNC
-from accelerate_nb.runtime.versions import compare_versions as compare_versions, is_torch_version as is_torch_version
+from accelerate_nb.runtime.compat.constants import STR_OPERATION_TO_FUNC as STR_OPERATION_TO_FUNC
+from accelerate_nb.runtime.compat.versions import (
+    compare_versions as compare_versions,
+    is_torch_version as is_torch_version,
+)

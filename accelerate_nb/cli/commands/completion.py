@@ -34,12 +34,12 @@ _EXAMPLES = """examples:
   source <(accelerate-nb completion bash)        in this bash, now
   accelerate-nb completion zsh > ~/.zfunc/_accelerate-nb
 """
-# Flags whose value is a path say so by these words.
+# Placeholders of flags whose value is a path.
 _PATHS = ("FILE", "PATH", "FOLDER", "DIR")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Say which arguments the command takes."""
+    """Declare the arguments of the command."""
     parser.description = "Print a script that makes a shell complete these commands, their flags and their choices."
     parser.epilog = _EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the script; in a terminal say how it is installed."""
+    """Print the script; in a terminal also print how to install it."""
     shell = arguments.shell or shell_of(os.environ.get("SHELL", ""))
     print(script(shell))
     if sys.stdout.isatty():
@@ -69,7 +69,7 @@ def shell_of(path: str) -> str:
 
 
 def script(shell: str) -> str:
-    """What a shell has to read."""
+    """The script for a shell."""
     import shtab
 
     from accelerate_nb.cli.main import whole
@@ -97,9 +97,9 @@ def _offer(action: argparse.Action) -> None:
 
     shown = action.metavar if isinstance(action.metavar, str) else ""
     if action.choices is None and shown.startswith("{"):
-        # a setting reads its own text, and shows its choices where its value stands
+        # a setting reads its own text, and shows its choices as its placeholder
         action.choices = shown.strip("{}").split(",")
     elif action.choices is None and (not action.option_strings or shown.endswith(_PATHS)):
         action.complete = shtab.FILE  # type: ignore[attr-defined]
-        # what the help leaves out, since the usage says it, can be completed all the same
+        # what the help leaves out, since the usage has it, can be completed all the same
         action.help = "" if action.help == argparse.SUPPRESS and not action.option_strings else action.help

@@ -12,32 +12,33 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from accelerate_nb.cli.codes import INTERRUPTED
-from accelerate_nb.cli.parser import add_settings, said_settings
-from accelerate_nb.config import files, later, spelling, tpus
-from accelerate_nb.config.basic import basic
-from accelerate_nb.config.fields import GROUPS, Setting
-from accelerate_nb.config.files import Draft
-from accelerate_nb.config.run import all_settings, grouped, origin, resolve
-from accelerate_nb.config.tpus import Tpus
+from accelerate_nb.cli.exit_codes import INTERRUPTED
+from accelerate_nb.cli.parser import add_settings, given_settings
+from accelerate_nb.config import formats, tpu_pods
+from accelerate_nb.config.hf import files, unsupported
+from accelerate_nb.config.hf.default_file import basic
+from accelerate_nb.config.hf.files import ConfigDraft
+from accelerate_nb.config.run_config import all_settings, grouped, origin, resolve
+from accelerate_nb.config.settings import GROUPS, Setting
+from accelerate_nb.config.tpu_pods import TpusConfig
 from accelerate_nb.devices import xla
-from accelerate_nb.devices.base import Devices
+from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError
-from accelerate_nb.launching.choosing import accelerates_word, choose
-from accelerate_nb.launching.preflight import Outlook, look_ahead
+from accelerate_nb.launching.planning.placement import accelerates_word, choose
+from accelerate_nb.launching.planning.preflight import PreflightReport, run_preflight
 
-# How many cores a pod's machines have that nobody here can look at; all of them are taken.
+# The number of cores of a pod's machines, which can't be probed from here; all of them are used.
 _CORES_OF_A_POD = 8
 _EPILOG = """\
 commands:
-  default   write a file for this machine as it is, without a question; a file that is there stays
+  default   write a file for this machine as it is, without a question; an existing file is kept
   update    write a file of an earlier release of Accelerate as today's would
-  show      show every setting, and where its value was said
+  show      show every setting, with its value and its origin
 
 examples:
   accelerate-nb config                             ask, show the file, write it
-  accelerate-nb config --yes -n 2 --cpu            write what is said here, without a question
+  accelerate-nb config --yes -n 2 --cpu            write these settings, without a question
   accelerate-nb config --yes --tpu                 all cores of a TPU, through torch_xla
   accelerate-nb config default --mixed_precision bf16
   accelerate-nb config show
@@ -47,14 +48,16 @@ The file is Accelerate's own, and every launch begins with it: in notebooks, on 
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Say which arguments the command takes."""
+    """Declare the arguments of the command."""
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = "accelerate-nb config [default | update | show] [--config_file PATH] [--yes] [settings]"
-    parser.set_defaults(act=_ask, config_file=None)
+    parser.set_defaults(act=_prompt, config_file=None)
     _add_file(parser)
     parser.add_argument(
-        "--yes", action="store_true", help="Write what the flags and the present file say; ask nothing."
+        "--yes",
+        action="store_true",
+        help="Write the settings of the flags and of the existing file, without a question.",
     )
     of_tpus = parser.add_argument_group("TPUs")
     of_tpus.add_argument("--tpu", action="store_true", help="Train on TPUs; as --engine xla.")
@@ -64,13 +67,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(metavar="COMMAND", help=argparse.SUPPRESS)
     default = commands.add_parser("default", description="Write a file for this machine as it is.")
     _add_file(default)
-    default.add_argument("--force", action="store_true", help="Write over a file that is there.")
+    default.add_argument("--force", action="store_true", help="Overwrite an existing file.")
     add_settings(default, [_precision()])
     default.set_defaults(act=_default)
     update = commands.add_parser("update", description="Write a file of an earlier release as today's would.")
     _add_file(update)
     update.set_defaults(act=_update)
-    show = commands.add_parser("show", description="Show every setting, and where its value was said.")
+    show = commands.add_parser("show", description="Show every setting, with its value and its origin.")
     _add_file(show)
     show.set_defaults(act=_show)
 
@@ -91,124 +94,126 @@ def _add_file(parser: argparse.ArgumentParser) -> None:
 
 
 def _precision() -> Setting:
-    return next(one for one in all_settings() if one.name == "mixed_precision")
+    return next(setting for setting in all_settings() if setting.name == "mixed_precision")
 
 
-def _place(arguments: argparse.Namespace) -> Path:
-    """Where the file is, or will be."""
-    said = arguments.config_file or os.environ.get("ACCELERATE_NB_CONFIG_FILE")
-    return Path(said).expanduser() if said else files.default_place(os.environ)
+def _config_path(arguments: argparse.Namespace) -> Path:
+    """The path of the file, which may not exist yet."""
+    file = arguments.config_file or os.environ.get("ACCELERATE_NB_CONFIG_FILE")
+    return Path(file).expanduser() if file else files.default_path(os.environ)
 
 
 # ------------------------------------------------------------------------------------------------------------ choosing
 
 
-def _ask(arguments: argparse.Namespace) -> int:
-    said = _said(arguments)
-    path = _place(arguments)
-    content = _present(path)
-    found = _said_of_tpus(arguments, tpus.of(content))
-    values = {one.name: origin(one, said, {}, content).value for one in all_settings()}
+def _prompt(arguments: argparse.Namespace) -> int:
+    given = _given(arguments)
+    path = _config_path(arguments)
+    content = _current(path)
+    found = _given_tpus(arguments, tpu_pods.of(content))
+    values = {setting.name: origin(setting, given, {}, content).value for setting in all_settings()}
     if arguments.yes:
         on_tpus = found if values["engine"] == "xla" else None
         draft = _draft(path, _looked_at(values, _devices(on_tpus)), on_tpus)
         draft.write()
-        return _told(draft)
+        return _report(draft)
     if not sys.stdin.isatty():
         raise ConfigurationError(
-            "The settings were to be asked for, but there is no terminal to answer in. Pass --yes, and settings as flags "
+            "The settings were to be prompted for, but there is no terminal. Pass --yes, and settings as flags "
             "(accelerate-nb config --yes --num-processes 2), or write a file for this machine with `accelerate-nb config "
             "default`."
         )
     try:
-        return _asked(path, values, found)
+        return _prompted(path, values, found)
     except (KeyboardInterrupt, EOFError):
         print("\nNothing was written.", file=sys.stderr)
         return INTERRUPTED
 
 
-def _said(arguments: argparse.Namespace) -> dict[str, Any]:
-    said = said_settings(arguments, all_settings())
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+    given = given_settings(arguments, all_settings())
     if not (arguments.tpu or arguments.tpu_name):
-        return said
-    if said.get("cpu") or said.get("engine", "xla") != "xla":
-        raise ConfigurationError("A TPU was asked for, together with another place to train. Leave one of them out.")
-    return {**said, "engine": "xla", "cpu": False}
+        return given
+    if given.get("cpu") or given.get("engine", "xla") != "xla":
+        raise ConfigurationError("A TPU was requested, together with another device. Leave one of them out.")
+    return {**given, "engine": "xla", "cpu": False}
 
 
-def _said_of_tpus(arguments: argparse.Namespace, present: Tpus) -> Tpus:
-    """What the file says of TPUs, with what the flags say instead."""
-    zoned = replace(present, zone=arguments.tpu_zone or present.zone)
+def _given_tpus(arguments: argparse.Namespace, current: TpusConfig) -> TpusConfig:
+    """The TPU settings of the file, with those of the flags over them."""
+    zoned = replace(current, zone=arguments.tpu_zone or current.zone)
     return replace(zoned, name=arguments.tpu_name, is_pod=True) if arguments.tpu_name else zoned
 
 
-def _devices(on_tpus: Tpus | None) -> Devices:
-    """What a launch computes on: what is here, or what a pod's machines are taken to have."""
-    here = probe()
+def _devices(on_tpus: TpusConfig | None) -> AvailableDevices:
+    """The devices of a launch: those of this machine, or those that a pod's machines are taken to have."""
+    devices = probe()
     if on_tpus is None or not on_tpus.is_pod:
-        return here
-    found = xla.Found("TPU", _CORES_OF_A_POD)
-    return Devices("xla", found.label, found.count, here.cores, xla=found)
+        return devices
+    found = xla.XlaDevices("TPU", _CORES_OF_A_POD)
+    return AvailableDevices("xla", found.label, found.count, devices.cores, xla=found)
 
 
-def _present(path: Path) -> dict[str, Any]:
-    """What the file says already; one that asks for what is not offered is not written over."""
+def _current(path: Path) -> dict[str, Any]:
+    """The content of the existing file; one that requests a feature that is not offered is not overwritten."""
     content = files.read(path) if path.is_file() else {}
-    later.refuse(content, f"The configuration file {path}")
+    unsupported.refuse(content, f"The configuration file {path}")
     return content
 
 
-def _asked(path: Path, values: Mapping[str, Any], present: Tpus) -> int:
-    from accelerate_nb.cli import questions
+def _prompted(path: Path, values: Mapping[str, Any], current: TpusConfig) -> int:
+    from accelerate_nb.cli import config_questions
 
-    chosen: Tpus | None = None
+    chosen: TpusConfig | None = None
     usual = values["engine"] == "xla" or (probe().kind == "xla" and not values["cpu"])
-    if questions.is_on_tpus(is_usual=usual):
-        chosen = questions.of_tpus(present)
+    if config_questions.is_on_tpus(is_usual=usual):
+        chosen = config_questions.of_tpus(current)
         values = {**values, "engine": "xla", "cpu": False, **({"num_processes": None} if chosen.is_pod else {})}
     elif values["engine"] == "xla":
         values = {**values, "engine": "auto"}
-    said, outlook = questions.ask(values, _devices(chosen), can_fork=hasattr(os, "fork"), tpus=chosen)
-    if chosen is not None and said.get("mixed_precision") == "bf16":
-        chosen = replace(chosen, downcasts=questions.downcasts(is_usual=chosen.downcasts))
+    given, outlook = config_questions.prompt(values, _devices(chosen), can_fork=hasattr(os, "fork"), tpus=chosen)
+    if chosen is not None and given.get("mixed_precision") == "bf16":
+        chosen = replace(chosen, downcasts=config_questions.downcasts(is_usual=chosen.downcasts))
     draft = _draft(path, outlook, chosen)
-    print(f"\n{draft.path}{' (there is one already)' if draft.replaces else ''}:\n")
+    print(f"\n{draft.path}{' (exists already)' if draft.replaces else ''}:\n")
     print("".join(f"  {line}\n" for line in draft.text.splitlines()))
     if draft.kept:
-        print(f"Kept of the present file: {', '.join(draft.kept)}.")
+        print(f"Kept from the existing file: {', '.join(draft.kept)}.")
     if draft.comments:
-        print("The present file has comments, which go.")
-    if not questions.agrees("Write it?"):
+        print("The comments of the existing file are dropped.")
+    if not config_questions.agrees("Write it?"):
         print("Nothing was written.", file=sys.stderr)
         return 1
     draft.write()
-    return _told(draft)
+    return _report(draft)
 
 
-def _looked_at(values: Mapping[str, Any], devices: Devices) -> Outlook:
-    """What would become of a launch with these settings; what speaks against it is raised."""
-    said = {one.name: values[one.name] for one in all_settings() if values[one.name] != one.default}
-    outlook = look_ahead(said, devices, can_fork=hasattr(os, "fork"))
+def _looked_at(values: Mapping[str, Any], devices: AvailableDevices) -> PreflightReport:
+    """A preview of a launch with these settings; an objection is raised."""
+    given = {
+        setting.name: values[setting.name] for setting in all_settings() if values[setting.name] != setting.default
+    }
+    outlook = run_preflight(given, devices, can_fork=hasattr(os, "fork"))
     if not outlook.possible:
-        raise ConfigurationError(" ".join(one.text for one in outlook.objections if one.grave))
+        raise ConfigurationError(" ".join(objection.text for objection in outlook.objections if objection.grave))
     return outlook
 
 
-def _draft(path: Path, outlook: Outlook, on_tpus: Tpus | None) -> Draft:
+def _draft(path: Path, outlook: PreflightReport, on_tpus: TpusConfig | None) -> ConfigDraft:
     assert outlook.config is not None, "nothing grave speaks against it"
     assert outlook.choice is not None, "nothing grave speaks against it"
-    content = spelling.keys(outlook.config, accelerates_word(outlook.choice, probe()))
+    content = formats.keys(outlook.config, accelerates_word(outlook.choice, probe()))
     return files.draft(path, content if on_tpus is None else {**content, **on_tpus.keys()})
 
 
-def _told(draft: Draft) -> int:
+def _report(draft: ConfigDraft) -> int:
     print(f"Written to {draft.path}. {_how_to_use(draft.path)}")
     return 0
 
 
 def _how_to_use(path: Path) -> str:
-    if path == files.default_place(os.environ):
-        return "Every launch takes from it what is not said elsewhere."
+    if path == files.default_path(os.environ):
+        return "Every launch takes from it what is not set elsewhere."
     return f"Launch with --config_file {path}, or config_file={str(path)!r} in a notebook."
 
 
@@ -216,45 +221,45 @@ def _how_to_use(path: Path) -> str:
 
 
 def _default(arguments: argparse.Namespace) -> int:
-    said = said_settings(arguments, [_precision()])
-    path = _place(arguments)
+    given = given_settings(arguments, [_precision()])
+    path = _config_path(arguments)
     if path.exists() and not arguments.force:
-        print(f"There is a configuration file at {path} already, and it stays. Pass --force to write over it.")
+        print(f"The configuration file {path} exists already and was kept. Pass --force to overwrite it.")
         return 0
     found = probe()
     content = basic(
-        said.get("mixed_precision", "no"),
+        given.get("mixed_precision", "no"),
         distributed_type=_usual_word(),
         num_processes=max(1, found.count),
         cpu=found.count == 0,
     )
-    draft = Draft(path, content, replaces=path.exists())
+    draft = ConfigDraft(path, content, replaces=path.exists())
     draft.write()
-    return _told(draft)
+    return _report(draft)
 
 
 def _update(arguments: argparse.Namespace) -> int:
-    path = _place(arguments)
+    path = _config_path(arguments)
     if not path.is_file():
         raise ConfigurationError(
-            f"The configuration file {path} was to be updated, and is not there. Correct its path, or write one with "
+            f"The configuration file {path} was to be updated, and does not exist. Correct its path, or write one with "
             "`accelerate-nb config`."
         )
     draft = files.renewed(path, _usual_word())
     before = path.read_text(encoding="utf-8")
     if draft.text == before:
-        print(f"{path} is as today's Accelerate writes it; nothing was changed.")
+        print(f"{path} has today's format already; nothing was changed.")
         return 0
     draft.write()
     changes = difflib.unified_diff(before.splitlines(), draft.text.splitlines(), "before", "now", lineterm="", n=1)
     print("\n".join(changes))
     if draft.comments:
-        print("The comments that were in it are gone.")
-    return _told(draft)
+        print("Its comments were dropped.")
+    return _report(draft)
 
 
 def _usual_word() -> str:
-    """What Accelerate's files call a launch of this machine's own."""
+    """The name of a launch on this machine in Accelerate's files."""
     found = probe()
     return accelerates_word(choose(resolve({}, {}).launching, found, can_fork=hasattr(os, "fork")), found)
 
@@ -265,14 +270,14 @@ def _usual_word() -> str:
 def _show(arguments: argparse.Namespace) -> int:
     path = files.find(os.environ, arguments.config_file)
     content = files.read(path) if path is not None else {}
-    print(f"Configuration file: {path or f'none ({files.default_place(os.environ)} is not there)'}")
+    print(f"Configuration file: {path or f'none ({files.default_path(os.environ)} is not there)'}")
     wrong: list[str] = []
-    if what := later.asked(content):
-        wrong.append(f"The configuration file {path} asks for {what}, which is not offered here yet.")
-    for key, own in grouped().items():
+    if what := unsupported.first_unsupported(content):
+        wrong.append(f"The configuration file {path} requests {what}, which is not offered here yet.")
+    for key, members in grouped().items():
         print(f"\n{GROUPS[key]}")
-        print("\n".join(_rows(own, content, wrong)))
-    if tpus.are_meant(content):
+        print("\n".join(_rows(members, content, wrong)))
+    if tpu_pods.file_is_for_tpus(content):
         print("\nTPUs")
         print("\n".join(_rows_of_tpus(content, wrong)))
     for text in wrong:
@@ -280,20 +285,20 @@ def _show(arguments: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def _rows(own: Sequence[Setting], content: Mapping[str, Any], wrong: list[str]) -> Iterator[str]:
-    names, values = max(len(one.name) for one in own), 12
-    for one in own:
+def _rows(members: Sequence[Setting], content: Mapping[str, Any], wrong: list[str]) -> Iterator[str]:
+    names, values = max(len(item.name) for item in members), 12
+    for item in members:
         try:
-            found = origin(one, {}, os.environ, content)
+            found = origin(item, {}, os.environ, content)
         except AccelerateNbError as error:
             wrong.append(str(error))
             continue
-        yield f"  {one.name:<{names}}  {found.value!s:<{values}}  {found.place or 'default'}".rstrip()
+        yield f"  {item.name:<{names}}  {found.value!s:<{values}}  {found.source or 'default'}".rstrip()
 
 
 def _rows_of_tpus(content: Mapping[str, Any], wrong: list[str]) -> Iterator[str]:
     try:
-        found = tpus.of(content).keys()
+        found = tpu_pods.of(content).keys()
     except AccelerateNbError as error:
         wrong.append(str(error))
         return

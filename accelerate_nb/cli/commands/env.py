@@ -9,7 +9,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from accelerate_nb import __version__
+from accelerate_nb.cli.markdown_facts import lines_of, write
 from accelerate_nb.cli.parser import add_config_file
 from accelerate_nb.config.environment import runs_folder
-from accelerate_nb.config.files import find, read
-from accelerate_nb.config.run import all_settings, differing, origins, resolve
+from accelerate_nb.config.hf.files import find, read
+from accelerate_nb.config.run_config import all_settings, differing, origins, resolve
 from accelerate_nb.errors import AccelerateNbError
 
 # A heading's lines: what is known under each name. Values are plain, for JSON.
@@ -80,15 +81,15 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Say which arguments the command takes."""
+    """Declare the arguments of the command."""
     parser.description = (
-        "Tell what a bug report needs: versions, devices, memory, variables, settings.\n"
+        "Print the facts for a bug report: versions, devices, memory, variables, settings.\n"
         "Values of variables whose names speak of tokens, keys or passwords are masked. No driver is woken."
     )
     parser.epilog = _EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add_config_file(parser, "The configuration file to tell of, in place of the default one.")
-    parser.add_argument("--torch", action="store_true", help="Import torch, too, and tell how it was built.")
+    add_config_file(parser, "The configuration file to print, in place of the default one.")
+    parser.add_argument("--torch", action="store_true", help="Import torch too, and print how it was built.")
     parser.add_argument("--json", action="store_true", help="Write JSON.")
 
 
@@ -98,16 +99,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(facts, indent=2, ensure_ascii=False))
         return 0
-    for line in _lines(facts):
-        _write(line)
+    for line in lines_of(facts):
+        write(line)
     return 0
 
 
 def gather(environment: Mapping[str, str], config_file: str | None = None, *, with_torch: bool = False) -> Facts:
     """Everything, under the headings in their order; the keys are stable."""
     settings = _configuration(environment, config_file)
+    from accelerate_nb.supervisor.memory import supervisors
+
     facts = {
-        "accelerate_nb": _own(),
+        "accelerate_nb": _package(),
         "python": _python(),
         "torch": _torch(),
         "devices": _devices(environment),
@@ -116,6 +119,7 @@ def gather(environment: Mapping[str, str], config_file: str | None = None, *, wi
         "libraries": _versions(_LIBRARIES),
         "environment": variables(environment),
         "configuration": settings,
+        "supervisors": supervisors(),
         "runs": _runs(environment, settings["settings"].get("folder", {}).get("value")),
     }
     if with_torch:
@@ -140,7 +144,7 @@ def masked(name: str, value: str) -> str:
     return _MASK if value and _SECRET.search(name) else _IN_ADDRESS.sub(_MASK, value)
 
 
-def _own() -> Facts:
+def _package() -> Facts:
     return {"version": __version__, "folder": str(Path(__file__).resolve().parents[1])}
 
 
@@ -155,8 +159,8 @@ def _python() -> Facts:
 
 
 def _torch() -> Facts:
-    """What torch was built for, read without importing it."""
-    from accelerate_nb.devices.build import torch_is_built_for, torch_version
+    """The devices that torch was built for, read without importing it."""
+    from accelerate_nb.devices.torch_build import torch_is_built_for, torch_version
 
     built = [name for name in ("cuda", "hip", "xpu") if torch_is_built_for(name)]
     return {
@@ -167,7 +171,7 @@ def _torch() -> Facts:
 
 
 def _devices(environment: Mapping[str, str]) -> Facts:
-    from accelerate_nb.devices.driver import driver
+    from accelerate_nb.devices.nvml import driver
     from accelerate_nb.devices.probe import probe
 
     found, nvidia = probe(environment), driver()
@@ -181,16 +185,16 @@ def _devices(environment: Mapping[str, str]) -> Facts:
 
 
 def _xla(environment: Mapping[str, str]) -> Facts:
-    """What torch_xla would compute on, and what keeps it from that; nothing where there is neither it nor a TPU."""
+    """The devices that torch_xla would use, or the reason why it can't; nothing where there is neither it nor a TPU."""
     from accelerate_nb.devices import xla
     from accelerate_nb.devices.tpu_info import generation
 
-    here, found, chips = xla.installation(), xla.look(environment), xla.tpu_chips()
-    if not here.torch_xla and found is None and not chips:
+    installed, found, chips = xla.installation(), xla.detect_devices(environment), xla.tpu_chips()
+    if not installed.torch_xla and found is None and not chips:
         return {}
     facts: Facts = {
-        "torch_xla": here.torch_xla or None,
-        "libtpu": _version("libtpu") or (here.libtpu or None),
+        "torch_xla": installed.torch_xla or None,
+        "libtpu": _version("libtpu") or (installed.libtpu or None),
         "tpu_info": _version("tpu-info"),
         "tpu_chips": len(chips),
         "generation": generation(),
@@ -199,7 +203,7 @@ def _xla(environment: Mapping[str, str]) -> Facts:
         facts |= {
             "device": found.device,
             "count": found.count,
-            "asked_for": found.asked,
+            "asked_for": found.requested,
             "trouble": found.trouble or None,
         }
     if chips:
@@ -208,7 +212,7 @@ def _xla(environment: Mapping[str, str]) -> Facts:
 
 
 def _name_of(pid: int) -> str | None:
-    """What a process is called, where it may be seen."""
+    """The command of a process, where it may be seen."""
     import psutil
 
     try:
@@ -219,7 +223,7 @@ def _name_of(pid: int) -> str | None:
 
 def _machine(environment: Mapping[str, str]) -> Facts:
     from accelerate_nb.devices.cpu import cores
-    from accelerate_nb.devices.sampling import HostGauge
+    from accelerate_nb.devices.host_usage import HostGauge
 
     now = HostGauge([Path.cwd()]).sample()
     shared = now.shared_memory
@@ -238,7 +242,7 @@ def _machine(environment: Mapping[str, str]) -> Facts:
 
 
 def _processor() -> str:
-    """The processor's name; Linux says it in a file of its own."""
+    """The processor's name; on Linux from /proc/cpuinfo."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -248,7 +252,7 @@ def _processor() -> str:
 
 
 def _limits() -> Facts:
-    """How many files, processes and locked bytes a process of this person may have; `None` is no limit."""
+    """The limits of open files, processes and locked bytes for this user; `None` is no limit."""
     if find_spec("resource") is None:
         return {}
     import resource
@@ -282,18 +286,18 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _configuration(environment: Mapping[str, str], said: str | None) -> Facts:
-    """The file, and what it and the variables make different from the defaults; what is wrong stands under `error`."""
+def _configuration(environment: Mapping[str, str], file: str | None) -> Facts:
+    """The file, and what it and the variables make different from the defaults; a problem is in `error`."""
     facts: Facts = {"file": None, "content": None, "settings": {}, "error": None}
     try:
-        path = find(environment, said)
+        path = find(environment, file)
         if path is not None:
             facts["file"] = str(path)
             facts["content"] = _shown(path)
         content = {} if path is None else read(path)
         whence = origins({}, environment, content)
         facts["settings"] = {
-            name: {"value": _plain(value), "from": whence[name].place}
+            name: {"value": _plain(value), "from": whence[name].source}
             for name, value in differing(resolve({}, environment, content)).items()
         }
     except AccelerateNbError as error:
@@ -316,16 +320,16 @@ def _shown(path: Path) -> str | None:
 
 def _without_secret(line: str) -> str:
     name, colon, value = line.partition(":")
-    known = {key for one in all_settings() for key in one.keys}
+    known = {key for setting in all_settings() for key in setting.keys}
     if not colon or name.strip(" -\"'") in known:
         return line
     hidden = masked(name, value.strip())
     return line if hidden == value.strip() else f"{name}: {hidden}"
 
 
-def _runs(environment: Mapping[str, str], said: str | None) -> Facts:
-    folder = Path(said).expanduser() if said else runs_folder(environment)
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+def _runs(environment: Mapping[str, str], runs: str | None) -> Facts:
+    folder = Path(runs).expanduser() if runs else runs_folder(environment)
+    there = next(candidate for candidate in (folder, *folder.absolute().parents) if candidate.exists())
     return {
         "folder": str(folder),
         "exists": folder.is_dir(),
@@ -350,50 +354,3 @@ def _torch_build() -> Facts:
 
 def _gib(size: int) -> float:
     return round(size / (1 << 30), 2)
-
-
-# ----------------------------------------------------------------------------------------------------------- as text
-
-
-def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    """The facts as Markdown, which issues are written in."""
-    for heading, inner in facts.items():
-        yield f"### {heading.replace('_', ' ') if heading != 'accelerate_nb' else heading}"
-        yield from list(_items(inner)) or ["- nothing that differs from the defaults"]
-        yield ""
-
-
-def _items(facts: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    for name, value in facts.items():
-        if value is None or value in ({}, []):
-            continue
-        if isinstance(value, Mapping):
-            yield f"{indent}- {name}:"
-            yield from _items(value, indent + "  ")
-        elif isinstance(value, list):
-            yield f"{indent}- {name}: {', '.join(map(_item, value))}"
-        elif isinstance(value, str) and "\n" in value:
-            yield f"{indent}- {name}:"
-            yield from (f"{indent}      {line}".rstrip() for line in value.splitlines())
-        else:
-            yield f"{indent}- {name}: {_word(value)}"
-
-
-def _item(value: Any) -> str:
-    return ", ".join(_word(each) for each in value.values()) if isinstance(value, Mapping) else _word(value)
-
-
-def _word(value: Any) -> str:
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
-
-
-def _write(line: str) -> None:
-    """Print a line; in a terminal its heading or name stands out."""
-    if not sys.stdout.isatty():
-        print(line)
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    style = "bold" if line.startswith("###") else ""
-    Console(soft_wrap=True, highlight=False).print(Text(line, style=style))

@@ -36,8 +36,10 @@ Activations are not counted: they grow with the batch and with the length of its
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Say which arguments the command takes."""
-    parser.description = "Tell what a model takes: its weights in each type, and in training all that a rank holds."
+    """Declare the arguments of the command."""
+    parser.description = (
+        "Estimate the memory of a model: its weights in each type, and in training all that a rank holds."
+    )
     parser.epilog = _EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
@@ -46,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="A folder or file: config.json of transformers, safetensors, a checkpoint of torch, shards. "
         "Or code: path/file.py:name, package.module:name.",
     )
-    parser.add_argument("--args", metavar="JSON", help="What the class or function of MODEL is called with, by name.")
+    parser.add_argument("--args", metavar="JSON", help="The keyword arguments of MODEL's class or function.")
     parser.add_argument(
         "--dtypes",
         nargs="+",
@@ -55,9 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="DTYPE",
         help=f"The types to keep weights in: {', '.join(_DTYPES)}. All by default.",
     )
-    parser.add_argument(
-        "--optimizer", choices=_OPTIMIZERS, default="adamw", help="What trains the model (default: adamw)."
-    )
+    parser.add_argument("--optimizer", choices=_OPTIMIZERS, default="adamw", help="The optimizer (default: adamw).")
     parser.add_argument(
         "-n",
         "--num-processes",
@@ -65,7 +65,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         dest="ranks",
         type=int,
         metavar="N",
-        help="How many ranks share the training; without it, one for each accelerator of this machine.",
+        help="Number of ranks that share the training; without it, one for each accelerator of this machine.",
     )
     parser.add_argument(
         "--memory", metavar="SIZE", help="The memory of a device, such as 24GiB, in place of this machine's."
@@ -80,7 +80,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryBudget:
     """The memory that a rank has, in bytes, and what that is called."""
 
     bytes: int
@@ -90,95 +90,99 @@ class Room:
 def run(arguments: argparse.Namespace) -> int:
     """Estimate, and write."""
     ranks = _ranks(arguments.ranks)
-    room = _room(arguments.memory, ranks)
-    outlined = import_module("accelerate_nb.big_models.outlines").outline
-    with _telling(arguments.model):
+    memory_budget = _memory_budget(arguments.memory, ranks)
+    outlined = import_module("accelerate_nb.big_models.model_outline").outline
+    with _with_context(arguments.model):
         outline = outlined(arguments.model, _arguments(arguments.args), trusts=arguments.trust_remote_code)
-    facts = _estimated(outline, arguments.dtypes, arguments.optimizer, ranks, room)
+    facts = _estimated(outline, arguments.dtypes, arguments.optimizer, ranks, memory_budget)
     if arguments.json:
         print(json.dumps(facts, indent=2, ensure_ascii=False))
     else:
-        print("\n".join(_text(facts, room)))
+        print("\n".join(_text(facts, memory_budget)))
     return 0
 
 
 @contextmanager
-def _telling(said: str) -> Iterator[None]:
-    """What anybody's code raises while a model is made of it, told in one line."""
+def _with_context(model: str) -> Iterator[None]:
+    """Errors of the user's code while it builds a model, as one line."""
     try:
         yield
     except AccelerateNbError:
         raise
     except (Exception, SystemExit) as error:
         calls = extract_tb(error.__traceback__)
-        own = [call for call in calls if Path(call.filename).name == Path(said.partition(":")[0]).name]
-        last = (own or calls)[-1]
+        in_file = [call for call in calls if Path(call.filename).name == Path(model.partition(":")[0]).name]
+        last = (in_file or calls)[-1]
         where = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
         raise ConfigurationError(
-            f"{said} was to be made, and that ended with {type(error).__name__}: {error}{where}. A file is imported for this: "
-            "let what trains stand under `if __name__ == '__main__':`, and correct what fails."
+            f"{model} was to be built, and that failed with {type(error).__name__}: {error}{where}. A file is imported for this: "
+            "put training under `if __name__ == '__main__':`, and correct what fails."
         ) from error
 
 
-def _ranks(said: int | None) -> int:
+def _ranks(requested: int | None) -> int:
     from accelerate_nb.devices.probe import probe
 
-    if said is not None and said < 1:
-        raise ConfigurationError(f"--num-processes {said} was given, but it should be at least 1. Pass such a number.")
-    return said or max(1, probe().count)
+    if requested is not None and requested < 1:
+        raise ConfigurationError(
+            f"--num-processes {requested} was given, but it should be at least 1. Pass such a number."
+        )
+    return requested or max(1, probe().count)
 
 
-def _arguments(said: str | None) -> dict[str, Any]:
+def _arguments(text: str | None) -> dict[str, Any]:
     try:
-        found = json.loads(said) if said else {}
+        found = json.loads(text) if text else {}
     except ValueError as error:
         raise ConfigurationError(
-            f"--args {said!r} should be JSON, but is not: {error}. Write it as '{{\"hidden\": 128}}'."
+            f"--args {text!r} should be JSON, but is not: {error}. Write it as '{{\"hidden\": 128}}'."
         ) from None
     if not isinstance(found, dict):
         raise ConfigurationError(
-            f"--args {said!r} should be arguments by their names. Write them as '{{\"hidden\": 128}}'."
+            f"--args {text!r} should be arguments by their names. Write them as '{{\"hidden\": 128}}'."
         )
     return found
 
 
-def _room(said: str | None, ranks: int) -> Room | None:
+def _memory_budget(size: str | None, ranks: int) -> MemoryBudget | None:
     """The memory of a rank's device; on the CPU a rank's share of the machine's."""
-    from accelerate_nb.devices.nvml import Gpus
+    from accelerate_nb.devices.host_usage import HostGauge
+    from accelerate_nb.devices.nvml import GpuGauge
     from accelerate_nb.devices.probe import probe
-    from accelerate_nb.devices.sampling import HostGauge
+    from accelerate_nb.runtime.checkpoints.weights import parse_size
 
-    if said is not None:
-        size: int = import_module("accelerate_nb.runtime.checkpoints.weights").parse_size(said)
-        return Room(size, "a device")
+    if size is not None:
+        return MemoryBudget(parse_size(size), "a device")
     devices = probe()
     if devices.kind == "cpu":
         memory = HostGauge([]).memory()[1]
-        return Room(
+        return MemoryBudget(
             memory // ranks, "this machine's memory" if ranks == 1 else f"this machine's memory for {ranks} ranks"
         )
-    gpus = Gpus(os.environ)
+    gpus = GpuGauge(os.environ)
     try:
         samples = [gpus.sample(number, time.time()) for number in range(devices.count)]
     finally:
         gpus.close()
-    sizes = [one.memory_total for one in samples if one is not None and one.memory_total]
-    return Room(min(sizes), f"this machine's {devices.label}") if sizes else None
+    sizes = [sample.memory_total for sample in samples if sample is not None and sample.memory_total]
+    return MemoryBudget(min(sizes), f"this machine's {devices.label}") if sizes else None
 
 
-def _estimated(outline: Any, dtypes: Sequence[str], optimizer: str, ranks: int, room: Room | None) -> dict[str, Any]:
+def _estimated(
+    outline: Any, dtypes: Sequence[str], optimizer: str, ranks: int, memory_budget: MemoryBudget | None
+) -> dict[str, Any]:
     """Every figure, in bytes, under stable keys."""
-    estimating = import_module("accelerate_nb.big_models.estimating")
+    estimating = import_module("accelerate_nb.big_models.memory_estimate")
     layer, _ = estimating.largest_layer(outline, 4)
     return {
         "model": outline.source,
-        "parameters": sum(one.numbers for one in outline.parameters),
-        "trained_parameters": sum(one.numbers for one in outline.weights if one.trains),
-        "buffers": sum(one.numbers for one in outline.buffers),
+        "parameters": sum(parameter.numbers for parameter in outline.parameters),
+        "trained_parameters": sum(weight.numbers for weight in outline.weights if weight.trains),
+        "buffers": sum(buffer.numbers for buffer in outline.buffers),
         "largest_layer": layer,
         "optimizer": optimizer,
         "num_processes": ranks,
-        "device_memory": None if room is None else room.bytes,
+        "device_memory": None if memory_budget is None else memory_budget.bytes,
         "inference": [asdict(estimating.loaded(outline, dtype)) for dtype in dict.fromkeys(dtypes)],
         "training": [
             {
@@ -198,45 +202,48 @@ def _with_total(state: Any) -> dict[str, int]:
 # ----------------------------------------------------------------------------------------------------------- as text
 
 
-def _text(facts: dict[str, Any], room: Room | None) -> Iterator[str]:
+def _text(facts: dict[str, Any], memory_budget: MemoryBudget | None) -> Iterator[str]:
     beside = "" if facts["trained_parameters"] == facts["parameters"] else f", {facts['trained_parameters']:,} trained"
     yield f"{facts['model']}: {facts['parameters']:,} parameters{beside}; {facts['buffers']:,} numbers in buffers"
-    if room is not None:
-        yield f"Compared with {room.name}: {size(room.bytes)}"
+    if memory_budget is not None:
+        yield f"Compared with {memory_budget.name}: {size(memory_budget.bytes)}"
     yield ""
     yield "To compute with, the weights kept as"
     yield from _table(
         ["", "total", f"largest layer ({facts['largest_layer']})"],
-        [[one["dtype"], _beside(one["total"], room), size(one["largest_layer"])] for one in facts["inference"]],
+        [
+            [fact["dtype"], _beside(fact["total"], memory_budget), size(fact["largest_layer"])]
+            for fact in facts["inference"]
+        ],
     )
     yield ""
     yield f"To train with {facts['optimizer']}, on one rank"
     yield from _table(
         ["", "weights", "gradients", "optimizer", "16-bit copies", "total"],
-        [[one["precision"], *_row(one["alone"], room)] for one in facts["training"]],
+        [[fact["precision"], *_row(fact["alone"], memory_budget)] for fact in facts["training"]],
     )
     if facts["num_processes"] > 1:
-        for one in facts["training"]:
+        for fact in facts["training"]:
             yield ""
-            yield f"To train with {facts['optimizer']}, on each of {facts['num_processes']} ranks, {one['precision']}"
+            yield f"To train with {facts['optimizer']}, on each of {facts['num_processes']} ranks, {fact['precision']}"
             yield from _table(
                 ["", "weights", "gradients", "optimizer", "while a step lasts", "total"],
-                [[_WAYS[way], *_row(state, room)] for way, state in one["ranks"].items()],
+                [[_WAYS[way], *_row(state, memory_budget)] for way, state in fact["ranks"].items()],
             )
     yield ""
     yield "Activations are not counted: they grow with the batch and with the length of its samples."
 
 
-def _row(state: dict[str, int], room: Room | None) -> list[str]:
+def _row(state: dict[str, int], memory_budget: MemoryBudget | None) -> list[str]:
     parts = [size(state[name]) for name in ("weights", "gradients", "optimizer", "extra")]
-    return [*parts, _beside(state["total"], room)]
+    return [*parts, _beside(state["total"], memory_budget)]
 
 
-def _beside(total: int, room: Room | None) -> str:
+def _beside(total: int, memory_budget: MemoryBudget | None) -> str:
     """A size, and whether it fits."""
-    if room is None:
+    if memory_budget is None:
         return size(total)
-    return f"{size(total)}  {'fits' if total <= room.bytes else 'too much'}"
+    return f"{size(total)}  {'fits' if total <= memory_budget.bytes else 'too much'}"
 
 
 def _table(headings: list[str], rows: list[list[str]]) -> Iterator[str]:
@@ -248,7 +255,7 @@ def _table(headings: list[str], rows: list[list[str]]) -> Iterator[str]:
 
 def size(number: int) -> str:
     """
-    Bytes as people say them.
+    Bytes as a readable text.
 
     >>> size(3 << 29)
     '1.50 GiB'

@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from accelerate_nb.config.writing import write_whole
+from accelerate_nb.config.atomic_write import write_output
 from accelerate_nb.errors import ConfigurationError, ExportError
 
 # Python's own tests, which no program imports; many notebooks have this name.
@@ -15,14 +15,14 @@ _NEVER_IMPORTED = frozenset({"test"})
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """What to export, and where to."""
+    """Declare the arguments of the command."""
     parser.add_argument("notebook", type=Path, help="The notebook.")
     parser.add_argument(
         "-o",
         "--output",
         type=Path,
         metavar="FILE",
-        help="The script to write (default: beside the notebook, with .py).",
+        help="The script to write (default: next to the notebook, with .py).",
     )
     parser.add_argument("--stdout", action="store_true", help="Write the script to standard output.")
     parser.add_argument(
@@ -39,9 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the script, then say on standard error what to know of it and how to run it."""
-    from accelerate_nb.export.reading import read
-    from accelerate_nb.export.script import Wishes, as_script
+    """Write the script, then print notes on it and how to run it to standard error."""
+    from accelerate_nb.export.notebook import read
+    from accelerate_nb.export.script import ExportOptions, as_script
 
     notebook: Path = arguments.notebook
     if arguments.execute:
@@ -51,59 +51,62 @@ def run(arguments: argparse.Namespace) -> int:
     output = None if to_stdout else arguments.output or notebook.with_suffix(".py")
     if output is not None:
         _refuse(output, notebook, force=arguments.force)
-    script = as_script(content, Wishes(keep_installs=arguments.keep_installs))
+    script = as_script(content, ExportOptions(keep_installs=arguments.keep_installs))
     if output is not None and not arguments.force:
         _refuse_to_hide_a_module(output, notebook, script.text)
     if output is None:
         sys.stdout.write(script.text)
     else:
-        write(output, script.text)
+        write_output(output, script.text)
     for note in script.notes:
         print(note, file=sys.stderr)
     if output is not None:
-        told = shlex.quote(str(output))
-        print(f"{notebook} was exported. Run it: python {told}, or accelerate-nb launch {told}", file=sys.stderr)
+        command_path = shlex.quote(str(output))
+        print(
+            f"{notebook} was exported. Run it: python {command_path}, or accelerate-nb launch {command_path}",
+            file=sys.stderr,
+        )
     return 0
 
 
 def _execute(arguments: argparse.Namespace) -> int:
-    from accelerate_nb.cli import execute
+    from accelerate_nb.cli.execute import execute
 
     if arguments.stdout or arguments.output == Path("-"):
         raise ConfigurationError("--execute writes a notebook, and --stdout is for scripts. Name a file with -o.")
-    return execute.run(execute.wish(arguments.notebook, arguments.output))
+    return execute.run(execute.request(arguments.notebook, arguments.output))
 
 
 def _refuse(output: Path, notebook: Path, *, force: bool) -> None:
     """Stop before a file is lost."""
-    from accelerate_nb.export.places import notebook_of
+    from accelerate_nb.sources.script_lines import notebook_of
 
-    asked = f"{notebook} was to be exported to {output}"
+    request = f"{notebook} was to be exported to {output}"
     if output.is_dir():
         raise ExportError(
-            f"{asked}, which is a folder. Name a file in it: -o {output / notebook.with_suffix('.py').name}"
+            f"{request}, which is a folder. Name a file in it: -o {output / notebook.with_suffix('.py').name}"
         )
     if output.exists() and output.samefile(notebook):
-        raise ExportError(f"{asked}, which is the notebook itself. Name another file.")
+        raise ExportError(f"{request}, which is the notebook itself. Name another file.")
     if not output.exists() or force:
         return
     try:
         with output.open(encoding="utf-8", errors="replace") as file:
             first = file.readline()
     except OSError as error:
-        raise ExportError(f"{asked}, which can't be read: {error.strerror}. Name another file.") from None
+        raise ExportError(f"{request}, which can't be read: {error.strerror}. Name another file.") from None
     if notebook_of(first) is None:
         raise ExportError(
-            f"{asked}, which holds something else. Say --force to replace it, or -o to name another file."
+            f"{request}, which holds something else. Pass --force to replace it, or -o to name another file."
         )
 
 
 def _refuse_to_hide_a_module(output: Path, notebook: Path, text: str) -> None:
-    """A script called `random.py` would be imported by itself, and by the notebook beside it, in the place of `random`."""
+    """Refuse a script called `random.py`: it, and the notebook next to it, would import it instead of `random`."""
     name = output.stem
     if name in _imported(text) | (sys.stdlib_module_names - _NEVER_IMPORTED):
         raise ExportError(
-            f"{notebook} was to be exported to {output}, and `import {name}` would find that in the place of {name} itself, "
+            f"{notebook} was to be exported to {output}, and `import {name}` would find that instead of {name} itself, "
             f"in the notebook too. Name another file: -o {shlex.quote(str(output.with_name(f'{name}_script.py')))}"
         )
 
@@ -113,16 +116,6 @@ def _imported(text: str) -> set[str]:
     import ast
 
     nodes = list(ast.walk(ast.parse(text)))
-    names = [each.name for one in nodes if isinstance(one, ast.Import) for each in one.names]
-    names += [one.module or "" for one in nodes if isinstance(one, ast.ImportFrom) and not one.level]
+    names = [item.name for node in nodes if isinstance(node, ast.Import) for item in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
     return {name.partition(".")[0] for name in names}
-
-
-def write(output: Path, text: str) -> None:
-    """Write a file whole, or leave what is there."""
-    try:
-        write_whole(output, text)
-    except OSError as error:
-        raise ExportError(
-            f"{output} was to be written, but it can't be: {error.strerror}. Name another file."
-        ) from None

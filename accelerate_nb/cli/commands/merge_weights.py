@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from importlib import import_module
 
 _EXAMPLES = """examples:
   accelerate-nb merge-weights checkpoint merged        write merged/model.safetensors
@@ -12,7 +11,7 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Say which arguments the command takes: Accelerate's own, and what they are called here."""
+    """Declare the arguments of the command: Accelerate's own names, and those of this package."""
     parser.description = (
         "Make one file of the shards that FSDP (SHARDED_STATE_DICT) or torch.distributed.checkpoint wrote.\n"
         "The file is written whole or not at all. A safetensors file is written piece by piece: the weights\n"
@@ -26,8 +25,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="The folder of shards, or the checkpoint in which there is one for the model.",
     )
     parser.add_argument("output", metavar="OUTPUT", help="The folder in which the file is written.")
-    kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument(
+    formats = parser.add_mutually_exclusive_group()
+    formats.add_argument(
         "--safe",
         "--safe-serialization",
         "--safe_serialization",
@@ -36,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="Write model.safetensors (the default).",
     )
-    kinds.add_argument(
+    formats.add_argument(
         "--unsafe",
         "--unsafe-serialization",
         "--unsafe_serialization",
@@ -56,8 +55,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Merge, and say what was written."""
-    merging = import_module("accelerate_nb.runtime.checkpoints.merging")
+    """Merge, and print what was written."""
+    from accelerate_nb.runtime.checkpoints import merge as merging
+
     merged = merging.merge(
         arguments.checkpoint,
         arguments.output,

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 from accelerate_nb.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from accelerate_nb.events.reading import Follower, KeptRun
-    from accelerate_nb.events.view import RunView
-    from accelerate_nb.reports.facts import Facts
+    from accelerate_nb.events.run_reader import LogFollower, SavedRun
+    from accelerate_nb.events.run_state import RunState
+    from accelerate_nb.reports.run_info import RunFacts
 
 _NEWEST = 20
 _LINES = 20
 _WIDEST_NAME, _WIDEST_ERROR = 40, 120
-_BETWEEN_LOOKS = 0.2
+_POLL_INTERVAL = 0.2
 _RUN = "A number of the list (1 is the newest), a name or the beginning of one, a run's folder, or 'last' (default)."
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -36,29 +36,29 @@ _PAGE = """<!doctype html>
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Say which arguments the command takes."""
+    """Declare the arguments of the command."""
     parser.set_defaults(act=_list, rank=None, follow=False, html=None, open=False, lines=_LINES, run="last")
     _add_listing(parser)
     commands = parser.add_subparsers(title="what is done", metavar="WHAT")
-    _add_listing(_command(commands, "list", "List runs, the newest first; so it does without a word.", _list))
+    _add_listing(_command(commands, "list", "List runs, the newest first (the default).", _list))
     logs = _command(commands, "logs", "Show the last lines that ranks wrote.", _logs)
     logs.add_argument("--rank", type=int, metavar="N", help="Show this rank's lines only.")
-    logs.add_argument("--lines", type=int, metavar="N", help=f"How many of each rank (default: {_LINES}).")
-    logs.add_argument("-f", "--follow", action="store_true", help="Go on with what is written, until the run is over.")
+    logs.add_argument("--lines", type=int, metavar="N", help=f"Number of lines of each rank (default: {_LINES}).")
+    logs.add_argument("-f", "--follow", action="store_true", help="Print new lines until the run is over.")
     show = _command(commands, "show", "Show a run's report.", _show)
-    show.add_argument("--html", metavar="FILE", help="Write the report as a page into this file.")
+    show.add_argument("--html", metavar="FILE", help="Write the report as HTML into this file.")
     show.add_argument("--open", action="store_true", help="Open the report in a browser.")
     path = _command(commands, "path", "Print the folder in which a run's output is kept.", _path)
-    for one in (logs, show, path):
-        one.add_argument("run", metavar="RUN", nargs="?", help=_RUN)
-        _add_folder(one)
+    for item in (logs, show, path):
+        item.add_argument("run", metavar="RUN", nargs="?", help=_RUN)
+        _add_folder(item)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Do it; gives the exit code."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
-        # what this terminal has no letters for is said in ASCII
+        # what this terminal can't print is written in ASCII
         reconfigure(errors="backslashreplace")
     act: Callable[[argparse.Namespace], int] = arguments.act
     code = act(arguments)
@@ -70,11 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _command(
     commands: argparse._SubParsersAction[argparse.ArgumentParser],
     word: str,
-    told: str,
+    help_text: str,
     act: Callable[[argparse.Namespace], int],
 ) -> argparse.ArgumentParser:
-    # what is not said behind the word stays as it was said before it
-    parser = commands.add_parser(word, help=told, description=told, argument_default=argparse.SUPPRESS)
+    # a flag that is not given after the command keeps its value from before it
+    parser = commands.add_parser(word, help=help_text, description=help_text, argument_default=argparse.SUPPRESS)
     parser.set_defaults(act=act)
     return parser
 
@@ -89,7 +89,7 @@ def _add_listing(parser: argparse.ArgumentParser) -> None:
 
 def _add_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--folder", metavar="PATH", help="Where the folders of runs are; without it, in the user's cache."
+        "--folder", metavar="PATH", help="The parent folder of the runs' folders; without it, in the user's cache."
     )
 
 
@@ -100,9 +100,9 @@ def _list(arguments: argparse.Namespace) -> int:
     every = _every(arguments.folder)
     shown = every if arguments.all else every[:_NEWEST]
     if arguments.json:
-        print(json.dumps([_as_json(number, one) for number, one in enumerate(shown, 1)], indent=1))
+        print(json.dumps([_as_json(number, item) for number, item in enumerate(shown, 1)], indent=1))
     elif not every:
-        print(f"There are no runs in {_place(arguments.folder)}.")
+        print(f"There are no runs in {_runs_folder(arguments.folder)}.")
     else:
         print("\n".join(_table(shown)))
         if more := len(every) - len(shown):
@@ -110,24 +110,24 @@ def _list(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _table(runs: Sequence[KeptRun]) -> list[str]:
-    from accelerate_nb.events.lines import within
-    from accelerate_nb.reports.wording import aligned
+def _table(runs: Sequence[SavedRun]) -> list[str]:
+    from accelerate_nb.events.terminal_lines import within
+    from accelerate_nb.reports.text import aligned
 
     head = ("", "when", "name", "state", "ranks", "time", "error")
-    rows = [_row(number, one) for number, one in enumerate(runs, 1)]
+    rows = [_row(number, item) for number, item in enumerate(runs, 1)]
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     return [line if columns is None else within(line, columns - 1) for line in aligned([head, *rows])]
 
 
-def _row(number: int, run: KeptRun) -> tuple[str, ...]:
-    from accelerate_nb.reports.digest import SIGNS
+def _row(number: int, run: SavedRun) -> tuple[str, ...]:
+    from accelerate_nb.reports.summary import SIGNS
 
     name, error = _one_line(run.name, _WIDEST_NAME), _one_line(run.error, _WIDEST_ERROR)
     return str(number), _when(run.started), name, f"{SIGNS[run.state]} {run.state}", str(run.ranks), _lasted(run), error
 
 
-def _as_json(number: int, run: KeptRun) -> dict[str, object]:
+def _as_json(number: int, run: SavedRun) -> dict[str, object]:
     return {"number": number, **asdict(run), "folder": str(run.folder)}
 
 
@@ -135,8 +135,8 @@ def _when(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _lasted(run: KeptRun) -> str:
-    from accelerate_nb.reports.amounts import time_text
+def _lasted(run: SavedRun) -> str:
+    from accelerate_nb.reports.number_format import time_text
 
     if run.is_over and run.ended is None:
         return ""
@@ -144,7 +144,7 @@ def _lasted(run: KeptRun) -> str:
 
 
 def _one_line(text: str, width: int) -> str:
-    from accelerate_nb.reports.colours import plain
+    from accelerate_nb.reports.ansi import plain
 
     line = plain(text.strip().partition("\n")[0])
     return line if len(line) <= width else line[: width - 1] + "…"
@@ -153,60 +153,62 @@ def _one_line(text: str, width: int) -> str:
 # ---------------------------------------------------------------------------------------------------------------- finding
 
 
-def _place(folder: str | None) -> Path:
+def _runs_folder(folder: str | None) -> Path:
     from accelerate_nb.config.environment import runs_folder
 
     return Path(folder).expanduser().absolute() if folder else runs_folder(os.environ)
 
 
-def _every(folder: str | None) -> list[KeptRun]:
-    from accelerate_nb.events.reading import kept_runs
+def _every(folder: str | None) -> list[SavedRun]:
+    from accelerate_nb.events.run_reader import kept_runs
 
-    return kept_runs(_place(folder))
+    return kept_runs(_runs_folder(folder))
 
 
-def _found(arguments: argparse.Namespace) -> KeptRun:
-    """The run that a person means."""
-    from accelerate_nb.events.reading import kept_run
+def _found(arguments: argparse.Namespace) -> SavedRun:
+    """The requested run."""
+    from accelerate_nb.events.run_reader import kept_run
 
-    said = arguments.run
-    if os.sep in said and (by_path := kept_run(Path(said).expanduser().absolute())) is not None:
+    word = arguments.run
+    if os.sep in word and (by_path := kept_run(Path(word).expanduser().absolute())) is not None:
         return by_path
     every = _every(arguments.folder)
     if not every:
         raise ConfigurationError(
-            f"The run {said!r} was asked for, but there are no runs in {_place(arguments.folder)}."
+            f"The run {word!r} was requested, but there are no runs in {_runs_folder(arguments.folder)}."
         )
-    chosen = chosen_of(said, every)
+    chosen = chosen_of(word, every)
     if len(chosen) == 1:
         return chosen[0]
-    raise ConfigurationError(_which(said, every, chosen))
+    raise ConfigurationError(_which(word, every, chosen))
 
 
-def chosen_of(said: str, every: Sequence[KeptRun]) -> list[KeptRun]:
+def chosen_of(word: str, every: Sequence[SavedRun]) -> list[SavedRun]:
     """The runs that a word may mean, of all that there are, newest first; exactly one where it is clear."""
-    if said == "last":
+    if word == "last":
         return list(every[:1])
-    if said.isdecimal() and 1 <= int(said) <= len(every):
-        return [every[int(said) - 1]]
-    ways: tuple[Callable[[KeptRun], bool], ...] = (
-        lambda one: said == one.folder.name,
-        lambda one: said == one.name,
-        lambda one: one.folder.name.startswith(said) or one.name.startswith(said),
+    if word.isdecimal() and 1 <= int(word) <= len(every):
+        return [every[int(word) - 1]]
+    ways: tuple[Callable[[SavedRun], bool], ...] = (
+        lambda item: word == item.folder.name,
+        lambda item: word == item.name,
+        lambda item: item.folder.name.startswith(word) or item.name.startswith(word),
     )
-    return next((found for means in ways if (found := [one for one in every if means(one)])), [])
+    return next((found for means in ways if (found := [item for item in every if means(item)])), [])
 
 
-def _which(said: str, every: Sequence[KeptRun], chosen: Sequence[KeptRun]) -> str:
-    """What to do where a word means no run, or several."""
-    numbers = {one.folder: number for number, one in enumerate(every, 1)}
+def _which(word: str, every: Sequence[SavedRun], chosen: Sequence[SavedRun]) -> str:
+    """The error text where a word means no run, or several."""
+    numbers = {item.folder: number for number, item in enumerate(every, 1)}
     if chosen:
-        listed = "\n".join(f"  {numbers[one.folder]:>3}  {one.folder.name}" for one in chosen[:8])
-        return f"{said!r} may mean any of {len(chosen)} runs. Say which, by its number or its whole name:\n{listed}"
-    names = [name for one in every for name in (one.folder.name, one.name)]
-    near = difflib.get_close_matches(said, names, n=3, cutoff=0.5)
-    hint = f"Near to it {'is' if len(near) == 1 else 'are'} {', '.join(near)}. " if near else ""
-    return f"There is no run {said!r} among the {len(every)} that are kept. {hint}`accelerate-nb runs` lists them."
+        listed = "\n".join(f"  {numbers[item.folder]:>3}  {item.folder.name}" for item in chosen[:8])
+        return f"{word!r} may mean any of {len(chosen)} runs. Name one by its number or its full name:\n{listed}"
+    names = [name for item in every for name in (item.folder.name, item.name)]
+    near = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
+    suggestion = f"Near to it {'is' if len(near) == 1 else 'are'} {', '.join(near)}. " if near else ""
+    return (
+        f"There is no run {word!r} among the {len(every)} that are kept. {suggestion}`accelerate-nb runs` lists them."
+    )
 
 
 def _path(arguments: argparse.Namespace) -> int:
@@ -218,16 +220,16 @@ def _path(arguments: argparse.Namespace) -> int:
 
 
 def _logs(arguments: argparse.Namespace) -> int:
-    from accelerate_nb.events.reading import Follower, rank_logs
+    from accelerate_nb.events.run_reader import LogFollower, rank_logs
 
     found = _found(arguments)
     if arguments.rank is not None and not 0 <= arguments.rank < found.ranks:
         raise ConfigurationError(
-            f"--rank {arguments.rank} was asked for, but {found.folder.name} has ranks 0 to {found.ranks - 1}. Name one of them."
+            f"--rank {arguments.rank} was requested, but {found.folder.name} has ranks 0 to {found.ranks - 1}. Name one of them."
         )
     wanted = range(found.ranks) if arguments.rank is None else [arguments.rank]
     label = "[{}] " if len(wanted) > 1 else ""
-    followers = [Follower(rank, found.folder, max(arguments.lines, 0)) for rank in wanted]
+    followers = [LogFollower(rank, found.folder, max(arguments.lines, 0)) for rank in wanted]
     _write_new(followers, label)
     if not arguments.follow and not any(rank in rank_logs(found.folder) for rank in wanted):
         print(f"nothing was written; the run's folder is {found.folder}", file=sys.stderr)
@@ -236,26 +238,26 @@ def _logs(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _follow(run: KeptRun, followers: Sequence[Follower], label: str) -> None:
-    from accelerate_nb.events.reading import kept_run
+def _follow(run: SavedRun, followers: Sequence[LogFollower], label: str) -> None:
+    from accelerate_nb.events.run_reader import kept_run
 
     is_over = run.is_over
     while not is_over:
-        time.sleep(_BETWEEN_LOOKS)
+        time.sleep(_POLL_INTERVAL)
         # first the state, then the lines: what was written before the end is not missed
         now = kept_run(run.folder)
         is_over = now is None or now.is_over
         _write_new(followers, label)
 
 
-def _write_new(followers: Sequence[Follower], label: str) -> None:
-    from accelerate_nb.events.lines import cleaned
-    from accelerate_nb.reports.colours import plain
+def _write_new(followers: Sequence[LogFollower], label: str) -> None:
+    from accelerate_nb.events.terminal_lines import cleaned
+    from accelerate_nb.reports.ansi import plain
 
-    for one in followers:
-        for line in one.new():
+    for follower in followers:
+        for line in follower.new():
             text = cleaned(line, None) if sys.stdout.isatty() else plain(line)
-            sys.stdout.write(f"{label.format(one.rank)}{text}\n")
+            sys.stdout.write(f"{label.format(follower.rank)}{text}\n")
     sys.stdout.flush()
 
 
@@ -263,7 +265,7 @@ def _write_new(followers: Sequence[Follower], label: str) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from accelerate_nb.events.reading import view_of
+    from accelerate_nb.events.run_reader import view_of
 
     found = _found(arguments)
     view = view_of(found)
@@ -280,9 +282,9 @@ def _show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _report(run: KeptRun, view: RunView) -> Iterator[str]:
-    """The report that a notebook keeps as text; what says why a run failed, where no rank could, stands above it."""
-    from accelerate_nb.reports.colours import plain
+def _report(run: SavedRun, view: RunState) -> Iterator[str]:
+    """The report that a notebook keeps as text; a failure of no rank is above it."""
+    from accelerate_nb.reports.ansi import plain
     from accelerate_nb.reports.report import static
 
     if run.error and not view.failures:
@@ -291,17 +293,17 @@ def _report(run: KeptRun, view: RunView) -> Iterator[str]:
     yield static(_facts(run), view, live=False)["text/plain"]
 
 
-def _facts(run: KeptRun) -> Facts:
-    from accelerate_nb.reports.facts import Facts
+def _facts(run: SavedRun) -> RunFacts:
+    from accelerate_nb.reports.run_info import RunFacts
 
-    return Facts(run.name, run.why, str(run.folder), run.started, run.ranks, host="", can_act=False)
+    return RunFacts(run.name, run.why, str(run.folder), run.started, run.ranks, host="", can_act=False)
 
 
-def _beside(run: KeptRun) -> Path:
+def _beside(run: SavedRun) -> Path:
     return run.folder / "report.html"
 
 
-def _write_page(run: KeptRun, view: RunView, path: Path) -> None:
+def _write_page(run: SavedRun, view: RunState, path: Path) -> None:
     from html import escape
 
     from accelerate_nb.reports.report import static

@@ -11,12 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from accelerate_nb.cli.parser import add_config_file, add_settings, said_settings
-from accelerate_nb.cli.streams import Line, Streams
-from accelerate_nb.config.files import find, read
-from accelerate_nb.config.run import RunConfig, all_settings, differing, resolve
+from accelerate_nb.cli.parser import add_config_file, add_settings, given_settings
+from accelerate_nb.cli.terminal.streams import StandardStreams, TerminalLine
+from accelerate_nb.config.hf.files import find, read
+from accelerate_nb.config.run_config import RunConfig, all_settings, differing, resolve
 from accelerate_nb.errors import AccelerateNbError
-from accelerate_nb.events.checks import Check
+from accelerate_nb.events.checks import CheckResult
 
 _EXAMPLES = """examples:
   accelerate-nb test                                   with the settings that every launch begins with
@@ -30,7 +30,7 @@ _COLOURS = {"passed": "32", "failed": "31", "running": "36", "left out": "2", "w
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Say which arguments the command takes."""
+    """Declare the arguments of the command."""
     parser.description = (
         "Try this machine and these settings for real: variables, shared memory, devices, the process group,\n"
         "what processes exchange, data loaders, mixed precision, and a short training compared with that of\n"
@@ -46,18 +46,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Make all checks, and show them while they are made."""
-    said = said_settings(arguments, all_settings())
+    given = given_settings(arguments, all_settings())
     if arguments.tpu:
-        said = {"engine": "xla", **said}
-    screen = _Nothing() if arguments.json else _Screen()
-    checks = _Checks(screen)
+        given = {"engine": "xla", **given}
+    screen = _SilentProgress() if arguments.json else _PrintedProgress()
+    checks = _CheckList(screen)
     path: Path | None = None
     config: RunConfig | None = None
     try:
         path = find(os.environ, arguments.config_file)
-        config = resolve(said, os.environ, {} if path is None else read(path))
+        config = resolve(given, os.environ, {} if path is None else read(path))
     except AccelerateNbError as error:
-        checks.take(Check("settings", "The settings", "failed", str(error)))
+        checks.take(CheckResult("settings", "The settings", "failed", str(error)))
     try:
         if config is not None:
             _make(config, checks)
@@ -72,85 +72,85 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if passed else 1
 
 
-class _Nothing:
+class _SilentProgress:
     """Shows nothing."""
 
-    def draw(self, done: Check | None, waiting: list[Check]) -> None:
-        """Somebody else writes what was found."""
+    def draw(self, done: CheckResult | None, waiting: list[CheckResult]) -> None:
+        """Shows nothing; the results are written elsewhere."""
 
     def end(self, text: str) -> None:
         """All is over."""
 
 
-class _Screen(_Nothing):
+class _PrintedProgress(_SilentProgress):
     """Shows each check in a line; in a terminal the ones to come below it."""
 
     def __init__(self) -> None:
-        self._streams = Streams(sys.stdout, sys.stderr, os.environ)
+        self._streams = StandardStreams(sys.stdout, sys.stderr, os.environ)
 
-    def draw(self, done: Check | None, waiting: list[Check]) -> None:
-        lines = [] if done is None else [Line("stdout", text) for text in self._told(done)]
-        self._streams.write(lines, [self._told(one)[0] for one in waiting] if self._streams.draws else [])
+    def draw(self, done: CheckResult | None, waiting: list[CheckResult]) -> None:
+        lines = [] if done is None else [TerminalLine("stdout", text) for text in self._lines(done)]
+        self._streams.write(lines, [self._lines(item)[0] for item in waiting] if self._streams.draws else [])
 
     def end(self, text: str) -> None:
-        self._streams.write([Line("stdout", text)], [])
+        self._streams.write([TerminalLine("stdout", text)], [])
 
-    def _told(self, check: Check) -> list[str]:
+    def _lines(self, check: CheckResult) -> list[str]:
         word = f"{check.state:<8}"
         if self._streams.has_colours and self._streams.is_terminal("stdout"):
             word = f"\x1b[{_COLOURS[check.state]}m{word}\x1b[0m"
         first = f"{word}  {check.title}" + (f": {check.text}" if check.text else "")
         lead = "to do: " if check.state == "failed" else "note: "
-        # what a check has to say in several lines stays below it
+        # the further lines of a check stay below it
         lines = [*first.splitlines(), *([lead + check.advice] if check.advice else [])]
         return [lines[0], *(f"          {line}" for line in lines[1:])]
 
 
-class _Checks:
+class _CheckList:
     """Every check so far, each with its last state."""
 
-    def __init__(self, screen: _Nothing) -> None:
+    def __init__(self, screen: _SilentProgress) -> None:
         self._screen = screen
-        self.found: dict[str, Check] = {}
+        self.found: dict[str, CheckResult] = {}
 
     @property
     def all_passed(self) -> bool:
-        """Whether there is nothing to mend, and nothing that was not looked at."""
-        return all(one.state == "passed" for one in self.found.values())
+        """Whether nothing failed, and nothing was left unchecked."""
+        return all(item.state == "passed" for item in self.found.values())
 
-    def take(self, check: Check) -> None:
+    def take(self, check: CheckResult) -> None:
         """Keep the news of a check, and show it."""
         is_new = self.found.get(check.name) != check
         self.found[check.name] = check
         is_done = check.state in {"passed", "failed", "left out"} and is_new
-        waiting = [one for one in self.found.values() if one.state in {"running", "waiting"}]
+        waiting = [item for item in self.found.values() if item.state in {"running", "waiting"}]
         self._screen.draw(check if is_done else None, waiting)
 
 
-def _make(config: RunConfig, checks: _Checks) -> None:
-    """Look at the machine, then try it."""
-    from accelerate_nb.launching import readiness
-    from accelerate_nb.launching.selfcheck import SelfCheck
+def _make(config: RunConfig, checks: _CheckList) -> None:
+    """Check the machine, then run the tests on it."""
+    from accelerate_nb.launching.planning import machine_checks
+    from accelerate_nb.launching.planning.self_test import SelfTest
 
-    found = readiness.look(config, os.environ, checks.take)
-    if not any(one.state == "failed" and one.name in _NEEDED for one in found):
-        SelfCheck(config, checks.take).run()
+    found = machine_checks.run_checks(config, os.environ, checks.take)
+    if not any(item.state == "failed" and item.name in _NEEDED for item in found):
+        SelfTest(config, checks.take).run()
 
 
-def _summary(passed: bool, checks: _Checks) -> str:
+def _summary(passed: bool, checks: _CheckList) -> str:
     total = len(checks.found)
     if passed:
         return f"All {total} checks passed."
-    states = [one.state for one in checks.found.values()]
+    states = [item.state for item in checks.found.values()]
     left = f", {states.count('left out')} left out" if "left out" in states else ""
     return f"{states.count('failed')} of {total} checks failed{left}."
 
 
-def _report(passed: bool, path: Path | None, config: RunConfig | None, checks: _Checks) -> dict[str, Any]:
+def _report(passed: bool, path: Path | None, config: RunConfig | None, checks: _CheckList) -> dict[str, Any]:
     settings: Mapping[str, Any] = {} if config is None else differing(config)
     return {
         "passed": passed,
         "config_file": None if path is None else str(path),
         "settings": {name: dict(value) if isinstance(value, Mapping) else value for name, value in settings.items()},
-        "checks": [asdict(one) for one in checks.found.values()],
+        "checks": [asdict(item) for item in checks.found.values()],
     }

@@ -9,10 +9,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from accelerate_nb.cli.launching.tpu_pod import pod_of
 from accelerate_nb.cli.parser import add_config_file
-from accelerate_nb.cli.pods import pod_of
-from accelerate_nb.config import files, tpus
-from accelerate_nb.config.tpus import Tpus
+from accelerate_nb.config import tpu_pods
+from accelerate_nb.config.hf import files
+from accelerate_nb.config.tpu_pods import TpusConfig
 from accelerate_nb.errors import ConfigurationError
 
 _PACKAGE = "accelerate-nb"
@@ -24,10 +25,10 @@ _EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Say which arguments the command takes."""
+    """Declare the arguments of the command."""
     parser.description = (
         "Print the line of gcloud that runs commands on every machine of a TPU pod. Nothing is run from here:\n"
-        "copy the line, or pipe it into sh. What is not said here is taken from the configuration file."
+        "copy the line, or pipe it into sh. What is not given here is taken from the configuration file."
     )
     parser.epilog = _EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the line; gives the exit code."""
     path = files.find(os.environ, arguments.config_file)
     content = {} if path is None else files.read(path)
-    pod = pod_of(_named(arguments, tpus.of(content)), is_alpha=arguments.use_alpha)
+    pod = pod_of(_named(arguments, tpu_pods.of(content)), is_alpha=arguments.use_alpha)
     commands = _commands(arguments, content.get("command_file"), content.get("commands"))
     if arguments.install_accelerate:
         commands.insert(0, _installing(arguments.accelerate_version))
@@ -72,29 +73,29 @@ def _spelled(name: str) -> tuple[str, str]:
     return f"--{name.replace('_', '-')}", f"--{name}"
 
 
-def _named(arguments: argparse.Namespace, found: Tpus) -> Tpus:
+def _named(arguments: argparse.Namespace, found: TpusConfig) -> TpusConfig:
     return replace(found, name=arguments.tpu_name or found.name, zone=arguments.tpu_zone or found.zone)
 
 
 def _commands(arguments: argparse.Namespace, file: str | None, commands: list[str] | None) -> list[str]:
-    """What is to be run: what was said here, else what the configuration file says."""
-    said = [command for several in arguments.command or [] for command in several]
-    if path := arguments.command_file or (None if said else file):
+    """The commands to run: those given here, else those of the configuration file."""
+    given = [command for several in arguments.command or [] for command in several]
+    if path := arguments.command_file or (None if given else file):
         return _lines_of(path)
-    said = said or [str(command) for command in commands or []]
-    if not said and not arguments.install_accelerate:
+    given = given or [str(command) for command in commands or []]
+    if not given and not arguments.install_accelerate:
         raise ConfigurationError(
-            "A line for a TPU pod was asked for, and nobody said what it is to run. Pass --command or --command-file, or "
+            "A line for a TPU pod was requested, but no command was given. Pass --command or --command-file, or "
             "--install-accelerate."
         )
-    return said
+    return given
 
 
-def _lines_of(said: str) -> list[str]:
+def _lines_of(file: str) -> list[str]:
     try:
-        lines = Path(said).expanduser().read_text(encoding="utf-8").splitlines()
+        lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"The file of commands {said} can't be read: {error}. Correct its path.") from None
+        raise ConfigurationError(f"The file of commands {file} can't be read: {error}. Correct its path.") from None
     return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 

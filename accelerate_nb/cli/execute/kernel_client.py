@@ -22,7 +22,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionComplete, CellExecutionError, DeadKernelError
 from nbclient.util import ensure_async
 
-from accelerate_nb.cli.progress import Progress
+from accelerate_nb.cli.execute.progress import CellProgress
 from accelerate_nb.errors import LaunchError
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
@@ -30,22 +30,22 @@ _SKIPPED = "skip-execution"
 # Seconds in which a kernel may start; where a machine is busy, or its disk is far away, that takes long.
 _START = 180
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-# How IPython's tracebacks name a place in a cell, since 8.0.
-_PLACE = re.compile(r"(?:Cell|Input) In ?\[(?P<cell>\d+)\](?:, line |, in <cell line: )(?P<line>\d+)")
+# The location of a frame in IPython's tracebacks, since 8.0.
+_LOCATION = re.compile(r"(?:Cell|Input) In ?\[(?P<cell>\d+)\](?:, line |, in <cell line: )(?P<line>\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class KernelChoice:
     """The kernel that a notebook gets: an installed one, by its name, or this very Python's."""
 
     name: str
     display_name: str
-    is_own: bool = False
+    is_current_python: bool = False
     notes: tuple[str, ...] = ()
 
     def manager(self) -> Any:
-        """What starts and ends it."""
-        specs = _ThisPython() if self.is_own else KernelSpecManager()
+        """The kernel manager, which starts and stops it."""
+        specs = _CurrentPythonSpecs() if self.is_current_python else KernelSpecManager()
         # what cells hold and give would else go in plain text through ports that others of this machine can read
         can_encrypt = "transport_encryption" in AsyncKernelManager.class_trait_names() and zmq.has("curve")
         encryption = {"transport_encryption": "auto"} if can_encrypt else {}
@@ -53,47 +53,49 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """A cell's error: its number is what `In [n]` says, and lines are counted in the cell from 1."""
+class CellFailure:
+    """A cell's error: its number is that of `In [n]`, and lines are counted in the cell from 1."""
 
     cell: int
     error: str
-    places: tuple[tuple[int, int], ...] = ()  # of the traceback: a cell, and a line of it
+    locations: tuple[tuple[int, int], ...] = ()  # of the traceback: a cell, and a line of it
 
-    def place(self) -> str:
+    def location(self) -> str:
         """
-        Where it is, for people: in the cell that was executed, and in the one that defines what failed.
+        The location, for people: in the executed cell, and in the one that defines the failed function.
 
-        >>> Failure(3, "KeyError: 'x'", ((3, 1), (2, 5))).place()
+        >>> CellFailure(3, "KeyError: 'x'", ((3, 1), (2, 5))).location()
         'cell 3, line 1 (raised in cell 2, line 5)'
         """
-        line = next((line for cell, line in self.places if cell == self.cell), None)
-        own = f"cell {self.cell}" + ("" if line is None else f", line {line}")
-        last = self.places[-1] if self.places else (self.cell, line)
-        return own if last[0] == self.cell else f"{own} (raised in cell {last[0]}, line {last[1]})"
+        line = next((line for cell, line in self.locations if cell == self.cell), None)
+        where = f"cell {self.cell}" + ("" if line is None else f", line {line}")
+        last = self.locations[-1] if self.locations else (self.cell, line)
+        return where if last[0] == self.cell else f"{where} (raised in cell {last[0]}, line {last[1]})"
 
 
 @dataclass(slots=True)
-class End:
-    """How an execution ended: the signals that came meanwhile, and the error that stopped it."""
+class ExecutionResult:
+    """The end of an execution: the signals that came meanwhile, and the error that stopped it."""
 
     signals: list[int] = field(default_factory=list)
-    failure: Failure | None = None
+    failure: CellFailure | None = None
 
 
-def kernel_for(content: Any) -> Kernel:
+def kernel_for(content: Any) -> KernelChoice:
     """The kernel that the notebook names, where that is installed and Python's; else this very Python's."""
     name = content.metadata.get("kernelspec", {}).get("name")
     spec = _installed(name) if name else None
     if spec is not None:
-        return Kernel(name, spec.display_name)
+        return KernelChoice(name, spec.display_name)
     notes = (
         (f"it names the kernel {name!r}, which is not installed here; {sys.executable} executes it.",) if name else ()
     )
-    return Kernel("python3", "Python 3 (ipykernel)", is_own=True, notes=notes)
+    return KernelChoice("python3", "Python 3 (ipykernel)", is_current_python=True, notes=notes)
 
 
-def executed(content: Any, kernel: Kernel, folder: Path, environment: Mapping[str, str], progress: Progress) -> End:
+def executed(
+    content: Any, kernel: KernelChoice, folder: Path, environment: Mapping[str, str], progress: CellProgress
+) -> ExecutionResult:
     """
     Execute all cells until one fails or a signal comes; outputs are in the notebook's cells then.
 
@@ -105,16 +107,16 @@ def executed(content: Any, kernel: Kernel, folder: Path, environment: Mapping[st
 class _Execution:
     """One notebook in one kernel."""
 
-    def __init__(self, content: Any, kernel: Kernel, progress: Progress) -> None:
+    def __init__(self, content: Any, kernel: KernelChoice, progress: CellProgress) -> None:
         self._content, self._kernel, self._progress = content, kernel, progress
-        self._end = End()
+        self._end = ExecutionResult()
         self._manager = kernel.manager()
         self._client = _Client(content, self._manager, progress, self._begun)
         self._is_executing = False
         self._tasks: set[asyncio.Future[Any]] = set()
 
-    async def conduct(self, folder: Path, environment: Mapping[str, str]) -> End:
-        with _heard(self._on_signal):
+    async def conduct(self, folder: Path, environment: Mapping[str, str]) -> ExecutionResult:
+        with _on_signals(self._on_signal):
             await self._start(folder, environment)
             try:
                 await self._learn_language()
@@ -131,7 +133,7 @@ class _Execution:
         except (OSError, RuntimeError) as error:
             raise LaunchError(
                 f"The notebook was to be executed by the kernel {self._kernel.name!r}, which does not start: {error}. "
-                f"`jupyter kernelspec list` shows which there are."
+                f"`jupyter kernelspec list` shows the installed ones."
             ) from None
 
     async def _learn_language(self) -> None:
@@ -158,22 +160,22 @@ class _Execution:
                 self._is_executing = False
                 self._progress.ended(cell.outputs)
 
-    def _failure(self, cell: Any, number: int, error: str) -> Failure:
-        last = next((one for one in reversed(cell.outputs) if one.output_type == "error"), None)
+    def _failure(self, cell: Any, number: int, error: str) -> CellFailure:
+        last = next((output for output in reversed(cell.outputs) if output.output_type == "error"), None)
         text = _ESCAPES.sub("", "\n".join(last.traceback)) if last is not None else ""
         # IPython counts from the first line that holds something
-        code = [one for one in self._content.cells if one.cell_type == "code"]
-        above = {one.execution_count: _empty_lines(one.source) for one in code}
-        places = ((int(found["cell"]), int(found["line"])) for found in _PLACE.finditer(text))
-        told = tuple((cell, line + above.get(cell, 0)) for cell, line in places)
-        return Failure(cell.execution_count or number, error, told)
+        code = [item for item in self._content.cells if item.cell_type == "code"]
+        above = {item.execution_count: _empty_lines(item.source) for item in code}
+        locations = ((int(found["cell"]), int(found["line"])) for found in _LOCATION.finditer(text))
+        in_cells = tuple((cell, line + above.get(cell, 0)) for cell, line in locations)
+        return CellFailure(cell.execution_count or number, error, in_cells)
 
-    def _died(self, cell: Any, number: int) -> Failure:
+    def _died(self, cell: Any, number: int) -> CellFailure:
         why = "was killed" if len(self._end.signals) > 1 else "died"
-        told = f"DeadKernelError: The kernel {why} while it executed this cell."
-        error = {"ename": "DeadKernelError", "evalue": told.partition(": ")[2], "traceback": [told]}
+        message = f"DeadKernelError: The kernel {why} while it executed this cell."
+        error = {"ename": "DeadKernelError", "evalue": message.partition(": ")[2], "traceback": [message]}
         cell.outputs.append(nbformat.v4.new_output("error", **error))
-        return Failure(cell.execution_count or number, told)
+        return CellFailure(cell.execution_count or number, message)
 
     async def _stop(self) -> None:
         """End the kernel, and with it whatever it started."""
@@ -189,7 +191,9 @@ class _Execution:
     def _on_signal(self, number: int) -> None:
         self._end.signals.append(number)
         if len(self._end.signals) == 1:
-            self._progress.say("Interrupted: the cell is to stop, and no other begins. Once more kills the kernel.")
+            self._progress.report(
+                "Interrupted: the cell is to stop, and no other starts. A second interrupt kills the kernel."
+            )
             if self._is_executing:
                 self._do(self._manager.interrupt_kernel())
         elif self._manager.has_kernel:
@@ -210,7 +214,7 @@ class _Execution:
 class _Client(NotebookClient):
     """Passes on what cells write as it comes; what a cell gives after its end is put there as well."""
 
-    def __init__(self, content: Any, manager: Any, progress: Progress, begun: Any) -> None:
+    def __init__(self, content: Any, manager: Any, progress: CellProgress, begun: Any) -> None:
         super().__init__(content, km=manager, timeout=None, startup_timeout=_START, record_timing=False)
         self._progress, self._begun = progress, begun
         self._cells: dict[str, tuple[Any, int]] = {}
@@ -238,7 +242,7 @@ class _Client(NotebookClient):
         return super().process_message(msg, cell, cell_index)
 
 
-class _ThisPython(KernelSpecManager):
+class _CurrentPythonSpecs(KernelSpecManager):
     """Knows one kernel, whatever is installed: the Python that runs here."""
 
     def get_kernel_spec(self, kernel_name: str) -> Any:
@@ -261,12 +265,12 @@ def _is_executed(cell: Any) -> bool:
 
 
 def _empty_lines(source: str) -> int:
-    """How many lines at the beginning hold nothing."""
+    """The number of empty lines at the beginning."""
     return next((at for at, line in enumerate(source.split("\n")) if line.strip()), 0)
 
 
 @contextmanager
-def _heard(on_signal: Any) -> Iterator[None]:
+def _on_signals(on_signal: Any) -> Iterator[None]:
     """Inside the block signals call this; one that is ignored (`nohup`) stays so."""
     loop = asyncio.get_running_loop()
     before: dict[int, Any] = {}

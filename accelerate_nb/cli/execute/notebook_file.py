@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import nbformat
 from nbformat.validator import normalize
 
+from accelerate_nb.export.notebook import Notebook
 from accelerate_nb.export.parameters import TAG
-from accelerate_nb.export.reading import Notebook
 
 if TYPE_CHECKING:
-    from accelerate_nb.cli.kernels import Kernel
+    from accelerate_nb.cli.execute.kernel_client import KernelChoice
 
 # The words of papermill, which other tools know too.
 INJECTED = "injected-parameters"
@@ -23,25 +23,25 @@ _WITH_IDS = (4, 5)
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class NotebookFile:
     """A notebook in today's format, without outputs, and what a person should know of its file."""
 
     content: Any
     notes: tuple[str, ...] = ()
 
-    def run_by(self, kernel: Kernel) -> None:
-        """Say in the notebook which kernel it is for, where nothing was said."""
+    def run_by(self, kernel: KernelChoice) -> None:
+        """Set the notebook's kernel, where none is named."""
         known = {"name": kernel.name, "display_name": kernel.display_name, "language": "python"}
         self.content.metadata.setdefault("kernelspec", nbformat.from_dict(known))
 
     def text(self) -> str:
-        """What its file holds."""
+        """The text of its file."""
         written: str = nbformat.writes(self.content, version=nbformat.NO_CONVERT)
         return written if written.endswith("\n") else written + "\n"
 
 
-def sheet(notebook: Notebook, parameters: str | None = None) -> Sheet:
-    """A notebook to execute, with this source in a cell behind the one that sets its parameters."""
+def sheet(notebook: Notebook, parameters: str | None = None) -> NotebookFile:
+    """A notebook to execute, with this source in a cell after the one that sets its parameters."""
     content, notes = _valid(notebook)
     for cell in content.cells:
         if cell.cell_type == "code":
@@ -49,21 +49,21 @@ def sheet(notebook: Notebook, parameters: str | None = None) -> Sheet:
     content.metadata.pop("widgets", None)
     if parameters is not None:
         _inject(content, parameters)
-    return Sheet(content, notes)
+    return NotebookFile(content, notes)
 
 
 def _valid(notebook: Notebook) -> tuple[Any, tuple[str, ...]]:
-    """The file in today's format, mended or made anew of its cells where it is not quite a notebook."""
+    """The file in today's format, repaired or rebuilt from its cells where it is not a valid notebook."""
     raw = json.loads(notebook.path.read_bytes().decode("utf-8-sig"))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is mended here, and said
+        warnings.simplefilter("ignore")  # of what is repaired here, and reported
         try:
             content = nbformat.convert(nbformat.reader.reads(json.dumps(_without_outputs(raw))), _FORMAT)
             changes, content = normalize(content, strip_invalid_metadata=True)
             nbformat.validate(content)
         except (nbformat.ValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
             why = str(error).strip().partition("\n")[0]
-            return _anew(notebook, raw), (f"its file is no valid notebook ({why}); it is written anew of its cells.",)
+            return _anew(notebook, raw), (f"its file is no valid notebook ({why}); it is rebuilt from its cells.",)
     if raw["nbformat"] != _FORMAT:
         return content, (f"its file has format {raw['nbformat']}; it is written in format {_FORMAT}.",)
     return content, ("its file lacked what a notebook has, such as ids of cells; it is written with it.",) * bool(
@@ -72,7 +72,7 @@ def _valid(notebook: Notebook) -> tuple[Any, tuple[str, ...]]:
 
 
 def _without_outputs(raw: dict[str, Any]) -> dict[str, Any]:
-    """What former runs left is often what keeps a file from being valid."""
+    """Remove the outputs of former runs, which often make a file invalid."""
     for holder in (raw, *(sheet for sheet in raw.get("worksheets") or () if isinstance(sheet, dict))):
         for cell in holder.get("cells") or ():
             if isinstance(cell, dict) and cell.get("cell_type") == "code":
@@ -91,8 +91,8 @@ def _anew(notebook: Notebook, raw: dict[str, Any]) -> Any:
         metadata = {"tags": sorted(cell.tags)} if cell.tags else {}
         cells.append(makers[cell.kind](cell.source, metadata=metadata))
     content = nbformat.v4.new_notebook(cells=cells)
-    said: Any = raw.get("metadata")
-    spec = said.get("kernelspec") if isinstance(said, dict) else None
+    raw_metadata: Any = raw.get("metadata")
+    spec = raw_metadata.get("kernelspec") if isinstance(raw_metadata, dict) else None
     if isinstance(spec, dict) and isinstance(spec.get("name"), str):
         known = {key: value for key, value in spec.items() if isinstance(value, str)}
         content.metadata["kernelspec"] = nbformat.from_dict({"display_name": spec["name"], **known})
@@ -100,7 +100,7 @@ def _anew(notebook: Notebook, raw: dict[str, Any]) -> Any:
 
 
 def _inject(content: Any, source: str) -> None:
-    """Put the source behind the tagged cell, in the place of one that was put there before."""
+    """Put the source after the tagged cell, replacing one from an earlier execution."""
     content.cells[:] = [cell for cell in content.cells if INJECTED not in _tags(cell)]
     behind = next(at for at, cell in enumerate(content.cells) if TAG in _tags(cell))
     cell = nbformat.v4.new_code_cell(source, metadata={"tags": [INJECTED]})

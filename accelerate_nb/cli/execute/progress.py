@@ -1,4 +1,4 @@
-"""What a terminal sees of a notebook that is executed: which cell runs, and what it writes."""
+"""Progress of an executed notebook in a terminal: the running cell, and its output."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _WIDTH = 60
 
 
-class Progress:
+class CellProgress:
     """
-    Tells on standard error which cell of how many runs, and passes on what it writes and shows, unless `quiet`.
+    Prints the running cell to standard error, and passes on what it writes and shows, unless `quiet`.
 
-    >>> progress = Progress(quiet=False)
+    >>> progress = CellProgress(quiet=False)
     >>> progress.began(3, 12, "train()")
     cell 3 of 12: train()
     """
@@ -27,7 +27,7 @@ class Progress:
         """A cell begins: the one with this number, of so many."""
         first = next((line for line in source.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
         shown = first if len(first) <= _WIDTH else f"{first[: _WIDTH - 3]}..."
-        self.say(f"cell {number} of {of}" + (f": {shown}" if shown else ""))
+        self.report(f"cell {number} of {of}" + (f": {shown}" if shown else ""))
 
     def wrote(self, stream: str, text: str) -> None:
         """A cell has written something."""
@@ -39,13 +39,13 @@ class Progress:
 
     def ended(self, outputs: list[Any]) -> None:
         """A cell is over: what it shows, as far as that is text, and the traceback of its error."""
-        for one in outputs:
-            if one["output_type"] == "error":
-                self._block("stderr", "\n".join(one["traceback"]))
-            elif text := one.get("data", {}).get("text/plain"):
+        for output in outputs:
+            if output["output_type"] == "error":
+                self._block("stderr", "\n".join(output["traceback"]))
+            elif text := output.get("data", {}).get("text/plain"):
                 self._block("stdout", text)
 
-    def say(self, line: str) -> None:
+    def report(self, line: str) -> None:
         """A line of this command's own."""
         self._block("stderr", line)
 

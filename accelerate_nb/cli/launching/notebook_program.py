@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from accelerate_nb.cli.programs import path_of_workers
+from accelerate_nb.cli.launching.find_program import path_of_workers
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.export.notebook import Notebook, read
 from accelerate_nb.export.parameters import Parameter
-from accelerate_nb.export.reading import Notebook, read
-from accelerate_nb.export.script import Script as Exported, as_script
-from accelerate_nb.launching.scripts import Program, Script
-from accelerate_nb.script.parameters import parameters
+from accelerate_nb.export.script import ExportedScript as Exported, as_script
+from accelerate_nb.script.options import parameters
+from accelerate_nb.worker.program import Program, ScriptFile
 
 
 @dataclass(frozen=True, slots=True)
-class Readable:
+class NotebookProgram:
     """A notebook, and what it is as a script."""
 
     notebook: Notebook
@@ -25,7 +25,7 @@ class Readable:
 
     @property
     def cells(self) -> int:
-        """How many cells of code it has."""
+        """The number of its code cells."""
         return sum(cell.number is not None for cell in self.notebook.cells)
 
     def program(self, arguments: Sequence[str], folder: Path) -> Program:
@@ -38,7 +38,7 @@ class Readable:
         file = folder / f"{path.stem}.py"
         file.write_text(self.script.text, encoding="utf-8")
         home = str(path.parent)
-        what = Script(str(file), str(file), home)
+        what = ScriptFile(str(file), str(file), home)
         return replace(Program(what, tuple(arguments), path=path_of_workers()), folder=home, title=path.name)
 
     def check(self, arguments: Sequence[str]) -> None:
@@ -48,7 +48,9 @@ class Readable:
             if arguments:
                 raise ConfigurationError(f"{arguments[0]!r} was given, but {self.help()}")
             return
-        options = {one.name: (one.type, one.default, one.help) for one in self.script.parameters}
+        options = {
+            parameter.name: (parameter.type, parameter.default, parameter.help) for parameter in self.script.parameters
+        }
         before = sys.argv[:]
         sys.argv[1:] = arguments
         try:
@@ -57,40 +59,40 @@ class Readable:
             sys.argv[:] = before
 
     def help(self) -> str:
-        """What a help says of the notebook's parameters."""
+        """The help text of the notebook's parameters."""
         name = self.notebook.path.name
         if not self.script.parameters:
             return f"{name} has no parameters: give the cell that sets them the tag `parameters`."
-        width = max(len(_head(one)) for one in self.script.parameters) + 2
-        lines = [f"  {_head(one):<{width}}{_tail(one)}".rstrip() for one in self.script.parameters]
-        return "\n".join([f"parameters of {name}, behind `--`:", *lines])
+        width = max(len(_head(parameter)) for parameter in self.script.parameters) + 2
+        lines = [f"  {_head(parameter):<{width}}{_tail(parameter)}".rstrip() for parameter in self.script.parameters]
+        return "\n".join([f"parameters of {name}, after `--`:", *lines])
 
 
-def readable(said: str) -> Readable:
+def notebook_program(path: str) -> NotebookProgram:
     """A notebook and its script; `ExportError` names every cell that can't be in one."""
-    notebook = read(Path(said).expanduser())
-    return Readable(notebook, as_script(notebook))
+    notebook = read(Path(path).expanduser())
+    return NotebookProgram(notebook, as_script(notebook))
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Words behind a notebook: those for the launch, and, behind `--`, those for the notebook."""
-    said = list(words)
-    at = said.index("--") if "--" in said else len(said)
-    return said[:at], said[at + 1 :]
+    """The arguments after a notebook: those for the launch, and, after `--`, those for the notebook."""
+    arguments = list(words)
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:at], arguments[at + 1 :]
 
 
 def refuse_words(notebook: str, words: Sequence[str]) -> None:
-    """Nothing but flags of the launch stands behind a notebook."""
+    """Refuse anything but flags of the launch after a notebook."""
     if words:
         raise ConfigurationError(
-            f"{words[0]!r} stands behind {notebook}, where only flags of the launch do. What is for the notebook goes behind "
+            f"{words[0]!r} was given after {notebook}, where only flags of the launch are allowed. Arguments of the notebook go after "
             f"`--`: accelerate-nb launch {notebook} -- {' '.join(words)}"
         )
 
 
-def _head(one: Parameter) -> str:
-    return f"--{one.name.replace('_', '-')} {one.type}"
+def _head(parameter: Parameter) -> str:
+    return f"--{parameter.name.replace('_', '-')} {parameter.type}"
 
 
-def _tail(one: Parameter) -> str:
-    return f"{one.help} (default: {one.default})".strip()
+def _tail(parameter: Parameter) -> str:
+    return f"{parameter.help} (default: {parameter.default})".strip()

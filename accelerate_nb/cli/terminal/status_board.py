@@ -7,13 +7,13 @@ from io import StringIO
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from accelerate_nb.config.ranks import named
+from accelerate_nb.config.rank_lists import named
 from accelerate_nb.events.model import HostSample
-from accelerate_nb.events.view import Glance
-from accelerate_nb.reports.amounts import bytes_text, counted, time_text
-from accelerate_nb.reports.colours import plain
-from accelerate_nb.reports.digest import SIGNS, Row, row_of
-from accelerate_nb.reports.fitting import narrowed
+from accelerate_nb.events.run_state import RankSummary
+from accelerate_nb.reports.ansi import plain
+from accelerate_nb.reports.number_format import bytes_text, counted, time_text
+from accelerate_nb.reports.size_limits import narrowed
+from accelerate_nb.reports.summary import SIGNS, SummaryRow, row_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 _MOST_RANKS = 8
 _MOST_METRICS = 4
 _STATES = {"running": "", "failed": "bold red", "finished": "green"}
-# Told apart on light and on dark grounds; red is for what fails.
+# Distinct on light and on dark backgrounds; red is for failures.
 _RANKS = ("cyan", "magenta", "green", "yellow", "blue", "bright_magenta")
 _CODES = {"cyan": 36, "magenta": 35, "green": 32, "yellow": 33, "blue": 34, "bright_magenta": 95}
 
 
-class Board:
+class StatusBoard:
     """
-    Makes the lines that say where a run is, no wider and no more of them than there is room for.
+    Makes the lines that show the state of a run, within the given columns and rows.
 
-    >>> Board(has_colours=False).lines("train.py", 12.0, ranks, None, columns=80, rows=10)
+    >>> StatusBoard(has_colours=False).lines("train.py", 12.0, ranks, None, columns=80, rows=10)
     ['train.py  2 ranks  00:12', '[0] train ██████░░░░░░ 30/60 10 it/s 00:03  loss 0.65', ...]
     """
 
@@ -45,17 +45,26 @@ class Board:
         self._has_colours = has_colours
 
     def lines(
-        self, name: str, seconds: float, ranks: Sequence[Glance], host: HostSample | None, *, columns: int, rows: int
+        self,
+        name: str,
+        seconds: float,
+        ranks: Sequence[RankSummary],
+        host: HostSample | None,
+        *,
+        columns: int,
+        rows: int,
     ) -> list[str]:
         """A line for the run and at least one for each rank, or for each group of ranks in one state."""
         head = _head(name, seconds, ranks, host)
-        names = list(dict.fromkeys(name for one in ranks for name in one.metrics))[:_MOST_METRICS]
-        made = [*self._each([[one] for one in ranks], names, columns)] if len(ranks) <= _MOST_RANKS else []
+        names = list(dict.fromkeys(name for rank in ranks for name in rank.metrics))[:_MOST_METRICS]
+        made = [*self._rank_lines([[rank] for rank in ranks], names, columns)] if len(ranks) <= _MOST_RANKS else []
         if not made or len(made) >= rows:
-            made = [*self._each(_groups(ranks), names, columns)]
+            made = [*self._rank_lines(_groups(ranks), names, columns)]
         return [self._drawn(text, columns) for text in [head, *made][:rows]]
 
-    def _each(self, groups: Iterable[Sequence[Glance]], names: Sequence[str], columns: int) -> Iterator[Text]:
+    def _rank_lines(
+        self, groups: Iterable[Sequence[RankSummary]], names: Sequence[str], columns: int
+    ) -> Iterator[Text]:
         for group in groups:
             yield from _wrapped(_label(group), [*_parts(group[0].state, row_of(group, names), names)], columns - 1)
 
@@ -75,7 +84,7 @@ def dyed(label: str, ranks: Sequence[int]) -> str:
     return f"\x1b[{code}m{label}\x1b[0m"
 
 
-def _head(name: str, seconds: float, ranks: Sequence[Glance], host: HostSample | None) -> Text:
+def _head(name: str, seconds: float, ranks: Sequence[RankSummary], host: HostSample | None) -> Text:
     from rich.text import Text
 
     parts = [narrowed(plain(name), 60), counted(len(ranks), "rank"), time_text(seconds)]
@@ -84,18 +93,20 @@ def _head(name: str, seconds: float, ranks: Sequence[Glance], host: HostSample |
     return Text("  ".join(parts), style="dim")
 
 
-def _groups(ranks: Sequence[Glance]) -> list[list[Glance]]:
-    return [list(group) for _, group in groupby(sorted(ranks, key=lambda one: one.state), key=lambda one: one.state)]
+def _groups(ranks: Sequence[RankSummary]) -> list[list[RankSummary]]:
+    return [
+        list(group) for _, group in groupby(sorted(ranks, key=lambda item: item.state), key=lambda item: item.state)
+    ]
 
 
-def _label(group: Sequence[Glance]) -> Text:
+def _label(group: Sequence[RankSummary]) -> Text:
     from rich.text import Text
 
     style = _RANKS[group[0].rank % len(_RANKS)] if len(group) == 1 else "bold"
-    return Text(f"[{named(one.rank for one in group)}] ", style=style)
+    return Text(f"[{named(item.rank for item in group)}] ", style=style)
 
 
-def _parts(state: str, row: Row, names: Sequence[str]) -> Iterator[Text]:
+def _parts(state: str, row: SummaryRow, names: Sequence[str]) -> Iterator[Text]:
     from rich.text import Text
 
     if state != "running" or not row.progress:

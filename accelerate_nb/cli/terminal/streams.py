@@ -1,4 +1,4 @@
-"""Where a command's text goes: two streams, and a few lines below them that a terminal draws over."""
+"""The two standard streams of a command, and a few lines below them that a terminal redraws."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _DUMB = frozenset({"", "dumb", "unknown"})
 
 
-class Line(NamedTuple):
+class TerminalLine(NamedTuple):
     """A line to write, without its newline."""
 
     stream: Stream
     text: str
 
 
-class Streams:
+class StandardStreams:
     """
     Standard output and standard error, each a terminal or not.
 
-    What is `drawn` stands below all lines, on standard error where that is a terminal, so that standard output can go
+    The `drawn` lines are below all others, on standard error where that is a terminal, so that standard output can go
     elsewhere. A reader that has gone raises `BrokenPipeError`.
     """
 
     def __init__(self, out: TextIO, err: TextIO, environment: Mapping[str, str]) -> None:
         # on one terminal they are one, in which nothing else comes between what is written at once
-        self._streams: dict[Stream, TextIO] = {"stdout": err if _are_one(out, err) else out, "stderr": err}
+        self._streams: dict[Stream, TextIO] = {"stdout": err if _are_same(out, err) else out, "stderr": err}
         can_move = environment.get("TERM", "") not in _DUMB
-        self._board = next((one for one in (err, out) if can_move and one.isatty()), None)
+        self._board = next((item for item in (err, out) if can_move and item.isatty()), None)
         self.has_colours = self._board is not None and not environment.get("NO_COLOR")
         self._drawn: list[str] = []
-        for one in (out, err):
-            reconfigure = getattr(one, "reconfigure", None)
+        for item in (out, err):
+            reconfigure = getattr(item, "reconfigure", None)
             if reconfigure is not None:
-                # what this encoding has no letters for is said in ASCII
+                # what this encoding can't represent is written in ASCII
                 reconfigure(errors="backslashreplace")
 
     @property
@@ -63,7 +63,7 @@ class Streams:
                 return columns or 80, lines or 24
         return 80, 24
 
-    def write(self, lines: Sequence[Line], drawn: Sequence[str] | None = None) -> None:
+    def write(self, lines: Sequence[TerminalLine], drawn: Sequence[str] | None = None) -> None:
         """Write whole lines in this order, and what is drawn below them; without `drawn`, what was there stays."""
         wanted = self._drawn if drawn is None else list(drawn)
         if not lines and wanted == self._drawn:
@@ -72,7 +72,7 @@ class Streams:
         if self._board is not None:
             texts += [(self._board, f"{text}\n") for text in wanted]
         self._drawn = wanted
-        for _, group in groupby(texts, key=lambda one: id(one[0])):
+        for _, group in groupby(texts, key=lambda item: id(item[0])):
             # in one piece: a terminal never shows the moment in which the old is gone and the new has not come
             pieces = list(group)
             stream = pieces[0][0]
@@ -88,7 +88,7 @@ class Streams:
             yield self._board, f"\x1b[{rows}A\r\x1b[J"
 
     def abandon(self) -> None:
-        """Nobody reads any more: what is still written, by the end of this process too, goes nowhere."""
+        """The reader has gone: what is still written, by the end of this process too, is dropped."""
         self._drawn = []
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
@@ -100,7 +100,7 @@ class Streams:
             os.close(nowhere)
 
 
-def _are_one(out: TextIO, err: TextIO) -> bool:
+def _are_same(out: TextIO, err: TextIO) -> bool:
     """Whether both streams are the same terminal."""
     try:
         return out.isatty() and err.isatty() and os.ttyname(out.fileno()) == os.ttyname(err.fileno())
@@ -109,6 +109,6 @@ def _are_one(out: TextIO, err: TextIO) -> bool:
 
 
 def _columns(text: str) -> int:
-    """How many columns a text takes; colours take none, letters of East Asia two."""
+    """The number of columns of a text; colours take none, characters of East Asia two."""
     shown = _COLOUR.sub("", text)
-    return len(shown) if shown.isascii() else sum(2 if east_asian_width(letter) in "WF" else 1 for letter in shown)
+    return len(shown) if shown.isascii() else sum(2 if east_asian_width(char) in "WF" else 1 for char in shown)

@@ -1,0 +1,1 @@
+"""`accelerate-nb launch --execute`: a notebook executed in a real kernel."""

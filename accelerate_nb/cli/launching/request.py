@@ -1,0 +1,152 @@
+"""The request of one `accelerate-nb launch`: its flags, with the environment and the configuration file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from accelerate_nb.cli import hf_flags
+from accelerate_nb.cli.hf_flags import HfFlagValues
+from accelerate_nb.cli.parser import given_settings
+from accelerate_nb.config import tpu_pods
+from accelerate_nb.config.environment import already_launched
+from accelerate_nb.config.hf import files
+from accelerate_nb.config.run_config import RunConfig, grouped, resolve
+from accelerate_nb.config.settings import Setting
+from accelerate_nb.config.tpu_pods import TpusConfig
+from accelerate_nb.devices.probe import probe
+from accelerate_nb.errors import ConfigurationError, LaunchError
+
+PROG = "accelerate-nb launch"
+
+
+def _as_flag(setting: Setting) -> Setting:
+    """A setting as its flag: `--quiet` is Accelerate's flag for less output, so the seconds had the name `--quiet-seconds`."""
+    if setting.name == "hang_warning_after":
+        return replace(setting, keys=(setting.name, "quiet_seconds"), deprecated=("quiet_seconds",))
+    return replace(setting, keys=(*setting.keys, "log_dir")) if setting.name == "folder" else setting
+
+
+_SORTED = tuple(chain.from_iterable(grouped().values()))
+SETTINGS = tuple(map(_as_flag, _SORTED))
+_OURS = {shown.name: setting.name for shown, setting in zip(SETTINGS, _SORTED, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """The request of a command line, and the configuration that it gives with the environment and the file."""
+
+    settings: Mapping[str, Any]
+    file: Path | None
+    content: Mapping[str, Any] | None
+    config: RunConfig
+    theirs: HfFlagValues
+    only_ranks: tuple[int, ...] | None
+    quiet: bool
+    tpus: TpusConfig
+    on_tpus: bool
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of the workers' environment beyond the settings."""
+        more = self.tpus.variables(self.config.training.mixed_precision) if self.on_tpus else {}
+        return {**more, **self.theirs.variables()}
+
+    @property
+    def function(self) -> str | None:
+        """The function of the program that each worker calls, in place of running it."""
+        return self.tpus.function if self.on_tpus else None
+
+    @property
+    def is_for_a_pod(self) -> bool:
+        """Whether each machine of a TPU pod is to run it."""
+        return self.on_tpus and self.tpus.is_pod
+
+    def warn_of_unused_flags(self) -> None:
+        """Warn about given flags that change nothing."""
+        for surprise in self.theirs.surprises(on_tpus=self.on_tpus):
+            print(f"{PROG}: {surprise}", file=sys.stderr)
+
+
+def read_request(arguments: argparse.Namespace) -> LaunchRequest:
+    """The request of a parsed command line; `ConfigurationError` names what can't be so."""
+    found = given_settings(arguments, SETTINGS)
+    settings = {_OURS.get(name, name): value for name, value in found.items()}
+    flags = hf_flags.given_flags(arguments, cpu=bool(settings.get("cpu")))
+    settings = _together(flags.settings(), settings)
+    file = files.find(os.environ, arguments.config_file)
+    content = files.read(file) if file is not None else None
+    config = resolve(settings, os.environ, content)
+    _check_environment()
+    on_tpus = _is_on_tpus(config)
+    # torchrun's flag for what happens anyway: lines are shown, and kept in files
+    hf_flags.check_streams(arguments.tee)
+    return LaunchRequest(
+        settings=settings,
+        file=file,
+        content=content,
+        config=config,
+        theirs=flags,
+        only_ranks=_ranks(arguments.only_rank),
+        quiet=arguments.quiet,
+        tpus=_tpus(arguments, flags, content) if on_tpus else TpusConfig(),
+        on_tpus=on_tpus,
+    )
+
+
+def _together(flags: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of Accelerate's flags and of this package's flags, together."""
+    for name, value in flags.items():
+        if settings.get(name, value) != value:
+            raise ConfigurationError(
+                f"--tpu was given, which requests {name}={value}, together with {name}={settings[name]}. Leave one of them out."
+            )
+    return {**flags, **settings}
+
+
+def _is_on_tpus(config: RunConfig) -> bool:
+    request = config.launching
+    return request.engine == "xla" or (request.engine == "auto" and not request.cpu and probe().kind == "xla")
+
+
+def _tpus(arguments: argparse.Namespace, flags: HfFlagValues, content: Mapping[str, Any] | None) -> TpusConfig:
+    """The TPU settings: a flag wins over the file."""
+    given = flags.tpus()
+    named = {"name": arguments.tpu_name, "zone": arguments.tpu_zone}
+    given.update({name: value for name, value in named.items() if value is not None})
+    # a named TPU means that one, and not this machine's
+    is_pod = {"is_pod": True} if arguments.tpu_name else {}
+    return replace(tpu_pods.of(content or {}), **{**is_pod, **given})
+
+
+def _check_environment() -> None:
+    if already_launched(os.environ):
+        raise LaunchError(
+            f"A launch was requested inside rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, which a launcher started "
+            "already. Run the script itself there, or unset RANK and WORLD_SIZE."
+        )
+
+
+def _ranks(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise ConfigurationError(
+            f"--only-rank was given {text!r}, but should be ranks, such as 0 or 0,2. Leave it out to see every rank's lines."
+        )
+    return tuple(map(int, parts))
+
+
+def check_ranks(request: LaunchRequest, size: int) -> None:
+    """Raise where `--only-rank` names a rank that does not exist."""
+    if beyond := [rank for rank in request.only_ranks or () if rank >= size]:
+        raise ConfigurationError(
+            f"--only-rank {beyond[0]} was requested, but there are only ranks 0 to {size - 1}. Name one of them."
+        )

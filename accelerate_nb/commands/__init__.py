@@ -1,0 +1,1 @@
+"""The import path `accelerate.commands`: what others import of the command line, under Hugging Face's module names."""

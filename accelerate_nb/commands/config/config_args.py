@@ -1,0 +1,6 @@
+"""The import path `accelerate.commands.config.config_args`: the configuration file, under Hugging Face's module name."""
+
+from accelerate_nb.cli.hf_commands import (
+    default_config_file as default_config_file,
+    load_config_from_file as load_config_from_file,
+)
