@@ -1,13 +1,22 @@
-"""What every test finds: the same environment, whatever the shell that started pytest had set."""
+"""The environment of every test, the table of tests that `make test` leaves out, and the times that the summary gives."""
 
 from __future__ import annotations
 
 import gc
 import os
 import signal
+import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from _pytest.runner import runtestprotocol
+
+from tests.flaky import FLAKY
+
+TESTS = Path(__file__).resolve().parent
+# As for the processes that tests start, `tests/without/`.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 # Variables that a launcher sets in its workers, and that would make a test believe to be one of them.
 OF_A_LAUNCHER = (
@@ -29,11 +38,12 @@ def _an_environment_of_our_own() -> None:
     for name in [*OF_A_LAUNCHER, *(name for name in os.environ if name.startswith("ACCELERATE_"))]:
         os.environ.pop(name, None)
     # kernels and scripts that tests start import this checkout, wherever they run, installed or not
-    root = str(Path(__file__).resolve().parents[1])
-    os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    # a job that a script starts in the background ignores interrupts, and hands that on to all that it starts
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    own = [str(TESTS.parent), str(TESTS / "without")]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
+    # a job that a script starts in the background ignores these, and hands that on to all that it starts
+    for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, default)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,3 +55,87 @@ def _what_is_loaded_is_no_garbage() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+# ------------------------------------------------------------------------------------- what `make test` leaves to test-all
+
+# Folders and files of which `make test` runs the tests alone that have one of these in their names; `make test-all` runs the
+# rest. What is marked `slow` is left to it anywhere.
+KEPT_OF: dict[str, tuple[str, ...]] = {
+    "tests/browser": ("test_the_kernel_is_busy",),
+    "tests/contracts/test_faults.py": ("[supervisor",),
+    "tests/gpu": (),
+    "tests/kernel": ("test_cells.py",),
+    "tests/launching/test_warmth.py": (),
+    "tests/notebooks": ("test_the_first_run", "test_cells_on_two_ranks", "saved_clean", "executed_by_a_test"),
+    "tests/theirs": (),
+    "tests/transformers": (),
+    "tests/xla": (),
+}
+
+
+def is_left_to_test_all(name: str) -> bool:
+    """Whether the table leaves the test of this name to `make test-all`."""
+    for place, kept in KEPT_OF.items():
+        if name.startswith((f"{place}/", f"{place}::")):
+            return not any(part in name for part in kept)
+    return False
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_left_to_test_all(item.nodeid):
+            item.add_marker("slow")
+
+
+# ------------------------------------------------------------------------------------------------------------ flaky tests
+
+RUN_AGAIN = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[RUN_AGAIN] = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """A test that `tests/flaky.py` lists is run once more where it fails, which the summary says."""
+    if item.nodeid not in FLAKY:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    if any(report.failed for report in reports):
+        item.config.stash[RUN_AGAIN].append(item.nodeid)
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+# ------------------------------------------------------------------------------------------------------------ the summary
+
+
+def folder_of(name: str) -> str:
+    """The folder under which a test's time is added up: `tests/kernel`, `tests/runtime/data`; or its file, in no folder."""
+    parts = name.partition("::")[0].split("/")
+    depth = 3 if "runtime" in parts else 2
+    return "/".join(parts[:depth])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    spent: dict[str, float] = defaultdict(float)
+    tests: dict[str, set[str]] = defaultdict(set)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                spent[folder_of(report.nodeid)] += report.duration
+                tests[folder_of(report.nodeid)].add(report.nodeid)
+    if spent:
+        terminalreporter.section("seconds by folder")
+    for folder in sorted(spent, key=lambda folder: -spent[folder]):
+        terminalreporter.write_line(f"{spent[folder]:7.1f} s  {len(tests[folder]):5d} tests  {folder}")
+    for name in config.stash[RUN_AGAIN]:
+        flaky = FLAKY[name]
+        terminalreporter.write_line(f"failed and was run again, because {flaky.reason} ({flaky.rate}): {name}")

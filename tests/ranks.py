@@ -19,8 +19,13 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.distributed import TCPStore
+
+# Two ranks show what a change breaks; one alone and three, which divide and round otherwise, are left to `make test-all`.
+ONE_OR_TWO = [pytest.param(1, marks=pytest.mark.slow), 2]
+TWO_OR_THREE = [2, pytest.param(3, marks=pytest.mark.slow)]
 
 LIMIT = 60.0
 # How long a rank that lost another may take to say so, once one has failed.
@@ -34,7 +39,7 @@ _LOADED = [
     "torch._dynamo",  # the first optimizer imports it, which takes a second
     "pytest",
     "accelerate",
-    "accelerate_nb.runtime.accelerator",
+    "accelerate_nb.runtime.accelerator.accelerator",
 ]
 
 

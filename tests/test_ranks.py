@@ -12,15 +12,15 @@ import torch.distributed as dist
 from tests.ranks import RanksFailed, run_on_ranks
 
 
-def place(extra: str) -> tuple[str, str, str]:
+def variables(extra: str) -> tuple[str, str, str]:
     return os.environ["RANK"], os.environ["WORLD_SIZE"], extra
 
 
 def total() -> float:
     dist.init_process_group("gloo")
-    one = torch.tensor(1.0 + dist.get_rank())
-    dist.all_reduce(one)
-    return one.item()
+    entry = torch.tensor(1.0 + dist.get_rank())
+    dist.all_reduce(entry)
+    return entry.item()
 
 
 def one_raises() -> None:
@@ -44,7 +44,7 @@ def one_hangs() -> None:
 
 
 def test_results_come_back_in_the_order_of_ranks() -> None:
-    assert run_on_ranks(place, 3, "x") == [(str(rank), "3", "x") for rank in range(3)]
+    assert run_on_ranks(variables, 3, "x") == [(str(rank), "3", "x") for rank in range(3)]
 
 
 def test_ranks_meet() -> None:

@@ -46,8 +46,8 @@ def test_a_warning_names_the_line_that_called(calls: Callable[[], None]) -> None
         warnings.simplefilter("always")
         with suppress(ImportError):  # of the package that a setting is for
             calls()
-    ours = [each for each in caught if "deprecated, please" not in str(each.message)]
-    assert [each.filename for each in ours] == [__file__]
+    ours = [entry for entry in caught if "deprecated, please" not in str(entry.message)]
+    assert [entry.filename for entry in ours] == [__file__]
     assert calls.__code__.co_firstlineno < ours[0].lineno <= calls.__code__.co_firstlineno + 10
 
 
@@ -59,7 +59,7 @@ def in_a_with_block() -> list[Any]:
         with accelerator.join_uneven_inputs([model], even_batches=False):
             pass
     accelerator.end_training()
-    return [each.filename for each in caught]
+    return [entry.filename for entry in caught]
 
 
 def test_a_warning_of_a_with_block_names_the_block() -> None:
@@ -75,7 +75,7 @@ def schedules() -> list[Any]:
         accelerator.prepare(optimizer, schedule)
         AcceleratedScheduler(schedule, optimizer)
     accelerator.end_training()
-    return [each.filename for each in caught]
+    return [entry.filename for entry in caught]
 
 
 def test_a_schedule_s_notice_names_the_line_that_prepares_it() -> None:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from accelerate_nb.runtime.current import current_world
+from accelerate_nb.runtime.world.registry import current_world
 from tests.ranks import run_on_ranks
 
 LAYERS, WIDTH = 20, 1024
@@ -67,7 +67,7 @@ def measure(rounds: int, folder: str) -> list[Row]:
     world = current_world()
     home = Path(folder, "bench_checkpoints")
     # Accelerate writes into a folder that is there; each save gets a folder of its own, as numbered ones do
-    theirs, ours = hugging_face(), own()
+    theirs, ours = hugging_face(world.device), own()
     ways: dict[str, Callable[[Path], Any]] = {
         "save_state, Accelerate": theirs.save_state,
         "save_state, accelerate_nb": ours.save_state,
@@ -109,7 +109,9 @@ def row(name: str, size: int, taken: dict[str, list[float]]) -> Row:
 
 
 def together() -> None:
-    """All processes come here."""
+    """All processes come here, and with them what they gave a GPU to do."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     if dist.is_initialized():
         dist.barrier()
 
@@ -118,14 +120,14 @@ def own() -> Any:
     """A training with this package."""
     from accelerate_nb import Accelerator
 
-    return stepped(Accelerator(cpu=True))
+    return stepped(Accelerator())
 
 
-def hugging_face() -> Any:
-    """A training with Hugging Face Accelerate."""
+def hugging_face(device: torch.device) -> Any:
+    """A training with Hugging Face Accelerate, which wants to be told that it runs on CPUs."""
     from accelerate import Accelerator
 
-    return stepped(Accelerator(cpu=True))
+    return stepped(Accelerator(cpu=device.type == "cpu"))
 
 
 def stepped(accelerator: Any) -> Any:
@@ -133,7 +135,7 @@ def stepped(accelerator: Any) -> Any:
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)])
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
-    accelerator.backward(model(torch.randn(2, WIDTH)).sum())
+    accelerator.backward(model(torch.randn(2, WIDTH, device=accelerator.device)).sum())
     optimizer.step()
     optimizer.zero_grad()
     return accelerator

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -11,8 +10,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+from tests.bench.rows import Row, tell
 
 RANKS = 2
 # It imports what every training script does, connects the ranks, and says so.
@@ -42,17 +43,6 @@ class Cost:
     cpu: float
 
 
-@dataclass(frozen=True)
-class Row:
-    """One measurement: the median of its rounds, and its ratio to what it is compared with."""
-
-    name: str
-    value: float
-    unit: str
-    ratio: float | None = None
-    beside: str = ""
-
-
 def main() -> None:
     """Measure, and print what was found."""
     arguments = read_arguments()
@@ -61,13 +51,7 @@ def main() -> None:
         os.environ["ACCELERATE_NB_FOLDER"] = str(Path(folder, "runs"))
         os.environ["HF_HOME"] = folder
         rows = [*launches(arguments.rounds, Path(folder)), *helps(arguments.rounds)]
-    if arguments.json:
-        print(json.dumps({"load": load, "rows": [asdict(row) for row in rows]}, indent=2))
-        return
-    print(f"load average at the beginning: {load:.2f}")
-    for row in rows:
-        beside = "" if row.ratio is None else f"{row.ratio:>8.2f} x {row.beside}"
-        print(f"{row.name:<66} {row.value:>10,.2f} {row.unit:<4} {beside}")
+    tell(rows, load, as_json=arguments.json)
 
 
 def read_arguments() -> argparse.Namespace:

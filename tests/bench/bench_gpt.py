@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
+import math
+import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
+
+from tests.bench.rows import Row, tell
 
 Epoch = Callable[[], None]
 
@@ -76,29 +79,15 @@ class GPT(nn.Module):
         return F.cross_entropy(scores.reshape(-1, scores.shape[-1]), tokens[:, 1:].reshape(-1))
 
 
-@dataclass(frozen=True)
-class Row:
-    """One way to write the loop: tokens a second (median of the rounds), and its share of the hand-written one's."""
-
-    name: str
-    tokens_per_second: float
-    share: float
-
-
 def main() -> None:
     """Measure on the first GPU and print what was found, or that there is none."""
     arguments = read_arguments()
     if not arguments.tiny and not torch.cuda.is_available():
         print("no CUDA GPU here: nothing measured (--tiny tries the loops on the CPU)")
         return
+    load = os.getloadavg()[0]
     shape = TINY if arguments.tiny else Shape()
-    rows = measure(shape, arguments.rounds)
-    if arguments.json:
-        print(json.dumps([asdict(row) for row in rows], indent=2))
-        return
-    print(f"{'loop':<14} {'tokens/s':>10} {'share':>6}")
-    for row in rows:
-        print(f"{row.name:<14} {row.tokens_per_second:>10,.0f} {row.share:>6.3f}")
+    tell(measure(shape, arguments.rounds), load, as_json=arguments.json, decimals=0)
 
 
 def read_arguments() -> argparse.Namespace:
@@ -110,8 +99,13 @@ def read_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(shape: Shape, rounds: int) -> list[Row]:
-    """The speed of each loop; the loops take turns, so that all meet the same clock and temperature."""
+def measure(shape: Shape, rounds: int, seconds: float = math.inf) -> list[Row]:
+    """
+    The speed of each loop; the loops take turns, so that all meet the same clock and temperature.
+
+    After so many seconds no further round begins, once there are two.
+    """
+    until = time.monotonic() + seconds
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loops: dict[str, Epoch] = {
         "hand-written": hand_written(shape, device),
@@ -123,6 +117,8 @@ def measure(shape: Shape, rounds: int) -> list[Row]:
     for name in names:
         loops[name]()
     for turn in range(rounds):
+        if turn > 1 and time.monotonic() > until:
+            break
         for name in names[turn % 3 :] + names[: turn % 3]:
             _finish(device)
             begin = time.perf_counter()
@@ -131,14 +127,13 @@ def measure(shape: Shape, rounds: int) -> list[Row]:
             taken[name].append(time.perf_counter() - begin)
     tokens = shape.steps * shape.batch * shape.context
     hand = taken[names[0]]
-    return [
-        Row(
-            name,
-            tokens / statistics.median(taken[name]),
-            statistics.median(theirs / mine for theirs, mine in zip(hand, taken[name], strict=True)),
-        )
-        for name in names
-    ]
+    rows = []
+    for name in names:
+        share = statistics.median(by_hand / own for by_hand, own in zip(hand, taken[name], strict=True))
+        speed = tokens / statistics.median(taken[name])
+        compared = (None, "") if name == names[0] else (share, names[0])
+        rows.append(Row(f"a GPT in bf16: {name}", speed, "tokens/s", *compared))
+    return rows
 
 
 def _finish(device: torch.device) -> None:

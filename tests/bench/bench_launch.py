@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import socket
@@ -15,27 +14,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from tests.bench.rows import Row, tell
+
 CAPTURED = 512 << 20  # bytes
 LINES = 25_000  # of each rank
 WRITERS = 4
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measurement: the median of its rounds, and its ratio to what it is compared with."""
-
-    name: str
-    value: float
-    unit: str
-    ratio: float | None = None
-    beside: str = ""
 
 
 def main() -> None:
@@ -54,13 +43,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     rows = [row for name in arguments.only or wanted for row in wanted[name](arguments.rounds)]
     resident = held.nbytes >> 20
-    if arguments.json:
-        print(json.dumps({"load": load, "resident": resident, "rows": [asdict(row) for row in rows]}, indent=2))
-        return
-    print(f"load average at the beginning: {load:.2f}; {resident} MiB of data held")
-    for row in rows:
-        beside = "" if row.ratio is None else f"{row.ratio:>8.2f} x {row.beside}"
-        print(f"{row.name:<58} {row.value:>12,.1f} {row.unit:<10} {beside}")
+    tell(rows, load, as_json=arguments.json, about=f"{resident} MiB of data held", decimals=1, resident=resident)
 
 
 def read_arguments() -> argparse.Namespace:

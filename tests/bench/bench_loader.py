@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
-from accelerate_nb.runtime.current import current_world
+from accelerate_nb.runtime.world.registry import current_world
 from tests.ranks import run_on_ranks
 
 BATCHES = 300

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from accelerate_nb.runtime.current import current_world
+from accelerate_nb.runtime.world.registry import current_world
 from tests.ranks import run_on_ranks
 
 Call = Callable[[], object]
@@ -59,18 +59,19 @@ def read_arguments() -> argparse.Namespace:
 def measure(rounds: int, only: str) -> list[Row]:
     """The time of a call of each operation; the three ways take turns, so that all meet the same noise."""
     torch.set_num_threads(1)
-    current_world()  # connects the processes, which all three ways then find connected
+    # connects the processes, which all three ways then find connected
+    device = current_world().device
     import accelerate.utils as their_operations
     from accelerate import Accelerator as Theirs
 
     import accelerate_nb.utils as our_operations
     from accelerate_nb import Accelerator as Ours
 
-    ours, theirs = Ours(), Theirs(cpu=True)
+    ours, theirs = Ours(), Theirs(cpu=device.type == "cpu")
     packages = {
-        "accelerate_nb": ways(ours, our_operations),
-        "Accelerate": ways(theirs, their_operations),
-        "bare": bare(),
+        "accelerate_nb": ways(ours, our_operations, device),
+        "Accelerate": ways(theirs, their_operations, device),
+        "bare": bare(device),
     }
     gc.collect()
     gc.disable()
@@ -98,6 +99,7 @@ def compared(operation: str, ways: dict[str, Call], rounds: int) -> list[Row]:
             begin = time.perf_counter()
             for _ in range(count):
                 call()
+            finish()
             taken[name].append((time.perf_counter() - begin) / count * 1e6)
     return [
         Row(
@@ -113,31 +115,38 @@ def compared(operation: str, ways: dict[str, Call], rounds: int) -> list[Row]:
     ]
 
 
+def finish() -> None:
+    """Wait until a GPU has done everything."""
+    if current_world().device.type == "cuda":
+        torch.cuda.synchronize()
+
+
 def agreed_count(call: Call) -> int:
     """How many calls make a turn, the same number on every process."""
     begin = time.perf_counter()
     for _ in range(3):
         call()
-    count = torch.tensor(max(1, int(TURN / ((time.perf_counter() - begin) / 3 * 1e6))))
+    finish()
+    count = torch.tensor(max(1, int(TURN / ((time.perf_counter() - begin) / 3 * 1e6))), device=current_world().device)
     dist.broadcast(count, 0)
     return int(count)
 
 
-def inputs() -> dict[str, Any]:
+def inputs(device: torch.device) -> dict[str, Any]:
     """What the operations are given."""
     return {
-        "64 B": torch.ones(16),
-        "64 KB": torch.ones(16, 1024),
-        "1 MB": torch.ones(256, 1024),
-        "16 MB": torch.ones(4096, 1024),
-        "metrics": (torch.ones(32, 10), torch.ones(32, dtype=torch.int64)),
+        "64 B": torch.ones(16, device=device),
+        "64 KB": torch.ones(16, 1024, device=device),
+        "1 MB": torch.ones(256, 1024, device=device),
+        "16 MB": torch.ones(4096, 1024, device=device),
+        "metrics": (torch.ones(32, 10, device=device), torch.ones(32, dtype=torch.int64, device=device)),
         "object": [{"loss": 1.0, "words": ["one", "two"]}],
     }
 
 
-def ways(accelerator: Any, operations: Any) -> dict[str, Call]:
+def ways(accelerator: Any, operations: Any, device: torch.device) -> dict[str, Call]:
     """The calls that both packages know."""
-    given = inputs()
+    given = inputs(device)
     metrics, told = given["metrics"], given["object"]
     calls: dict[str, Call] = {}
     for name in ("64 B", "64 KB", "1 MB", "16 MB"):
@@ -152,9 +161,9 @@ def ways(accelerator: Any, operations: Any) -> dict[str, Call]:
     return calls
 
 
-def bare() -> dict[str, Call]:
+def bare(device: torch.device) -> dict[str, Call]:
     """The calls as one writes them with nothing but PyTorch."""
-    given = inputs()
+    given = inputs(device)
     size = dist.get_world_size()
     metrics, told = given["metrics"], given["object"]
 
@@ -172,7 +181,7 @@ def bare() -> dict[str, Call]:
         dist.broadcast(tensor, 0)
 
     def pad() -> torch.Tensor:
-        longest = int(gather(torch.tensor([metrics[0].shape[1]])).max())
+        longest = int(gather(torch.tensor([metrics[0].shape[1]], device=device)).max())
         return torch.nn.functional.pad(metrics[0], (0, longest - metrics[0].shape[1]))
 
     def gather_object() -> None:

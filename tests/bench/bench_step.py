@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from accelerate_nb.runtime.current import current_world
+from accelerate_nb.runtime.world.registry import current_world
 from tests.ranks import run_on_ranks
 
 STEPS = 200
@@ -61,8 +61,13 @@ def read_arguments() -> argparse.Namespace:
 def measure(rounds: int) -> list[Row]:
     """The median time of a step of each loop; the loops take turns, so that all meet the same noise."""
     torch.set_num_threads(1)
-    current_world()  # connects the processes, which all three loops then find connected
-    loops: dict[str, Epoch] = {"hand-written": hand_written(), "accelerate_nb": ours(), "Accelerate": hugging_face()}
+    # connects the processes, which all three loops then find connected
+    device = current_world().device
+    loops: dict[str, Epoch] = {
+        "hand-written": hand_written(device),
+        "accelerate_nb": ours(),
+        "Accelerate": hugging_face(device),
+    }
     names = list(loops)
     taken: dict[str, list[float]] = {name: [] for name in names}
     for name in names:
@@ -73,8 +78,10 @@ def measure(rounds: int) -> list[Row]:
         for name in names[turn % 3 :] + names[: turn % 3]:
             if dist.is_initialized():
                 dist.barrier()
+            finish(device)
             begin = time.perf_counter()
             loops[name]()
+            finish(device)
             taken[name].append((time.perf_counter() - begin) / STEPS * 1e6)
     gc.enable()
     size = dist.get_world_size() if dist.is_initialized() else 1
@@ -90,6 +97,12 @@ def measure(rounds: int) -> list[Row]:
     return [Row(name, size, statistics.median(taken[name]), added[name], ratio[name]) for name in names]
 
 
+def finish(device: torch.device) -> None:
+    """Wait until a GPU has computed everything."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def parts(size: int) -> tuple[nn.Module, torch.optim.Optimizer, TensorDataset]:
     """A tiny model, so that what is measured is everything else."""
     torch.manual_seed(0)
@@ -98,10 +111,11 @@ def parts(size: int) -> tuple[nn.Module, torch.optim.Optimizer, TensorDataset]:
     return model, torch.optim.SGD(model.parameters(), lr=0.01), data
 
 
-def hand_written() -> Epoch:
+def hand_written(device: torch.device) -> Epoch:
     """The loop as one writes it with nothing but PyTorch."""
     size = dist.get_world_size() if dist.is_initialized() else 1
     model, optimizer, data = parts(size)
+    model.to(device)
     sampler = DistributedSampler(data, shuffle=False) if size > 1 else None
     loader = DataLoader(data, batch_size=4, sampler=sampler)
     if size > 1:
@@ -109,7 +123,7 @@ def hand_written() -> Epoch:
 
     def epoch() -> None:
         for inputs, targets in loader:
-            loss = nn.functional.mse_loss(model(inputs), targets)
+            loss = nn.functional.mse_loss(model(inputs.to(device)), targets.to(device))
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -125,11 +139,11 @@ def ours() -> Epoch:
     return prepared(Accelerator())
 
 
-def hugging_face() -> Epoch:
+def hugging_face(device: torch.device) -> Epoch:
     """The loop with Hugging Face Accelerate, which wants to be told that it runs on CPUs."""
     from accelerate import Accelerator
 
-    return prepared(Accelerator(cpu=True))
+    return prepared(Accelerator(cpu=device.type == "cpu"))
 
 
 def prepared(accelerator: Any) -> Epoch:

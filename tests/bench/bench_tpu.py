@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,19 +18,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.bench.rows import Row, tell
+
 STEPS, ACCUMULATION = 20, 4
 Epoch = Callable[[], None]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measurement: the median of its rounds, and the median of its ratios to what it is compared with, turn by turn."""
-
-    name: str
-    value: float
-    unit: str
-    ratio: float | None = None
-    beside: str = ""
 
 
 def main() -> None:
@@ -53,13 +43,7 @@ def main() -> None:
     }
     load = os.getloadavg()[0]
     rows = [row for name in arguments.only or wanted for row in wanted[name](arguments.rounds)]
-    if arguments.json:
-        print(json.dumps({"load": load, "rows": [asdict(row) for row in rows]}, indent=2))
-        return
-    print(f"load average at the beginning: {load:.2f}; one device of torch_xla's CPU backend")
-    for row in rows:
-        beside = "" if row.ratio is None else f"{row.ratio:>8.2f} x {row.beside}"
-        print(f"{row.name:<72} {row.value:>10,.2f} {row.unit:<8} {beside}")
+    tell(rows, load, as_json=arguments.json, about="one device of torch_xla's CPU backend")
 
 
 def read_arguments() -> argparse.Namespace:

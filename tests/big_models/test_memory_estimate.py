@@ -10,8 +10,8 @@ import torch
 from accelerate import init_empty_weights as their_empty
 from torch import nn
 
-from accelerate_nb.big_models.estimating import DTYPES, State, largest_layer, loaded, shared, training
-from accelerate_nb.big_models.outlines import of_module, outline
+from accelerate_nb.big_models.memory_estimate import DTYPES, TrainingStateSize, largest_layer, loaded, shared, training
+from accelerate_nb.big_models.model_outline import of_module, outline
 from tests.big_models.models import Deep, Small, Tied
 
 MODELS = [Small, Deep, Tied, lambda: nn.TransformerEncoderLayer(8, 2, 16), lambda: nn.Conv2d(3, 5, 3)]
@@ -119,7 +119,7 @@ def test_the_largest_layer_is_accelerates(model):
 def test_the_stages_are_those_of_the_paper():
     # figure 1 of Rajbhandari et al. (2020): 7.5 billion parameters, 64 ranks, twelve bytes of optimizer's state for each
     numbers = 7_500_000_000
-    ranks = shared(State(2 * numbers, 2 * numbers, 12 * numbers), 64)
+    ranks = shared(TrainingStateSize(2 * numbers, 2 * numbers, 12 * numbers), 64)
     assert {way: round(state.total / 1e9, 1) for way, state in ranks.items() if way != "ddp"} == {
         "zero-1": 31.4,
         "zero-2": 16.6,
@@ -129,7 +129,7 @@ def test_the_stages_are_those_of_the_paper():
 
 
 def test_one_rank_shares_nothing():
-    alone = State(10, 10, 20, 5)
+    alone = TrainingStateSize(10, 10, 20, 5)
     assert set(shared(alone, 1, layer=4).values()) == {alone}
 
 

@@ -11,8 +11,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
-from accelerate_nb.big_models import outlines
-from accelerate_nb.big_models.outlines import outline
+from accelerate_nb.big_models import model_outline
+from accelerate_nb.big_models.model_outline import outline
 from accelerate_nb.errors import CheckpointError, ConfigurationError, MissingExtraError
 from tests.big_models.models import Deep, Small, Tied
 
@@ -217,7 +217,7 @@ def test_a_configuration_that_cannot_be_is_told(tmp_path):
 
 def test_without_transformers_weights_that_are_there_are_enough(tmp_path, monkeypatch):
     folder = configured(tmp_path)
-    monkeypatch.setattr(outlines.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(model_outline.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="pip install transformers"):
         outline(folder)
     save_file({"a": torch.zeros(3)}, tmp_path / "model.safetensors")

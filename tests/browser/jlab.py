@@ -23,7 +23,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from tests.kernelspecs import install
 
 # How long anything that a person would wait for may take, on a machine that does other things too.
-PATIENCE = 60.0
+PATIENCE = 120.0
 # A person's notebook has none of these, with which other things happen to output and threads.
 _OF_A_SHELL = {"PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "OMP_NUM_THREADS"}
 _FLAGS = {

@@ -13,7 +13,7 @@ from tests.browser.jlab import Notebook, Server
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
 # on a busy machine a page takes its time to load
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(480)
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 ENDS_WHEN_TOLD = """

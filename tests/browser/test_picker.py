@@ -104,7 +104,7 @@ def test_a_wrong_value_is_told_while_one_types_and_all_keys_go_to_the_form(picki
     page.keyboard.press("Tab")
     expect(form(picking).get_by_label("gpu_ids")).to_be_focused()
     page.keyboard.press("Tab")
-    expect(form(picking).get_by_role("button", name="4 more settings").first).to_be_focused()
+    expect(form(picking).get_by_role("button", name="5 more settings").first).to_be_focused()
     page.keyboard.type("b")
     page.keyboard.press("Space")
     expect(form(picking).get_by_label("start_method")).to_be_visible()

@@ -12,7 +12,7 @@ from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from accelerate_nb.events.model import LogLine
-from accelerate_nb.notebook.page.saved import bundle
+from accelerate_nb.notebook.display.saved_report import bundle
 from tests.browser.jlab import Notebook, Server
 from tests.reports import stories
 

@@ -15,9 +15,9 @@ from tests.kernelspecs import INSTALLED
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
 # on a busy machine a page takes its time to load
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(480)
 
-MOVING = re.compile(r"steps [1-9]\d*/100,000")
+MOVING = re.compile(r"steps [1-9][\d,]*/100,000")
 
 
 def moves(panel: Any, rank: int = 0) -> None:

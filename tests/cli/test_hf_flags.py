@@ -13,14 +13,16 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DynamoBackend
 from accelerate.utils.launch import prepare_simple_launcher_cmd_env, setup_fp8_env
 
-from accelerate_nb.cli import dry_run, theirs
-from accelerate_nb.cli.launch import PROG, Asked, _asked, configure
+from accelerate_nb.cli import hf_flags
+from accelerate_nb.cli.commands.launch import configure
+from accelerate_nb.cli.launching import dry_run
+from accelerate_nb.cli.launching.request import PROG, LaunchRequest, read_request
 from accelerate_nb.cli.main import main
-from accelerate_nb.cli.parser import Parser
-from accelerate_nb.config.run import all_settings
-from accelerate_nb.devices.base import Devices
+from accelerate_nb.cli.parser import CliParser
+from accelerate_nb.config.run_config import all_settings
+from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError, NotYetError
-from accelerate_nb.launching.choosing import choose
+from accelerate_nb.launching.planning.placement import choose
 
 ACTIONS = [
     one for one in launch_command_parser()._actions if one.option_strings and not isinstance(one, argparse._HelpAction)
@@ -61,11 +63,11 @@ def values(one: argparse.Action) -> list[str]:
     return list(one.choices) if one.choices else ["1" if one.type in {int, float} else "true"]
 
 
-def asked(*words: str) -> Asked:
+def asked(*words: str) -> LaunchRequest:
     """What our command line makes of these words."""
-    parser = Parser(prog=PROG)
+    parser = CliParser(prog=PROG)
     configure(parser)
-    return _asked(parser.parse_args([*words, "script.py"]))
+    return read_request(parser.parse_args([*words, "script.py"]))
 
 
 def lines(one: argparse.Action) -> Iterator[list[str]]:
@@ -93,13 +95,13 @@ def test_a_value_that_they_refuse_is_refused(one: argparse.Action) -> None:
 
 
 def test_the_table_has_their_flags_and_no_others() -> None:
-    known = {one.name for one in theirs.FLAGS}
+    known = {one.name for one in hf_flags.FLAGS}
     assert known - {"gradient_accumulation_steps"} <= {long(one)[2:] for one in ACTIONS}
     assert {long(one)[2:] for one in ACTIONS} == known
 
 
 def test_what_the_table_calls_a_setting_is_one() -> None:
-    named = {one.becomes.name for one in theirs.FLAGS if isinstance(one.becomes, theirs.ASetting)}
+    named = {one.becomes.name for one in hf_flags.FLAGS if isinstance(one.becomes, hf_flags.SettingFlag)}
     assert named <= {one.name for one in all_settings()}
 
 
@@ -114,7 +116,6 @@ def test_what_the_table_calls_a_setting_is_one() -> None:
         (["--num_machines", "2"], "several machines"),
         (["--machine_rank", "1"], "several machines"),
         (["--main_process_ip", "10.0.0.1"], "several machines"),
-        (["--mixed_precision", "fp8"], "not offered here yet"),
     ],
 )
 def test_what_is_not_offered_is_named(words: list[str], what: str) -> None:
@@ -126,14 +127,14 @@ def test_ways_to_train_exclude_each_other_as_they_do_there() -> None:
     words = ["--cpu", "--multi_gpu"]
     with pytest.raises(ValueError, match="only use one of"):
         _validate_launch_command(launch_command_parser().parse_args([*words, "script.py"]))
-    with pytest.raises(ConfigurationError, match="--cpu and --multi_gpu were asked for together"):
+    with pytest.raises(ConfigurationError, match="--cpu and --multi_gpu were requested together"):
         asked(*words)
 
 
 def test_an_option_of_what_was_not_asked_for_changes_nothing_and_says_so() -> None:
     found = asked("--fsdp_version", "2", "--same_network")
     assert found.theirs.surprises(on_tpus=False) == [
-        "--fsdp_version changes nothing: it is an option of FSDP, which --use_fsdp asks for."
+        "--fsdp_version changes nothing: it is an option of FSDP, which --use_fsdp requests."
     ]
     assert list(found.theirs.without_effect(on_tpus=False)) == ["--same_network", "--fsdp_version"]
     assert found.theirs.variables() == {}
@@ -146,7 +147,7 @@ def test_workers_find_the_variables_that_accelerate_sets(monkeypatch: pytest.Mon
     arguments, *_ = _validate_launch_command(launch_command_parser().parse_args([*words, "script.py"]))
     _, there = prepare_simple_launcher_cmd_env(arguments)
     found = asked(*words)
-    here = dry_run.variables(found, choose(found.config.launching, Devices("cpu", "CPU", 0, 2), can_fork=True))
+    here = dry_run.variables(found, choose(found.config.launching, AvailableDevices("cpu", "CPU", 0, 2), can_fork=True))
     names = {name for name in there if name not in os.environ or there[name] != os.environ[name]}
     # they pin all processes to the same cores with the one, and the other goes with it; what was not said is false there
     expected = {

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from accelerate_nb.cli.launch import PROG, Asked, _asked, configure
+from accelerate_nb.cli.commands.launch import configure
+from accelerate_nb.cli.launching.request import PROG, LaunchRequest, read_request
 from accelerate_nb.cli.main import main
-from accelerate_nb.cli.parser import Parser
+from accelerate_nb.cli.parser import CliParser
 from accelerate_nb.errors import ConfigurationError
 
 POD = {
@@ -42,10 +43,10 @@ def file_of(tmp_path: Path, **said: object) -> str:
     return str(path)
 
 
-def asked(*words: str) -> Asked:
-    parser = Parser(prog=PROG)
+def asked(*words: str) -> LaunchRequest:
+    parser = CliParser(prog=PROG)
     configure(parser)
-    return _asked(parser.parse_args([*words, "script.py"]))
+    return read_request(parser.parse_args([*words, "script.py"]))
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
@@ -77,7 +78,7 @@ def test_a_file_for_tpus_asks_for_the_same_and_cpu_takes_it_back(tmp_path):
 
 def test_an_engine_that_is_another_is_refused():
     assert asked("--tpu", "--engine", "xla").on_tpus
-    with pytest.raises(ConfigurationError, match="asks for engine=xla, together with engine=local"):
+    with pytest.raises(ConfigurationError, match="requests engine=xla, together with engine=local"):
         asked("--tpu", "--engine", "local")
 
 
@@ -107,7 +108,7 @@ def test_workers_find_what_makes_bf16_keep_doubles(tmp_path):
 def test_a_flag_of_tpus_without_one_changes_nothing_and_says_so():
     found = asked("--tpu_use_sudo", "--vm", "a", "--vm", "b")
     assert found.theirs.surprises(on_tpus=found.on_tpus) == [
-        "--tpu_use_sudo changes nothing: it is an option of a TPU, which --tpu asks for."
+        "--tpu_use_sudo changes nothing: it is an option of a TPU, which --tpu requests."
     ]
     assert asked("--tpu", "--tpu_use_sudo").theirs.surprises(on_tpus=True) == []
 
@@ -191,7 +192,7 @@ def test_the_machines_of_a_pod_launch_for_themselves(tmp_path):
 
 def test_a_pod_without_a_name_is_asked_for_one(capsys):
     assert main(["launch", "--tpu", "--tpu_cluster", "train.py"]) == 2
-    assert "nobody said which. Name it with --tpu-name" in capsys.readouterr().err
+    assert "no pod was named. Name it with --tpu-name" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------------------------------------- tpu-config
@@ -232,8 +233,8 @@ def test_this_package_is_what_it_installs(capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--command", "ls"], "nobody said which"),
-        (["--tpu_name", "mine"], "nobody said what it is to run"),
+        (["--command", "ls"], "no pod was named"),
+        (["--tpu_name", "mine"], "no command was given"),
         (["--tpu_name", "mine", "--command_file", "gone.sh"], "gone.sh can't be read"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accelerate_nb.config.writing import write_whole
+from accelerate_nb.config.atomic_write import write_whole
 
 
 def test_a_text_that_can_not_be_written_leaves_the_file_and_nothing_beside_it(tmp_path):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from accelerate_nb.config.nearest import meant
+from accelerate_nb.config.did_you_mean import did_you_mean
 
 
 def test_the_nearest_word_is_asked_for_and_none_that_is_far():
     known = iter(["--num-processes", "--num-nodes", "--cpu"])
-    assert meant("--num_proceses", known) == "Did you mean --num-processes?"
-    assert meant("--lr", ["--cpu"]) == ""
-    assert meant("--lr", ["--cpu"], "Leave it out.") == "Leave it out."
+    assert did_you_mean("--num_proceses", known) == "Did you mean --num-processes?"
+    assert did_you_mean("--lr", ["--cpu"]) == ""
+    assert did_you_mean("--lr", ["--cpu"], "Leave it out.") == "Leave it out."

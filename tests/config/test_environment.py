@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from accelerate_nb.config.environment import already_launched, asks_for_tpu, runs_folder, saying
+from accelerate_nb.config.environment import already_launched, requests_tpu, runs_folder, set_variables
 
 
 def test_a_worker_of_torchrun_was_launched(tmp_path):
@@ -55,7 +55,7 @@ def test_without_a_cache_to_write_to_runs_are_kept_in_a_temporary_folder_of_the_
 
 def test_what_the_environment_says_for_a_while_is_taken_back():
     environment = {"A": "1", "B": "2"}
-    with pytest.raises(KeyError), saying({"A": "3", "C": "4"}, environment):
+    with pytest.raises(KeyError), set_variables({"A": "3", "C": "4"}, environment):
         assert environment == {"A": "3", "B": "2", "C": "4"}
         raise KeyError
     assert environment == {"A": "1", "B": "2"}
@@ -76,4 +76,4 @@ def test_what_the_environment_says_for_a_while_is_taken_back():
     ],
 )
 def test_a_tpu_is_seen_in_the_environment(environment, asks):
-    assert asks_for_tpu(environment) is asks
+    assert requests_tpu(environment) is asks

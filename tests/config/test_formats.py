@@ -9,10 +9,11 @@ import pytest
 from accelerate.commands.config.config_args import ClusterConfig, SageMakerConfig, load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-from accelerate_nb.config import files, keys, spelling
-from accelerate_nb.config.kinds import Ids, Number, OneOf, Table, Text, Whole, YesNo
-from accelerate_nb.config.mesh import Axes
-from accelerate_nb.config.run import all_settings, differing, origins, resolve, values
+from accelerate_nb.config import formats
+from accelerate_nb.config.hf import files, keys
+from accelerate_nb.config.run_config import all_settings, differing, origins, resolve, values
+from accelerate_nb.config.value_types import Boolean, DeviceIds, Integer, NamedValues, Number, OneOf, Text
+from accelerate_nb.config.xla_mesh import MeshAxes
 from accelerate_nb.errors import ConfigurationError
 
 # What asks for several machines is no configuration yet; these are values of theirs that are one.
@@ -29,20 +30,20 @@ def other_than_default(one):
     """A value of a setting that is not its default."""
     if one.name in HARMLESS:
         return HARMLESS[one.name]
-    match one.kind:
+    match one.value_type:
         case OneOf():
             return next(word for word in one.choices if word != one.default)
-        case YesNo():
+        case Boolean():
             return not one.default
-        case Whole():
-            return int(one.kind.minimum or 0) + 3
+        case Integer():
+            return int(one.value_type.minimum or 0) + 3
         case Number():
             return 7.5
-        case Table():
+        case NamedValues():
             return {"timeout": 30, "name": "a b"}
-        case Ids():
+        case DeviceIds():
             return "0,2"
-        case Axes():
+        case MeshAxes():
             return "data=2,fsdp"
         case Text():
             return '-${rank} “it\'s”, "a\\b": '
@@ -69,41 +70,41 @@ class TestEverySetting:
 
     def test_the_cell_says_it(self, said):
         config = resolve(said, {})
-        cell = spelling.call(spelling.to_say(config))
+        cell = formats.call(formats.explicit_settings(config))
         evaluated = eval(cell, {"notebook_launcher": notebook_launcher, "train": None})
         assert resolve(evaluated, {}) == config
 
     def test_the_command_line_says_it(self, said):
         config = resolve(said, {})
-        words = shlex.split(spelling.command(spelling.to_say(config), "my script.py"))
+        words = shlex.split(formats.command(formats.explicit_settings(config), "my script.py"))
         assert words[:2] == ["accelerate-nb", "launch"]
-        found, rest = spelling.read_words(words[2:], all_settings(), "a command line")
+        found, rest = formats.read_words(words[2:], all_settings(), "a command line")
         assert resolve(found, {}) == config
         assert rest == ["my script.py"]
 
     def test_the_magic_says_it(self, said):
         config = resolve(said, {})
-        line = spelling.magic(spelling.to_say(config))
+        line = formats.magic(formats.explicit_settings(config))
         name, *words = shlex.split(line)
         assert name == "%%accelerate"
         assert "\n" not in line
-        assert resolve(spelling.read_words(words, all_settings(), name)[0], {}) == config
+        assert resolve(formats.read_words(words, all_settings(), name)[0], {}) == config
 
     def test_the_file_says_it_and_accelerate_loads_it(self, said, tmp_path):
         config = resolve(said, {})
         path = tmp_path / "config.yaml"
-        content = spelling.keys(config, "NO")
+        content = formats.keys(config, "NO")
         files.draft(path, content).write()
-        assert path.read_text() == spelling.text(content)
+        assert path.read_text() == formats.text(content)
         assert resolve({}, {}, files.read(path)) == config
         assert load_config_from_file(str(path)).distributed_type.value == "NO"
 
     def test_a_json_file_says_it_or_is_refused_as_accelerate_would_refuse_it(self, said, tmp_path):
         config = resolve(said, {})
         path = tmp_path / "config.json"
-        content = spelling.keys(config, "NO")
-        if own := spelling.own_keys(content):
-            with pytest.raises(ConfigurationError, match=rf"can't say {', '.join(own)}.*Name a \.yaml file"):
+        content = formats.keys(config, "NO")
+        if own := formats.extension_keys(content):
+            with pytest.raises(ConfigurationError, match=rf"can't hold {', '.join(own)}.*Name a \.yaml file"):
                 files.draft(path, content)
             path.write_text(json.dumps(content))
             with pytest.raises(ValueError, match="unknown keys"):
@@ -130,7 +131,7 @@ def test_accelerate_understands_the_file_for_its_launch(tmp_path, distributed_ty
         "timeout": 60,
     }
     path = tmp_path / "config.yaml"
-    files.draft(path, spelling.keys(resolve(said, {}), distributed_type)).write()
+    files.draft(path, formats.keys(resolve(said, {}), distributed_type)).write()
     asked = launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
     asked.nondefault = set()
     theirs, _, _ = _validate_launch_command(asked)
@@ -149,7 +150,7 @@ def test_the_keys_that_accelerate_knows_are_those_of_accelerate():
 @pytest.mark.parametrize("value", ["two\n\nlines ", "# no comment", "#| mine", " x: [", "ü" * 200, "\t'\"\\"])
 def test_a_text_of_any_kind_goes_through_a_comment(tmp_path, value):
     path = tmp_path / "config.yaml"
-    path.write_text(spelling.text({"distributed_type": "NO", "folder": value, "rdzv_conf": {"a": value, "b": [1]}}))
+    path.write_text(formats.text({"distributed_type": "NO", "folder": value, "rdzv_conf": {"a": value, "b": [1]}}))
     assert files.read(path)["folder"] == value
     assert files.read(path)["rdzv_conf"] == {"a": value, "b": [1]}
     assert "folder" not in load_config_from_file(str(path)).to_dict()
@@ -158,14 +159,14 @@ def test_a_text_of_any_kind_goes_through_a_comment(tmp_path, value):
 def test_a_call_says_what_would_else_be_overruled_from_elsewhere():
     elsewhere = {"mixed_precision": "bf16", "cpu": True, "num_processes": 4}
     config = resolve({"mixed_precision": "no", "num_processes": 4}, {})
-    assert spelling.to_say(config) == {"num_processes": 4, "mixed_precision": "no"}
-    assert spelling.to_say(config, elsewhere) == {"num_processes": 4, "cpu": False, "mixed_precision": "no"}
-    assert spelling.unsayable(config, elsewhere) == ()
-    assert spelling.unsayable(resolve({}, {}), elsewhere) == ("mixed_precision", "num_processes")
+    assert formats.explicit_settings(config) == {"num_processes": 4, "mixed_precision": "no"}
+    assert formats.explicit_settings(config, elsewhere) == {"num_processes": 4, "cpu": False, "mixed_precision": "no"}
+    assert formats.inexpressible(config, elsewhere) == ()
+    assert formats.inexpressible(resolve({}, {}), elsewhere) == ("mixed_precision", "num_processes")
 
 
 def test_a_long_call_stands_on_several_lines():
-    cell = spelling.call({"num_processes": 2, "folder": "x" * 80})
+    cell = formats.call({"num_processes": 2, "folder": "x" * 80})
     assert cell.splitlines()[1:3] == ["    train,", "    num_processes=2,"]
 
 
@@ -180,13 +181,13 @@ def test_a_long_call_stands_on_several_lines():
 )
 def test_a_command_line_that_means_nothing_is_told(words, says):
     with pytest.raises(ConfigurationError, match=says.replace("?", r"\?")):
-        spelling.read_words(words, all_settings(), "The command line")
+        formats.read_words(words, all_settings(), "The command line")
 
 
 def test_where_each_value_was_said_is_known():
     environment = {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_USE_CPU": "1"}
     found = origins({"cpu": False}, environment, {"num_processes": 2, "mixed_precision": "fp16"})
-    assert {name: (one.value, one.place) for name, one in found.items() if one.place} == {
+    assert {name: (one.value, one.source) for name, one in found.items() if one.source} == {
         "cpu": (False, "the call"),
         "mixed_precision": ("bf16", "the variable ACCELERATE_MIXED_PRECISION"),
         "num_processes": (2, "the configuration file"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from accelerate_nb.config.cells import (
-    CellWish,
-    LogsWish,
-    PullWish,
+from accelerate_nb.config.magic_args import (
+    CellOptions,
+    LogsOptions,
+    PullOptions,
     cell_flags,
     line_commands,
     names_of,
@@ -17,19 +17,19 @@ from accelerate_nb.config.cells import (
     read_line,
     session_flags,
 )
-from accelerate_nb.config.fields import settings
-from accelerate_nb.config.ranks import named
-from accelerate_nb.config.run import all_settings, resolve
+from accelerate_nb.config.rank_lists import named
+from accelerate_nb.config.run_config import all_settings, resolve
+from accelerate_nb.config.settings import settings
 from accelerate_nb.errors import ConfigurationError, NotYetError
 
 
 def test_an_empty_line_asks_for_nothing():
-    assert read_cell_line("") == (CellWish(), {})
+    assert read_cell_line("") == (CellOptions(), {})
 
 
 @pytest.mark.parametrize("line", ["-n 4", "-n4", "-n=4", "--num-processes 4", "--num-processes=4", "--num_processes 4"])
 def test_the_number_of_processes_can_be_written_as_one_likes(line):
-    assert read_cell_line(line) == (CellWish(), {"num_processes": 4})
+    assert read_cell_line(line) == (CellOptions(), {"num_processes": 4})
 
 
 @pytest.mark.parametrize(
@@ -41,15 +41,16 @@ def test_yes_or_no_needs_no_value(line, value):
 
 
 def test_what_is_asked_of_the_cell_is_told_from_the_settings():
-    wish, said = read_cell_line("--ranks 0,2-3 --fresh --timeout 1.5 --background --also-here --mixed-precision BF16")
-    assert wish == CellWish(ranks="0,2-3", fresh=True, timeout=1.5, background=True, also_here=True)
+    wish, said = read_cell_line("--ranks 0,2-3 --restart --timeout 1.5 --background --local --mixed-precision BF16")
+    assert wish == CellOptions(ranks="0,2-3", restart=True, timeout=1.5, background=True, local=True)
     assert said == {"mixed_precision": "bf16"}
 
 
 def test_each_setting_of_a_session_is_a_flag_that_resolves():
-    texts = {"Whole": "1", "Number": "1", "Text": "", "Ids": "0", "Axes": "fsdp", "Table": "a=b", "YesNo": "yes"}
+    texts = {"Integer": "1", "Number": "1", "Text": "", "DeviceIds": "0", "MeshAxes": "fsdp", "NamedValues": "a=b"}
+    texts["Boolean"] = "yes"
     for one in session_flags():
-        text = one.choices[0] if one.choices else texts[type(one.kind).__name__]
+        text = one.choices[0] if one.choices else texts[type(one.value_type).__name__]
         _, said = read_cell_line(f"{one.flag}={text}")
         assert list(said) == [one.name]
     assert {one.name for one in all_settings()} - {one.name for one in session_flags()} == {
@@ -71,13 +72,13 @@ def test_flags_of_settings_and_of_cells_never_share_a_name():
     [
         ("--mixed-precison bf16", "Did you mean --mixed-precision?"),
         ("--background-run", "Did you mean --background?"),
-        ("--zzz", "It knows -n, --also-here, --background"),
+        ("--zzz", "Leave it out. It knows -n, --background"),
         ("train.py", "'train.py', which is no flag"),
         ("-n", "--num-processes without a value. It should be a whole number"),
         ("-n many", "--num-processes 'many', but num_processes should be a whole number, at least 1"),
         ("-n 0", "at least 1"),
         ("--mixed-precision bf17", "one of 'no', 'fp16', 'bf16'"),
-        ("--timeout --fresh", "--timeout without a value"),
+        ("--timeout --restart", "--timeout without a value"),
         ("--folder 'a", "a quotation mark is open"),
     ],
 )
@@ -89,7 +90,7 @@ def test_a_mistake_is_told_with_what_to_do(line, said):
 
 def test_what_is_not_offered_yet_says_so():
     with pytest.raises(NotYetError, match="not offered here yet"):
-        read_cell_line("--mixed-precision fp8")
+        read_cell_line("--engine ray")
 
 
 def test_a_comment_and_quotes_are_read_as_in_a_shell():
@@ -116,8 +117,8 @@ def test_ranks_are_named_as_they_are_written(ranks, text):
 
 
 def test_words_that_are_no_flags_are_left_to_whoever_asked():
-    assert read("loss x --rank 2", settings(PullWish), "%accelerate pull") == ({"rank": 2}, ["loss", "x"])
-    assert read("--lines 3", settings(LogsWish), "%accelerate logs") == ({"lines": 3}, [])
+    assert read("loss x --rank 2", settings(PullOptions), "%accelerate pull") == ({"rank": 2}, ["loss", "x"])
+    assert read("--lines 3", settings(LogsOptions), "%accelerate logs") == ({"lines": 3}, [])
 
 
 def test_ranks_of_a_session_whose_size_nobody_knows_yet_are_read_all_the_same():

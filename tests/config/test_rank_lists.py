@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accelerate_nb.config.ranks import listed, named, of_ranks, spans
+from accelerate_nb.config.rank_lists import listed, named, of_ranks, spans
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from accelerate.utils import DynamoBackend
 
-from accelerate_nb.config.fields import said, unsaid
-from accelerate_nb.config.run import RunConfig, all_settings, resolve
-from accelerate_nb.errors import ConfigurationError, NotYetError
+from accelerate_nb.config.magic_args import read_cell_line
+from accelerate_nb.config.run_config import RunConfig, all_settings, resolve
+from accelerate_nb.config.settings import given_arguments, unset
+from accelerate_nb.errors import ConfigurationError, NotYetError, UnknownSettingError
 
 PRECISION = "ACCELERATE_MIXED_PRECISION"
 
@@ -27,7 +28,7 @@ def test_an_argument_wins_over_the_environment_and_that_over_the_file():
 
 
 def test_a_default_of_a_signature_leaves_the_word_to_the_environment():
-    assert resolve({"mixed_precision": unsaid("no")}, {PRECISION: "bf16"}).training.mixed_precision == "bf16"
+    assert resolve({"mixed_precision": unset("no")}, {PRECISION: "bf16"}).training.mixed_precision == "bf16"
 
 
 def test_the_same_value_said_wins():
@@ -36,12 +37,12 @@ def test_the_same_value_said_wins():
 
 @pytest.mark.parametrize("value", ["no", "", 0, 3, 0.1])
 def test_a_marked_default_is_like_its_value_and_was_not_said(value):
-    marked = unsaid(value)
+    marked = unset(value)
     assert marked == value
     assert repr(marked) == repr(value)
     assert isinstance(marked, type(value))
-    assert said({"name": marked}) == {}
-    assert said({"name": value}) == {"name": value}
+    assert given_arguments({"name": marked}) == {}
+    assert given_arguments({"name": value}) == {"name": value}
 
 
 def test_an_empty_variable_says_nothing():
@@ -81,24 +82,53 @@ def test_words_may_be_written_in_any_case():
     assert resolve({"mixed_precision": "BF16"}, {}).training.mixed_precision == "bf16"
 
 
-@pytest.mark.parametrize("arguments", [{"mixed_precision": "fp8"}, {"engine": "ray"}, {"engine": "torchrun"}])
+@pytest.mark.parametrize("arguments", [{"engine": "ray"}, {"engine": "torchrun"}])
 def test_a_choice_that_comes_later_is_said_to_come_later(arguments):
     with pytest.raises(NotYetError, match=r"was given as .* not offered here yet"):
         resolve(arguments, {})
 
 
-def test_an_unknown_setting_names_the_nearest_and_the_known_ones():
-    with pytest.raises(ConfigurationError, match=r"'num_proceses'. Did you mean num_processes\?.*timeout"):
+@pytest.mark.parametrize("said", [{}, {"fp8_config": {"backend": "AO", "pad_inner_dim": True}}])
+def test_a_file_may_ask_for_fp8_by_torchao(said):
+    assert resolve({}, {}, {"mixed_precision": "fp8", **said}).training.mixed_precision == "fp8"
+
+
+def test_a_file_that_asks_for_fp8_by_another_package_is_not_trained_by_torchao():
+    with pytest.raises(NotYetError, match=r"fp8 by TE .* not offered here yet"):
+        resolve({}, {}, {"mixed_precision": "fp8", "fp8_config": {"backend": "TE"}})
+
+
+def test_an_unknown_setting_names_the_nearest_or_the_known_ones():
+    with pytest.raises(UnknownSettingError, match=r"'num_proceses'. Did you mean num_processes\?$"):
         resolve({"num_proceses": 2}, {})
+    with pytest.raises(UnknownSettingError, match=r"'zzz'. Leave it out. The settings are cpu, .*timeout"):
+        resolve({"zzz": 2}, {})
+
+
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("ACCELERATE_NB_NUM_PROCESES", "ACCELERATE_NB_NUM_PROCESSES"),
+        ("ACCELERATE_NB_CONFIG_FIL", "ACCELERATE_NB_CONFIG_FILE"),
+    ],
+)
+def test_a_misspelled_variable_names_the_nearest(variable, nearest):
+    with pytest.raises(UnknownSettingError, match=rf"variable {variable} is set.* Did you mean {nearest}\?$"):
+        resolve({}, {variable: "2"})
+
+
+@pytest.mark.parametrize("variable", ["ACCELERATE_NB_CONFIG_FILE", "ACCELERATE_NB_WARM", "ACCELERATE_NB_ZZZ", "OTHER"])
+def test_a_variable_that_is_no_setting_s_is_left_alone(variable):
+    assert resolve({}, {variable: "0", "ACCELERATE_NB_NUM_PROCESES": ""}) == resolve({}, {})
 
 
 def test_a_broken_variable_is_named():
-    with pytest.raises(ConfigurationError, match=r"variable ACCELERATE_NB_NUM_PROCESSES says 'two'"):
+    with pytest.raises(ConfigurationError, match=r"variable ACCELERATE_NB_NUM_PROCESSES is 'two'"):
         resolve({}, {"ACCELERATE_NB_NUM_PROCESSES": "two"})
 
 
 def test_a_broken_value_of_the_file_is_named():
-    with pytest.raises(ConfigurationError, match=r"num_processes in the configuration file says 'many'"):
+    with pytest.raises(ConfigurationError, match=r"num_processes in the configuration file is 'many'"):
         resolve({}, {}, {"num_processes": "many"})
 
 
@@ -136,11 +166,11 @@ def test_what_one_machine_can_do_is_accepted(arguments):
 
 
 @pytest.mark.parametrize(
-    ("said_as", "meant"),
+    ("said_as", "gpu_ids"),
     [("all", "all"), ("ALL", "all"), ("0", "0"), (1, "1"), (" 0, 2", "0,2"), ("GPU-8f,1", "GPU-8f,1")],
 )
-def test_accelerators_are_named_by_number_or_all(said_as, meant):
-    assert resolve({"gpu_ids": said_as}, {}).launching.gpu_ids == meant
+def test_accelerators_are_named_by_number_or_all(said_as, gpu_ids):
+    assert resolve({"gpu_ids": said_as}, {}).launching.gpu_ids == gpu_ids
 
 
 @pytest.mark.parametrize("value", ["", ",", "0,", "0,0", "-1", "first", "0,all", True, 1.5, [0]])
@@ -155,7 +185,7 @@ def test_compilers_are_accelerates_and_torch_s_for_xla():
 
 
 @pytest.mark.parametrize(
-    ("said_as", "port"), [(None, 0), (unsaid("29500"), 0), (0, 0), ("0", 0), ("29501", 29501), (80, 80)]
+    ("said_as", "port"), [(None, 0), (unset("29500"), 0), (0, 0), ("0", 0), ("29501", 29501), (80, 80)]
 )
 def test_a_port_is_any_free_one_unless_it_was_said(said_as, port):
     assert resolve({"use_port": said_as}, {}).launching.port == port
@@ -192,7 +222,7 @@ def test_a_setting_has_one_spelling_on_each_way_in():
     assert len(settings) == len(all_settings())
     one = settings["mixed_precision"]
     assert one.flag == "--mixed-precision"
-    assert one.choices == ("no", "fp16", "bf16")
+    assert one.choices == ("no", "fp16", "bf16", "fp8")
     assert one.variables == ("ACCELERATE_NB_MIXED_PRECISION", PRECISION)
     assert settings["cpu"].keys == ("cpu", "use_cpu")
 
@@ -213,6 +243,7 @@ EXAMPLES = {
     "results": "all",
     "max_restarts": "1",
     "monitor_interval": "0.5",
+    "supervisor_idle_timeout": "60",
     "use_port": "29600",
     "master_addr": "localhost",
     "node_rank": "0",
@@ -223,9 +254,9 @@ EXAMPLES = {
     "rdzv_id": "mine",
     "log_line_prefix_template": "${rank}>",
     "folder": "runs",
-    "grace": "1",
+    "stop_grace_period": "1",
     "panel": "text",
-    "quiet": "5",
+    "hang_warning_after": "5",
     "mixed_precision": "fp16",
     "gradient_accumulation_steps": "2",
     "debug": "true",
@@ -247,3 +278,25 @@ def test_every_setting_can_be_said_in_the_environment_and_in_a_file(one):
     value = getattr(getattr(by_variable, one.section), one.name)
     assert value == one.parse(text, "")
     assert by_variable == by_file
+
+
+@pytest.mark.parametrize(("former", "name"), [("quiet", "hang_warning_after"), ("grace", "stop_grace_period")])
+def test_a_deprecated_name_works_everywhere_and_warns(former, name):
+    for spelled in (
+        ({former: 7.0}, {}, None),
+        ({}, {f"ACCELERATE_NB_{former.upper()}": "7"}, None),
+        ({}, {}, {former: 7}),
+    ):
+        with pytest.warns(FutureWarning, match=f"(?i){name}"):
+            assert getattr(resolve(*spelled).launching, name) == 7.0
+    with pytest.raises(ConfigurationError, match=f"{former} and {name} were both given"):
+        resolve({former: 7.0, name: 7.0}, {})
+    with pytest.warns(FutureWarning, match=f"--{former} is now called --{name.replace('_', '-')}"):
+        assert read_cell_line(f"--{former} 7")[1] == {name: 7.0}
+
+
+def test_deprecated_flags_of_a_cell_work_and_warn():
+    with pytest.warns(FutureWarning, match="--also-here is now called --local"):
+        assert read_cell_line("--also-here")[0].local
+    with pytest.warns(FutureWarning, match="--fresh is now called --restart"):
+        assert read_cell_line("--fresh")[0].restart

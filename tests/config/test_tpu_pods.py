@@ -8,9 +8,10 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import ClusterConfig
 
-from accelerate_nb.config import files, tpus
-from accelerate_nb.config.run import origins, resolve
-from accelerate_nb.config.tpus import Tpus
+from accelerate_nb.config import tpu_pods
+from accelerate_nb.config.hf import files
+from accelerate_nb.config.run_config import origins, resolve
+from accelerate_nb.config.tpu_pods import TpusConfig
 from accelerate_nb.errors import ConfigurationError
 
 FOR_TPUS = {"distributed_type": "XLA", "num_processes": 4}
@@ -41,7 +42,7 @@ def of_todays_accelerate(tmp_path) -> Path:
 
 def test_a_pods_file_is_read_whole(of_todays_accelerate):
     content = files.read(of_todays_accelerate)
-    assert tpus.of(content) == Tpus(
+    assert tpu_pods.of(content) == TpusConfig(
         function="train", is_pod=True, name="mine", zone="us-central2-b", environment=("A=1", "B=two words")
     )
     config = resolve({}, {}, content)
@@ -50,23 +51,26 @@ def test_a_pods_file_is_read_whole(of_todays_accelerate):
 
 
 def test_what_is_written_is_read_again_and_accelerate_reads_it_too(tmp_path):
-    path, said = tmp_path / "tpu.yaml", Tpus(function="go", downcasts=True, is_pod=True, name="n", environment=("A=1",))
+    path, said = (
+        tmp_path / "tpu.yaml",
+        TpusConfig(function="go", downcasts=True, is_pod=True, name="n", environment=("A=1",)),
+    )
     path.write_text(yaml.safe_dump({"distributed_type": "XLA", **said.keys()}))
-    assert tpus.of(files.read(path)) == said
+    assert tpu_pods.of(files.read(path)) == said
     theirs = ClusterConfig.from_yaml_file(str(path))
     assert (theirs.main_training_function, theirs.downcast_bf16) == ("go", True)
     assert (theirs.tpu_use_cluster, theirs.tpu_name, theirs.tpu_env) == (True, "n", ["A=1"])
 
 
 def test_a_file_that_says_nothing_of_tpus_leaves_the_defaults():
-    assert tpus.of({"num_processes": 2, "tpu_env": [""], "tpu_name": ""}) == Tpus()
+    assert tpu_pods.of({"num_processes": 2, "tpu_env": [""], "tpu_name": ""}) == TpusConfig()
     assert resolve({}, {}, {"num_processes": 2}).launching.engine == "auto"
 
 
 @pytest.mark.parametrize("kind", ["XLA", "TPU", "xla"])
 def test_a_file_for_tpus_takes_all_cores_as_it_does_with_accelerate(kind):
     found = origins({}, {}, {"distributed_type": kind, "num_processes": 4})
-    assert (found["engine"].value, found["engine"].place) == ("xla", "the configuration file")
+    assert (found["engine"].value, found["engine"].source) == ("xla", "the configuration file")
     assert found["num_processes"].value is None
 
 
@@ -94,10 +98,10 @@ def test_a_call_wins_over_a_file_for_tpus():
 
 
 def test_what_no_value_can_be_is_named_with_its_key():
-    with pytest.raises(ConfigurationError, match="tpu_use_sudo in the configuration file says 'perhaps'"):
-        tpus.of({"tpu_use_sudo": "perhaps"})
+    with pytest.raises(ConfigurationError, match="tpu_use_sudo in the configuration file is 'perhaps'"):
+        tpu_pods.of({"tpu_use_sudo": "perhaps"})
 
 
 def test_workers_hear_of_another_bf16_only_where_bf16_is_asked_for():
-    assert Tpus(downcasts=True).variables("bf16")["XLA_DOWNCAST_BF16"] == "1"
-    assert Tpus(downcasts=True).variables("no") == Tpus().variables("bf16") == {}
+    assert TpusConfig(downcasts=True).variables("bf16")["XLA_DOWNCAST_BF16"] == "1"
+    assert TpusConfig(downcasts=True).variables("no") == TpusConfig().variables("bf16") == {}

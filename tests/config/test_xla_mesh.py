@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from accelerate_nb.config.mesh import sizes
-from accelerate_nb.config.run import resolve
+from accelerate_nb.config.run_config import resolve
+from accelerate_nb.config.xla_mesh import sizes
 from accelerate_nb.errors import ConfigurationError
 
 
@@ -62,9 +62,9 @@ def test_a_size_that_was_left_out_is_what_the_others_leave(mesh, devices, found)
 @pytest.mark.parametrize(
     ("mesh", "devices", "wrong"),
     [
-        ("fsdp=8", 4, "has place for 8 devices, but there are 4. Choose sizes whose product is 4"),
-        ("data=3,fsdp", 8, "has place for multiples of 3 devices, but there are 8"),
-        ("data=8,fsdp", 4, "has place for multiples of 8 devices, but there are 4"),
+        ("fsdp=8", 4, "needs 8 devices, but there are 4. Choose sizes whose product is 4"),
+        ("data=3,fsdp", 8, "needs a multiple of 3 devices, but there are 8"),
+        ("data=8,fsdp", 4, "needs a multiple of 8 devices, but there are 4"),
         ("fdsp", 4, "Did you mean fsdp"),
     ],
 )

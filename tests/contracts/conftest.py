@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.places import SESSIONS, STARTS, Engine, SessionPlace, place as place_of, surroundings
+from tests.contracts.places import SESSIONS, STARTS, Engine, SessionPlace, place as place_of, process_environment
 
 
 @pytest.fixture(params=STARTS, scope="module")
@@ -19,7 +19,7 @@ def engine(request, tmp_path_factory) -> Iterator[Engine]:
     _can_be(request.param)
     made = place_of(request.param, tmp_path_factory.mktemp(f"runs_{request.param}"))
     assert isinstance(made, Engine)
-    with surroundings(request.param):
+    with process_environment(request.param):
         yield made
 
 
@@ -28,7 +28,7 @@ def place(request, tmp_path_factory) -> Iterator[Engine | SessionPlace]:
     """Each engine, and a session on each, in its turn."""
     _can_be(request.param)
     made = place_of(request.param, tmp_path_factory.mktemp(f"runs_{request.param}"))
-    with surroundings(request.param):
+    with process_environment(request.param):
         yield made
         made.close()
 

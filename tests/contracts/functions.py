@@ -156,9 +156,9 @@ def computes_in_parallel():
 
 def saves_in_the_background(folder, goes_wrong):
     from accelerate_nb import Accelerator
-    from accelerate_nb.runtime.checkpoints.background import Writing
+    from accelerate_nb.runtime.checkpoints.io.background_write import BackgroundWrite
 
-    writes = Writing._run
+    writes = BackgroundWrite._run
 
     def slowly(writing):
         threading.Event().wait(3)  # longer than a worker waits for what was registered for the end of its process
@@ -166,13 +166,13 @@ def saves_in_the_background(folder, goes_wrong):
             writing._work = lambda: Path(folder, "no such folder", "file").touch()
         writes(writing)
 
-    Writing._run = slowly
+    BackgroundWrite._run = slowly
     accelerator = Accelerator()
     accelerator.prepare(torch.nn.Linear(2, 2))
     try:
         accelerator.save_state(folder, blocking=False)
     finally:
-        Writing._run = writes  # an inline function runs in the tests' own process
+        BackgroundWrite._run = writes  # an inline function runs in the tests' own process
     return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from accelerate_nb import Run, launch
-from accelerate_nb.config.run import resolve
-from accelerate_nb.launching import through_xla
-from accelerate_nb.launching.cell_run import CellRun
-from accelerate_nb.launching.run import Watched
-from accelerate_nb.launching.session import Session
+from accelerate_nb.config.run_config import resolve
+from accelerate_nb.launching.front_end import RunHandle
+from accelerate_nb.launching.planning import xla_placement
+from accelerate_nb.launching.session.cell_run import CellRun
+from accelerate_nb.launching.session.session import Session
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,13 @@ class Engine:
     A way to start workers.
 
     `size` is how many it runs in these tests, `isolated` whether they are in processes of their own, `threads` whether one
-    process has all of them, `limit` the seconds within which they have certainly begun.
+    process has all of them.
     """
 
     name: str
     settings: dict[str, Any]
     size: int
     isolated: bool
-    limit: float
     folder: Path
     threads: bool = False
 
@@ -58,14 +57,19 @@ class SessionPlace:
     folder: Path
     size: int = 2
     isolated: bool = True
-    limit: float = 1.5
     threads: bool = False
     session: Session | None = field(default=None, repr=False)
 
     def launch(self, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None) -> CellRun:
         """Ask for a call."""
         if self.session is None or not self.session.alive:
-            asked = {"num_processes": self.size, "folder": str(self.folder), "cpu": True, "grace": 0.5, **self.settings}
+            asked = {
+                "num_processes": self.size,
+                "folder": str(self.folder),
+                "cpu": True,
+                "stop_grace_period": 0.5,
+                **self.settings,
+            }
             self.session = Session.start(resolve(asked, {}))
         return self.session.call(function, args, kwargs, timeout=timeout)
 
@@ -80,14 +84,14 @@ class SessionPlace:
 
 
 _XLA = {"engine": "xla", "cpu": False}
-STARTS: dict[str, tuple[dict[str, Any], int, float]] = {
-    "inline": ({"engine": "inline"}, 1, 1),
-    "supervisor": ({"start_method": "supervisor"}, 2, 1.5),
-    "fork": ({"start_method": "fork"}, 2, 1.5),
-    "spawn": ({"start_method": "spawn"}, 2, 5),
-    "xla": (_XLA, 1, 10),
-    "xla-processes": (_XLA, 2, 10),
-    "xla-threads": (_XLA, 2, 10),
+STARTS: dict[str, tuple[dict[str, Any], int]] = {
+    "inline": ({"engine": "inline"}, 1),
+    "supervisor": ({"start_method": "supervisor"}, 2),
+    "fork": ({"start_method": "fork"}, 2),
+    "spawn": ({"start_method": "spawn"}, 2),
+    "xla": (_XLA, 1),
+    "xla-processes": (_XLA, 2),
+    "xla-threads": (_XLA, 2),
 }
 # A session's ranks have processes of their own, and an Accelerator, which sees that the processes of "xla-processes" are alone.
 SESSIONS = {f"session-{name}": name for name in STARTS if name not in {"inline", "xla-processes", "xla-threads"}}
@@ -96,14 +100,14 @@ SESSIONS = {f"session-{name}": name for name in STARTS if name not in {"inline",
 def place(name: str, folder: Path) -> Engine | SessionPlace:
     """The engine or the session of this name."""
     if name in SESSIONS:
-        settings, size, limit = STARTS[SESSIONS[name]]
-        return SessionPlace(name, settings, folder, size, limit=limit)
-    settings, size, limit = STARTS[name]
-    return Engine(name, settings, size, name != "inline", limit, folder, name == "xla-threads")
+        settings, size = STARTS[SESSIONS[name]]
+        return SessionPlace(name, settings, folder, size)
+    settings, size = STARTS[name]
+    return Engine(name, settings, size, name != "inline", folder, name == "xla-threads")
 
 
 @contextmanager
-def surroundings(name: str) -> Iterator[None]:
+def process_environment(name: str) -> Iterator[None]:
     """
     Inside the block this process is where such a place can be: torch_xla computes on the CPU.
 
@@ -115,16 +119,16 @@ def surroundings(name: str) -> Iterator[None]:
             patch.setenv("PJRT_DEVICE", "CPU")
             patch.delenv("CPU_NUM_DEVICES", raising=False)
         if name.endswith("xla-processes"):
-            counts = through_xla._on_cpu
+            counts = xla_placement._on_cpu
 
             def on_chips(*wish: Any) -> Any:
-                return replace(counts(*wish), shows={"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"}, per_process=1)
+                return replace(counts(*wish), shows={"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"}, ranks_per_process=1)
 
-            patch.setattr(through_xla, "_on_cpu", on_chips)
+            patch.setattr(xla_placement, "_on_cpu", on_chips)
         yield
 
 
-def until_here(run: Watched, folder: str | Path, size: int) -> None:
+def until_here(run: RunHandle, folder: str | Path, size: int) -> None:
     """Wait until every rank has said that it is there."""
     pause = threading.Event()
     for _ in range(3000):

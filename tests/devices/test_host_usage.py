@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from accelerate_nb.devices import sampling
+from accelerate_nb.devices import host_usage
 from accelerate_nb.devices.cpu import cores
-from accelerate_nb.devices.gauges import Ranks
-from accelerate_nb.devices.nvml import Gpus
-from accelerate_nb.devices.sampling import HostGauge, WorkerGauge, usage
+from accelerate_nb.devices.host_usage import HostGauge, WorkerGauge, usage
+from accelerate_nb.devices.nvml import GpuGauge
+from accelerate_nb.devices.usage import RankProcesses
 
 GIB = 1 << 30
 COMPUTES = "import sys\nprint(1, flush=True)\nwhile True: pass"
@@ -35,7 +35,7 @@ def test_the_machine_is_as_psutil_sees_it(tmp_path):
 
 def test_the_fullest_disk_is_shown_and_one_that_has_gone_is_not(tmp_path, monkeypatch):
     disks = {tmp_path / "a": (10, 100), tmp_path / "b": (90, 100), tmp_path / "gone": None}
-    monkeypatch.setattr(sampling, "_disk", lambda folder: disks.get(folder))
+    monkeypatch.setattr(host_usage, "_disk", lambda folder: disks.get(folder))
     assert HostGauge(list(disks)).sample().disk == (90, 100)
     assert HostGauge([tmp_path / "gone"]).sample().disk is None
 
@@ -131,7 +131,7 @@ def test_a_rank_is_its_process_with_those_that_it_started(computing):
     assert len(ours[computing.pid]) == 2
     assert ours[computing.pid][0].memory > 1 << 20
     until(lambda: all(one.seconds > 0 for one in usage([computing.pid])[computing.pid]))
-    everywhere = sampling._asked(computing.pid)
+    everywhere = host_usage._from_psutil(computing.pid)
     assert {one.pid for one in everywhere} == {one.pid for one in ours[computing.pid]}
 
 
@@ -139,34 +139,36 @@ def test_a_rank_that_computes_is_busy_and_one_that_waits_is_not(computing):
     idle = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
     gauge = WorkerGauge(2)
     pids = {0: computing.pid, 1: idle.pid}
-    assert [one.utilisation for one in gauge.samples(Ranks(2, pids, 7), 1.0)] == [None, None]
+    assert [one.utilisation for one in gauge.samples(RankProcesses(2, pids, 7), 1.0)] == [None, None]
     before = usage([computing.pid])[computing.pid][0].seconds
     until(lambda: usage([computing.pid])[computing.pid][0].seconds > before + 0.2)
-    busy, waiting = gauge.samples(Ranks(2, pids, 7), 2.0)
+    busy, waiting = gauge.samples(RankProcesses(2, pids, 7), 2.0)
     assert (busy.rank, busy.device, busy.memory_total, busy.time) == (0, "cpu", 7, 2.0)
     assert busy.memory_used > 1 << 20
     assert 0 < busy.utilisation <= 100
     assert waiting.utilisation < busy.utilisation
     idle.communicate()
-    assert gauge.samples(Ranks(2, {1: idle.pid}, 7), 3.0) == []
+    assert gauge.samples(RankProcesses(2, {1: idle.pid}, 7), 3.0) == []
 
 
 def test_a_rank_that_keeps_its_share_of_the_cores_busy_is_at_100(monkeypatch):
     gauge = WorkerGauge(1)
     seconds = iter([0.0, 1000.0 * cores()])
-    monkeypatch.setattr(sampling, "usage", lambda pids: {1: [sampling.Usage(1, next(seconds), 5)]})
-    gauge.samples(Ranks(1, {0: 1}, 7), 0.0)
-    assert gauge.samples(Ranks(1, {0: 1}, 7), 0.0)[0].utilisation == 100.0
+    monkeypatch.setattr(host_usage, "usage", lambda pids: {1: [host_usage.ProcessUsage(1, next(seconds), 5)]})
+    gauge.samples(RankProcesses(1, {0: 1}, 7), 0.0)
+    assert gauge.samples(RankProcesses(1, {0: 1}, 7), 0.0)[0].utilisation == 100.0
 
 
 def test_ranks_that_are_threads_of_one_process_are_equal_parts_of_it(monkeypatch):
-    monkeypatch.setattr(sampling, "cores", lambda: 4)
+    monkeypatch.setattr(host_usage, "cores", lambda: 4)
     gauge = WorkerGauge(4)
     seconds = iter([0.0, 1000.0])
-    monkeypatch.setattr(sampling, "usage", lambda pids: {pid: [sampling.Usage(pid, next(seconds), 20)] for pid in pids})
-    ranks = Ranks(4, dict.fromkeys(range(4), 1), 7)
+    monkeypatch.setattr(
+        host_usage, "usage", lambda pids: {pid: [host_usage.ProcessUsage(pid, next(seconds), 20)] for pid in pids}
+    )
+    ranks = RankProcesses(4, dict.fromkeys(range(4), 1), 7)
     gauge.samples(ranks, 0.0)
-    monkeypatch.setattr(sampling.time, "monotonic", lambda gauge=gauge: gauge._at + 500.0)
+    monkeypatch.setattr(host_usage.time, "monotonic", lambda gauge=gauge: gauge._at + 500.0)
     found = gauge.samples(ranks, 1.0)
     assert [one.rank for one in found] == [0, 1, 2, 3]
     # of four cores for 500 seconds the process has used half
@@ -234,7 +236,7 @@ class Driver:
 )
 def test_a_rank_s_gpu_is_the_one_that_it_sees(said, busy):
     driver = Driver()
-    gpus = Gpus({} if said is None else {"CUDA_VISIBLE_DEVICES": said}, driver)
+    gpus = GpuGauge({} if said is None else {"CUDA_VISIBLE_DEVICES": said}, driver)
     found = [one for rank in range(2) if (one := gpus.sample(rank, 3.0)) is not None]
     assert [one.utilisation for one in found] == busy
     assert [one.device for one in found] == [f"cuda:{rank}" for rank in range(len(busy))]
@@ -247,12 +249,13 @@ def test_a_rank_s_gpu_is_the_one_that_it_sees(said, busy):
 def test_without_a_driver_there_are_no_gpus(monkeypatch):
     driver = Driver()
     monkeypatch.setattr(driver, "nvmlInit_v2", lambda: 9)
-    assert Gpus({}, driver).sample(0, 0.0) is None
+    assert GpuGauge({}, driver).sample(0, 0.0) is None
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="this machine has no NVIDIA GPU")
 def test_a_real_gpu_says_how_busy_it_is():
-    gpus = Gpus({})
+    gpus = GpuGauge({})
     found = gpus.sample(0, 1.0)
     gpus.close()
     assert 0 <= found.utilisation <= 100

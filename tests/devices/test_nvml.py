@@ -7,7 +7,7 @@ import ctypes
 import pytest
 
 from accelerate_nb.devices.cuda import library
-from accelerate_nb.devices.driver import Driver, Gpu, driver
+from accelerate_nb.devices.nvml import Driver, Gpu, driver
 
 
 class Library:
@@ -61,6 +61,7 @@ def test_a_driver_that_does_not_answer_is_none(monkeypatch):
     assert driver(nvml) is None
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(library() is None, reason="no driver of NVIDIA's")
 def test_the_gpus_of_this_machine_have_names():
     found = driver()

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from accelerate_nb.devices import build, cpu, cuda, rocm, xpu
+from accelerate_nb.devices import cpu, cuda, rocm, torch_build, xpu
 from accelerate_nb.devices.mps import Mps
 from accelerate_nb.devices.probe import probe
 
@@ -27,6 +27,7 @@ def test_the_probe_imports_no_torch():
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was not built for CUDA")
 def test_the_probe_leaves_cuda_asleep():
     code = """
@@ -41,6 +42,7 @@ for number in os.listdir("/proc/self/fd"):
     assert "/dev/nvidia" not in done.stdout
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was not built for CUDA")
 @pytest.mark.parametrize("said", ["", "0", "-1", "0,0", "99", "0,99"])
 def test_visible_gpus_are_those_that_torch_sees(said):
@@ -106,7 +108,7 @@ def test_a_mac_has_one_gpu_or_none():
 
 @pytest.mark.parametrize("name", ["cuda", "hip", "xpu"])
 def test_what_torch_was_built_for_is_read_right(name):
-    assert build.torch_is_built_for(name) == (getattr(torch.version, name, None) is not None)
+    assert torch_build.torch_is_built_for(name) == (getattr(torch.version, name, None) is not None)
 
 
 def test_no_more_cores_are_counted_than_the_process_may_use():

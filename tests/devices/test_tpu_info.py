@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 
 from accelerate_nb.devices import tpu_info
-from accelerate_nb.devices.gauges import Ranks
-from accelerate_nb.devices.tpu_info import Core, Tpus, cores
-from accelerate_nb.events.view import RunView
-from accelerate_nb.launching.sampling import Sampler
-from accelerate_nb.notebook.live.feed import Feed
-from accelerate_nb.reports.facts import Facts
+from accelerate_nb.devices.tpu_info import TpuCore, TpuGauge, cores
+from accelerate_nb.devices.usage import RankProcesses
+from accelerate_nb.events.run_state import RunState
+from accelerate_nb.launching.resource_monitor import ResourceMonitor
+from accelerate_nb.notebook.display.message_feed import MessageFeed
 from accelerate_nb.reports.report import static
+from accelerate_nb.reports.run_info import RunFacts
 from tests.devices.chips import GIB, Chips, grpc_is_here, served
 
-FACTS = Facts(name="train", why="", folder="", started=0.0, size=2)
+FACTS = RunFacts(name="train", why="", folder="", started=0.0, size=2)
 
 needs_library = pytest.mark.skipif(not grpc_is_here(), reason="tpu-info is not installed here: `make test-tpu` has it")
 
 
-def of(size: int) -> Ranks:
-    return Ranks(size, {}, 0)
+def of(size: int) -> RankProcesses:
+    return RankProcesses(size, {}, 0)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_each_rank_shows_its_own_chip(serving):
     # the runtime numbers its devices in the whole slice of a pod, not on this machine
     chips = Chips(used={8: 7 * GIB, 9: 1, 12: 2, 13: 3}, total=dict.fromkeys((8, 9, 12, 13), 16 * GIB))
     chips.busy = {8: 42.5, 9: 0.0, 12: 100.0, 13: 1.0}
-    tpus = Tpus({"TPU_RUNTIME_METRICS_PORTS": str(serving(chips))})
+    tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": str(serving(chips))})
     found = list(tpus.samples(of(4), 5.0))
     assert [(one.rank, one.device, one.utilisation, one.memory_used) for one in found] == [
         (0, "TPU 0", 42.5, 7 * GIB),
@@ -61,7 +61,7 @@ def test_they_are_the_numbers_that_the_library_itself_reads(serving):
     chips = Chips(used={0: 1, 1: 2, 2: 3, 3: 4}, total=dict.fromkeys(range(4), 16 * GIB), busy={0: 10.0, 1: 20.0})
     port = serving(chips)
     theirs = get_chip_usage(TpuChip.V3, f"localhost:{port}")
-    tpus = Tpus({"TPU_RUNTIME_METRICS_PORTS": str(port)})
+    tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": str(port)})
     ours = list(tpus.samples(of(4), 0.0))
     assert [(one.memory_used, one.memory_total, one.utilisation) for one in ours] == [tuple(one)[1:] for one in theirs]
     tpus.close()
@@ -70,7 +70,7 @@ def test_they_are_the_numbers_that_the_library_itself_reads(serving):
 @needs_library
 def test_a_rank_that_drives_all_chips_shows_all(serving):
     chips = Chips(used=dict.fromkeys(range(4), 1), total=dict.fromkeys(range(4), 2), busy=dict.fromkeys(range(4), 3.0))
-    tpus = Tpus({"TPU_RUNTIME_METRICS_PORTS": str(serving(chips))})
+    tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": str(serving(chips))})
     assert [(one.rank, one.device) for one in tpus.samples(of(1), 0.0)] == [(0, f"TPU {number}") for number in range(4)]
     tpus.close()
 
@@ -82,14 +82,14 @@ def test_processes_of_one_chip_each_are_asked_at_their_ports(serving, tells_of_a
     for number in range(2):
         told = range(2) if tells_of_all else [number]
         ports.append(serving(Chips(used={n: n for n in told}, total=dict.fromkeys(told, 9), busy={n: n for n in told})))
-    tpus = Tpus({"TPU_RUNTIME_METRICS_PORTS": ",".join(map(str, ports))})
+    tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": ",".join(map(str, ports))})
     assert [(one.rank, one.memory_used) for one in tpus.samples(of(2), 0.0)] == [(0, 0), (1, 1)]
     tpus.close()
 
 
 @needs_library
 def test_where_nothing_is_served_nothing_is_known_or_said(serving, capfd):
-    tpus = Tpus({"TPU_RUNTIME_METRICS_PORTS": "1"})
+    tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": "1"})
     for _ in range(3):
         assert list(tpus.samples(of(2), 0.0)) == []
     tpus.close()
@@ -100,7 +100,7 @@ def test_where_nothing_is_served_nothing_is_known_or_said(serving, capfd):
 @needs_library
 def test_the_way_to_the_internet_is_not_taken(serving, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    tpus = Tpus({"TPU_RUNTIME_METRICS_PORTS": str(serving(Chips(used={0: 1}, total={0: 2})))})
+    tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": str(serving(Chips(used={0: 1}, total={0: 2})))})
     assert len(list(tpus.samples(of(1), 0.0))) == 1
     tpus.close()
 
@@ -108,7 +108,7 @@ def test_the_way_to_the_internet_is_not_taken(serving, monkeypatch):
 @needs_library
 def test_a_service_that_begins_later_is_heard(serving):
     chips = Chips(used={0: 1}, total={0: 2}, busy={0: 3.0}, closed=True)
-    tpus = Tpus({"TPU_RUNTIME_METRICS_PORTS": str(serving(chips))})
+    tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": str(serving(chips))})
     assert list(tpus.samples(of(1), 0.0)) == []
     chips.closed = False
     assert len(list(tpus.samples(of(1), 0.0))) == 1
@@ -118,7 +118,7 @@ def test_a_service_that_begins_later_is_heard(serving):
 @needs_library
 def test_a_service_that_does_not_answer_is_given_up_for_this_time(serving, monkeypatch):
     chips = Chips(used={0: 1}, total={0: 2}, busy={0: 3.0})
-    tpus = Tpus({"TPU_RUNTIME_METRICS_PORTS": str(serving(chips))})
+    tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": str(serving(chips))})
     with ThreadPoolExecutor(1) as other:
         chips.waits.clear()
         # a test that hangs is ended; that it waits no longer is the promise
@@ -131,14 +131,14 @@ def test_a_service_that_does_not_answer_is_given_up_for_this_time(serving, monke
 @needs_library
 def test_the_panel_the_plain_text_and_the_page_of_a_run_show_it(serving, tmp_path):
     chips = Chips(used={0: 7 * GIB, 1: 8 * GIB}, total={0: 16 * GIB, 1: 16 * GIB}, busy={0: 42.0, 1: 43.0})
-    view = RunView(2)
+    view = RunState(2)
     environment = {"PJRT_DEVICE": "TPU", "TPU_RUNTIME_METRICS_PORTS": str(serving(chips))}
     deadline = time.monotonic() + 30
-    with Sampler(view, 2, "xla", environment, [tmp_path]):
+    with ResourceMonitor(view, 2, "xla", environment, [tmp_path]):
         while not view.rank(1).devices:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-    (message,) = Feed(view).backlog(FACTS)
+    (message,) = MessageFeed(view).backlog(FACTS)
     assert message["devices"] == [[0, "TPU 0", 42.0, 7 * GIB, 16 * GIB], [1, "TPU 1", 43.0, 8 * GIB, 16 * GIB]]
     for shown in static(FACTS, view, live=False).values():
         assert "TPU 0 42% 7.0/16.0 GiB" in shown
@@ -147,7 +147,7 @@ def test_the_panel_the_plain_text_and_the_page_of_a_run_show_it(serving, tmp_pat
 
 def test_without_the_library_no_chip_is_known(monkeypatch):
     monkeypatch.setattr(tpu_info, "find_spec", lambda name: None)
-    tpus = Tpus({})
+    tpus = TpuGauge({})
     assert list(tpus.samples(of(2), 0.0)) == []
     tpus.close()
 
@@ -170,6 +170,6 @@ def test_how_busy_a_chip_is_holds_for_all_devices_on_it():
 
 def test_what_the_service_leaves_out_is_not_known():
     assert cores({}, {}, {}) == {}
-    assert cores(said(n0=1, n1=2), said(n0=9), {}) == {0: Core(1, 9, None), 1: Core(2, None, None)}
+    assert cores(said(n0=1, n1=2), said(n0=9), {}) == {0: TpuCore(1, 9, None), 1: TpuCore(2, None, None)}
     # three devices are not on two chips
     assert {core.busy for core in cores(said(n0=1, n1=1, n2=1), {}, said(n0=1.0, n1=2.0)).values()} == {None}

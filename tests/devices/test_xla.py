@@ -12,9 +12,9 @@ import pytest
 from accelerate_nb.devices import xla
 from accelerate_nb.devices.mps import Mps
 from accelerate_nb.devices.probe import probe
-from accelerate_nb.devices.xla import Installation, for_others, for_workers, held_here, look
+from accelerate_nb.devices.xla import XlaInstallation, detect_devices, for_others, for_workers, holder_in_process
 
-FITS = Installation("2.9.0", "2.9.1+cpu", libtpu=True)
+FITS = XlaInstallation("2.9.0", "2.9.1+cpu", libtpu=True)
 V3, V4, V5E, V6E = "0x0027", "0x005e", "0x0063", "0x006f"
 # As these services set their machines up.
 COLAB = {
@@ -56,7 +56,7 @@ def bus(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("device", "chips", "environment", "cores", "per_process"),
+    ("device", "chips", "environment", "cores", "ranks_per_process"),
     [
         (V3, 4, {}, 8, 2),
         (V3, 4, {"PJRT_DEVICE": "TPU", "TPU_NUM_DEVICES": "8"}, 8, 2),
@@ -70,10 +70,10 @@ def bus(tmp_path):
         (V5E, 8, {"PJRT_DEVICE": "TPU_C_API"}, 8, 1),
     ],
 )
-def test_the_chips_of_a_tpu_are_counted_on_the_bus(bus, device, chips, environment, cores, per_process):
-    found = look(environment, bus(device, chips), FITS)
-    assert (found.device, found.count, found.per_process) == ("TPU", cores, per_process)
-    assert (found.asked, found.trouble, found.label) == (True, "", "TPU core")
+def test_the_chips_of_a_tpu_are_counted_on_the_bus(bus, device, chips, environment, cores, ranks_per_process):
+    found = detect_devices(environment, bus(device, chips), FITS)
+    assert (found.device, found.count, found.ranks_per_process) == ("TPU", cores, ranks_per_process)
+    assert (found.requested, found.trouble, found.label) == (True, "", "TPU core")
 
 
 @pytest.mark.parametrize(
@@ -86,18 +86,18 @@ def test_the_chips_of_a_tpu_are_counted_on_the_bus(bus, device, chips, environme
     ],
 )
 def test_the_cpu_is_what_torch_xla_computes_on_where_there_is_no_tpu(bus, environment, count, asked):
-    found = look(environment, bus(), FITS)
-    assert (found.device, found.count, found.per_process, found.asked) == ("CPU", count, count, asked)
+    found = detect_devices(environment, bus(), FITS)
+    assert (found.device, found.count, found.ranks_per_process, found.requested) == ("CPU", count, count, asked)
     assert found.trouble == ""
 
 
 def test_a_machine_with_chips_computes_on_its_cpu_where_that_is_said(bus):
-    assert look({"PJRT_DEVICE": "CPU", "TPU_NAME": ""}, bus(V4, 4), FITS).device == "CPU"
+    assert detect_devices({"PJRT_DEVICE": "CPU", "TPU_NAME": ""}, bus(V4, 4), FITS).device == "CPU"
 
 
 @pytest.mark.parametrize("device", ["", "CPU", "CUDA"])
 def test_without_torch_xla_nothing_is_found_where_nothing_asks_for_a_tpu(bus, device):
-    assert look({"PJRT_DEVICE": device}, bus(V4, 4), Installation()) is None
+    assert detect_devices({"PJRT_DEVICE": device}, bus(V4, 4), XlaInstallation()) is None
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,12 @@ def test_without_torch_xla_nothing_is_found_where_nothing_asks_for_a_tpu(bus, de
         (
             {"TPU_NAME": "mine"},
             0,
-            Installation(),
-            r"TPU_NAME=mine asks .* not installed\. pip install 'accelerate-nb\[tpu\]'",
+            XlaInstallation(),
+            r"TPU_NAME=mine requests .* not installed\. pip install 'accelerate-nb\[tpu\]'",
         ),
-        (KAGGLE, 8, Installation(), r"PJRT_DEVICE=TPU asks .*accelerate-nb\[tpu\]"),
-        ({"PJRT_DEVICE": "TPU"}, 0, FITS, r"PJRT_DEVICE=TPU asks for a TPU, but there is no TPU chip .*cpu=True"),
-        ({"PJRT_DEVICE": "CUDA"}, 4, FITS, r"PJRT_DEVICE=CUDA asks .* GPUs are used without torch_xla"),
+        (KAGGLE, 8, XlaInstallation(), r"PJRT_DEVICE=TPU requests .*accelerate-nb\[tpu\]"),
+        ({"PJRT_DEVICE": "TPU"}, 0, FITS, r"PJRT_DEVICE=TPU requests a TPU, but there is no TPU chip .*cpu=True"),
+        ({"PJRT_DEVICE": "CUDA"}, 4, FITS, r"PJRT_DEVICE=CUDA requests .* GPUs are used without torch_xla"),
         ({"PJRT_DEVICE": "NEURON"}, 0, FITS, r"NEURON"),
         ({"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "two"}, 0, FITS, r"CPU_NUM_DEVICES='two' .* no number"),
         ({"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "0"}, 0, FITS, r"CPU_NUM_DEVICES='0'"),
@@ -119,29 +119,29 @@ def test_without_torch_xla_nothing_is_found_where_nothing_asks_for_a_tpu(bus, de
         (
             {},
             4,
-            Installation("2.9.0", "2.13.0+cu130", True),
+            XlaInstallation("2.9.0", "2.13.0+cu130", True),
             r"2\.9\.0 loads beside torch 2\.9 only, and torch 2\.13\.0",
         ),
-        ({"PJRT_DEVICE": "CPU"}, 0, Installation("2.9.0", "2.13.0", True), r"pip install 'torch==2\.9\.\*'"),
+        ({"PJRT_DEVICE": "CPU"}, 0, XlaInstallation("2.9.0", "2.13.0", True), r"pip install 'torch==2\.9\.\*'"),
         (
             {},
             4,
-            Installation("2.9.0", "2.9.1", libtpu=False),
+            XlaInstallation("2.9.0", "2.9.1", libtpu=False),
             r"libtpu.* not installed\. pip install 'torch_xla\[tpu\]'",
         ),
         ({"TPU_VISIBLE_CHIPS": "0,1"}, 4, FITS, r"TPU_VISIBLE_CHIPS=0,1 shows some of this machine's 4 TPU chips"),
     ],
 )
 def test_what_keeps_torch_xla_from_its_devices_is_said_with_what_to_do(bus, environment, chips, installed, says):
-    found = look(environment, bus(V4, chips), installed)
+    found = detect_devices(environment, bus(V4, chips), installed)
     assert found.count == 0
-    assert found.asked
+    assert found.requested
     assert re.search(says, found.trouble)
 
 
 @pytest.mark.parametrize("version", ["2.9.0+libtpu", "2.9.0.dev20251001", "unknown"])
 def test_versions_of_one_numbering_fit_whatever_they_were_built_for(bus, version):
-    assert look({}, bus(V4, 1), Installation(version, "2.9.1+cpu", libtpu=True)).trouble == ""
+    assert detect_devices({}, bus(V4, 1), XlaInstallation(version, "2.9.1+cpu", libtpu=True)).trouble == ""
 
 
 def test_what_a_notebook_service_says_of_one_process_is_kept_from_several():
@@ -171,8 +171,8 @@ def test_a_machine_that_is_one_of_several_keeps_what_it_is_told_of_them():
 
 
 def test_nothing_is_held_here_while_torch_xla_sleeps():
-    assert held_here("TPU") == ""
-    assert held_here("CPU") == ""
+    assert holder_in_process("TPU") == ""
+    assert holder_in_process("CPU") == ""
 
 
 def test_a_process_that_has_a_chips_file_open_holds_the_chip(tmp_path):
@@ -212,7 +212,7 @@ def test_gpus_are_computed_on_where_some_library_has_loaded_torch_xla(monkeypatc
         def count(self, environment):
             return 4
 
-    monkeypatch.setattr("accelerate_nb.devices.probe.KINDS", (Gpus(),))
+    monkeypatch.setattr("accelerate_nb.devices.probe.DEVICE_TYPES", (Gpus(),))
     monkeypatch.setattr(xla, "installation", lambda: FITS)
     # another test of this process may have loaded it
     monkeypatch.setattr(xla, "is_loaded", lambda: False)

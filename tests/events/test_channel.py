@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 
-from accelerate_nb.events.channel import EventReader, Sender
+from accelerate_nb.events.channel import EventReader, EventSender
 from accelerate_nb.events.model import Display, LogLine, Metric, StateChange, to_line
 
 EVENTS = [
@@ -49,7 +49,7 @@ def test_threads_that_send_at_once_don_t_mix_their_events():
         reading = threading.Thread(target=read)
         reading.start()
         with far:
-            sender = Sender(far, rank=0)
+            sender = EventSender(far, rank=0)
             events = [[Metric(thread, "x" * 3000, float(i), i, 0.0) for i in range(100)] for thread in range(4)]
             writing = [threading.Thread(target=lambda own=own: [sender.send(one) for one in own]) for own in events]
             for thread in writing:
@@ -65,7 +65,7 @@ def test_where_nobody_listens_any_more_events_are_dropped():
     near, far = socket.socketpair()
     near.close()
     with far:
-        Sender(far, rank=0).send(EVENTS[0])
+        EventSender(far, rank=0).send(EVENTS[0])
 
 
 def test_a_very_large_event_costs_no_more_than_its_size():
@@ -90,7 +90,7 @@ def test_what_is_sent_in_the_midst_of_sending_waits_for_nobody_and_comes_after()
             if len(sent) == 1:
                 sender.send(EVENTS[1])
 
-    sender = Sender(Collecting(), rank=0)
+    sender = EventSender(Collecting(), rank=0)
     sending = threading.Thread(target=sender.send, args=(EVENTS[0],), daemon=True)
     sending.start()
     sending.join(20)

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from accelerate_nb.events.folding import WINDOW, Folding, folded
+from accelerate_nb.events.collapse import WINDOW, OutputCollapser, folded
 from accelerate_nb.events.model import Display, LogLine
 
 
@@ -28,46 +28,46 @@ def shown(emitted):
 
 
 def test_what_all_ranks_write_comes_once_and_at_once():
-    folding = Folding(range(4))
+    folding = OutputCollapser(range(4))
     folding.take([line(rank, "hello") for rank in range(4)], now=0.0)
     assert shown(folding.ready(now=0.0)) == [((0, 1, 2, 3), "hello")]
 
 
 def test_what_differs_comes_by_rank():
-    folding = Folding(range(2))
+    folding = OutputCollapser(range(2))
     folding.take([line(0, "a"), line(1, "b")], now=0.0)
     assert shown(folding.rest()) == [((0,), "a"), ((1,), "b")]
 
 
 def test_of_what_came_together_the_lowest_ranks_lines_come_first():
-    folding = Folding(range(2))
+    folding = OutputCollapser(range(2))
     folding.take([line(1, "b"), line(0, "a")], now=0.0)
     folding.take([line(1, "d"), line(0, "c")], now=0.1)
     assert [text for _, text in shown(folding.rest())] == ["a", "b", "c", "d"]
 
 
 def test_equal_lines_are_found_behind_lines_that_differ():
-    folding = Folding(range(2))
+    folding = OutputCollapser(range(2))
     folding.take([line(0, "epoch 1"), line(1, "rank 1"), line(1, "epoch 1"), line(0, "rank 0"), line(0, "done")], 0.0)
     folding.take([line(1, "done")], 0.1)
     assert shown(folding.rest()) == [((1,), "rank 1"), ((0, 1), "epoch 1"), ((0,), "rank 0"), ((0, 1), "done")]
 
 
 def test_what_only_the_first_rank_writes_does_not_part_the_others_lines():
-    folding = Folding(range(3))
+    folding = OutputCollapser(range(3))
     folding.take([line(rank, "epoch") for rank in (1, 2)], 0.0)
     folding.take([line(0, "saving"), line(0, "epoch")], 0.1)
     assert shown(folding.ready(WINDOW)) == [((0,), "saving"), ((0, 1, 2), "epoch")]
 
 
 def test_some_ranks_that_agree_are_named_together():
-    folding = Folding(range(4))
+    folding = OutputCollapser(range(4))
     folding.take([line(0, "even"), line(1, "odd"), line(2, "even"), line(3, "odd")], 0.0)
     assert shown(folding.rest()) == [((0, 2), "even"), ((1, 3), "odd")]
 
 
 def test_a_rank_alone_waits_for_the_window_only():
-    folding = Folding(range(2))
+    folding = OutputCollapser(range(2))
     folding.take([line(0, "a")], now=10.0)
     assert shown(folding.ready(now=10.0 + WINDOW / 2)) == []
     assert shown(folding.ready(now=10.0 + WINDOW)) == [((0,), "a")]
@@ -76,32 +76,32 @@ def test_a_rank_alone_waits_for_the_window_only():
 
 
 def test_lines_of_one_rank_in_a_row_stay_together():
-    folding = Folding(range(2))
+    folding = OutputCollapser(range(2))
     folding.take([line(0, "a"), line(0, "b"), line(1, "c"), line(1, "d")], 0.0)
     assert [text for _, text in shown(folding.rest())] == ["a", "b", "c", "d"]
 
 
 def test_the_streams_stay_apart():
-    folding = Folding(range(2))
+    folding = OutputCollapser(range(2))
     folding.take([line(0, "a"), line(1, "a", "stderr")], 0.0)
     assert [(one.ranks, one.item.stream) for one in folding.rest()] == [((0,), "stdout"), ((1,), "stderr")]
 
 
 def test_one_read_of_both_pipes_has_one_order():
-    folding = Folding(range(2))
+    folding = OutputCollapser(range(2))
     folding.take([line(0, "out", time=1.0), line(0, "error", "stderr", time=1.001)], 0.0)
     folding.take([line(1, "error", "stderr", time=1.0), line(1, "out", time=1.001)], 0.0)
     assert shown(folding.ready(0.0)) == [((0, 1), "out"), ((0, 1), "error")]
 
 
 def test_what_came_later_on_standard_output_stays_later():
-    folding = Folding([0])
+    folding = OutputCollapser([0])
     folding.take([line(0, "error", "stderr", time=1.0), line(0, "out", time=2.0)], 0.0)
     assert [text for _, text in shown(folding.rest())] == ["error", "out"]
 
 
 def test_crossed_lines_are_all_there():
-    folding = Folding(range(2))
+    folding = OutputCollapser(range(2))
     folding.take([line(0, "a"), line(0, "b"), line(1, "b"), line(1, "a")], 0.0)
     emitted = shown(folding.rest())
     assert per_rank(emitted) == {0: ["a", "b"], 1: ["b", "a"]}
@@ -122,7 +122,7 @@ def test_whatever_ranks_write_each_keeps_its_order_and_all_its_lines(seed):
     size = chance.randint(1, 5)
     written = {rank: [chance.choice("abcdef ") for _ in range(chance.randint(0, 60))] for rank in range(size)}
     left = {rank: list(texts) for rank, texts in written.items()}
-    folding, emitted, now = Folding(range(size)), [], 0.0
+    folding, emitted, now = OutputCollapser(range(size)), [], 0.0
     while any(left.values()):
         rank = chance.choice([rank for rank, texts in left.items() if texts])
         folding.take([line(rank, left[rank].pop(0), time=now)], now)
@@ -134,13 +134,13 @@ def test_whatever_ranks_write_each_keeps_its_order_and_all_its_lines(seed):
 
 
 def test_equal_results_and_equal_displays_are_folded():
-    folding = Folding(range(2))
+    folding = OutputCollapser(range(2))
     folding.take([result(0, "3"), result(1, "3"), rich(0, "<b>"), rich(1, "<b>"), rich(0, "<i>"), rich(1, "<u>")], 0.0)
     assert [one.ranks for one in folding.rest()] == [(0, 1), (0, 1), (0,), (1,)]
 
 
 def test_a_rank_that_was_not_expected_is_taken_too():
-    folding = Folding([0])
+    folding = OutputCollapser([0])
     folding.take([line(3, "from before")], 0.0)
     assert shown(folding.rest()) == [((3,), "from before")]
     folding.take([line(0, "now")], 1.0)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import time
 
 import pytest
 
-from accelerate_nb.events.capture import LONGEST_SHOWN, Line, LineAssembler, shown
+from accelerate_nb.events.line_reader import LONGEST_SHOWN, LineAssembler, OutputLine, shown
 
 STREAMS = {
     "plain": b"one\ntwo\nthree\n",
@@ -70,6 +72,24 @@ def test_a_line_is_what_a_terminal_would_show(name, expected):
     assert assembled([STREAMS[name]])[1] == expected
 
 
+NESTED = """
+from tqdm import tqdm
+for _ in tqdm(range(3), desc="outer", mininterval=0):
+    for _ in tqdm(range(10), desc="inner", position=1, leave=False, mininterval=0):
+        pass
+"""
+
+
+def test_what_a_nested_bar_draws_where_nobody_knows_it_is_no_line():
+    drawn = subprocess.run([sys.executable, "-c", NESTED], stderr=subprocess.PIPE, check=True, timeout=60).stderr
+    raw, texts = assembled([drawn])
+    assert raw == drawn
+    # the outer bar at each of its steps, and at most what ends the inner ones
+    shown = [text for text in texts if text.strip()]
+    assert 4 <= len(shown) <= 6, shown
+    assert all("outer" in text or "100%" in text for text in shown)
+
+
 def test_bytes_that_are_no_text_are_shown_as_escapes():
     assert shown(b"a\xffb") == r"a\xffb"
     assert shown("ä".encode()) == "ä"
@@ -87,27 +107,27 @@ def test_a_long_line_is_not_cut_inside_a_letter():
 
 def test_a_progress_bar_is_given_each_time_it_moves_and_once_as_a_line():
     assembler = LineAssembler()
-    assert assembler.feed(b"\r10%") == (b"", [Line("10%", open=True)])
-    assert assembler.feed(b"\r20%") == (b"", [Line("20%", open=True)])
-    assert assembler.feed(b"\r3") == (b"", [Line("3", open=True)])
+    assert assembler.feed(b"\r10%") == (b"", [OutputLine("10%", open=True)])
+    assert assembler.feed(b"\r20%") == (b"", [OutputLine("20%", open=True)])
+    assert assembler.feed(b"\r3") == (b"", [OutputLine("3", open=True)])
     assert assembler.feed(b"0%") == (b"", [])
-    assert assembler.feed(b" of it\r") == (b"", [Line("30% of it", open=True)])
-    assert assembler.feed(b"\nnext") == (b"\r10%\r20%\r30% of it\r\n", [Line("30% of it")])
+    assert assembler.feed(b" of it\r") == (b"", [OutputLine("30% of it", open=True)])
+    assert assembler.feed(b"\nnext") == (b"\r10%\r20%\r30% of it\r\n", [OutputLine("30% of it")])
 
 
 def test_text_that_waits_for_its_newline_is_held_back():
     assembler = LineAssembler()
     assert assembler.feed(b"step 1") == (b"", [])
-    assert assembler.feed(b", loss 2\nst") == (b"step 1, loss 2\n", [Line("step 1, loss 2")])
-    assert assembler.close() == (b"st\n", [Line("st")])
+    assert assembler.feed(b", loss 2\nst") == (b"step 1, loss 2\n", [OutputLine("step 1, loss 2")])
+    assert assembler.close() == (b"st\n", [OutputLine("st")])
     assert assembler.close() == (b"", [])
 
 
 @pytest.mark.parametrize("prompt", ["name? ", "(Pdb) ", ">>> ", "Ihr Passwort: "])
 def test_a_prompt_is_given_before_its_line_ends(prompt):
     assembler = LineAssembler()
-    assert assembler.feed(prompt.encode()) == (b"", [Line(prompt, open=True)])
-    assert assembler.feed(b"Bob\n") == (f"{prompt}Bob\n".encode(), [Line(f"{prompt}Bob")])
+    assert assembler.feed(prompt.encode()) == (b"", [OutputLine(prompt, open=True)])
+    assert assembler.feed(b"Bob\n") == (f"{prompt}Bob\n".encode(), [OutputLine(f"{prompt}Bob")])
 
 
 def test_a_bar_that_moves_for_hours_costs_no_more_than_at_its_beginning():

@@ -7,20 +7,20 @@ import math
 
 import pytest
 
-from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.events.model import (
-    KINDS,
-    Answered,
+    TAGS,
     DeviceSample,
     Display,
     Failure,
     Frame,
+    Hang,
     HostSample,
+    IdleWarning,
     LogLine,
     Metric,
     Progress,
-    Quiet,
     StateChange,
+    TaskDone,
     from_line,
     to_line,
 )
@@ -31,14 +31,15 @@ EVENTS = [
     Metric(3, "loss", math.inf, None, 2.0),
     Progress(1, "epoch", 3.0, None, 0.0),
     HostSample(12.5, (1, 2), None, (3, 4), 0.0),
-    Quiet(61.0, "rank 1 is elsewhere", 0.0),
+    IdleWarning(61.0, "rank 1 is elsewhere", 0.0),
     Display(0, {"text/plain": "x", "application/json": {"a": [1, {"b": None}]}}, {"isolated": True}, 0.0),
     DeviceSample(0, "cuda:0", 12.5, 2**40, None, 0.0),
     StateChange(None, "failed", 7.25, "why"),
     StateChange(0, "running", 0.0),
     Failure(2, "KeyError", "'x'", "a\nb", 1.0, -11, ("last", "words"), lost_connection=True, ended_by_us=True),
     Failure(0, "E", "m", "t", 1.0, frames=(Frame("Cell In[3], line 7", "train", "x = 1 / 0", True),), advice="Do."),
-    Answered(1, 7),
+    Hang(30.0, "rank 1 waits in gather", "stacks", 2.0),
+    TaskDone(1, 7),
 ]
 
 
@@ -52,18 +53,40 @@ def test_an_event_survives_its_line(event):
 
 
 def test_every_kind_is_tried():
-    assert {type(event) for event in EVENTS} == set(KINDS.values())
+    assert {type(event) for event in EVENTS} == set(TAGS.values())
 
 
 def test_a_number_that_is_none_survives_too():
     assert math.isnan(from_line(to_line(Metric(0, "loss", math.nan, 0, 0.0))).value)
 
 
-def test_a_kind_that_is_not_known_is_named():
-    with pytest.raises(ConfigurationError, match="'Teapot'; known kinds are LogLine"):
-        from_line(b'{"event": "Teapot"}')
-    with pytest.raises(ConfigurationError, match="None"):
+def test_a_type_that_is_not_known_is_named():
+    with pytest.raises(ValueError, match="'teapot'; known types are log"):
+        from_line(b'{"type": "teapot"}')
+    with pytest.raises(ValueError, match="None"):
         from_line(b"{}")
+
+
+FORMER = {
+    b'{"event": "LogLine", "rank": 0, "stream": "stdout", "text": "a", "time": 1.0, "open": false}': LogLine(
+        0, "stdout", "a", 1.0
+    ),
+    b'{"event": "Failure", "rank": 1, "type": "KeyError", "message": "m", "traceback": "t", "time": 1.0}': Failure(
+        1, "KeyError", "m", "t", 1.0
+    ),
+    b'{"event": "Answered", "rank": 1, "number": 7}': TaskDone(1, 7),
+}
+
+
+@pytest.mark.parametrize("line", FORMER, ids=lambda line: json.loads(line)["event"])
+def test_a_folder_of_before_the_type_tags_is_read(line):
+    assert from_line(line) == FORMER[line]
+
+
+def test_a_line_says_its_type_and_the_exceptions_apart():
+    failure = json.loads(to_line(Failure(1, "KeyError", "m", "t", 1.0)))
+    assert failure["type"] == "failure"
+    assert failure["exception"] == "KeyError"
 
 
 def test_fields_of_a_later_version_are_passed_over():

@@ -7,11 +7,11 @@ import os
 import stat
 
 from accelerate_nb.events.model import DeviceSample, HostSample, LogLine, Metric, Progress, StateChange, from_line
-from accelerate_nb.events.record import KEPT_RUNS, Record, new_folder, prune
+from accelerate_nb.events.run_folder import KEPT_RUNS, RunRecorder, new_folder, prune
 
 
 def test_each_rank_s_bytes_are_kept_as_they_came(tmp_path):
-    with Record(tmp_path / "run") as record:
+    with RunRecorder(tmp_path / "run") as record:
         record.output(0, b"one\r\n\xff\n")
         record.output(1, b"other\n")
         record.output(0, b"two\n")
@@ -21,7 +21,7 @@ def test_each_rank_s_bytes_are_kept_as_they_came(tmp_path):
 
 def test_events_are_kept_and_metrics_also_by_themselves(tmp_path):
     metric, state = Metric(0, "loss", 0.5, 1, 2.0), StateChange(0, "running", 1.0)
-    with Record(tmp_path) as record:
+    with RunRecorder(tmp_path) as record:
         for event in (state, metric, LogLine(0, "stdout", "in the log already", 0.0)):
             record.event(event)
     kept = {name: (tmp_path / name).read_bytes().splitlines() for name in ("events.jsonl", "metrics.jsonl")}
@@ -32,21 +32,21 @@ def test_events_are_kept_and_metrics_also_by_themselves(tmp_path):
 def test_what_comes_every_moment_of_a_long_run_is_not_kept(tmp_path):
     moves, ends = (Progress(0, "epoch", 3, 3, 0.0, closed=closed) for closed in (False, True))
     busy = (DeviceSample(0, "cpu", 5.0, 1, 2, 0.0), HostSample(5.0, (1, 2), None, None, 0.0))
-    with Record(tmp_path) as record:
+    with RunRecorder(tmp_path) as record:
         for event in (moves, ends, *busy):
             record.event(event)
     assert [from_line(line) for line in (tmp_path / "events.jsonl").read_bytes().splitlines()] == [ends]
 
 
 def test_what_was_flushed_can_be_read_while_the_run_goes_on(tmp_path):
-    with Record(tmp_path) as record:
+    with RunRecorder(tmp_path) as record:
         record.output(0, b"one\n")
         record.flush()
         assert (tmp_path / "rank_0.log").read_bytes() == b"one\n"
 
 
 def test_the_status_is_replaced_as_a_whole(tmp_path):
-    with Record(tmp_path) as record:
+    with RunRecorder(tmp_path) as record:
         record.status(state="running")
         first = (tmp_path / "status.json").open()
         record.status(state="finished", error=None)
@@ -58,7 +58,7 @@ def test_the_status_is_replaced_as_a_whole(tmp_path):
 
 
 def test_a_record_that_is_closed_can_be_closed_and_written_again(tmp_path):
-    record = Record(tmp_path)
+    record = RunRecorder(tmp_path)
     record.output(0, b"one\n")
     record.close()
     record.output(0, b"two\n")

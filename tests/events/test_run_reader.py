@@ -11,9 +11,9 @@ import sys
 import pytest
 
 from accelerate_nb.events.model import Failure, LogLine, Metric, Progress, StateChange
-from accelerate_nb.events.reading import Follower, kept_run, kept_runs, last_lines, view_of
-from accelerate_nb.events.record import Record, prune
-from accelerate_nb.events.view import RunView
+from accelerate_nb.events.run_folder import RunRecorder, prune
+from accelerate_nb.events.run_reader import LogFollower, kept_run, kept_runs, last_lines, view_of
+from accelerate_nb.events.run_state import RunState
 
 EVENTS = [
     StateChange(None, "running", 10.0, "2 on the CPU"),
@@ -28,7 +28,7 @@ FACTS = {"name": "train", "why": "2 on the CPU", "started": 10.0, "ranks": 2}
 
 
 def kept(folder, events=EVENTS, lines=3, **status):
-    with Record(folder) as record:
+    with RunRecorder(folder) as record:
         for event in events:
             record.event(event)
         for rank in (0, 1):
@@ -43,7 +43,7 @@ def folder(tmp_path):
 
 
 def test_what_is_read_back_is_what_happened(folder):
-    now, then = view_of(kept_run(folder)), RunView(2)
+    now, then = view_of(kept_run(folder)), RunState(2)
     for event in [*EVENTS, *(LogLine(rank, "stdout", f"line {n}", 42.0) for rank in (0, 1) for n in range(3))]:
         then.apply(event)
     assert [now.rank(rank) for rank in now.ranks] == [then.rank(rank) for rank in then.ranks]
@@ -74,11 +74,11 @@ def test_a_log_larger_than_what_is_read_loses_no_count(tmp_path):
 DAMAGE = {
     "a torn last event": lambda folder: cut(folder / "events.jsonl", 25),
     "a torn last line": lambda folder: cut(folder / "rank_0.log", 3),
-    "an event of a newer version": lambda folder: add(folder, b'{"event": "Weather", "rank": 0, "sun": true}\n'),
+    "an event of a newer version": lambda folder: add(folder, b'{"type": "weather", "rank": 0, "sun": true}\n'),
     "a field of a newer version": lambda folder: add(
-        folder, b'{"event": "Metric", "rank": 0, "name": "a", "value": 1, "step": 1, "time": 50, "unit": "m"}\n'
+        folder, b'{"type": "metric", "rank": 0, "name": "a", "value": 1, "step": 1, "time": 50, "unit": "m"}\n'
     ),
-    "a field too few": lambda folder: add(folder, b'{"event": "Metric", "rank": 0}\n'),
+    "a field too few": lambda folder: add(folder, b'{"type": "metric", "rank": 0}\n'),
     "no objects": lambda folder: add(folder, b'[1]\n3\n"a"\nnull\n\xff\xfe\n\n'),
     "no events": lambda folder: (folder / "events.jsonl").unlink(),
     "no logs": lambda folder: [path.unlink() for path in folder.glob("rank_*.log")],
@@ -144,8 +144,8 @@ def test_a_run_goes_on_while_the_process_that_launched_it_does(tmp_path):
 
 def test_a_run_whose_launcher_died_has_failed_and_says_so(tmp_path):
     script = (
-        "import sys; from pathlib import Path; from accelerate_nb.events.record import Record;"
-        "Record(Path(sys.argv[1])).status(state='running', name='train', ranks=2, started=10.0)"
+        "import sys; from pathlib import Path; from accelerate_nb.events.run_folder import RunRecorder;"
+        "RunRecorder(Path(sys.argv[1])).status(state='running', name='train', ranks=2, started=10.0)"
     )
     subprocess.run([sys.executable, "-c", script, tmp_path / "run"], check=True, timeout=60)
     run = kept_run(tmp_path / "run")
@@ -183,8 +183,8 @@ def test_what_goes_on_is_not_removed_and_what_died_is(tmp_path):
 
 
 def test_lines_are_there_for_others_as_soon_as_they_are_kept(tmp_path):
-    with Record(tmp_path) as record:
-        follower = Follower(0, tmp_path, 10)
+    with RunRecorder(tmp_path) as record:
+        follower = LogFollower(0, tmp_path, 10)
         assert follower.new() == []
         record.output(0, b"one\ntwo\n")
         assert follower.new() == ["one", "two"]
@@ -194,7 +194,7 @@ def test_lines_are_there_for_others_as_soon_as_they_are_kept(tmp_path):
 
 
 def test_a_follower_begins_with_the_last_lines_and_shows_no_half_ones(folder):
-    follower = Follower(0, folder, 2)
+    follower = LogFollower(0, folder, 2)
     assert follower.new() == ["line 1", "line 2"]
     with (folder / "rank_0.log").open("ab") as file:
         file.write(b"10%\r20%\r\nhal")

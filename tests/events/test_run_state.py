@@ -18,7 +18,7 @@ from accelerate_nb.events.model import (
     Progress,
     StateChange,
 )
-from accelerate_nb.events.view import RunView
+from accelerate_nb.events.run_state import RunState
 
 
 def line(text, rank=0, stream="stdout", open=False):
@@ -30,7 +30,7 @@ def texts(lines):
 
 
 def fed(*events, **bounds):
-    view = RunView(**bounds)
+    view = RunState(**bounds)
     for event in events:
         view.apply(event)
     return view
@@ -171,7 +171,7 @@ def test_a_rank_that_starts_anew_has_not_failed():
 
 
 def test_a_rank_that_has_not_written_yet_can_be_read():
-    view = RunView()
+    view = RunState()
     assert view.rank(5).lines == ()
     assert view.tail(5, 3) == ()
     assert view.line_count_of(5) == 0
@@ -197,7 +197,7 @@ def _threads_alternate():
 
 @pytest.mark.usefixtures("_threads_alternate")
 def test_readers_lose_and_repeat_nothing_while_writers_write():
-    view = RunView(backlog=100_000)
+    view = RunState(backlog=100_000)
 
     def write(rank):
         for i in range(5000):
@@ -222,7 +222,7 @@ def test_readers_lose_and_repeat_nothing_while_writers_write():
 
 def test_a_hundred_thousand_lines_are_taken_in_at_once():
     lines = [line(f"step {i} loss 0.1234", i % 4) for i in range(100_000)]
-    view = RunView(size=4)
+    view = RunState(size=4)
     best = min(taken(view, lines) for _ in range(3))
     assert best < 0.5, f"{best:.2f} s for 100,000 lines"
 

@@ -7,8 +7,8 @@ import io
 import pytest
 from tqdm import tqdm
 
-from accelerate_nb.events.bars import draws_a_bar
 from accelerate_nb.events.model import LogLine, Progress
+from accelerate_nb.events.terminal_lines import draws_a_bar
 
 BAR = Progress(0, "progress", 1, 3, 0.0)
 

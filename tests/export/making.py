@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accelerate_nb.export.reading import read
-from accelerate_nb.export.script import Script, as_script
+from accelerate_nb.export.notebook import read
+from accelerate_nb.export.script import ExportedScript, as_script
 
 
 def code(source: str, *tags: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def notebook(path: Path, *cells: str | Mapping[str, Any], **metadata: Any) -> Pa
     return path
 
 
-def script(folder: Path, *cells: str | Mapping[str, Any], name: str = "train.ipynb") -> Script:
+def script(folder: Path, *cells: str | Mapping[str, Any], name: str = "train.ipynb") -> ExportedScript:
     """These cells as a script."""
     return as_script(read(notebook(folder / name, *cells)))
 

@@ -6,14 +6,14 @@ import ast
 
 import pytest
 
-from accelerate_nb.export.defining import Definitions
-from accelerate_nb.export.guarding import guarded
+from accelerate_nb.export.definitions import DefinitionFinder
+from accelerate_nb.export.main_guard import guarded
 
 GUARD = 'if __name__ == "__main__":  # +'
 
 
-def laid_out(source: str, definitions: Definitions | None = None) -> list[str]:
-    return guarded(source, 1, definitions or Definitions(), lambda: "wait")
+def laid_out(source: str, definitions: DefinitionFinder | None = None) -> list[str]:
+    return guarded(source, 1, definitions or DefinitionFinder(), lambda: "wait")
 
 
 @pytest.mark.parametrize(
@@ -151,13 +151,13 @@ def test_what_needs_guarded_values_is_guarded_too(needs):
     ],
 )
 def test_what_needs_them_only_when_it_is_called_is_not_guarded(independent):
-    definitions = Definitions()
+    definitions = DefinitionFinder()
     laid_out("data = load()", definitions)
     assert laid_out(independent, definitions) == independent.split("\n")
 
 
 def test_a_name_that_is_given_a_plain_value_again_is_there_for_everyone():
-    definitions = Definitions()
+    definitions = DefinitionFinder()
     laid_out("data = load()\ndata = 3", definitions)
     assert laid_out("y = data", definitions) == ["y = data"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from accelerate_nb.errors import ExportError
-from accelerate_nb.export.reading import Cell, read
+from accelerate_nb.export.notebook import NotebookCell, read
 from tests.export.making import code, markdown, notebook
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
@@ -29,7 +29,7 @@ def test_cells_have_the_numbers_that_run_all_gives_them(tmp_path):
         ("code", 2),
         ("raw", None),
     ]
-    assert read(path).cells[4] == Cell("code", "y = 2", 2, frozenset({"slow"}))
+    assert read(path).cells[4] == NotebookCell("code", "y = 2", 2, frozenset({"slow"}))
 
 
 @pytest.mark.parametrize("source", ["a\r\nb\r\nc", ["a\r\n", "b\r\n", "c"], "a\rb\rc", ["a\nb\n", "c"]])
@@ -132,7 +132,7 @@ def test_a_missing_file_a_folder_and_an_unreadable_file_are_told(tmp_path):
 def test_a_notebook_of_today_is_read_without_importing_nbformat(tmp_path):
     path = notebook(tmp_path / "a.ipynb", "x")
     program = (
-        "import sys; from accelerate_nb.export.reading import read; from accelerate_nb.export.script import as_script\n"
+        "import sys; from accelerate_nb.export.notebook import read; from accelerate_nb.export.script import as_script\n"
         f"as_script(read({str(path)!r}))\n"
         "print([name for name in ('nbformat', 'torch', 'IPython', 'numpy') if name in sys.modules])"
     )

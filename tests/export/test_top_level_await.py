@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from accelerate_nb.export.awaiting import is_async, without_annotations
-from accelerate_nb.export.defining import Definitions
-from accelerate_nb.export.guarding import guarded
+from accelerate_nb.export.definitions import DefinitionFinder
+from accelerate_nb.export.main_guard import guarded
+from accelerate_nb.export.top_level_await import is_async, without_annotations
 
 
 def ran(source: str) -> dict[str, Any]:
     """The names that a cell leaves behind."""
     names: dict[str, Any] = {"__name__": "__main__", "wait": asyncio.run}
-    lines = guarded(without_annotations(source), 1, Definitions(), lambda: "wait")
+    lines = guarded(without_annotations(source), 1, DefinitionFinder(), lambda: "wait")
     assert [line.strip() for line in lines if not line.endswith("  # +")]
     exec("\n".join(lines), names)
     return {name: value for name, value in names.items() if isinstance(value, (int, str, list))}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from accelerate_nb.launching.exceptions import held, reduced, remade
+from accelerate_nb.failures.exception_copy import held, raise_as_it_is, reduced, remade
 
 
 class Wants(Exception):
@@ -90,3 +90,15 @@ def test_only_constructors_in_python_need_another_way_than_pickle_s_own():
     assert reduced(KeyError("x")) is None
     assert reduced(json.JSONDecodeError("bad", "doc", 1)) is None
     assert reduced(Wants(1, second=2)) is not None
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), Frozen(3)], ids=lambda error: type(error).__name__)
+def test_an_exception_of_elsewhere_keeps_its_context_where_another_is_handled(error):
+    context = ValueError("its own")
+    object.__setattr__(error, "__context__", context)
+    with pytest.raises(type(error)) as caught:
+        try:
+            raise LookupError("handled here")
+        except LookupError:
+            raise_as_it_is(error)
+    assert caught.value.__context__ is context

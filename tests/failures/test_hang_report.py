@@ -12,12 +12,12 @@ import torch.distributed as dist
 from packaging.version import Version
 
 from accelerate_nb import Accelerator, HangError, launch
-from accelerate_nb.launching.diagnosis import Look, diagnosis
-from accelerate_nb.launching.silence import Silence
-from accelerate_nb.launching.sources import Sources
+from accelerate_nb.failures.hang_report import StackSnapshot, diagnosis
+from accelerate_nb.launching.idle_watchdog import IdleWatchdog
+from accelerate_nb.sources.cells import CellSources
 
-SETTINGS = {"num_processes": 2, "cpu": True, "config_file": "", "timeout": 60, "grace": 0.2}
-NOWHERE = Sources({}, {})
+SETTINGS = {"num_processes": 2, "cpu": True, "config_file": "", "timeout": 60, "stop_grace_period": 0.2}
+NOWHERE = CellSources({}, {})
 C10D = "/site-packages/torch/distributed/distributed_c10d.py"
 
 
@@ -34,8 +34,8 @@ def waits(line=8):
 SLEEPS = stack(("/me/a.py", 3, "train"), ("/me/a.py", 7, "load"))
 
 
-def said(answers, collectives=None, returned=()):
-    return diagnosis(Look(answers, collectives or {}, returned), NOWHERE).split("\n")
+def lines_of(replies, collectives=None, returned=()):
+    return diagnosis(StackSnapshot(replies, collectives or {}, returned), NOWHERE).split("\n")
 
 
 def pending(name, number=2, size=(3,)):
@@ -43,7 +43,7 @@ def pending(name, number=2, size=(3,)):
 
 
 def test_ranks_that_wait_come_first_and_the_one_that_is_elsewhere_is_named():
-    assert said({0: SLEEPS, 1: waits(), 2: waits()}) == [
+    assert lines_of({0: SLEEPS, 1: waits(), 2: waits()}) == [
         'ranks 1, 2 wait in all_reduce, at File "/me/a.py", line 8',
         'rank 0 is elsewhere, at File "/me/a.py", line 7',
         "All ranks have to come to the same collective; rank 0 has not.",
@@ -51,7 +51,7 @@ def test_ranks_that_wait_come_first_and_the_one_that_is_elsewhere_is_named():
 
 
 def test_a_rank_that_has_returned_is_what_the_others_wait_for():
-    assert said({0: waits()}, returned=[1]) == [
+    assert lines_of({0: waits()}, returned=[1]) == [
         'rank 0 waits in all_reduce, at File "/me/a.py", line 8',
         "rank 1 has returned already",
         "All ranks have to come to the same collective; rank 1 has not.",
@@ -59,33 +59,33 @@ def test_a_rank_that_has_returned_is_what_the_others_wait_for():
 
 
 def test_different_calls_are_told_from_the_same_one():
-    assert said({0: waits(), 1: waits(9)})[-1].startswith("All ranks wait, but not in the same call")
-    assert said({0: waits(), 1: waits()})[-1].startswith("All ranks wait in the same call")
+    assert lines_of({0: waits(), 1: waits(9)})[-1].startswith("All ranks wait, but not in the same call")
+    assert lines_of({0: waits(), 1: waits()})[-1].startswith("All ranks wait in the same call")
 
 
 def test_calls_that_don_t_fit_are_told_by_what_torch_records():
     recorded = {0: pending("all_reduce"), 1: pending("broadcast", size=())}
-    assert said({0: waits(), 1: waits(9)}, recorded)[-1] == (
+    assert lines_of({0: waits(), 1: waits(9)}, recorded)[-1] == (
         "Collective number 2 is all_reduce of 3 on rank 0, but broadcast of one number on rank 1: all ranks have to make the "
         "same calls in the same order."
     )
 
 
 def test_where_no_rank_waits_nothing_is_concluded():
-    assert said({0: SLEEPS, 1: SLEEPS, 2: ""}) == [
+    assert lines_of({0: SLEEPS, 1: SLEEPS, 2: ""}) == [
         'ranks 0, 1 are at File "/me/a.py", line 7',
         "rank 2 is still starting, or can't answer",
     ]
-    assert said({}) == [""]
+    assert lines_of({}) == [""]
 
 
 def test_a_silence_is_told_when_it_is_long_and_each_time_that_it_has_doubled():
-    silence = Silence(patience=10.0, since=100.0)
-    assert [now for now in range(100, 200) if silence.is_due(now)] == [110, 120, 140, 180]
-    assert silence.broken(200.0)
-    assert not silence.broken(201.0)
-    assert [now for now in range(201, 230) if silence.is_due(now)] == [211, 221]
-    assert not Silence(patience=0.0, since=0.0).is_due(1e9)
+    watchdog = IdleWatchdog(timeout=10.0, since=100.0)
+    assert [now for now in range(100, 200) if watchdog.is_due(now)] == [110, 120, 140, 180]
+    assert watchdog.restart(200.0)
+    assert not watchdog.restart(201.0)
+    assert [now for now in range(201, 230) if watchdog.is_due(now)] == [211, 221]
+    assert not IdleWatchdog(timeout=0.0, since=0.0).is_due(1e9)
 
 
 # -------------------------------------------------------------------------------------------------------- of real ranks
@@ -130,47 +130,50 @@ def computes_on(_):
         accelerator.backward(model(torch.ones(2, 3)).sum())
 
 
-def until_quiet(run, says):
+def until_idle(run, text):
     deadline = time.monotonic() + 50
-    while run.view.quiet is None or says not in run.view.quiet.text:
-        assert time.monotonic() < deadline, run.view.quiet
-        assert not run.done
+    while run.view.idle_warning is None or text not in run.view.idle_warning.text:
+        assert time.monotonic() < deadline, run.view.idle_warning
+        assert not run.done, run.wait(60)  # says how it ended
         threading.Event().wait(0.02)
-    return run.view.quiet
+    return run.view.idle_warning
 
 
 def test_a_quiet_run_says_who_waits_and_goes_on_when_it_can(tmp_path):
-    run = launch(skips_one, (str(tmp_path),), quiet=0.5, **SETTINGS)
-    quiet = until_quiet(run, "waits in gather")
-    assert quiet.seconds >= 0.5
-    lines = quiet.text.split("\n")
+    run = launch(skips_one, (str(tmp_path),), hang_warning_after=0.5, **SETTINGS)
+    idle_warning = until_idle(run, "waits in gather")
+    assert idle_warning.seconds >= 0.5
+    lines = idle_warning.text.split("\n")
     assert lines[0].startswith("Nothing has come from any rank for ")
     assert lines[1].startswith(f'rank 0 waits in gather, at File "{__file__}", line ')
     assert lines[1].endswith(": accelerator.gather(torch.ones(2))")
     assert lines[2].startswith("rank 1 is elsewhere")
     (tmp_path / "go").touch()
     assert run.wait(60) == "done"
-    assert run.view.quiet is None
-    assert '"event": "Quiet", "seconds": 0' in (run.folder / "events.jsonl").read_text()
+    assert run.view.idle_warning is None
+    assert '"type": "idle_warning", "seconds": 0' in (run.folder / "events.jsonl").read_text()
 
 
 @pytest.mark.parametrize(
-    ("function", "says"),
+    ("function", "text"),
     [
         (calls_another, RECORDED if Version(torch.__version__) >= Version("2.13") else SEEN),
         (leaves_early, "rank 1 has returned already\nAll ranks have to come to the same collective; rank 1 has not."),
         (computes_on, "rank 0 waits in backward's all_reduce"),
     ],
 )
-def test_what_ranks_wait_for_is_said_with_their_stacks(tmp_path, function, says):
-    run = launch(function, (str(tmp_path),), quiet=0.5, **SETTINGS)
-    until_quiet(run, says)
+def test_what_ranks_wait_for_is_said_with_their_stacks(tmp_path, function, text):
+    run = launch(function, (str(tmp_path),), hang_warning_after=0.5, **SETTINGS)
+    until_idle(run, text)
     stacks = run.stacks()
-    assert says in stacks[: stacks.index("\nrank 0:")]
+    assert text in stacks[: stacks.index("\nrank 0:")]
     run.stop(timeout=0)
     assert run.done
 
 
+@pytest.mark.slow
 def test_a_run_that_takes_too_long_says_so_too(tmp_path):
+    # so that the time begins with workers that have all loaded
+    launch(print, **SETTINGS).wait()
     with pytest.raises(HangError, match="rank 0 waits in gather"):
-        launch(skips_one, (str(tmp_path),), **{**SETTINGS, "timeout": 6}).wait()
+        launch(skips_one, (str(tmp_path),), **{**SETTINGS, "timeout": 12}).wait()

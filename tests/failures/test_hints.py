@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from accelerate_nb import Accelerator, WorkerError, launch
-from accelerate_nb.launching.advice import advice_on, advice_on_death
+from accelerate_nb.failures.hints import advice_on, advice_on_death
 
 SETTINGS = {"cpu": True, "config_file": "", "timeout": 60}
 
@@ -84,7 +84,7 @@ def weights_of_a_wrapper():
     model.load_state_dict({f"module.{name}": value for name, value in model.state_dict().items()})
 
 
-HERE = {
+RAISED = {
     on_another_device: "accelerator.prepare",
     cuda_by_name: "accelerator.device in place of .cuda()",
     fp16_without_its_scale: "accelerator.backward(loss) in place of loss.backward()",
@@ -100,11 +100,11 @@ HERE = {
 }
 
 
-@pytest.mark.parametrize("mistake", HERE)
+@pytest.mark.parametrize("mistake", RAISED)
 def test_a_known_mistake_is_answered(mistake):
     with pytest.raises(Exception) as caught:
         mistake()
-    assert HERE[mistake] in advice_on(caught.value)
+    assert RAISED[mistake] in advice_on(caught.value)
 
 
 def unused_weights():
@@ -181,9 +181,9 @@ ELSEWHERE = {
 }
 
 
-@pytest.mark.parametrize("said", ELSEWHERE)
-def test_what_only_an_accelerator_or_a_small_container_says_is_answered(said):
-    assert ELSEWHERE[said] in advice_on(RuntimeError(said))
+@pytest.mark.parametrize("message", ELSEWHERE)
+def test_what_only_an_accelerator_or_a_small_container_says_is_answered(message):
+    assert ELSEWHERE[message] in advice_on(RuntimeError(message))
 
 
 def test_a_cause_and_an_exception_of_a_group_are_answered_too():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accelerate_nb.launching.ending import died
+from accelerate_nb.failures.rank_result import died
 
 
 @pytest.mark.parametrize(

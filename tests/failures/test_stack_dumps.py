@@ -11,19 +11,19 @@ import threading
 
 import pytest
 
-from accelerate_nb.launching.packing import memory_file
-from accelerate_nb.launching.sources import Sources
-from accelerate_nb.launching.stacks import (
-    answers,
+from accelerate_nb.failures.stack_dumps import (
     as_faulthandler,
     crash_text,
+    dumps_since,
     lengths,
     main_thread,
     odd_ranks,
     stacks_text,
 )
+from accelerate_nb.sources.cells import CellSources
+from accelerate_nb.transport.memory_file import memory_file
 
-ANSWER = """Thread 0x00007f0000000002 (most recent call first):
+DUMP = """Thread 0x00007f0000000002 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 327 in wait
   File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
 
@@ -32,8 +32,8 @@ Current thread 0x00007f0000000001 (most recent call first):
   File "/home/me/with "quotes".py", line ??? in train
   File "/home/me/train.py", line 20 in <module>
 """
-OTHER = ANSWER.replace("line 12 in all_reduce", "line 15 in evaluate")
-NOWHERE = Sources({}, {})
+OTHER = DUMP.replace("line 12 in all_reduce", "line 15 in evaluate")
+NOWHERE = CellSources({}, {})
 
 
 def places(frames):
@@ -41,7 +41,7 @@ def places(frames):
 
 
 def test_the_main_thread_s_frames_come_outermost_first():
-    assert places(main_thread(ANSWER)) == [
+    assert places(main_thread(DUMP)) == [
         ("/home/me/train.py", 20, "<module>"),
         ('/home/me/with "quotes".py', 0, "train"),
         ("/home/me/train.py", 12, "all_reduce"),
@@ -81,11 +81,11 @@ def test_a_thread_that_faulthandler_is_not_asked_for_is_told_of_in_its_words():
 @pytest.mark.parametrize(
     ("texts", "odd"),
     [
-        ([ANSWER, ANSWER, OTHER], {2}),
-        ([OTHER, ANSWER, ANSWER, ""], {0, 3}),
-        ([ANSWER, OTHER], set()),
-        ([ANSWER, ANSWER], set()),
-        ([ANSWER], set()),
+        ([DUMP, DUMP, OTHER], {2}),
+        ([OTHER, DUMP, DUMP, ""], {0, 3}),
+        ([DUMP, OTHER], set()),
+        ([DUMP, DUMP], set()),
+        ([DUMP], set()),
         ([], set()),
     ],
 )
@@ -94,7 +94,7 @@ def test_ranks_that_are_elsewhere_than_most_are_odd(texts, odd):
 
 
 def test_every_rank_is_shown_and_one_that_does_not_answer_too():
-    text = stacks_text({0: ANSWER, 2: OTHER, 3: ANSWER, 5: ""}, NOWHERE)
+    text = stacks_text({0: DUMP, 2: OTHER, 3: DUMP, 5: ""}, NOWHERE)
     assert text.index("rank 0:\n") < text.index("rank 2:   ◀ elsewhere than the others\n") < text.index("rank 5:")
     assert 'File "/home/me/train.py", line 15, in evaluate' in text
     assert text.endswith("(it did not answer)")
@@ -108,8 +108,8 @@ def test_only_what_was_written_since_the_question_is_the_answer():
         assert before == [3, 0]
         os.write(files[0], b"new 0")
         os.write(files[1], b"new 1")
-        assert answers(files, before) == ["new 0", "new 1"]
-        assert answers(files, lengths(files)) == ["", ""]
+        assert dumps_since(files, before) == ["new 0", "new 1"]
+        assert dumps_since(files, lengths(files)) == ["", ""]
     finally:
         for file in files:
             os.close(file)
@@ -123,13 +123,13 @@ def test_a_fault_of_compiled_code_tells_where_the_process_was() -> None:
         pass_fds=[file],
     )
     assert child.wait(30) == -signal.SIGSEGV
-    sources = Sources({"<string>": ["import ctypes\n"]}, {"<string>": 3})
+    sources = CellSources({"<string>": ["import ctypes\n"]}, {"<string>": 3})
     assert "Cell In[3], line 3, in <module>" in crash_text(file, sources)
     os.close(file)
 
 
 def test_a_process_that_was_only_asked_where_it_is_has_not_crashed() -> None:
     file = memory_file("stacks")
-    os.write(file, ANSWER.encode())
+    os.write(file, DUMP.encode())
     assert crash_text(file, NOWHERE) == ""
     os.close(file)

@@ -11,13 +11,13 @@ import pytest
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.events.model import Frame
-from accelerate_nb.launching.sources import Sources, sources_here
-from accelerate_nb.launching.tracebacks import frames_of, frames_text, traceback_text
+from accelerate_nb.failures.traceback_format import frames_of, frames_text, traceback_text
+from accelerate_nb.sources.cells import CellSources, current_sources
 
-NOWHERE = Sources({}, {})
+NOWHERE = CellSources({}, {})
 
 
-def told(function, sources=NOWHERE):
+def lines_of(function, sources=NOWHERE):
     """The text of what a function raises; the test's own frame, which called it, left out."""
     try:
         function()
@@ -45,7 +45,7 @@ def cell():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         variables = {"__name__": "__main__"}
         exec(compile(text, name, "exec"), variables)
-        return variables, Sources({name: linecache.cache[name][2]}, {name: 4})
+        return variables, CellSources({name: linecache.cache[name][2]}, {name: 4})
 
     yield run
     for name in names:
@@ -54,7 +54,7 @@ def cell():
 
 def test_a_cell_s_lines_are_shown_with_its_number(cell):
     names, sources = cell("def f():\n    g()\ndef g():\n    raise KeyError('x')\n")
-    assert told(names["f"], sources) == [
+    assert lines_of(names["f"], sources) == [
         "  Cell In[4], line 2, in f",
         "    g()",
         "  Cell In[4], line 4, in g",
@@ -64,7 +64,7 @@ def test_a_cell_s_lines_are_shown_with_its_number(cell):
 
 
 def test_frames_of_installed_packages_are_folded_but_the_last():
-    lines = told(lambda: json.loads("{"))
+    lines = lines_of(lambda: json.loads("{"))
     assert lines[0].startswith(f'  File "{__file__}", line ')
     assert lines[2] == "  … 2 frames in json"
     assert "decoder.py" in lines[3]
@@ -78,7 +78,7 @@ def test_causes_come_first():
         except KeyError as error:
             raise ValueError("second") from error
 
-    text = "\n".join(told(fails))
+    text = "\n".join(lines_of(fails))
     assert text.index("KeyError: 'first'") < text.index("which led to:") < text.index("ValueError: second")
 
 
@@ -91,8 +91,8 @@ def test_an_error_while_another_was_handled_shows_both_unless_told_otherwise():
                 raise ValueError("second") from None
             raise ValueError("second")  # noqa: B904
 
-    assert "KeyError: 'first'" in told(lambda: fails(hide=False))
-    assert "KeyError: 'first'" not in told(lambda: fails(hide=True))
+    assert "KeyError: 'first'" in lines_of(lambda: fails(hide=False))
+    assert "KeyError: 'first'" not in lines_of(lambda: fails(hide=True))
 
 
 def test_a_chain_that_bites_its_tail_ends():
@@ -102,14 +102,14 @@ def test_a_chain_that_bites_its_tail_ends():
     def fails():
         raise first
 
-    assert told(fails)[-1] == "ValueError: a"
+    assert lines_of(fails)[-1] == "ValueError: a"
 
 
 def test_a_recursion_is_folded():
     def deeper(depth):
         return deeper(depth + 1)
 
-    lines = told(lambda: deeper(0))
+    lines = lines_of(lambda: deeper(0))
     assert len(lines) < 20
     assert any("the same call" in line and "times more" in line for line in lines)
     assert lines[-1].startswith("RecursionError")
@@ -120,7 +120,7 @@ def test_a_long_traceback_keeps_its_beginning_and_its_end(cell):
         "".join(f"def f{i}():\n    return f{i + 1}()\n" for i in range(50)) + "def f50():\n    raise OSError('end')\n"
     )
     names, sources = cell(text)
-    lines = told(names["f0"], sources)
+    lines = lines_of(names["f0"], sources)
     assert len(lines) < 20
     assert lines[0] == "  Cell In[4], line 2, in f0"
     assert lines[-2:] == ["    raise OSError('end')", "OSError: end"]
@@ -131,7 +131,7 @@ def test_a_message_of_a_megabyte_is_cut():
     def fails():
         raise ValueError("x" * 1_000_000)
 
-    assert len("\n".join(told(fails))) < 5_000
+    assert len("\n".join(lines_of(fails))) < 5_000
 
 
 def test_an_exception_that_can_t_say_what_it_is_is_told_all_the_same():
@@ -142,14 +142,14 @@ def test_an_exception_that_can_t_say_what_it_is_is_told_all_the_same():
     def fails():
         raise Mute
 
-    assert "Mute" in told(fails)[-1]
+    assert "Mute" in lines_of(fails)[-1]
 
 
 def test_a_syntax_error_shows_its_place():
     def fails():
         compile("a = = 1", "<cell>", "exec")
 
-    lines = told(fails)
+    lines = lines_of(fails)
     assert lines[-1] == "SyntaxError: invalid syntax"
     assert "    a = = 1" in lines
 
@@ -160,11 +160,11 @@ def test_notes_are_told():
         error.__notes__ = ["in batch 7"]
         raise error
 
-    assert "in batch 7" in "\n".join(told(fails)) or not hasattr(ValueError, "add_note")
+    assert "in batch 7" in "\n".join(lines_of(fails)) or not hasattr(ValueError, "add_note")
 
 
 def test_no_frames_are_no_lines():
-    assert frames_text([], sources_here()) == []
+    assert frames_text([], current_sources()) == []
     assert frames_text(traceback.StackSummary.from_list([("a.py", 3, "f", "x = 1")]), NOWHERE) == [
         '  File "a.py", line 3, in f',
         "    x = 1",
@@ -173,11 +173,11 @@ def test_no_frames_are_no_lines():
 
 def test_this_package_s_frames_are_folded_wherever_it_is_installed():
     def fails():
-        from accelerate_nb.config.run import resolve
+        from accelerate_nb.config.run_config import resolve
 
         resolve({"num_processes": -3}, {})
 
-    lines = told(fails)
+    lines = lines_of(fails)
     assert sum("accelerate_nb" in line for line in lines[:-1]) == 1
     assert lines[-2].startswith("  … ")
     assert lines[-2].endswith(" in accelerate_nb")
@@ -189,7 +189,7 @@ def test_installed_frames_between_the_person_s_are_one_line():
     def odd(value):
         raise KeyError("odd")
 
-    lines = told(lambda: json.dumps(object(), default=odd))
+    lines = lines_of(lambda: json.dumps(object(), default=odd))
     assert lines[2] == "  … 3 frames in json"
     assert lines[3].startswith(f'  File "{__file__}", line ')
     assert lines[-1] == "KeyError: 'odd'"
@@ -239,7 +239,7 @@ def f():
             errors.append(error)
     raise ExceptionGroup("several", errors)
 """)
-    lines = told(names["f"], sources)
+    lines = lines_of(names["f"], sources)
     assert "ExceptionGroup: several (5 sub-exceptions)" in lines
     assert "  1 of 5:" in lines
     assert "  … and 2 more" in lines

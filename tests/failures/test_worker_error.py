@@ -13,8 +13,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from accelerate_nb.errors import HangError, WorkerError
 from accelerate_nb.events.model import Failure
-from accelerate_nb.launching.blame import hang_error, stopped_error, worker_error
-from accelerate_nb.launching.ending import Ending, died
+from accelerate_nb.failures.rank_result import RankResult, died
+from accelerate_nb.failures.worker_error import hang_error, stopped_error, worker_error
 
 FOLDER = Path("/runs/one")
 
@@ -30,7 +30,7 @@ class Frozen(Exception):
     step: int
 
 
-class Own(Exception):
+class OwnStr(Exception):
     """Names that ours has as well."""
 
     @property
@@ -45,7 +45,7 @@ class Own(Exception):
 
 def raised(rank, error, time=1.0, **more):
     failure = Failure(rank, type(error).__name__, str(error), "the traceback", time, **more)
-    return Ending(rank, failure=failure, error=error)
+    return RankResult(rank, failure=failure, error=error)
 
 
 GROUPS = [builtins.ExceptionGroup("g", [ValueError("in")])] if sys.version_info >= (3, 11) else []
@@ -53,11 +53,11 @@ GROUPS = [builtins.ExceptionGroup("g", [ValueError("in")])] if sys.version_info 
 
 @pytest.mark.parametrize(
     "error",
-    [KeyError("x"), Wants(1, second=[2]), Frozen(3), Own(), *GROUPS],
+    [KeyError("x"), Wants(1, second=[2]), Frozen(3), OwnStr(), *GROUPS],
     ids=lambda error: type(error).__name__,
 )
 def test_the_error_is_caught_by_the_worker_s_class_by_ours_and_by_torch_s(error):
-    found = worker_error([Ending(0, value=1), raised(1, error)], FOLDER)
+    found = worker_error([RankResult(0, value=1), raised(1, error)], FOLDER)
     for kind in (type(error), WorkerError, ChildFailedError):
         with pytest.raises(kind):
             raise found
@@ -103,20 +103,20 @@ def test_a_class_that_can_t_be_combined_is_replaced_by_ours():
 
 def test_an_error_that_did_not_come_along_is_told_of():
     failure = Failure(0, "Lost", "gone", "trace", 1.0)
-    found = worker_error([Ending(0, failure=failure)], FOLDER)
+    found = worker_error([RankResult(0, failure=failure)], FOLDER)
     assert isinstance(found, WorkerError)
     assert "rank 0 stopped with Lost: gone" in str(found)
 
 
 def test_every_rank_is_told_of_and_those_that_only_followed_in_one_line():
-    endings = [
+    rank_results = [
         raised(0, RuntimeError("Connection closed by peer"), 1.0, lost_connection=True),
         raised(1, KeyError("cause"), 2.0),
         raised(2, KeyboardInterrupt(), 3.0, ended_by_us=True),
         raised(3, KeyboardInterrupt(), 3.0, ended_by_us=True),
         *(raised(rank, ValueError(f"own {rank}"), 3.0) for rank in range(4, 12)),
     ]
-    text = str(worker_error(endings, FOLDER))
+    text = str(worker_error(rank_results, FOLDER))
     assert text.startswith("rank 1 stopped with KeyError: 'cause'")
     assert "rank 0 lost its connection" in text
     assert "ranks 2, 3 were ended because of it" in text
@@ -138,17 +138,17 @@ def test_advice_stands_before_the_folder():
 
 
 def test_a_run_that_was_stopped_says_after_which_step():
-    endings = [Ending(0, value=1), raised(1, KeyboardInterrupt(), ended_by_us=True)]
-    found = stopped_error(7, endings, FOLDER)
+    rank_results = [RankResult(0, value=1), raised(1, KeyboardInterrupt(), ended_by_us=True)]
+    found = stopped_error("after step 7", rank_results, FOLDER)
     assert isinstance(found, KeyboardInterrupt)
-    assert str(found).startswith("the run was stopped, as was asked, after step 7, on every rank.")
+    assert str(found).startswith("the run was stopped, as requested, after step 7, on every rank.")
     assert (found.rank, found.folder) == (1, str(FOLDER))
-    assert "wherever its ranks were" in str(stopped_error(None, endings, FOLDER))
+    assert "wherever its ranks were" in str(stopped_error(None, rank_results, FOLDER))
 
 
 def test_a_death_tells_the_last_words():
     failure = died(1, -signal.SIGSEGV, last_lines=["a", "b"], time=1.0, ended_by_us=False)
-    found = worker_error([Ending(0, value=None), Ending(1, failure=failure)], FOLDER)
+    found = worker_error([RankResult(0, value=None), RankResult(1, failure=failure)], FOLDER)
     assert str(found).startswith("rank 1 ended with SIGSEGV")
     assert "  a\n  b" in str(found)
 
@@ -159,8 +159,11 @@ def test_a_headline_is_one_short_line():
 
 
 def test_a_hang_tells_who_had_returned_and_where_the_others_were():
-    endings = [Ending(0, value=1), Ending(1, failure=died(1, -9, last_lines=[], time=1.0, ended_by_us=True))]
-    found = hang_error(2.5, "rank 1:\n  here", endings, FOLDER)
+    rank_results = [
+        RankResult(0, value=1),
+        RankResult(1, failure=died(1, -9, last_lines=[], time=1.0, ended_by_us=True)),
+    ]
+    found = hang_error(2.5, "rank 1:\n  here", rank_results, FOLDER)
     assert isinstance(found, HangError)
     assert isinstance(found, TimeoutError)
     assert isinstance(found, WorkerError)

@@ -288,7 +288,8 @@ def kernel(folder: Path, **environment: str) -> Iterator[Kernel]:
     own = {name: value for name, value in os.environ.items() if name not in _OF_A_SHELL}
     own["CUDA_VISIBLE_DEVICES"] = ""  # a machine without accelerators, whatever this one has
     shown = {"ACCELERATE_NB_PANEL": "text"}  # what a run says is in the cell's text
-    environ = {**own, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder), _MARK: mark, **shown, **environment}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environ = {**own, "PYTHONPATH": path, "XDG_CACHE_HOME": str(folder), _MARK: mark, **shown, **environment}
     manager = KernelManager(kernel_name="python3")
     manager.start_kernel(env=environ, cwd=str(folder))
     client = manager.blocking_client()
@@ -321,7 +322,7 @@ def _unquoted(text: str) -> str:
 
 
 def _is_supervisor(process: psutil.Process) -> bool:
-    return "accelerate_nb.launching.supervisor" in _command(process)
+    return "accelerate_nb.supervisor.main" in _command(process)
 
 
 def _is_tracker(process: psutil.Process) -> bool:

@@ -164,7 +164,7 @@ def test_lines_of_a_run_that_is_followed_as_text_are_written_once(kernel: Kernel
 
 def test_what_a_configuration_says_is_launched(kernel: Kernel) -> None:
     code = """
-        from accelerate_nb.config.run import resolve
+        from accelerate_nb.config.run_config import resolve
         config = resolve({"num_processes": 2, "results": "all", "panel": "off"}, {})
         print(notebook_launcher(train, ("x",), config=config), notebook_launcher(train, ("y",), num_processes=1, config=config))
     """

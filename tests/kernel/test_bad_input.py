@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.kernel.kernels import Cell, Kernel
@@ -29,11 +31,61 @@ def test_an_unknown_precision_is_refused_with_the_known_ones(kernel: Kernel) -> 
         assert part in text
 
 
-def test_an_unknown_start_method_and_an_unknown_setting_are_refused(kernel: Kernel) -> None:
+def test_an_unknown_start_method_is_refused(kernel: Kernel) -> None:
     text = refused(kernel.run("notebook_launcher(print, num_processes=2, start_method='forc')"), "ConfigurationError")
     assert all(part in text for part in ("'forc'", "fork", "spawn"))
-    text = refused(kernel.run("notebook_launcher(print, num_procesess=2)"), "ConfigurationError")
-    assert all(part in text for part in ("num_procesess", "num_processes"))
+
+
+WITH_FILE = """
+import pathlib
+file = pathlib.Path("wrong.yaml")
+file.write_text("{key}: {value}")
+notebook_launcher(print, config_file=file)
+"""
+WITH_VARIABLE = """
+import os
+os.environ["ACCELERATE_NB_{key}"] = "{value}"
+try:
+    notebook_launcher(print)
+finally:
+    del os.environ["ACCELERATE_NB_{key}"]
+"""
+MISSPELLED = {
+    "call": "notebook_launcher(print, num_proceses=2)",
+    "launch": "launch(print, num_proceses=2)",
+    "line": "%accelerate restart --num-proceses 2",
+    "cell": "%%accelerate --num-proceses 2\n1",
+    "file": WITH_FILE.format(key="num_proceses", value=2),
+    "variable": WITH_VARIABLE.format(key="NUM_PROCESES", value=2),
+}
+ABSENT_GPUS = {
+    "call": "notebook_launcher(print, gpu_ids='0,999')",
+    "launch": "launch(print, num_processes=2, gpu_ids='0,999')",
+    "cell": "%%accelerate --gpu-ids 0,999\n1",
+    "file": WITH_FILE.format(key="gpu_ids", value="0,999"),
+    "variable": WITH_VARIABLE.format(key="GPU_IDS", value="0,999"),
+}
+
+
+@pytest.fixture
+def magics(kernel: Kernel) -> Kernel:
+    kernel.ok("%load_ext accelerate_nb")
+    return kernel
+
+
+@pytest.mark.parametrize("call", MISSPELLED.values(), ids=MISSPELLED)
+def test_a_misspelled_setting_is_told_in_one_line(magics: Kernel, call: str) -> None:
+    cell = magics.run(call)
+    text = refused(cell, "UnknownSettingError")
+    assert re.search("(?i)did you mean (--|ACCELERATE_NB_)?num[-_]processes", text)
+    assert cell.error is not None
+    assert len(cell.error.traceback.strip().splitlines()) == 1, cell.error.traceback
+
+
+@pytest.mark.parametrize("call", ABSENT_GPUS.values(), ids=ABSENT_GPUS)
+def test_gpus_that_are_not_there_are_refused(magics: Kernel, call: str) -> None:
+    text = refused(magics.run(call), "LaunchError")
+    assert "gpu_ids='0,999' was requested, but " in text
 
 
 def test_something_that_is_no_function_is_refused(kernel: Kernel) -> None:

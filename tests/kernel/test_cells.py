@@ -33,16 +33,41 @@ def test_variables_stay_between_cells_and_some_are_there_from_the_start(two: Ker
     assert cell.stdout.splitlines() == ["[0]   10 2 cpu 0", "[1]   20 2 cpu 1"]
 
 
-def test_equal_output_is_folded_and_the_streams_stay_apart(two: Kernel) -> None:
+def test_equal_output_is_folded_and_only_errors_are_on_standard_error(two: Kernel) -> None:
     cell = two.ok("""
     %%accelerate
-    import sys
+    import logging, sys
     print("hello")
     print(f"I am {rank}")
-    print("warned", file=sys.stderr)
+    print("told", file=sys.stderr)
+    logging.warning("slow")
+    logging.error("wrong")
     """)
-    assert cell.stdout.splitlines() == ["[0-1] hello", "[0]   I am 0", "[1]   I am 1"]
-    assert cell.stderr.splitlines() == ["[0-1] warned"]
+    assert cell.stdout.splitlines() == [
+        "[0-1] hello",
+        "[0]   I am 0",
+        "[1]   I am 1",
+        "[0-1] told",
+        "\x1b[93m[0-1] WARNING:root:slow\x1b[0m",
+    ]
+    assert cell.stderr.splitlines() == ["[0-1] ERROR:root:wrong"]
+
+
+def test_a_cell_s_bars_move_below_its_lines_and_leave_one(two: Kernel) -> None:
+    cell = two.ok("""
+    %%accelerate
+    import time
+    from tqdm import tqdm
+    for epoch in tqdm(range(2), desc=f"outer {rank}"):
+        for step in tqdm(range(5), desc="inner", leave=False, mininterval=0):
+            time.sleep(0.06)
+    """)
+    lines = cell.text.splitlines()
+    assert [line.split("|")[0] for line in lines if "it/s" in line or "s/it" in line] == [
+        "[0]   outer 0: 100%",
+        "[1]   outer 1: 100%",
+    ]
+    assert len(cell.displays) == 1
 
 
 def test_values_of_the_last_expression_are_shown(two: Kernel) -> None:
@@ -67,7 +92,7 @@ def test_a_display_that_is_updated_is_replaced_also_from_a_later_cell(two: Kerne
 
 def test_how_a_cell_is_shown_can_change_without_a_new_session(two: Kernel) -> None:
     two.ok("%%accelerate\nkept = 1")
-    cell = two.ok("%%accelerate --log-line-prefix-template '<${rank}> ' --grace 3\nprint(kept)")
+    cell = two.ok("%%accelerate --log-line-prefix-template '<${rank}> ' --stop-grace-period 3\nprint(kept)")
     assert cell.stdout.splitlines() == ["<0-1> 1"]
     two.ok("%accelerate restart")
     assert two.ok("%%accelerate -n 2 --log-line-prefix-template ''\nprint(2)").stdout.splitlines()[-1] == "2"
@@ -184,7 +209,7 @@ def test_another_setting_starts_the_session_anew_and_says_why(notebook: Kernel) 
     )
     assert "mixed_precision was not set and is bf16 now" in cell.stdout
     assert cell.stdout.splitlines()[-1] == "[0-1] False bf16"
-    cell = notebook.ok("%%accelerate --fresh --mixed-precision no\nprint(world_size, accelerator.mixed_precision)")
+    cell = notebook.ok("%%accelerate --restart --mixed-precision no\nprint(world_size, accelerator.mixed_precision)")
     assert cell.stdout.splitlines()[-1] == "[0-1] 2 no"
 
 
@@ -286,7 +311,7 @@ def test_a_worker_that_is_killed_between_cells_is_told_of(two: Kernel) -> None:
 
 def test_a_cell_goes_to_both_sides(two: Kernel) -> None:
     cell = two.ok("""
-    %%accelerate --also-here
+    %%accelerate --local
     class Model:
         size = 3
     def twice(x):
@@ -298,7 +323,7 @@ def test_a_cell_goes_to_both_sides(two: Kernel) -> None:
 
 
 def test_what_fails_in_the_notebook_is_not_run_on_the_ranks(two: Kernel) -> None:
-    cell = two.run("%%accelerate --also-here\nprint('here')\n1 / 0")
+    cell = two.run("%%accelerate --local\nprint('here')\n1 / 0")
     assert cell.error is not None
     assert cell.error.name == "ZeroDivisionError"
     assert "was not run on the ranks" in cell.error.traceback
@@ -358,7 +383,7 @@ def test_status_stacks_and_logs_tell_of_the_session(two: Kernel) -> None:
 def test_flags_are_completed_in_a_kernel(two: Kernel) -> None:
     for text, found in (
         ("%%accelerate --mi", ["--mixed-precision"]),
-        ("%%accelerate --mixed-precision ", ["no", "fp16", "bf16"]),
+        ("%%accelerate --mixed-precision ", ["no", "fp16", "bf16", "fp8"]),
         ("%accelerate sta", ["stacks", "status"]),
     ):
         reply = two.value(f"get_ipython().kernel.do_complete({text!r}, {len(text)})['matches']")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
+from pathlib import Path
 
 import psutil
 
-from tests.kernel.kernels import Cell, Kernel
+from tests.kernel.kernels import ROOT, Cell, Kernel, kernel
+from tests.launching.cold import Cold
 
 WAITS = """
 from accelerate_nb import notebook_launcher
@@ -15,7 +19,7 @@ def waits():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     print("here", flush=True)
     time.sleep(600)
-notebook_launcher(waits, num_processes=2, cpu=True, panel="widget", grace=0.5)
+notebook_launcher(waits, num_processes=2, cpu=True, panel="widget", stop_grace_period=0.5)
 """
 
 
@@ -53,3 +57,23 @@ def test_where_the_workers_are_lost_no_rank_is_to_blame_and_none_runs(fresh_kern
     assert "the workers were lost: the supervisor" in drawn(cell)
     assert "running" not in drawn(cell)
     assert "SIGKILL" not in drawn(cell)
+
+
+def test_an_interrupt_before_the_workers_have_started_ends_the_cell_at_once(tmp_path: Path) -> None:
+    cold = Cold(tmp_path / "cold")
+    launcher = "notebook_launcher(print, ('began',), num_processes=2, cpu=True, stop_grace_period=60)"
+    magic = "%%accelerate --num_processes 2 --cpu --stop-grace-period 60\nprint('began')"
+    with kernel(tmp_path, PYTHONPATH=f"{cold.folder}{os.pathsep}{ROOT}") as running:
+        running.ok("%load_ext accelerate_nb")
+        for runs, code in enumerate((launcher, magic), 1):
+            cell = running.start(code)
+            # the cell waits for its workers, and for nothing before them
+            cell.until(lambda runs=runs: len(list(tmp_path.glob("accelerate_nb_runs/*/events.jsonl"))) == runs)
+            began = time.monotonic()
+            running.interrupt()
+            cell.wait()
+            assert time.monotonic() - began < 5
+            assert "KeyboardInterrupt" in traceback(cell)
+        cold.release()
+        assert "began" in running.ok(launcher).text
+        assert "began" in running.ok(magic).text

@@ -99,6 +99,73 @@ def test_an_error_in_a_chain_shows_what_led_to_it(kernel: Kernel) -> None:
     assert text.index("\nKeyError: 'first'") < text.index("\nValueError: second")
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_the_exception_that_a_cell_catches_has_its_causes_with_their_lines(kernel: Kernel, method: str) -> None:
+    cell = kernel.ok(f"""
+    import traceback
+    class ShardBroken(Exception):
+        def __init__(self, shard, *, hint):
+            super().__init__(shard)
+            self.hint = hint
+
+    def fails():
+        try:
+            try:
+                {{}}["first"]
+            except KeyError as error:
+                raise ShardBroken(3, hint="again") from error
+        except ShardBroken:
+            raise ValueError("third")
+
+    try:
+        notebook_launcher(fails, num_processes=2, start_method={method!r})
+    except ValueError as error:
+        caught = error
+    broken = caught.__context__
+    """)
+    assert kernel.value("[caught.__cause__, caught.__suppress_context__]") == [None, False]
+    assert kernel.value("[type(broken) is ShardBroken, broken.args, broken.hint]") == [True, [3], "again"]
+    assert kernel.value("[repr(broken.__cause__), broken.__suppress_context__]") == ["KeyError('first')", True]
+    lines = kernel.value(
+        "[frame.lineno for link in (broken, broken.__cause__) for frame in traceback.extract_tb(link.__traceback__)]"
+    )
+    assert lines == [12, 10], cell.text
+    assert '{}["first"]' in kernel.value("''.join(traceback.format_exception(broken))")
+
+
+def test_an_uncaught_error_tells_of_its_causes_once(kernel: Kernel) -> None:
+    cell = kernel.run("""
+    def fails():
+        try:
+            {}["the first"]
+        except KeyError as error:
+            raise ValueError("the second") from error
+    notebook_launcher(fails, num_processes=2)
+    """)
+    raised(cell)
+    assert cell.error is not None
+    assert cell.error.traceback.count("KeyError: 'the first'") == 1
+
+
+def test_a_cause_that_a_cell_raises_again_is_shown_with_its_line(kernel: Kernel) -> None:
+    cell = kernel.run("""
+    def fails():
+        try:
+            {}["first"]
+        except KeyError as error:
+            raise ValueError("second") from error
+    try:
+        notebook_launcher(fails, num_processes=2)
+    except ValueError as error:
+        cause = error.__cause__
+    raise cause
+    """)
+    assert cell.error is not None
+    assert cell.error.name == "KeyError"
+    assert '{}["first"]' in cell.error.traceback
+    assert "raise cause" in cell.error.traceback
+
+
 def test_a_deep_recursion_is_told_in_few_lines(kernel: Kernel) -> None:
     cell = kernel.run("""
     def deeper(depth):

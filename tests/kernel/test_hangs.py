@@ -409,7 +409,7 @@ TRAINS = """
     def stops_when_it_trains(run):
         while run.view.line_count < 2 and not run.done:
             threading.Event().wait(0.01)
-        run.ask("finish")
+        run.request_stop("finish")
     run = launch(train, num_processes=2, results="all")
     threading.Thread(target=stops_when_it_trains, args=(run,)).start()
     found = run.wait()
@@ -420,12 +420,13 @@ def test_a_stop_gives_the_cell_what_the_function_has(kernel: Kernel) -> None:
     kernel.ok("LOOKS = True" + TRAINS.replace("\n    ", "\n"))
     first, second = kernel.value("found")
     assert first == second > 5
-    assert kernel.value("[run.view.state, run.view.detail]") == ["stopped", f"as was asked, after step {first + 1}"]
+    assert kernel.value("[run.view.state, run.view.detail]") == ["stopped", f"as requested, after step {first + 1}"]
 
 
 def test_a_stop_of_a_function_that_does_not_look_is_an_error_that_says_so(kernel: Kernel) -> None:
     cell = kernel.run("LOOKS = False" + TRAINS.replace("\n    ", "\n"))
     assert cell.error is not None, cell.text
     assert cell.error.name == "StoppedError"
-    assert cell.error.text.startswith("the run was stopped, as was asked, after step ")
+    assert cell.error.traceback == " ".join(cell.error.text.split())  # one line, and no traceback
+    assert cell.error.text.startswith("the run was stopped, as requested, after step ")
     assert_launches_and_leaves_nothing(kernel)

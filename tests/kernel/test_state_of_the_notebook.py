@@ -254,8 +254,7 @@ def grown(kernel: Kernel, before: Counter[str], launches: int) -> dict[str, int]
         kernel.hear(0.5)
 
 
-@pytest.mark.slow
-def test_twenty_launches_leak_nothing(fresh_kernel: Kernel) -> None:
+def test_fifteen_launches_leak_nothing(fresh_kernel: Kernel) -> None:
     fresh_kernel.ok("""
     import gc, os, torch, torch.distributed as dist
     weights = torch.ones(1000)
@@ -276,12 +275,11 @@ def test_twenty_launches_leak_nothing(fresh_kernel: Kernel) -> None:
     """)
     fresh_kernel.ok("launches(5)\ngc.collect()")
     before = held(fresh_kernel)
-    fresh_kernel.ok("launches(20)\ngc.collect()")
-    # four of the twenty were spawned, and four forked
-    assert grown(fresh_kernel, before, launches=4) == {}
+    fresh_kernel.ok("launches(15)\ngc.collect()")
+    # three of them were spawned, and three forked
+    assert grown(fresh_kernel, before, launches=3) == {}
 
 
-@pytest.mark.slow
 def test_launches_that_are_refused_interrupted_or_late_leak_nothing(fresh_kernel: Kernel) -> None:
     fresh_kernel.ok("""
     import gc, threading, time
@@ -338,8 +336,8 @@ def test_a_launch_from_a_thread_works(kernel: Kernel) -> None:
 def test_a_first_launch_from_a_thread_that_ends_leaves_a_supervisor_that_works(fresh_kernel: Kernel) -> None:
     fresh_kernel.ok("""
     import threading
-    from accelerate_nb.launching.engines import supervised
-    supervised.cool()
+    from accelerate_nb.launching.engines import supervisor
+    supervisor.cool()
     thread = threading.Thread(target=notebook_launcher, args=(print,), kwargs={"num_processes": 2})
     thread.start()
     thread.join()

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 from accelerate import Accelerator as TheirAccelerator
 
 from accelerate_nb import Accelerator, notebook_launcher
-from accelerate_nb.config.run import resolve
-from accelerate_nb.devices.base import Devices
-from accelerate_nb.launching.choosing import choose
-from accelerate_nb.launching.functions import environment
+from accelerate_nb.config.run_config import resolve
+from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.launching.launcher import environment
+from accelerate_nb.launching.planning.placement import choose
 
-SERVER = Devices("cuda", "GPU", 4, 64, variable="CUDA_VISIBLE_DEVICES")
+SERVER = AvailableDevices("cuda", "GPU", 4, 64, variable="CUDA_VISIBLE_DEVICES")
 
 
 def what_workers_see():
     found = []
-    for one in (Accelerator(), TheirAccelerator()):
-        plugin = one.state.dynamo_plugin
-        found.append((one.num_processes, plugin.backend.value, plugin.mode, plugin.dynamic))
+    for item in (Accelerator(), TheirAccelerator()):
+        plugin = item.state.dynamo_plugin
+        found.append((item.num_processes, plugin.backend.value, plugin.mode, plugin.dynamic))
     return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], found
 
 
+@pytest.mark.slow
 def test_threads_and_compilers_are_as_they_were_asked_for(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     threads, variable, found = notebook_launcher(
@@ -44,7 +46,7 @@ def test_workers_are_shown_the_accelerators_that_were_named_and_no_others(monkey
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     config = resolve({"gpu_ids": "1,3", "enable_cpu_affinity": True}, {})
     choice = choose(config.launching, SERVER, can_fork=True)
-    told = environment(config, choice)
+    variables = environment(config, choice)
     assert choice.size == 2
-    assert told["CUDA_VISIBLE_DEVICES"] == "1,3"
-    assert told["ACCELERATE_CPU_AFFINITY"] == "true"
+    assert variables["CUDA_VISIBLE_DEVICES"] == "1,3"
+    assert variables["ACCELERATE_CPU_AFFINITY"] == "true"

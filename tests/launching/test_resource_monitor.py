@@ -9,8 +9,8 @@ from pathlib import Path
 
 from accelerate_nb import launch
 from accelerate_nb.events.model import StateChange
-from accelerate_nb.events.view import RunView
-from accelerate_nb.launching.sampling import Sampler
+from accelerate_nb.events.run_state import RunState
+from accelerate_nb.launching.resource_monitor import ResourceMonitor
 
 SETTINGS = {"cpu": True, "config_file": "", "timeout": 60, "panel": "off"}
 
@@ -20,8 +20,8 @@ def computes_until(path):
         sum(range(1000))
 
 
-def until(condition, patience=30.0):
-    deadline = time.monotonic() + patience
+def until(condition, timeout=30.0):
+    deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -36,14 +36,14 @@ def test_a_run_knows_how_busy_its_ranks_are(tmp_path):
     run = launch(computes_until, (str(go),), num_processes=2, folder=str(tmp_path / "runs"), **SETTINGS)
 
     def known():
-        devices = [one.devices.get("cpu") for one in run.view.glances()]
+        devices = [item.devices.get("cpu") for item in run.view.glances()]
         return all(device is not None and device.utilisation for device in devices)
 
     until(known)
     host = run.view.host
     assert host.memory[0] <= host.memory[1]
-    for one in run.view.glances():
-        device = one.devices["cpu"]
+    for item in run.view.glances():
+        device = item.devices["cpu"]
         assert 0 < device.utilisation <= 100
         assert 1 << 20 < device.memory_used < device.memory_total == host.memory[1]
     go.touch()
@@ -53,42 +53,42 @@ def test_a_run_knows_how_busy_its_ranks_are(tmp_path):
 
 
 def test_a_rank_in_this_process_is_this_process(tmp_path):
-    view = RunView(1)
+    view = RunState(1)
     view.apply(StateChange(0, "running", time.time()))
-    with Sampler(view, 1, "cpu", {}, [tmp_path]):
+    with ResourceMonitor(view, 1, "cpu", {}, [tmp_path]):
         until(lambda: view.rank(0).devices)
     assert view.rank(0).devices["cpu"].memory_used > 1 << 20
     assert samplers() == []
 
 
 def test_ranks_that_compute_through_torch_xla_on_the_cpu_are_their_processes(tmp_path):
-    view = RunView(2)
+    view = RunState(2)
     for rank in range(2):
         view.apply(StateChange(rank, "running", time.time(), str(os.getpid())))
-    with Sampler(view, 2, "xla", {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"}, [tmp_path]):
+    with ResourceMonitor(view, 2, "xla", {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"}, [tmp_path]):
         until(lambda: view.rank(1).devices)
     assert [view.rank(rank).devices["cpu"].memory_used > 1 << 20 for rank in range(2)] == [True, True]
 
 
 def test_a_rank_that_has_not_begun_is_not_this_process(tmp_path):
-    view = RunView(2)
+    view = RunState(2)
     view.apply(StateChange(0, "running", time.time()))
-    with Sampler(view, 2, "cpu", {}, [tmp_path]):
+    with ResourceMonitor(view, 2, "cpu", {}, [tmp_path]):
         until(lambda: view.rank(0).devices)
     assert view.rank(1).devices == {}
 
 
 def test_a_run_of_a_moment_is_not_looked_at(tmp_path):
-    view = RunView(1)
-    with Sampler(view, 1, "cpu", {}, [tmp_path]):
+    view = RunState(1)
+    with ResourceMonitor(view, 1, "cpu", {}, [tmp_path]):
         pass
     assert view.host is None
     assert samplers() == []
 
 
 def test_on_a_device_that_cannot_be_asked_only_the_machine_is_known(tmp_path):
-    view = RunView(1)
+    view = RunState(1)
     view.apply(StateChange(0, "running", time.time()))
-    with Sampler(view, 1, "mps", {}, [tmp_path]):
+    with ResourceMonitor(view, 1, "mps", {}, [tmp_path]):
         until(lambda: view.host)
     assert view.rank(0).devices == {}

@@ -1,14 +1,20 @@
-"""A run comes to its end whatever happens to its folder."""
+"""A run comes to its end whatever happens to its folder, and says why."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
-from accelerate_nb import launch
+from accelerate_nb import HangError, launch
+from accelerate_nb.events.run_reader import kept_runs, view_of
+from accelerate_nb.notebook.display.message_feed import MessageFeed
+from accelerate_nb.reports.report import static
+from accelerate_nb.reports.run_info import RunFacts
 
 SETTINGS = {"num_processes": 1, "cpu": True, "config_file": "", "timeout": 60}
 
@@ -45,8 +51,8 @@ def test_a_full_disk_costs_lines_of_the_log_and_not_the_run(tmp_path):
 
 
 def test_a_wait_that_takes_too_long_leaves_the_run_running(tmp_path):
-    here, gone = tmp_path / "here", tmp_path / "go"
-    run = launch(waits_for, (str(here), str(gone)), folder=str(tmp_path / "runs"), **SETTINGS)
+    began, gone = tmp_path / "here", tmp_path / "go"
+    run = launch(waits_for, (str(began), str(gone)), folder=str(tmp_path / "runs"), **SETTINGS)
     with pytest.raises(TimeoutError, match=r"has not ended after 0\.05 s"):
         run.wait(0.05)
     assert not run.done
@@ -57,11 +63,35 @@ def test_a_wait_that_takes_too_long_leaves_the_run_running(tmp_path):
     assert run.wait() == "went"
 
 
-def waits_for(here, gone):
+def waits_for(began, gone):
     import threading
 
     pause = threading.Event()
-    Path(here).touch()
+    Path(began).touch()
     while not Path(gone).exists():
         pause.wait(0.01)
     return "went"
+
+
+def waits_for_ever():
+    if os.environ["RANK"] == "1":
+        time.sleep(61)
+    time.sleep(60)
+
+
+def test_a_run_whose_time_is_over_says_which_ranks_waited_where(tmp_path):
+    settings = {**SETTINGS, "num_processes": 2}
+    launch(print, folder=str(tmp_path / "before"), **settings).wait()  # what starts workers is there
+    run = launch(waits_for_ever, folder=str(tmp_path / "runs"), **{**settings, "timeout": 4})
+    with pytest.raises(HangError):
+        run.wait(60)
+    facts = RunFacts.of(run, "", background=False, can_act=False)
+    (kept,) = kept_runs(tmp_path / "runs")
+    [last] = MessageFeed(run.view).frozen(facts)
+    reports = static(facts, run.view, live=False), static(facts, view_of(kept), live=False)
+    for text_of_hang in (last["failure"]["message"], *(text for item in reports for text in item.values())):
+        assert "timeout=4: the run had not ended after 4 s, and was stopped" in text_of_hang
+        assert re.search(r"rank 0 is at .*: time\.sleep\(60\)", text_of_hang)
+        assert re.search(r"rank 1 is at .*: time\.sleep\(61\)", text_of_hang)
+    assert "in waits_for_ever" in last["failure"]["traceback"]
+    assert last["state"]["detail"] == "it had not ended after timeout=4 s"

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from accelerate_nb import notebook_launcher
-from accelerate_nb.launching.engines import supervised
+from accelerate_nb.errors import LaunchError
+from accelerate_nb.launching.engines import supervisor as supervised
+from accelerate_nb.launching.launcher import warm_early
+from accelerate_nb.supervisor.memory import supervisors
 
 # How long a supervisor may take to be where a test wants it.
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 @pytest.fixture
@@ -21,10 +28,10 @@ def supervisor() -> Iterator[None]:
     """A supervisor of the test's own, with nothing learned before."""
     supervised.cool()
     held = supervised._warmth.get()
-    held.hints.clear()
+    held.preloads.clear()
     yield
     supervised.cool()
-    held.hints.clear()
+    held.preloads.clear()
     held.unfit.clear()
 
 
@@ -38,10 +45,17 @@ def loads(name: str) -> None:
     __import__(name)
 
 
-def becomes_loaded(name: str) -> bool:
-    """Whether workers find a module loaded before the patience ends."""
-    deadline = time.monotonic() + PATIENCE
+def sleeps_for(seconds: float) -> float:
+    """In a worker: take a while."""
+    time.sleep(seconds)
+    return seconds
+
+
+def becomes_loaded(name: str, idle: float = 0.0) -> bool:
+    """Whether workers find a module loaded before the patience ends, where `idle` seconds pass before each launch."""
+    deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
+        time.sleep(idle)
         if notebook_launcher(is_loaded, args=(name,), num_processes=1):
             return True
     return False
@@ -57,7 +71,7 @@ def test_a_worker_finds_loaded_what_a_former_one_loaded() -> None:
 @pytest.mark.usefixtures("supervisor")
 def test_a_module_that_the_notebook_uses_is_loaded_before_the_first_launch() -> None:
     supervised.warm()
-    supervised.hint(["nbclient"])
+    supervised.preload(["nbclient"])
     assert becomes_loaded("nbclient")
 
 
@@ -68,8 +82,8 @@ def test_a_module_that_starts_a_thread_is_left_to_the_workers(tmp_path: Path, mo
     )
     monkeypatch.syspath_prepend(tmp_path)
     first = supervised.warm()
-    supervised.hint(["starts_a_thread"])
-    assert first.ended(PATIENCE) == supervised.UNFIT
+    supervised.preload(["starts_a_thread"])
+    assert first.ended(TIMEOUT) == supervised.UNFIT
     assert not notebook_launcher(is_loaded, args=("starts_a_thread",), num_processes=1)
     assert supervised.warm() is not first
     notebook_launcher(loads, args=("starts_a_thread",), num_processes=1)
@@ -78,19 +92,146 @@ def test_a_module_that_starts_a_thread_is_left_to_the_workers(tmp_path: Path, mo
 @pytest.mark.usefixtures("supervisor")
 def test_a_module_that_cannot_be_loaded_changes_nothing() -> None:
     first = supervised.warm()
-    supervised.hint(["there_is_no_such_module"])
+    supervised.preload(["there_is_no_such_module"])
     assert notebook_launcher(is_loaded, args=("torch",), num_processes=1)
     assert supervised.warm() is first
+
+
+BROKEN = """
+import sys
+if hasattr(sys, "torch_was_tried"):
+    raise RuntimeError("torch can only be initialized once per process")
+sys.torch_was_tried = True
+raise OSError("libcudart.so.13: cannot open shared object file: No such file or directory")
+"""
+
+
+@pytest.mark.usefixtures("supervisor")
+@pytest.mark.parametrize("start_method", ["supervisor", "spawn"])
+def test_a_torch_that_cannot_be_imported_is_reported_as_what_it_is(tmp_path, monkeypatch, start_method) -> None:
+    package = tmp_path / "broken" / "torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(BROKEN)
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(package.parent)
+        with pytest.raises(Exception, match=r"libcudart\.so\.13: cannot open shared object file") as caught:
+            notebook_launcher(is_loaded, args=("torch",), num_processes=2, cpu=True, start_method=start_method)
+    assert "once per process" not in str(caught.value)
+    if start_method == "supervisor":
+        assert isinstance(caught.value, LaunchError)
+        assert "2 workers were requested" in str(caught.value)
+        assert "Mend the installation" in str(caught.value)
+    # what has been mended is found, without a new notebook
+    assert notebook_launcher(is_loaded, args=("torch",), num_processes=1)
 
 
 @pytest.mark.usefixtures("supervisor")
 def test_a_cooled_supervisor_is_gone_and_the_next_launch_starts_another() -> None:
     first = supervised.warm()
     supervised.cool()
-    assert first.ended(PATIENCE) is not None
+    assert first.ended(TIMEOUT) is not None
     assert notebook_launcher(is_loaded, args=("torch",), num_processes=1)
 
 
 @pytest.mark.usefixtures("supervisor")
 def test_what_an_optimizer_makes_torch_load_is_there_after_a_while() -> None:
-    assert becomes_loaded("torch._dynamo")
+    assert becomes_loaded("torch._dynamo", idle=2 * supervised._IDLE_BEFORE_LOADING)
+
+
+@pytest.mark.usefixtures("supervisor")
+def test_a_supervisor_that_no_launch_uses_ends_and_the_next_launch_starts_another() -> None:
+    first = supervised.warm(1.0)
+    assert first.ended(TIMEOUT) is not None
+    assert notebook_launcher(is_loaded, args=("torch",), num_processes=1)
+    assert supervised.warm() is not first
+
+
+@pytest.mark.usefixtures("supervisor")
+def test_a_supervisor_that_is_started_early_has_the_idle_timeout_of_the_environment(monkeypatch, recwarn) -> None:
+    monkeypatch.setenv("ACCELERATE_NB_SUPERVISOR_IDLE_TIMEOUT", "1")
+    monkeypatch.setenv("ACCELERATE_NB_QUIET", "5")
+    warm_early()
+    handle = supervised._warmth.get().handle
+    assert handle is not None
+    assert handle.ended(TIMEOUT) is not None
+    # the launch warns of a deprecated setting, and once is enough
+    assert [warning for warning in recwarn if issubclass(warning.category, FutureWarning)] == []
+
+
+@pytest.mark.usefixtures("supervisor")
+def test_a_supervisor_does_not_end_while_its_workers_run() -> None:
+    supervised.warm(0.5)
+    assert notebook_launcher(sleeps_for, args=(3.0,), num_processes=1, supervisor_idle_timeout=0.5) == 3.0
+
+
+@pytest.mark.usefixtures("supervisor")
+def test_a_supervisor_stays_where_its_idle_timeout_is_zero() -> None:
+    first = supervised.warm(1.0)
+    assert supervised.warm(0) is first
+    assert first.ended(2.0) is None
+
+
+@pytest.mark.usefixtures("supervisor")
+def test_the_memory_that_supervisors_hold_is_listed() -> None:
+    handle = supervised.warm()
+    assert notebook_launcher(is_loaded, args=("torch",), num_processes=1)
+    held = supervisors()[str(handle.pid)]
+    assert held["started_by"] == os.getpid()
+    assert held["processes"] >= 1
+    assert held["pss_mib"] > 20
+
+
+class LeftAloneError(Exception):
+    """Raised in place of the rest of a launch."""
+
+
+@pytest.mark.usefixtures("supervisor")
+def test_a_launch_that_is_left_before_its_last_rank_is_forked_leaves_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    notebook_launcher(is_loaded, args=("torch",), num_processes=2)
+    handle = supervised.warm()
+    supervisor = psutil.Process(handle.pid)
+    send = supervised.send_message
+
+    def send_all_but_stay(sock: socket.socket, message: dict[str, Any], descriptors: Sequence[int]) -> None:
+        if message["do"] == "fork" and message["ranks"] == [1]:
+            until(lambda: workers_of(supervisor))
+            # it finds the request for rank 1 and the end of the launch at the same moment
+            supervisor.suspend()
+            send(sock, message, descriptors)
+            sockets[-1].close()
+            raise LeftAloneError
+        send(sock, message, descriptors)
+
+    sockets: list[socket.socket] = []
+    make_pair = socket.socketpair
+
+    def keep_near_end() -> tuple[socket.socket, socket.socket]:
+        near, far = make_pair()
+        sockets.append(near)
+        return near, far
+
+    monkeypatch.setattr(supervised, "send_message", send_all_but_stay)
+    monkeypatch.setattr(supervised.socket, "socketpair", keep_near_end)
+    try:
+        with pytest.raises(LeftAloneError):
+            notebook_launcher(time.sleep, args=(600,), num_processes=2)
+    finally:
+        supervisor.resume()
+    # it has handled all requests from before when it has handled one more
+    assert notebook_launcher(is_loaded, args=("torch",), num_processes=1)
+    until(lambda: not workers_of(supervisor))
+
+
+def workers_of(supervisor: psutil.Process) -> list[psutil.Process]:
+    """The children of a supervisor that have a session of their own, as workers do."""
+    return [child for child in supervisor.children() if os.getsid(child.pid) != os.getsid(supervisor.pid)]
+
+
+def until(found: Callable[[], object]) -> None:
+    """Wait until there is something."""
+    deadline = time.monotonic() + TIMEOUT
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from accelerate_nb.notebook.screens import Bound, Line
+from accelerate_nb.notebook.display.text_sinks import LabelledLine, OutputLimits
 
 
 class Paper:
     """A screen whose `lines` also say where something was shown."""
 
-    def __init__(self, bound=Bound(), *, redraws=True):  # noqa: B008
+    def __init__(self, bound=OutputLimits(), *, redraws=True):  # noqa: B008
         self.bound, self.redraws = bound, redraws
-        self.lines: list[Line] = []
+        self.lines: list[LabelledLine] = []
         self.open: list[str] = []
         self.shown: list[dict] = []
         self.names: list[tuple[str, bool]] = []
@@ -24,4 +24,4 @@ class Paper:
     def show(self, data, metadata, name="", *, update=False):
         self.shown.append(data)
         self.names.append((name, update))
-        self.lines.append(Line("stdout", "<shown>"))
+        self.lines.append(LabelledLine("stdout", "<shown>"))

@@ -12,7 +12,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from accelerate_nb.launching.engines import supervised
+from accelerate_nb.launching.engines import supervisor as supervised
 from accelerate_nb.notebook.extension import (
     is_useful,
     load_ipython_extension,
@@ -27,22 +27,22 @@ class Supervisor:
     def __init__(self):
         self.warmed = 0
         self.cooled = 0
-        self.hinted = []
+        self.preloaded = []
 
-    def warm(self):
+    def warm(self, idle_timeout=None):
         self.warmed += 1
 
     def cool(self):
         self.cooled += 1
 
-    def hint(self, names):
-        self.hinted.append(list(names))
+    def preload(self, names):
+        self.preloaded.append(list(names))
 
 
 @pytest.fixture
 def supervisor(monkeypatch):
     asked = Supervisor()
-    for name in ("warm", "cool", "hint"):
+    for name in ("warm", "cool", "preload"):
         monkeypatch.setattr(supervised, name, getattr(asked, name))
     return asked
 
@@ -63,35 +63,35 @@ def test_loading_warms_the_supervisor_once_for_each_load(shell, supervisor):
 
 def test_each_module_is_told_once_after_the_cell_that_names_it(shell, supervisor):
     load_ipython_extension(shell)
-    supervisor.hinted.clear()
+    supervisor.preloaded.clear()
     shell.run_cell("import yaml")
     shell.run_cell("from packaging.version import Version, parse")
     shell.run_cell("x = 1")
-    assert supervisor.hinted == [["yaml"], ["packaging.version"]]
+    assert supervisor.preloaded == [["yaml"], ["packaging.version"]]
 
 
 def test_what_was_imported_before_is_told_at_once(shell, supervisor):
     shell.run_cell("import yaml")
     load_ipython_extension(shell)
-    assert supervisor.hinted == [["yaml"]]
+    assert supervisor.preloaded == [["yaml"]]
 
 
 def test_loaded_twice_it_watches_once(shell, supervisor):
     load_ipython_extension(shell)
     shell.run_cell("import yaml")
     load_ipython_extension(shell)
-    supervisor.hinted.clear()
+    supervisor.preloaded.clear()
     shell.run_cell("import numpy")
-    assert supervisor.hinted == [["numpy"]]
+    assert supervisor.preloaded == [["numpy"]]
 
 
 def test_unloaded_it_watches_no_longer(shell, supervisor):
     load_ipython_extension(shell)
     shell.run_cell("import yaml")
     unload_ipython_extension(shell)
-    supervisor.hinted.clear()
+    supervisor.preloaded.clear()
     shell.run_cell("import numpy")
-    assert supervisor.hinted == []
+    assert supervisor.preloaded == []
     assert supervisor.cooled == 1
 
 
@@ -102,9 +102,9 @@ def test_unloading_what_was_not_loaded_is_quiet(shell, supervisor):
 
 def test_a_cell_that_failed_is_looked_at_too(shell, supervisor, capsys):
     load_ipython_extension(shell)
-    supervisor.hinted.clear()
+    supervisor.preloaded.clear()
     shell.run_cell("import yaml\nraise KeyError")
-    assert supervisor.hinted == [["yaml"]]
+    assert supervisor.preloaded == [["yaml"]]
 
 
 def test_values_name_the_modules_that_they_come_from():

@@ -13,8 +13,8 @@ import pytest
 from nbclient import NotebookClient
 
 from accelerate_nb.notebook import host as hosting
+from accelerate_nb.notebook.display.text_sinks import PipeSink
 from accelerate_nb.notebook.host import host, reader_of
-from accelerate_nb.notebook.screens import Pipe
 
 REPORT = """
 import json, os
@@ -27,12 +27,12 @@ print(json.dumps([here.kind, here.service, here.screen.__name__]))
 def test_a_kernel_is_a_kernel():
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(REPORT)])
     NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
-    assert json.loads(notebook.cells[0].outputs[0].text) == ["jupyter", None, "Cell"]
+    assert json.loads(notebook.cells[0].outputs[0].text) == ["jupyter", None, "CellSink"]
 
 
 def test_a_script_in_a_pipe_is_a_script():
     done = subprocess.run([sys.executable, "-c", REPORT], capture_output=True, text=True, check=True, timeout=60)
-    assert json.loads(done.stdout) == ["script", None, "Pipe"]
+    assert json.loads(done.stdout) == ["script", None, "PipeSink"]
 
 
 def test_a_script_that_imported_ipython_is_still_a_script():
@@ -62,7 +62,7 @@ def test_ipython_in_a_terminal_is_ipython(tmp_path):
         pass
     os.close(ours)
     assert process.wait(30) == 0
-    assert '["ipython", null, "Terminal"]' in received.decode()
+    assert '["ipython", null, "TerminalSink"]' in received.decode()
 
 
 class Shell:
@@ -89,7 +89,7 @@ def test_kaggle_is_known_by_its_run_type(monkeypatch, environment, service):
 
 def test_a_process_without_standard_output_is_no_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
-    assert host({}).screen is Pipe
+    assert host({}).screen is PipeSink
 
 
 @pytest.mark.parametrize(
@@ -119,6 +119,7 @@ def test_a_kernel_whose_parent_can_not_be_seen_may_well_have_a_page(monkeypatch,
     assert host({"JPY_PARENT_PID": parent}).reader == "page"
 
 
+@pytest.mark.slow
 def test_a_notebook_that_is_executed_into_a_file_is_known(tmp_path):
     notebook = tmp_path / "a.ipynb"
     code = "import os\nfrom accelerate_nb.notebook.host import host\nprint(host(os.environ).reader)"

@@ -12,12 +12,12 @@ from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from accelerate_nb.config.cells import cell_flags, line_commands
-from accelerate_nb.config.fields import settings
+from accelerate_nb.config.magic_args import cell_flags, line_commands
+from accelerate_nb.config.settings import settings
 from accelerate_nb.errors import ConfigurationError, LaunchError
-from accelerate_nb.notebook import magic
+from accelerate_nb.notebook import magics
 from accelerate_nb.notebook.cells.commands import described
-from accelerate_nb.notebook.cells.kept_session import KeptSession
+from accelerate_nb.notebook.cells.session_manager import NotebookSession
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,9 @@ def one_shell(tmp_path_factory):
 
 @pytest.fixture
 def shell(one_shell):
-    magic.register(one_shell)
+    magics.register(one_shell)
     yield one_shell
-    magic.unregister(one_shell)
+    magics.unregister(one_shell)
 
 
 def completed(shell, text):
@@ -57,17 +57,17 @@ def failed(shell, cell, capsys):
 
 def test_registered_twice_it_is_one_pair_with_one_session(shell):
     first = shell.find_cell_magic("accelerate")
-    magic.register(shell)
+    magics.register(shell)
     assert shell.find_cell_magic("accelerate").kept is first.kept
     assert len(shell.Completer.custom_matchers) == 1
 
 
 def test_unregistered_it_is_gone(shell):
-    magic.unregister(shell)
+    magics.unregister(shell)
     assert shell.find_cell_magic("accelerate") is None
     assert shell.find_line_magic("accelerate") is None
-    assert "--fresh" not in completed(shell, "%%accelerate --fr")
-    magic.unregister(shell)
+    assert "--restart" not in completed(shell, "%%accelerate --fr")
+    magics.unregister(shell)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_unregistered_it_is_gone(shell):
         ("%%accelerate --start-method ", ["auto", "fork", "spawn", "supervisor"]),
         ("%accelerate st", ["stacks", "status", "stop"]),
         ("%accelerate pull --", ["--all", "--rank"]),
-        ("%accelerate restart --mixed-precision f", ["fp16"]),
+        ("%accelerate restart --mixed-precision f", ["fp16", "fp8"]),
         ("%%accelerate --mixed-precision=b", ["bf16"]),
         ("x = %accelerate pu", ["pull", "push"]),
     ],
@@ -116,7 +116,7 @@ def test_the_help_of_both_says_every_flag_and_every_command(shell, capsys):
 @pytest.mark.parametrize("name", ["%%accelerate", "%accelerate"])
 def test_a_question_mark_shows_the_help(shell, name):
     told = shell.object_inspect_mime(name)["text/plain"]
-    assert "a session, which keeps" in told or "Look after the session" in told
+    assert "a session, which keeps" in told or "Manage the session" in told
     assert ("--mixed-precision" in told) == (name == "%%accelerate")
 
 
@@ -138,7 +138,7 @@ def test_lines_above_the_code_count(shell, capsys, above):
 
 @pytest.mark.parametrize("code", ["%pwd", "!true", "await accelerator", "x = !ls", "%%time\nx = 1"])
 def test_what_only_a_notebook_understands_is_no_syntax_error(shell, code):
-    magic.CellCode(shell, code).check()
+    magics.CellCode(shell, code).check()
 
 
 def test_errors_of_ours_are_told_shortly(shell, capsys):
@@ -186,17 +186,17 @@ def test_arguments_of_a_call_are_evaluated_in_the_notebook(shell):
 
 
 def test_code_that_runs_here_too_shows_its_value_and_its_own_lines(shell, capsys):
-    magic.CellCode(shell, "x = 40\nx + 2").run_here()
+    magics.CellCode(shell, "x = 40\nx + 2").run_locally()
     assert shell.user_ns["x"] == 40
     assert "42" in capsys.readouterr().out
     with pytest.raises(ZeroDivisionError) as raised:
-        magic.CellCode(shell, "def f():\n    return 1 / 0\nf()").run_here()
+        magics.CellCode(shell, "def f():\n    return 1 / 0\nf()").run_locally()
     told = without_colours("\n".join(raised.value._render_traceback_()))
     assert "return 1 / 0" in told
     assert "was not run on the ranks" in told
     assert "cell_code.py" not in told
     with pytest.raises(ConfigurationError, match="awaits"):
-        magic.CellCode(shell, "await f()").run_here()
+        magics.CellCode(shell, "await f()").run_locally()
 
 
 class Fake:
@@ -232,8 +232,8 @@ def kept(monkeypatch, tmp_path):
         made.append(Fake(config))
         return made[-1]
 
-    monkeypatch.setattr("accelerate_nb.notebook.cells.kept_session.Session", SimpleNamespace(start=start))
-    keeps = KeptSession()
+    monkeypatch.setattr("accelerate_nb.notebook.cells.session_manager.Session", SimpleNamespace(start=start))
+    keeps = NotebookSession()
     keeps.made = made
     return keeps
 
@@ -254,31 +254,31 @@ def test_another_setting_starts_it_anew_and_says_which(kept, capsys):
     assert second.config.launching.num_processes == 4
     assert second.config.training.mixed_precision == "bf16"  # what was said before still holds
     told = capsys.readouterr().out
-    assert "starts anew (num_processes was 2 and is 4 now); its variables are gone" in told
+    assert "restarts (num_processes was 2 and is 4 now); its variables are gone" in told
 
 
 def test_how_cells_are_shown_and_ended_changes_without_a_new_session(kept, capsys):
     first = kept.ready({"num_processes": 2})
-    assert kept.ready({"panel": "widget", "grace": 5.0, "num_processes": 2}) is first
-    assert first.adjusted == {"panel": "widget", "grace": 5.0}
-    assert kept.ready(fresh=True).config.launching.panel == "widget"  # it still holds
+    assert kept.ready({"panel": "widget", "stop_grace_period": 5.0, "num_processes": 2}) is first
+    assert first.adjusted == {"panel": "widget", "stop_grace_period": 5.0}
+    assert kept.ready(restart=True).config.launching.panel == "widget"  # it still holds
 
 
 def test_what_a_form_says_holds_for_the_next_session_unless_its_cell_says_otherwise(kept, capsys):
     first = kept.ready({"num_processes": 2})
     kept.picked = lambda: {"mixed_precision": "bf16", "num_processes": 8}
     assert kept.ready() is first
-    second = kept.ready(fresh=True)
+    second = kept.ready(restart=True)
     assert second.config.training.mixed_precision == "bf16"
     assert second.config.launching.num_processes == 2
-    assert "The form says: mixed_precision=bf16." in capsys.readouterr().out
+    assert "From the form: mixed_precision=bf16." in capsys.readouterr().out
 
 
 def test_a_fresh_one_can_be_asked_for(kept, capsys):
     first = kept.ready({"num_processes": 2})
-    assert kept.ready(fresh=True) is not first
+    assert kept.ready(restart=True) is not first
     assert first.closed == 1
-    assert "that was asked for" in capsys.readouterr().out
+    assert "as requested" in capsys.readouterr().out
 
 
 def test_a_session_that_has_died_is_followed_by_a_new_one_that_says_why(kept, capsys):
@@ -316,4 +316,4 @@ def test_arrays_are_described_by_their_shapes():
 def test_flags_of_commands_are_settings():
     for one in line_commands():
         assert all(flag.help for flag in one.flags)
-    assert settings(magic.CellWish)
+    assert settings(magics.CellOptions)

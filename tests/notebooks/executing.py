@@ -22,6 +22,7 @@ INTO_A_FILE = {"ACCELERATE_NB_PANEL": "text"}
 # With as many threads in every process, whoever starts it, sums are rounded alike.
 ALIKE = {"OMP_NUM_THREADS": "1"}
 SECONDS = 60  # a notebook takes no longer than that on a laptop
+LIMIT = 3 * SECONDS  # nor than that on a machine that is slow or busy
 
 # What is asked of a notebook when it has come to its end.
 _WEIGHTS = "sha256(b''.join(value.numpy().tobytes() for value in result['weights'].values())).hexdigest()"
@@ -68,9 +69,7 @@ def executed(name: str, folder: Path) -> Executed:
     """A notebook after a run in a kernel, in this folder."""
     notebook = asked(name)
     began = time.monotonic()
-    client = NotebookClient(
-        notebook, timeout=3 * SECONDS, kernel_name="python3", resources={"metadata": {"path": folder}}
-    )
+    client = NotebookClient(notebook, timeout=LIMIT, kernel_name="python3", resources={"metadata": {"path": folder}})
     client.execute(env={**os.environ, **INTO_A_FILE, **ALIKE})
     return Executed(notebook, answer(folder), time.monotonic() - began)
 

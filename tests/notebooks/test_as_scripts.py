@@ -11,9 +11,9 @@ from typing import Any
 import nbformat
 import pytest
 
-from accelerate_nb.export.reading import read
+from accelerate_nb.export.notebook import read
 from accelerate_nb.export.script import as_script
-from tests.notebooks.executing import ALIKE, NOTEBOOKS, SECONDS, Executing, answer, asked
+from tests.notebooks.executing import ALIKE, LIMIT, NOTEBOOKS, Executing, answer, asked
 
 LAUNCHERS = {
     "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
@@ -38,30 +38,25 @@ def came_to(name: str, folder: Path, launcher: str | None = None) -> Any:
         capture_output=True,
         text=True,
         check=False,
-        timeout=3 * SECONDS,
+        timeout=LIMIT,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return answer(folder)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(8 * SECONDS)
+# Each notebook once, by one of those who may start it.
+STARTED_BY = {
+    "01_first_run.ipynb": None,
+    "02_same_numbers.ipynb": None,
+    "03_language_model.ipynb": None,
+    "04_panel.ipynb": "accelerate-nb",
+    "05_cells_on_every_rank.ipynb": "torchrun",
+    "06_pick_a_configuration.ipynb": None,
+    "07_tpu.ipynb": None,
+}
+
+
+@pytest.mark.timeout(3 * LIMIT)
 @pytest.mark.parametrize("name", [path.name for path in NOTEBOOKS])
-def test_plain_python_gives_the_notebook_s_numbers(name: str, run_of: Executing, tmp_path: Path) -> None:
-    assert came_to(name, tmp_path) == run_of(name).answer
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(8 * SECONDS)
-@pytest.mark.parametrize(
-    ("name", "launcher"),
-    [
-        ("01_first_run.ipynb", "torchrun"),
-        ("04_panel.ipynb", "accelerate-nb"),
-        ("05_cells_on_every_rank.ipynb", "torchrun"),
-    ],
-)
-def test_a_launched_script_gives_the_notebook_s_numbers(
-    name: str, launcher: str, run_of: Executing, tmp_path: Path
-) -> None:
-    assert came_to(name, tmp_path, launcher) == run_of(name).answer
+def test_a_script_gives_the_notebook_s_numbers(name: str, run_of: Executing, tmp_path: Path) -> None:
+    assert came_to(name, tmp_path, STARTED_BY[name]) == run_of(name).answer

@@ -9,11 +9,12 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.notebooks.executing import ASKED, NOTEBOOKS, SECONDS, Executing, pictures, printed
+from tests.notebooks.executing import ASKED, LIMIT, NOTEBOOKS, Executing, pictures, printed
+
+# on a busy machine a notebook takes its time
+pytestmark = pytest.mark.timeout(2 * LIMIT)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(4 * SECONDS)
 def test_the_first_run_recognises_97_percent_of_the_digits_on_two_processes(
     run_of: Executing,
 ) -> None:
@@ -24,11 +25,9 @@ def test_the_first_run_recognises_97_percent_of_the_digits_on_two_processes(
     assert len(result["losses"]) == len(result["accuracies"]) == 20
     assert result["losses"][-1] < 0.1 * result["losses"][0]
     assert pictures(run.notebook) == 2
-    assert run.seconds < SECONDS
+    assert run.seconds < LIMIT
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(4 * SECONDS)
 def test_the_first_run_tests_on_each_digit_exactly_once(run_of: Executing) -> None:
     run = run_of("01_first_run.ipynb")
     kept_aside = run.answer[1]
@@ -36,8 +35,6 @@ def test_the_first_run_tests_on_each_digit_exactly_once(run_of: Executing) -> No
     assert f" of {kept_aside} test digits right" in printed(launch)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(4 * SECONDS)
 def test_one_two_and_four_processes_give_the_same_losses(run_of: Executing) -> None:
     run = run_of("02_same_numbers.ipynb")
     runs = run.answer
@@ -48,11 +45,9 @@ def test_one_two_and_four_processes_give_the_same_losses(run_of: Executing) -> N
         assert runs[count] == pytest.approx(alone, rel=1e-4)
     assert runs["2"] != runs["4"]  # that many processes did run: their sums are rounded differently
     assert pictures(run.notebook) == 1
-    assert run.seconds < SECONDS
+    assert run.seconds < LIMIT
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(4 * SECONDS)
 def test_a_language_model_learns_from_the_manual_on_two_processes(run_of: Executing) -> None:
     run = run_of("03_language_model.ipynb")
     result = run.answer
@@ -69,11 +64,9 @@ def test_a_language_model_learns_from_the_manual_on_two_processes(run_of: Execut
     assert after
     assert before != after
     assert pictures(run.notebook) == 1
-    assert run.seconds < SECONDS
+    assert run.seconds < LIMIT
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(4 * SECONDS)
 def test_cells_on_two_ranks_train_step_by_step_and_an_error_costs_nothing(run_of: Executing) -> None:
     run = run_of("05_cells_on_every_rank.ipynb")
     accuracy, losses = run.answer
@@ -89,11 +82,9 @@ def test_cells_on_two_ranks_train_step_by_step_and_an_error_costs_nothing(run_of
     assert "rank 1" in "\n".join(error.traceback)
     assert "2." in printed(cells["after"])
     assert pictures(run.notebook) == 1
-    assert run.seconds < SECONDS
+    assert run.seconds < LIMIT
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(4 * SECONDS)
 def test_a_picked_configuration_is_launched_kept_and_tried(run_of: Executing) -> None:
     run = run_of("06_pick_a_configuration.ipynb")
     result, from_file, states = run.answer
@@ -104,7 +95,7 @@ def test_a_picked_configuration_is_launched_kept_and_tried(run_of: Executing) ->
     form = next(cell for cell in run.notebook.cells if cell.id == "form").outputs[0]
     assert "notebook_launcher(" in form.data["text/plain"]
     assert "num_processes=2" in form.data["text/plain"]
-    assert run.seconds < SECONDS
+    assert run.seconds < LIMIT
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -123,8 +114,6 @@ def test_each_notebook_is_executed_by_a_test() -> None:
     assert list(ASKED) == [path.name for path in NOTEBOOKS]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(4 * SECONDS)
 def test_the_panel_s_notebook_shows_both_runs_where_no_page_is(run_of: Executing) -> None:
     run = run_of("04_panel.ipynb")
     results = run.answer
@@ -134,11 +123,9 @@ def test_the_panel_s_notebook_shows_both_runs_where_no_page_is(run_of: Executing
     assert pictures(run.notebook) == 2
     later = next(cell for cell in run.notebook.cells if cell.id == "later")
     assert "epoch 3: the last batch has a loss of" in printed(later)
-    assert run.seconds < SECONDS
+    assert run.seconds < LIMIT
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(4 * SECONDS)
 def test_the_notebook_for_tpus_says_what_it_found_and_learns_on_it(run_of: Executing) -> None:
     run = run_of("07_tpu.ipynb")
     found = next(cell for cell in run.notebook.cells if cell.id == "found")
@@ -148,17 +135,4 @@ def test_the_notebook_for_tpus_says_what_it_found_and_learns_on_it(run_of: Execu
     assert run.answer["right"] >= 0.88 * 261
     assert run.answer["losses"][-1] < 0.3 * run.answer["losses"][0]
     assert pictures(run.notebook) == 1
-    assert run.seconds < SECONDS
-
-
-def test_the_badges_open_the_notebook_for_tpus_in_the_repository_that_the_package_names() -> None:
-    project = Path(__file__).resolve().parents[2]
-    address = re.search(
-        r'^Repository = "https://github.com/(.+)"$', (project / "pyproject.toml").read_text(), re.MULTILINE
-    )
-    assert address is not None
-    place = f"{address[1]}/blob/main/notebooks/07_tpu.ipynb"
-    texts = [(project / "notebooks" / "07_tpu.ipynb").read_text(), (project / "README.md").read_text()]
-    for text in texts:
-        assert f"https://colab.research.google.com/github/{place}" in text
-        assert f"https://kaggle.com/kernels/welcome?src=https://github.com/{place}" in text
+    assert run.seconds < LIMIT

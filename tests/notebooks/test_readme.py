@@ -6,7 +6,6 @@ import os
 import re
 from pathlib import Path
 
-import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
@@ -26,7 +25,6 @@ def lines(text: str) -> list[str]:
     return sorted(re.sub(r"\.\d+", ".#", line) for line in text.splitlines() if line.strip())
 
 
-@pytest.mark.slow
 def test_the_smallest_complete_cell_shows_what_the_readme_says(tmp_path: Path) -> None:
     notebook = new_notebook(cells=[new_code_cell(block("python", "%load_ext"))])
     client = NotebookClient(notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": tmp_path}})

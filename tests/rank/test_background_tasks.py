@@ -6,69 +6,69 @@ import threading
 
 import pytest
 
-from accelerate_nb.events import pending
+from accelerate_nb.rank import background_tasks
 
 
 @pytest.fixture(autouse=True)
 def none_left():
     yield
-    assert pending._begun.get() == []
+    assert background_tasks._begun.get() == []
 
 
 def test_what_was_begun_is_waited_for_once_in_its_order():
-    order = []
-    waits = [lambda: order.append("first"), lambda: order.append("second")]
+    calls = []
+    waits = [lambda: calls.append("first"), lambda: calls.append("second")]
     for wait in waits:
-        pending.begun(wait)
-    pending.finish()
-    pending.finish()
-    assert order == ["first", "second"]
+        background_tasks.begun(wait)
+    background_tasks.finish()
+    background_tasks.finish()
+    assert calls == ["first", "second"]
 
 
 def test_what_is_over_is_not_waited_for():
-    order = []
+    calls = []
 
     def wait():
-        order.append("waited")
+        calls.append("waited")
 
-    pending.begun(wait)
-    pending.done(wait)
-    pending.done(wait)
-    pending.finish()
-    assert order == []
+    background_tasks.begun(wait)
+    background_tasks.done(wait)
+    background_tasks.done(wait)
+    background_tasks.finish()
+    assert calls == []
 
 
 def test_a_failure_is_raised_and_the_rest_still_stands():
-    order = []
+    calls = []
 
     def fails():
         raise OSError("disk full")
 
-    pending.begun(fails)
-    pending.begun(lambda: order.append("other"))
+    background_tasks.begun(fails)
+    background_tasks.begun(lambda: calls.append("other"))
     with pytest.raises(OSError, match="disk full"):
-        pending.finish()
-    pending.finish()
-    assert order == ["other"]
+        background_tasks.finish()
+    background_tasks.finish()
+    assert calls == ["other"]
 
 
 @pytest.fixture
 def nothing_begun():
     yield
-    pending._begun.get().clear()
+    background_tasks._begun.get().clear()
 
 
 def test_after_a_failure_what_can_be_saved_is_and_the_rest_is_not_waited_for(nothing_begun):
-    order = []
+    calls = []
 
     def fails():
         raise OSError("lost")
 
-    pending.begun(lambda: order.append("waited"))
-    pending.begun(lambda: order.append("waited"), fails)
-    pending.begun(lambda: order.append("waited"), lambda: order.append("saved"))
-    pending.salvage()
-    assert order == ["saved"]
+    background_tasks.begun(lambda: calls.append("waited"))
+    background_tasks.begun(lambda: calls.append("waited"), fails)
+    background_tasks.begun(lambda: calls.append("waited"), lambda: calls.append("saved"))
+    background_tasks.salvage()
+    assert calls == ["saved"]
 
 
 def test_what_can_t_be_saved_in_time_holds_no_failure_back(nothing_begun):
@@ -79,8 +79,8 @@ def test_what_can_t_be_saved_in_time_holds_no_failure_back(nothing_begun):
         never.wait(60)
         ended.set()
 
-    pending.begun(waits, waits)
-    pending.salvage(patience=0.01)
+    background_tasks.begun(waits, waits)
+    background_tasks.salvage(timeout=0.01)
     assert not ended.is_set()
     never.set()
     assert ended.wait(60)

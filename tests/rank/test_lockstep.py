@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from accelerate_nb.devices.lockstep import Lockstep, keep, lockstep
-from accelerate_nb.own import alone
+from accelerate_nb.rank.lockstep import Lockstep, keep, lockstep
+from accelerate_nb.rank_local import alone
 
 
 def in_threads(*works):
@@ -82,7 +82,7 @@ def test_whoever_has_met_goes_on_when_another_leaves_right_afterwards():
 
 
 def test_a_rank_passes_nothing_together_until_it_is_told_to():
-    one, other, together = alone(), alone(), Lockstep(1)
-    one.run(keep, together)
-    assert one.run(lockstep) is together
+    item, other, together = alone(), alone(), Lockstep(1)
+    item.run(keep, together)
+    assert item.run(lockstep) is together
     assert other.run(lockstep) is None

@@ -10,31 +10,31 @@ from accelerate_nb.events.model import (
     Failure,
     Frame,
     HostSample,
+    IdleWarning,
     LogLine,
     Metric,
     Progress,
-    Quiet,
     StateChange,
 )
-from accelerate_nb.events.view import RunView
-from accelerate_nb.reports.facts import Facts
+from accelerate_nb.events.run_state import RunState
+from accelerate_nb.reports.run_info import RunFacts
 
 STARTED = 1_800_000_000.0
 GB = 10**9
 
 
-def facts(name: str = "train", size: int = 2) -> Facts:
-    return Facts(name, f"{size} processes on this machine, forked by the supervisor", "/runs/train", STARTED, size)
+def facts(name: str = "train", size: int = 2) -> RunFacts:
+    return RunFacts(name, f"{size} processes on this machine, forked by the supervisor", "/runs/train", STARTED, size)
 
 
-def view_of(*events: Event, size: int = 0) -> RunView:
-    view = RunView(size)
+def view_of(*events: Event, size: int = 0) -> RunState:
+    view = RunState(size)
     for event in events:
         view.apply(event)
     return view
 
 
-def training(size: int = 2, steps: int = 300) -> RunView:
+def training(size: int = 2, steps: int = 300) -> RunState:
     """A run in its midst: lines, metrics, bars, devices."""
     view = view_of(StateChange(None, "running", STARTED), size=size)
     for rank in range(size):
@@ -57,7 +57,7 @@ def training(size: int = 2, steps: int = 300) -> RunView:
     return view
 
 
-def end(view: RunView, state: str = "finished") -> RunView:
+def end(view: RunState, state: str = "finished") -> RunState:
     """The same run when it is over."""
     for rank in view.ranks:
         if view.rank(rank).failure is None:
@@ -66,7 +66,7 @@ def end(view: RunView, state: str = "finished") -> RunView:
     return view
 
 
-def finished(size: int = 2, steps: int = 300) -> RunView:
+def finished(size: int = 2, steps: int = 300) -> RunState:
     view = training(size, steps)
     for rank in range(size):
         view.apply(Progress(rank, "train", steps, steps, STARTED + 31, 24.9, "it", closed=True))
@@ -89,7 +89,7 @@ FAILURE = Failure(
 )
 
 
-def failed(size: int = 4) -> RunView:
+def failed(size: int = 4) -> RunState:
     view = training(size)
     view.apply(FAILURE)
     view.apply(StateChange(1, "failed", STARTED + 30))
@@ -104,9 +104,11 @@ def failed(size: int = 4) -> RunView:
     return view
 
 
-def quiet(size: int = 2) -> RunView:
+def idle_warning(size: int = 2) -> RunState:
     view = training(size)
     view.apply(
-        Quiet(65.0, "Nothing has come for 65 s. Rank 0 waits in all_reduce, rank 1 is in Cell In[3], line 12.", STARTED)
+        IdleWarning(
+            65.0, "Nothing has come for 65 s. Rank 0 waits in all_reduce, rank 1 is in Cell In[3], line 12.", STARTED
+        )
     )
     return view

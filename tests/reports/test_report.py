@@ -17,7 +17,7 @@ import pytest
 from nbconvert.preprocessors.sanitize import SanitizeHTML
 
 from accelerate_nb.events.model import DeviceSample, Failure, LogLine, Metric, Progress, StateChange
-from accelerate_nb.notebook.page.saved import bundle
+from accelerate_nb.notebook.display.saved_report import bundle
 from tests.reports import stories
 
 MOST = 300_000
@@ -110,7 +110,7 @@ def test_html_and_text_say_the_same(kind, essential):
 
 
 def test_a_run_that_goes_on_shows_where_it_is_and_what_it_wrote_last():
-    data = report(stories.quiet(), live=True)
+    data = report(stories.idle_warning(), live=True)
     for made in (Reader(data["text/html"]).text, data["text/plain"]):
         assert "running" in made
         assert "Rank 0 waits in all_reduce" in made
@@ -143,7 +143,7 @@ def test_numbers_that_are_none_are_counted_and_seen():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e308, -1e308, 0.0, 1e-300])
 def test_any_number_can_be_drawn(value):
-    view = stories.view_of(*(Metric(0, "a", one, None, 1.0) for one in (value, -value, value)), size=1)
+    view = stories.view_of(*(Metric(0, "a", item, None, 1.0) for item in (value, -value, value)), size=1)
     assert "a" in report(stories.end(view))["text/plain"]
 
 
@@ -359,15 +359,25 @@ def huge_error():
 
 def nothing_but_trouble():
     """All of it, in letters that cost most."""
-    letters = "'😀\x1b[31m&\x1b[0m"
-    view = flood(20_000, 64, letters * 30)
+    characters = "'😀\x1b[31m&\x1b[0m"
+    view = flood(20_000, 64, characters * 30)
     for rank in range(64):
         for number in range(100):
-            view.apply(Metric(rank, f"{letters * 5}{number}", number, number, 1.0))
-            view.apply(DeviceSample(rank, f"{letters * 50}{number}", 1.0, 1, 2, 1.0))
-            view.apply(Progress(rank, f"{letters * 50}{number}", 1, 2, 1.0, 1.0, letters * 9, note=letters * 50))
+            view.apply(Metric(rank, f"{characters * 5}{number}", number, number, 1.0))
+            view.apply(DeviceSample(rank, f"{characters * 50}{number}", 1.0, 1, 2, 1.0))
+            view.apply(
+                Progress(rank, f"{characters * 50}{number}", 1, 2, 1.0, 1.0, characters * 9, note=characters * 50)
+            )
         view.apply(
-            Failure(rank, letters, letters * 10_000, "", 1.0, last_lines=(letters * 100,) * 30, advice=letters * 1000)
+            Failure(
+                rank,
+                characters,
+                characters * 10_000,
+                "",
+                1.0,
+                last_lines=(characters * 100,) * 30,
+                advice=characters * 1000,
+            )
         )
     return stories.end(view, "failed")
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from accelerate_nb.events.model import Failure, LogLine, Metric, Progress, Quiet, StateChange
-from accelerate_nb.events.view import RunView
-from accelerate_nb.notebook.plain import PlainText
+from accelerate_nb.events.model import Failure, IdleWarning, LogLine, Metric, Progress, StateChange
+from accelerate_nb.events.run_state import RunState
+from accelerate_nb.notebook.display.text import PlainText
 from tests.notebook.paper import Paper
 from tests.reports import stories
 
@@ -18,13 +18,13 @@ STARTED = 1000.0
 DRAWN = "epoch 1:  40%|####      | 4/10 [00:01<00:02, 3.1it/s]"
 
 
-class Desk(Paper):
+class StatusPaper(Paper):
     """A front end on paper, with a clock that is moved by hand."""
 
     def __init__(self, size=2, redraws=True):
         super().__init__(redraws=redraws)
         self.now = 0.0
-        self.view = RunView(size)
+        self.view = RunState(size)
         for rank in range(size):
             self.view.apply(StateChange(rank, "running", STARTED))
         self.front_end = PlainText(lambda: self, clock=lambda: self.now)
@@ -66,125 +66,125 @@ def drawn(text, rank=0):
 
 
 def test_newest_metrics_stand_below_the_lines():
-    desk = Desk()
-    desk.feed(metric(2.0), metric(3e-4, name="lr"), metric(0.5, rank=1))
-    assert desk.open == ["[0] loss 2  lr 3.00e-4  step 7", "[1] loss 0.5  step 7"]
-    desk.feed(metric(1.25, step=8))
-    assert desk.open[0] == "[0] loss 1.25  lr 3.00e-4  step 8"
-    assert desk.texts == []
+    paper = StatusPaper()
+    paper.feed(metric(2.0), metric(3e-4, name="lr"), metric(0.5, rank=1))
+    assert paper.open == ["[0] loss 2  lr 3.00e-4  step 7", "[1] loss 0.5  step 7"]
+    paper.feed(metric(1.25, step=8))
+    assert paper.open[0] == "[0] loss 1.25  lr 3.00e-4  step 8"
+    assert paper.texts == []
 
 
 def test_a_bar_that_is_drawn_as_text_is_shown_once():
-    desk = Desk()
-    desk.feed(bar(), drawn(DRAWN), bar(1), drawn(DRAWN, rank=1))
-    assert desk.open == [f"[0] {DRAWN}", f"[1] {DRAWN}"]
+    paper = StatusPaper()
+    paper.feed(bar(), drawn(DRAWN), bar(1), drawn(DRAWN, rank=1))
+    assert paper.open == [f"[0] {DRAWN}", f"[1] {DRAWN}"]
 
 
 def test_a_bar_without_a_name_is_shown_once():
-    desk = Desk()
+    paper = StatusPaper()
     nameless = DRAWN.removeprefix("epoch 1: ")
-    desk.feed(bar(label="progress"), drawn(nameless), metric(2.0))
-    assert desk.open == [f"[0] {nameless}", "[0] loss 2  step 7"]
+    paper.feed(bar(label="progress"), drawn(nameless), metric(2.0))
+    assert paper.open == [f"[0] {nameless}", "[0] loss 2  step 7"]
 
 
 def test_a_bar_that_nobody_draws_is_shown():
-    desk = Desk()
-    desk.feed(bar(name=""))
-    assert desk.open == ["[0] epoch 1 █████░░░░░░░ 4/10 2 it/s 00:03"]
-    desk.feed(bar(name="", done=10, closed=True))
-    assert desk.open == []
+    paper = StatusPaper()
+    paper.feed(bar(name=""))
+    assert paper.open == ["[0] epoch 1 █████░░░░░░░ 4/10 2 it/s 00:03"]
+    paper.feed(bar(name="", done=10, closed=True))
+    assert paper.open == []
 
 
 def test_the_outer_bar_is_shown_above_the_inner_one_that_is_drawn():
-    desk = Desk()
-    desk.feed(bar(label="outer", name="tqdm 1"), bar(), drawn(DRAWN))
-    assert desk.open == [f"[0] {DRAWN}", "[0] outer █████░░░░░░░ 4/10 2 it/s 00:03"]
+    paper = StatusPaper()
+    paper.feed(bar(label="outer", name="tqdm 1"), bar(), drawn(DRAWN))
+    assert paper.open == [f"[0] {DRAWN}", "[0] outer █████░░░░░░░ 4/10 2 it/s 00:03"]
 
 
 def test_many_ranks_are_told_in_one_line():
-    desk = Desk(size=64)
-    desk.feed(*(event for rank in range(64) for event in (metric(rank, rank), bar(rank, done=5 if rank == 3 else 6))))
-    assert desk.open == [
+    paper = StatusPaper(size=64)
+    paper.feed(*(event for rank in range(64) for event in (metric(rank, rank), bar(rank, done=5 if rank == 3 else 6))))
+    assert paper.open == [
         "ranks 0–63: epoch 1 ██████░░░░░░ 5/10 2 it/s 00:02 (the slowest of 64)  loss 31.5 (mean)  step 7"
     ]
 
 
 def test_the_end_clears_what_moved():
-    desk = Desk()
-    desk.feed(metric(2.0), bar())
-    desk.end()
-    assert desk.open == []
+    paper = StatusPaper()
+    paper.feed(metric(2.0), bar())
+    paper.end()
+    assert paper.open == []
 
 
 # -------------------------------------------------------------------------------------------------------------------- a log
 
 
 def test_a_log_says_now_and_then_where_the_ranks_are():
-    desk = Desk(redraws=False)
-    desk.feed(bar(), metric(2.0), seconds=5)
-    assert desk.texts == []
-    desk.feed(seconds=10)
-    assert desk.texts == ["[0] epoch 1 █████░░░░░░░ 4/10 2 it/s 00:03  loss 2  step 7"]
+    paper = StatusPaper(redraws=False)
+    paper.feed(bar(), metric(2.0), seconds=5)
+    assert paper.texts == []
+    paper.feed(seconds=10)
+    assert paper.texts == ["[0] epoch 1 █████░░░░░░░ 4/10 2 it/s 00:03  loss 2  step 7"]
 
 
 def test_a_log_of_ten_hours_stays_short():
-    desk = Desk(redraws=False)
+    paper = StatusPaper(redraws=False)
     for minute in range(600):
-        desk.feed(metric(minute, step=minute), seconds=60)
-    assert 50 < len(desk.texts) < 200
+        paper.feed(metric(minute, step=minute), seconds=60)
+    assert 50 < len(paper.texts) < 200
 
 
 def test_a_log_does_not_repeat_what_has_not_moved():
-    desk = Desk(redraws=False)
-    desk.feed(metric(2.0))
+    paper = StatusPaper(redraws=False)
+    paper.feed(metric(2.0))
     for _ in range(100):
-        desk.feed(seconds=60)
-    assert desk.texts == ["[0] loss 2  step 7"]
+        paper.feed(seconds=60)
+    assert paper.texts == ["[0] loss 2  step 7"]
 
 
 @pytest.mark.parametrize("redraws", [False, True])
 def test_a_run_without_metrics_and_bars_shows_its_lines_and_nothing_else(redraws):
-    desk = Desk(redraws=redraws)
-    desk.feed(StateChange(0, "running", 1.0, "4711"), LogLine(0, "stdout", "a", 1.0), seconds=1000)
-    assert desk.open == []
-    assert desk.end() == ["[0] a"]
+    paper = StatusPaper(redraws=redraws)
+    paper.feed(StateChange(0, "running", 1.0, "4711"), LogLine(0, "stdout", "a", 1.0), seconds=1000)
+    assert paper.open == []
+    assert paper.end() == ["[0] a"]
 
 
 # ------------------------------------------------------------------------------------------------------------- what happened
 
 
 def test_workers_that_are_started_again_are_told_of():
-    desk = Desk()
-    desk.feed(StateChange(0, "running", 1.0, "100"), StateChange(1, "running", 1.0, "101"))
-    assert desk.texts == []
-    desk.feed(StateChange(0, "starting", 2.0), StateChange(0, "running", 2.0, "200"))
-    desk.feed(StateChange(1, "starting", 2.0))
-    assert desk.texts == ["... all processes have been started again ..."]
+    paper = StatusPaper()
+    paper.feed(StateChange(0, "running", 1.0, "100"), StateChange(1, "running", 1.0, "101"))
+    assert paper.texts == []
+    paper.feed(StateChange(0, "starting", 2.0), StateChange(0, "running", 2.0, "200"))
+    paper.feed(StateChange(1, "starting", 2.0))
+    assert paper.texts == ["... all processes have been started again ..."]
 
 
 def test_a_rank_that_failed_alone_is_told_of_once():
-    desk = Desk()
-    desk.feed(Failure(1, "KeyError", "'x'\nmore", "", time.time()))
-    assert desk.texts == []  # mostly it ends the others, and the error says it all
-    desk.feed(Failure(1, "KeyError", "'x'\nmore", "", time.time() - 60))
-    desk.feed()
-    assert desk.texts == ["... rank 1 stopped with KeyError: 'x'; other ranks go on ..."]
+    paper = StatusPaper()
+    paper.feed(Failure(1, "KeyError", "'x'\nmore", "", time.time()))
+    assert paper.texts == []  # mostly it ends the others, and the error says it all
+    paper.feed(Failure(1, "KeyError", "'x'\nmore", "", time.time() - 60))
+    paper.feed()
+    assert paper.texts == ["... rank 1 stopped with KeyError: 'x'; other ranks go on ..."]
 
 
 def test_a_run_that_is_asked_to_stop_says_so():
-    desk = Desk()
-    desk.feed(StateChange(None, "stopping", 1.0))
-    desk.feed()
-    assert desk.texts == ["... the run was asked to stop ..."]
+    paper = StatusPaper()
+    paper.feed(StateChange(None, "stopping", 1.0))
+    paper.feed()
+    assert paper.texts == ["... the run was asked to stop ..."]
 
 
 def test_a_quiet_time_is_told_once_and_again_when_it_has_lasted_twice_as_long():
-    desk = Desk()
+    paper = StatusPaper()
     for seconds in (60, 70, 80, 119, 120, 130):
-        desk.feed(Quiet(seconds, f"nothing for {seconds} s", 1.0))
-    desk.feed(Quiet(0, "", 1.0))
-    desk.feed(Quiet(60, "nothing for 60 s anew", 1.0))
-    assert desk.texts == [
+        paper.feed(IdleWarning(seconds, f"nothing for {seconds} s", 1.0))
+    paper.feed(IdleWarning(0, "", 1.0))
+    paper.feed(IdleWarning(60, "nothing for 60 s anew", 1.0))
+    assert paper.texts == [
         "... nothing for 60 s ...",
         "... nothing for 120 s ...",
         "... nothing for 60 s anew ...",
@@ -195,11 +195,11 @@ def test_a_quiet_time_is_told_once_and_again_when_it_has_lasted_twice_as_long():
 
 
 def test_a_run_with_metrics_ends_with_a_summary():
-    desk = Desk()
+    paper = StatusPaper()
     for step in range(8):
-        desk.feed(metric(8.0 - step, step=step), metric(1.0, name="lr", step=step))
-    desk.feed(StateChange(0, "finished", 1.0), StateChange(1, "failed", 1.0))
-    assert desk.end("failed") == [
+        paper.feed(metric(8.0 - step, step=step), metric(1.0, name="lr", step=step))
+    paper.feed(StateChange(0, "finished", 1.0), StateChange(1, "failed", 1.0))
+    assert paper.end("failed") == [
         "train failed after 01:15 (finished: 0, failed: 1)",
         "  loss  █▇▆▅▄▃▂▁  1  1 … 8, step 7",
         "  lr    ▄▄▄▄▄▄▄▄  1  1 … 1, step 7",
@@ -207,29 +207,29 @@ def test_a_run_with_metrics_ends_with_a_summary():
 
 
 def test_the_summary_is_written_once_and_not_before_the_end():
-    desk = Desk()
-    desk.feed(metric(1.0))
-    desk.front_end.closed()
-    assert desk.texts == []
-    desk.front_end.opened(desk.run)
-    desk.end()
-    desk.front_end.opened(desk.run)
-    desk.front_end.closed()
-    assert [text for text in desk.texts if text.startswith("train")] == ["train finished after 01:15"]
+    paper = StatusPaper()
+    paper.feed(metric(1.0))
+    paper.front_end.closed()
+    assert paper.texts == []
+    paper.front_end.opened(paper.run)
+    paper.end()
+    paper.front_end.opened(paper.run)
+    paper.front_end.closed()
+    assert [text for text in paper.texts if text.startswith("train")] == ["train finished after 01:15"]
 
 
 def test_a_hundred_metrics_are_summed_up():
-    desk = Desk()
-    desk.feed(*(metric(1.0, name=f"metric {number}") for number in range(100)))
-    texts = desk.end()
+    paper = StatusPaper()
+    paper.feed(*(metric(1.0, name=f"metric {number}") for number in range(100)))
+    texts = paper.end()
     assert len(texts) == 22
     assert texts[-1] == "… and 80 more metrics"
 
 
 def test_a_run_shown_again_is_its_report():
-    desk = Desk()
+    paper = StatusPaper()
     run = SimpleNamespace(view=stories.failed(), folder=Path("/runs/1"), name="train", why="", started=0.0, done=True)
-    desk.front_end.show(run)
-    (data,) = desk.shown
+    paper.front_end.show(run)
+    (data,) = paper.shown
     assert "rank 1 stopped with ValueError" in data["text/plain"]
     assert "rank 1 stopped with ValueError" in data["text/html"]

@@ -28,7 +28,10 @@ SETTINGS = [
     "TorchTensorParallelConfig",
     "TorchTensorParallelPlugin",
 ]
-ROOMS = [import_module(f"accelerate_nb.runtime.later.{name}") for name in ("deepspeed", "fsdp", "megatron", "pipeline")]
+ROOMS = [
+    import_module(f"accelerate_nb.runtime.compat.unsupported.{name}")
+    for name in ("deepspeed", "fsdp", "megatron", "pipeline")
+]
 # These answer already: that DeepSpeed is not at work, where it would be needed, and that weights are loaded everywhere.
 ANSWERS = {"get_active_deepspeed_plugin", "deepspeed_required", "disable_fsdp_ram_efficient_loading"}
 

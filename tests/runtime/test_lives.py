@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from accelerate_nb import Accelerator
-from accelerate_nb.runtime.current import current_world
+from accelerate_nb.runtime.world.registry import current_world
 from accelerate_nb.utils import gather, gather_object
 from tests.ranks import run_on_ranks
 

@@ -24,7 +24,7 @@ from accelerate_nb.utils.dataclasses import (
     GradScalerKwargs,
 )
 from tests.peers import Peer, under_both
-from tests.ranks import run_on_ranks
+from tests.ranks import ONE_OR_TWO, run_on_ranks
 from tests.runtime.loops import net, samples
 
 
@@ -345,7 +345,7 @@ def second_life(first: str, second: str) -> list[Any]:
     return [*seen, accelerator.unwrap_model(prepared) is model]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_what_was_prepared_before_the_end_is_prepared_anew(size: int) -> None:
     steps = [False, True] if size == 1 else [True]
     expected = [(torch.bfloat16, True, steps), (torch.float32, True, steps), True]
@@ -419,7 +419,8 @@ def placed(peer: Peer) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_a_process_answers_as_accelerates_does(size: int) -> None:
     both = under_both(placed, size)
     assert both.ours == both.theirs
@@ -444,7 +445,8 @@ def clipped(peer: Peer) -> list[Any]:
     return [*found, [parameter.tolist() for parameter in model.parameters()]]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_gradients_are_clipped_as_accelerates_are(size: int) -> None:
     both = under_both(clipped, size)
     assert both.ours == both.theirs

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import run_on_ranks
+from tests.ranks import ONE_OR_TWO, run_on_ranks
 from tests.runtime.loops import Numbers, Recipe, train, train_by_hand
 
 RECIPES = [
@@ -45,8 +45,9 @@ def by_hand(recipe: Recipe) -> Numbers:
     return train_by_hand(recipe)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_accelerate_gives_the_same_numbers(recipe: Recipe, size: int) -> None:
     for ours, theirs in zip(
         run_on_ranks(with_ours, size, recipe), run_on_ranks(with_accelerate, size, recipe), strict=True
@@ -63,7 +64,7 @@ def test_accelerate_gives_the_same_numbers(recipe: Recipe, size: int) -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_plain_pytorch_gives_the_same_numbers(recipe: Recipe, size: int) -> None:
     for ours, plain in zip(run_on_ranks(with_ours, size, recipe), run_on_ranks(by_hand, size, recipe), strict=True):
         assert (ours.losses, ours.weights) == (plain.losses, plain.weights)

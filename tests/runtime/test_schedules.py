@@ -12,10 +12,10 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator
-from accelerate_nb.runtime.scheduler import ScheduleNotice
+from accelerate_nb.runtime.training.scheduler import ScheduleNotice
 from accelerate_nb.utils.dataclasses import DataLoaderConfiguration
 from tests.peers import Peer, under_both
-from tests.ranks import run_on_ranks
+from tests.ranks import ONE_OR_TWO, run_on_ranks
 from tests.runtime.loops import net, samples
 
 SCHEDULES: dict[str, Any] = {
@@ -80,7 +80,8 @@ def of_one(peer: Peer, name: str, make: Any, options: dict[str, Any]) -> list[An
     return [*seen, *[value for value in schedule.state_dict().values() if isinstance(value, float)]]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_rates_are_accelerates(size: int) -> None:
     both = under_both(rates, size)
     assert both.ours == both.theirs

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
 from accelerate_nb import Accelerator, launch
-from accelerate_nb.config.run import resolve
+from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import StoppedError, StopRequested, WorkerError
-from accelerate_nb.events.asks import Asks, current_asks
-from accelerate_nb.launching.functions import prepare
-from accelerate_nb.runtime.local_sgd import LocalSGD
+from accelerate_nb.launching.launcher import prepare
+from accelerate_nb.rank.stop_request import StopPoint, StopRequest, current_stop_request
+from accelerate_nb.runtime.training.local_sgd import LocalSGD
 
 SETTINGS = {"num_processes": 2, "cpu": True, "config_file": "", "timeout": 60, "results": "all"}
 ENDLESS = 1_000_000
@@ -68,7 +69,7 @@ def test_a_function_that_looks_returns_what_it_has_after_the_same_step_on_all_ra
     assert all_first == [first, first]
     assert (first + 1) % accumulation == 0
     assert run.view.state == "stopped"
-    assert run.view.detail == f"as was asked, after step {(first + 1) // accumulation}"
+    assert run.view.detail == f"as requested, after step {(first + 1) // accumulation}"
 
 
 def saves_on_an_interrupt(folder):
@@ -90,10 +91,10 @@ def saves_on_an_interrupt(folder):
 
 
 def test_a_function_that_saves_on_an_interrupt_does_so_on_all_ranks_after_the_same_step(tmp_path):
-    run = launch(saves_on_an_interrupt, (str(tmp_path),), grace=0.5, **SETTINGS)
+    run = launch(saves_on_an_interrupt, (str(tmp_path),), stop_grace_period=0.5, **SETTINGS)
     until_training(run, tmp_path)
     run.stop()
-    with pytest.raises(StoppedError, match=r"stopped, as was asked, after step \d+") as caught:
+    with pytest.raises(StoppedError, match=r"stopped, as requested, after step \d+") as caught:
         run.wait(60)
     assert isinstance(caught.value, WorkerError)
     assert isinstance(caught.value, KeyboardInterrupt)
@@ -146,6 +147,112 @@ def test_ranks_that_go_their_own_ways_end_after_the_same_step(tmp_path, function
     assert len(steps) == 1
 
 
+def evaluates(folder):
+    accelerator = Accelerator()
+    model = accelerator.prepare(torch.nn.Linear(4, 1))
+    for batch in range(ENDLESS):
+        with torch.no_grad():
+            accelerator.gather_for_metrics(model(torch.ones(2, 4)))
+        says_that_it_trains(folder, batch)
+        if accelerator.stop_requested:
+            return batch, accelerator.gather(torch.tensor([batch])).tolist()
+    return None
+
+
+def evaluates_after_training(folder):
+    accelerator = Accelerator()
+    model, optimizer = prepared(accelerator)
+    for _ in range(3):
+        one_step(accelerator, model, optimizer)
+        assert not accelerator.stop_requested
+    return evaluates(folder)
+
+
+def steps_with_an_optimizer_of_its_own(folder):
+    accelerator = Accelerator()
+    model = accelerator.prepare(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(ENDLESS):
+        accelerator.backward(model(torch.ones(2, 4)).mean())
+        optimizer.step()
+        says_that_it_trains(folder, step)
+        if accelerator.stop_requested:
+            return step, accelerator.gather(torch.tensor([step])).tolist()
+    return None
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("function", [evaluates, evaluates_after_training, steps_with_an_optimizer_of_its_own])
+def test_a_function_that_looks_and_makes_no_steps_returns_what_it_has_at_the_same_look(tmp_path, function, ranks):
+    run = launch(function, (str(tmp_path),), **{**SETTINGS, "num_processes": ranks})
+    until_training(run, tmp_path, ranks)
+    run.stop()
+    found = run.wait(60)
+    (first, _) = found[0]
+    assert first >= 3
+    assert found == [(first, [first] * ranks)] * ranks
+    assert (run.view.state, run.view.detail) == ("stopped", "as requested, at stop_requested")
+
+
+def generates_at_its_own_pace(folder):
+    accelerator = Accelerator()
+    pause = threading.Event()
+    texts = []
+    while not accelerator.stop_requested:
+        pause.wait(0.002 if accelerator.is_main_process else 0.2)
+        texts.append("text")
+        # the main process is far ahead when it says so
+        says_that_it_trains(folder, len(texts) - 97 if accelerator.is_main_process else len(texts))
+    return len(texts)
+
+
+def test_ranks_that_do_not_wait_for_each_other_return_what_each_of_them_has(tmp_path):
+    run = launch(generates_at_its_own_pace, (str(tmp_path),), **SETTINGS)
+    until_training(run, tmp_path)
+    run.stop()
+    first, second = run.wait(60)
+    assert first >= 100 > second >= 3
+
+
+def only_the_main_process_looks(folder):
+    accelerator = Accelerator()
+    pause = threading.Event()
+    for step in range(ENDLESS):
+        says_that_it_trains(folder, step)
+        pause.wait(0.01)
+        if accelerator.is_main_process and accelerator.stop_requested:
+            return step
+    return None
+
+
+def looks_once(folder):
+    assert not Accelerator().stop_requested
+    Path(folder, os.environ["RANK"]).touch()
+    threading.Event().wait(60)
+
+
+def looks_at_odd_times(folder):
+    accelerator = Accelerator()
+    for step in range(ENDLESS):
+        accelerator.wait_for_everyone()
+        found = [accelerator.stop_requested for _ in range(1 + accelerator.process_index)]
+        if any(found):
+            return step
+        says_that_it_trains(folder, step)
+    return None
+
+
+@pytest.mark.parametrize("function", [only_the_main_process_looks, looks_once, looks_at_odd_times])
+def test_ranks_that_cannot_agree_on_a_look_end_all_the_same(tmp_path, function):
+    run = launch(function, (str(tmp_path),), stop_grace_period=0.3, **SETTINGS)
+    until_training(run, tmp_path)
+    run.stop()
+    with suppress(StoppedError):
+        run.wait(30)
+    assert run.done
+    assert run.view.state == "stopped"
+
+
 def one_rank_has_no_more_steps(folder):
     accelerator = Accelerator()
     optimizer = accelerator.prepare(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
@@ -169,10 +276,10 @@ def has_no_accelerator(folder):
 
 @pytest.mark.parametrize("function", [one_rank_has_no_more_steps, hangs_in_a_step, has_no_accelerator])
 def test_ranks_that_don_t_come_to_a_step_are_ended_all_the_same(tmp_path, function):
-    run = launch(function, (str(tmp_path),), grace=0.3, **SETTINGS)
+    run = launch(function, (str(tmp_path),), stop_grace_period=0.3, **SETTINGS)
     until_training(run, tmp_path)
     run.stop()
-    with pytest.raises(StoppedError, match="stopped, as was asked"):
+    with pytest.raises(StoppedError, match="stopped, as requested"):
         run.wait(60)
     assert run.done
     assert run.view.state == "stopped"
@@ -197,7 +304,7 @@ def saves_slowly(folder):
 
 
 def test_a_rank_that_saves_is_not_cut_off(tmp_path):
-    run = launch(saves_slowly, (str(tmp_path),), grace=0.3, **SETTINGS)
+    run = launch(saves_slowly, (str(tmp_path),), stop_grace_period=0.3, **SETTINGS)
     until_training(run, tmp_path)
     run.stop()
     with pytest.raises(StoppedError, match=r"after step \d+"):
@@ -225,18 +332,31 @@ def test_a_run_that_fails_while_it_stops_has_failed(tmp_path):
     assert run.view.state == "failed"
 
 
+def test_a_look_in_the_midst_of_a_step_or_after_one_is_no_boundary():
+    stop_request = StopRequest()
+    stop_request.begin()
+    for _ in range(3):
+        stop_request.went_backward()
+        stop_request.checked()
+    stop_request.stepped()
+    stop_request.checked()
+    assert stop_request.hold().stepless_checks == 0
+    stop_request.until(StopPoint(9, raises=False, stepless_checks=1))
+    assert stop_request.checked()
+
+
 def test_time_after_the_steps_is_none_of_their_pace():
-    asks = Asks()
-    assert asks.hold() is None
-    asks.begin()
+    stop_request = StopRequest()
+    assert stop_request.hold() is None
+    stop_request.begin()
     threading.Event().wait(0.2)
-    assert asks.hold().pace == 0
-    asks.until(2, raises=False)
+    assert stop_request.hold().pace == 0
+    stop_request.until(StopPoint(2, raises=False))
     for _ in range(2):
-        asks.stepped()
-    pace = asks.hold().pace
+        stop_request.stepped()
+    pace = stop_request.hold().pace
     threading.Event().wait(0.2)
-    assert asks.hold().pace == pace > 0
+    assert stop_request.hold().pace == pace > 0
 
 
 class Nothing:
@@ -267,13 +387,24 @@ def here(folder):
     return None
 
 
-def test_a_function_in_this_process_is_asked_too(tmp_path):
+def evaluates_here(folder):
+    accelerator = Accelerator()
+    for batch in range(ENDLESS):
+        if batch == 3:
+            Path(folder, "0").touch()
+        if accelerator.stop_requested:
+            return batch
+    return None
+
+
+@pytest.mark.parametrize("function", [here, evaluates_here])
+def test_a_function_in_this_process_is_asked_too(tmp_path, function):
     wish = resolve({"engine": "inline", "cpu": True, "folder": str(tmp_path / "runs")}, {})
-    run = prepare(here, (str(tmp_path),), wish, Nothing())
+    run = prepare(function, (str(tmp_path),), wish, Nothing())
 
     def stops():
         until_training(run, tmp_path, ranks=2)
-        run.ask("finish")
+        run.request_stop("finish")
 
     thread = threading.Thread(target=stops)
     thread.start()
@@ -282,10 +413,10 @@ def test_a_function_in_this_process_is_asked_too(tmp_path):
     thread.join(60)
     assert run.wait() > 3
     assert run.view.state == "stopped"
-    assert "after step" in run.view.detail
+    assert run.view.detail.startswith("as requested, a")
     # what was asked of the run is not asked of this process, which has others
+    assert current_stop_request().hold() is None
     assert not Accelerator().stop_requested
-    assert current_asks().hold() is None
 
 
 class Impatient(Nothing):
@@ -297,7 +428,7 @@ class Impatient(Nothing):
 
 
 def test_an_interrupt_before_anything_is_shown_ends_the_workers(tmp_path):
-    wish = resolve({"num_processes": 2, "cpu": True, "grace": 0.1, "folder": str(tmp_path)}, {})
+    wish = resolve({"num_processes": 2, "cpu": True, "stop_grace_period": 0.1, "folder": str(tmp_path)}, {})
     run = prepare(has_no_accelerator, (str(tmp_path),), wish, Impatient())
     run.start()
     with pytest.raises(KeyboardInterrupt):

@@ -28,9 +28,9 @@ from torch import nn
 
 import accelerate_nb.utils as ours
 from accelerate_nb.errors import AccelerateNbError
-from accelerate_nb.runtime import available, installed
-from accelerate_nb.runtime.affinity import near
-from accelerate_nb.runtime.gpus import check_cuda_fp8_capability
+from accelerate_nb.runtime.compat import device_support, packages
+from accelerate_nb.runtime.compat.nvidia_smi import check_cuda_fp8_capability
+from accelerate_nb.runtime.world.numa_affinity import near
 from accelerate_nb.utils import (
     constants,
     dataclasses,
@@ -287,21 +287,21 @@ def test_rich_is_there_only_where_it_was_asked_for(asked: str | None, variables_
 
 def test_a_package_that_is_installed_meanwhile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert not installed.is_installed("made_up_package")
+    assert not packages.is_installed("made_up_package")
     (tmp_path / "made_up_package").mkdir()
-    assert not installed.is_installed("made_up_package")  # a folder of that name is no installed package
+    assert not packages.is_installed("made_up_package")  # a folder of that name is no installed package
     (tmp_path / "made_up_package" / "__init__.py").touch()
     information = tmp_path / "made_up_package-1.5.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: made-up-package\nVersion: 1.5\n")
-    assert installed.is_installed("made_up_package", "of-another-name", "made-up-package")
-    assert installed.is_installed("made_up_package", "made-up-package", at_least="1.5")
-    assert not installed.is_installed("made_up_package", "made-up-package", at_least="1.6")
-    assert not installed.is_installed("made_up_package", "made-up-package", below="1.5")
+    assert packages.is_installed("made_up_package", "of-another-name", "made-up-package")
+    assert packages.is_installed("made_up_package", "made-up-package", at_least="1.5")
+    assert not packages.is_installed("made_up_package", "made-up-package", at_least="1.6")
+    assert not packages.is_installed("made_up_package", "made-up-package", below="1.5")
 
 
 def test_a_function_that_needs_torchao_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    if installed.is_torchao_available():
+    if packages.is_torchao_available():
         pytest.skip("torchao is installed here")
     for package in (imports, our_imports):
         with pytest.raises(ImportError, match="torchao"):
@@ -310,7 +310,7 @@ def test_a_function_that_needs_torchao_says_so(monkeypatch: pytest.MonkeyPatch) 
 
 def test_xla_is_asked_for_one_device_only() -> None:
     with pytest.raises(AccelerateNbError):
-        available.is_torch_xla_available(check_is_tpu=True, check_is_gpu=True)
+        device_support.is_torch_xla_available(check_is_tpu=True, check_is_gpu=True)
 
 
 def test_the_machines_device_is_named() -> None:
@@ -455,7 +455,7 @@ def test_the_basic_configuration_is_the_same_file(precision: str, tmp_path: Path
 
 
 def test_the_basic_configuration_lies_where_launchers_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from accelerate_nb.config.files import find, read
+    from accelerate_nb.config.hf.files import find, read
 
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     path = ours.write_basic_config("bf16")
@@ -575,9 +575,10 @@ def test_an_accelerator_answers_what_others_ask_of_it(tmp_path: Path) -> None:
         assert (name, both.ours[0][name]) == (name, answered)
 
 
+@pytest.mark.slow
 def test_nothing_is_looked_up_when_the_doors_are_imported() -> None:
     import subprocess
 
-    code = "import accelerate_nb.utils; from accelerate_nb.runtime.installed import _found; print(_found.cache_info().misses)"
+    code = "import accelerate_nb.utils; from accelerate_nb.runtime.compat.packages import _found; print(_found.cache_info().misses)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
     assert done.stdout.strip() == "0"

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from accelerate_nb.script.showing import display, shown, text_of
+from accelerate_nb.script.display import display, shown, text_of
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +92,6 @@ def test_where_something_else_shows_it_does(monkeypatch, capsys):
 
 
 def test_numbers_and_texts_need_no_ipython():
-    program = "import sys\nfrom accelerate_nb.script.showing import shown\nshown([1, {'a': 2.5}])\nprint('IPython' in sys.modules)"
+    program = "import sys\nfrom accelerate_nb.script.display import shown\nshown([1, {'a': 2.5}])\nprint('IPython' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[1, {'a': 2.5}]\nFalse\n"

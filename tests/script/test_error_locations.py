@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.script.cells import traceback_text
+from accelerate_nb.script.error_locations import traceback_text
 from tests.export.making import exported
 
 
@@ -69,7 +69,7 @@ def test_a_syntax_error_elsewhere_keeps_its_place(tmp_path):
 
 
 def test_errors_of_this_package_show_none_of_its_lines(tmp_path):
-    text = raised(exported(tmp_path, "from accelerate_nb.export.reading import read\nread('nothing')"))
+    text = raised(exported(tmp_path, "from accelerate_nb.export.notebook import read\nread('nothing')"))
     assert "accelerate_nb/export" not in text
     assert text.endswith("but there is no such file.\n")
     assert issubclass(ConfigurationError, Exception)

@@ -186,5 +186,5 @@ def test_packages_are_installed_only_where_that_is_asked_for(tmp_path: Path) -> 
 def test_every_cell_that_can_t_be_in_a_script_is_named(tmp_path: Path) -> None:
     with pytest.raises(ExportError) as caught:
         script(tmp_path, "x = 1\n%%accelerate -n 2\ny = 2", "good = 1", "\nx = = 2")
-    assert "train.ipynb, cell 1, line 2: %%accelerate stands below other lines" in str(caught.value)
+    assert "train.ipynb, cell 1, line 2: %%accelerate is below other lines" in str(caught.value)
     assert "train.ipynb, cell 3, line 2: `x = = 2` is no Python" in str(caught.value)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from accelerate_nb.errors import ConfigurationError, OperationError
-from accelerate_nb.runtime.accelerator import Accelerator
-from accelerate_nb.script.packing import pack, unpack
-from accelerate_nb.script.values import pull, pull_from, push, run
+from accelerate_nb.runtime.accelerator.accelerator import Accelerator
+from accelerate_nb.script.exchange import pull, pull_from, push, run
+from accelerate_nb.script.serializer import pack, unpack
 from tests.ranks import run_on_ranks
 
 
@@ -94,7 +94,7 @@ def test_what_can_t_be_sent_is_an_error_on_every_rank_and_the_next_call_works(ra
     for found in ranks:
         missing_rank, unpicklable = found["errors"]
         assert missing_rank[0] == ConfigurationError.__name__
-        assert "rank 2 was asked for, and there are 2 processes" in missing_rank[1]
+        assert "rank 2 was requested, but there are 2 processes" in missing_rank[1]
         assert "cannot pickle" in unpicklable[1]
         assert found["after"] == [0, 1]
     assert ranks[0]["errors"][1][0] == "TypeError"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerate_nb.script.parameters import Said, parameters
+from accelerate_nb.script.options import OptionValues, parameters
 
 OPTIONS = {
     "rate": ("float", "1e-3", "learning rate"),
@@ -31,7 +31,7 @@ def _nothing_said_before(monkeypatch):
 def said(monkeypatch: pytest.MonkeyPatch, *words: str, name: str = "__main__") -> dict[str, object]:
     monkeypatch.setattr(sys, "argv", ["train.py", *words])
     options = parameters(name, "/home/train.py", "Train a model", **OPTIONS)
-    assert isinstance(options, Said)
+    assert isinstance(options, OptionValues)
     return {key: value for key, value in zip(OPTIONS, options.instead_of(*OPTIONS), strict=True) if value != key}
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from accelerate_nb.config.run import all_settings, resolve
-from accelerate_nb.config.spelling import read_words
+from accelerate_nb.config.formats import read_words
+from accelerate_nb.config.run_config import all_settings, resolve
 from accelerate_nb.errors import ConfigurationError, LaunchError
-from accelerate_nb.script import processes
-from accelerate_nb.script.processes import launch_words, needed
+from accelerate_nb.script import relaunch
+from accelerate_nb.script.relaunch import launch_words, needed
 
 PLACE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
@@ -58,7 +58,7 @@ def test_another_number_of_processes_is_told_once(
     as_script("needed(__file__, num_processes=2)")
     assert capsys.readouterr().err == ""
     as_script("needed(__file__, num_processes=4)")
-    assert "train.py: its cells ask for 4 processes, and 2 processes were started." in capsys.readouterr().err
+    assert "train.py: its cells request 4 processes, but 2 processes were started." in capsys.readouterr().err
     launched.setenv("RANK", "1")
     as_script("needed(__file__, num_processes=4)")
     assert capsys.readouterr().err == ""
@@ -91,7 +91,7 @@ SCRIPT = f"""
 import sys
 print("before")
 sys.executable = "./telling"
-from accelerate_nb.script.processes import needed
+from accelerate_nb.script.relaunch import needed
 needed(__file__, **{SAID})
 raise SystemExit("not reached")
 """
@@ -130,7 +130,7 @@ def test_a_notebook_that_runs_the_script_keeps_its_kernel(monkeypatch: pytest.Mo
     from IPython.core.interactiveshell import InteractiveShell
 
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(processes, "_become", lambda words: pytest.fail(f"it became {words}"))
+    monkeypatch.setattr(relaunch, "_become", lambda words: pytest.fail(f"it became {words}"))
     InteractiveShell.instance()
     try:
         with pytest.raises(LaunchError, match=r"accelerate-nb launch train\.py"):

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from accelerate_nb.script import drawing
-from accelerate_nb.script.drawing import drawn_on_ranks, in_the_notebook, on_ranks, session_begins
+from accelerate_nb.script import rng_streams
+from accelerate_nb.script.rng_streams import drawn_on_ranks, in_the_notebook, on_ranks, session_begins
 from tests.export.making import exported
 
 DRAW = "json.dumps([random.random(), np.random.rand(), torch.rand(1).item()])"
@@ -84,12 +84,12 @@ def test_under_torchrun_every_process_draws_what_the_notebook_draws(tmp_path: Pa
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Streams of a test's own, with the same seeds each time."""
-    token = drawing._streams.set(drawing._Streams())
+    token = rng_streams._streams.set(rng_streams._RandomStreams())
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
     yield
-    drawing._streams.reset(token)
+    rng_streams._streams.reset(token)
 
 
 def draw() -> tuple[float, ...]:

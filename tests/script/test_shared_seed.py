@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerate_nb.script.alike import alike, can_begin_again, number_of
+from accelerate_nb.script.shared_seed import alike, can_begin_again, number_of
 
 PLACE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
 
@@ -62,7 +62,7 @@ def test_only_a_python_that_runs_the_file_itself_can_begin_again(words: str, can
 
 PROGRAM = """
 import os, sys, importlib.util
-from accelerate_nb.script.alike import alike
+from accelerate_nb.script.shared_seed import alike
 print("begun")
 alike(__file__)
 assert not {"numpy", "torch"} & set(sys.modules)

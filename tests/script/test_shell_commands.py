@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from accelerate_nb.script import files, shell
+from accelerate_nb.script import run_file, shell_commands
 
 LAUNCHED = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999", "TORCHELASTIC_RUN_ID": "test"}
 
@@ -24,7 +24,9 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def on_ranks(code: str, *, ranks: int = 3, **more: str) -> list[subprocess.CompletedProcess[str]]:
     """The same file in processes that a launcher started beside each other."""
-    Path("script.py").write_text(f"import os, sys\nfrom accelerate_nb.script import shell as nb_shell\n{code}\n")
+    Path("script.py").write_text(
+        f"import os, sys\nfrom accelerate_nb.script import shell_commands as nb_shell\n{code}\n"
+    )
     processes = [
         subprocess.Popen(
             [sys.executable, "script.py"],
@@ -72,7 +74,7 @@ def test_a_folder_that_others_could_write_to_is_not_used() -> None:
     Path(f"accelerate-nb-once-{os.getuid()}").symlink_to("elsewhere")
     done = on_ranks("nb_shell.run('echo once >> lines')", ranks=2)
     assert [one.returncode for one in done] == [1, 1]
-    assert all("ScriptError" in one.stderr and "nobody else can write to" in one.stderr for one in done)
+    assert all("ScriptError" in one.stderr and "no other user can write to" in one.stderr for one in done)
     assert not Path("lines").exists()
 
 
@@ -105,13 +107,13 @@ def test_another_attempt_runs_the_command_again() -> None:
     # rank 1 is never there, so what the first attempt left behind stays
     for attempt in ("0", "1"):
         env = {**os.environ, **LAUNCHED, "TMPDIR": os.getcwd(), "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-        code = "from accelerate_nb.script.shell import run\nrun('echo once >> lines')"
+        code = "from accelerate_nb.script.shell_commands import run\nrun('echo once >> lines')"
         subprocess.run([sys.executable, "-c", code], env={**env, "TORCHELASTIC_RESTART_COUNT": attempt}, check=True)
     assert Path("lines").read_text() == "once\n" * 2
 
 
 def test_a_command_shows_what_it_prints_where_output_goes(capfd: pytest.CaptureFixture[str]) -> None:
-    shell.run("echo a; echo b >&2; exit 3")
+    shell_commands.run("echo a; echo b >&2; exit 3")
     assert capfd.readouterr().out.split() == ["a", "b"]
 
 
@@ -119,13 +121,13 @@ def test_a_command_in_the_background_is_not_waited_for() -> None:
     # a writer is blocked until somebody reads
     os.mkfifo("first")
     os.mkfifo("second")
-    shell.run("echo waiting > first &")
-    shell.cell("bash", "echo waiting > second", background=True)
+    shell_commands.run("echo waiting > first &")
+    shell_commands.cell("bash", "echo waiting > second", background=True)
     assert Path("first").read_text() == Path("second").read_text() == "waiting\n"
 
 
 def test_captured_lines_are_a_list_with_ipython_s_views() -> None:
-    lines = shell.capture("echo a; echo b >&2; exit 1")
+    lines = shell_commands.capture("echo a; echo b >&2; exit 1")
     assert (list(lines), lines.n, lines.s, lines.l) == (["a", "b"], "a\nb", "a b", lines)
 
 
@@ -141,24 +143,24 @@ def test_captured_lines_are_a_list_with_ipython_s_views() -> None:
     ],
 )
 def test_names_are_expanded_where_all_of_them_have_values(command: str, text: str) -> None:
-    assert shell.expanded(command, {"x": 1}) == text
+    assert shell_commands.expanded(command, {"x": 1}) == text
 
 
 def test_cells_give_back_what_they_are_asked_for() -> None:
     text = "echo out; echo err >&2; exit 1"
-    kept: list[Any] = [shell.output_of("bash", text, keep, fails=False) for keep in ("out", "err", "both")]
+    kept: list[Any] = [shell_commands.output_of("bash", text, keep, fails=False) for keep in ("out", "err", "both")]
     assert kept == ["out\n", "err\n", ("out\n", "err\n")]
     with pytest.raises(subprocess.CalledProcessError):
-        shell.output_of("bash", text)
+        shell_commands.output_of("bash", text)
 
 
 def test_cd_goes_back_and_says_where_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLDPWD", "/")
     here = os.getcwd()
     Path("inner").mkdir()
-    shell.cd("inner")
-    shell.cd("-", quiet=True)
-    shell.cd("nowhere", quiet=True)
+    shell_commands.cd("inner")
+    shell_commands.cd("-", quiet=True)
+    shell_commands.cd("nowhere", quiet=True)
     assert os.getcwd() == here
     assert capsys.readouterr().out.split("\n")[:2] == [
         f"{here}/inner",
@@ -171,7 +173,7 @@ def test_a_program_runs_with_its_arguments_and_leaves_its_names() -> None:
         "import sys, __main__\n_words = sys.argv[1:]\nmine = __main__ is sys.modules[__name__]\nvalue = len(_words)\n"
     )
     before, names = sys.argv, {"value": 0, "__name__": "mine"}
-    files.run_file("program.py", ["a", "b"], names)
+    run_file.run_file("program.py", ["a", "b"], names)
     assert (names["value"], names["mine"], names["__name__"]) == (2, True, "mine")
     assert sys.argv is before
 
@@ -180,15 +182,15 @@ def test_a_program_may_end_itself_and_its_error_is_raised() -> None:
     names: dict[str, Any] = {}
     Path("ends.py").write_text("import sys\nx = 1\nsys.exit(2)")
     with pytest.raises(SystemExit):
-        files.run_file("ends.py", [], {})
-    files.run_file("ends", [], names, exits=False)
+        run_file.run_file("ends.py", [], {})
+    run_file.run_file("ends", [], names, exits=False)
     assert names["x"] == 1
-    with pytest.raises(files.ScriptError, match="no such file"):
-        files.run_file("nowhere.py", [], names)
+    with pytest.raises(run_file.ScriptError, match="no such file"):
+        run_file.run_file("nowhere.py", [], names)
 
 
 def test_a_module_runs_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
-    files.run_file("this", [], {}, is_module=True)
+    run_file.run_file("this", [], {}, is_module=True)
     assert "Zen of Python" in capsys.readouterr().out
 
 
@@ -201,12 +203,12 @@ def test_a_notebook_runs_with_the_names_that_are_there(monkeypatch: pytest.Monke
     ]
     Path("book.ipynb").write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
     names: dict[str, Any] = {"x": 1, "__name__": "__main__"}
-    files.run_file("book.ipynb", [], names)
+    run_file.run_file("book.ipynb", [], names)
     assert (names["y"], names["z"]) == (2, 2)
 
 
 def test_words_stand_for_the_files_that_they_match() -> None:
     for name in ("b.txt", "a.txt"):
         Path(name).touch()
-    assert files.matching("*.txt") == ["a.txt", "b.txt"]
-    assert files.matching("*.none") == ["*.none"]
+    assert run_file.matching("*.txt") == ["a.txt", "b.txt"]
+    assert run_file.matching("*.none") == ["*.none"]

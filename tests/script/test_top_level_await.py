@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from accelerate_nb.script.waiting import wait
+from accelerate_nb.script.top_level_await import wait
 
 
 def test_tasks_of_one_cell_go_on_while_a_later_one_waits():
@@ -32,7 +32,7 @@ def test_exceptions_are_the_cells_own():
 def test_what_still_runs_at_the_end_is_cancelled_without_a_warning():
     program = """
 import asyncio
-from accelerate_nb.script.waiting import wait
+from accelerate_nb.script.top_level_await import wait
 
 async def forever():
     try:

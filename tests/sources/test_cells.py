@@ -8,7 +8,7 @@ import traceback
 
 import pytest
 
-from accelerate_nb.launching.sources import Sources, sources_here
+from accelerate_nb.sources.cells import CellSources, current_sources
 
 
 @pytest.fixture
@@ -21,9 +21,9 @@ def cell():
 
 def test_cells_travel_as_plain_values_and_show_up_in_tracebacks(cell):
     name, lines = cell
-    plain = json.loads(json.dumps(sources_here().to_plain()))
+    plain = json.loads(json.dumps(current_sources().to_plain()))
     del linecache.cache[name]
-    sources = Sources(**plain)
+    sources = CellSources(**plain)
     assert sources.lines[name] == lines
     sources.install()
     names = {}
@@ -37,11 +37,11 @@ def test_cells_travel_as_plain_values_and_show_up_in_tracebacks(cell):
 
 def test_files_stay_where_they_are():
     linecache.getline(__file__, 1)
-    assert __file__ not in sources_here().lines
+    assert __file__ not in current_sources().lines
 
 
 def test_a_place_is_named_as_a_person_would():
-    sources = Sources({"/tmp/ipykernel_1/2.py": ["a\n"], "<string>": ["b\n"]}, {"/tmp/ipykernel_1/2.py": 3})
-    assert sources.place("/tmp/ipykernel_1/2.py", 7) == "Cell In[3], line 7"
-    assert sources.place("<string>", 1) == "a cell, line 1"
-    assert sources.place("train.py", 2) == 'File "train.py", line 2'
+    sources = CellSources({"/tmp/ipykernel_1/2.py": ["a\n"], "<string>": ["b\n"]}, {"/tmp/ipykernel_1/2.py": 3})
+    assert sources.location("/tmp/ipykernel_1/2.py", 7) == "Cell In[3], line 7"
+    assert sources.location("<string>", 1) == "a cell, line 1"
+    assert sources.location("train.py", 2) == 'File "train.py", line 2'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 
-from accelerate_nb.launching.installed import is_installed, loaded_since
+from accelerate_nb.sources.installed_packages import is_installed, loaded_since
 
 
 def test_installed_packages_are_told_from_the_rest(monkeypatch):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from accelerate_nb.export.places import place, table
-from accelerate_nb.launching.sources import Sources
+from accelerate_nb.sources.cells import CellSources
+from accelerate_nb.sources.script_lines import cell_line, table
 from tests.export.making import code, exported, markdown, notebook, script
 
 CELLS = [
@@ -38,24 +38,24 @@ def test_every_line_of_every_cell_is_found_and_nothing_else(tmp_path):
 def test_a_place_reads_as_a_person_says_it(tmp_path):
     path = exported(tmp_path, *CELLS)
     number = path.read_text().split("\n").index("    shown(y)") + 1
-    assert str(place(str(path), number)) == "train.ipynb, cell 4, line 7"
-    assert place(str(path), 1) is None
-    assert place(str(path), number + 1) is None  # what waits for the cell
+    assert str(cell_line(str(path), number)) == "train.ipynb, cell 4, line 7"
+    assert cell_line(str(path), 1) is None
+    assert cell_line(str(path), number + 1) is None  # what waits for the cell
 
 
 def test_other_files_have_no_places(tmp_path):
     (tmp_path / "a.py").write_text("x\n# %% [1] a.ipynb\ny\n")
-    assert place(str(tmp_path / "a.py"), 3) is None
-    assert place(str(tmp_path / "none.py"), 3) is None
-    assert place(__file__, 3) is None
+    assert cell_line(str(tmp_path / "a.py"), 3) is None
+    assert cell_line(str(tmp_path / "none.py"), 3) is None
+    assert cell_line(__file__, 3) is None
     assert table([]) == {}
 
 
 def test_a_worker_names_the_cells_of_a_script(tmp_path):
     path = str(exported(tmp_path, "x = 1", "y = 2"))
     line = Path(path).read_text().split("\n").index("y = 2") + 1
-    assert Sources({}, {}).place(path, line) == "train.ipynb, cell 2, line 1"
-    assert Sources({}, {}).place(path, 2) == f'File "{path}", line 2'
+    assert CellSources({}, {}).location(path, line) == "train.ipynb, cell 2, line 1"
+    assert CellSources({}, {}).location(path, 2) == f'File "{path}", line 2'
 
 
 @pytest.mark.parametrize("name", ["a b.ipynb", "ü [1].ipynb", "x\ny.ipynb", "a # +.ipynb"])

@@ -25,7 +25,7 @@ def test_a_warning_names_notebook_cell_and_line(tmp_path: Path) -> None:
     cells = [
         WARNS,
         "import asyncio, os\nos.chdir('/')\nawait asyncio.sleep(0)\n\nwarnings.warn('old', DeprecationWarning)\nx = 1",
-        "from accelerate_nb.notices import notice\nnotice('of this package')\nx = 2",
+        "from accelerate_nb.user_warnings import warn_user\nwarn_user('of this package')\nx = 2",
     ]
     assert said(tmp_path, *cells).splitlines() == [
         "train.ipynb, cell 2, line 3: UserWarning: take care",
@@ -33,7 +33,7 @@ def test_a_warning_names_notebook_cell_and_line(tmp_path: Path) -> None:
         "train.ipynb, cell 3, line 5: DeprecationWarning: old",
         "  warnings.warn('old', DeprecationWarning)",
         "train.ipynb, cell 4, line 2: UserWarning: of this package",
-        "  notice('of this package')",
+        "  warn_user('of this package')",
     ]
 
 

@@ -1,11 +1,12 @@
-"""How the house is read: every file of the package, and what each imports, without importing any of it."""
+"""Every source file of the package, and what it imports, read without importing it."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,8 +36,8 @@ class Module:
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
     @cached_property
-    def room(self) -> str:
-        """The folder or the top-level file that it belongs to: `launch`, `errors`; empty for the package's own file."""
+    def folder(self) -> str:
+        """The top-level folder or file that it belongs to: `launching`, `errors`; empty for the package's `__init__.py`."""
         parts = self.name.split(".")
         return parts[1] if len(parts) > 1 else ""
 
@@ -63,12 +64,24 @@ class Module:
                     yield from self._walk(ast.Module([part], []), when)
             elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
                 yield from self._walk(child, "call" if when == "import" else when)
+            elif (target := _imported_by_name(child)) is not None:
+                yield Import(target, child.lineno, "call" if when == "import" else when)
             else:
                 yield from self._walk(child, when)
 
     def _source(self, node: ast.ImportFrom) -> str:
         assert node.level == 0, f"{self.path}:{node.lineno} imports relatively"
         return node.module or ""
+
+
+def _imported_by_name(node: ast.AST) -> str | None:
+    """The module of this package whose name a call of `import_module` or `__import__` is given as a string."""
+    if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Constant):
+        return None
+    called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    name = node.args[0].value
+    is_import = called in {"import_module", "__import__"} and isinstance(name, str)
+    return name if is_import and name.startswith("accelerate_nb") else None
 
 
 def _is_for_type_checkers(node: ast.If) -> bool:
@@ -78,8 +91,9 @@ def _is_for_type_checkers(node: ast.If) -> bool:
     )
 
 
+@cache
 def modules(package: Path = PACKAGE) -> list[Module]:
-    """Every file of the package, in the order of their names."""
+    """Every file of the package, in the order of their names; each is parsed once for all tests."""
     return [Module(path, package.parent) for path in sorted(package.rglob("*.py"))]
 
 
@@ -90,3 +104,61 @@ def resolved(target: str, known: set[str]) -> str | None:
             return target
         target = target.rpartition(".")[0]
     return None
+
+
+def import_cycles(sources: list[Module]) -> list[list[str]]:
+    """Groups of modules that import each other, also in functions or for type checkers: Tarjan's strongly connected components."""
+    known = {module.name for module in sources}
+    graph = {
+        module.name: {found for item in module.imports if (found := resolved(item.target, known))} - {module.name}
+        for module in sources
+    }
+    index: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    groups: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        index[name] = lowest[name] = len(index)
+        stack.append(name)
+        for target in sorted(graph[name]):
+            if target not in index:
+                visit(target)
+            if target in stack:
+                lowest[name] = min(lowest[name], lowest[target])
+        if lowest[name] == index[name]:
+            start = stack.index(name)
+            if len(stack) - start > 1:
+                groups.append(sorted(stack[start:]))
+            del stack[start:]
+
+    for name in sorted(graph):
+        if name not in index:
+            visit(name)
+    return groups
+
+
+def main() -> None:
+    """Print the files of each folder, the longest files, and the import cycles: `python -m tests.style.source_files`."""
+    sources = modules()
+    lines = {
+        module.path.relative_to(ROOT): len(module.path.read_text(encoding="utf-8").splitlines()) for module in sources
+    }
+    folders = Counter(path.parent for path in lines)
+    print(f"{len(lines)} files, {sum(lines.values()):,} lines, {len(folders)} folders")
+    print("\nFolders with more than 15 files:")
+    for folder, count in folders.most_common():
+        if count > 15:
+            print(f"  {count:3}  {folder}")
+    print("\nFiles of more than 300 lines:")
+    for path, count in sorted(lines.items(), key=lambda item: -item[1]):
+        if count > 300:
+            print(f"  {count:3}  {path}")
+    found = import_cycles(sources)
+    print(f"\nImport cycles, imports in functions and for type checkers included: {len(found)}")
+    for group in found:
+        print(f"  {', '.join(group)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Who may import whom: the floors of the house hold."""
+"""Who may import whom: no module imports from a layer above its own, and no import cycle is left."""
 
 from __future__ import annotations
 
@@ -8,32 +8,38 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.reading import Import, Module, modules, resolved
+from tests.style.source_files import Import, Module, import_cycles, modules, resolved
 
-FLOOR = {
+LAYERS = {
     "errors": 0,
-    "notices": 0,
-    "own": 0,
+    "rank_local": 0,
+    "user_warnings": 0,
     "config": 1,
     "events": 1,
-    "export": 2,
+    "sources": 1,
     "devices": 2,
+    "export": 2,
+    "failures": 2,
     "reports": 2,
-    "launching": 3,
-    "runtime": 3,
-    "big_models": 4,
-    "notebook": 4,
-    "script": 4,
-    "cli": 5,  # it reads the options of a script before the script does
+    "rank": 3,
+    "runtime": 4,
+    "transport": 4,
+    "big_models": 5,
+    "script": 5,
+    "worker": 5,
+    "supervisor": 6,
+    "launching": 7,
+    "notebook": 8,
+    "cli": 9,
 }
-STRANGERS = [("launching", "runtime"), ("runtime", "launching"), ("notebook", "cli"), ("cli", "notebook")]
-STRANGERS += [("notebook", "runtime"), ("cli", "runtime")]
-# What scripts call runs in whatever process the script does, which some launcher, or none, has started.
-STRANGERS += [("script", "launching")]
-# A room above runtime, beside the front ends, that knows no launching.
-STRANGERS += [("big_models", room) for room in ("config", "events", "export", "launching")]
+FORBIDDEN = [("launching", "runtime"), ("supervisor", "runtime"), ("notebook", "runtime")]
+FORBIDDEN += [("cli", "notebook")]
+# A worker, or a command that reads checkpoints itself, loads the runtime once it needs it.
+ONLY_IN_FUNCTIONS = [("worker", "runtime"), ("cli", "runtime")]
+# A folder above runtime, beside the front ends, that imports nothing of launching.
+FORBIDDEN += [("big_models", folder) for folder in ("config", "events", "export")]
 
-# Each optional package is imported by the files of its name, and by nobody else.
+# Each optional package is imported by the files of its name, or those of a folder of its name, and by nobody else.
 OPTIONAL = {
     "ray": "ray",
     "torch_xla": "xla spmd",
@@ -57,93 +63,80 @@ OPTIONAL = {
     "dvclive": "dvclive",
     "swanlab": "swanlab",
 }
-# In these rooms torch is imported by functions that need it; in others with the file; elsewhere not at all.
-TORCH_IN_FUNCTIONS = ("accelerate_nb.devices.", "accelerate_nb.launching.", "accelerate_nb.script.")
-TORCH_AT_HOME = ("runtime", "big_models")
+# In these folders functions import torch where they need it; in the others its files do; elsewhere nothing does.
+TORCH_IN_FUNCTIONS = ("devices", "failures", "launching", "rank", "script", "supervisor", "transport", "worker")
+TORCH_WITH_THE_FILE = ("runtime", "big_models")
 
 ALL = modules()
-NAMES = {module.name for module in ALL}
 
 
-def wrong_floors(house: list[Module]) -> Iterator[str]:
-    """Imports that go up, or across a wall."""
-    known = {module.name for module in house}
-    for module in house:
+def wrong_layers(sources: list[Module]) -> Iterator[str]:
+    """Imports from a layer above, and those that are forbidden."""
+    known = {module.name for module in sources}
+    for module in sources:
         for item in module.imports:
             found = resolved(item.target, known)
-            if found is None or module.room not in FLOOR or found.count(".") == 0:
+            if found is None or module.folder not in LAYERS or found.count(".") == 0:
                 continue
-            if item.when == "types" and module.room == "errors":
+            if item.when == "types" and module.folder == "errors":
                 continue  # an error says, to type checkers only, what it carries
-            room = found.split(".")[1]
-            if room == module.room:
+            folder = found.split(".")[1]
+            if folder == module.folder:
                 continue
-            if room not in FLOOR:
-                yield f"{place(module, item)}: {room} is a door, for people outside; import what it re-exports"
-            elif FLOOR[room] >= FLOOR[module.room]:
-                yield f"{place(module, item)}: floor {FLOOR[module.room]} imports {room} of floor {FLOOR[room]}"
-            elif (module.room, room) in STRANGERS:
-                yield f"{place(module, item)}: {module.room} never imports {room}"
+            if folder not in LAYERS:
+                yield f"{place(module, item)}: {folder} re-exports for users; import the module that defines it"
+            elif LAYERS[folder] >= LAYERS[module.folder]:
+                yield f"{place(module, item)}: layer {LAYERS[module.folder]} imports {folder} of layer {LAYERS[folder]}"
+            elif (module.folder, folder) in ONLY_IN_FUNCTIONS and item.when == "import":
+                yield f"{place(module, item)}: {module.folder} imports {folder} inside of functions"
+            elif (module.folder, folder) in FORBIDDEN:
+                yield f"{place(module, item)}: {module.folder} never imports {folder}"
 
 
-def wrong_torch(house: list[Module]) -> Iterator[str]:
-    """Imports of torch where it is not at home."""
-    for module in house:
+def wrong_torch(sources: list[Module]) -> Iterator[str]:
+    """Imports of torch where it is not allowed."""
+    for module in sources:
         for item in module.imports:
-            if top(item) != "torch" or item.when == "types" or module.room in TORCH_AT_HOME or is_door(module):
+            if (
+                top(item) != "torch"
+                or item.when == "types"
+                or module.folder in TORCH_WITH_THE_FILE
+                or re_exports(module)
+            ):
                 continue
-            if item.when == "import" or not module.name.startswith(TORCH_IN_FUNCTIONS):
+            if item.when == "import" or module.folder not in TORCH_IN_FUNCTIONS:
                 yield f"{place(module, item)}: torch is imported {'with the file' if item.when == 'import' else 'here'}"
 
 
-def wrong_optional(house: list[Module]) -> Iterator[str]:
+def wrong_optional(sources: list[Module]) -> Iterator[str]:
     """Imports of optional packages outside the file of their name."""
-    for module in house:
+    for module in sources:
         for item in module.imports:
             owner = OPTIONAL.get(top(item))
-            if owner is not None and item.when != "types" and module.path.stem not in owner.split():
+            if (
+                owner is not None
+                and item.when != "types"
+                and {module.path.stem, module.path.parent.name}.isdisjoint(owner.split())
+            ):
                 yield f"{place(module, item)}: only a file named {owner.replace(' ', '.py or ')}.py imports {top(item)}"
 
 
-def wrong_doors(house: list[Module]) -> Iterator[str]:
-    """Lines of a door that are neither docstring, imports nor `__all__`."""
-    for module in house:
-        if not is_door(module):
+def wrong_re_exports(sources: list[Module]) -> Iterator[str]:
+    """Lines of a re-exporting file that are neither docstring, imports nor `__all__`."""
+    for module in sources:
+        if not re_exports(module):
             continue
         for number, node in enumerate(module.tree.body):
             docstring = number == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
             imports = isinstance(node, (ast.Import, ast.ImportFrom))
             names = isinstance(node, (ast.Assign, ast.AnnAssign)) and "__all__" in ast.unparse(node).partition("=")[0]
             if not (docstring or imports or names):
-                yield f"{module.path.name}:{node.lineno}: a door holds a docstring, imports and __all__"
+                yield f"{module.path.name}:{node.lineno}: a file that re-exports holds a docstring, imports and __all__"
 
 
-def cycles(house: list[Module]) -> list[tuple[str, ...]]:
-    """Groups of files that import each other when they are imported."""
-    known = {module.name for module in house}
-    edges: dict[str, set[str]] = {}
-    for module in house:
-        targets = {resolved(item.target, known) for item in module.imports if item.when == "import"}
-        edges[module.name] = {target for target in targets if target} - {module.name}
-    knots: list[tuple[str, ...]] = []
-    done: set[str] = set()
-
-    def visit(name: str, trail: tuple[str, ...]) -> None:
-        if name in trail:
-            knots.append((*trail[trail.index(name) :], name))
-        elif name not in done:
-            for target in sorted(edges[name]):
-                visit(target, (*trail, name))
-            done.add(name)
-
-    for name in sorted(edges):
-        visit(name, ())
-    return knots
-
-
-def is_door(module: Module) -> bool:
-    """Whether a file stands at the top, or in `utils/`, for Hugging Face's module names."""
-    return module.room not in {"", "__main__"} and module.room not in FLOOR
+def re_exports(module: Module) -> bool:
+    """Whether a file only re-exports, under one of Hugging Face's module names, at the top level or in `utils/`."""
+    return module.folder not in {"", "__main__"} and module.folder not in LAYERS
 
 
 def top(item: Import) -> str:
@@ -157,27 +150,33 @@ def place(module: Module, item: Import) -> str:
 
 
 @pytest.mark.parametrize(
-    "rule", [wrong_floors, wrong_torch, wrong_optional, wrong_doors, cycles], ids=lambda rule: rule.__name__
+    "rule", [wrong_layers, wrong_torch, wrong_optional, wrong_re_exports, import_cycles], ids=lambda rule: rule.__name__
 )
-def test_the_house_keeps_its_rules(rule: Callable[[list[Module]], Iterator[str]]) -> None:
+def test_the_package_keeps_the_rule(rule: Callable[[list[Module]], Iterator[str]]) -> None:
     assert list(rule(ALL)) == []
 
 
 BROKEN = [
-    (wrong_floors, {"launching/a.py": "from accelerate_nb.runtime import b", "runtime/b.py": ""}),
-    (wrong_floors, {"runtime/a.py": "def f():\n    import accelerate_nb.launching.b", "launching/b.py": ""}),
-    (wrong_floors, {"notebook/a.py": "from accelerate_nb.runtime.b import c", "runtime/b.py": ""}),
-    (wrong_floors, {"runtime/a.py": "from accelerate_nb.big_models.b import c", "big_models/b.py": ""}),
-    (wrong_floors, {"big_models/a.py": "from accelerate_nb.launching.b import c", "launching/b.py": ""}),
-    (wrong_floors, {"errors.py": "from accelerate_nb.events import model", "events/model.py": ""}),
-    (wrong_floors, {"launching/a.py": "from accelerate_nb.state import X", "state.py": ""}),
+    (wrong_layers, {"launching/a.py": "from accelerate_nb.runtime import b", "runtime/b.py": ""}),
+    (wrong_layers, {"runtime/a.py": "def f():\n    import accelerate_nb.launching.b", "launching/b.py": ""}),
+    (wrong_layers, {"notebook/a.py": "from accelerate_nb.runtime.b import c", "runtime/b.py": ""}),
+    (wrong_layers, {"launching/a.py": "f = import_module('accelerate_nb.runtime.b').f", "runtime/b.py": ""}),
+    (wrong_layers, {"worker/a.py": "from accelerate_nb.runtime.b import c", "runtime/b.py": ""}),
+    (wrong_layers, {"runtime/a.py": "from accelerate_nb.big_models.b import c", "big_models/b.py": ""}),
+    (wrong_layers, {"big_models/a.py": "from accelerate_nb.launching.b import c", "launching/b.py": ""}),
+    (wrong_layers, {"errors.py": "from accelerate_nb.events import model", "events/model.py": ""}),
+    (wrong_layers, {"launching/a.py": "from accelerate_nb.state import X", "state.py": ""}),
     (wrong_torch, {"launching/a.py": "import torch"}),
     (wrong_torch, {"events/a.py": "def f():\n    import torch.distributed"}),
     (wrong_torch, {"devices/a.py": "class A:\n    from torch import cuda"}),
     (wrong_optional, {"launching/engines/local.py": "def f():\n    import ray"}),
-    (wrong_doors, {"state.py": "'''Hi.'''\nfrom accelerate_nb.runtime.a import b\nc = b()", "runtime/a.py": ""}),
-    (wrong_doors, {"utils/a.py": "def f(): ..."}),
-    (cycles, {"config/a.py": "import accelerate_nb.config.b", "config/b.py": "from accelerate_nb.config.a import x"}),
+    (wrong_re_exports, {"state.py": "'''Hi.'''\nfrom accelerate_nb.runtime.a import b\nc = b()", "runtime/a.py": ""}),
+    (wrong_re_exports, {"utils/a.py": "def f(): ..."}),
+    (
+        import_cycles,
+        {"config/a.py": "import accelerate_nb.config.b", "config/b.py": "from accelerate_nb.config.a import x"},
+    ),
+    (import_cycles, {"cli/a.py": "import accelerate_nb.cli.b", "cli/b.py": "def f():\n    import accelerate_nb.cli.a"}),
 ]
 SOUND = {
     "errors.py": "'''Errors.'''\nfrom typing import TYPE_CHECKING\n",
@@ -197,7 +196,7 @@ def test_a_rule_sees_what_breaks_it(rule: Callable, files: dict[str, str], tmp_p
 
 
 def built(folder: Path, files: dict[str, str]) -> list[Module]:
-    """A small house of these files."""
+    """A small package of these files."""
     for name, text in files.items():
         path = folder / "accelerate_nb" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -207,4 +206,14 @@ def built(folder: Path, files: dict[str, str]) -> list[Module]:
 
 def test_warnings_are_given_where_they_name_the_persons_line():
     calling = [module.name for module in ALL if "warnings.warn(" in module.path.read_text(encoding="utf-8")]
-    assert calling == ["accelerate_nb.notices"]
+    assert calling == ["accelerate_nb.user_warnings"]
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    lengths = {module.name: len(module.path.read_text(encoding="utf-8").splitlines()) for module in ALL}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
+
+
+def test_no_class_name_occurs_twice() -> None:
+    names = [node.name for module in ALL for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)]
+    assert [name for name in set(names) if names.count(name) > 1] == []

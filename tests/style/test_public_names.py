@@ -9,23 +9,23 @@ from pathlib import Path
 import pytest
 
 import accelerate_nb
-from tests.house.reading import Module, modules
-from tests.house.test_floors import is_door
+from tests.style.source_files import Module, modules
+from tests.style.test_layers import re_exports
 
 FROZEN = Path(__file__).with_name("public_names.txt")
-DOORS = [module for module in modules() if is_door(module)]
+RE_EXPORTING = [module for module in modules() if re_exports(module)]
 
 
 def public_names() -> list[str]:
     """Each public name with its module, as the package has them now."""
     own = {f"accelerate_nb.{name}" for name in accelerate_nb.__all__}
-    return sorted(own.union(*(passed_on(door) for door in DOORS)))
+    return sorted(own.union(*(passed_on(module) for module in RE_EXPORTING)))
 
 
-def passed_on(door: Module) -> set[str]:
-    """What a door re-exports: the names that it imports `as` something."""
-    imports = [node for node in door.tree.body if isinstance(node, ast.ImportFrom)]
-    return {f"{door.name}.{alias.asname}" for node in imports for alias in node.names if alias.asname}
+def passed_on(module: Module) -> set[str]:
+    """What a file re-exports: the names that it imports `as` something."""
+    imports = [node for node in module.tree.body if isinstance(node, ast.ImportFrom)]
+    return {f"{module.name}.{alias.asname}" for node in imports for alias in node.names if alias.asname}
 
 
 def test_the_public_names_are_those_of_the_list() -> None:
@@ -37,17 +37,33 @@ def test_the_public_names_are_those_of_the_list() -> None:
     assert listed == sorted(listed)
 
 
-@pytest.mark.parametrize("name", FROZEN.read_text(encoding="utf-8").split())
-def test_a_public_name_can_be_imported(name: str) -> None:
+def failed_import(name: str) -> str | None:
+    """Why a public name can't be imported; `None` if it can."""
     module, _, attribute = name.rpartition(".")
-    assert getattr(import_module(module), attribute) is not None
+    try:
+        found = getattr(import_module(module), attribute)
+    except Exception as error:
+        return f"{name}: {error!r}"
+    return f"{name} is None" if found is None else None
 
 
-@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
-def test_a_door_passes_on_all_that_it_imports(door: Module) -> None:
-    imports = [node for node in door.tree.body if isinstance(node, ast.ImportFrom) and node.module != "__future__"]
-    hidden = [alias.name for node in imports for alias in node.names if alias.asname is None]
-    assert hidden == []  # `from x import a as a` says that `a` is meant for others
+def test_every_public_name_can_be_imported() -> None:
+    assert [why for name in FROZEN.read_text(encoding="utf-8").split() if (why := failed_import(name))] == []
+
+
+@pytest.mark.parametrize("name", ["accelerate_nb.no_such_name", "accelerate_nb.no_such_module.name"])
+def test_the_check_sees_a_name_that_can_not_be_imported(name: str) -> None:
+    assert "no_such" in str(failed_import(name))
+
+
+def hidden_names(module: Module) -> list[str]:
+    """What a re-exporting file imports for itself alone; `from x import a as a` says that `a` is meant for others."""
+    imports = [node for node in module.tree.body if isinstance(node, ast.ImportFrom) and node.module != "__future__"]
+    return [f"{module.name}.{alias.name}" for node in imports for alias in node.names if alias.asname is None]
+
+
+def test_a_file_that_re_exports_uses_no_name_itself() -> None:
+    assert [name for module in RE_EXPORTING for name in hidden_names(module)] == []
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

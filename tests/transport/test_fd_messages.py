@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from accelerate_nb.launching.messages import receive_message, send_message
+from accelerate_nb.transport.fd_messages import receive_message, send_message
 
 
 @pytest.fixture
@@ -21,7 +21,9 @@ def ends():
 def sent_and_received(ends, messages):
     """What arrives when all is sent from another thread."""
     near, far = ends
-    sending = threading.Thread(target=lambda: [send_message(near, said, held) for said, held in messages], daemon=True)
+    sending = threading.Thread(
+        target=lambda: [send_message(near, message, held) for message, held in messages], daemon=True
+    )
     sending.start()
     found = [receive_message(far) for _ in messages]
     sending.join()
@@ -30,7 +32,7 @@ def sent_and_received(ends, messages):
 
 def test_messages_come_in_order_however_large(ends):
     messages = [({"number": number, "text": "ü\n" * size}, ()) for number, size in enumerate([0, 1, 500_000, 3])]
-    assert [said for said, _ in sent_and_received(ends, messages)] == [said for said, _ in messages]
+    assert [message for message, _ in sent_and_received(ends, messages)] == [message for message, _ in messages]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 253, 254, 700])
@@ -41,8 +43,8 @@ def test_descriptors_come_with_their_message_and_stay_open_here(ends, count):
     try:
         messages = [({"first": 1}, []), ({"do": "x" * 1000}, held), ({"after": 1}, [write])]
         found = sent_and_received(ends, messages)
-        arrived = [one for _, descriptors in found for one in descriptors]
-        assert [said for said, _ in found] == [said for said, _ in messages]
+        arrived = [item for _, descriptors in found for item in descriptors]
+        assert [message for message, _ in found] == [message for message, _ in messages]
         assert [len(descriptors) for _, descriptors in found] == [0, count, 1]
         for number in (*held, *arrived):
             assert os.path.sameopenfile(number, write)

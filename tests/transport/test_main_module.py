@@ -12,9 +12,9 @@ from types import ModuleType
 import pytest
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.launching.main_module import become_main, is_of_main
-from accelerate_nb.launching.scripts import Function, Script
-from accelerate_nb.own import alone
+from accelerate_nb.rank_local import alone
+from accelerate_nb.transport.main_module import become_main, is_of_main
+from accelerate_nb.worker.program import ScriptFile, ScriptFunction
 
 CODE = "class Thing:\n    rank = None\n\ndef main():\n    print('main was called')\n"
 
@@ -67,12 +67,12 @@ def test_a_rank_that_has_its_process_for_itself_has_an_ordinary_main():
 def test_a_function_is_called_of_a_script_that_is_imported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "train_for_a_test.py"
     path.write_text(f"print('imported as', __name__)\n{CODE}if __name__ == '__main__':\n    raise SystemExit(3)\n")
-    script = Script(str(path), "train_for_a_test.py")
+    script = ScriptFile(str(path), "train_for_a_test.py")
     for _ in range(2):
-        Function(script, "main").run(["--lr", "1"])
+        ScriptFunction(script, "main").run(["--lr", "1"])
     assert capsys.readouterr().out.splitlines() == ["imported as train_for_a_test", *["main was called"] * 2]
     assert sys.argv == ["train_for_a_test.py", "--lr", "1"]
     with pytest.raises(
         ConfigurationError, match=r"The function mian of train_for_a_test\.py .* \(it has Thing, main\)"
     ):
-        Function(script, "mian").run([])
+        ScriptFunction(script, "mian").run([])

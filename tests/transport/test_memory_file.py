@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from accelerate_nb.launching.packing import map_entries, memory_file, read_entries, write_entries
+from accelerate_nb.transport.memory_file import map_entries, memory_file, read_entries, write_entries
 
 ENTRIES = [b"", b"x", bytearray(b"0123456789" * 1000), memoryview(np.arange(1000.0)), b"", b"end"]
 

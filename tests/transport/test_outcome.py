@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from accelerate_nb.launching.outcome import Raised, Returned, failure_of, read_outcome, write_raised, write_returned
-from accelerate_nb.launching.packing import memory_file
-from accelerate_nb.launching.sources import Sources
+from accelerate_nb.sources.cells import CellSources
+from accelerate_nb.transport.memory_file import memory_file
+from accelerate_nb.transport.outcome import Raised, Returned, failure_of, read_outcome, write_raised, write_returned
 
-NOWHERE = Sources({}, {})
+NOWHERE = CellSources({}, {})
 
 
 @pytest.fixture

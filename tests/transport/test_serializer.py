@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from accelerate_nb.launching.packing import map_entries, memory_file, write_entries
-from accelerate_nb.launching.pickling import dump, dump_homeward, load
+from accelerate_nb.transport.memory_file import map_entries, memory_file, write_entries
+from accelerate_nb.transport.serializer import dump, dump_homeward, load
 
 
 def travelled(value):

@@ -11,8 +11,8 @@ import torch
 
 from accelerate_nb import launch
 from accelerate_nb.errors import NeedsForkError
-from accelerate_nb.launching.handles import collecting
-from accelerate_nb.launching.payload import Call, arrived, pack
+from accelerate_nb.transport.payload import FunctionCall, arrived, pack
+from accelerate_nb.transport.shared_handles import collecting
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -23,14 +23,14 @@ def open_descriptors():
 
 def test_shared_tensors_are_the_same_memory_after_their_way():
     before = open_descriptors()
-    shared, own = torch.zeros(4).share_memory_(), torch.zeros(4)
-    packed = pack(Call(list, ((shared, shared[1:], own),)))
+    shared, private = torch.zeros(4).share_memory_(), torch.zeros(4)
+    packed = pack(FunctionCall(list, ((shared, shared[1:], private),)))
     found = arrived(packed.descriptor, packed.more).unpack()()
     found[0][2] = 5
     found[2][2] = 5
     assert shared[2] == 5
     assert found[1][1] == 5
-    assert own[2] == 0
+    assert private[2] == 0
     packed.close()
     del found, shared
     assert open_descriptors() <= before + 1  # torch keeps one for its own book of shared memory
@@ -46,7 +46,7 @@ def test_nothing_is_collected_outside_of_the_block():
 
 def test_what_only_a_fork_can_inherit_says_so():
     with pytest.raises(NeedsForkError, match="Lock made by multiprocessing's 'fork' context") as caught:
-        pack(Call(print, (multiprocessing.get_context("fork").Lock(),)))
+        pack(FunctionCall(print, (multiprocessing.get_context("fork").Lock(),)))
     assert "get_context('spawn')" in str(caught.value)
 
 
@@ -62,21 +62,21 @@ def adds(queue, lock, event, counter, connection, shared):
     return rank
 
 
-@pytest.mark.parametrize("start_method", ["supervisor", "fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["supervisor", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_use_the_notebook_s_queues_locks_and_shared_tensors(start_method, tmp_path):
     context = SPAWN if start_method != "fork" else multiprocessing.get_context("fork")
     queue, lock, event, counter = context.SimpleQueue(), context.Lock(), context.Event(), context.Value("i", 0)
-    here, there = context.Pipe()
+    near, there = context.Pipe()
     shared = torch.zeros(3).share_memory_()
     settings = {"num_processes": 2, "cpu": True, "start_method": start_method, "folder": str(tmp_path), "timeout": 60}
     run = launch(adds, (queue, lock, event, counter, there, shared), results="all", config_file="", **settings)
     assert sorted([queue.get(), queue.get()]) == [0, 1]
-    assert here.recv() == "from 0"
+    assert near.recv() == "from 0"
     event.set()
     assert run.wait() == [0, 1]
     assert counter.value == 2
     assert float(shared[0]) in {1, 2}  # two that add at once may overwrite each other
-    for end in (here, there):
+    for end in (near, there):
         end.close()
     queue.close()
 

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from accelerate_nb.errors import LaunchError, PayloadError
-from accelerate_nb.launching.payload import Call, pack
-from accelerate_nb.launching.sources import sources_here
+from accelerate_nb.sources.cells import current_sources
+from accelerate_nb.transport.payload import FunctionCall, pack
 
 LOCK = "a lock that module-level functions would capture, if they travelled by value"
 
@@ -17,7 +17,7 @@ LOCK = "a lock that module-level functions would capture, if they travelled by v
 def complaint(function, *args, **kwargs):
     """What is said of a call that can't be packed."""
     with pytest.raises(PayloadError) as caught:
-        pack(Call(function, args, kwargs))
+        pack(FunctionCall(function, args, kwargs))
     assert isinstance(caught.value, LaunchError)
     assert isinstance(caught.value, TypeError)
     return str(caught.value)
@@ -125,4 +125,4 @@ def test_a_failed_packing_leaves_no_descriptor_open():
 
 
 def test_sources_outside_of_a_notebook_hold_no_files():
-    assert __file__ not in sources_here().lines
+    assert __file__ not in current_sources().lines

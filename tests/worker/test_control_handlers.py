@@ -7,13 +7,13 @@ import threading
 from pathlib import Path
 
 from accelerate_nb import launch
-from accelerate_nb.launching.stacks import SIGNAL
+from accelerate_nb.failures.stack_dumps import SIGNAL
 
 SETTINGS = {"num_processes": 1, "cpu": True, "config_file": "", "timeout": 60, "panel": "off"}
 
 
-def waits_for(place):
-    while not Path(place).exists():
+def waits_for(path):
+    while not Path(path).exists():
         threading.Event().wait(0.01)
     return "well"
 
@@ -31,29 +31,29 @@ def test_a_question_whose_asker_has_gone_harms_nobody(tmp_path):
     until_it_runs(run)
     gone, its = os.pipe()
     os.close(gone)
-    assert run.tell(0, {"do": "collectives"}, [its])
+    assert run.send(0, {"do": "collectives"}, [its])
     os.close(its)
     mine, its = os.pipe()
-    assert run.tell(0, {"do": "collectives"}, [its])
+    assert run.send(0, {"do": "collectives"}, [its])
     os.close(its)
-    with open(mine, "rb") as answer:
-        assert answer.read() == b"[]"
+    with open(mine, "rb") as reply_file:
+        assert reply_file.read() == b"[]"
     end.touch()
     assert run.wait(60) == "well"
 
 
-def computes_in_threads(place):
+def computes_in_threads(path):
     def deep(depth):
         return depth if depth == 0 else deep(depth - 1)
 
     def always():
         while True:
             deep(30)
-            sorted(range(20), key=lambda one: -one)
+            sorted(range(20), key=lambda item: -item)
 
     for _ in range(4):
         threading.Thread(target=always, daemon=True).start()
-    return waits_for(place)
+    return waits_for(path)
 
 
 def test_a_rank_is_asked_where_it_is_as_often_as_one_likes_while_its_threads_run(tmp_path):
@@ -62,7 +62,11 @@ def test_a_rank_is_asked_where_it_is_as_often_as_one_likes_while_its_threads_run
     pid = until_it_runs(run)
     pause = threading.Event()
     for _ in range(1500):
-        os.kill(pid, SIGNAL)
+        try:
+            os.kill(pid, SIGNAL)
+        except ProcessLookupError:
+            run.wait(60)  # says how it ended
+            raise
         pause.wait(0.002)
     assert "in waits_for" in run.stacks()
     end.touch()

@@ -10,7 +10,7 @@ import sys
 import psutil
 import pytest
 
-from accelerate_nb.launching.sessions import kill_session, members
+from accelerate_nb.worker.process_session import kill_session, members
 
 # A leader with a child in a process group of its own, and a grandchild; it tells their numbers and waits.
 FAMILY = """

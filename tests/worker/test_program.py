@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from accelerate_nb.config.run import resolve
+from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import WorkerError
-from accelerate_nb.launching.functions import prepare
-from accelerate_nb.launching.scripts import (
+from accelerate_nb.launching.launcher import prepare
+from accelerate_nb.worker.program import (
     Executable,
-    Module,
     Program,
-    Script,
+    PythonModule,
+    ScriptFile,
     StandardInput,
     standard_input,
 )
@@ -86,10 +86,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "scripts" / "facts.py").write_text(FACTS)
     (tmp_path / "linked.py").symlink_to(tmp_path / "scripts" / "facts.py")
     (tmp_path / "archive" / "__main__.py").write_text(FACTS)
-    own = FACTS.replace("import beside", "from package import beside")
+    in_package = FACTS.replace("import beside", "from package import beside")
     (tmp_path / "package" / "__init__.py").write_text("")
-    (tmp_path / "package" / "__main__.py").write_text(own)
-    (tmp_path / "package" / "facts.py").write_text(own)
+    (tmp_path / "package" / "__main__.py").write_text(in_package)
+    (tmp_path / "package" / "facts.py").write_text(in_package)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FACTS", str(tmp_path / "told_"))
     return tmp_path
@@ -117,8 +117,8 @@ def by_workers(folder: Path, program: Program, size: int = 1, **settings) -> tup
     )
     run = prepare(program, (), config, Nobody())
     run.start().wait()
-    told = folder / f"told_{size - 1}"
-    return json.loads(told.read_text()) if told.exists() else {}, run.logs(0)
+    facts_file = folder / f"told_{size - 1}"
+    return json.loads(facts_file.read_text()) if facts_file.exists() else {}, run.logs(0)
 
 
 class Nobody:
@@ -134,19 +134,19 @@ class Nobody:
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        (lambda folder: Script(str(folder / "scripts" / "facts.py"), "scripts/facts.py"), ["scripts/facts.py"]),
-        (lambda folder: Script(str(folder / "linked.py"), "linked.py"), ["linked.py"]),
-        (lambda folder: Script(str(folder / "archive"), "archive"), ["archive"]),
-        (lambda folder: Module("package.facts"), ["-m", "package.facts"]),
-        (lambda folder: Module("package"), ["-m", "package"]),
+        (lambda folder: ScriptFile(str(folder / "scripts" / "facts.py"), "scripts/facts.py"), ["scripts/facts.py"]),
+        (lambda folder: ScriptFile(str(folder / "linked.py"), "linked.py"), ["linked.py"]),
+        (lambda folder: ScriptFile(str(folder / "archive"), "archive"), ["archive"]),
+        (lambda folder: PythonModule("package.facts"), ["-m", "package.facts"]),
+        (lambda folder: PythonModule("package"), ["-m", "package"]),
     ],
     ids=["script", "linked script", "folder", "module", "package"],
 )
 def test_a_program_finds_what_python_would_give_it(folder, what, words):
     arguments = ["--lr", "3", "--", "-x"]
     there, _ = by_python(folder, *words, *arguments)
-    here, written = by_workers(folder, Program(what(folder), tuple(arguments), path=path_behind(words)))
-    assert here == there
+    in_worker, written = by_workers(folder, Program(what(folder), tuple(arguments), path=path_behind(words)))
+    assert in_worker == there
     # what Python does when a program's last line has run is done, too
     assert sorted(written.splitlines()) == ["at exit", "from a pool", "from a thread"]
 
@@ -159,15 +159,15 @@ def test_compiled_files_and_archives_are_programs(folder):
     with zipfile.ZipFile(folder / "small.zip", "w") as archive:
         archive.write(folder / "small.py", "__main__.py")
     for name in ("small.pyc", "small.zip"):
-        assert by_workers(folder, Program(Script(str(folder / name), name)))[1] == "small __main__\n"
+        assert by_workers(folder, Program(ScriptFile(str(folder / name), name)))[1] == "small __main__\n"
 
 
 def test_a_program_that_python_finds_no_main_in_says_so(folder):
     (folder / "empty").mkdir()
     with pytest.raises(ImportError, match="finds no __main__ module in it"):
-        by_workers(folder, Program(Script(str(folder / "empty"), "empty")))
+        by_workers(folder, Program(ScriptFile(str(folder / "empty"), "empty")))
     with pytest.raises(ImportError, match=r"No module named 'package\.nothing'"):
-        by_workers(folder, Program(Module("package.nothing")))
+        by_workers(folder, Program(PythonModule("package.nothing")))
 
 
 def test_every_process_draws_numbers_of_its_own(folder):
@@ -175,12 +175,12 @@ def test_every_process_draws_numbers_of_its_own(folder):
         "import json, os, random, numpy\n"
         "json.dump([random.random(), numpy.random.rand()], open(os.environ['FACTS'] + os.environ['RANK'], 'w'))"
     )
-    by_workers(folder, Program(Script(str(folder / "draws.py"), "draws.py")), size=2)
+    by_workers(folder, Program(ScriptFile(str(folder / "draws.py"), "draws.py")), size=2)
     first, second = (json.loads((folder / f"told_{rank}").read_text()) for rank in range(2))
-    assert all(one != other for one, other in zip(first, second, strict=True))
+    assert all(item != other for item, other in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("start_method", ["supervisor", "fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["supervisor", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_rank_0_reads_the_standard_input(folder, start_method):
     (folder / "reads.py").write_text(
         "import os, sys\n"
@@ -192,7 +192,7 @@ def test_rank_0_reads_the_standard_input(folder, start_method):
     os.write(writing, b"somebody\n")
     os.close(writing)
     stdin = StandardInput(reading)
-    program = Program(Script(str(folder / "reads.py"), "reads.py"), stdin=stdin)
+    program = Program(ScriptFile(str(folder / "reads.py"), "reads.py"), stdin=stdin)
     # a line that has not ended ends with its process
     assert by_workers(folder, program, size=2, start_method=start_method) == ("", "who? \n")
     assert json.loads((folder / "told_0").read_text()) == "somebody"
@@ -202,7 +202,7 @@ def test_rank_0_reads_the_standard_input(folder, start_method):
 def test_a_closed_standard_input_is_none():
     code = (
         "import os; os.close(0)\n"
-        "from accelerate_nb.launching.scripts import standard_input\n"
+        "from accelerate_nb.worker.program import standard_input\n"
         "assert standard_input() is None"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
@@ -211,11 +211,13 @@ def test_a_closed_standard_input_is_none():
         found.close()
 
 
-@pytest.mark.parametrize(("ends", "told"), [("exit 5", "SystemExit: 5"), ("kill -SEGV $$", "SIGSEGV"), ("exit 0", "")])
-def test_an_executable_ends_its_worker_as_it_ended(folder, ends, told):
+@pytest.mark.parametrize(
+    ("ends", "message"), [("exit 5", "SystemExit: 5"), ("kill -SEGV $$", "SIGSEGV"), ("exit 0", "")]
+)
+def test_an_executable_ends_its_worker_as_it_ended(folder, ends, message):
     program = Program(Executable("/bin/sh"), ("-c", f"echo rank $RANK of $WORLD_SIZE; {ends}"))
-    if told:
-        with pytest.raises(WorkerError, match=told):
+    if message:
+        with pytest.raises(WorkerError, match=message):
             by_workers(folder, program)
     else:
         assert by_workers(folder, program)[1] == "rank 0 of 1\n"
@@ -232,7 +234,7 @@ def test_what_a_program_does_with_its_exceptions_is_done(folder):
         "fails()"
     )
     config = resolve({"num_processes": 1, "cpu": True, "folder": str(folder / "runs")}, {})
-    run = prepare(Program(Script(str(folder / "hooked.py"), "hooked.py")), (), config, Nobody())
+    run = prepare(Program(ScriptFile(str(folder / "hooked.py"), "hooked.py")), (), config, Nobody())
     with pytest.raises(KeyError) as caught:
         run.start().wait()
     assert run.logs(0) == "hooked KeyError ['<module>', 'fails']\n"
@@ -241,6 +243,6 @@ def test_what_a_program_does_with_its_exceptions_is_done(folder):
 
 def test_a_run_is_called_as_its_program():
     config = resolve({"num_processes": 1, "cpu": True}, {})
-    assert prepare(Program(Script("/a/train.py", "a/train.py")), (), config, Nobody()).name == "train.py"
-    titled = Program(Script("/tmp/x/train.py", "train.py"), title="train.ipynb")
+    assert prepare(Program(ScriptFile("/a/train.py", "a/train.py")), (), config, Nobody()).name == "train.py"
+    titled = Program(ScriptFile("/tmp/x/train.py", "train.py"), title="train.ipynb")
     assert prepare(titled, (), config, Nobody()).name == "train.ipynb"

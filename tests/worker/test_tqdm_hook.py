@@ -10,28 +10,28 @@ from textwrap import dedent
 import pytest
 
 from accelerate_nb import launch
-from accelerate_nb.events.emit import connect, outlet
 from accelerate_nb.events.model import Progress
+from accelerate_nb.rank.event_sink import connect, outlet
 
 SETTINGS = {"num_processes": 1, "cpu": True, "config_file": "", "timeout": 60, "panel": "off"}
 
 
 def listening(loop, *arguments):
     """In a worker: what the loop's bars said, as it would have been sent."""
-    said = []
+    events = []
 
     class Listener:
         rank = outlet().rank
 
         def send(self, event):
-            said.append(event)
+            events.append(event)
 
     connect(Listener())
     loop(*arguments)
-    return [event for event in said if isinstance(event, Progress)]
+    return [event for event in events if isinstance(event, Progress)]
 
 
-def told(loop, *arguments, **settings):
+def progress_of(loop, *arguments, **settings):
     return launch(listening, (loop, *arguments), **{**SETTINGS, **settings}).wait(60)
 
 
@@ -62,10 +62,10 @@ def goes_through(name):
 )
 @pytest.mark.filterwarnings("ignore")
 def test_a_bar_of_any_kind_is_told_from_its_beginning_to_its_end(name):
-    first, *middle, last = told(goes_through, name)
+    first, *middle, last = progress_of(goes_through, name)
     assert (first.label, first.done, first.total, first.closed) == ("going", 0, 4, False)
     assert middle
-    assert not any(one.closed for one in middle)
+    assert not any(item.closed for item in middle)
     assert (last.done, last.closed, last.bar) == (4, True, first.bar)
     assert 1 < last.rate < 17
 
@@ -85,7 +85,7 @@ kept = []
 
 
 def test_a_bar_that_halts_is_told_as_it_was_drawn_last():
-    first, *_, last = told(halts)
+    first, *_, last = progress_of(halts)
     assert (first.done, last.done, last.closed) == (0, 50, False)
 
 
@@ -103,24 +103,29 @@ def short_ways():
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_short_ways_are_bars_too():
-    assert [(one.done, one.closed) for one in told(short_ways)] == [(0, False), (1, False), (2, False), (2, True)] * 4
+    assert [(item.done, item.closed) for item in progress_of(short_ways)] == [
+        (0, False),
+        (1, False),
+        (2, False),
+        (2, True),
+    ] * 4
 
 
-@pytest.mark.parametrize("start_method", ["supervisor", "spawn", "fork"])
+@pytest.mark.parametrize("start_method", ["supervisor", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_bars_are_told_however_the_worker_started(start_method):
-    assert told(goes_through, "tqdm.tqdm", start_method=start_method)[-1].closed
+    assert progress_of(goes_through, "tqdm.tqdm", start_method=start_method)[-1].closed
 
 
 def test_tqdm_is_not_loaded_for_its_bars_and_is_told_of_when_somebody_does():
     code = """
     import sys
-    from accelerate_nb.events.emit import connect
-    from accelerate_nb.launching import bars
+    from accelerate_nb.rank.event_sink import connect
+    from accelerate_nb.worker import tqdm_hook
     class Listener:
         rank = 3
         send = print
     connect(Listener())
-    bars.install()
+    tqdm_hook.install()
     assert "tqdm" not in sys.modules
     from tqdm.notebook import tqdm
     from tqdm.auto import tqdm as auto
@@ -129,9 +134,11 @@ def test_tqdm_is_not_loaded_for_its_bars_and_is_told_of_when_somebody_does():
     import inspect
     inspect.getsource(tqdm)
     """
-    said = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True, timeout=60)
-    assert "rank=3, label='late', done=0, total=5" in said.stdout
-    assert "closed=True" in said.stdout
+    done_process = subprocess.run(
+        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "rank=3, label='late', done=0, total=5" in done_process.stdout
+    assert "closed=True" in done_process.stdout
 
 
 def nested():
@@ -143,11 +150,11 @@ def nested():
 
 
 def test_nested_bars_keep_their_places():
-    said = told(nested)
-    bars = {one.label: {each.bar for each in said if each.label == one.label} for one in said}
+    progress = progress_of(nested)
+    bars = {item.label: {entry.bar for entry in progress if entry.label == item.label} for item in progress}
     assert len(bars["outer"]) == len(bars["inner"]) == 1
     assert bars["outer"] != bars["inner"]
-    assert [one.done for one in said if one.closed] == [2, 2, 2, 3]
+    assert [item.done for item in progress if item.closed] == [2, 2, 2, 3]
 
 
 def relabelled():
@@ -163,13 +170,13 @@ def relabelled():
 
 
 def test_a_bar_that_is_relabelled_is_still_the_same_bar():
-    said = told(relabelled)
-    assert {one.bar for one in said} == {"tqdm 0"}
-    assert [one.label for one in said] == [f"epoch {step}" for step in (0, 0, 0, 1, 1, 2, 2, 2)]
-    assert said[-1].note == "loss=1"
+    progress = progress_of(relabelled)
+    assert {item.bar for item in progress} == {"tqdm 0"}
+    assert [item.label for item in progress] == [f"epoch {step}" for step in (0, 0, 0, 1, 1, 2, 2, 2)]
+    assert progress[-1].note == "loss=1"
 
 
-def quiet():
+def silent_bars():
     from tqdm import tqdm
 
     for _ in tqdm(range(3), disable=True):
@@ -179,7 +186,7 @@ def quiet():
 
 
 def test_a_bar_that_nobody_would_see_says_nothing():
-    assert told(quiet) == []
+    assert progress_of(silent_bars) == []
 
 
 def many():
@@ -193,9 +200,9 @@ def many():
 
 
 def test_bars_are_told_of_some_times_a_second_however_many_there_are():
-    said = told(many)
+    progress = progress_of(many)
     # each tenth of a second, or a little less, one that begins, moves and ends; twice that where a busy machine is late
-    assert len(said) <= 6 * (1 + (said[-1].time - said[0].time) / 0.09)
+    assert len(progress) <= 6 * (1 + (progress[-1].time - progress[0].time) / 0.09)
 
 
 def scaled():
@@ -210,8 +217,8 @@ def scaled():
 
 
 def test_numbers_are_those_that_the_bar_shows():
-    said = told(scaled)
-    first, second = (one for one in said if one.closed)
+    progress = progress_of(scaled)
+    first, second = (item for item in progress if item.closed)
     assert (first.done, first.total, first.unit, first.label) == (4.0, 4.0, "MB", "progress")
     assert (second.done, second.total, second.unit, second.label) == (10, None, "B", "read")
 
@@ -228,13 +235,124 @@ def draws(disable):
     print("done", file=sys.stderr)
 
 
-def test_what_a_bar_draws_stays_in_the_rank_s_log(tmp_path):
+def test_a_finished_bar_leaves_one_line_in_the_rank_s_log_as_it_draws_itself(tmp_path):
     run = launch(draws, (False,), folder=str(tmp_path), **SETTINGS)
     run.wait(60)
-    drawn = [line.strip() for line in run.logs(0).split("\r")]
-    assert drawn == ["", "drawn0/2", "drawn1/2", "drawn2/2", "drawn2/2\ndone"]
+    assert run.logs(0) == "drawn2/2\ndone\n"
+    assert [line.text for line in run.view.tail(0, 100)] == ["drawn2/2", "done"]
     (bar,) = run.view.rank(0).progress.values()
     assert (bar.rank, bar.done, bar.closed) == (0, 2, True)
+
+
+def on_two_levels():
+    import sys
+
+    from tqdm import tqdm
+
+    for epoch in tqdm(range(3), desc="outer", mininterval=0):
+        for _ in tqdm(range(40), desc="inner", leave=False, mininterval=0):
+            pass
+        print("epoch", epoch, file=sys.stderr)
+
+
+def on_three_levels():
+    from tqdm import trange
+
+    for _ in trange(2, desc="outer", mininterval=0):
+        for _ in trange(3, desc="middle", mininterval=0):
+            for _ in trange(3, desc="inner", mininterval=0):
+                pass
+
+
+def at_positions():
+    from tqdm.auto import tqdm
+
+    first = tqdm(total=9, desc="first", position=1, mininterval=0, ascii=True)
+    second = tqdm(total=9, desc="second", position=0, mininterval=0, leave=False)
+    for _ in range(9):
+        first.update()
+        second.update()
+    second.close()
+    first.close()
+
+
+def writes_between():
+    import sys
+
+    from tqdm import tqdm
+
+    for step in tqdm(range(3), desc="outer", colour="green", mininterval=0):
+        for _ in tqdm(range(2), leave=False, mininterval=0):
+            tqdm.write(f"written {step}", file=sys.stderr)
+        sys.stderr.write(f"and {step}\n")
+
+
+def fails_midway():
+    from tqdm import tqdm
+
+    try:
+        for _ in tqdm(range(4), desc="outer", mininterval=0):
+            for inner in tqdm(range(4), desc="inner", mininterval=0):
+                if inner == 2:
+                    raise ValueError("midway")
+    except ValueError as error:
+        print("caught", error)
+
+
+def leaves_none():
+    from tqdm import tqdm
+
+    for _ in tqdm(range(3), leave=False, mininterval=0):
+        pass
+    with tqdm(total=3, delay=60) as bar:
+        bar.update(3)
+
+
+@pytest.mark.parametrize(
+    ("loop", "lines"),
+    [
+        (on_two_levels, ["epoch 0", "epoch 1", "epoch 2", "outer: 100%|██████████| 3/3"]),
+        (on_three_levels, ["outer: 100%|██████████| 2/2"]),
+        (at_positions, ["first: 100%|##########| 9/9"]),
+        (
+            writes_between,
+            [f"{word} {step}" for step in range(3) for word in ("written", "written", "and")]
+            + ["outer: 100%|\x1b[32m██████████\x1b[0m| 3/3"],
+        ),
+        (fails_midway, ["outer:   0%|          | 0/4", "caught midway"]),
+        (leaves_none, []),
+    ],
+)
+def test_what_a_loop_leaves_is_its_own_lines_and_one_of_its_outermost_bar(loop, lines):
+    run = launch(loop, **{**SETTINGS, "num_processes": 2})
+    run.wait(60)
+    for rank in range(2):
+        kept = [line.split(" [")[0] for line in run.logs(rank).splitlines()]
+        assert sorted(kept) == sorted(lines)
+        assert run.view.line_count_of(rank) == len(lines)
+
+
+def writes_to_a_file_of_its_own(path):
+    from contextlib import redirect_stderr
+    from io import StringIO
+
+    from tqdm import tqdm
+
+    with open(path, "w") as file:
+        for _ in tqdm(range(2), desc="filed", file=file, mininterval=0):
+            pass
+    with redirect_stderr(StringIO()) as caught:
+        for _ in tqdm(range(2), desc="caught", mininterval=0):
+            pass
+    return caught.getvalue()
+
+
+def test_what_is_drawn_elsewhere_than_on_a_rank_s_streams_is_left_as_it_is(tmp_path):
+    run = launch(writes_to_a_file_of_its_own, (str(tmp_path / "file"),), **SETTINGS)
+    caught = run.wait(60)
+    assert (tmp_path / "file").read_bytes().count(b"\rfiled:") >= 3
+    assert caught.count("\rcaught:") >= 3
+    assert run.logs(0) == ""
 
 
 def in_another_process():
@@ -274,13 +392,29 @@ def trains(folder):
 
     data = [{"x": torch.ones(2), "labels": torch.ones(1)} for _ in range(16)]
     arguments = TrainingArguments(
-        output_dir=folder, max_steps=4, per_device_train_batch_size=2, report_to=[], save_strategy="no", use_cpu=True
+        output_dir=folder,
+        max_steps=4,
+        eval_strategy="steps",
+        eval_steps=2,
+        per_device_train_batch_size=2,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
     )
-    Trainer(Model(), arguments, train_dataset=data).train()
+    Trainer(Model(), arguments, train_dataset=data, eval_dataset=data).train()
 
 
 @pytest.mark.slow
 def test_the_bars_of_transformers_trainer_are_the_rank_s_bars(tmp_path):
-    said = told(trains, str(tmp_path), timeout=100)
-    assert (said[0].done, said[0].total) == (0, 4)
-    assert (said[-1].done, said[-1].closed) == (4, True)
+    progress = progress_of(trains, str(tmp_path), timeout=100)
+    assert (progress[0].done, progress[0].total) == (0, 4)
+    assert (progress[-1].done, progress[-1].closed) == (4, True)
+
+
+@pytest.mark.slow
+def test_transformers_trainer_with_its_evaluations_leaves_one_bar_among_what_it_logs(tmp_path):
+    run = launch(trains, (str(tmp_path),), **{**SETTINGS, "timeout": 100})
+    run.wait(100)
+    lines = run.logs(0).splitlines()
+    assert len([line for line in lines if "%|" in line]) == 1
+    assert not any("\r" in line or "\x1b[A" in line for line in lines)

@@ -66,7 +66,7 @@ threading.Event().wait()
 
 
 @pytest.fixture
-def surroundings(tmp_path: Path) -> dict[str, str]:
+def process_environment(tmp_path: Path) -> dict[str, str]:
     """An environment in which torch_xla computes on the CPU, and nothing of the person's is read."""
     own = {"PJRT_DEVICE": "CPU", "HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     return {**os.environ, **own}
@@ -79,11 +79,11 @@ def written(tmp_path: Path, text: str) -> str:
 
 
 def called(
-    surroundings: dict[str, str], *words: str, devices: int = 1, code: int = 0
+    process_environment: dict[str, str], *words: str, devices: int = 1, code: int = 0
 ) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, "-m", "accelerate_nb", *words],
-        env={**surroundings, "CPU_NUM_DEVICES": str(devices)},
+        env={**process_environment, "CPU_NUM_DEVICES": str(devices)},
         capture_output=True,
         text=True,
         timeout=110,
@@ -102,42 +102,42 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_script_runs_on_every_core_as_itself(tmp_path, surroundings, devices):
+def test_a_script_runs_on_every_core_as_itself(tmp_path, process_environment, devices):
     path = written(tmp_path, SCRIPT.format(package="accelerate_nb"))
-    done = called(surroundings, "launch", "--tpu", "--quiet", path, "--lr", "0.5", devices=devices)
+    done = called(process_environment, "launch", "--tpu", "--quiet", path, "--lr", "0.5", devices=devices)
     total = float(sum(range(devices)))
     expected = [f"{rank} {devices} xla {[total] * 2} 0.5 True True __main__" for rank in range(devices)]
     assert lines(done) == expected
 
 
 @pytest.mark.slow
-def test_a_function_that_is_named_is_called_on_every_core(tmp_path, surroundings):
+def test_a_function_that_is_named_is_called_on_every_core(tmp_path, process_environment):
     path = written(tmp_path, SCRIPT.format(package="accelerate_nb"))
     words = ["launch", "--tpu", "--quiet", "--main_training_function", "main", path, "--lr", "0.5"]
-    assert lines(called(surroundings, *words, devices=2)) == [
+    assert lines(called(process_environment, *words, devices=2)) == [
         f"{rank} 2 xla [1.0, 1.0] 0.5 True True train" for rank in range(2)
     ]
 
 
 @pytest.mark.slow
-def test_a_script_of_accelerate_computes_as_it_is(tmp_path, surroundings):
+def test_a_script_of_accelerate_computes_as_it_is(tmp_path, process_environment):
     path = written(tmp_path, SCRIPT.format(package="accelerate"))
-    done = called(surroundings, "launch", "--tpu", "--quiet", path, "--lr", "0.5")
+    done = called(process_environment, "launch", "--tpu", "--quiet", path, "--lr", "0.5")
     assert "0 1 xla [0.0, 0.0] 0.5 True True __main__" in lines(done)
 
 
 @pytest.mark.slow
-def test_a_function_that_is_not_there_is_named_with_those_that_are(tmp_path, surroundings):
+def test_a_function_that_is_not_there_is_named_with_those_that_are(tmp_path, process_environment):
     path = written(tmp_path, SCRIPT.format(package="accelerate_nb"))
     words = ["launch", "--tpu", "--main_training_function", "mian", path]
-    told = called(surroundings, *words, code=1)
+    told = called(process_environment, *words, code=1)
     assert "The function mian of train.py was to be called" in told.stderr + told.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
-def test_an_error_is_told_with_its_rank_and_line(tmp_path, surroundings, devices):
-    done = called(surroundings, "launch", "--tpu", written(tmp_path, FAILS), devices=devices, code=1)
+def test_an_error_is_told_with_its_rank_and_line(tmp_path, process_environment, devices):
+    done = called(process_environment, "launch", "--tpu", written(tmp_path, FAILS), devices=devices, code=1)
     told = done.stdout + done.stderr
     assert f"rank {devices - 1} stopped with KeyError: 'gone'" in told
     assert 'train.py", line 6' in told
@@ -145,10 +145,10 @@ def test_an_error_is_told_with_its_rank_and_line(tmp_path, surroundings, devices
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
-def test_an_interrupt_ends_every_rank(tmp_path, surroundings, devices):
+def test_an_interrupt_ends_every_rank(tmp_path, process_environment, devices):
     command = subprocess.Popen(
         [sys.executable, "-m", "accelerate_nb", "launch", "--tpu", "--quiet", written(tmp_path, WAITS)],
-        env={**surroundings, "CPU_NUM_DEVICES": str(devices)},
+        env={**process_environment, "CPU_NUM_DEVICES": str(devices)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -167,7 +167,7 @@ def test_an_interrupt_ends_every_rank(tmp_path, surroundings, devices):
 
 
 @pytest.mark.slow
-def test_a_notebook_is_launched_on_a_tpu_by_accelerates_own_configuration_file(tmp_path, surroundings):
+def test_a_notebook_is_launched_on_a_tpu_by_accelerates_own_configuration_file(tmp_path, process_environment):
     config = tmp_path / "tpu.yaml"
     config.write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: XLA\nnum_processes: 1\n")
     cell = "from accelerate_nb import Accelerator\naccelerator = Accelerator()\n"
@@ -175,13 +175,13 @@ def test_a_notebook_is_launched_on_a_tpu_by_accelerates_own_configuration_file(t
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
     nbformat.write(notebook, tmp_path / "train.ipynb")
     words = ["launch", "--config_file", str(config), "--quiet", str(tmp_path / "train.ipynb")]
-    assert lines(called(surroundings, *words, devices=2)) == ["0 2 xla", "1 2 xla"]
+    assert lines(called(process_environment, *words, devices=2)) == ["0 2 xla", "1 2 xla"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
-def test_the_machine_passes_every_check(surroundings, devices):
-    done = called(surroundings, "test", "--tpu", "--json", devices=devices)
+def test_the_machine_passes_every_check(process_environment, devices):
+    done = called(process_environment, "test", "--tpu", "--json", devices=devices)
     report = json.loads(done.stdout)
     assert {one["state"] for one in report["checks"]} == {"passed"}
     assert {"devices", "group", "collectives", "loader", "precision", "training"} <= {
@@ -189,17 +189,17 @@ def test_the_machine_passes_every_check(surroundings, devices):
     }
 
 
-def test_the_machine_is_described(surroundings):
-    facts = json.loads(called(surroundings, "env", "--json", devices=3).stdout)
+def test_the_machine_is_described(process_environment):
+    facts = json.loads(called(process_environment, "env", "--json", devices=3).stdout)
     assert facts["devices"]["kind"] == "xla"
     told = facts["devices"]["xla"]
     assert (told["device"], told["count"], told["trouble"]) == ("CPU", 3, None)
     assert facts["environment"]["CPU_NUM_DEVICES"] == "3"
 
 
-def test_a_dry_run_starts_nothing_and_tells_what_would_run(tmp_path, surroundings):
+def test_a_dry_run_starts_nothing_and_tells_what_would_run(tmp_path, process_environment):
     path = written(tmp_path, SCRIPT.format(package="accelerate_nb"))
-    told = called(surroundings, "launch", "--tpu", "--dry-run", path, devices=2).stdout
+    told = called(process_environment, "launch", "--tpu", "--dry-run", path, devices=2).stdout
     assert "device     xla" in told
     assert "processes  2" in told
     assert "torchrun" not in told

@@ -23,10 +23,10 @@ def training(in_programs: bool) -> tuple[list[list[float]], list[float], int]:
     from torch.utils.data import DataLoader
 
     from accelerate_nb import Accelerator
-    from accelerate_nb.runtime.strategies import xla
+    from accelerate_nb.runtime.strategies import xla_ddp
 
     if in_programs:
-        xla.lockstep = lambda: None
+        xla_ddp.lockstep = lambda: None
     accelerator = Accelerator(cpu=not in_programs)
     model = fixed(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -41,7 +41,7 @@ def training(in_programs: bool) -> tuple[list[list[float]], list[float], int]:
     accelerator.wait_for_everyone()
     compiled = 0
     if in_programs:
-        from accelerate_nb.runtime.xla import compilations
+        from accelerate_nb.runtime.xla.device import compilations
 
         compiled = compilations()
     weights = [each.detach().cpu().flatten().tolist() for each in plain.parameters()]

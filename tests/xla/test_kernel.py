@@ -23,7 +23,7 @@ class Finder:
         if name == "torch_xla.runtime":
             threading.Thread(target=threading.Event().wait, daemon=True).start()
 
-if "accelerate_nb.launching.supervisor" in sys.orig_argv:
+if "accelerate_nb.supervisor.main" in sys.orig_argv:
     sys.meta_path.insert(0, Finder())
 """
 PLACE = """
@@ -67,7 +67,7 @@ print(json.dumps([*found, os.getpid()]))
 """
     supervised, spawned, forked, inline, pid = run(code, tmp_path, PJRT_DEVICE="CPU")
     assert (supervised, spawned, inline) == ("xla:0", "xla:0", "xla:0")
-    assert forked.startswith("start_method='fork' was asked for, but torch_xla's runtime is awake in this process")
+    assert forked.startswith("start_method='fork' was requested, but torch_xla's runtime is awake in this process")
     assert f"({pid})" in forked
 
 
@@ -91,9 +91,9 @@ def test_a_supervisor_that_torch_xla_makes_unfit_is_replaced_by_one_without_it(t
     (tmp_path / "sitecustomize.py").write_text(STARTS_A_THREAD)
     code = f"""
 import json
-from accelerate_nb.launching.engines import supervised
+from accelerate_nb.launching.engines import supervisor
 found = [notebook_launcher(place, num_processes=1, {SETTINGS}) for _ in range(2)]
-print(json.dumps([found, sorted(supervised._warmth.get().unfit)]))
+print(json.dumps([found, sorted(supervisor._warmth.get().unfit)]))
 """
     found, unfit = run(code, tmp_path, PJRT_DEVICE="CPU")
     assert found == ["xla:0", "xla:0"]

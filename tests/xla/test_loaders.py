@@ -139,7 +139,7 @@ def compiled(accelerator: Any) -> int:
     """How many programs are compiled for batches that are one number each."""
     from torch.utils.data import DataLoader
 
-    from accelerate_nb.runtime.xla import compilations, sync
+    from accelerate_nb.runtime.xla.device import compilations, sync
 
     sums, before = [], 0
     for batch in accelerator.prepare(DataLoader(torch.tensor([0.0, 1.0, 0.0, 1.0]), batch_size=None)):

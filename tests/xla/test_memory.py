@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from accelerate_nb.devices.randomness import random_states_here
-from accelerate_nb.runtime.memory import should_reduce_batch_size
+from accelerate_nb.rank.rng_state import current_random_states
+from accelerate_nb.runtime.training.memory import should_reduce_batch_size
 
 
 def much(traces: str) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def by_hand() -> Any:
 def test_a_function_on_an_xla_device(on_xla, by_hand, tmp_path: Path):
     torch.manual_seed(1234567)
     torch.rand(3)
-    states = random_states_here(gpus=True)
+    states = current_random_states(gpus=True)
     assert states.xla is None
     (found,) = on_xla(much, str(tmp_path))
     notebook, seeded = by_hand(1234567, 3)

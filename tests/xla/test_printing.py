@@ -31,7 +31,7 @@ class Heard:
 
 def printed() -> dict[str, Any]:
     from accelerate_nb import Accelerator, PartialState
-    from accelerate_nb.runtime import xla
+    from accelerate_nb.runtime.xla import device as xla
 
     heard = Heard()
     accelerator = Accelerator()
@@ -97,7 +97,7 @@ def test_logged_values_reach_the_record_with_their_steps(run, tmp_path_factory):
 
 def fails_after_printing() -> None:
     from accelerate_nb import Accelerator
-    from accelerate_nb.runtime import xla
+    from accelerate_nb.runtime.xla import device as xla
 
     accelerator = Accelerator()
     total = torch.ones((), device=accelerator.device)

@@ -83,13 +83,12 @@ def on_the_cpu(epochs=1, every=1):
 
 def epoch(accelerator, model, optimizer, loader):
     """One epoch, with how many programs there were after each batch, and the parts of each batch."""
-    from accelerate_nb.runtime import xla
-    from accelerate_nb.runtime.sharding import spmd
+    from accelerate_nb.runtime.xla import device as xla, spmd_tensors
 
     counts, batches = [], []
     for batch in loader:
         counts.append(xla.compilations())
-        batches.append(spmd.parts_of(batch))
+        batches.append(spmd_tensors.parts_of(batch))
         with accelerator.accumulate(model):
             accelerator.backward(loss_of(model, batch))
             if accelerator.sync_gradients:
@@ -102,7 +101,7 @@ def epoch(accelerator, model, optimizer, loader):
 def trained(axes, settings, **how):
     """What a training over a mesh leaves."""
     from accelerate_nb import XlaMesh
-    from accelerate_nb.runtime.sharding import spmd
+    from accelerate_nb.runtime.xla import spmd_tensors
 
     accelerator = Accelerator(kwargs_handlers=[XlaMesh(axes, min_size=100, **settings)], **how)
     model, optimizer, loader = accelerator.prepare(*made())
@@ -114,9 +113,13 @@ def trained(axes, settings, **how):
         "batches": batches,
         "weights": weights,
         "devices": {each.device.type for each in weights.values()},
-        "parts": {name: spmd.parts_of(each) for name, each in model.named_parameters()},
+        "parts": {name: spmd_tensors.parts_of(each) for name, each in model.named_parameters()},
         "states": {
-            name: {tuple(spmd.parts_of(each)) for each in optimizer.state[weight].values() if each.device.type == "xla"}
+            name: {
+                tuple(spmd_tensors.parts_of(each))
+                for each in optimizer.state[weight].values()
+                if each.device.type == "xla"
+            }
             for name, weight in model.named_parameters()
         },
         "tied": model.head.weight is model.embedding.weight,
@@ -132,7 +135,7 @@ def trained(axes, settings, **how):
 def resumed(folder):
     """Two epochs at a stretch, and the second one after a checkpoint, over another mesh, too."""
     from accelerate_nb import XlaMesh
-    from accelerate_nb.runtime.sharding import spmd
+    from accelerate_nb.runtime.xla import spmd_tensors
 
     def begun(axes):
         accelerator = Accelerator(kwargs_handlers=[XlaMesh(axes, min_size=100)])
@@ -153,7 +156,9 @@ def resumed(folder):
         model, optimizer, _ = training
         weight = model.embedding.weight
         found[f"loaded over {axes}"] = accelerator.get_state_dict(model)
-        found[f"parts over {axes}"] = [spmd.parts_of(each)[:1] for each in (weight, optimizer.state[weight]["exp_avg"])]
+        found[f"parts over {axes}"] = [
+            spmd_tensors.parts_of(each)[:1] for each in (weight, optimizer.state[weight]["exp_avg"])
+        ]
         epoch(accelerator, *training)
         found[f"resumed over {axes}"] = accelerator.get_state_dict(model)
         accelerator.end_training()
@@ -271,7 +276,7 @@ def test_the_state_names_the_mesh(told):
 
 
 def test_a_mesh_that_does_not_fit_the_devices_is_an_error(told):
-    assert "has place for multiples of 3 devices, but there are 4" in told["misfit"]
+    assert "needs a multiple of 3 devices, but there are 4" in told["misfit"]
 
 
 def test_a_resumed_training_equals_a_straight_one(told):
@@ -328,5 +333,5 @@ def test_a_plain_script_gets_its_mesh_from_code_or_the_environment():
 
 def test_a_runtime_that_drives_single_devices_already_is_an_error():
     ended = script("awake", ACCELERATE_NB_XLA_MESH="fsdp")
-    assert "The mesh 'fsdp' was asked for, but torch_xla's runtime is awake in this process" in ended.stderr
+    assert "The mesh 'fsdp' was requested, but torch_xla's runtime is awake in this process" in ended.stderr
     assert ended.returncode == 1

@@ -12,8 +12,8 @@ import warnings
 import pytest
 
 from accelerate_nb import Accelerator, LaunchError, WorkerError, launch
-from accelerate_nb.config.run import resolve
-from accelerate_nb.launching.session import Session
+from accelerate_nb.config.run_config import resolve
+from accelerate_nb.launching.session.session import Session
 
 SIZE = 2
 
@@ -135,7 +135,7 @@ def test_the_environment_says_to_each_thread_which_rank_it_is(spoken):
 
 
 def fails(on_rank):
-    from accelerate_nb.runtime import xla
+    from accelerate_nb.runtime.xla import device as xla
 
     accelerator = Accelerator()
     for _ in range(3):
@@ -187,11 +187,11 @@ def until_it_speaks(run):
 
 
 def test_an_interrupt_reaches_the_python_of_every_rank_and_stacks_name_them_before(start):
-    run = start(computes_for_ever, grace=20)
+    run = start(computes_for_ever, stop_grace_period=20)
     until_it_speaks(run)
     stacks = run.stacks()
     assert stacks.count("in computes_for_ever") == SIZE
-    run.ask("interrupt")
+    run.request_stop("interrupt")
     with pytest.raises((WorkerError, KeyboardInterrupt)):
         run.wait(60)
     failures = [run.view.rank(rank).failure for rank in range(SIZE)]
@@ -214,9 +214,9 @@ def trains_for_ever():
 
 
 def test_ranks_stop_after_the_same_step(start):
-    run = start(trains_for_ever, grace=20)
+    run = start(trains_for_ever, stop_grace_period=20)
     until_it_speaks(run)
-    run.ask("finish")
+    run.request_stop("finish")
     with pytest.raises(WorkerError):
         run.wait(60)
     failures = [run.view.rank(rank).failure for rank in range(SIZE)]

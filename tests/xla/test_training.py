@@ -26,7 +26,7 @@ def trained(
     from torch.utils.data import DataLoader
 
     from accelerate_nb import Accelerator
-    from accelerate_nb.runtime import xla
+    from accelerate_nb.runtime.xla import device as xla
 
     accelerator = Accelerator(mixed_precision=precision, gradient_accumulation_steps=steps, cpu=cpu)
     model, data = model_and_data(samples)
@@ -106,9 +106,9 @@ def peculiarities() -> dict[str, Any]:
     from torch.utils.data import DataLoader
 
     from accelerate_nb import Accelerator
+    from accelerate_nb.big_models.device_map.max_memory import get_max_memory
     from accelerate_nb.big_models.devices import as_device, best_device
-    from accelerate_nb.big_models.memory import get_max_memory
-    from accelerate_nb.runtime import xla
+    from accelerate_nb.runtime.xla import device as xla
 
     accelerator = Accelerator()
     found: dict[str, Any] = {
@@ -162,7 +162,7 @@ def peculiarities() -> dict[str, Any]:
 def compiled(backend: str) -> tuple[list[float], bool]:
     """What a model learns whose forward `torch.compile` takes first, and whether its later steps compile nothing."""
     from accelerate_nb import Accelerator
-    from accelerate_nb.runtime import xla
+    from accelerate_nb.runtime.xla import device as xla
 
     accelerator = Accelerator(dynamo_backend=backend)
     model, _ = model_and_data()

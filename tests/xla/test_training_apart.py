@@ -157,9 +157,9 @@ def joined() -> str:
 def synchronised() -> list[list[float]]:
     """Random numbers of the devices before and after they were made equal."""
     from accelerate_nb import Accelerator
-    from accelerate_nb.runtime import xla
-    from accelerate_nb.runtime.kinds import RNGType
-    from accelerate_nb.runtime.seeds import set_seed, synchronize_rng_state, synchronize_rng_states
+    from accelerate_nb.runtime.compat.enums import RNGType
+    from accelerate_nb.runtime.training.seed import set_seed, synchronize_rng_state, synchronize_rng_states
+    from accelerate_nb.runtime.xla import device as xla
 
     accelerator = Accelerator(rng_types=["xla"])
     found = []

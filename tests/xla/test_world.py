@@ -38,7 +38,7 @@ def place() -> tuple[Any, ...]:
 def lives() -> dict[str, Any]:
     """Two lives of a rank, the second after all have left the first, and what it hears when another leaves alone."""
     from accelerate_nb import Accelerator, PartialState
-    from accelerate_nb.runtime.current import forget
+    from accelerate_nb.runtime.world.registry import forget
 
     found: dict[str, Any] = {"place": place()}
     state = PartialState()
@@ -61,8 +61,8 @@ def lives() -> dict[str, Any]:
 
 def alone(accelerator: Any, *, leaves: bool) -> str:
     """What a rank is told that waits for one which has gone."""
-    from accelerate_nb.launching.outcome import _is_lost_connection
-    from accelerate_nb.runtime.current import forget
+    from accelerate_nb.runtime.world.registry import forget
+    from accelerate_nb.transport.outcome import _is_lost_connection
 
     if leaves:
         forget()

@@ -106,6 +106,7 @@ def test_a_graph_module_can_be_hooked():
     assert torch.equal(graph(x), plain)
 
 
+@pytest.mark.slow
 def test_hooked_models_can_be_compiled():
     model, x = seeded(Small), torch.randn(2, 3)
     plain = model(x)

@@ -116,12 +116,12 @@ def test_stacks_are_asked_for_shown_marked_copied_and_closed(page: Any, show: An
 def test_a_quiet_run_offers_stacks(page: Any, show: Any) -> None:
     show(running(2))
     _give(page, seq=3, quiet={"seconds": 65, "text": "Rank 1 is elsewhere."})
-    notice = page.get_by_role("region", name="Nothing has come for a while")
-    expect(notice).to_contain_text("Rank 1 is elsewhere.")
-    notice.get_by_role("button", name="Stacks").click()
+    warn_user = page.get_by_role("region", name="No output for a while")
+    expect(warn_user).to_contain_text("Rank 1 is elsewhere.")
+    warn_user.get_by_role("button", name="Stacks").click()
     assert len(_sent(page, "stacks")) == 1
     _give(page, seq=4, quiet=None)
-    expect(notice).to_be_hidden()
+    expect(warn_user).to_be_hidden()
 
 
 def test_gaps_and_skipped_lines_are_admitted(page: Any, show: Any) -> None:
@@ -196,6 +196,15 @@ def test_a_machine_that_is_nearly_full_warns(page: Any, show: Any) -> None:
     expect(hot).to_have_count(0)
 
 
+def test_a_busy_processor_is_no_alarm(page: Any, show: Any) -> None:
+    show(running(2))
+    _give(page, seq=3, host=[["cpu", 100.0, 100.0, "%"], ["memory", 99, 100, "B"]])
+    expect(page.get_by_role("meter", name="cpu")).to_have_attribute("aria-valuetext", "100 %")
+    assert page.locator(".anb-hot").evaluate_all("all => all.map(one => one.ariaLabel)").count("cpu") == 0
+    expect(page.get_by_role("group", name="this machine")).not_to_contain_text("⚠ 100 %")
+    expect(page.get_by_role("meter", name="memory", exact=True)).to_have_class("anb-meter anb-hot")
+
+
 def test_sixty_four_ranks_have_an_overview_and_a_list_to_choose_from(page: Any, show: Any) -> None:
     show(running(64))
     expect(page.locator(".anb-heat")).to_have_count(64)
@@ -227,11 +236,46 @@ def test_lines_of_all_ranks_of_one_and_side_by_side(page: Any, show: Any) -> Non
     expect(page.locator(".anb-side-box")).to_have_count(0)
 
 
-def test_stderr_is_marked_by_more_than_colour(page: Any, show: Any) -> None:
+MEANT = [
+    [0, 0, "printed", 1.0, 0],
+    [0, 1, "INFO:root:begins", 1.0, 0],
+    [0, 1, "WARNING:root:slow", 1.0, 0, "warning"],
+    [0, 0, "ValueError: wrong", 1.0, 0, "error"],
+    [0, 1, "100%|###| 3/3 [00:01<00:00, 3it/s]", 1.0, 0, "bar"],
+]
+
+
+def test_a_line_is_marked_by_what_it_means_and_by_more_than_colour(page: Any, show: Any) -> None:
     show([start(1)])
-    _give(page, seq=2, lines=[[0, 1, "warning", 1.0, 0]])
-    expect(_log(page).locator(".anb-stderr .anb-mark")).to_contain_text("!")
-    expect(_log(page).locator(".anb-stderr")).to_contain_text("stderr")
+    _give(page, seq=2, lines=MEANT)
+    rows = _log(page).locator(".anb-line")
+    expect(rows.locator(".anb-mark")).to_have_text(["", "╎ standard error ", "! warning ", "✖ error ", ""])
+    plain, other, warning, error, bar = (
+        rows.nth(number).evaluate("row => [getComputedStyle(row).backgroundColor, getComputedStyle(row).color]")
+        for number in range(5)
+    )
+    # only what is an alarm has a ground of its own
+    assert plain[0] == other[0] == bar[0]
+    assert len({plain[0], warning[0], error[0]}) == 3
+    assert plain[1] == other[1] != bar[1]
+
+
+def test_errors_alone_can_be_looked_at_and_searched(page: Any, show: Any) -> None:
+    show([start(1)])
+    _give(page, seq=2, lines=MEANT)
+    page.get_by_role("button", name="Errors only").click()
+    rows = _log(page).locator(".anb-line .anb-text")
+    expect(rows).to_have_text(["ValueError: wrong\n"])
+    _give(page, seq=3, lines=[*MEANT, [0, 1, "KeyError: wrong too", 1.0, 0, "error"]])
+    expect(rows).to_have_text(["ValueError: wrong\n", "ValueError: wrong\n", "KeyError: wrong too\n"])
+    page.get_by_role("searchbox").fill("r")
+    expect(page.locator(".anb-found")).to_have_text("3 matches")
+    page.get_by_role("button", name="Only matches").click()
+    page.get_by_role("searchbox").fill("too")
+    expect(rows).to_have_text(["KeyError: wrong too\n"])
+    page.get_by_role("searchbox").fill("")
+    page.get_by_role("button", name="Errors only").click()
+    expect(rows).to_have_count(11)
 
 
 def test_an_open_line_stands_last_and_moves(page: Any, show: Any) -> None:
@@ -269,6 +313,38 @@ def test_search_counts_steps_and_filters(page: Any, show: Any) -> None:
     expect(page.locator(".anb-empty").locator("visible=true")).to_have_text("No line matches")
     search.press("Escape")
     expect(search).to_have_value("")
+
+
+def test_the_search_says_what_it_covers_where_the_page_does_not_hold_all_lines(page: Any, show: Any) -> None:
+    show([start(2)])
+    ranks = [[0, "running", "", 500], [1, "running", "", 4]]
+    _give(page, seq=2, lines=_lines(8), ranks=ranks, line_count=504)
+    page.get_by_role("searchbox").fill("line 2")
+    found = page.locator(".anb-found")
+    expect(found).to_have_text("1 match in the last 8 of 504 lines")
+    page.get_by_role("tab", name="rank 0").click()
+    expect(found).to_have_text("1 match in the last 4 of 500 lines")
+    page.get_by_role("tab", name="rank 1").click()
+    expect(found).to_have_text("0 matches")
+
+
+def test_the_folder_of_the_run_is_shown_and_can_be_copied(page: Any, show: Any) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    show([start(1)])
+    folder = page.evaluate("() => document.querySelector('.anb-path').textContent")
+    assert folder.startswith("/")
+    page.get_by_role("button", name="Copy path").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("() => navigator.clipboard.readText()") == folder
+
+
+def test_an_empty_log_takes_no_room(page: Any, show: Any) -> None:
+    show([start(1)])
+    expect(page.locator(".anb-empty")).to_have_text("No output yet")
+    assert page.locator(".anb-logbox").bounding_box()["height"] < 30
+    _give(page, seq=2, lines=_lines(3, 1))
+    expect(_log(page).locator(".anb-line")).to_have_count(3)
+    assert page.locator(".anb-logbox").bounding_box()["height"] > 200
 
 
 def test_a_match_is_found_across_colours(page: Any, show: Any) -> None:
@@ -375,7 +451,7 @@ def test_of_many_open_lines_the_ranks_are_named_that_are_left_out(page: Any, sho
     show([start(12)])
     _give(page, seq=2, lines=[[rank, 0, f"bar of {rank}", 1.0, 1] for rank in range(12) if rank != 9])
     expect(_log(page).locator(".anb-line").last).to_have_text(
-        "… the open lines of ranks 8, 10–11 stand in their own output\n"
+        "… the open lines of ranks 8, 10–11 are in their own output\n"
     )
     expect(_log(page).locator(".anb-line")).to_have_count(9)
 
@@ -394,7 +470,7 @@ def test_the_output_is_copied_as_plain_text(page: Any, show: Any) -> None:
     )
     _give(page, seq=2, lines=[[0, 0, "\x1b[31mred\x1b[0m", 1.0, 0], [1, 0, "plain", 2.0, 0]])
     expect(_log(page)).to_contain_text("plain")
-    page.locator(".anb-output").get_by_role("button", name="Copy").click()
+    page.locator(".anb-output").get_by_role("button", name="Copy", exact=True).click()
     assert page.evaluate("window.copied") == "[0] red\n[1] plain"
 
 
@@ -480,6 +556,16 @@ def test_charts_are_painted_and_only_again_when_something_came(page: Any, show: 
     assert _ink(page, "none") == 0
 
 
+def test_a_number_over_ranks_says_what_it_is_and_is_of_one_step(page: Any, show: Any) -> None:
+    show([start(2)])
+    loss = [["loss", 0, [[0, 1.0], [1, 2.0], [2, 9.0]]], ["loss", 1, [[0, 2.0], [1, 4.0]]]]
+    speed = [["samples/s", rank, [[0, 100.0]]] for rank in range(2)]
+    _give(page, seq=2, metrics=[*loss, *speed])
+    heads = page.locator(".anb-chart-head")
+    expect(heads.nth(0)).to_contain_text("3mean of 2")
+    expect(heads.nth(1)).to_contain_text("200sum of 2")
+
+
 def test_charts_follow_the_theme(page: Any, show: Any) -> None:
     show(running(1))
     page.wait_for_function("document.querySelectorAll('.anb-chart').length === 4")
@@ -518,10 +604,21 @@ def test_the_error_leads_with_the_notebooks_own_lines(page: Any, show: Any) -> N
     expect(_rows(page).nth(1)).not_to_contain_text("left")
 
 
+def test_a_run_whose_time_was_over_says_where_its_ranks_waited(page: Any, show: Any) -> None:
+    show(running(2))
+    where = "timeout=3: the run had not ended after 3 s.\nrank 0 waits in all_reduce, at Cell In[3], line 8"
+    failure = {"rank": None, "type": "HangError", "message": where, "traceback": "rank 0:\n  Cell In[3], line 8"}
+    _give(page, seq=3, failure=failure, state={"state": "failed", "detail": "", "ended": STARTED + 80})
+    error = page.get_by_role("region", name="The error")
+    expect(error.locator(".anb-failure-head")).to_have_text(f"HangError{where}")
+    error.get_by_role("button", name="Every rank's stack").click()
+    expect(error.get_by_label("traceback")).to_contain_text("Cell In[3], line 8")
+
+
 def test_a_run_that_was_stopped_says_so_calmly(page: Any, show: Any) -> None:
     show(running(2))
     _give(page, seq=3, state={"state": "stopped", "detail": "", "ended": STARTED + 80})
-    expect(page.get_by_role("note")).to_contain_text("Stopped, as asked.")
+    expect(page.get_by_role("note")).to_contain_text("Stopped, as requested.")
     expect(page.get_by_role("region", name="The error")).to_have_count(0)
 
 

@@ -20,10 +20,29 @@ def test_colours_of_all_three_kinds_are_read(page: Any) -> None:
         {"text": " ", "css": ""},
         {"text": "orange", "css": "color:rgb(255,135,0)"},
         {"text": " ", "css": ""},
-        {"text": "blue", "css": "background:rgb(1,2,3)"},
+        {"text": "blue", "css": "color:#fff;background:rgb(1,2,3)"},
         {"text": " ", "css": ""},
         {"text": "bold", "css": "color:var(--anb-a12);font-weight:700"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("codes", "css"),
+    [
+        ("97;44", "color:rgb(255,255,255);background:rgb(20,80,200)"),
+        ("30;47", "color:rgb(0,0,0);background:rgb(229,229,229)"),
+        ("44", "color:#fff;background:rgb(20,80,200)"),
+        ("103", "color:#000;background:rgb(230,200,60)"),
+        ("7;97;44", "color:rgb(20,80,200);background:rgb(255,255,255)"),
+        ("7;44", "color:rgb(20,80,200);background:#fff"),
+        ("38;5;231;48;5;4", "color:rgb(255,255,255);background:rgb(20,80,200)"),
+        # a colour alone is the theme's, so that it can be read on the page's ground
+        ("97", "color:var(--anb-a15)"),
+        ("7;31", "color:var(--anb-bg);background:var(--anb-a1)"),
+    ],
+)
+def test_a_colour_on_a_ground_of_its_own_is_the_same_in_every_theme(page: Any, codes: str, css: str) -> None:
+    assert _pieces(page, f"\x1b[{codes}mtext") == [{"text": "text", "css": css}]
 
 
 @pytest.mark.parametrize(

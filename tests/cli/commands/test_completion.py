@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerate_nb.cli.completion import script, shell_of
+from accelerate_nb.cli.commands.completion import script, shell_of
 from accelerate_nb.cli.main import COMMANDS, main
 
 # Calls the function that completes, as bash does when the tab key is pressed behind these words.
@@ -53,7 +53,7 @@ def test_bash_completes_a_command(for_bash):
     ("words", "expected"),
     [
         (["launch", "--mixed"], ["--mixed-precision"]),
-        (["launch", "--mixed-precision", ""], ["no", "fp16", "bf16"]),
+        (["launch", "--mixed-precision", ""], ["no", "fp16", "bf16", "fp8"]),
         (["test", "--start-method", "s"], ["supervisor", "spawn"]),
         (["estimate-memory", "--optimizer", "sgd"], ["sgd", "sgd-momentum"]),
         (["merge-weights", "--ov"], ["--overwrite"]),

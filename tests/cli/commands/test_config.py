@@ -14,17 +14,18 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from accelerate_nb.cli.config_questions import FIRST, prompt
 from accelerate_nb.cli.main import main
-from accelerate_nb.cli.questions import FIRST, ask
-from accelerate_nb.config import files, tpus
-from accelerate_nb.config.run import all_settings, resolve, values
-from accelerate_nb.config.tpus import Tpus
-from accelerate_nb.devices.base import Devices
-from accelerate_nb.devices.xla import Found
+from accelerate_nb.config import tpu_pods
+from accelerate_nb.config.hf import files
+from accelerate_nb.config.run_config import all_settings, resolve, values
+from accelerate_nb.config.tpu_pods import TpusConfig
+from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.devices.xla import XlaDevices
 
-LAPTOP = Devices("cpu", "CPU", 0, 2)
-SERVER = Devices("cuda", "GPU", 4, 64, variable="CUDA_VISIBLE_DEVICES")
-TPU = Devices("xla", "TPU core", 8, 96, xla=Found("TPU", 8))
+LAPTOP = AvailableDevices("cpu", "CPU", 0, 2)
+SERVER = AvailableDevices("cuda", "GPU", 4, 64, variable="CUDA_VISIBLE_DEVICES")
+TPU = AvailableDevices("xla", "TPU core", 8, 96, xla=XlaDevices("TPU", 8))
 DEFAULTS = values(resolve({}, {}))
 DOWN, ENTER, SPACE, CLEAR = "\x1b[B", "\r", " ", "\x15"
 
@@ -51,6 +52,7 @@ def written(path, **settings):
 # ----------------------------------------------------------------------------------------------------------- questions
 
 
+@pytest.mark.slow
 def test_the_questions_are_asked_in_a_terminal_with_arrow_keys(path):
     child = pexpect.spawn(
         sys.executable,
@@ -114,7 +116,7 @@ def test_the_present_file_is_what_one_begins_with_and_what_else_it_says_is_kept(
     written(path, num_processes=3, use_cpu=True, mixed_precision="bf16", main_training_function="run", timeout=5)
     keyboard(ENTER * 7)
     assert main(["config"]) == 0
-    assert "Kept of the present file: main_training_function." in capsys.readouterr().out
+    assert "Kept from the existing file: main_training_function." in capsys.readouterr().out
     config = resolve({}, {}, files.read(path))
     assert config == resolve({"num_processes": 3, "cpu": True, "mixed_precision": "bf16", "timeout": 5}, {})
     assert load_config_from_file(str(path)).main_training_function == "run"
@@ -130,28 +132,28 @@ def test_another_file_can_be_named(path, tmp_path, keyboard):
 
 def test_this_machine_is_the_suggestion(keyboard):
     keyboard(ENTER * 5)
-    said, outlook = ask(DEFAULTS, SERVER, can_fork=True)
+    said, outlook = prompt(DEFAULTS, SERVER, can_fork=True)
     assert said == {"num_processes": 4}
     assert outlook.choice.size == 4
 
 
 def test_what_cannot_be_on_this_machine_is_told_and_asked_again(keyboard, capsys):
     keyboard(ENTER + CLEAR + "9" + ENTER * 3 + ENTER + CLEAR + "3" + ENTER)
-    said, _ = ask(DEFAULTS, SERVER, can_fork=True)
+    said, _ = prompt(DEFAULTS, SERVER, can_fork=True)
     assert said == {"num_processes": 3}
-    assert "num_processes=9 was asked for, but this machine has 4 GPUs" in capsys.readouterr().out
+    assert "num_processes=9 was requested, but this machine has 4 GPUs" in capsys.readouterr().out
 
 
 def test_every_setting_can_be_reached(keyboard):
     groups = len({one.group for one in all_settings() if one.name not in FIRST})
     keyboard(ENTER * 4 + (SPACE + DOWN) * groups + ENTER + ENTER * (len(all_settings()) - len(FIRST)))
-    said, _ = ask(DEFAULTS, LAPTOP, can_fork=True)
+    said, _ = prompt(DEFAULTS, LAPTOP, can_fork=True)
     assert said == {"num_processes": 1}
 
 
 def test_advice_is_told(keyboard, capsys):
     keyboard(ENTER + CLEAR + "8" + ENTER * 4)
-    ask(DEFAULTS, LAPTOP, can_fork=True)
+    prompt(DEFAULTS, LAPTOP, can_fork=True)
     assert "8 processes would share 2 CPU cores" in capsys.readouterr().out
 
 
@@ -170,7 +172,7 @@ def test_a_file_that_asks_for_what_comes_later_is_not_written_over(path, words, 
     written(path, distributed_type="FSDP", fsdp_config={"fsdp_version": 2})
     before = path.read_bytes()
     assert main(words) == 1
-    assert f"{path} asks for FSDP" in capsys.readouterr().err
+    assert f"{path} requests FSDP" in capsys.readouterr().err
     assert path.read_bytes() == before
 
 
@@ -183,7 +185,7 @@ def test_a_pods_file_is_written_on_a_laptop_and_accelerate_reads_it(path, keyboa
     keyboard(DOWN + ENTER + CLEAR + "train" + ENTER + about_the_pod + bf16 + ENTER * 2 + DOWN + ENTER + ENTER)
     assert main(["config"]) == 0
     content = files.read(path)
-    assert tpus.of(content) == Tpus(
+    assert tpu_pods.of(content) == TpusConfig(
         function="train",
         downcasts=True,
         is_pod=True,
@@ -203,34 +205,34 @@ def test_a_pods_file_is_written_on_a_laptop_and_accelerate_reads_it(path, keyboa
 
 
 def test_the_present_answers_on_tpus_are_what_one_begins_with(path, keyboard, capsys):
-    said = Tpus(function="train", is_pod=True, name="mine", environment=("A=1",))
+    said = TpusConfig(function="train", is_pod=True, name="mine", environment=("A=1",))
     written(path, **{"distributed_type": "XLA", "num_processes": 4, **said.keys(), "commands": ["ls"]})
     keyboard(ENTER * 11)
     assert main(["config"]) == 0
     content = files.read(path)
-    assert tpus.of(content) == said
+    assert tpu_pods.of(content) == said
     assert content["commands"] == ["ls"]
     assert content["distributed_type"] == "XLA"
 
 
 def test_all_cores_of_a_tpu_are_the_suggestion(keyboard):
     keyboard(ENTER * 4)
-    said, outlook = ask({**DEFAULTS, "engine": "xla"}, TPU, can_fork=True, tpus=Tpus())
+    said, outlook = prompt({**DEFAULTS, "engine": "xla"}, TPU, can_fork=True, tpus=TpusConfig())
     assert said == {"engine": "xla"}
     assert outlook.choice.size == 8
 
 
 def test_some_cores_of_a_tpu_are_refused_and_asked_again(keyboard, capsys):
     keyboard("3" + ENTER * 4 + CLEAR + "1" + ENTER)
-    said, _ = ask({**DEFAULTS, "engine": "xla"}, TPU, can_fork=True, tpus=Tpus())
+    said, _ = prompt({**DEFAULTS, "engine": "xla"}, TPU, can_fork=True, tpus=TpusConfig())
     assert said == {"engine": "xla", "num_processes": 1}
-    assert "num_processes=3 was asked for" in capsys.readouterr().out
+    assert "num_processes=3 was requested" in capsys.readouterr().out
 
 
 def test_yes_writes_a_pods_file_without_a_question(path, capsys):
     assert main(["config", "--yes", "--tpu", "--tpu-name", "mine", "--tpu_zone", "us-central2-b"]) == 0
     content = files.read(path)
-    assert tpus.of(content) == Tpus(is_pod=True, name="mine", zone="us-central2-b")
+    assert tpu_pods.of(content) == TpusConfig(is_pod=True, name="mine", zone="us-central2-b")
     assert resolve({}, {}, content).launching.engine == "xla"
     assert load_config_from_file(str(path)).tpu_use_cluster is True
     capsys.readouterr()
@@ -242,7 +244,7 @@ def test_yes_writes_a_pods_file_without_a_question(path, capsys):
 
 def test_a_tpu_and_the_cpu_together_are_refused(path, capsys):
     assert main(["config", "--yes", "--tpu", "--cpu"]) == 2
-    assert "together with another place" in capsys.readouterr().err
+    assert "together with another device" in capsys.readouterr().err
     assert not path.exists()
 
 
@@ -273,7 +275,7 @@ def test_yes_writes_what_the_flags_say_on_top_of_the_file(path, capsys):
 
 def test_yes_refuses_what_a_launch_would_refuse(path, capsys):
     assert main(["config", "--yes", "--engine", "inline", "-n", "2"]) == 2
-    assert "engine='inline' was asked for with num_processes=2" in capsys.readouterr().err
+    assert "engine='inline' was requested with num_processes=2" in capsys.readouterr().err
     assert not path.exists()
 
 
@@ -285,7 +287,7 @@ def test_default_writes_a_file_for_this_machine_and_leaves_one_that_is_there(pat
     before = path.read_bytes()
     capsys.readouterr()
     assert main(["config", "default"]) == 0
-    assert "already, and it stays. Pass --force" in capsys.readouterr().out
+    assert "already and was kept. Pass --force" in capsys.readouterr().out
     assert path.read_bytes() == before
     assert main(["config", "default", "--force"]) == 0
     assert load_config_from_file(str(path)).mixed_precision == "no"
@@ -327,7 +329,7 @@ def test_update_leaves_a_file_that_is_no_text(path, capsys):
 
 def test_update_needs_a_file(path, capsys):
     assert main(["config", "update"]) == 2
-    assert f"{path} was to be updated, and is not there" in capsys.readouterr().err
+    assert f"{path} was to be updated, and does not exist" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------------- showing
@@ -346,11 +348,11 @@ def test_show_tells_each_value_and_where_it_was_said(path, capsys, monkeypatch):
 
 
 def test_show_tells_what_a_launch_would_refuse_and_all_the_rest(path, capsys):
-    written(path, distributed_type="FSDP", mixed_precision="fp8", num_processes=3)
+    written(path, distributed_type="FSDP", mixed_precision="fp17", num_processes=3)
     assert main(["config", "show"]) == 1
     told = capsys.readouterr()
-    assert "asks for FSDP" in told.err
-    assert "mixed_precision in the configuration file says 'fp8'" in told.err
+    assert "requests FSDP" in told.err
+    assert "mixed_precision in the configuration file is 'fp17'" in told.err
     assert re.search(r"num_processes +3 +the configuration file", told.out)
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from accelerate_nb.cli.env import gather, masked, variables
+from accelerate_nb.cli.commands.env import gather, masked, variables
 from accelerate_nb.cli.main import main
 from accelerate_nb.devices import tpu_info, xla
 
@@ -28,6 +28,7 @@ KEYS = {
     "libraries",
     "environment",
     "configuration",
+    "supervisors",
     "runs",
 }
 
@@ -72,6 +73,7 @@ def test_the_text_holds_the_same_facts(capsys):
     ]
 
 
+@pytest.mark.slow
 def test_torch_is_imported_only_where_it_is_asked_for():
     code = "import sys; from accelerate_nb.cli.main import main; main(['env', *{}]); print('torch' in sys.modules)"
     for words, imported in ((["--json"], "False"), (["--torch", "--json"], "True")):
@@ -174,7 +176,7 @@ def test_a_broken_configuration_is_told_in_its_place(tmp_path, capsys, content, 
 
 
 def test_a_configuration_that_is_not_there_is_told(capsys):
-    assert "is not there" in told(capsys, "--config-file", "/no/such/file")["configuration"]["error"]
+    assert "does not exist" in told(capsys, "--config-file", "/no/such/file")["configuration"]["error"]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +211,7 @@ def _read(screen) -> bytes:
 
 
 def test_what_speaks_against_a_tpu_is_told(monkeypatch):
-    monkeypatch.setattr(xla, "installation", lambda: xla.Installation("2.9.0", "2.13.0", libtpu=True))
+    monkeypatch.setattr(xla, "installation", lambda: xla.XlaInstallation("2.9.0", "2.13.0", libtpu=True))
     found = gather({"PJRT_DEVICE": "TPU", "CLOUD_TPU_TASK_ID": "0"})
     assert found["devices"]["xla"]["torch_xla"] == "2.9.0"
     assert "torch_xla 2.9.0 loads beside torch 2.9 only" in found["devices"]["xla"]["trouble"]
@@ -218,7 +220,7 @@ def test_what_speaks_against_a_tpu_is_told(monkeypatch):
 
 def test_a_tpus_chips_and_who_holds_them_are_told(monkeypatch):
     """A stand-in for a TPU: no chip is at hand."""
-    monkeypatch.setattr(xla, "installation", lambda: xla.Installation("2.9.0", "2.9.1", libtpu=True))
+    monkeypatch.setattr(xla, "installation", lambda: xla.XlaInstallation("2.9.0", "2.9.1", libtpu=True))
     monkeypatch.setattr(xla, "tpu_chips", lambda *_: [1] * 8)
     monkeypatch.setattr(xla, "holders", lambda *_: [os.getpid(), 1 << 30])
     monkeypatch.setattr(tpu_info, "generation", lambda: "v5e")
@@ -233,5 +235,5 @@ def test_a_tpus_chips_and_who_holds_them_are_told(monkeypatch):
 
 
 def test_a_machine_that_has_nothing_of_tpus_says_nothing_of_them(monkeypatch):
-    monkeypatch.setattr(xla, "installation", xla.Installation)
+    monkeypatch.setattr(xla, "installation", xla.XlaInstallation)
     assert "xla" not in gather({})["devices"]

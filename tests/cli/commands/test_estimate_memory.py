@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from accelerate_nb.cli.estimate_memory import size
+from accelerate_nb.cli.commands.estimate_memory import size
 from accelerate_nb.cli.main import main
 
 LINEAR = ["estimate-memory", "torch.nn:Linear", "--args", '{"in_features": 1024, "out_features": 1024, "bias": false}']

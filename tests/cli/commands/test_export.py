@@ -51,7 +51,7 @@ def test_a_file_of_somebodys_own_stays_unless_it_is_said(train, capsys):
     path = train.with_suffix(".py")
     path.write_text("print('mine')\n")
     assert main(["export", str(train)]) == 1
-    assert "which holds something else. Say --force" in capsys.readouterr().err
+    assert "which holds something else. Pass --force" in capsys.readouterr().err
     assert path.read_text() == "print('mine')\n"
     assert main(["export", str(train), "--force"]) == 0
     assert path.read_text().startswith("# Exported from")

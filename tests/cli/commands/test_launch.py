@@ -13,11 +13,11 @@ import nbformat
 import psutil
 import pytest
 
-from accelerate_nb.cli.launch import configure, exit_code
+from accelerate_nb.cli.commands.launch import configure, exit_code
 from accelerate_nb.cli.main import main
-from accelerate_nb.cli.parser import Parser
-from accelerate_nb.config.run import all_settings, resolve
-from accelerate_nb.config.spelling import command
+from accelerate_nb.cli.parser import CliParser
+from accelerate_nb.config.formats import command
+from accelerate_nb.config.run_config import all_settings, resolve
 from accelerate_nb.errors import WorkerError
 from accelerate_nb.events.model import Failure
 
@@ -153,7 +153,9 @@ def lines(text: str) -> list[str]:
 # -------------------------------------------------------------------------------------------------------------- running
 
 
-@pytest.mark.parametrize("peer", PEERS)
+@pytest.mark.parametrize(
+    "peer", ["torch", "accelerate", "accelerate_nb", pytest.param("fabric", marks=pytest.mark.slow)]
+)
 def test_code_for_any_launcher_runs_on_connected_processes(peer, capfd):
     text, written = PEERS[peer]
     words = ["--mixed_precision", "bf16", "--gradient_accumulation_steps=3", "--dynamo_backend", "eager", "--debug"]
@@ -186,7 +188,14 @@ def test_the_command_ends_as_its_first_cause(how, code, told, capfd):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 143),
+        *(
+            pytest.param(number, code, marks=pytest.mark.slow)
+            for number, code in ((signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGKILL, -9))
+        ),
+    ],
 )
 def test_a_signal_to_the_command_leaves_no_process_behind(number, code):
     words = [sys.executable, "-m", "accelerate_nb", "launch", *TWO, script(WAITS)]
@@ -218,6 +227,7 @@ def test_modules_and_programs_run_too(capfd):
     assert lines(capfd.readouterr().out) == ["[0] 0 of 2", "[1] 1 of 2"]
 
 
+@pytest.mark.slow
 def test_a_program_that_handles_the_signal_saves_before_it_ends(place):
     words = [sys.executable, "-m", "accelerate_nb", "launch", *TWO, script(SAVES)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as launched:
@@ -258,7 +268,7 @@ def test_a_notebook_runs_where_it_lies_with_its_parameters(place, capfd):
     [
         (["--", "--lrr", "1"], "there is no option --lrr; did you mean --lr?"),
         (["--", "--lr", "much"], "'much' was given, and it takes a number"),
-        (["--lr", "1"], "What is for train.ipynb itself goes behind `--`"),
+        (["--lr", "1"], "Arguments for train.ipynb itself go after `--`"),
         (["more"], "accelerate-nb launch train.ipynb -- more"),
     ],
 )
@@ -274,7 +284,7 @@ def test_the_help_of_a_notebook_lists_its_parameters(capsys):
     assert main(["launch", name, "--help"]) == 0
     told = capsys.readouterr().out
     assert told.startswith("usage: accelerate-nb launch")
-    assert told.endswith("parameters of train.ipynb, behind `--`:\n  --lr float  how far a step goes (default: 0.1)\n")
+    assert told.endswith("parameters of train.ipynb, after `--`:\n  --lr float  how far a step goes (default: 0.1)\n")
     assert main(["launch", notebook("1", name="none.ipynb"), "-h"]) == 0
     assert "none.ipynb has no parameters" in capsys.readouterr().out
 
@@ -285,7 +295,7 @@ def test_the_help_of_a_notebook_lists_its_parameters(capsys):
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        ([], 2, "Nothing was named"),
+        ([], 2, "No program was given"),
         (["scrpt.py"], 2, "Did you mean script.py?"),
         (["json"], 2, "run it with -m json"),
         (["-m", "no_such_module"], 2, "there is no module no_such_module"),
@@ -299,7 +309,8 @@ def test_the_help_of_a_notebook_lists_its_parameters(capsys):
         ([*TWO, "--only-rank", "2", "script.py"], 2, "there are only ranks 0 to 1"),
         (["--engine", "inline", "-n", "2", "script.py"], 1, "this process is only one"),
         (["--num-proceses", "2", "script.py"], 2, "Did you mean --num-processes?"),
-        (["--config_file", "none.yaml", "script.py"], 2, "none.yaml was asked for, and is not there"),
+        (["--gpu_ids", "0,999", "script.py"], 1, "gpu_ids='0,999' was requested, but "),
+        (["--config_file", "none.yaml", "script.py"], 2, "none.yaml was requested, and does not exist"),
     ],
 )
 def test_what_can_not_be_run_is_told_before_any_process_starts(words, code, told, place, capsys):
@@ -327,18 +338,19 @@ def test_a_worker_launches_nothing(monkeypatch, capsys):
 
 def read(*words: str):
     """What the command line makes of these words."""
-    from accelerate_nb.cli import launch
+    from accelerate_nb.cli.commands import launch
+    from accelerate_nb.cli.launching.request import read_request
 
-    parser = Parser(prog="accelerate-nb launch")
+    parser = CliParser(prog="accelerate-nb launch")
     configure(parser)
     arguments = parser.parse_args(list(words))
     launch._take_seconds(arguments)
-    return launch._asked(arguments), arguments.what
+    return read_request(arguments), arguments.what
 
 
 def test_nothing_is_said_that_was_not():
     asked, what = read("script.py", "--cpu")
-    assert asked.said == {}
+    assert asked.settings == {}
     assert asked.theirs.values == {}
     assert what == ["script.py", "--cpu"]
 
@@ -357,7 +369,7 @@ def test_every_setting_is_a_flag_as_other_front_ends_spell_it():
     words = command(said, "train.py").replace("accelerate-nb launch ", "")
 
     asked, what = read(*shlex.split(words))
-    assert asked.said == said
+    assert asked.settings == said
     assert what == ["train.py"]
     assert asked.config == resolve(said, {})
 
@@ -366,23 +378,23 @@ def _sample(one):
     if one.choices:
         return one.choices[0]
     return {
-        "Whole": 1,
+        "Integer": 1,
         "Number": 0.5,
-        "YesNo": True,
+        "Boolean": True,
         "Text": "static",
-        "Ids": "all",
-        "Axes": "fsdp",
-        "Table": {"a": "b"},
-    }[type(one.kind).__name__]
+        "DeviceIds": "all",
+        "MeshAxes": "fsdp",
+        "NamedValues": {"a": "b"},
+    }[type(one.value_type).__name__]
 
 
 def test_quiet_alone_tells_less_and_with_a_number_is_the_setting():
     asked, what = read("--quiet", "train.py")
-    assert (asked.quiet, asked.said, what) == (True, {}, ["train.py"])
+    assert (asked.quiet, asked.settings, what) == (True, {}, ["train.py"])
     asked, what = read("--quiet", "30", "--cpu", "train.py", "--quiet", "5")
-    assert (asked.quiet, asked.said) == (False, {"cpu": True, "quiet": 30.0})
+    assert (asked.quiet, asked.settings) == (False, {"cpu": True, "hang_warning_after": 30.0})
     assert what == ["train.py", "--quiet", "5"]
-    assert read("--quiet-seconds", "0", "train.py")[0].config.launching.quiet == 0
+    assert read("--quiet-seconds", "0", "train.py")[0].config.launching.hang_warning_after == 0
 
 
 def test_a_flag_wins_over_the_environment_and_that_over_the_file(place, monkeypatch):
@@ -423,10 +435,11 @@ def test_help_loads_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     heavy = {"torch", "numpy", "IPython", "rich", "questionary", "nbformat", "yaml", "psutil", "cloudpickle", "asyncio"}
     assert set(done.stderr.split()) & heavy == set()
-    assert "Where it runs:" in done.stdout
+    assert "Engine and devices:" in done.stdout
     assert "examples:" in done.stdout
 
 
+@pytest.mark.slow
 def test_waiting_for_processes_loads_no_torch():
     code = "import sys; from accelerate_nb.cli.main import main\nassert main(['launch', '--cpu', '-q', 'script.py']) == 0\n"
     code += "assert not {'torch', 'numpy', 'IPython'} & set(sys.modules)"

@@ -9,16 +9,16 @@ import sys
 
 import pytest
 
+from accelerate_nb.cli.commands.runs import chosen_of
 from accelerate_nb.cli.main import main
-from accelerate_nb.cli.runs import chosen_of
 from accelerate_nb.events.model import Failure, Metric, StateChange
-from accelerate_nb.events.reading import kept_runs
-from accelerate_nb.events.record import Record
+from accelerate_nb.events.run_folder import RunRecorder
+from accelerate_nb.events.run_reader import kept_runs
 
 
 def keep(parent, name, started, *, state="finished", error=None, output=b"hello\n", folder=None):
     """A run of two ranks that a launch has left."""
-    with Record(parent / (folder or f"2024-01-01_{int(started):06}_{name}")) as record:
+    with RunRecorder(parent / (folder or f"2024-01-01_{int(started):06}_{name}")) as record:
         record.event(StateChange(None, "running", started))
         for rank in (0, 1):
             for step in range(10):
@@ -148,7 +148,7 @@ def test_a_log_is_shown_without_what_would_disturb_a_reader(said, parent):
 
 
 def test_a_log_that_is_followed_goes_on_until_the_run_is_over(parent):
-    with Record(parent / "2024-01-01_000009_long") as record:
+    with RunRecorder(parent / "2024-01-01_000009_long") as record:
         facts = {"name": "long", "started": 9.0, "ranks": 1}
         record.status(**facts, state="running")
         record.output(0, b"one\n")
@@ -211,4 +211,4 @@ def test_a_run_whose_launcher_died_is_told_from_one_that_runs(said, parent):
     status = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps({**status, "process_began": 0.0}))
     assert "✖ failed" in said()[1].splitlines()[1]
-    assert "has gone, without a word of how the run ended" in said("show")[1]
+    assert "has gone, and the run's end was not recorded" in said("show")[1]

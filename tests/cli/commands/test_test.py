@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
-from accelerate_nb.cli import test as command
+from accelerate_nb.cli.commands import test as command
 from accelerate_nb.cli.main import main
-from accelerate_nb.launching import readiness
-from accelerate_nb.runtime import selfcheck as in_a_worker
+from accelerate_nb.launching.planning import machine_checks
+from accelerate_nb.runtime.observability import self_test as in_a_worker
 
 CPU = ["test", "--cpu", "-n", "2"]
 
@@ -73,16 +73,16 @@ def test_a_failure_says_what_to_do_and_the_rest_is_left_out(monkeypatch, capsys)
 
 def test_an_interrupt_ends_the_workers(monkeypatch, capsys):
     with_step(monkeypatch, "loader", hangs)
-    take = command._Checks.take
+    take = command._CheckList.take
 
     def interrupt_there(self, check):
         take(self, check)
         if (check.name, check.state) == ("loader", "running"):
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(command._Checks, "take", interrupt_there)
+    monkeypatch.setattr(command._CheckList, "take", interrupt_there)
     before = children()
-    assert main([*CPU, "--start-method", "fork", "--grace", "0"]) == 130
+    assert main([*CPU, "--start-method", "fork", "--stop-grace-period", "0"]) == 130
     assert capsys.readouterr().out.endswith("Interrupted. No process of the test is left.\n")
     assert children() <= before
 
@@ -97,7 +97,7 @@ def children() -> set[int]:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("distributed_type: MEGATRON_LM", "asks for Megatron-LM"),
+        ("distributed_type: MEGATRON_LM", "requests Megatron-LM"),
         ("mixed_precision: fp32", "mixed_precision should be"),
         ("a: [", "line 1"),
     ],
@@ -113,7 +113,7 @@ def test_a_configuration_that_cannot_be_is_a_failed_check(tmp_path, capsys, cont
 
 
 def test_nothing_is_started_where_nothing_could(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(readiness, "find_spec", lambda name: None)
+    monkeypatch.setattr(machine_checks, "find_spec", lambda name: None)
     assert main([*CPU, "--json"]) == 1
     states = {one["name"]: one["state"] for one in json.loads(capsys.readouterr().out)["checks"]}
     assert states["torch"] == "failed"

@@ -15,13 +15,13 @@ import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from accelerate_nb.cli import execute
-from accelerate_nb.cli.kernels import Failure, kernel_for
+from accelerate_nb.cli.execute import execute
+from accelerate_nb.cli.execute.kernel_client import CellFailure, kernel_for
+from accelerate_nb.cli.execute.notebook_file import sheet
 from accelerate_nb.cli.main import main
-from accelerate_nb.cli.sheets import sheet
-from accelerate_nb.config.run import resolve
+from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, ExportError, MissingExtraError
-from accelerate_nb.export.reading import read
+from accelerate_nb.export.notebook import read
 
 COMMAND = [sys.executable, "-m", "accelerate_nb", "launch"]
 PYTHON = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
@@ -227,7 +227,10 @@ def test_an_interrupt_ends_the_ranks_and_the_kernel_and_keeps_what_was_executed(
         f"def waits():\n    exec({waits!r})\nfrom accelerate_nb import notebook_launcher\nprint('kernel', os.getpid())"
     )
     process, path = started(
-        tmp_path, "import os\n6 * 7", f"{launches}\nnotebook_launcher(waits, panel='text', grace=0.5)", "print('never')"
+        tmp_path,
+        "import os\n6 * 7",
+        f"{launches}\nnotebook_launcher(waits, panel='text', stop_grace_period=0.5)",
+        "print('never')",
     )
     pids = [int(line_with(process, "kernel").split()[-1])]
     pids += [int(line_with(process, "pid").split()[-1]) for _ in range(2)]
@@ -271,7 +274,7 @@ def test_a_second_signal_kills_a_kernel_that_does_not_stop(tmp_path):
 )
 def test_a_parameters_cell_gives_what_the_command_line_says(tmp_path, words, values):
     path = notebook(tmp_path / "a.ipynb", tagged(PARAMETERS, "parameters"))
-    said = execute.said_of(read(path), words)
+    said = execute.parameter_values(read(path), words)
     assert said == values
     names: dict[str, Any] = {}
     exec(execute.source_of(said), names)
@@ -286,11 +289,11 @@ def test_a_wrong_parameter_ends_the_command_before_a_kernel_starts(tmp_path, cap
     assert "there is no option --learning-rate" in capsys.readouterr().err
     bare = notebook(tmp_path / "b.ipynb", "lr = 1")
     with pytest.raises(ConfigurationError, match=r"'--lr' was given, but b.ipynb has no parameters"):
-        execute.said_of(read(bare), ["--lr", "1"])
+        execute.parameter_values(read(bare), ["--lr", "1"])
     wrong = notebook(tmp_path / "c.ipynb", tagged("x = 1\nlr = open('a')", "parameters"))
     with pytest.raises(ExportError, match=r"c.ipynb, cell 1, line 2: .* no literal"):
-        execute.said_of(read(wrong), ["--x", "1"])
-    assert execute.said_of(read(wrong), []) == {}
+        execute.parameter_values(read(wrong), ["--x", "1"])
+    assert execute.parameter_values(read(wrong), []) == {}
 
 
 # ------------------------------------------------------------------------------------------------------------ settings
@@ -299,7 +302,7 @@ def test_a_wrong_parameter_ends_the_command_before_a_kernel_starts(tmp_path, cap
 def test_settings_reach_the_kernel_as_variables_that_say_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = {"num_processes": 3, "cpu": True, "folder": "runs", "mixed_precision": "bf16"}
-    found = execute.told(said, "file.yaml", "auto", {})
+    found = execute.kernel_environment(said, "file.yaml", "auto", {})
     there = resolve({}, found)
     assert (there.launching.num_processes, there.launching.cpu, there.training.mixed_precision) == (3, True, "bf16")
     assert (there.launching.folder, there.launching.panel) == (str(tmp_path / "runs"), "html")
@@ -307,7 +310,7 @@ def test_settings_reach_the_kernel_as_variables_that_say_the_same(tmp_path, monk
 
 
 def test_a_panel_that_was_said_anywhere_stays(tmp_path, monkeypatch):
-    assert execute.told({"panel": "text"}, "", "text", {}) == {
+    assert execute.kernel_environment({"panel": "text"}, "", "text", {}) == {
         "ACCELERATE_NB_PANEL": "text",
         "ACCELERATE_NB_CONFIG_FILE": "",
     }
@@ -337,7 +340,7 @@ def test_a_dry_run_tells_and_starts_nothing(tmp_path, capsys, monkeypatch):
         (["launch", "a.ipynb", "--execute", "-o", "missing/a.ipynb"], "and there is no folder"),
         (["launch", "a.ipynb", "-o", "b.ipynb"], "Add --execute"),
         (["launch", "a.ipynb", "--execute", "--only-rank", "0"], "--only-rank"),
-        (["launch", "--execute", "a.py"], "only a notebook can be executed so"),
+        (["launch", "--execute", "a.py"], "only a notebook can be executed"),
         (["export", "a.ipynb", "--execute", "--stdout"], "Name a file with -o"),
     ],
 )
@@ -355,7 +358,7 @@ def test_a_missing_package_names_its_extra(tmp_path, monkeypatch):
     path = notebook(tmp_path / "a.ipynb", "1")
     monkeypatch.setattr(execute, "find_spec", lambda name: None if name == "nbclient" else True)
     with pytest.raises(MissingExtraError, match=r"needs nbclient, .*pip install 'accelerate-nb\[execute\]'"):
-        execute.run(execute.wish(path))
+        execute.run(execute.request(path))
 
 
 # -------------------------------------------------------------------------------------------------------------- sheets
@@ -395,11 +398,11 @@ def test_a_kernel_of_another_language_is_not_taken(tmp_path, monkeypatch):
     (folder / "kernel.json").write_text(json.dumps({"argv": [sys.executable], "display_name": "R", "language": "R"}))
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     content = new_notebook(metadata={"kernelspec": {"name": "of-r", "display_name": "R"}})
-    assert kernel_for(content).is_own
-    assert not kernel_for(new_notebook(metadata=PYTHON)).is_own
+    assert kernel_for(content).is_current_python
+    assert not kernel_for(new_notebook(metadata=PYTHON)).is_current_python
     assert kernel_for(new_notebook()).notes == ()
 
 
 def test_a_place_is_told_as_far_as_it_is_known():
-    assert Failure(3, "").place() == "cell 3"
-    assert Failure(3, "", ((3, 2),)).place() == "cell 3, line 2"
+    assert CellFailure(3, "").location() == "cell 3"
+    assert CellFailure(3, "", ((3, 2),)).location() == "cell 3, line 2"

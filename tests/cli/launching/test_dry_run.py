@@ -39,15 +39,16 @@ def test_each_setting_is_told_with_the_place_where_it_was_said(place, capsys, mo
     monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
     parts, _ = told(capsys, "--config_file", "file.yaml", "--debug", "train.py", "a", "b c")
     assert parts["What is run"] == [f"script {place / 'train.py'}", "arguments a 'b c'", f"works in {place}"]
-    assert "cpu True the variable ACCELERATE_USE_CPU" in parts["Where it runs"]
-    assert "num_processes 2 file.yaml" in parts["How many processes"]
+    assert "cpu True the variable ACCELERATE_USE_CPU" in parts["Engine and devices"]
+    assert "num_processes 2 file.yaml" in parts["Processes"]
     assert "mixed_precision fp16 file.yaml" in parts["Precision"]
     assert "debug True the command line" in parts["Training"]
-    assert "grace 2.0 default" in parts["Time limits, failures"]
+    assert "stop_grace_period 2.0 default" in parts["Time limits, failures"]
     assert parts["What starts"] == ["processes 2", "device cpu", "why 2 on the CPU; forked by a supervisor"]
     assert not [*place.rglob("runs")]
 
 
+@pytest.mark.slow
 def test_the_line_for_torchrun_starts_the_same_processes(capsys):
     parts, _ = told(capsys, "--cpu", "-n", "2", "--mixed_precision", "bf16", "train.py", "--lr", "0.1")
     (line,) = parts["The same with torchrun"]
@@ -97,23 +98,23 @@ def test_a_notebook_is_told_with_its_cells_and_parameters(capsys):
 def test_flags_that_change_nothing_are_told_with_the_reason(capsys):
     parts, err = told(capsys, "--cpu", "--same_network", "--zero_stage", "2", "--fp8_backend", "ao", "train.py")
     assert parts["Flags that change nothing"] == [
-        "--same_network processes of one machine meet on its loopback address",
-        "--zero_stage it is an option of DeepSpeed, which --use_deepspeed asks for",
+        "--same_network the rendezvous of one machine uses its loopback address",
+        "--zero_stage it is an option of DeepSpeed, which --use_deepspeed requests",
     ]
     assert err.splitlines() == [
-        "accelerate-nb launch: --zero_stage changes nothing: it is an option of DeepSpeed, which --use_deepspeed asks for."
+        "accelerate-nb launch: --zero_stage changes nothing: it is an option of DeepSpeed, which --use_deepspeed requests."
     ]
-    assert "ACCELERATE_FP8_BACKEND ao" in parts["What every process's environment says"]
+    assert "ACCELERATE_FP8_BACKEND ao" in parts["Environment of every process"]
 
 
 def test_what_would_not_start_is_told_as_the_launch_would_tell_it(capsys):
     parts, err = told(capsys, "--engine", "inline", "-n", "2", "--cpu", "train.py", code=1)
-    assert "engine inline the command line" in parts["Where it runs"]
+    assert "engine inline the command line" in parts["Engine and devices"]
     assert "What starts" not in parts
     assert main(["launch", "--engine", "inline", "-n", "2", "--cpu", "train.py"]) == 1
     problem = capsys.readouterr().err.partition(": ")[2]
     assert err.partition(": ")[2] == problem
-    assert problem.startswith("engine='inline' was asked for with num_processes=2")
+    assert problem.startswith("engine='inline' was requested with num_processes=2")
 
 
 def test_a_terminal_shows_it_in_colours():

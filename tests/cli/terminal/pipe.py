@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from accelerate_nb.cli.terminal import terminal
+from accelerate_nb.cli.terminal.front_end import terminal
 from accelerate_nb.events.model import LogLine
-from accelerate_nb.events.view import RunView
+from accelerate_nb.events.run_state import RunState
 
-view = RunView(2)
+view = RunState(2)
 ticks = iter(range(1000))
 front_end = terminal(quiet=True)
 front_end.opened(SimpleNamespace(view=view, folder=Path("/runs/1"), name="f", why="", started=time.time()))

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import pexpect
 import pytest
 
-from accelerate_nb.cli.board import Board
-from accelerate_nb.cli.streams import Line, Streams
-from accelerate_nb.cli.terminal import Terminal
+from accelerate_nb.cli.terminal.front_end import TerminalFrontEnd
+from accelerate_nb.cli.terminal.status_board import StatusBoard
+from accelerate_nb.cli.terminal.streams import StandardStreams, TerminalLine
 from accelerate_nb.events.model import Display, Failure, HostSample, LogLine, Metric, Progress, StateChange
-from accelerate_nb.events.reading import kept_runs, view_of
-from accelerate_nb.events.view import RunView
+from accelerate_nb.events.run_reader import kept_runs, view_of
+from accelerate_nb.events.run_state import RunState
 
 FOLDER = Path("/runs/1")
 BEGAN = 1_700_000_000.0
@@ -44,17 +44,17 @@ class Gone(io.StringIO):
         raise BrokenPipeError
 
 
-class Desk:
+class CapturedStreams:
     """A front end on two streams, with a clock that is moved by hand."""
 
-    def __init__(self, size=2, out=False, err=False, environment=None, **wishes):
+    def __init__(self, size=2, out=False, err=False, environment=None, **options):
         self.out, self.err = (one if isinstance(one, io.StringIO) else Screen(one) for one in (out, err))
         self.now, self.asked = 100.0, []
-        self.view = RunView(size)
-        streams = Streams(self.out, self.err, {"TERM": "xterm", **(environment or {})})
-        self.front_end = Terminal(streams, clock=lambda: self.now, **wishes)
+        self.view = RunState(size)
+        streams = StandardStreams(self.out, self.err, {"TERM": "xterm", **(environment or {})})
+        self.front_end = TerminalFrontEnd(streams, clock=lambda: self.now, **options)
         facts = {"view": self.view, "folder": FOLDER, "name": "train.py", "why": "", "started": BEGAN}
-        self.front_end.opened(SimpleNamespace(**facts, ask=self.asked.append))
+        self.front_end.opened(SimpleNamespace(**facts, request_stop=self.asked.append))
 
     def feed(self, *events, after=1.0):
         for event in events:
@@ -76,51 +76,55 @@ def bar(rank, done, total=10):
     return Progress(rank, "train", done, total, BEGAN, rate=2.0)
 
 
+def did_you_mean(text, meaning, rank=0):
+    return LogLine(rank, "stderr", text, 0.0, meaning=meaning)
+
+
 # ----------------------------------------------------------------------------------------------------------------- in a pipe
 
 
 def test_each_stream_holds_its_own_lines_with_their_ranks_and_standard_error_what_became_of_the_run():
-    desk = Desk()
-    desk.feed(line("a"), line("b", 1, "stderr"), line("a", 1))
-    out, err = desk.end()
+    captured = CapturedStreams()
+    captured.feed(line("a"), line("b", 1, "stderr"), line("a", 1))
+    out, err = captured.end()
     assert out == ["[0] a", "[1] a"]
     assert err == ["[1] b", "✔ train.py finished after 01:15", "All output: /runs/1"]
 
 
-@pytest.mark.parametrize("wishes", [{"size": 1}, {"size": 4, "only": (2,)}])
-def test_the_lines_of_one_rank_alone_are_what_it_wrote(wishes):
-    desk = Desk(**wishes)
-    desk.feed(*(line(str(rank), rank) for rank in range(desk.view.ranks[-1] + 1)))
-    assert desk.end()[0] == [str(wishes.get("only", (0,))[0])]
+@pytest.mark.parametrize("options", [{"size": 1}, {"size": 4, "only": (2,)}])
+def test_the_lines_of_one_rank_alone_are_what_it_wrote(options):
+    captured = CapturedStreams(**options)
+    captured.feed(*(line(str(rank), rank) for rank in range(captured.view.ranks[-1] + 1)))
+    assert captured.end()[0] == [str(options.get("only", (0,))[0])]
 
 
 def test_a_prefix_template_is_filled_in():
-    desk = Desk(prefix_template="[${role_name}${local_rank}]:")
-    desk.feed(line("a", 1))
-    assert desk.end()[0] == ["[default1]:a"]
+    captured = CapturedStreams(prefix_template="[${role_name}${local_rank}]:")
+    captured.feed(line("a", 1))
+    assert captured.end()[0] == ["[default1]:a"]
 
 
 def test_only_the_ranks_that_were_asked_for_are_shown():
-    desk = Desk(4, only=(0, 2))
-    desk.feed(*(line("a", rank) for rank in range(4)))
-    assert desk.end()[0] == ["[0] a", "[2] a"]
+    captured = CapturedStreams(4, only=(0, 2))
+    captured.feed(*(line("a", rank) for rank in range(4)))
+    assert captured.end()[0] == ["[0] a", "[2] a"]
 
 
 def test_no_control_character_goes_into_a_pipe():
-    desk = Desk()
-    desk.feed(line("\x1b[31mred\x1b[0m\tand \x1b[2K\x1b[A\x07moved"), line("\x1b[A"), bar(0, 3))
+    captured = CapturedStreams()
+    captured.feed(line("\x1b[31mred\x1b[0m\tand \x1b[2K\x1b[A\x07moved"), line("\x1b[A"), bar(0, 3))
     for _ in range(50):
-        desk.feed(bar(0, 4), after=1.0)
-    out, err = desk.end()
+        captured.feed(bar(0, 4), after=1.0)
+    out, err = captured.end()
     assert out == ["[0] red\tand moved"]
     assert not re.search(r"[\x00-\x08\x0b-\x1f]", "".join(err))
 
 
 def test_where_the_ranks_are_is_said_seldom_in_a_pipe():
-    desk = Desk()
+    captured = CapturedStreams()
     for done in range(100):
-        desk.feed(bar(0, done, 100), after=1.0)
-    _, err = desk.end()
+        captured.feed(bar(0, done, 100), after=1.0)
+    _, err = captured.end()
     told = [one for one in err if "train █" in one or "train ░" in one]
     assert 2 <= len(told) <= 4
 
@@ -140,18 +144,18 @@ def test_every_line_is_flushed_when_it_comes():
 
 
 def test_a_quiet_run_has_its_lines_and_nothing_else():
-    desk = Desk(is_quiet=True)
-    desk.feed(line("a"), bar(0, 1), Metric(0, "loss", 1.0, 1, BEGAN))
-    assert desk.end() == (["[0] a"], [])
+    captured = CapturedStreams(is_quiet=True)
+    captured.feed(line("a"), bar(0, 1), Metric(0, "loss", 1.0, 1, BEGAN))
+    assert captured.end() == (["[0] a"], [])
 
 
 def test_whoever_reads_no_more_ends_the_run_quietly():
-    desk = Desk(out=Gone())
-    desk.feed(line("a"))
-    desk.feed(line("b"))
-    assert desk.asked == ["interrupt"]
+    captured = CapturedStreams(out=Gone())
+    captured.feed(line("a"))
+    captured.feed(line("b"))
+    assert captured.asked == ["interrupt"]
     with pytest.raises(BrokenPipeError):
-        desk.end("stopped")
+        captured.end("stopped")
 
 
 # ------------------------------------------------------------------------------------------------------------- in a terminal
@@ -174,7 +178,7 @@ def shown(text, rows=24):
     return [re.sub(r"\x1b\[[\d;]*m", "", one) for one in screen]
 
 
-class TwoStreams(Desk):
+class TwoStreams(CapturedStreams):
     """Both streams on one terminal."""
 
     def __init__(self, size=2, **more):
@@ -187,87 +191,103 @@ class TwoStreams(Desk):
 
 
 def test_equal_lines_of_all_ranks_stand_once_and_others_behind_their_ranks():
-    desk = TwoStreams()
-    desk.feed(line("same", 0), line("same", 1), line("mine", 1))
-    desk.feed()
-    assert desk.screen[:2] == ["[0-1] same", "[1]   mine"]
+    captured = TwoStreams()
+    captured.feed(line("same", 0), line("same", 1), line("mine", 1))
+    captured.feed()
+    assert captured.screen[:2] == ["[0-1] same", "[1]   mine"]
 
 
 def test_the_board_stands_below_the_lines_and_goes_in_the_end():
-    desk = TwoStreams()
-    desk.feed(*(StateChange(rank, "running", BEGAN) for rank in (0, 1)), bar(0, 3), bar(1, 5))
-    desk.feed(Metric(0, "loss", 0.5, 3, BEGAN), line("a"), HostSample(50.0, (1, 2), None, None, BEGAN))
-    desk.feed()
-    *lines, head, first, second, rest = desk.screen
+    captured = TwoStreams()
+    captured.feed(*(StateChange(rank, "running", BEGAN) for rank in (0, 1)), bar(0, 3), bar(1, 5))
+    captured.feed(Metric(0, "loss", 0.5, 3, BEGAN), line("a"), HostSample(50.0, (1, 2), None, None, BEGAN))
+    captured.feed()
+    *lines, head, first, second, rest = captured.screen
     assert lines == ["[0]   a"]
     assert head.startswith("train.py  2 ranks")
     assert "CPU 50%" in head
     assert first == "[0] train ████░░░░░░░░ 3/10 2 it/s 00:03  loss 0.5"
     assert second == "[1] train ██████░░░░░░ 5/10 2 it/s 00:02"
     assert rest == ""
-    desk.end()
-    assert not any("2 ranks" in one for one in desk.screen)
-    assert [one for one in desk.screen if "loss" in one] == ["  loss  ▄  0.5  0.5 … 0.5, step 3"]
+    captured.end()
+    assert not any("2 ranks" in one for one in captured.screen)
+    assert [one for one in captured.screen if "loss" in one] == ["  loss  ▄  0.5  0.5 … 0.5, step 3"]
 
 
 def test_a_bar_is_drawn_once_and_other_open_lines_below_the_lines():
-    desk = TwoStreams(1)
+    captured = TwoStreams(1)
     drawn = line("train:  30%|███   | 3/10 [00:01<00:03, 2.00it/s]", 0, "stderr", open=True)
-    desk.feed(StateChange(0, "running", BEGAN))
+    captured.feed(StateChange(0, "running", BEGAN))
     for _ in range(3):
-        desk.feed(bar(0, 3), drawn, line("Downloading 40%", open=True))
-    assert [one for one in desk.screen if "3/10" in one] == ["[0] train ████░░░░░░░░ 3/10 2 it/s 00:03"]
-    assert "[0] Downloading 40%" in desk.screen
+        captured.feed(bar(0, 3), drawn, line("Downloading 40%", open=True))
+    assert [one for one in captured.screen if "3/10" in one] == ["[0] train ████░░░░░░░░ 3/10 2 it/s 00:03"]
+    assert "[0] Downloading 40%" in captured.screen
+
+
+def test_errors_and_warnings_have_their_colours_in_a_terminal_and_none_in_a_pipe():
+    events = [
+        did_you_mean("ERROR:root:wrong", "error"),
+        did_you_mean("WARNING:root:slow", "warning"),
+        did_you_mean("100%|##| 3/3", "bar"),
+    ]
+    captured = CapturedStreams(1, out=True, err=True)
+    captured.feed(*events)
+    text = "\n".join(line for lines in captured.end() for line in lines)
+    for code, event in zip((31, 33, 2), events, strict=True):
+        assert f"\x1b[{code}m{event.text}\x1b[0m" in text
+    captured = CapturedStreams(1)
+    captured.feed(*events)
+    assert captured.end()[1][:3] == [event.text for event in events]
 
 
 def test_colours_pass_and_what_would_move_the_cursor_does_not():
-    desk = TwoStreams(1)
-    desk.feed(line("\x1b[31mred\x1b[0m \x1b[2K\x1b[5A\x1b[?25lstill"))
-    assert "\x1b[31mred\x1b[0m still\x1b[0m\n" in desk.out.getvalue()
-    assert not re.search(r"\x1b\[(2K|5A|\?25l)", desk.out.getvalue())
+    captured = TwoStreams(1)
+    captured.feed(line("\x1b[31mred\x1b[0m \x1b[2K\x1b[5A\x1b[?25lstill"))
+    assert "\x1b[31mred\x1b[0m still\x1b[0m\n" in captured.out.getvalue()
+    assert not re.search(r"\x1b\[(2K|5A|\?25l)", captured.out.getvalue())
 
 
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": ""}])
 def test_a_terminal_that_cannot_draw_is_written_to_as_a_pipe(environment):
-    desk = TwoStreams(environment=environment)
-    desk.feed(line("\x1b[31mred\x1b[0m"), bar(0, 3))
-    desk.end()
-    assert "\x1b" not in desk.out.getvalue()
-    assert desk.out.getvalue().startswith("[0] red\n")
+    captured = TwoStreams(environment=environment)
+    captured.feed(line("\x1b[31mred\x1b[0m"), bar(0, 3))
+    captured.end()
+    assert "\x1b" not in captured.out.getvalue()
+    assert captured.out.getvalue().startswith("[0] red\n")
 
 
 def test_no_colour_is_ours_where_none_are_wanted():
-    desk = TwoStreams(environment={"NO_COLOR": "1"})
-    desk.feed(line("a"), bar(0, 3), *(StateChange(rank, "running", BEGAN) for rank in (0, 1)))
-    desk.feed()
-    desk.end("failed")
-    assert "[0]   a" in desk.screen
-    assert not re.search(r"\x1b\[[\d;]*m", desk.out.getvalue())
+    captured = TwoStreams(environment={"NO_COLOR": "1"})
+    captured.feed(line("a"), bar(0, 3), *(StateChange(rank, "running", BEGAN) for rank in (0, 1)))
+    captured.feed()
+    captured.end("failed")
+    assert "[0]   a" in captured.screen
+    assert not re.search(r"\x1b\[[\d;]*m", captured.out.getvalue())
 
 
 def test_standard_output_in_a_pipe_is_plain_while_the_board_is_drawn_on_standard_error():
-    desk = Desk(out=False, err=True)
-    desk.feed(line("\x1b[31ma\x1b[0m", 1), bar(0, 3), *(StateChange(rank, "running", BEGAN) for rank in (0, 1)))
-    desk.feed()
-    assert desk.out.getvalue() == "[1] a\n"
-    assert any("3/10" in one for one in shown(desk.err.getvalue()))
+    captured = CapturedStreams(out=False, err=True)
+    captured.feed(line("\x1b[31ma\x1b[0m", 1), bar(0, 3), *(StateChange(rank, "running", BEGAN) for rank in (0, 1)))
+    captured.feed()
+    assert captured.out.getvalue() == "[1] a\n"
+    assert any("3/10" in one for one in shown(captured.err.getvalue()))
 
 
 def test_a_hundred_thousand_lines_are_shown_or_counted():
-    desk = TwoStreams(8)
+    captured = TwoStreams(8)
     for number in range(100_000):
-        desk.view.apply(line(str(number), number % 8))
-    desk.feed()
-    desk.end()
-    skipped = int(re.search(r"\.\.\. ([\d,]+) lines came faster", desk.out.getvalue())[1].replace(",", ""))
-    assert skipped + sum(bool(re.match(r"\[\d\] +\d+$", one)) for one in desk.screen) == 100_000
+        captured.view.apply(line(str(number), number % 8))
+    captured.feed()
+    captured.end()
+    skipped = int(re.search(r"\.\.\. ([\d,]+) lines came faster", captured.out.getvalue())[1].replace(",", ""))
+    assert skipped + sum(bool(re.match(r"\[\d\] +\d+$", one)) for one in captured.screen) == 100_000
 
 
 # --------------------------------------------------------------------------------------------------------------------- board
 
 
 def glances(size, state="running", **bars):
-    view = RunView(size)
+    view = RunState(size)
     for rank in range(size):
         view.apply(StateChange(rank, state, BEGAN, str(rank)))
         for label, done in bars.items():
@@ -279,7 +299,7 @@ def glances(size, state="running", **bars):
 @pytest.mark.parametrize(("columns", "rows"), [(20, 5), (40, 24), (80, 24), (200, 60), (10, 2), (1, 1)])
 @pytest.mark.parametrize("size", [1, 2, 8, 64])
 def test_a_board_keeps_to_its_room(columns, rows, size):
-    board = Board(has_colours=False)
+    board = StatusBoard(has_colours=False)
     ranks = glances(size, epoch=3, batch=30).glances()
     lines = board.lines("train.py", 5.0, ranks, None, columns=columns, rows=rows)
     assert 1 <= len(lines) <= rows
@@ -287,7 +307,9 @@ def test_a_board_keeps_to_its_room(columns, rows, size):
 
 
 def test_what_does_not_fit_beside_a_rank_stands_below_it():
-    lines = Board(has_colours=False).lines("t", 5.0, glances(1, epoch=3, batch=30).glances(), None, columns=50, rows=9)
+    lines = StatusBoard(has_colours=False).lines(
+        "t", 5.0, glances(1, epoch=3, batch=30).glances(), None, columns=50, rows=9
+    )
     assert lines[1:] == [
         "[0] epoch ░░░░░░░░░░░░ 3/100 1 it/s 01:37",
         "    batch ████░░░░░░░░ 30/100 1 it/s 01:10",
@@ -298,7 +320,7 @@ def test_what_does_not_fit_beside_a_rank_stands_below_it():
 def test_sixty_four_ranks_are_a_line_for_each_state():
     view = glances(64, batch=3)
     view.apply(StateChange(40, "failed", BEGAN))
-    lines = Board(has_colours=False).lines("t", 5.0, view.glances(), None, columns=200, rows=24)
+    lines = StatusBoard(has_colours=False).lines("t", 5.0, view.glances(), None, columns=200, rows=24)
     assert [one.partition("  ")[0] for one in lines[1:]] == [
         "[40] ✖ failed",
         "[0-39,41-63] batch ░░░░░░░░░░░░ 3/100 1 it/s 01:37 (the slowest of 63)",
@@ -307,10 +329,10 @@ def test_sixty_four_ranks_are_a_line_for_each_state():
 
 def test_a_terminal_that_has_become_narrower_is_wiped_as_it_shows_it(monkeypatch):
     screen = Screen(is_terminal=True)
-    streams = Streams(screen, screen, {"TERM": "xterm"})
-    monkeypatch.setattr(Streams, "size", property(lambda _: (10, 24)))
+    streams = StandardStreams(screen, screen, {"TERM": "xterm"})
+    monkeypatch.setattr(StandardStreams, "size", property(lambda _: (10, 24)))
     streams.write([], ["x" * 25, "y"])
-    streams.write([Line("stdout", "a")], [])
+    streams.write([TerminalLine("stdout", "a")], [])
     assert "\x1b[4A\r\x1b[J" in screen.getvalue()
 
 
@@ -318,13 +340,13 @@ def test_a_terminal_that_has_become_narrower_is_wiped_as_it_shows_it(monkeypatch
 
 
 def test_a_failure_is_told_with_its_rank_its_traceback_and_what_to_do():
-    desk = Desk()
-    desk.feed(
+    captured = CapturedStreams()
+    captured.feed(
         Failure(1, "ValueError", "bad batch", "Traceback", JUST_NOW, advice="pass drop_last=True"),
         Failure(0, "RuntimeError", "closed by peer", "", JUST_NOW, lost_connection=True),
     )
-    assert desk.front_end.has_told_failure is False
-    _, err = desk.end("failed")
+    assert captured.front_end.has_shown_failure is False
+    _, err = captured.end("failed")
     assert err == [
         "✖ train.py failed after 01:15",
         "✖ rank 1 stopped with ValueError: bad batch",
@@ -333,32 +355,36 @@ def test_a_failure_is_told_with_its_rank_its_traceback_and_what_to_do():
         "rank 0 lost its connection",
         "All output: /runs/1",
     ]
-    assert desk.front_end.has_told_failure is True
+    assert captured.front_end.has_shown_failure is True
 
 
 def test_a_quiet_run_that_fails_says_why():
-    desk = Desk(is_quiet=True)
-    desk.feed(Failure(1, "ValueError", "bad batch", "Traceback", BEGAN))
-    assert desk.end("failed")[1] == ["✖ rank 1 stopped with ValueError: bad batch", "Traceback"]
+    captured = CapturedStreams(is_quiet=True)
+    captured.feed(Failure(1, "ValueError", "bad batch", "Traceback", BEGAN))
+    assert captured.end("failed")[1] == ["✖ rank 1 stopped with ValueError: bad batch", "Traceback"]
 
 
 def test_a_program_that_ends_itself_with_a_code_is_told_in_one_line():
-    desk = Desk(is_quiet=True)
-    desk.feed(Failure(0, "SystemExit", "2", "Traceback", BEGAN), Failure(1, "SystemExit", "2", "Traceback", BEGAN + 1))
-    assert desk.end("failed")[1] == ["✖ rank 0 stopped with SystemExit: 2"]
+    captured = CapturedStreams(is_quiet=True)
+    captured.feed(
+        Failure(0, "SystemExit", "2", "Traceback", BEGAN), Failure(1, "SystemExit", "2", "Traceback", BEGAN + 1)
+    )
+    assert captured.end("failed")[1] == ["✖ rank 0 stopped with SystemExit: 2"]
 
 
 def test_a_run_that_was_stopped_has_no_failure_to_tell():
-    desk = Desk()
-    desk.feed(Failure(0, "KeyboardInterrupt", "", "", BEGAN))
-    assert desk.end("stopped")[1][-2:] == ["■ train.py stopped after 01:15", "All output: /runs/1"]
-    assert desk.front_end.has_told_failure is False
+    captured = CapturedStreams()
+    captured.feed(Failure(0, "KeyboardInterrupt", "", "", BEGAN))
+    assert captured.end("stopped")[1][-2:] == ["■ train.py stopped after 01:15", "All output: /runs/1"]
+    assert captured.front_end.has_shown_failure is False
 
 
 def test_something_rich_is_shown_as_its_text():
-    desk = Desk()
-    desk.feed(Display(0, {"text/html": "<b>", "text/plain": "a\nb"}, {}, 0.0), Display(1, {"image/png": ""}, {}, 0.0))
-    assert desk.end()[0] == ["[0] a", "[0] b", "[1] <image/png>"]
+    captured = CapturedStreams()
+    captured.feed(
+        Display(0, {"text/html": "<b>", "text/plain": "a\nb"}, {}, 0.0), Display(1, {"image/png": ""}, {}, 0.0)
+    )
+    assert captured.end()[0] == ["[0] a", "[0] b", "[1] <image/png>"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- really

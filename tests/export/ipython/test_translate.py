@@ -15,10 +15,10 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from accelerate_nb.export.magics import plain
-from accelerate_nb.export.plain import Wishes
-from accelerate_nb.export.reading import Cell
-from accelerate_nb.export.translating import translated
+from accelerate_nb.export.cell_translator import translated
+from accelerate_nb.export.ipython.translate import plain
+from accelerate_nb.export.notebook import NotebookCell
+from accelerate_nb.export.translated_cell import ExportOptions
 
 # Plain Python for IPython too: not a character of it changes.
 PYTHON = {
@@ -239,7 +239,7 @@ def test_plain_python_needs_no_ipython() -> None:
     import subprocess
 
     code = (
-        "import sys\nfrom accelerate_nb.export.magics import plain\n"
+        "import sys\nfrom accelerate_nb.export.ipython.translate import plain\n"
         "plain('x = 1 % 2\\n')\nassert 'IPython' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -316,8 +316,8 @@ def test_cells_that_only_show_something_are_left_out_with_a_note(name: str) -> N
         ("%alias x ls", 1, "%alias"),
         ("%no_such_magic", 1, "%no_such_magic"),
         ("%%no_such_magic\nx", 1, "%%no_such_magic"),
-        ("x = 1\n%%time\ny = 2", 2, "%%time stands below other lines"),
-        ("# comment\n%%bash\nls", 2, "%%bash stands below other lines"),
+        ("x = 1\n%%time\ny = 2", 2, "%%time is below other lines"),
+        ("# comment\n%%bash\nls", 2, "%%bash is below other lines"),
         ("%%time x = 1\ny = 2", 1, "%%time takes no statement"),
         ("%%time\n", 1, "%%time has nothing below it"),
         ("%%time\nx = 1\n%store x", 3, "%store"),
@@ -353,7 +353,7 @@ def test_packages_are_installed_by_a_script_that_is_asked_to(cell: str, kept: st
     left_out = plain(cell)
     assert "left out" in left_out.notes[0].text
     assert ast.parse(left_out.source).body == []
-    assert plain(cell, Wishes(keep_installs=True)).source == kept
+    assert plain(cell, ExportOptions(keep_installs=True)).source == kept
 
 
 @pytest.mark.parametrize("command", ["pip list", "pip install x && python x.py", "echo pip install", "conda env list"])
@@ -396,8 +396,11 @@ def test_a_cell_that_is_nested_too_deeply_is_a_problem_of_the_notebook(terms: in
 
 @pytest.mark.parametrize("above", ["", "%%accelerate -n 2\n"])
 def test_a_cell_that_is_nested_too_deeply_is_a_problem_beside_cells_on_ranks_too(above: str) -> None:
-    cells = [Cell("code", "%%accelerate -n 2\nprint(rank)", 1), Cell("code", f"{above}x = {'+'.join('1' * 3000)}", 2)]
-    ((number, problem),) = translated(cells, Wishes()).problems()
+    cells = [
+        NotebookCell("code", "%%accelerate -n 2\nprint(rank)", 1),
+        NotebookCell("code", f"{above}x = {'+'.join('1' * 3000)}", 2),
+    ]
+    ((number, problem),) = translated(cells, ExportOptions()).problems()
     assert number == 2
     assert "nested too deeply" in problem.text
 

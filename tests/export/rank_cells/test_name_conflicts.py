@@ -9,26 +9,26 @@ from typing import Any
 
 import pytest
 
-from accelerate_nb.export.plain import Ranked
-from accelerate_nb.export.ranks import ranked
-from accelerate_nb.export.reading import Cell
+from accelerate_nb.export.notebook import NotebookCell
+from accelerate_nb.export.rank_cells.translate import ranked
+from accelerate_nb.export.translated_cell import RankCells
 
 SESSION = {"rank": 0, "world_size": 1, "device": "cpu", "accelerator": "an accelerator"}
 NAMES = "abcf"
 
 
-def cells_of(*sources: str) -> list[Cell]:
+def cells_of(*sources: str) -> list[NotebookCell]:
     """Code cells, numbered from 1."""
-    return [Cell("code", source, number) for number, source in enumerate(sources, start=1)]
+    return [NotebookCell("code", source, number) for number, source in enumerate(sources, start=1)]
 
 
-def problems_of(found: Ranked) -> list[str]:
+def problems_of(found: RankCells) -> list[str]:
     """What keeps a notebook from being exported."""
     inside = [f"{number}:{one.line} {one.text}" for number, cell in found.cells.items() for one in cell.problems]
     return inside + [f"{number}:{one.line} {one.text}" for number, one in found.problems]
 
 
-def notes_of(found: Ranked) -> list[str]:
+def notes_of(found: RankCells) -> list[str]:
     """What is to be told of it."""
     inside = [f"{number}:{one.line} {one.text}" for number, cell in found.cells.items() for one in cell.notes]
     return inside + [f"{number}:{one.line} {one.text}" for number, one in found.notes]
@@ -45,7 +45,7 @@ def in_the_notebook(sources: list[str]) -> list[Any]:
     for source in sources:
         if source.startswith("%%accelerate"):
             first, _, body = source.partition("\n")
-            for names in [here, there] if "--also-here" in first else [there]:
+            for names in [here, there] if "--local" in first else [there]:
                 before = len(told)
                 exec(body, names)
                 # the script tells it once
@@ -87,7 +87,7 @@ def blocks(source: str) -> Iterator[str]:
     yield "\n".join(lines)
 
 
-def in_the_script(sources: list[str], found: Ranked) -> list[Any]:
+def in_the_script(sources: list[str], found: RankCells) -> list[Any]:
     """What the same cells tell as the code of a script, in one process."""
     told: list[Any] = []
     names: dict[str, Any] = {"tell": lambda value: told.append(shown(value))}
@@ -133,16 +133,16 @@ def any_cell(draw: random.Random) -> str:
     if kind in {"push", "pull"}:
         return f"%accelerate {kind} {draw.choice(NAMES)}"
     body = "\n".join(any_statement(draw) for _ in range(draw.randrange(1, 4)))
-    return body if kind == "notebook" else f"%%accelerate{' --also-here' * (kind == 'both')}\n{body}"
+    return body if kind == "notebook" else f"%%accelerate{' --local' * (kind == 'both')}\n{body}"
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 4))])
 def test_what_is_exported_tells_the_same_as_the_notebook(part: int) -> None:
     compared = 0
     for seed in range(part * 400, (part + 1) * 400):
         draw = random.Random(seed)
         begin = "\n".join(f"{name} = [{number}]" for number, name in enumerate(NAMES[:-1])) + "\ndef f():\n    return a"
-        flags = draw.choice(["", " --also-here"])
+        flags = draw.choice(["", " --local"])
         sources = [
             f"%%accelerate{flags}\n{begin}",
             *([begin] if not flags else []),

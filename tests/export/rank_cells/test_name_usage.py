@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from accelerate_nb.export.usage import Usage, usage_of
+from accelerate_nb.export.rank_cells.name_usage import NameUsage, usage_of
 
 
-def usage(source: str) -> Usage:
+def usage(source: str) -> NameUsage:
     """What the one statement of a source does."""
     (node,) = ast.parse(source).body
     return usage_of(node)
@@ -36,7 +36,7 @@ def test_comprehensions_classes_and_texts_read_the_same_names_on_each_python(
     source: str, read: str, later: str
 ) -> None:
     found = usage(source)
-    assert (sorted(found.read), sorted(found.later)) == (read.split(), later.split())
+    assert (sorted(found.read), sorted(found.deferred)) == (read.split(), later.split())
     assert len(found.bound) == 1
 
 
@@ -54,4 +54,4 @@ def test_what_has_type_parameters_reads_its_bases_and_annotations_where_it_stand
     source: str, read: str, later: str
 ) -> None:
     found = usage(source)
-    assert (sorted(found.read), sorted(found.later)) == (read.split(), later.split())
+    assert (sorted(found.read), sorted(found.deferred)) == (read.split(), later.split())

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from accelerate_nb.export.drawing import Whose, may_draw, turns
+from accelerate_nb.export.rank_cells.rng_streams import Whose, may_draw, turns
 from tests.export.making import script
 
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from accelerate_nb.config.cells import line_commands
-from accelerate_nb.export.hearing import heard
-from accelerate_nb.export.plain import Ranked
-from accelerate_nb.export.ranks import ranked
-from accelerate_nb.export.reading import Cell
-from tests.export.test_flow import cells_of, notes_of, problems_of
+from accelerate_nb.config.magic_args import line_commands
+from accelerate_nb.export.notebook import NotebookCell
+from accelerate_nb.export.rank_cells.find import parse_commands
+from accelerate_nb.export.rank_cells.translate import ranked
+from accelerate_nb.export.translated_cell import RankCells
+from tests.export.rank_cells.test_name_conflicts import cells_of, notes_of, problems_of
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "05_cells_on_every_rank.ipynb"
+NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "05_cells_on_every_rank.ipynb"
 
 
-def of(*sources: str) -> Ranked:
+def of(*sources: str) -> RankCells:
     """What becomes of cells; all of them keep their number of lines."""
     found = ranked(cells_of(*sources))
     for number, cell in found.cells.items():
@@ -24,13 +24,13 @@ def of(*sources: str) -> Ranked:
     return found
 
 
-def text(found: Ranked, number: int) -> str:
+def text(found: RankCells, number: int) -> str:
     """A cell's code."""
     return found.cells[number].source
 
 
 def test_a_notebook_without_such_cells_stays_as_it_is():
-    assert of("%time x = 1", "print('accelerate')") == Ranked()
+    assert of("%time x = 1", "print('accelerate')") == RankCells()
 
 
 def test_a_cell_of_ranks_is_its_own_body():
@@ -50,14 +50,14 @@ def test_some_ranks_are_behind_a_guard_that_keeps_texts_as_they_are():
         'if rank in (0, 2, 3):  # %%accelerate --ranks 0,2-3\n    x = """a\nb"""\n    if x:\n        y = f"""{x}\n  c"""\n\n'
         "    shown(x)"
     )
-    assert found.cells[1].imports == ("from accelerate_nb.script.showing import shown",)
+    assert found.cells[1].imports == ("from accelerate_nb.script.display import shown",)
     compile(text(of("%%accelerate --ranks 0"), 1), "", "exec")
 
 
 def test_what_some_ranks_have_is_pulled_from_one_that_has_it():
     found = of("%%accelerate --ranks 1\nscore = 1", "%accelerate pull score --rank 1", "print(score)")
     assert text(found, 2) == "score = pull_from(1, lambda: score)"
-    assert found.cells[2].imports == ("from accelerate_nb.script.values import pull_from",)
+    assert found.cells[2].imports == ("from accelerate_nb.script.exchange import pull_from",)
 
 
 def test_a_cell_magic_below_stays_the_first_line_that_is_not_empty():
@@ -85,7 +85,7 @@ def test_a_cell_magic_below_stays_the_first_line_that_is_not_empty():
     ],
 )
 def test_a_command_is_translated_where_it_stands(line, code):
-    found = of("%%accelerate --also-here\nx = y = [1]\ndef f(*args, **more): ...", line)
+    found = of("%%accelerate --local\nx = y = [1]\ndef f(*args, **more): ...", line)
     assert text(found, 2) == code
     assert problems_of(found) == []
 
@@ -101,27 +101,27 @@ def test_every_command_is_known_here():
 def test_functions_of_the_notebook_keep_their_names():
     found = of("def push(x): ...", "pull = 3", "x = 1\n%accelerate push x\n%accelerate pull x")
     assert text(found, 3) == "x = 1\nx = _push(x)\nx = _pull(x)"
-    assert "from accelerate_nb.script.values import push as _push" in found.cells[3].imports
+    assert "from accelerate_nb.script.exchange import push as _push" in found.cells[3].imports
 
 
 @pytest.mark.parametrize(
     ("sources", "said"),
     [
-        (["x = 1\n%%accelerate -n 2"], "1:2 %%accelerate stands below other lines"),
-        (["# two\n%%accelerate -n 2\nx = 1"], "1:2 %%accelerate stands below other lines"),
+        (["x = 1\n%%accelerate -n 2"], "1:2 %%accelerate is below other lines"),
+        (["# two\n%%accelerate -n 2\nx = 1"], "1:2 %%accelerate is below other lines"),
         (["%%accelerate --rangs 0\nx = 1"], "1:1 %%accelerate was given --rangs"),
         (["%%accelerate -n 2 --ranks 2\nx = 1"], "1:1 --ranks was given '2', and the session has the ranks 0-1"),
-        (["%%accelerate --ranks 0 --also-here\nx = 1"], "Leave one of them out."),
-        (["%%accelerate\nx = 1", "%%accelerate --fresh\nx = 1"], "2:1 the session would start anew"),
+        (["%%accelerate --ranks 0 --local\nx = 1"], "Leave one of them out."),
+        (["%%accelerate\nx = 1", "%%accelerate --restart\nx = 1"], "2:1 the session would restart"),
         (["%%accelerate -n 2\nx = 1", "%%accelerate -n 4\nx = 1"], "num_processes was 2 and is 4 now"),
-        (["%%accelerate\nx = 1", "%%accelerate --cpu\nx = 1"], "2:1 the session would start anew here (cpu was False"),
-        (["%%accelerate\nx = 1", "y = 1\n%accelerate restart"], "2:2 the session would start anew"),
+        (["%%accelerate\nx = 1", "%%accelerate --cpu\nx = 1"], "2:1 the session would restart here (cpu was False"),
+        (["%%accelerate\nx = 1", "y = 1\n%accelerate restart"], "2:2 the session would restart"),
         (
             ["%%accelerate\nx = 1", "%accelerate stop", "%%accelerate\nx = 1"],
             "2:1 the session is stopped here, and cell 3",
         ),
-        (["%%accelerate\n%accelerate push x"], "1:2 %accelerate stands in a %%accelerate cell"),
-        (["x = 1\ndef f():\n    %accelerate push x"], "1:3 %accelerate push stands in a function"),
+        (["%%accelerate\n%accelerate push x"], "1:2 %accelerate is in a %%accelerate cell"),
+        (["x = 1\ndef f():\n    %accelerate push x"], "1:3 %accelerate push is in a function"),
         (["%accelerate pusch x"], "1:1 %accelerate was given 'pusch'. Did you mean push?"),
         (["%accelerate push"], "1:1 %accelerate push was given no name"),
         (["%accelerate run f"], "1:1 %accelerate run was given 'f', which is no call"),
@@ -135,7 +135,11 @@ def test_what_a_script_can_t_do_is_told_with_its_cell_and_line(sources, said):
 @pytest.mark.parametrize(
     "sources",
     [
-        ["%%accelerate -n 2 --fresh\nx = 1", "%%accelerate -n 2\nx", "%%accelerate --no-cpu --quiet 5\nx"],
+        [
+            "%%accelerate -n 2 --restart\nx = 1",
+            "%%accelerate -n 2\nx",
+            "%%accelerate --no-cpu --hang-warning-after 5\nx",
+        ],
         ["%accelerate stop", "%%accelerate\nx = 1"],
         ["%%accelerate\nx = 1", "%accelerate stop", "y = 1", "%accelerate stop"],
         ["%accelerate restart -n 2", "%%accelerate\nx = 1"],
@@ -150,7 +154,7 @@ def test_what_keeps_the_session_as_it_is_can_be_said_again(sources):
     [
         (["%%accelerate --background --timeout 3\nx = 1"], "1:1 --background was left out"),
         (["%%accelerate --background --timeout 3\nx = 1"], "1:1 --timeout was left out"),
-        (["%accelerate config"], "1:1 %accelerate config was left out: say the settings"),
+        (["%accelerate config"], "1:1 %accelerate config was left out: pass the settings"),
         (
             ["x = 1", "%%accelerate\nprint(x)"],
             "2:2 x is read here, and the ranks did not have it: it was bound in cell 1",
@@ -198,7 +202,7 @@ def test_a_name_that_would_mean_another_value_is_refused(sources, said):
     [
         ["import torch", "%%accelerate\nimport torch", "torch.ones(1)", "%%accelerate\ntorch.ones(1)"],
         ["def f(x):\n    return x", "%%accelerate\ndef f(x):\n    return x", "f(1)"],
-        ["%%accelerate --also-here\nx = 1", "x", "%%accelerate\nx"],
+        ["%%accelerate --local\nx = 1", "x", "%%accelerate\nx"],
         ["x = 1\n%accelerate push x", "%%accelerate\ny = x + 1", "print(x)", "%accelerate pull y", "y"],
         [
             "for i in range(3):\n    print(i)",
@@ -242,22 +246,22 @@ def test_the_class_of_the_session_s_accelerator_is_imported_where_a_cell_uses_it
 
 def test_lines_keep_their_numbers_whatever_ipython_makes_of_them():
     source = "x = !ls \\\n  -l\n\n%time \\\n f()\n%accelerate push \\\n  x\ny = 1?\nz = 2"
-    found = heard(source)
+    found = parse_commands(source)
     assert found.python.count("\n") == source.count("\n")
     assert [(one.first, one.last, one.text) for one in found.commands] == [(6, 7, "push    x")]
     assert found.python.split("\n")[-1] == "z = 2"
 
 
 def test_what_only_looks_like_a_command_is_none():
-    assert heard("'''\n%accelerate push x\n'''").commands == ()
-    assert heard("%accelerate?").commands == ()
-    assert heard("%%bash\n%accelerate push x").commands == ()
-    assert heard("%%time\n%accelerate push x").commands[0].first == 2
-    assert heard("  %accelerate push x\n  y = 1").commands[0].text == "push x"
+    assert parse_commands("'''\n%accelerate push x\n'''").commands == ()
+    assert parse_commands("%accelerate?").commands == ()
+    assert parse_commands("%%bash\n%accelerate push x").commands == ()
+    assert parse_commands("%%time\n%accelerate push x").commands[0].first == 2
+    assert parse_commands("  %accelerate push x\n  y = 1").commands[0].text == "push x"
 
 
 # ------------------------------------------------------------------------------------------------------- a whole script
 
 
 def test_cells_that_are_no_code_are_none_of_ours():
-    assert ranked([Cell("markdown", "%%accelerate\nx", None)]) == Ranked()
+    assert ranked([NotebookCell("markdown", "%%accelerate\nx", None)]) == RankCells()

@@ -17,7 +17,7 @@ from accelerate_nb.errors import ConfigurationError
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 HEAD = """
 import json, os, sys, warnings
@@ -148,8 +148,8 @@ except BaseException as error:
 found["around weights"].append(step())
 accelerator.end_training()
 
-# a group that the script has made by itself
-dist.init_process_group("gloo")
+# a group that the script has made by itself; under torchrun only one can be made at torchrun's own store, and that is below
+dist.init_process_group("gloo", store=dist.FileStore(os.path.join(sys.argv[1], "group"), 2), rank=RANK, world_size=2)
 found["around plain"] = notebook_launcher(train)[1:]
 total = torch.ones(1)
 dist.all_reduce(total)
@@ -219,8 +219,8 @@ try:
 except KeyError as error:
     found["run failed"] = [type(error).__name__, error.rank, "rank 1 stopped with KeyError" in str(error)]
 
-from accelerate_nb.config.run import resolve
-from accelerate_nb.launching.session import Session
+from accelerate_nb.config.run_config import resolve
+from accelerate_nb.launching.session.session import Session
 try:
     Session.start(resolve({"num_processes": 2}, {}))
 except Exception as error:
@@ -256,8 +256,8 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Complet
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment, cwd=ROOT, check=False)
     files = [folder / f"{rank}.json" for rank in (0, 1)]
-    assert all(one.exists() for one in files), done.stderr
-    return done, [json.loads(one.read_text()) for one in files]
+    assert all(item.exists() for item in files), done.stderr
+    return done, [json.loads(item.read_text()) for item in files]
 
 
 @pytest.fixture(scope="module")
@@ -276,10 +276,10 @@ def both(found: list[Any], name: str) -> Any:
 
 
 def test_every_process_gets_the_results_of_all(found):
-    for each in both(found, "several"):
-        assert [one["rank"] for one in each] == [0, 1]
-        assert len({one["pid"] for one in each}) == 2
-        assert all(one["everyone"] == [0, 1] for one in each)
+    for entry in both(found, "several"):
+        assert [item["rank"] for item in entry] == [0, 1]
+        assert len({item["pid"] for item in entry}) == 2
+        assert all(item["everyone"] == [0, 1] for item in entry)
 
 
 def test_the_function_runs_in_the_processes_that_are_there(found):
@@ -291,13 +291,15 @@ def test_every_process_gets_rank_0s_result_with_its_tensors_on_the_cpu(found):
 
 
 def test_each_of_several_calls_has_what_was_said_for_it(found):
-    said = [(one["precision"], one["steps"], one["device"]) for each in both(found, "several") for one in each[:1]]
-    assert said == [("bf16", 1, "cpu"), ("no", 2, "cpu"), ("bf16", 3, "cpu"), ("no", 4, "cpu"), ("no", 1, "cpu")]
+    settings = [
+        (item["precision"], item["steps"], item["device"]) for entry in both(found, "several") for item in entry[:1]
+    ]
+    assert settings == [("bf16", 1, "cpu"), ("no", 2, "cpu"), ("bf16", 3, "cpu"), ("no", 4, "cpu"), ("no", 1, "cpu")]
 
 
 def test_ranks_of_each_call_train_together(found):
-    for each in both(found, "several"):
-        assert each[0]["weight"] == each[1]["weight"]
+    for entry in both(found, "several"):
+        assert entry[0]["weight"] == entry[1]["weight"]
 
 
 def test_a_call_leaves_nothing_behind(found):
@@ -322,13 +324,13 @@ def test_large_results_come_whole(found):
 
 
 def test_what_cant_be_pickled_stays_in_its_process_and_one_is_told(found):
-    assert [one["kept"] for one in found] == [0, 1]
-    assert [one["kept of all"] for one in found] == [[0, None], [None, 1]]
-    assert [one["kept notices"] for one in found] == [2, 1]
+    assert [item["kept"] for item in found] == [0, 1]
+    assert [item["kept of all"] for item in found] == [[0, None], [None, 1]]
+    assert [item["kept notices"] for item in found] == [2, 1]
 
 
 def test_another_number_of_processes_is_told_of_once(found):
-    assert [len(one["size notices"]) for one in found] == [1, 0]
+    assert [len(item["size notices"]) for item in found] == [1, 0]
     assert "num_processes=3" in found[0]["size notices"][0]
     assert "runs on these 2" in found[0]["size notices"][0]
 
@@ -355,7 +357,7 @@ def test_a_launcher_inside_of_a_launched_function_calls_its_function_too(found):
 def test_what_the_script_has_joined_and_prepared_goes_on_after_calls(found):
     weights = both(found, "around weights")
     # two batches of each rank, whose gradients are averaged: every epoch moves the weights by as much
-    moved = [[a - b for a, b in zip(one[0], other[0], strict=True)] for one, other in pairwise(weights)]
+    moved = [[a - b for a, b in zip(item[0], other[0], strict=True)] for item, other in pairwise(weights)]
     assert moved == [pytest.approx(moved[0], rel=1e-4)] * 3
     assert all(moved[0])
     assert both(found, "around gathered") == [0, 1]
@@ -373,8 +375,8 @@ def test_a_group_that_the_script_made_goes_on_after_a_call(found):
 
 def test_the_rank_that_fails_raises_what_it_raised_and_the_others_tell_of_it(found):
     assert found[1]["around failed"] == ["KeyError", "'here'", True, None]
-    kind, message, is_one, rank = found[0]["around failed"]
-    assert (kind, is_one, rank) == ("KeyError", True, 1)
+    kind, message, is_worker_error, rank = found[0]["around failed"]
+    assert (kind, is_worker_error, rank) == ("KeyError", True, 1)
     assert message.startswith("rank 1 stopped with KeyError: 'here'")
 
 
@@ -403,7 +405,7 @@ def test_every_process_knows_what_each_rank_logged_and_wrote(found):
     assert both(found, "run losses") == [[0.0, 1.0, 2.0], [10.0, 11.0, 12.0]]
     lines = [[f"rank {rank}: step {step}" for step in range(3)] for rank in (0, 1)]
     assert both(found, "run lines") == lines
-    assert both(found, "run logs") == [sorted([*one, "to stderr"]) for one in lines]
+    assert both(found, "run logs") == [sorted([*item, "to stderr"]) for item in lines]
     assert both(found, "run states") == ["finished", "finished"]
 
 
@@ -424,7 +426,7 @@ def test_a_run_that_has_failed_raises_where_it_is_waited_for(found):
 def test_there_are_no_sessions_in_a_launched_process(found):
     kind, message = both(found, "run session")
     assert kind == "LaunchError"
-    assert "A session was asked for inside rank 0 of 2" in message
+    assert "A session was requested inside rank 0 of 2" in message
 
 
 # -------------------------------------------------------------------------------------------------------- one process
@@ -439,10 +441,10 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_one_process_alone_gets_its_own_value():
-    own = object()
-    assert notebook_launcher(lambda: own, num_processes=1) is own
-    assert notebook_launcher(lambda: own, num_processes=1, results="all") == [own]
-    assert launch(lambda: own).wait() is own
+    value_of_call = object()
+    assert notebook_launcher(lambda: value_of_call, num_processes=1) is value_of_call
+    assert notebook_launcher(lambda: value_of_call, num_processes=1, results="all") == [value_of_call]
+    assert launch(lambda: value_of_call).wait() is value_of_call
     with pytest.raises(KeyError):
         notebook_launcher({}.__getitem__, args=("nothing",))
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from accelerate_nb.config.launching import Launching
-from accelerate_nb.devices.base import Devices
-from accelerate_nb.devices.xla import Found
+from accelerate_nb.config.launch import LaunchingConfig
+from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.devices.xla import XlaDevices
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.choosing import accelerates_word, choose
+from accelerate_nb.launching.planning.placement import accelerates_word, choose
 
-LAPTOP = Devices("cpu", "CPU", 0, 2)
-SERVER = Devices("cuda", "GPU", 4, 64)
-ONE = Devices("cuda", "GPU", 1, 8)
+LAPTOP = AvailableDevices("cpu", "CPU", 0, 2)
+SERVER = AvailableDevices("cuda", "GPU", 4, 64)
+ONE_GPU = AvailableDevices("cuda", "GPU", 1, 8)
 
 
 @pytest.mark.parametrize(
-    ("wish", "devices", "expected"),
+    ("settings", "devices", "expected"),
     [
         ({}, LAPTOP, ("supervisor", 1, True)),
         ({}, SERVER, ("supervisor", 4, False)),
@@ -26,44 +26,44 @@ ONE = Devices("cuda", "GPU", 1, 8)
         ({"cpu": True, "num_processes": 8}, SERVER, ("supervisor", 8, True)),
         ({"start_method": "fork", "num_processes": 2}, LAPTOP, ("fork", 2, True)),
         ({"start_method": "spawn"}, SERVER, ("spawn", 4, False)),
-        ({"engine": "inline"}, ONE, ("inline", 1, False)),
+        ({"engine": "inline"}, ONE_GPU, ("inline", 1, False)),
         ({"engine": "inline", "num_processes": 1}, SERVER, ("inline", 1, False)),
         ({"engine": "local"}, SERVER, ("supervisor", 4, False)),
     ],
 )
-def test_the_choice_fits_the_wish_and_the_machine(wish, devices, expected):
-    choice = choose(Launching(**wish), devices, can_fork=True)
+def test_the_choice_fits_the_wish_and_the_machine(settings, devices, expected):
+    choice = choose(LaunchingConfig(**settings), devices, can_fork=True)
     assert (choice.start, choice.size, choice.cpu) == expected
 
 
 def test_a_system_that_can_t_fork_gets_fresh_pythons():
-    choice = choose(Launching(num_processes=2), LAPTOP, can_fork=False)
+    choice = choose(LaunchingConfig(num_processes=2), LAPTOP, can_fork=False)
     assert choice.start == "spawn"
     assert "can't fork" in choice.why
 
 
 @pytest.mark.parametrize(
-    ("wish", "devices", "can_fork", "words"),
+    ("settings", "devices", "can_fork", "words"),
     [
-        ({"num_processes": 5}, SERVER, True, "num_processes=5 was asked for, but this machine has 4 GPUs"),
-        ({"num_processes": 2}, ONE, True, "has 1 GPU. Ask for at most 1, or pass cpu=True"),
+        ({"num_processes": 5}, SERVER, True, "num_processes=5 was requested, but this machine has 4 GPUs"),
+        ({"num_processes": 2}, ONE_GPU, True, "has 1 GPU. Use at most 1, or pass cpu=True"),
         ({"engine": "inline", "num_processes": 2}, LAPTOP, True, "this process is only one"),
         ({"engine": "inline", "timeout": 3.0}, LAPTOP, True, "nothing can end the function from outside"),
         ({"engine": "inline", "num_cpu_threads_per_process": 2}, LAPTOP, True, "this process has its threads already"),
-        ({"start_method": "fork"}, LAPTOP, False, "start_method='fork' was asked for, but this system can't fork"),
+        ({"start_method": "fork"}, LAPTOP, False, "start_method='fork' was requested, but this system can't fork"),
         ({"start_method": "supervisor"}, LAPTOP, False, "start_method='supervisor'"),
     ],
 )
-def test_what_does_not_fit_says_what_was_asked_what_there_is_and_what_to_do(wish, devices, can_fork, words):
+def test_what_does_not_fit_says_what_was_asked_what_there_is_and_what_to_do(settings, devices, can_fork, words):
     with pytest.raises(LaunchError, match=words):
-        choose(Launching(**wish), devices, can_fork)
+        choose(LaunchingConfig(**settings), devices, can_fork)
 
 
-HALF = Devices("cuda", "GPU", 2, 64, physical=4, variable="CUDA_VISIBLE_DEVICES")
+HALF = AvailableDevices("cuda", "GPU", 2, 64, physical=4, variable="CUDA_VISIBLE_DEVICES")
 
 
 @pytest.mark.parametrize(
-    ("wish", "size", "shows"),
+    ("settings", "size", "shows"),
     [
         ({"gpu_ids": "0,2,3"}, 3, {"CUDA_VISIBLE_DEVICES": "0,2,3"}),
         ({"gpu_ids": "3"}, 1, {"CUDA_VISIBLE_DEVICES": "3"}),
@@ -73,49 +73,53 @@ HALF = Devices("cuda", "GPU", 2, 64, physical=4, variable="CUDA_VISIBLE_DEVICES"
         ({"gpu_ids": "9", "cpu": True, "num_processes": 2}, 2, {}),
     ],
 )
-def test_only_the_accelerators_that_were_named_count_and_are_shown(wish, size, shows):
-    choice = choose(Launching(**wish), HALF, can_fork=True)
+def test_only_the_accelerators_that_were_named_count_and_are_shown(settings, size, shows):
+    choice = choose(LaunchingConfig(**settings), HALF, can_fork=True)
     assert choice.size == size
     assert choice.shows == shows
 
 
-def test_a_machine_without_accelerators_has_none_to_name():
-    choice = choose(Launching(gpu_ids="0,1"), LAPTOP, can_fork=True)
-    assert (choice.size, choice.cpu, choice.shows) == (1, True, {})
+@pytest.mark.parametrize("settings", [{"gpu_ids": "0,9"}, {"gpu_ids": "GPU-8f"}, {"gpu_ids": "0", "num_processes": 2}])
+def test_a_machine_without_accelerators_has_none_to_name(settings):
+    words = f"gpu_ids='{settings['gpu_ids']}' was requested, but torch finds no GPU on this machine.*Leave gpu_ids out"
+    with pytest.raises(LaunchError, match=words):
+        choose(LaunchingConfig(**settings), LAPTOP, can_fork=True)
+    assert choose(LaunchingConfig(**settings, cpu=True), LAPTOP, can_fork=True).cpu
 
 
 @pytest.mark.parametrize(
-    ("wish", "words"),
+    ("settings", "words"),
     [
-        ({"gpu_ids": "0,4"}, "gpu_ids='0,4' was asked for, but this machine has no GPU 4"),
-        ({"gpu_ids": "0,2", "num_processes": 3}, "num_processes=3 was asked for, but gpu_ids='0,2' shows 2 GPUs"),
+        ({"gpu_ids": "0,4"}, "gpu_ids='0,4' was requested, but this machine has 4 GPUs, numbered 0 to 3, and no 4"),
+        ({"gpu_ids": "5,7"}, "has 4 GPUs, numbered 0 to 3, and no 5 and no 7. Name others"),
+        ({"gpu_ids": "0,2", "num_processes": 3}, "num_processes=3 was requested, but gpu_ids='0,2' shows 2 GPUs"),
         ({"gpu_ids": "1", "engine": "inline"}, "this process has its devices already"),
     ],
 )
-def test_accelerators_that_are_not_there_are_told(wish, words):
+def test_accelerators_that_are_not_there_are_told(settings, words):
     with pytest.raises(LaunchError, match=words):
-        choose(Launching(**wish), HALF, can_fork=True)
+        choose(LaunchingConfig(**settings), HALF, can_fork=True)
 
 
 def test_the_reason_is_told():
-    assert choose(Launching(), SERVER, True).why == "4 of 4 GPUs; forked by a supervisor"
-    assert choose(Launching(num_processes=2), LAPTOP, True).why == "2 on the CPU; forked by a supervisor"
+    assert choose(LaunchingConfig(), SERVER, True).why == "4 of 4 GPUs; forked by a supervisor"
+    assert choose(LaunchingConfig(num_processes=2), LAPTOP, True).why == "2 on the CPU; forked by a supervisor"
 
 
-def through(device, count, per_process=1, cores=96, **more):
-    found = Found(device, count, per_process, **more)
-    return Devices("xla", found.label, count, cores, xla=found)
+def through(device, count, ranks_per_process=1, cores=96, **more):
+    found = XlaDevices(device, count, ranks_per_process, **more)
+    return AvailableDevices("xla", found.label, count, cores, xla=found)
 
 
 V3, V4, COLAB = through("TPU", 8, 2), through("TPU", 4), through("TPU", 1)
 XLA_CPU = through("CPU", 2, 2)
 # machines with torch_xla on which nothing asks for it
-BARE = Devices("cpu", "CPU", 0, 2, xla=Found("CPU", 1, 1, asked=False))
-BOTH = Devices("cuda", "GPU", 4, 64, xla=Found("CPU", 1, 1, asked=False))
+BARE = AvailableDevices("cpu", "CPU", 0, 2, xla=XlaDevices("CPU", 1, 1, requested=False))
+BOTH = AvailableDevices("cuda", "GPU", 4, 64, xla=XlaDevices("CPU", 1, 1, requested=False))
 
 
 @pytest.mark.parametrize(
-    ("wish", "devices", "expected"),
+    ("settings", "devices", "expected"),
     [
         ({}, V3, (8, 2, {"PJRT_DEVICE": "TPU"})),
         ({"num_processes": 8}, V3, (8, 2, {"PJRT_DEVICE": "TPU"})),
@@ -130,64 +134,64 @@ BOTH = Devices("cuda", "GPU", 4, 64, xla=Found("CPU", 1, 1, asked=False))
         ({"engine": "xla"}, BOTH, (1, 1, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"})),
     ],
 )
-def test_ranks_are_cores_of_a_tpu_where_there_is_one(wish, devices, expected):
-    choice = choose(Launching(**wish), devices, can_fork=True)
-    assert (choice.size, choice.per_process, choice.shows) == expected
+def test_ranks_are_cores_of_a_tpu_where_there_is_one(settings, devices, expected):
+    choice = choose(LaunchingConfig(**settings), devices, can_fork=True)
+    assert (choice.size, choice.ranks_per_process, choice.shows) == expected
     assert (choice.kind, choice.cpu) == ("xla", False)
     assert accelerates_word(choice, devices) == "XLA"
 
 
 @pytest.mark.parametrize("devices", [V4, XLA_CPU, through("TPU", 0, trouble="no")])
 def test_the_cpu_that_was_asked_for_is_torchs_own(devices):
-    choice = choose(Launching(cpu=True, num_processes=2), devices, can_fork=True)
-    assert (choice.kind, choice.cpu, choice.shows, choice.per_process) == ("cpu", True, {}, 1)
+    choice = choose(LaunchingConfig(cpu=True, num_processes=2), devices, can_fork=True)
+    assert (choice.kind, choice.cpu, choice.shows, choice.ranks_per_process) == ("cpu", True, {}, 1)
 
 
 def test_a_mesh_changes_nothing_where_torch_xla_is_not_computed_through():
-    for wish, devices in [({}, SERVER), ({"cpu": True}, V4), ({"num_processes": 2}, LAPTOP)]:
-        wished = Launching(**wish)
-        assert choose(wished, devices, True, "fsdp") == choose(wished, devices, True)
+    for settings, devices in [({}, SERVER), ({"cpu": True}, V4), ({"num_processes": 2}, LAPTOP)]:
+        config = LaunchingConfig(**settings)
+        assert choose(config, devices, True, "fsdp") == choose(config, devices, True)
 
 
 def test_gpus_are_computed_on_where_torch_xla_is_only_installed():
-    choice = choose(Launching(), BOTH, can_fork=True)
+    choice = choose(LaunchingConfig(), BOTH, can_fork=True)
     assert (choice.kind, choice.size, accelerates_word(choice, BOTH)) == ("cuda", 4, "MULTI_GPU")
 
 
 @pytest.mark.parametrize("devices", [V4, XLA_CPU])
 def test_a_mesh_is_one_rank_with_all_devices(devices):
-    choice = choose(Launching(), devices, can_fork=True, mesh="fsdp")
-    assert (choice.size, choice.per_process, choice.kind) == (1, 1, "xla")
+    choice = choose(LaunchingConfig(), devices, can_fork=True, mesh="fsdp")
+    assert (choice.size, choice.ranks_per_process, choice.kind) == (1, 1, "xla")
     # how many devices the CPU is stays as it is said
     assert choice.shows == {"PJRT_DEVICE": devices.xla.device}
 
 
 @pytest.mark.parametrize(
-    ("wish", "devices", "mesh", "words"),
+    ("settings", "devices", "mesh", "words"),
     [
         (
             {"num_processes": 2},
             V3,
             None,
-            "num_processes=2 .* all of this machine's 8 TPU cores only. Ask for 8, or for 1",
+            "num_processes=2 .* all of this machine's 8 TPU cores only. Use 8 or 1",
         ),
         (
             {"num_processes": 8},
             COLAB,
             None,
-            "num_processes=8 .* this machine has 1 TPU core. Ask for 1, or pass cpu=True",
+            "num_processes=8 .* this machine has 1 TPU core. Use 1, or pass cpu=True",
         ),
         ({"gpu_ids": "0,1"}, V4, None, "gpu_ids='0,1' .* TPU cores are not chosen by number"),
         ({"engine": "xla"}, LAPTOP, None, r"engine='xla' .* not installed. pip install 'accelerate-nb\[tpu\]'"),
-        ({"engine": "xla", "cpu": True}, V4, None, "engine='xla' was asked for with cpu=True"),
+        ({"engine": "xla", "cpu": True}, V4, None, "engine='xla' was requested with cpu=True"),
         ({"num_processes": 4}, V4, "data", "xla_mesh='data' .* num_processes=4.*there are 4 TPU cores"),
         ({}, through("TPU", 0, trouble="What was asked, found, to do."), None, "^What was asked, found, to do.$"),
-        ({"engine": "inline"}, V4, None, "engine='inline' was asked for with num_processes=4"),
+        ({"engine": "inline"}, V4, None, "engine='inline' was requested with num_processes=4"),
     ],
 )
-def test_what_torch_xla_does_not_do_says_what_was_asked_what_there_is_and_what_to_do(wish, devices, mesh, words):
+def test_what_torch_xla_does_not_do_says_what_was_asked_what_there_is_and_what_to_do(settings, devices, mesh, words):
     with pytest.raises(LaunchError, match=words):
-        choose(Launching(**wish), devices, can_fork=True, mesh=mesh)
+        choose(LaunchingConfig(**settings), devices, can_fork=True, mesh=mesh)
 
 
 def test_a_tpu_that_this_process_holds_is_for_nobody_else():
@@ -196,26 +200,26 @@ def test_a_tpu_that_this_process_holds_is_for_nobody_else():
         with pytest.raises(
             LaunchError, match=r"awake in this process \(7\).* Restart the kernel, and launch before any cell"
         ):
-            choose(Launching(start_method=method), held, can_fork=True)
-    assert choose(Launching(engine="inline", num_processes=1), held, can_fork=True).start == "inline"
-    assert choose(Launching(cpu=True), held, can_fork=True).kind == "cpu"
+            choose(LaunchingConfig(start_method=method), held, can_fork=True)
+    assert choose(LaunchingConfig(engine="inline", num_processes=1), held, can_fork=True).start == "inline"
+    assert choose(LaunchingConfig(cpu=True), held, can_fork=True).kind == "cpu"
 
 
 def test_a_runtime_that_is_awake_on_the_cpu_keeps_only_forks_of_this_process_away():
     held = through("CPU", 1, held="torch_xla's runtime is awake in this process (7)")
-    assert choose(Launching(), held, can_fork=True).start == "supervisor"
-    assert choose(Launching(start_method="spawn"), held, can_fork=True).start == "spawn"
+    assert choose(LaunchingConfig(), held, can_fork=True).start == "supervisor"
+    assert choose(LaunchingConfig(start_method="spawn"), held, can_fork=True).start == "spawn"
     with pytest.raises(
         LaunchError, match=r"start_method='fork' .* awake in this process \(7\).* Leave start_method out"
     ):
-        choose(Launching(start_method="fork"), held, can_fork=True)
+        choose(LaunchingConfig(start_method="fork"), held, can_fork=True)
 
 
 def test_the_reason_tells_of_torch_xla():
-    assert choose(Launching(), V3, True).why == "8 of 8 TPU cores; forked by a supervisor"
-    assert choose(Launching(num_processes=1), V3, True).why == "1 of 8 TPU cores; forked by a supervisor"
-    assert choose(Launching(), XLA_CPU, True).why == "2 XLA CPU devices; forked by a supervisor"
-    assert choose(Launching(engine="xla"), BARE, True).why.startswith(
+    assert choose(LaunchingConfig(), V3, True).why == "8 of 8 TPU cores; forked by a supervisor"
+    assert choose(LaunchingConfig(num_processes=1), V3, True).why == "1 of 8 TPU cores; forked by a supervisor"
+    assert choose(LaunchingConfig(), XLA_CPU, True).why == "2 XLA CPU devices; forked by a supervisor"
+    assert choose(LaunchingConfig(engine="xla"), BARE, True).why.startswith(
         "1 XLA CPU device, through torch_xla: there is no TPU; "
     )
-    assert choose(Launching(), V4, True, "fsdp").why.startswith("one process on 4 TPU cores; ")
+    assert choose(LaunchingConfig(), V4, True, "fsdp").why.startswith("one process on 4 TPU cores; ")

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from accelerate_nb.config.run import resolve
-from accelerate_nb.devices.base import Devices
-from accelerate_nb.devices.xla import Found
+from accelerate_nb.config.run_config import resolve
+from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.devices.xla import XlaDevices
 from accelerate_nb.errors import AccelerateNbError
-from accelerate_nb.launching.choosing import choose
-from accelerate_nb.launching.preflight import look_ahead
+from accelerate_nb.launching.planning.placement import choose
+from accelerate_nb.launching.planning.preflight import run_preflight
 
-TWO_GPUS = Devices("cuda", "GPU", 2, 16)
-LAPTOP = Devices("cpu", "CPU", 0, 2)
+TWO_GPUS = AvailableDevices("cuda", "GPU", 2, 16)
+LAPTOP = AvailableDevices("cpu", "CPU", 0, 2)
 
 
-def ask(said, devices=LAPTOP, can_fork=True):
-    return look_ahead(said, devices, can_fork)
+def preflight(settings, devices=LAPTOP, can_fork=True):
+    return run_preflight(settings, devices, can_fork)
 
 
 def test_what_fits_is_ready_to_be_launched():
-    outlook = ask({"num_processes": 2, "mixed_precision": "bf16"}, TWO_GPUS)
+    outlook = preflight({"num_processes": 2, "mixed_precision": "bf16"}, TWO_GPUS)
     assert outlook.possible
     assert outlook.objections == ()
     assert outlook.config == resolve({"num_processes": 2, "mixed_precision": "bf16"}, {})
@@ -28,70 +28,73 @@ def test_what_fits_is_ready_to_be_launched():
 
 
 @pytest.mark.parametrize(
-    ("said", "name", "says"),
+    ("settings", "name", "text"),
     [
         ({"num_processes": 3}, "num_processes", "this machine has 2 GPUs"),
         ({"num_processes": 0}, "num_processes", "at least 1"),
-        ({"mixed_precision": "fp8"}, "mixed_precision", "not offered here yet"),
+        ({"engine": "ray"}, "engine", "not offered here yet"),
         ({"num_nodes": 2}, "num_nodes", "only one machine"),
         ({"engine": "inline", "num_processes": 2}, "engine", "this process is only one"),
         ({"timeout": "soon"}, "timeout", "should be a number"),
     ],
 )
-def test_each_objection_stands_at_the_setting_to_change_in_the_words_of_the_launch(said, name, says):
-    outlook = ask(said, TWO_GPUS if name != "engine" else LAPTOP)
+def test_each_objection_stands_at_the_setting_to_change_in_the_words_of_the_launch(settings, name, text):
+    outlook = preflight(settings, TWO_GPUS if name != "engine" else LAPTOP)
     assert not outlook.possible
     (objection,) = outlook.objections
     assert objection.name == name
-    assert says in objection.text
+    assert text in objection.text
     with pytest.raises(AccelerateNbError) as raised:
-        choose(resolve(said, {}).launching, TWO_GPUS if name != "engine" else LAPTOP, can_fork=True)
+        choose(resolve(settings, {}).launching, TWO_GPUS if name != "engine" else LAPTOP, can_fork=True)
     assert str(raised.value) == objection.text
 
 
 def test_several_wrong_settings_are_each_told():
-    assert [one.name for one in ask({"num_processes": 0, "timeout": -1}).objections] == ["num_processes", "timeout"]
+    assert [one.name for one in preflight({"num_processes": 0, "timeout": -1}).objections] == [
+        "num_processes",
+        "timeout",
+    ]
 
 
 def test_a_system_that_cannot_fork_says_so():
-    (objection,) = ask({"start_method": "fork"}, can_fork=False).objections
+    (objection,) = preflight({"start_method": "fork"}, can_fork=False).objections
     assert objection.name == "start_method"
 
 
 @pytest.mark.parametrize(
-    ("said", "name"), [({"num_processes": 3}, "num_processes"), ({"mixed_precision": "fp16"}, "mixed_precision")]
+    ("settings", "name"), [({"num_processes": 3}, "num_processes"), ({"mixed_precision": "fp16"}, "mixed_precision")]
 )
-def test_what_works_and_is_slow_is_advice(said, name):
-    outlook = ask(said)
+def test_what_works_and_is_slow_is_advice(settings, name):
+    outlook = preflight(settings)
     assert outlook.possible
     assert [(one.name, one.grave) for one in outlook.objections] == [(name, False)]
-    assert not ask(said, Devices("cuda", "GPU", 8, 16)).objections
+    assert not preflight(settings, AvailableDevices("cuda", "GPU", 8, 16)).objections
 
 
-TPU = Devices("xla", "TPU core", 8, 96, xla=Found("TPU", 8, 2))
+TPU = AvailableDevices("xla", "TPU core", 8, 96, xla=XlaDevices("TPU", 8, 2))
 
 
 @pytest.mark.parametrize(
-    ("said", "name"),
+    ("settings", "name"),
     [
         ({"num_processes": 3}, "num_processes"),
         ({"gpu_ids": "0"}, "gpu_ids"),
         ({"xla_mesh": "fsdp", "num_processes": 2}, "xla_mesh"),
     ],
 )
-def test_what_a_tpu_can_not_do_stands_at_its_setting(said, name):
-    (objection,) = ask(said, TPU).objections
+def test_what_a_tpu_can_not_do_stands_at_its_setting(settings, name):
+    (objection,) = preflight(settings, TPU).objections
     assert (objection.name, objection.grave) == (name, True)
 
 
 def test_bf16_is_advised_on_a_tpu():
-    (objection,) = ask({"mixed_precision": "fp16"}, TPU).objections
+    (objection,) = preflight({"mixed_precision": "fp16"}, TPU).objections
     assert (objection.name, objection.grave) == ("mixed_precision", False)
     assert "bf16" in objection.text
-    assert not ask({"mixed_precision": "bf16"}, TPU).objections
+    assert not preflight({"mixed_precision": "bf16"}, TPU).objections
 
 
 def test_a_mesh_that_changes_nothing_is_told():
-    (objection,) = ask({"xla_mesh": "fsdp"}, TWO_GPUS).objections
+    (objection,) = preflight({"xla_mesh": "fsdp"}, TWO_GPUS).objections
     assert (objection.name, objection.grave) == ("xla_mesh", False)
-    assert not ask({"xla_mesh": "fsdp"}, TPU).objections
+    assert not preflight({"xla_mesh": "fsdp"}, TPU).objections

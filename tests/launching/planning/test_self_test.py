@@ -9,9 +9,9 @@ import threading
 import pytest
 import torch
 
-from accelerate_nb.config.run import resolve
-from accelerate_nb.launching import selfcheck
-from accelerate_nb.runtime import selfcheck as in_a_worker
+from accelerate_nb.config.run_config import resolve
+from accelerate_nb.launching.planning import self_test
+from accelerate_nb.runtime.observability import self_test as in_a_worker
 
 NAMES = ["start", *(step.name for step in in_a_worker.STEPS)]
 
@@ -21,12 +21,12 @@ def _folders(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def wish(**said):
-    return resolve({"num_processes": 2, "cpu": True, **said}, {})
+def config_of(**settings):
+    return resolve({"num_processes": 2, "cpu": True, **settings}, {})
 
 
 @pytest.mark.parametrize(
-    "said",
+    "settings",
     [
         {"mixed_precision": "bf16"},
         {"gradient_accumulation_steps": 3, "debug": True},
@@ -35,28 +35,29 @@ def wish(**said):
     ],
     ids=str,
 )
-def test_sound_settings_pass_every_check(said):
-    told = []
-    checks = selfcheck.run(wish(**said), told.append)
-    assert [one.name for one in checks] == NAMES
-    assert {one.state for one in checks} == {"passed"}, checks
-    assert all(one.text for one in checks)
+def test_sound_settings_pass_every_check(settings):
+    reported = []
+    checks = self_test.run(config_of(**settings), reported.append)
+    assert [item.name for item in checks] == NAMES
+    assert {item.state for item in checks} == {"passed"}, checks
+    assert all(item.text for item in checks)
     for name in NAMES:
-        states = [one.state for one in told if one.name == name]
+        states = [item.state for item in reported if item.name == name]
         assert states[-2:] == ["running", "passed"]
 
 
 def test_a_test_leaves_the_notebooks_own_process_alone():
     before = set(os.environ)
-    selfcheck.run(wish(engine="inline", num_processes=1))
+    self_test.run(config_of(engine="inline", num_processes=1))
     assert set(os.environ) == before
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_every_gpu_passes():
-    checks = selfcheck.run(resolve({"mixed_precision": "bf16"}, {}))
-    assert {one.state for one in checks} == {"passed"}, checks
+    checks = self_test.run(resolve({"mixed_precision": "bf16"}, {}))
+    assert {item.state for item in checks} == {"passed"}, checks
 
 
 def test_workers_that_cannot_start_are_told():
@@ -64,9 +65,9 @@ def test_workers_that_cannot_start_are_told():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        (check,) = selfcheck.run(wish(use_port=port))
+        (check,) = self_test.run(config_of(use_port=port))
     assert (check.name, check.state) == ("start", "failed")
-    assert f"use_port={port} was asked for" in check.text
+    assert f"use_port={port} was requested" in check.text
 
 
 def wrong(accelerator):
@@ -79,8 +80,8 @@ def test_a_failure_stands_at_the_check_that_failed_and_the_rest_is_left_out(monk
     steps = [step._replace(try_it=wrong) if step.name == "loader" else step for step in in_a_worker.STEPS]
     monkeypatch.setattr(in_a_worker, "STEPS", tuple(steps))
     # forked workers have this process's modules
-    checks = {one.name: one for one in selfcheck.run(wish(start_method="fork"))}
-    assert [one.state for one in checks.values()] == ["passed"] * 4 + ["failed"] + ["left out"] * 2
+    checks = {item.name: item for item in self_test.run(config_of(start_method="fork"))}
+    assert [item.state for item in checks.values()] == ["passed"] * 4 + ["failed"] + ["left out"] * 2
     assert checks["loader"].text == "rank 1: ValueError: not what it should be"
     assert "All output" in checks["loader"].advice
 
@@ -92,20 +93,20 @@ def hangs(accelerator):
 def test_a_test_can_be_stopped(monkeypatch):
     steps = [step._replace(try_it=hangs) if step.name == "loader" else step for step in in_a_worker.STEPS]
     monkeypatch.setattr(in_a_worker, "STEPS", tuple(steps))
-    told = []
+    reported = []
 
     def stop_there(check):
-        told.append(check)
+        reported.append(check)
         if (check.name, check.state) == ("loader", "running"):
             test.stop()
 
-    test = selfcheck.SelfCheck(wish(start_method="fork", grace=0.0), stop_there)
+    test = self_test.SelfTest(config_of(start_method="fork", stop_grace_period=0.0), stop_there)
     checks = test.run()
-    assert [one.state for one in checks] == ["passed"] * 4 + ["left out"] * 3
+    assert [item.state for item in checks] == ["passed"] * 4 + ["left out"] * 3
 
 
 @pytest.mark.parametrize(
-    ("name", "break_it", "says"),
+    ("name", "break_it", "text"),
     [
         ("collectives", ("gather", lambda self, tensor: tensor.repeat(2)), "gather should give"),
         ("collectives", ("reduce", lambda self, tensor, *_: tensor), "reduce"),
@@ -113,10 +114,10 @@ def test_a_test_can_be_stopped(monkeypatch):
         ("training", ("backward", lambda self, loss: None), "The losses should be those of one process"),
     ],
 )
-def test_a_wrong_result_fails_its_check(monkeypatch, name, break_it, says):
+def test_a_wrong_result_fails_its_check(monkeypatch, name, break_it, text):
     step = next(step for step in in_a_worker.STEPS if step.name == name)
     monkeypatch.setattr(in_a_worker, "STEPS", (step,))
     monkeypatch.setattr(in_a_worker.Accelerator, *break_it)
-    checks = {one.name: one for one in selfcheck.run(wish(start_method="fork"))}
+    checks = {item.name: item for item in self_test.run(config_of(start_method="fork"))}
     assert checks[name].state == "failed"
-    assert says in checks[name].text
+    assert text in checks[name].text

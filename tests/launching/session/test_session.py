@@ -8,15 +8,16 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 
 import psutil
 import pytest
 import torch
 
-from accelerate_nb.config.run import resolve
+from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import ConfigurationError, HangError, LaunchError, PayloadError, WorkerError
 from accelerate_nb.events.model import Display, LogLine
-from accelerate_nb.launching.session import Session
+from accelerate_nb.launching.session.session import Session
 
 # Every rank takes part in a collective, and each sees the same sum.
 TOGETHER = "import torch, torch.distributed as dist\nt = torch.full((2,), rank + 1.0)\ndist.all_reduce(t)\nt.tolist()"
@@ -35,7 +36,7 @@ def session(tmp_path_factory):
 
 
 @pytest.fixture
-def own(tmp_path):
+def fresh_session(tmp_path):
     """A session that a test may end."""
     kept = start(tmp_path)
     yield kept
@@ -48,7 +49,7 @@ def works(session):
 
 
 def lines(cell):
-    return [(one.rank, one.text) for one in cell.view.since(cell.cursor).shown if isinstance(one, LogLine)]
+    return [(entry.rank, entry.text) for entry in cell.view.since(cell.cursor).shown if isinstance(entry, LogLine)]
 
 
 def pids(session):
@@ -60,29 +61,29 @@ def error_of(cell):
     return cell.error
 
 
-def comes(condition, patience=30.0):
+def comes(condition, timeout=30.0):
     """Wait until something is so; whether it came."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while not condition() and time.monotonic() < deadline:
         threading.Event().wait(0.05)
     return condition()
 
 
 def test_of_a_silent_cell_is_said_where_its_ranks_are(tmp_path):
-    session = start(tmp_path, quiet=0.5)
+    session = start(tmp_path, hang_warning_after=0.5)
     try:
         # a session that has nothing to do is no silence
-        assert not comes(lambda: session.view.quiet, 1.5)
+        assert not comes(lambda: session.view.idle_warning, 1.5)
         cell = session.run(
             "import time, torch.distributed as dist\nif rank == 0: dist.barrier()\nelse: time.sleep(60)", number=7
         )
-        assert comes(lambda: session.view.quiet)
-        text = session.view.quiet.text
+        assert comes(lambda: session.view.idle_warning)
+        text = session.view.idle_warning.text
         assert "rank 0 waits in barrier, at Cell In[7], line 2" in text
         assert "rank 1 is elsewhere" in text
         cell.interrupt()
         cell.wait(throw=False)
-        assert comes(lambda: session.view.quiet is None)
+        assert comes(lambda: session.view.idle_warning is None)
         works(session)
     finally:
         session.close()
@@ -146,8 +147,8 @@ def test_displays_and_figures_arrive(session):
         ranks=[0],
     )
     cell.wait()
-    shown = [one.data for one in cell.view.since(cell.cursor).shown if isinstance(one, Display)]
-    assert [sorted(set(one) - {"text/plain"}) for one in shown] == [["text/html"], ["image/png"]]
+    shown = [entry.data for entry in cell.view.since(cell.cursor).shown if isinstance(entry, Display)]
+    assert [sorted(set(entry) - {"text/plain"}) for entry in shown] == [["text/html"], ["image/png"]]
 
 
 def test_a_display_with_an_id_tells_what_takes_its_place(session):
@@ -156,8 +157,8 @@ def test_a_display_with_an_id_tells_what_takes_its_place(session):
         ranks=[0],
     )
     cell.wait()
-    shown = [one for one in cell.view.since(cell.cursor).shown if isinstance(one, Display)]
-    assert [(one.data["text/html"], one.name, one.update) for one in shown] == [
+    shown = [entry for entry in cell.view.since(cell.cursor).shown if isinstance(entry, Display)]
+    assert [(entry.data["text/html"], entry.name, entry.update) for entry in shown] == [
         ("one", "it", False),
         ("two", "it", True),
     ]
@@ -192,9 +193,12 @@ def test_ranks_without_a_cell_are_not_asked_where_they_are(session):
 
 
 def test_steps_are_counted_anew_in_each_cell(session):
-    asks = "from accelerate_nb.events.asks import current_asks\n"
-    session.run(f"{asks}current_asks().steps = 5").wait()
-    assert [end.result["text/plain"] for end in session.run(f"{asks}current_asks().steps").wait()] == ["0", "0"]
+    imports = "from accelerate_nb.rank.stop_request import current_stop_request\n"
+    session.run(f"{imports}current_stop_request().steps = 5").wait()
+    assert [end.result["text/plain"] for end in session.run(f"{imports}current_stop_request().steps").wait()] == [
+        "0",
+        "0",
+    ]
 
 
 def test_what_is_written_while_nothing_runs_arrives(session):
@@ -204,11 +208,11 @@ def test_what_is_written_while_nothing_runs_arrives(session):
         ranks=[0],
     ).wait()
     cursor = session.view.since(0).cursor
-    pause, selector = threading.Event(), session._run._attempt._urgent
-    while session._run._attempt._logs.fileno() not in selector.get_map():
+    pause, selector = threading.Event(), session._run._worker_group._urgent
+    while session._run._worker_group._output.fileno() not in selector.get_map():
         pause.wait(0.01)  # until the pipes are watched, and not looked into
     session.run("told.set()", ranks=[0]).wait()
-    while "late" not in [one.text for one in session.view.since(cursor).shown]:
+    while "late" not in [entry.text for entry in session.view.since(cursor).shown]:
         pause.wait(0.01)
 
 
@@ -219,6 +223,17 @@ def test_an_error_names_the_cell_and_its_line(session):
     assert "Cell In[7], line 4, in broken\n    return {}['key']" in str(error)
     assert "Cell In[7], line 5, in <module>" in str(error)
     assert "IPython" not in str(error)
+
+
+def test_an_error_of_a_cell_has_its_cause_with_the_cell_s_line(session):
+    error = error_of(
+        session.run(
+            "\ntry:\n    {}['key']\nexcept KeyError as error:\n    raise ValueError('second') from error", number=7
+        )
+    )
+    assert isinstance(error, ValueError)
+    assert isinstance(error.__cause__, KeyError)
+    assert [frame.lineno for frame in traceback.extract_tb(error.__cause__.__traceback__)] == [3]
 
 
 def test_a_syntax_error_names_the_cell(session):
@@ -381,7 +396,7 @@ def test_a_group_of_the_persons_own_that_a_renewal_ended_is_told_of(session):
     session.run("import torch, torch.distributed as dist\nmine = dist.new_group([0, 1])").wait()
     error_of(session.run("if rank == 1: raise LookupError\ndist.barrier()"))
     error = error_of(session.run("dist.all_reduce(torch.ones(1), group=mine)"))
-    assert "those of your own (new_group, device meshes) went with it" in str(error)
+    assert "your own groups (new_group, device meshes) are gone" in str(error)
     works(session)
 
 
@@ -398,21 +413,47 @@ def test_a_time_that_is_over_ends_the_cell_with_every_ranks_stack(session):
     works(session)
 
 
+HOLDS = """
+import torch, weakref
+held = []
+def fails():
+    large = torch.ones(8)
+    held.append(weakref.ref(large))
+    raise MemoryError("full")
+def fails_after_that():
+    try:
+        fails()
+    except MemoryError:
+        raise ValueError("and again")
+"""
+
+
+@pytest.mark.parametrize("call", ["fails()", "fails_after_that()"])
+def test_what_a_failed_cell_held_is_free_when_the_next_begins(session, call):
+    session.run(HOLDS).wait()
+    assert error_of(session.run(call)) is not None
+    ends = session.run("(len(held), held[0]() is None)").wait()
+    assert [end.result["text/plain"] for end in ends] == ["(1, True)"] * 2
+    works(session)
+
+
 @pytest.mark.parametrize("how", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
-def test_a_worker_that_dies_ends_the_session_with_its_last_words(own, how):
-    own.run("print('of a former cell')").wait()
-    error = error_of(own.run(f"import os\nif rank == 1:\n    print('last words', flush=True)\n    {how}\n{TOGETHER}"))
+def test_a_worker_that_dies_ends_the_session_with_its_last_words(fresh_session, how):
+    fresh_session.run("print('of a former cell')").wait()
+    error = error_of(
+        fresh_session.run(f"import os\nif rank == 1:\n    print('last words', flush=True)\n    {how}\n{TOGETHER}")
+    )
     assert isinstance(error, WorkerError)
     assert error.rank == 1
     assert "last words" in str(error)
     assert "of a former cell" not in str(error)
-    assert not own.alive
+    assert not fresh_session.alive
     with pytest.raises(LaunchError, match="has ended: rank 1 ended with"):
-        own.run("1")
+        fresh_session.run("1")
 
 
-def test_a_rank_that_follows_no_interrupt_ends_the_session(own):
-    cell = own.run(
+def test_a_rank_that_follows_no_interrupt_ends_the_session(fresh_session):
+    cell = fresh_session.run(
         "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('there')\nwhile True: time.sleep(1)"
     )
     reached(cell, 0)
@@ -420,7 +461,7 @@ def test_a_rank_that_follows_no_interrupt_ends_the_session(own):
     error = error_of(cell)
     assert isinstance(error, HangError)
     assert "was to be interrupted" in str(error)
-    assert not own.alive
+    assert not fresh_session.alive
 
 
 def test_an_interrupt_of_the_notebook_interrupts_the_cell(session):
@@ -439,19 +480,19 @@ def test_an_interrupt_of_the_notebook_interrupts_the_cell(session):
 
 
 def test_closing_leaves_no_process(tmp_path):
-    own = start(tmp_path)
-    workers = [psutil.Process(pid) for pid in pids(own)]
-    own.run("while True: pass")
-    own.close()
-    assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in workers)
-    assert own.done
-    assert own.error is None
+    fresh_session = start(tmp_path)
+    workers = [psutil.Process(pid) for pid in pids(fresh_session)]
+    fresh_session.run("while True: pass")
+    fresh_session.close()
+    assert not any(entry.is_running() and entry.status() != psutil.STATUS_ZOMBIE for entry in workers)
+    assert fresh_session.done
+    assert fresh_session.error is None
 
 
 KERNEL = """
 import sys
-from accelerate_nb.config.run import resolve
-from accelerate_nb.launching.session import Session
+from accelerate_nb.config.run_config import resolve
+from accelerate_nb.launching.session.session import Session
 session = Session.start(resolve({"num_processes": 2, "cpu": True, "folder": sys.argv[1]}, {}))
 print(*[end.result["text/plain"] for end in session.run("import os\\nos.getpid()").wait()], flush=True)
 cell = session.run(sys.argv[2])

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from accelerate_nb.events.folding import WINDOW
-from accelerate_nb.events.model import Display, LogLine, Metric, Quiet
-from accelerate_nb.events.view import RunView
-from accelerate_nb.launching.cell_run import CellEnd
-from accelerate_nb.notebook.cells.output import CellOutput, results_of
-from accelerate_nb.notebook.screens import Bound, Cell
+from accelerate_nb.events.collapse import WINDOW
+from accelerate_nb.events.model import Display, IdleWarning, LogLine, Metric, Progress
+from accelerate_nb.events.run_state import RunState
+from accelerate_nb.launching.session.cell_run import CellResult
+from accelerate_nb.notebook.cells.cell_output import CellOutput, results_of
+from accelerate_nb.notebook.display.text_sinks import CellSink, OutputLimits
 from tests.notebook.paper import Paper
 
 FOLDER = Path("/runs/1")
@@ -20,10 +20,10 @@ FOLDER = Path("/runs/1")
 class Desk:
     """A cell's output on paper, with a clock that is moved by hand."""
 
-    def __init__(self, size=2, bound=Bound(), view=None, **options):  # noqa: B008
+    def __init__(self, size=2, bound=OutputLimits(), view=None, **options):  # noqa: B008
         self.now = 100.0
         self.paper = Paper(bound)
-        self.view = view or RunView(size)
+        self.view = view or RunState(size)
         self.output = CellOutput(
             self.paper,
             self.view,
@@ -53,50 +53,50 @@ def rich(rank, html):
 
 
 def test_a_quiet_cell_shows_nothing():
-    desk = Desk()
-    desk.feed(Metric(0, "loss", 1.0, 0, 0.0))
-    desk.refresh()
-    assert desk.close() == []
-    assert desk.paper.open == []
+    task_loop = Desk()
+    task_loop.feed(Metric(0, "loss", 1.0, 0, 0.0))
+    task_loop.refresh()
+    assert task_loop.close() == []
+    assert task_loop.paper.open == []
 
 
 def test_a_silence_is_told_of_once_and_again_when_it_has_doubled():
-    desk = Desk()
+    task_loop = Desk()
     said = ["... Nothing has come.", "... rank 0 waits"]
-    desk.feed(Quiet(60.0, "Nothing has come.\nrank 0 waits", 0.0))
-    assert desk.refresh() == desk.refresh() == said
-    desk.feed(Quiet(120.0, "Still nothing.", 0.0))
-    assert desk.refresh() == [*said, "... Still nothing."]
-    desk.feed(Quiet(0.0, "", 0.0))
-    desk.refresh()
-    desk.feed(Quiet(60.0, "Again.", 0.0))
-    assert desk.refresh()[-1] == "... Again."
+    task_loop.feed(IdleWarning(60.0, "Nothing has come.\nrank 0 waits", 0.0))
+    assert task_loop.refresh() == task_loop.refresh() == said
+    task_loop.feed(IdleWarning(120.0, "Still nothing.", 0.0))
+    assert task_loop.refresh() == [*said, "... Still nothing."]
+    task_loop.feed(IdleWarning(0.0, "", 0.0))
+    task_loop.refresh()
+    task_loop.feed(IdleWarning(60.0, "Again.", 0.0))
+    assert task_loop.refresh()[-1] == "... Again."
 
 
 def test_equal_lines_stand_once_and_the_text_of_all_begins_in_one_column():
-    desk = Desk(size=3)
-    desk.feed(*(line("hello", rank) for rank in range(3)), line("alone", 1), line("", 2))
-    assert desk.close() == ["[0-2] hello", "[1]   alone", "[2]   "]
+    task_loop = Desk(size=3)
+    task_loop.feed(*(line("hello", rank) for rank in range(3)), line("alone", 1), line("", 2))
+    assert task_loop.close() == ["[0-2] hello", "[1]   alone", "[2]   "]
 
 
 def test_what_all_have_written_is_there_at_the_next_look():
-    desk = Desk()
-    desk.feed(line("a", 0), line("a", 1))
-    assert desk.refresh(0.1) == ["[0-1] a"]
+    task_loop = Desk()
+    task_loop.feed(line("a", 0), line("a", 1))
+    assert task_loop.refresh(0.1) == ["[0-1] a"]
 
 
 def test_what_one_rank_writes_waits_for_the_window():
-    desk = Desk()
-    desk.feed(line("a", 0))
-    assert desk.refresh(0.01) == []
-    assert desk.refresh(WINDOW + 0.1) == ["[0]   a"]
+    task_loop = Desk()
+    task_loop.feed(line("a", 0))
+    assert task_loop.refresh(0.01) == []
+    assert task_loop.refresh(WINDOW + 0.1) == ["[0]   a"]
 
 
 def test_each_stream_stays_what_it_was():
-    desk = Desk()
-    desk.feed(line("a"), line("b", stream="stderr"))
-    desk.close()
-    assert [one.stream for one in desk.paper.lines] == ["stdout", "stderr"]
+    task_loop = Desk()
+    task_loop.feed(line("a"), line("b", stream="stderr"))
+    task_loop.close()
+    assert [one.stream for one in task_loop.paper.lines] == ["stdout", "stderr"]
 
 
 def test_a_cell_begins_where_the_one_before_ended():
@@ -109,10 +109,10 @@ def test_a_cell_begins_where_the_one_before_ended():
 
 
 def test_equal_results_are_folded_and_the_first_ranks_tables_are_shown():
-    desk = Desk()
+    task_loop = Desk()
     for rank in range(2):
-        desk.feed(Display(rank, {"text/plain": "3\n4"}, {}, 0.0), rich(rank, f"<b>{rank}"), rich(rank, "<i>"))
-    assert desk.close() == [
+        task_loop.feed(Display(rank, {"text/plain": "3\n4"}, {}, 0.0), rich(rank, f"<b>{rank}"), rich(rank, "<i>"))
+    assert task_loop.close() == [
         "[0-1] 3",
         "      4",
         "[0]",
@@ -121,79 +121,94 @@ def test_equal_results_are_folded_and_the_first_ranks_tables_are_shown():
         "<shown>",
         "... displays of rank 1 are left out; --displays all shows them ...",
     ]
-    assert [data["text/html"] for data in desk.paper.shown] == ["<b>0", "<i>"]
+    assert [data["text/html"] for data in task_loop.paper.shown] == ["<b>0", "<i>"]
 
 
 def test_values_of_the_last_expression_come_last():
-    desk = Desk()
-    desk.feed(line("a", 0), line("late", 1))
+    task_loop = Desk()
+    task_loop.feed(line("a", 0), line("late", 1))
     ends = [
-        CellEnd(0, True, 0.1, {"text/plain": "3"}),
-        CellEnd(1, True, 0.1, {"text/plain": "3"}),
-        CellEnd(2, True, 0.1),
+        CellResult(0, True, 0.1, {"text/plain": "3"}),
+        CellResult(1, True, 0.1, {"text/plain": "3"}),
+        CellResult(2, True, 0.1),
     ]
-    desk.output.closed(results_of(ends))
-    assert [one.text for one in desk.paper.lines] == ["[0]   a", "[1]   late", "[0-1] 3"]
+    task_loop.output.closed(results_of(ends))
+    assert [one.text for one in task_loop.paper.lines] == ["[0]   a", "[1]   late", "[0-1] 3"]
 
 
 def test_an_equal_display_that_comes_late_is_not_missed():
-    desk = Desk()
-    desk.feed(rich(0, "<b>"))
-    desk.refresh(1.0)
-    desk.refresh(1.0)
-    desk.feed(rich(1, "<b>"))
-    assert desk.close() == ["[0]", "<shown>"]
+    task_loop = Desk()
+    task_loop.feed(rich(0, "<b>"))
+    task_loop.refresh(1.0)
+    task_loop.refresh(1.0)
+    task_loop.feed(rich(1, "<b>"))
+    assert task_loop.close() == ["[0]", "<shown>"]
 
 
 def test_an_update_takes_the_place_of_what_was_shown():
-    desk = Desk()
-    desk.feed(
+    task_loop = Desk()
+    task_loop.feed(
         Display(0, {"text/html": "<i>1</i>"}, {}, 0.0, "bar"), Display(1, {"text/html": "<i>1</i>"}, {}, 0.0, "bar")
     )
     for number in range(2, 9):
         for rank in (0, 1):
-            desk.feed(Display(rank, {"text/html": f"<i>{number}</i>"}, {}, 0.0, "bar", update=True))
-    desk.close()
-    assert desk.paper.names == [("1-0-bar", False), ("1-0-bar", True)]
-    assert desk.paper.shown[-1] == {"text/html": "<i>8</i>"}
+            task_loop.feed(Display(rank, {"text/html": f"<i>{number}</i>"}, {}, 0.0, "bar", update=True))
+    task_loop.close()
+    assert task_loop.paper.names == [("1-0-bar", False), ("1-0-bar", True)]
+    assert task_loop.paper.shown[-1] == {"text/html": "<i>8</i>"}
 
 
 def test_displays_of_every_rank_can_be_asked_for():
-    desk = Desk(displays="all")
-    desk.feed(rich(0, "<b>"), rich(1, "<i>"))
-    assert desk.close() == ["[0]", "<shown>", "[1]", "<shown>"]
+    task_loop = Desk(displays="all")
+    task_loop.feed(rich(0, "<b>"), rich(1, "<i>"))
+    assert task_loop.close() == ["[0]", "<shown>", "[1]", "<shown>"]
 
 
 def test_a_cell_on_some_ranks_is_led_by_the_first_of_them():
-    desk = Desk(size=4, ranks=(2, 3))
-    desk.feed(rich(3, "<i>"), rich(2, "<b>"), line("a", 2), line("a", 3))
-    assert desk.close()[:3] == ["[2]", "<shown>", "[2-3] a"]
+    task_loop = Desk(size=4, ranks=(2, 3))
+    task_loop.feed(rich(3, "<i>"), rich(2, "<b>"), line("a", 2), line("a", 3))
+    assert task_loop.close()[:3] == ["[2]", "<shown>", "[2-3] a"]
 
 
 def test_equal_bars_are_one_line_that_updates():
-    desk = Desk()
+    task_loop = Desk()
     for percent in (10, 20, 30):
         for rank in range(2):
-            desk.feed(line(f"{percent}%", rank, "stderr", open=True))
-        desk.refresh()
-    assert desk.paper.open == ["[0-1] 30%"]
-    desk.feed(line("40%", 1, "stderr", open=True))
-    desk.refresh()
-    assert desk.paper.open == ["[0]   30%", "[1]   40%"]
-    assert desk.close() == ["[0]   30%", "[1]   40%"]
-    assert desk.paper.open == []
+            task_loop.feed(line(f"{percent}%", rank, "stderr", open=True))
+        task_loop.refresh()
+    assert task_loop.paper.open == ["[0-1] 30%"]
+    task_loop.feed(line("40%", 1, "stderr", open=True))
+    task_loop.refresh()
+    assert task_loop.paper.open == ["[0]   30%", "[1]   40%"]
+    assert task_loop.close() == ["[0]   30%", "[1]   40%"]
+    assert task_loop.paper.open == []
+
+
+def bar(rank, done, label="train", closed=False):
+    return Progress(rank, label, done, 10, 0.0, rate=2.0, closed=closed, bar="tqdm 0")
+
+
+def test_bars_move_below_a_cell_and_are_gone_when_they_end():
+    task_loop = Desk(size=3, ranks=(0, 1))
+    task_loop.feed(bar(0, 5), bar(1, 5), bar(2, 1), Metric(0, "of a former cell", 1.0, 0, 0.0))
+    task_loop.refresh()
+    assert task_loop.paper.open == ["[0-1] train ██████░░░░░░ 5/10 2 it/s 00:02"]
+    task_loop.feed(bar(0, 10, closed=True))
+    task_loop.refresh()
+    assert task_loop.paper.open == ["[1]   train ██████░░░░░░ 5/10 2 it/s 00:02"]
+    assert task_loop.close() == []
 
 
 def test_a_prefix_template_is_filled_in():
-    desk = Desk(prefix_template="<${rank}> ")
-    desk.feed(line("a", 0), line("a", 1), line("b", 1))
-    assert desk.close() == ["<0-1> a", "<1> b"]
+    task_loop = Desk(prefix_template="<${rank}> ")
+    task_loop.feed(line("a", 0), line("a", 1), line("b", 1))
+    assert task_loop.close() == ["<0-1> a", "<1> b"]
 
 
 def test_a_long_cell_is_bounded_and_ends_with_its_last_lines():
-    desk = Desk(bound=Bound(lines=3, tail_lines=2, tail_size=10_000))
-    desk.feed(*(line(str(number)) for number in range(10)))
-    assert desk.close() == [
+    task_loop = Desk(bound=OutputLimits(lines=3, tail_lines=2, tail_size=10_000))
+    task_loop.feed(*(line(str(number)) for number in range(10)))
+    assert task_loop.close() == [
         "[0]   0",
         "[0]   1",
         "[0]   2",
@@ -205,14 +220,14 @@ def test_a_long_cell_is_bounded_and_ends_with_its_last_lines():
 
 
 def test_lines_that_came_too_fast_are_counted():
-    desk = Desk(view=RunView(2, backlog=10))
-    desk.feed(*(line(str(number)) for number in range(15)))
-    assert desk.close()[0] == "... 5 lines came faster than they could be shown; they are in /runs/1 ..."
+    task_loop = Desk(view=RunState(2, backlog=10))
+    task_loop.feed(*(line(str(number)) for number in range(15)))
+    assert task_loop.close()[0] == "... 5 lines came faster than they could be shown; they are in /runs/1 ..."
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "\x1b[31m\x1b[0m" * 400, "ä€😀" * 700, ""])
 def test_whatever_ranks_write_a_cell_stays_under_a_megabyte(text):
-    desk = Desk(size=4, bound=Cell.bound)
+    task_loop = Desk(size=4, bound=CellSink.bound)
     for number in range(6_000):
-        desk.feed(line(text, number % 4, "stderr" if number % 3 else "stdout"))
-    assert sum(len(one.encode()) for one in desk.close()) < 700_000
+        task_loop.feed(line(text, number % 4, "stderr" if number % 3 else "stdout"))
+    assert sum(len(one.encode()) for one in task_loop.close()) < 700_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accelerate_nb.config.cells import cell_flags
+from accelerate_nb.config.magic_args import cell_flags
 from accelerate_nb.notebook.cells.flags import completions, help_of
 
 
@@ -12,12 +12,12 @@ from accelerate_nb.notebook.cells.flags import completions, help_of
     ("text", "found"),
     [
         ("--mi", ["--mixed-precision"]),
-        ("--mixed-precision ", ["no", "fp16", "bf16"]),
+        ("--mixed-precision ", ["no", "fp16", "bf16", "fp8"]),
         ("--mixed-precision b", ["bf16"]),
         ("--mixed-precision=b", ["bf16"]),
         ("--mixed-precision bf16 --mi", []),
         ("-n 2 --displays ", ["main", "all"]),
-        ("--fre", ["--fresh"]),
+        ("--res", ["--restart"]),
     ],
 )
 def test_flags_and_their_values_are_completed(text, found):
@@ -30,7 +30,7 @@ def test_an_empty_line_offers_every_flag():
 
 def test_the_help_says_each_flag_its_choices_and_its_default():
     text = help_of(cell_flags())
-    assert "  -n, --num-processes N\n      How many processes" in text
-    assert "--mixed-precision {no,fp16,bf16}" in text
+    assert "  -n, --num-processes N\n      Number of processes" in text
+    assert "--mixed-precision {no,fp16,bf16,fp8}" in text
     assert "(default: auto)" in text
     assert all(one.flag in text and one.help in text for one in cell_flags())

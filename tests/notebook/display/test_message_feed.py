@@ -14,32 +14,32 @@ from accelerate_nb.events.model import (
     Failure,
     Frame,
     HostSample,
+    IdleWarning,
     LogLine,
     Metric,
     Progress,
-    Quiet,
     StateChange,
 )
-from accelerate_nb.events.view import RunView
-from accelerate_nb.notebook.live.feed import Feed, failure_message
-from accelerate_nb.reports.facts import Facts
+from accelerate_nb.events.run_state import RunState
+from accelerate_nb.notebook.display.message_feed import MessageFeed, failure_message
+from accelerate_nb.reports.run_info import RunFacts
 
-FACTS = Facts(name="train", why="2 on the CPU", folder="/runs/1", started=5.0, size=2)
+FACTS = RunFacts(name="train", why="2 on the CPU", folder="/runs/1", started=5.0, size=2)
 
 
 def line(text: str, rank: int = 0, *, open: bool = False, stream: Any = "stdout", time: float = 1.0) -> LogLine:
     return LogLine(rank=rank, stream=stream, text=text, time=time, open=open)
 
 
-def fed(view: RunView) -> Feed:
+def fed(view: RunState) -> MessageFeed:
     """A feed whose page knows everything so far."""
-    feed = Feed(view, clock=lambda: 9.0)
+    feed = MessageFeed(view, clock=lambda: 9.0)
     for _ in feed.backlog(FACTS):
         pass
     return feed
 
 
-def applied(view: RunView, *events: Any) -> RunView:
+def applied(view: RunState, *events: Any) -> RunState:
     for event in events:
         view.apply(event)
     return view
@@ -47,15 +47,15 @@ def applied(view: RunView, *events: Any) -> RunView:
 
 def test_the_first_message_of_a_backlog_resets_the_page_and_says_all_that_is_small():
     view = applied(
-        RunView(2),
+        RunState(2),
         StateChange(None, "running", 1.0, "go"),
         StateChange(1, "running", 1.0, "17"),
         Progress(1, "epoch", 3, None, 1.0, rate=2.0),
         DeviceSample(0, "cuda:0", 50.0, 5, 10, 1.0),
         HostSample(12.5, (1, 2), None, (3, 4), 1.0),
-        Quiet(60.0, "rank 0 waits", 1.0),
+        IdleWarning(60.0, "rank 0 waits", 1.0),
     )
-    (message,) = Feed(view, clock=lambda: 9.0).backlog(FACTS)
+    (message,) = MessageFeed(view, clock=lambda: 9.0).backlog(FACTS)
     assert message["reset"] is True
     assert (message["seq"], message["now"]) == (1, 9.0)
     assert message["run"]["name"] == "train"
@@ -68,7 +68,7 @@ def test_the_first_message_of_a_backlog_resets_the_page_and_says_all_that_is_sma
 
 
 def test_where_nothing_has_changed_nothing_is_said():
-    view = applied(RunView(2), line("a"), Metric(0, "loss", 1.0, 1, 1.0))
+    view = applied(RunState(2), line("a"), Metric(0, "loss", 1.0, 1, 1.0))
     feed = fed(view)
     assert feed.news() is None
     view.apply(line("b"))
@@ -77,7 +77,7 @@ def test_where_nothing_has_changed_nothing_is_said():
 
 
 def test_only_what_has_changed_is_said():
-    view = applied(RunView(2), Progress(0, "a", 1, 9, 1.0), Progress(1, "a", 1, 9, 1.0), line("x"))
+    view = applied(RunState(2), Progress(0, "a", 1, 9, 1.0), Progress(1, "a", 1, 9, 1.0), line("x"))
     feed = fed(view)
     applied(view, Progress(1, "a", 2, 9, 2.0))
     message = feed.news()
@@ -87,8 +87,8 @@ def test_only_what_has_changed_is_said():
 
 
 def test_numbers_of_messages_go_up_by_one_over_backlogs_too():
-    view = applied(RunView(1), *(line(str(number)) for number in range(5000)))
-    feed = Feed(view)
+    view = applied(RunState(1), *(line(str(number)) for number in range(5000)))
+    feed = MessageFeed(view)
     numbers = [one["seq"] for one in feed.backlog(FACTS)]
     view.apply(line("more"))
     numbers += [(feed.news() or {})["seq"], *(one["seq"] for one in feed.backlog(FACTS))]
@@ -96,8 +96,8 @@ def test_numbers_of_messages_go_up_by_one_over_backlogs_too():
 
 
 def test_a_backlog_holds_every_kept_line_in_messages_of_2000():
-    view = applied(RunView(1, backlog=7000), *(line(str(number)) for number in range(10_000)))
-    messages = [*Feed(view).backlog(FACTS)]
+    view = applied(RunState(1, backlog=7000), *(line(str(number)) for number in range(10_000)))
+    messages = [*MessageFeed(view).backlog(FACTS)]
     assert max(len(one["lines"]) for one in messages) == 2000
     assert [row[2] for one in messages for row in one["lines"]] == [str(number) for number in range(3000, 10_000)]
     assert sum(one["skipped"] for one in messages) == 3000
@@ -105,7 +105,7 @@ def test_a_backlog_holds_every_kept_line_in_messages_of_2000():
 
 
 def test_a_flood_is_cut_to_its_newest_lines_and_the_rest_is_counted():
-    view = RunView(1)
+    view = RunState(1)
     feed = fed(view)
     applied(view, *(line(str(number)) for number in range(5000)))
     assert feed.is_far_behind()
@@ -118,7 +118,7 @@ def test_a_flood_is_cut_to_its_newest_lines_and_the_rest_is_counted():
 
 
 def test_lines_of_megabytes_do_not_make_a_message_of_hundreds():
-    view = RunView(1)
+    view = RunState(1)
     feed = fed(view)
     applied(view, *(line("x" * 1_000_000) for _ in range(30)), *(line("y" * 15_000) for _ in range(200)))
     message = feed.news()
@@ -129,14 +129,14 @@ def test_lines_of_megabytes_do_not_make_a_message_of_hundreds():
 
 
 def test_a_line_that_is_too_long_is_cut_and_says_so():
-    (message,) = Feed(applied(RunView(1), line("z" * 30_000))).backlog(FACTS)
+    (message,) = MessageFeed(applied(RunState(1), line("z" * 30_000))).backlog(FACTS)
     ((_, _, text, _, _),) = message["lines"]
     assert len(text) < 21_000
     assert text.endswith("zzz ... (10,000 more characters are in the run's folder)")
 
 
 def test_an_open_line_is_told_when_it_changes_and_again_after_a_line_has_ended():
-    view = RunView(1)
+    view = RunState(1)
     feed = fed(view)
     view.apply(line("10 %", open=True))
     assert (feed.news() or {})["lines"] == [[0, 0, "10 %", 1.0, 1]]
@@ -151,8 +151,8 @@ def test_an_open_line_is_told_when_it_changes_and_again_after_a_line_has_ended()
 
 def test_a_bar_that_a_rank_draws_is_told_as_a_bar_and_not_as_a_line_that_is_open():
     drawn = "epoch 1:  40%|####      | 4/10 [00:01<00:02,  3.1it/s]"
-    view = applied(RunView(1), line("before"), line(drawn, open=True, stream="stderr"))
-    feed = Feed(view)
+    view = applied(RunState(1), line("before"), line(drawn, open=True, stream="stderr"))
+    feed = MessageFeed(view)
     assert [row[2] for message in feed.backlog(FACTS) for row in message.get("lines", [])] == ["before", drawn]
     view.apply(Progress(0, "epoch 1", 5, 10, 2.0))
     view.apply(line(drawn.replace("4/10", "5/10"), open=True, stream="stderr"))
@@ -165,13 +165,13 @@ def test_a_bar_that_a_rank_draws_is_told_as_a_bar_and_not_as_a_line_that_is_open
 
 
 def test_a_backlog_ends_with_the_open_lines():
-    view = applied(RunView(1), line("a"), line("50 %", open=True, stream="stderr"))
-    *_, last = Feed(view).backlog(FACTS)
+    view = applied(RunState(1), line("a"), line("50 %", open=True, stream="stderr"))
+    *_, last = MessageFeed(view).backlog(FACTS)
     assert last["lines"] == [[0, 1, "50 %", 1.0, 1]]
 
 
 def test_numbers_that_json_does_not_know_are_said_in_words():
-    view = RunView(1)
+    view = RunState(1)
     feed = fed(view)
     applied(view, *(Metric(0, "loss", value, 1, 1.0) for value in (math.nan, math.inf, -math.inf, 0.5)))
     message = feed.news()
@@ -181,19 +181,19 @@ def test_numbers_that_json_does_not_know_are_said_in_words():
 
 
 def test_many_points_are_thinned_and_the_newest_stays():
-    view = RunView(1)
+    view = RunState(1)
     feed = fed(view)
     applied(view, *(Metric(0, "loss", float(step), step, 1.0) for step in range(12_000)))
     (name, rank, points), *_ = (feed.news() or {})["metrics"]
     assert (name, rank) == ("loss", 0)
     assert 1000 < len(points) <= 5001
     assert points[-1][0] == 11_999
-    ((_, _, again), *_) = next(Feed(view).backlog(FACTS))["metrics"]
+    ((_, _, again), *_) = next(MessageFeed(view).backlog(FACTS))["metrics"]
     assert again[-1][0] == 11_999
 
 
 def test_a_display_that_is_only_text_is_lines():
-    view = RunView(1)
+    view = RunState(1)
     feed = fed(view)
     view.apply(Display(0, {"text/plain": "a\nb"}, {}, 1.0))
     assert [row[2] for row in (feed.news() or {})["lines"]] == ["a", "b"]
@@ -207,7 +207,7 @@ def test_the_failure_that_led_to_the_others_is_told_and_the_others_in_a_line():
     message = failure_message([lost, FAILED])
     assert (message["rank"], message["type"]) == (1, "KeyError")
     assert message["frames"] == [["Cell In[1], line 2", "f", "x['x']", True]]
-    assert message["others"] == ["rank 0: RuntimeError: closed by peer"]
+    assert message["others"] == ["rank 0 lost its connection"]
     json.dumps(message)
 
 
@@ -218,7 +218,7 @@ def test_a_failure_without_frames_is_told_too():
 
 
 def test_a_failure_is_told_once_and_taken_back_where_the_rank_starts_anew():
-    view = RunView(2)
+    view = RunState(2)
     feed = fed(view)
     view.apply(FAILED)
     assert (feed.news() or {})["failure"]["type"] == "KeyError"
@@ -229,27 +229,27 @@ def test_a_failure_is_told_once_and_taken_back_where_the_rank_starts_anew():
 
 
 def test_ranks_that_were_stopped_have_not_failed():
-    view = applied(RunView(1), StateChange(None, "stopped", 3.0), Failure(0, "KeyboardInterrupt", "", "", 2.0))
-    assert "failure" not in next(Feed(view).backlog(FACTS))
+    view = applied(RunState(1), StateChange(None, "stopped", 3.0), Failure(0, "KeyboardInterrupt", "", "", 2.0))
+    assert "failure" not in next(MessageFeed(view).backlog(FACTS))
 
 
 def test_what_is_left_for_a_page_without_a_kernel_is_one_short_message():
     view = applied(
-        RunView(2),
+        RunState(2),
         *(line(str(number), number % 2, time=float(number)) for number in range(10_000)),
         *(Metric(0, "loss", 1.0, step, 1.0) for step in range(5000)),
         StateChange(None, "finished", 7.0),
     )
-    (message,) = Feed(view).frozen(FACTS)
+    (message,) = MessageFeed(view).frozen(FACTS)
     assert [row[2] for row in message["lines"]] == [str(number) for number in range(9000, 10_000)]
     assert message["skipped"] == 9000
     assert message["state"]["ended"] == 7.0
     assert len(json.dumps(message)) < 200_000
 
 
-@pytest.mark.parametrize("event", [HostSample(1.0, (1, 2), (1, 2), None, 1.0), Quiet(5.0, "waits", 1.0)])
+@pytest.mark.parametrize("event", [HostSample(1.0, (1, 2), (1, 2), None, 1.0), IdleWarning(5.0, "waits", 1.0)])
 def test_what_is_said_of_the_machine_and_of_silence_is_said_once(event):
-    view = RunView(1)
+    view = RunState(1)
     feed = fed(view)
     view.apply(event)
     assert feed.news() is not None

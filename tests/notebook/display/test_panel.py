@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from accelerate_nb.events.model import StateChange
-from accelerate_nb.events.view import RunView
-from accelerate_nb.notebook.live.lane import Lane
-from accelerate_nb.notebook.panel import LivePanel, end_of
+from accelerate_nb.events.run_state import RunState
+from accelerate_nb.notebook.display.busy_kernel_comm import BusyKernelComm
+from accelerate_nb.notebook.display.panel import LivePanel, end_of
 
 
 def test_a_log_is_fetched_whole_or_its_end_with_a_word_about_the_rest(tmp_path):
@@ -20,9 +20,9 @@ def test_a_log_is_fetched_whole_or_its_end_with_a_word_about_the_rest(tmp_path):
 
 def test_a_page_that_has_not_answered_is_told_the_end_all_the_same(monkeypatch, tmp_path):
     now, sent = [0.0], []
-    view = RunView(1)
+    view = RunState(1)
     run = SimpleNamespace(name="train", why="", folder=tmp_path, view=view, started=0.0, done=False)
-    live = LivePanel(run, "jupyter", Lane(), background=True, clock=lambda: now[0])
+    live = LivePanel(run, "jupyter", BusyKernelComm(), background=True, clock=lambda: now[0])
     monkeypatch.setattr(live._panel, "send", lambda message, buffers=None: sent.append(message))
     live._inbox.append({"do": "hello"})
     live.step()

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from accelerate_nb.config.launching import Launching
+from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.errors import MissingExtraError
 from accelerate_nb.events.model import StateChange
-from accelerate_nb.events.view import RunView
-from accelerate_nb.notebook.choosing import Nothing, choose, front_end, shows_at_once
-from accelerate_nb.notebook.host import Host
-from accelerate_nb.notebook.plain import PlainText
-from accelerate_nb.notebook.screens import Cell
+from accelerate_nb.events.run_state import RunState
+from accelerate_nb.notebook.display.select import FailureOnly, choose, front_end, shows_at_once
+from accelerate_nb.notebook.display.text import PlainText
+from accelerate_nb.notebook.display.text_sinks import CellSink
+from accelerate_nb.notebook.host import NotebookHost
 
 
-def place(kind: Any = "jupyter", service: Any = None, reader: Any = "page") -> Host:
-    return Host(kind, service, Cell, reader)
+def place(kind: Any = "jupyter", service: Any = None, reader: Any = "page") -> NotebookHost:
+    return NotebookHost(kind, service, CellSink, reader)
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ def test_without_widgets_a_notebook_is_shown_html():
 
 
 def test_a_script_gets_lines_of_text_and_is_not_shown_what_nobody_waits_for():
-    shown = front_end(Launching(), {})
+    shown = front_end(LaunchingConfig(), {})
     assert isinstance(shown, PlainText)
     assert not shows_at_once(shown)
-    assert shows_at_once(front_end(Launching(panel="off"), {}))
+    assert shows_at_once(front_end(LaunchingConfig(panel="off"), {}))
 
 
 class Run:
@@ -66,7 +66,7 @@ class Run:
     name, folder = "train", "/runs/1"
 
     def __init__(self, state: Any) -> None:
-        self.view = RunView(1)
+        self.view = RunState(1)
         self.view.apply(StateChange(None, state, 1.0))
         self.done = True
 
@@ -74,7 +74,7 @@ class Run:
 @pytest.mark.parametrize(("state", "said"), [("failed", True), ("finished", False), ("stopped", False)])
 def test_a_failure_that_nobody_waits_for_is_told_though_nothing_is_shown(state, said):
     told = io.StringIO()
-    Nothing(told.write).follow(Run(state))  # type: ignore[arg-type]
+    FailureOnly(told.write).follow(Run(state))  # type: ignore[arg-type]
     for thread in threading.enumerate():
         if thread.name == "accelerate_nb panel":
             thread.join(10)
@@ -83,7 +83,7 @@ def test_a_failure_that_nobody_waits_for_is_told_though_nothing_is_shown(state, 
 
 def test_a_failure_that_somebody_waits_for_is_raised_there():
     told = io.StringIO()
-    nothing = Nothing(told.write)
+    nothing = FailureOnly(told.write)
     nothing.opened(Run("failed"))  # type: ignore[arg-type]
     nothing.refresh()
     nothing.closed()

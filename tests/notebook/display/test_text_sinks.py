@@ -16,16 +16,16 @@ FEED = """
 from pathlib import Path
 from types import SimpleNamespace
 from accelerate_nb.events.model import Display, LogLine
-from accelerate_nb.events.view import RunView
+from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.host import host
-from accelerate_nb.notebook.plain import PlainText
+from accelerate_nb.notebook.display.text import PlainText
 import os
 
 def line(text, rank=0, stream="stdout", open=False):
     return LogLine(rank, stream, text, 0.0, open)
 
 def start():
-    view = RunView(size=2)
+    view = RunState(size=2)
     front_end = PlainText(host(os.environ).screen, interval=0.0)
     front_end.opened(SimpleNamespace(view=view, folder=Path("/runs/1")))
     return view, front_end
@@ -33,7 +33,7 @@ def start():
 
 LINES = """
 view, front_end = start()
-view.apply(line("hello", 1)); view.apply(line("trouble", 0, "stderr")); view.apply(line("bye"))
+view.apply(line("hello", 1)); view.apply(line("INFO:root:trouble", 0, "stderr")); view.apply(line("bye"))
 front_end.closed()
 """
 
@@ -65,8 +65,17 @@ for number in range(25_000):
 front_end.closed()
 """
 
+MEANT = """
+view, front_end = start()
+view.apply(LogLine(0, "stderr", "WARNING:root:slow", 0.0, meaning="warning"))
+view.apply(LogLine(0, "stderr", "ERROR:root:wrong", 0.0, meaning="error"))
+view.apply(line("\x1b[32mgreen\x1b[0m", 0, "stderr"))
+front_end.closed()
+"""
+
 CELLS = {
     "lines": LINES,
+    "meant": MEANT,
     "bars": BARS,
     "unfinished": BARS.replace("#middle", "front_end.closed(); raise SystemExit"),
     "rich": RICH,
@@ -85,9 +94,7 @@ def outputs():
 
 def test_a_cell_shows_labelled_lines_on_their_streams_in_order(outputs):
     assert [(one.name, one.text) for one in outputs["lines"]] == [
-        ("stdout", "[1] hello\n"),
-        ("stderr", "[0] trouble\n"),
-        ("stdout", "[0] bye\n"),
+        ("stdout", "[1] hello\n[0] INFO:root:trouble\n[0] bye\n"),
     ]
 
 
@@ -95,7 +102,15 @@ def test_a_cell_shows_progress_in_one_block_that_is_gone_in_the_end(outputs):
     blocks = [one for one in outputs["bars"] if one.output_type == "display_data"]
     streams = [one for one in outputs["bars"] if one.output_type == "stream"]
     assert [block.data["text/plain"] for block in blocks] == [""]
-    assert [(one.name, one.text) for one in streams] == [("stderr", "[0] 100%\n[1] 100%\n")]
+    assert [(one.name, one.text) for one in streams] == [("stdout", "[0] 100%\n[1] 100%\n")]
+
+
+def test_only_errors_go_to_standard_error_of_a_cell_which_a_page_paints_as_an_alarm(outputs):
+    assert [(one.name, one.text) for one in outputs["meant"]] == [
+        ("stdout", "\x1b[93m[0] WARNING:root:slow\x1b[0m\n"),
+        ("stderr", "[0] ERROR:root:wrong\n"),
+        ("stdout", "[0] \x1b[32mgreen\x1b[0m\n"),
+    ]
 
 
 def test_a_cell_keeps_the_last_progress_of_a_run_that_broke_off(outputs):
@@ -128,7 +143,7 @@ def run_in_pipe(source):
 def test_a_pipe_gets_lines_on_their_streams():
     done = run_in_pipe(FEED + LINES)
     assert done.stdout == "[1] hello\n[0] bye\n"
-    assert done.stderr == "[0] trouble\n"
+    assert done.stderr == "[0] INFO:root:trouble\n"
 
 
 def test_a_pipe_gets_progress_only_when_it_is_over():

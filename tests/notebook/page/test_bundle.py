@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from accelerate_nb.notebook.page import joining
+from accelerate_nb.notebook.page import bundle
 
 
 def test_each_module_stands_once_behind_what_it_imports() -> None:
@@ -17,7 +17,7 @@ def test_each_module_stands_once_behind_what_it_imports() -> None:
         "base": "// first\nexport const base = 1;\n",
         "alone": "export const alone = 1;\n",
     }
-    assert joining.joined(modules, "top") == (
+    assert bundle.joined(modules, "top") == (
         "// first\nconst base = 1;\n\nfunction a() {}\nexport default 1;\n\nconst own = 2;\nclass b {}\n\n"
         "const top = a + b;\n\nexport { base, a, b, top };\n"
     )
@@ -37,18 +37,18 @@ def test_each_module_stands_once_behind_what_it_imports() -> None:
 )  # fmt: skip
 def test_what_can_not_be_joined_is_refused(modules: dict[str, str], says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
-        joining.joined(modules, "top")
+        bundle.joined(modules, "top")
 
 
 def test_the_panel_is_one_module_that_imports_nothing() -> None:
-    module = joining.module()
+    module = bundle.module()
     assert not re.search(r"^import\b", module, re.MULTILINE)
     assert module.count("export default ") == 1
     assert re.search(r"^export \{.*\bmount\b.*\};$", module, re.MULTILINE)
-    assert ".anb {" in joining.style()
+    assert ".anb {" in bundle.style()
 
 
 def test_every_module_opens_with_what_it_is() -> None:
-    for name, text in joining.sources().items():
+    for name, text in bundle.sources().items():
         assert re.match(r"// [A-Z][^\n]*[.]\n", text), name
         assert len(text.splitlines()) < 400, name

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from accelerate_nb import Accelerator
-from accelerate_nb.runtime.local_sgd import LocalSGD
+from accelerate_nb.runtime.training.local_sgd import LocalSGD
 from tests.ranks import run_on_ranks
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import PayloadError, StateError
-from accelerate_nb.launching.payload import Call, pack
+from accelerate_nb.transport.payload import FunctionCall, pack
 from accelerate_nb.utils import DataLoaderConfiguration
 from tests.ranks import run_on_ranks
 
@@ -43,7 +43,7 @@ def test_a_function_that_captures_one_is_not_launched() -> None:
     with pytest.raises(
         PayloadError, match=r"'accelerator', a .*Accelerator, .* by '<lambda>'.*Make 'accelerator' inside"
     ):
-        pack(Call(lambda: accelerator.device, (), {}))
+        pack(FunctionCall(lambda: accelerator.device, (), {}))
     spawned = multiprocessing.get_context("spawn").Process(target=print, args=(accelerator,))
     with pytest.raises(StateError, match="Make it inside the function that is launched"):
         spawned.start()

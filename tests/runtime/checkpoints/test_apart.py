@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from accelerate_nb.runtime.checkpoints import agreeing
+from accelerate_nb.runtime.checkpoints import commit_protocol
 from tests.peers import Peer, under_both
 from tests.ranks import run_on_ranks
 from tests.runtime.checkpoints.test_kills import training
@@ -24,7 +24,7 @@ from tests.runtime.checkpoints.test_kills import training
 def each_in_a_folder_of_its_own(peer: Peer) -> Any:
     """As Accelerate's own test of stateful loaders does it."""
     if peer.is_ours:
-        agreeing.SETTLE = 0.5
+        commit_protocol.SETTLE = 0.5
     accelerator = peer.Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader(torch.arange(32), batch_size=4))
     rank = accelerator.process_index
@@ -76,19 +76,20 @@ def test_a_save_of_the_main_process_alone_is_not_taken_for_one_of_all(tmp_path: 
 
 def hears_late_that_a_save_is_over(folder: str) -> list[str]:
     accelerator, _ = training(folder, False)
-    finish = agreeing.Following.finish
+    finish = commit_protocol.OtherProcessCommit.finish
 
     def late(following: Any, complaint: str | None, commit: Any) -> None:
         finish(following, complaint, commit)
         threading.Event().wait(1)  # the main process drafts its next save meanwhile
 
-    agreeing.Following.finish = late  # type: ignore[method-assign]
+    commit_protocol.OtherProcessCommit.finish = late  # type: ignore[method-assign]
     for _ in range(3):
         accelerator.save_state(f"{folder}/last")
     accelerator.wait_for_everyone()
     return sorted(each.name for each in Path(folder, "last").iterdir())
 
 
+@pytest.mark.slow
 def test_a_process_that_hears_late_of_a_save_leaves_the_next_draft_alone(tmp_path: Path) -> None:
     first, second = run_on_ranks(hears_late_that_a_save_is_over, 2, str(tmp_path))
     assert first == second
@@ -97,7 +98,7 @@ def test_a_process_that_hears_late_of_a_save_leaves_the_next_draft_alone(tmp_pat
 
 def counts_differ(folder: str) -> list[str]:
     """Ranks that have had different numbers of batches, and different numbers of saves."""
-    agreeing.GRACE = 0.2
+    commit_protocol.JOIN_TIMEOUT = 0.2
     accelerator, _ = training(folder, False)
     if accelerator.is_main_process:
         accelerator.save_state(f"{folder}/saved")
@@ -114,8 +115,8 @@ def test_ranks_at_different_steps_save_one_checkpoint(tmp_path: Path) -> None:
 
 SCRIPT = """
 import os, signal, sys
-from accelerate_nb.runtime.checkpoints import agreeing
-agreeing.GRACE = 0.5
+from accelerate_nb.runtime.checkpoints import commit_protocol
+commit_protocol.JOIN_TIMEOUT = 0.5
 import torch
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import CheckpointError
@@ -171,14 +172,16 @@ def runs_with_a_rank_that(how: str, folder: Path) -> str:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="a process is killed by a signal")
-@pytest.mark.parametrize("how", ["is killed", pytest.param("raises", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["is killed", "raises"])
 def test_a_checkpoint_that_lacks_the_files_of_a_dead_rank_does_not_appear(tmp_path: Path, how: str) -> None:
     assert "Rank 1 has died before it wrote its files" in runs_with_a_rank_that(how, tmp_path)
     assert (tmp_path / "first" / "checkpoint.json").exists()
     assert not (tmp_path / "second").exists()
 
 
+@pytest.mark.slow
 def test_a_main_process_may_save_when_the_others_have_ended_in_peace(tmp_path: Path) -> None:
     assert runs_with_a_rank_that("ends", tmp_path) == ""
     assert (tmp_path / "second" / "checkpoint.json").exists()

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.utils.dataclasses import ProjectConfiguration
-from tests.ranks import run_on_ranks
+from tests.ranks import ONE_OR_TWO, run_on_ranks
 from tests.runtime.loops import flat, net, samples
 
 
@@ -85,7 +85,7 @@ def resumed(folder: str, epochs: int, precision: str) -> tuple[Any, Any]:
     return training.losses, flat(training.model)
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 @pytest.mark.parametrize("when", ["in an epoch", "at an epoch's end"])
 @pytest.mark.parametrize("precision", ["no", "fp16"])
 def test_a_resumed_training_goes_on_bit_for_bit(tmp_path: Path, size: int, when: str, precision: str) -> None:
@@ -138,7 +138,7 @@ def theirs(folder: str, save: bool) -> Any:
     return one_epoch(accelerate.Accelerator, folder, save)
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 @pytest.mark.parametrize(("writer", "reader"), [(ours, theirs), (theirs, ours)], ids=["from ours", "from Accelerate"])
 def test_a_checkpoint_goes_on_in_the_other_package(tmp_path: Path, size: int, writer: Any, reader: Any) -> None:
     folder = str(tmp_path / "saved")
@@ -269,7 +269,7 @@ def numbered(folder: str) -> tuple[list[str], int]:
     return kept, next(model.parameters()).flatten()[0].item()
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_numbered_checkpoints_are_kept_up_to_a_limit(tmp_path: Path, size: int) -> None:
     expected = [".ipynb_checkpoints", "checkpoint_1", "checkpoint_2"], 3.0
     assert run_on_ranks(numbered, size, str(tmp_path)) == [expected] * size

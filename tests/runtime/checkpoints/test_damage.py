@@ -16,7 +16,7 @@ from torch import nn
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import CheckpointError
 from tests.ranks import run_on_ranks
-from tests.runtime.checkpoints.test_state import Counter
+from tests.runtime.checkpoints.test_checkpoint import Counter
 
 
 class Evil:
@@ -170,7 +170,7 @@ def test_a_registered_object_may_keep_what_is_not_plain_where_its_folder_is_trus
     accelerator.register_for_checkpointing(keeper)
     keeper.thing.value = 3
     accelerator.save_state(tmp_path / "saved")
-    with pytest.raises(CheckpointError, match=r"asks for .*Thing.*weights_only"):
+    with pytest.raises(CheckpointError, match=r"refers to .*Thing.*weights_only"):
         accelerator.load_state(tmp_path / "saved")
     keeper.thing = Thing(0)
     with torch.serialization.safe_globals([Thing]):

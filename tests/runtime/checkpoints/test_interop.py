@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from tests.peers import Peer, under_both
-from tests.runtime.checkpoints.test_state import Counter
+from tests.ranks import ONE_OR_TWO
+from tests.runtime.checkpoints.test_checkpoint import Counter
 from tests.runtime.loops import samples
 
 
@@ -105,6 +106,7 @@ def _copied(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "safe"), [(1, True), (2, True), (2, False)])
 def test_everything_goes_on_in_the_other_package(tmp_path: Path, size: int, safe: bool) -> None:
     written = under_both(writes, size, str(tmp_path), safe)
@@ -124,7 +126,7 @@ def fp16(peer: Peer, folder: str) -> bool:
     if not peer.is_ours:
         accelerator.save_state(folder)
         return True
-    with pytest.warns(UserWarning, match="scaler begins anew"):
+    with pytest.warns(UserWarning, match="scaler starts from its initial state"):
         accelerator.load_state(folder)
     return True
 
@@ -146,6 +148,7 @@ def numbers(peer: Peer, folder: str, start: int) -> Any:
     return before, training.all_there_is(), sorted(each.name for each in Path(folder, "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_numbered_checkpoints_are_counted_on_by_the_other_package(tmp_path: Path) -> None:
     folder = str(tmp_path)
     # Accelerate saves 0, 1, 2, then ours finds the newest, goes on with 3, 4, 5, and keeps as many
@@ -227,7 +230,8 @@ def goes_on_with_the_others(peer: Peer, folder: str) -> list[Any]:
     return [rest, len(list(loader))]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_loaders_of_torchdata_go_on_in_the_other_package(tmp_path: Path, size: int) -> None:
     pytest.importorskip("torchdata")
     written = under_both(stops_in_the_middle, size, str(tmp_path))

@@ -140,7 +140,8 @@ def compare(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
                 assert found == expected, f"{name} of {kind}"
 
 
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2])
 def test_every_kind_of_loader_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, size: int) -> None:
     straight = run_on_ranks(straight_on, size, str(tmp_path))
     compare(straight, run_on_ranks(resumed, size, str(tmp_path)))

@@ -32,6 +32,13 @@ class Case:
     def is_stream(self) -> bool:
         return self.kind.startswith("stream")
 
+    def reads_as_often(self, world_size: int) -> bool:
+        """Whether each of so many processes gets a batch in every step."""
+        if self.even or self.drop or self.dispatch:
+            return True
+        step = self.size if self.split else self.size * world_size
+        return -(-(self.length % step) * world_size // step) in (0, world_size)
+
 
 class Sized(Stream):
     """A stream that knows its length."""
@@ -106,7 +113,7 @@ def seen(peer: Peer, cases: list[Case]) -> list[dict[str, Any]]:
         )
         accelerator = peer.Accelerator(dataloader_config=config)
         prepared = told(partial(accelerator.prepare, loader(case)))
-        said: dict[str, Any] = {"batches": [], "ends": [], "remainders": [], "gathered": []}
+        said: dict[str, Any] = {"batches": [], "ends": [], "remainders": [], "gathered": [], "weighed": []}
         if isinstance(prepared, str):
             found.append({**said, "len": prepared})
             continue
@@ -118,8 +125,11 @@ def seen(peer: Peer, cases: list[Case]) -> list[dict[str, Any]]:
                 said["batches"].append(batch.tolist())
                 said["ends"].append(prepared.end_of_dataloader)
                 said["remainders"].append(prepared.remainder)
+                if case.kind != "batches of any size" and case.reads_as_often(accelerator.num_processes):
+                    loss = batch.float().mean()
+                    said["weighed"].append(accelerator.gather_for_metrics(loss.repeat(case.size)).tolist())
                 if not case.even and case.dispatch is False:
-                    continue  # processes may have different numbers of batches
+                    continue  # processes may have different numbers of batches, or of samples
                 if case.kind == "batches of any size":
                     said["gathered"] += accelerator.gather_for_metrics(batch.tolist())
                 else:
@@ -160,19 +170,21 @@ def difference(case: Case, world_size: int, name: str) -> str | None:
         return "asks the data set for the loader's batch size"
     if dealt_stream and name in ("total_batch_size", "total_dataset_length", "remainders", "len"):
         return "takes a process's share of a stream for the whole of it"
-    if dealt_stream and name == "gathered":
+    if dealt_stream and name in ("gathered", "weighed"):
         return "keeps repeated samples of a stream"
     if case.kind == "batches of any size" and name == "gathered" and world_size > 1:
         return "keeps repeated batches whose size it does not know"
     if case.kind == "batches of any size" and name == "total_batch_size":
         return "raises a TypeError or an AttributeError for a size that isn't known"
-    if case.drop and world_size > 1 and case.kind in ("batch sampler", "sampler of batches") and name == "gathered":
+    drops_unseen = case.drop and world_size > 1 and case.kind in ("batch sampler", "sampler of batches")
+    if drops_unseen and name in ("gathered", "weighed"):
         return "cuts a whole last step, since it doesn't see that the batch sampler drops what is left"
     if case.split and not (case.even or case.drop or case.dispatch) and world_size > 1 and name == "len":
         return "counts the part of a short last batch that a process does not get"
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_every_process_sees_what_it_sees_under_accelerate(world_size: int) -> None:
     table = cases(world_size)

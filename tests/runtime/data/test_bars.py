@@ -8,8 +8,8 @@ import pytest
 from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator, launch
-from accelerate_nb.events.emit import connect
 from accelerate_nb.events.model import Progress
+from accelerate_nb.rank.event_sink import connect
 from accelerate_nb.utils import DataLoaderConfiguration
 from tests.runtime.data.loaders import Numbers, Stream
 
@@ -103,6 +103,7 @@ def epoch() -> None:
     list(Accelerator().prepare(DataLoader(Numbers(8), 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_launch_asks_for_the_bars_of_all_its_loaders(asked):
     run = launch(epoch, num_processes=2, cpu=True, config_file="", timeout=60, panel="off", loader_progress=asked)

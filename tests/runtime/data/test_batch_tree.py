@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from accelerate_nb.errors import DataError
-from accelerate_nb.runtime.data.batches import cut, joined, placed, size_of
+from accelerate_nb.runtime.data.batch_tree import cut, joined, placed, size_of
 from tests.ranks import run_on_ranks
 from tests.runtime.data.loaders import Numbers
 
@@ -135,7 +135,7 @@ def test_a_data_class_goes_to_the_device_wherever_it_stands() -> None:
 @pytest.mark.parametrize(
     ("act", "says"),
     [
-        (lambda: size_of({"a": 3}), "no samples to be told apart"),
+        (lambda: size_of({"a": 3}), "no separate samples"),
         (lambda: cut([torch.ones(4), torch.ones(1, 3)], slice(0, 2), 4), r"4 samples .* shape \(1, 3\)"),
         (lambda: joined([{"a": torch.ones(1), "b": 1}, {"a": torch.ones(1), "b": 2}]), "a int that is not the same"),
         (lambda: joined([[torch.ones(1)], [torch.ones(1), torch.ones(1)]]), "hold 1, 2 things"),

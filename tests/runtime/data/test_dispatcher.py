@@ -11,11 +11,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from accelerate_nb.errors import OperationError
-from accelerate_nb.runtime.current import current_world
-from accelerate_nb.runtime.data.loading import prepare_data_loader
-from accelerate_nb.runtime.data.skipping import skip_first_batches
+from accelerate_nb.runtime.data.prepare import prepare_data_loader
+from accelerate_nb.runtime.data.skip import skip_first_batches
 from accelerate_nb.runtime.operations.collective import gather
-from tests.ranks import RanksFailed, run_on_ranks
+from accelerate_nb.runtime.world.registry import current_world
+from tests.ranks import ONE_OR_TWO, RanksFailed, run_on_ranks
 from tests.runtime.data.loaders import Broken, Numbers, Shuffled, Stream, plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*were repeated ones")
@@ -46,8 +46,9 @@ def read(package: str, kind: str, cases: list[Any]) -> list[Any]:
     return [*seen, torch.rand(1).item()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stream", "shuffled", "indices"])
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_a_dispatched_loader_gives_what_accelerates_gives(kind: str, size: int) -> None:
     assert run_on_ranks(read, size, "accelerate_nb", kind, CASES) == run_on_ranks(read, size, "accelerate", kind, CASES)
 

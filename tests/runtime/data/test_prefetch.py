@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from accelerate_nb.runtime.data.loading import prepare_data_loader
-from accelerate_nb.runtime.data.overlap import Background, movable_ahead, one_copy_ahead, overlapping
+from accelerate_nb.runtime.data.prefetch import BackgroundCopier, movable_ahead, one_copy_ahead, overlapping
+from accelerate_nb.runtime.data.prepare import prepare_data_loader
 from tests.runtime.data.loaders import Numbers, Stream, plain
 
 
@@ -93,13 +93,13 @@ def told(batch: Any) -> tuple[Any, str]:
 
 
 def test_batches_are_sent_by_a_thread_that_ends_with_the_epoch() -> None:
-    sent = list(one_copy_ahead(read([], 3), Background(told)))
+    sent = list(one_copy_ahead(read([], 3), BackgroundCopier(told)))
     assert sent == [((number, "accelerate-nb batches"), number == 2) for number in range(3)]
     assert names_of_threads() == []
 
 
 def test_the_thread_ends_where_a_loop_is_left() -> None:
-    batches = one_copy_ahead(read([], 3), Background(told))
+    batches = one_copy_ahead(read([], 3), BackgroundCopier(told))
     next(batches)
     assert len(names_of_threads()) == 1
     batches.close()
@@ -107,7 +107,7 @@ def test_the_thread_ends_where_a_loop_is_left() -> None:
 
 
 def test_the_thread_ends_where_nobody_refers_to_the_loop_any_more() -> None:
-    knot: list[Any] = [one_copy_ahead(read([], 3), Background(told))]
+    knot: list[Any] = [one_copy_ahead(read([], 3), BackgroundCopier(told))]
     knot.append(knot)
     next(knot[0])
     del knot
@@ -116,7 +116,7 @@ def test_the_thread_ends_where_nobody_refers_to_the_loop_any_more() -> None:
 
 
 def test_what_only_its_own_code_can_move_is_sent_by_the_loop() -> None:
-    (((_, thread), _),) = one_copy_ahead([(object(), True)], Background(told))
+    (((_, thread), _),) = one_copy_ahead([(object(), True)], BackgroundCopier(told))
     assert thread == threading.current_thread().name
 
 
@@ -128,7 +128,7 @@ def breaks_at(number: int) -> Iterator[tuple[int, bool]]:
 def test_an_error_of_the_next_batch_is_raised_when_its_turn_comes() -> None:
     seen = []
     with pytest.raises(KeyError, match="is broken") as caught:
-        for (batch, _), _ in one_copy_ahead(breaks_at(2), Background(told)):
+        for (batch, _), _ in one_copy_ahead(breaks_at(2), BackgroundCopier(told)):
             seen.append(batch)
     assert seen == [0, 1]
     assert "breaks_at" in "".join(traceback.format_tb(caught.tb))
@@ -141,7 +141,7 @@ def refuses(batch: Any) -> Any:
 
 def test_an_error_of_the_sending_is_raised_in_the_loop() -> None:
     with pytest.raises(MemoryError, match="the device is full") as caught:
-        list(one_copy_ahead(read([], 3), Background(refuses)))
+        list(one_copy_ahead(read([], 3), BackgroundCopier(refuses)))
     assert "refuses" in "".join(traceback.format_tb(caught.tb))
     assert names_of_threads() == []
 
@@ -198,6 +198,7 @@ def test_a_loader_that_torchdata_reads_is_not_read_ahead() -> None:
     assert [plain(batch) for batch, _ in loader] == [[1], [2], [3]]
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a copy on a side stream needs a CUDA device")
 def test_batches_are_right_on_a_gpu() -> None:
     data = DataLoader(Numbers(4096, "nested"), 64, pin_memory=True)

@@ -68,6 +68,7 @@ def read(package: Any, loader: DataLoader[Any], **options: Any) -> Any:
     return seen, torch.rand(1).item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_every_process_reads_what_accelerate_gives_it(kind: str, processes: int) -> None:

@@ -13,11 +13,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from accelerate_nb.errors import StateError
-from accelerate_nb.runtime.accumulation import GradientState
-from accelerate_nb.runtime.current import current_world
-from accelerate_nb.runtime.data.loading import prepare_data_loader
-from accelerate_nb.runtime.data.skipping import skip_first_batches
-from tests.ranks import run_on_ranks
+from accelerate_nb.runtime.data.prepare import prepare_data_loader
+from accelerate_nb.runtime.data.skip import skip_first_batches
+from accelerate_nb.runtime.training.accumulation import GradientState
+from accelerate_nb.runtime.world.registry import current_world
+from tests.ranks import ONE_OR_TWO, run_on_ranks
 from tests.runtime.data.loaders import Numbers, Shuffled, Stream, plain
 
 CPU = torch.device("cpu")
@@ -164,7 +164,7 @@ def again_length(loader: Any) -> int:
 @pytest.mark.parametrize(
     "how", ["global generator", "own generator", "all generators", "seedable", "stream", "augmented", "dispatched"]
 )
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_a_resumed_epoch_goes_on_where_it_was(how: str, size: int) -> None:
     for stop in (1, 6 // size):
         assert run_on_ranks(go_on, size, how, stop, 0) == [True] * size

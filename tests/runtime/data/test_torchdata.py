@@ -16,7 +16,7 @@ from accelerate_nb.data_loader import DataLoaderAdapter, DataLoaderShard, SkipDa
 from accelerate_nb.errors import MissingExtraError, StateError
 from accelerate_nb.utils import DataLoaderConfiguration
 from tests.peers import Peer, under_both
-from tests.ranks import run_on_ranks
+from tests.ranks import ONE_OR_TWO, run_on_ranks
 from tests.runtime.data.loaders import Numbers, Shuffled, Stream, plain
 
 pytest.importorskip("torchdata", reason="these loaders are torchdata's")
@@ -87,7 +87,7 @@ def goes_on(how: str, workers: int, kinds: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("how", ["state", "position"])
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_a_stateful_loader_goes_on_where_its_state_was_taken(how: str, size: int) -> None:
     assert run_on_ranks(goes_on, size, how, 0, KINDS) == [[]] * size
 
@@ -129,6 +129,7 @@ def cross(peer: Peer, state: Any) -> Any:
     return None
 
 
+@pytest.mark.slow
 def test_either_package_takes_up_the_others_state() -> None:
     saved = under_both(cross, 1, None)
     for state in (*saved.theirs, *saved.ours):

@@ -162,6 +162,7 @@ def bars(peer: Peer) -> list[bool]:
     return [*found, state.is_local_main_process, list(tqdm(range(2))) == [0, 1]]
 
 
+@pytest.mark.slow
 def test_a_progress_bar_is_shown_where_accelerate_shows_it() -> None:
     both = under_both(bars, 2)
     assert both.ours == both.theirs == [[False, False, True, True, True, True], [True, False, True, True, False, True]]

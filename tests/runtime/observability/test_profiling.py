@@ -11,8 +11,9 @@ import torch
 
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.profiling import ProfileKwargs
+from accelerate_nb.runtime.observability.profiling import ProfileKwargs
 from tests.peers import Peer, under_both
+from tests.ranks import ONE_OR_TWO
 
 
 def profiled(peer: Peer, folder: str) -> list[Any]:
@@ -36,7 +37,7 @@ def profiled(peer: Peer, folder: str) -> list[Any]:
     return [ready, files, "aten::mm" in names, product.input_shapes, product.flops, of_accelerator.to_kwargs().keys()]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_profiles_hold_what_accelerates_hold(size: int, tmp_path: Path) -> None:
     both = under_both(of_plain_values, size, str(tmp_path))
     assert both.ours == both.theirs

@@ -18,7 +18,7 @@ from accelerate_nb import PartialState
 from accelerate_nb.errors import OperationError
 from tests.conftest import OF_A_LAUNCHER
 from tests.peers import Peer, under_both
-from tests.ranks import run_on_ranks
+from tests.ranks import ONE_OR_TWO, run_on_ranks
 
 Pair = namedtuple("Pair", ["first", "second"])
 
@@ -163,7 +163,8 @@ def everything_alone(peer: Peer) -> dict[str, Any]:
     return everything(peer)
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_results_are_accelerates_to_the_last_bit(size: int) -> None:
     both = under_both(everything if size > 1 else everything_alone, size)
     for rank in range(size):
@@ -190,6 +191,7 @@ def gathered(peer: Peer) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_results_are_accelerates_among_three() -> None:
     both = under_both(gathered, 3)
     assert both.ours == both.theirs

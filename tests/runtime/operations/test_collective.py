@@ -11,7 +11,7 @@ import torch
 import accelerate_nb.utils.operations as alone
 from accelerate_nb.errors import ConfigurationError, DataError, OperationError
 from tests.peers import Peer, under_both
-from tests.ranks import RanksFailed, run_on_ranks
+from tests.ranks import TWO_OR_THREE, RanksFailed, run_on_ranks
 from tests.runtime.data.loaders import Pair, plain
 
 DTYPES = [
@@ -59,8 +59,9 @@ def work(package: str, large: bool) -> Any:
     return plain(results), objects
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("large", [False, True])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", TWO_OR_THREE)
 def test_results_are_accelerates(large: bool, size: int) -> None:
     mine, their = (run_on_ranks(work, size, package, large) for package in ("accelerate_nb", "accelerate"))
     for (tensors, objects), (their_tensors, their_objects) in zip(mine, their, strict=True):
@@ -82,7 +83,7 @@ def any_type() -> list[Any]:
 
 
 def alone_rank() -> int:
-    from accelerate_nb.runtime.current import current_world
+    from accelerate_nb.runtime.world.registry import current_world
 
     return current_world().rank
 

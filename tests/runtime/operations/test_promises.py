@@ -12,9 +12,9 @@ import torch
 import accelerate_nb.utils.operations as operations
 from accelerate_nb import Accelerator, PartialState
 from accelerate_nb.errors import OperationError
-from accelerate_nb.runtime.current import current_world
-from accelerate_nb.runtime.operations.exchange import Call, Exchange
-from tests.ranks import run_on_ranks
+from accelerate_nb.runtime.operations.call_check import CallCheck, CollectiveCall
+from accelerate_nb.runtime.world.registry import current_world
+from tests.ranks import TWO_OR_THREE, run_on_ranks
 
 SECONDS = 20.0
 
@@ -52,7 +52,7 @@ def misfits() -> list[str]:
     return said
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", TWO_OR_THREE)
 def test_a_mismatch_is_an_error_on_every_process_and_never_a_hang_or_garbage(size: int) -> None:
     for said in run_on_ranks(misfits, size, limit=SECONDS):
         assert [message for message in said if not message.startswith("OperationError")] == []
@@ -62,8 +62,8 @@ def test_a_mismatch_is_an_error_on_every_process_and_never_a_hang_or_garbage(siz
 
 def interrupted() -> list[Any]:
     world = current_world()
-    call, part = Call("gather", "something large"), torch.ones(20000)
-    exchange = Exchange(world, call, [part])
+    call, part = CollectiveCall("gather", "something large"), torch.ones(20000)
+    exchange = CallCheck(world, call, [part])
     if world.rank == 0:
         exchange.finish()  # rank 1 is interrupted while it waits, and never reads what came
     del exchange
@@ -77,7 +77,9 @@ def test_who_is_interrupted_while_waiting_finds_the_others_again() -> None:
 def frames_of(sizes: list[int]) -> list[int]:
     rounds = []
     for size in sizes:
-        exchange = Exchange(current_world(), Call("gather", str(size)), [torch.ones(size, dtype=torch.uint8)])
+        exchange = CallCheck(
+            current_world(), CollectiveCall("gather", str(size)), [torch.ones(size, dtype=torch.uint8)]
+        )
         exchange.finish()
         rounds.append(int(exchange.carries[0]))
     return rounds
@@ -106,7 +108,7 @@ def reductions() -> list[Any]:
 def test_a_reduction_does_what_its_name_says_or_is_an_error() -> None:
     for rank, found in enumerate(run_on_ranks(reductions, 2)):
         assert found[:5] == [[rank + 1], [1], [2], [3], [1.5]]
-        assert found[5].startswith("ConfigurationError: reduction='avg' was asked for. Known ones are sum, mean")
+        assert found[5].startswith("ConfigurationError: reduction='avg' was requested. Known ones are sum, mean")
 
 
 def left_alone() -> list[Any]:

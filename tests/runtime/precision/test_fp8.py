@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from accelerate_nb import Accelerator
+from accelerate_nb import Accelerator, notebook_launcher
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
-from accelerate_nb.runtime.installed import is_torchao_available, is_transformer_engine_available
+from accelerate_nb.runtime.compat.packages import is_torchao_available, is_transformer_engine_available
 from accelerate_nb.utils import (
     AORecipeKwargs,
     FP8RecipeKwargs,
@@ -30,7 +31,7 @@ from accelerate_nb.utils.ao import (
     has_ao_layers,
 )
 from tests.peers import Peer, under_both
-from tests.ranks import run_on_ranks
+from tests.ranks import ONE_OR_TWO, run_on_ranks
 
 needs_torchao = pytest.mark.skipif(not is_torchao_available(), reason="torchao is not installed")
 
@@ -75,8 +76,9 @@ def trained(peer: Peer, explicit: bool) -> list[Any]:
     return [losses, kinds, [each.tolist() for each in bare.parameters()], str(accelerator.fp8_backend)]
 
 
+@pytest.mark.slow
 @needs_torchao
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_torchao_trains_as_with_accelerate(size: int) -> None:
     both = under_both(trained, size, True)
     assert both.ours == both.theirs
@@ -86,6 +88,7 @@ def test_torchao_trains_as_with_accelerate(size: int) -> None:
     assert package == "FP8BackendType.AO"
 
 
+@pytest.mark.slow
 @needs_torchao
 def test_converted_layers_learn_without_a_handler_too() -> None:
     assert run_on_ranks(trained, 1, Peer("accelerate_nb"), False) == run_on_ranks(
@@ -159,6 +162,7 @@ def asked(peer: Peer) -> list[Any]:
     return [*found, str(peer.Accelerator(cpu=True).fp8_backend)]
 
 
+@pytest.mark.slow
 def test_recipes_read_accelerates_variables() -> None:
     both = under_both(asked, 1)
     assert both.ours == both.theirs
@@ -168,3 +172,19 @@ def test_an_unknown_package_is_an_error_that_lists_the_known_ones(monkeypatch: p
     monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "fast")
     with pytest.raises(ConfigurationError, match="'NO', 'TE', 'MSAMP', 'AO'"):
         Accelerator(cpu=True, mixed_precision="fp8")
+
+
+def precision_of_a_worker() -> tuple[str, bool]:
+    accelerator = Accelerator()
+    model = wide()
+    accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+    return accelerator.mixed_precision, has_ao_layers(model)
+
+
+@pytest.mark.slow
+@needs_torchao
+def test_a_launch_and_a_configuration_file_ask_for_fp8(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("distributed_type: MULTI_CPU\nmixed_precision: fp8\nfp8_config: {backend: AO}\nuse_cpu: true\n")
+    for said in ({"mixed_precision": "fp8", "config_file": "", "cpu": True}, {"config_file": str(file)}):
+        assert notebook_launcher(precision_of_a_worker, num_processes=1, timeout=60, **said) == ("fp8", True)

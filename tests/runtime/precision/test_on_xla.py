@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.precision.choosing import choose_precision
+from accelerate_nb.runtime.precision.registry import choose_precision
 
 
 @pytest.mark.parametrize("name", ["fp16", "fp8"])

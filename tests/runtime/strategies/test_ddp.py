@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.current import current_world, forget
 from accelerate_nb.runtime.strategies.ddp import DDP
+from accelerate_nb.runtime.world.registry import current_world, forget
 from accelerate_nb.utils.dataclasses import DataLoaderConfiguration, DistributedDataParallelKwargs
 from tests.peers import Peer, under_both
 from tests.ranks import run_on_ranks
@@ -111,6 +111,7 @@ def packed_by_hand() -> list[list[float]]:
     return found
 
 
+@pytest.mark.slow
 def test_gradients_are_packed_as_accelerate_packs_them() -> None:
     both = under_both(packed, 2)
     assert both.ours == both.theirs

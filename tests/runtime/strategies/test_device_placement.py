@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.strategies.places import check_quantised
+from accelerate_nb.runtime.strategies.device_placement import check_quantised
 from tests.peers import Peer, under_both
 
 GPU = torch.device("cuda", 1)

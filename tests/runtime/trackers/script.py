@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accelerate_nb.runtime.installed import is_installed
+from accelerate_nb.runtime.compat.packages import is_installed
 from tests.peers import Peer, under_both
 
 SETTINGS = {"lr": 0.1, "layers": 3, "name": "digits", "augment": True}

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from accelerate_nb import Accelerator, launch
-from accelerate_nb.events.emit import connect
 from accelerate_nb.events.model import from_line, to_line
-from accelerate_nb.events.view import RunView
+from accelerate_nb.events.run_state import RunState
+from accelerate_nb.rank.event_sink import connect
 
 
 class Listener:
     rank = 0
 
     def __init__(self):
-        self.view = RunView()
+        self.view = RunState()
         self.events = []
 
     def send(self, event):

@@ -8,7 +8,7 @@ import pytest
 
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
-from accelerate_nb.runtime.trackers import choosing
+from accelerate_nb.runtime.trackers import registry
 from accelerate_nb.runtime.trackers.aim import AimTracker
 from accelerate_nb.tracking import (
     LOGGER_TYPE_TO_CLASS,
@@ -33,7 +33,7 @@ def choose(peer):
     """What each wish gives, or the class of error that Accelerate raises for it."""
     door, kinds = peer.door("tracking"), peer.door("utils").LoggerType
     own = type("Own", (door.GeneralTracker,), {"name": "own", "requires_logging_directory": False, "tracker": None})()
-    wishes = [
+    export_options = [
         (None, None),
         ([], None),
         ("tensorboard", "logs"),
@@ -49,7 +49,7 @@ def choose(peer):
         (type(own), "logs"),
         (3, "logs"),
     ]
-    return [told(door.filter_trackers, *wish) for wish in wishes]
+    return [told(door.filter_trackers, *wish) for wish in export_options]
 
 
 def told(function, *wish):
@@ -157,7 +157,7 @@ def test_the_known_names_are_accelerates():
     from accelerate.utils import LoggerType as Theirs
 
     assert {name: each.__name__ for name, each in theirs.items()} == {
-        name: each.__name__ for name, each in choosing.LOGGER_TYPE_TO_CLASS.items()
+        name: each.__name__ for name, each in registry.LOGGER_TYPE_TO_CLASS.items()
     }
     assert {(each.name, each.value) for each in Theirs} == {(each.name, each.value) for each in LoggerType}
     for name, each in theirs.items():

@@ -9,7 +9,7 @@ import torch
 
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.current import is_joined
+from accelerate_nb.runtime.world.registry import is_joined
 from accelerate_nb.tracking import GeneralTracker
 from tests.peers import under_both
 from tests.ranks import run_on_ranks
@@ -144,7 +144,7 @@ def test_a_tracker_that_was_added_by_hand_is_told_and_ended():
 
 def test_values_that_no_tracker_was_begun_for_are_told_of_once():
     accelerator = Accelerator(log_with=OurDiary(), cpu=True)
-    with pytest.warns(UserWarning, match=r"log_with asks for diary, and `init_trackers` was not called"):
+    with pytest.warns(UserWarning, match=r"log_with names diary, and `init_trackers` was not called"):
         accelerator.log({"loss": 1})
     with warnings.catch_warnings():
         warnings.simplefilter("error")

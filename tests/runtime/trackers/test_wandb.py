@@ -6,6 +6,7 @@ import json
 import struct
 
 import numpy as np
+import pytest
 import torch
 
 from tests.runtime.trackers.script import COURSES, SETTINGS, needs, records
@@ -60,6 +61,7 @@ def log_more(accelerator):
         assert accelerator.get_tracker("wandb", unwrap=True) is tracker.run
 
 
+@pytest.mark.slow
 def test_the_run_holds_what_accelerates_holds(tmp_path):
     init = {"wandb": {"tags": ["first"], "settings": {"disable_git": True}}}
     theirs, ours = records("wandb", tmp_path, read, init, log_more)

@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from accelerate_nb import Accelerator
-from accelerate_nb.runtime.accumulation import Window, Windows
+from accelerate_nb.runtime.training.accumulation import AccumulationWindow, AccumulationWindows
 from accelerate_nb.utils.dataclasses import GradientAccumulationPlugin
 from tests.peers import Peer, under_both
-from tests.ranks import run_on_ranks
+from tests.ranks import ONE_OR_TWO, run_on_ranks
 from tests.runtime.loops import net, samples
 
 
@@ -141,7 +141,8 @@ def run(peer: Peer) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_windows_are_accelerates(size: int) -> None:
     both = under_both(run, size)
     for ours, theirs in zip(both.ours, both.theirs, strict=True):
@@ -185,14 +186,14 @@ def averaged_by_hand(count: int, steps: int) -> list[Any]:
     return [seen.synced, seen.losses, seen.gradients, flat(bare.parameters())]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_a_short_window_can_be_divided_by_its_own_length(size: int) -> None:
     ours = run_on_ranks(averaged, size, 40, 4, "indexed")
     by_hand = run_on_ranks(averaged_by_hand, size, 40, 4)
     assert ours == by_hand
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_a_short_window_is_averaged_also_where_nobody_knew_that_it_would_be_short(size: int) -> None:
     for ours, by_hand in zip(
         run_on_ranks(averaged, size, 40, 4, "iterable"), run_on_ranks(averaged_by_hand, size, 40, 4), strict=True
@@ -203,7 +204,7 @@ def test_a_short_window_is_averaged_also_where_nobody_knew_that_it_would_be_shor
 
 
 def test_a_window_is_corrected_once_it_is_known_to_be_short() -> None:
-    window = Window()
+    window = AccumulationWindow()
     lengths = []
     for at_end in (False, False, True):
         is_last = window.advance(4, at_end=at_end)
@@ -215,7 +216,7 @@ def test_a_window_is_corrected_once_it_is_known_to_be_short() -> None:
 
 
 def test_a_window_that_is_taken_up_again_is_as_long_as_it_was() -> None:
-    window = Windows(1).of(())
+    window = AccumulationWindows(1).of(())
     window.advance(4, at_end=False)
     assert (window.correct(4, 1, is_last=False), window.position, window.length) == (1.0, 2, 3)
 
@@ -251,7 +252,7 @@ def each_alone(steps: int) -> tuple[list[float], list[float]]:
     return flat(models[0].parameters()), flat(models[1].parameters())
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_two_models_that_take_turns_both_step(size: int) -> None:
     for steps in (2, 3):
         together, alone = run_on_ranks(two_models, size, steps), run_on_ranks(each_alone, size, steps)
@@ -263,7 +264,7 @@ def test_two_models_that_take_turns_both_step(size: int) -> None:
 
 
 def test_models_that_are_trained_in_one_block_are_counted_together() -> None:
-    windows, models = Windows(), (nn.Linear(1, 1), nn.Linear(1, 1))
+    windows, models = AccumulationWindows(), (nn.Linear(1, 1), nn.Linear(1, 1))
     assert windows.of(models) is windows.of(models)
     assert windows.of(models) is not windows.of(models[:1])
     windows.of(models).advance(3, at_end=False)
@@ -272,7 +273,7 @@ def test_models_that_are_trained_in_one_block_are_counted_together() -> None:
 
 
 def test_a_checkpoints_count_is_that_of_every_group() -> None:
-    windows = Windows(2)
+    windows = AccumulationWindows(2)
     assert [windows.of(group).count for group in ((), (nn.Linear(1, 1),))] == [2, 2]
 
 
@@ -291,7 +292,7 @@ def left_early() -> list[Any]:
     return [training.seen.synced, accelerator.gradient_state.in_dataloader, accelerator.step]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_a_loader_that_is_left_early_leaves_nothing_behind(size: int) -> None:
     batches = 10 // size
     whole = [number % 2 == 0 or number == batches for number in range(1, batches + 1)]
@@ -324,7 +325,7 @@ def taken_up_again(folder: str) -> list[list[float]]:
     return found
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_a_window_goes_on_where_it_was_saved(size: int, tmp_path: Path) -> None:
     for whole, *resumed in run_on_ranks(taken_up_again, size, str(tmp_path / "state")):
         assert resumed == [whole, whole]

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.runtime.compiling import (
+from accelerate_nb.runtime.training.compile import (
     TorchDynamoPlugin,
     compile_regions,
     compile_regions_in_place,
@@ -22,9 +22,9 @@ from accelerate_nb.runtime.compiling import (
     is_compiled_module,
     is_repeated_blocks,
 )
-from accelerate_nb.runtime.unwrapping import extract_model_from_parallel
+from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
 from tests.peers import Peer, under_both
-from tests.ranks import run_on_ranks
+from tests.ranks import ONE_OR_TWO, run_on_ranks
 from tests.runtime.loops import samples
 
 
@@ -89,7 +89,7 @@ def training(peer: Peer, regional: bool, precision: str, folder: str) -> list[An
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_a_compiled_training_gives_accelerates_numbers_and_is_saved_under_its_own_names(
     size: int, tmp_path: Path
 ) -> None:
@@ -120,6 +120,7 @@ def whole_and_not(backend: str) -> list[Any]:
     return [was, is_now, local.sum().item()]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_holds_its_gradients_where_it_is_told_to() -> None:
     one, two = run_on_ranks(whole_and_not, 2, "aot_eager")
     assert one[:2] == two[:2] == [False, True]

@@ -10,7 +10,7 @@ from torch import nn
 from accelerate_nb import Accelerator
 from accelerate_nb.local_sgd import LocalSGD
 from tests.peers import Peer, under_both
-from tests.ranks import run_on_ranks
+from tests.ranks import ONE_OR_TWO, run_on_ranks
 from tests.runtime.loops import net, samples
 
 STEPS = 7
@@ -67,7 +67,8 @@ def flat(model: nn.Module) -> list[float]:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_local_steps_give_accelerates_numbers(size: int) -> None:
     for every, enabled, precision in ((3, True, "no"), (2, True, "bf16"), (3, False, "no")):
         both = under_both(local_steps, size, every, enabled, precision)

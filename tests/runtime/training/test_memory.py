@@ -125,6 +125,7 @@ ERRORS = [
 ]
 
 
+@pytest.mark.slow
 def test_sizes_and_errors_are_accelerates() -> None:
     both = under_both(shrinking, 1)
     assert both.ours == both.theirs

@@ -10,7 +10,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from accelerate_nb import Accelerator
+from tests.peers import Peer, under_both
 from tests.ranks import run_on_ranks
+from tests.runtime.data.loaders import Stream
 
 
 def gathered(length: int, batch: int, kind: str) -> list[Any]:
@@ -89,6 +91,103 @@ def test_whatever_is_gathered_is_right_or_kept_whole() -> None:
         "samples of any length": [[]],
         "warned": [],
     }
+
+
+def alone(peer: Peer) -> dict[str, Any]:
+    """What the only process gathers of its last batch, which has 5 of 8 samples."""
+    accelerator = peer.Accelerator()
+    found: dict[str, Any] = {}
+    for numbers in accelerator.prepare(DataLoader(torch.arange(13), batch_size=8)):
+        loss = numbers.float().mean()
+        found = {
+            "repeated": accelerator.gather_for_metrics(loss.repeat(8)),
+            "rows": accelerator.gather_for_metrics(numbers),
+            "nested": accelerator.gather_for_metrics({"a": (loss.repeat(8), [numbers]), "b": numbers}),
+            "list": accelerator.gather_for_metrics([f"n{number}" for number in range(8)]),
+            "as objects": accelerator.gather_for_metrics([loss] * 8, use_gather_object=True),
+        }
+        if peer.is_ours:
+            for whole in (0.5, "a text that is long", {"loss": 0.5}, None, loss, ["a", "column"]):
+                assert accelerator.gather_for_metrics(whole) == whole
+            assert len(accelerator.gather_for_metrics(loss.repeat(8), use_gather_object=True)) == len(numbers)
+    return found
+
+
+def test_one_process_cuts_what_it_cuts_under_accelerate() -> None:
+    both = under_both(alone, 1)
+    assert str(both.ours) == str(both.theirs)
+    assert len(both.ours[0]["repeated"]) == len(both.ours[0]["list"]) == 5
+
+
+class Grouped:
+    """Batches of at most 4 indices, the short one first, as a sampler that groups samples may give."""
+
+    batch_size = 4
+
+    def __iter__(self) -> Any:
+        return iter([[0, 1, 2], [3, 4, 5, 6]])
+
+    def __len__(self) -> int:
+        return 2
+
+
+def last_of_each_loader() -> dict[str, list[Any]]:
+    """What the only process gathers at the end of several loaders: the samples, a number for each, their names."""
+    accelerator = Accelerator()
+    half = torch.utils.data.SubsetRandomSampler(range(6))
+    loaders = {
+        "divides": DataLoader(torch.arange(8), batch_size=4),
+        "smaller than a batch": DataLoader(torch.arange(3), batch_size=4),
+        "single samples": DataLoader(torch.arange(3)),
+        "the rest dropped": DataLoader(torch.arange(7), batch_size=4, drop_last=True),
+        "half of the data": DataLoader(torch.arange(11), batch_size=4, sampler=half),
+        "short batch first": DataLoader(torch.arange(7), batch_sampler=Grouped()),
+        "read by a worker": DataLoader(torch.arange(7), batch_size=4, num_workers=1),
+        "stream": DataLoader(Stream(7), batch_size=4),
+    }
+    found = {}
+    for name, loader in loaders.items():
+        size = 4 if loader.batch_size is None else loader.batch_size
+        for batch in accelerator.prepare(loader):
+            columns = accelerator.gather_for_metrics((batch, torch.ones(size), ["name"] * size))
+            found[name] = [len(column) for column in columns]
+    return found
+
+
+def test_one_process_cuts_by_what_its_last_batch_really_holds() -> None:
+    (found,) = run_on_ranks(last_of_each_loader, 1)
+    assert found == {
+        "divides": [4, 4, 4],
+        "smaller than a batch": [3, 3, 3],
+        "single samples": [1, 1, 1],
+        "the rest dropped": [4, 4, 4],
+        "half of the data": [2, 2, 2],
+        "short batch first": [4, 4, 4],
+        "read by a worker": [3, 3, 3],
+        "stream": [3, 3, 3],
+    }
+
+
+def loops_in_loops() -> dict[str, list[int]]:
+    """How many rows are gathered in a loop that holds another one, and around one that is left early."""
+    accelerator = Accelerator()
+    outer = accelerator.prepare(DataLoader(torch.arange(7), batch_size=4))
+    inner = accelerator.prepare(DataLoader(torch.arange(5), batch_size=2))
+    rows: dict[str, list[int]] = {"outer": [], "inner": [], "after break": [], "outside": []}
+    for _ in outer:
+        for _ in inner:
+            rows["inner"].append(len(accelerator.gather_for_metrics(torch.ones(2))))
+        rows["outer"].append(len(accelerator.gather_for_metrics(torch.ones(4))))
+        for _ in inner:
+            break
+        rows["after break"].append(len(accelerator.gather_for_metrics(torch.ones(4))))
+    rows["outside"].append(len(accelerator.gather_for_metrics(torch.ones(4))))
+    return rows
+
+
+def test_rows_are_those_of_the_innermost_loop() -> None:
+    (found,) = run_on_ranks(loops_in_loops, 1)
+    assert found == {"inner": [2, 2, 1] * 2, "outer": [4, 3], "after break": [4, 3], "outside": [4]}
 
 
 def statistics() -> Any:

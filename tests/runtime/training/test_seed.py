@@ -48,7 +48,7 @@ def test_each_process_can_have_its_own_seed() -> None:
 
 
 def synchronized(kind: str) -> list[float]:
-    from accelerate_nb.runtime.current import current_world
+    from accelerate_nb.runtime.world.registry import current_world
 
     torch.manual_seed(current_world().rank)
     generator = torch.Generator().manual_seed(10 + current_world().rank)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from accelerate_nb import Accelerator, DistributedDataParallelKwargs
-from accelerate_nb.runtime.renewing import collectives, renew
+from accelerate_nb.runtime.world.rebuild_groups import collectives, rebuild_groups
 from tests.ranks import run_on_ranks
 
 
@@ -23,7 +23,7 @@ def trains_on(kwargs):
     rank, group = accelerator.process_index, dist.group.WORLD
     before = gradient(model, rank)
     for number in range(3):
-        renew(f"{number}")
+        rebuild_groups(f"{number}")
         assert dist.group.WORLD is not group
         after = gradient(model, rank)
         assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
@@ -60,7 +60,7 @@ def begins_again():
     accelerator = Accelerator(cpu=True)
     if accelerator.process_index == 1:
         dist.destroy_process_group()
-    renew("1")
+    rebuild_groups("1")
     total = torch.ones(1)
     dist.all_reduce(total)
     return total.item()

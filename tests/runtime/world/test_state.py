@@ -11,7 +11,7 @@ from accelerate_nb import Accelerator, PartialState
 from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
 from accelerate_nb.logging import get_logger
 from accelerate_nb.state import AcceleratorState, GradientState
-from tests.ranks import run_on_ranks
+from tests.ranks import ONE_OR_TWO, run_on_ranks
 
 
 def who_runs() -> list[str]:
@@ -102,7 +102,7 @@ def states_after_the_end() -> list[Any]:
     return [*before, *after, total]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_after_the_end_a_new_accelerator_begins_anew(size: int) -> None:
     assert run_on_ranks(states_after_the_end, size) == [["bf16", 4, "no", 1, size, float(size)]] * size
 
@@ -171,7 +171,7 @@ def test_the_environment_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_way_of_training_that_is_not_here_is_not_left_out_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(NotYetError, match="ACCELERATE_USE_FSDP asks for FSDP"):
+    with pytest.raises(NotYetError, match="ACCELERATE_USE_FSDP requests FSDP"):
         Accelerator()
 
 
@@ -198,10 +198,23 @@ def logs(folder: str) -> str:
 
 def test_log_lines_know_their_rank(tmp_path: Any) -> None:
     lines = run_on_ranks(logs, 2, str(tmp_path))[0].splitlines()
-    here = "(test_process.py)"
+    here = "(test_state.py)"
     assert lines == [
         f"[RANK 0] main only {here}",
         f"[RANK 0] in turn {here}",
         f"[RANK 1] in turn {here}",
         f"[RANK 0] once {here}",
     ]
+
+
+def assigned() -> list[Any]:
+    accelerator = Accelerator(cpu=True)
+    before = accelerator.state.distributed_type
+    accelerator.state.distributed_type = "FSDP"
+    during = [accelerator.state.distributed_type.value, AcceleratorState().distributed_type.value]
+    accelerator.state.distributed_type = before
+    return [*during, accelerator.state.distributed_type == accelerator.distributed_type == before]
+
+
+def test_the_way_of_training_can_be_assigned_to_the_state() -> None:
+    assert run_on_ranks(assigned, 2) == [["FSDP", "FSDP", True]] * 2

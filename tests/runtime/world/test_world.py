@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from accelerate_nb.errors import ConfigurationError, LaunchError
-from accelerate_nb.runtime import xla
-from accelerate_nb.runtime.current import current_world, forget, is_joined
-from accelerate_nb.runtime.world import Hosts, Meeting, Place, World, choose_device
+from accelerate_nb.runtime.world.registry import current_world, forget, is_joined
+from accelerate_nb.runtime.world.world import HostGroup, RankPlace, Rendezvous, World, choose_device
+from accelerate_nb.runtime.xla import device as xla
 from tests.ranks import run_on_ranks
 
 
@@ -93,8 +93,8 @@ def test_a_child_shares_the_world_unless_it_was_launched_as_a_worker() -> None:
 
 def test_a_place_is_read_from_torchruns_variables() -> None:
     environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-    assert Place.read(environment) == Place(5, 8, 1, 4)
-    assert Place.read({}) == Place(0, 1, 0, 1)
+    assert RankPlace.read(environment) == RankPlace(5, 8, 1, 4)
+    assert RankPlace.read({}) == RankPlace(0, 1, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -106,18 +106,18 @@ def test_a_place_is_read_from_torchruns_variables() -> None:
 )
 def test_a_place_that_cannot_be_is_an_error(environment: dict[str, str], kind: type, says: str) -> None:
     with pytest.raises(kind, match=says):
-        Place.read(environment)
+        RankPlace.read(environment)
 
 
 def test_a_device_can_be_named() -> None:
-    assert choose_device(Place(0, 1, 0, 1), {"ACCELERATE_TORCH_DEVICE": "meta"}, cpu=False) == torch.device("meta")
-    assert choose_device(Place(0, 1, 0, 1), {"ACCELERATE_TORCH_DEVICE": "meta"}, cpu=True) == torch.device("cpu")
+    assert choose_device(RankPlace(0, 1, 0, 1), {"ACCELERATE_TORCH_DEVICE": "meta"}, cpu=False) == torch.device("meta")
+    assert choose_device(RankPlace(0, 1, 0, 1), {"ACCELERATE_TORCH_DEVICE": "meta"}, cpu=True) == torch.device("cpu")
 
 
 def test_a_backend_for_other_devices_is_replaced() -> None:
-    assert Meeting(backend="nccl")._backend_for(torch.device("cpu")) == "gloo"
-    assert Meeting(backend="gloo")._backend_for(torch.device("cuda", 0)) == "gloo"
-    assert Meeting()._backend_for(torch.device("cuda", 0)) == "nccl"
+    assert Rendezvous(backend="nccl")._backend_for(torch.device("cpu")) == "gloo"
+    assert Rendezvous(backend="gloo")._backend_for(torch.device("cuda", 0)) == "gloo"
+    assert Rendezvous()._backend_for(torch.device("cuda", 0)) == "nccl"
 
 
 def test_a_world_knows_its_ends() -> None:
@@ -134,8 +134,8 @@ def test_a_world_knows_its_ends() -> None:
 def meets_at_an_address() -> float:
     """Two ranks talk over an address, whatever the environment says of interfaces."""
     os.environ["GLOO_SOCKET_IFNAME"] = "none0"
-    store = Meeting().rendezvous()
-    hosts = Hosts(None, "127.0.0.1")
+    store = Rendezvous().rendezvous()
+    hosts = HostGroup(None, "127.0.0.1")
     hosts.connect(int(os.environ["RANK"]), 2, dist.PrefixStore("hosts", store))
     one = torch.ones(1)
     hosts.group.allreduce([one]).wait()
@@ -153,17 +153,17 @@ def test_the_ranks_of_a_pod_meet_at_the_machine_of_the_first(monkeypatch: pytest
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setattr(xla.machine, "is_installed", lambda: True)
     monkeypatch.setattr(xla.machine, "is_awake", lambda: True)
-    monkeypatch.setattr(xla, "place", lambda: (0, 16, 0, 8))
+    monkeypatch.setattr(xla, "rank_numbers", lambda: (0, 16, 0, 8))
     monkeypatch.setattr(xla, "address_of_main", lambda: "127.0.0.1")
-    store = Meeting().rendezvous()
+    store = Rendezvous().rendezvous()
     assert isinstance(store, dist.TCPStore)
     assert store.port == 12355
-    assert xla.address_here() == "127.0.0.1"
+    assert xla.machine_address() == "127.0.0.1"
 
 
 def test_the_ranks_of_one_machine_meet_where_their_launch_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xla.machine, "is_awake", lambda: True)
-    monkeypatch.setattr(xla, "place", lambda: (0, 8, 0, 8))
+    monkeypatch.setattr(xla, "rank_numbers", lambda: (0, 8, 0, 8))
     assert not xla.is_among_machines({"WORLD_SIZE": "8"})
     assert xla.is_among_machines({"WORLD_SIZE": "4"})
     assert not xla.is_among_machines({})

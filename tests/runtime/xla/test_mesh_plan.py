@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from accelerate_nb import ConfigurationError, XlaMesh
-from accelerate_nb.runtime.sharding.plan import VARIABLE, Plan
+from accelerate_nb.runtime.xla.mesh_plan import VARIABLE, MeshPlan
 
 
 class Tied(torch.nn.Module):
@@ -20,7 +20,7 @@ class Tied(torch.nn.Module):
 
 
 def planned(axes, devices=4, **settings):
-    return Plan.of(XlaMesh(axes, **{"min_size": 100, **settings}), devices)
+    return MeshPlan.of(XlaMesh(axes, **{"min_size": 100, **settings}), devices)
 
 
 def test_weights_are_cut_in_the_first_dimension_that_divides_and_small_ones_are_not():
@@ -108,4 +108,4 @@ def test_the_axes_come_from_the_launch_where_the_code_names_none(monkeypatch):
     monkeypatch.setenv(VARIABLE, "data=2,fsdp")
     assert XlaMesh(min_size=5).axes == "data=2,fsdp"
     assert XlaMesh("fsdp").axes == "fsdp"
-    assert str(Plan.of(XlaMesh(), 8)) == "data=2,fsdp=4"
+    assert str(MeshPlan.of(XlaMesh(), 8)) == "data=2,fsdp=4"

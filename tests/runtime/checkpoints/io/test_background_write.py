@@ -13,23 +13,23 @@ import pytest
 import torch
 
 from accelerate_nb.errors import CheckpointError
-from accelerate_nb.runtime.checkpoints import writing
-from accelerate_nb.runtime.checkpoints.hosting import Copier, HostMemory
-from tests.ranks import run_on_ranks
+from accelerate_nb.runtime.checkpoints.io import writer
+from accelerate_nb.runtime.checkpoints.io.host_copy import HostCopier, HostMemory
+from tests.ranks import ONE_OR_TWO, run_on_ranks
+from tests.runtime.checkpoints.test_checkpoint import Training, resumed
 from tests.runtime.checkpoints.test_kills import fill, training
-from tests.runtime.checkpoints.test_state import Training, resumed
 from tests.runtime.loops import flat
 
 
 def hold_writers() -> threading.Event:
     """Files are written when the event is set."""
-    go, write = threading.Event(), writing.File.write
+    go, write = threading.Event(), writer.FileToWrite.write
 
-    def late(self: writing.File, folder: Path, blocks: Any) -> Any:
+    def late(self: writer.FileToWrite, folder: Path, blocks: Any) -> Any:
         go.wait(30)
         return write(self, folder, blocks)
 
-    writing.File.write = late  # type: ignore[method-assign]
+    writer.FileToWrite.write = late  # type: ignore[method-assign]
     return go
 
 
@@ -47,7 +47,7 @@ def goes_on_while_it_is_written(folder: str) -> tuple[Any, Any, bool]:
     return before, made.losses[before[1] :], seen_early
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_a_save_in_the_background_is_of_the_moment_of_the_call(tmp_path: Path, size: int) -> None:
     folder = str(tmp_path / "saved")
     written = run_on_ranks(goes_on_while_it_is_written, size, folder)
@@ -61,14 +61,14 @@ def fails_in_the_background(folder: str) -> list[str]:
     accelerator, model = training(folder, False)
     fill(model, 1.0)
     accelerator.save_state(f"{folder}/saved")
-    write = writing.File.write
+    write = writer.FileToWrite.write
 
-    def full(self: writing.File, to: Path, blocks: Any) -> Any:
+    def full(self: writer.FileToWrite, to: Path, blocks: Any) -> Any:
         if self.name == "optimizer.bin":
             (to / self.name).symlink_to("/dev/full")
         return write(self, to, blocks)
 
-    writing.File.write = full  # type: ignore[method-assign]
+    writer.FileToWrite.write = full  # type: ignore[method-assign]
     told = []
     for call in (
         lambda: accelerator.save_state(f"{folder}/saved"),
@@ -84,7 +84,7 @@ def fails_in_the_background(folder: str) -> list[str]:
     return told
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_a_failure_in_the_background_is_told_at_the_next_call_on_every_rank(tmp_path: Path, size: int) -> None:
     for told in run_on_ranks(fails_in_the_background, size, str(tmp_path)):
         assert len(told) == 4
@@ -106,6 +106,7 @@ accelerator.save_state(sys.argv[1], blocking=False)
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_waits_for_what_it_saves(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "saved")], check=True, capture_output=True, text=True, timeout=60
@@ -125,6 +126,7 @@ threading.Thread.start = start
 """
 
 
+@pytest.mark.slow
 def test_a_failure_that_nobody_asks_for_is_told_at_the_programs_end(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
@@ -138,7 +140,7 @@ def test_a_failure_that_nobody_asks_for_is_told_at_the_programs_end(tmp_path: Pa
 def test_copies_share_memory_as_their_originals_do() -> None:
     memory, whole = HostMemory(), torch.arange(12.0)
     state = {"low": whole[:4], "tied": whole[:4], "turned": whole.view(3, 4).t(), "deep": [(whole[2:3], 7, "text")]}
-    copier = Copier(memory)
+    copier = HostCopier(memory)
     copied = copier.copy(state)
     copier.finish()
     whole.zero_()
@@ -160,9 +162,9 @@ def test_what_is_written_in_the_background_is_no_larger(tmp_path: Path) -> None:
 
 def test_memory_for_copies_is_used_again() -> None:
     memory, value = HostMemory(), torch.randn(1000)
-    first = Copier(memory).copy(value).data_ptr()
+    first = HostCopier(memory).copy(value).data_ptr()
     memory.give_back()
-    assert Copier(memory).copy(value).data_ptr() == first
+    assert HostCopier(memory).copy(value).data_ptr() == first
 
 
 def saves_in_every_step(folder: str) -> tuple[Any, list[Any]]:
@@ -176,7 +178,7 @@ def saves_in_every_step(folder: str) -> tuple[Any, list[Any]]:
 
 
 def test_saving_in_the_background_changes_no_number(tmp_path: Path) -> None:
-    import tests.runtime.checkpoints.test_background as here
+    import tests.runtime.checkpoints.io.test_background_write as here
 
     ((weights, losses),) = run_on_ranks(here.saves_in_every_step, 1, str(tmp_path / "saved"))
     made = Training()

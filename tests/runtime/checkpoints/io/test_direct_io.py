@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from accelerate_nb.runtime.checkpoints.disk import BLOCK, Blocks, DiskFile
+from accelerate_nb.runtime.checkpoints.io.direct_io import BLOCK, DirectWriter, DiskFile
+from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, write_files
 from accelerate_nb.runtime.checkpoints.manifest import entry_of
-from accelerate_nb.runtime.checkpoints.writing import File, write_files
 
 SIZES = (1, 8, 4095, 4096, (1 << 20) + 3, BLOCK, BLOCK + 5, 2 * BLOCK - 1)
 
@@ -23,7 +23,7 @@ def test_a_file_of_any_length_is_written_as_given(tmp_path: Path) -> None:
         for threads in (None, pool):
             for size in SIZES:
                 content = random.Random(size).randbytes(size)
-                file = DiskFile(tmp_path / "file", size, Blocks(3, threads))
+                file = DiskFile(tmp_path / "file", size, DirectWriter(3, threads))
                 file.write(content[: size // 3])
                 file.write(memoryview(content)[size // 3 :])
                 entry = file.finish()
@@ -33,7 +33,7 @@ def test_a_file_of_any_length_is_written_as_given(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_when_the_file_is_finished() -> None:
-    file = DiskFile(Path("/dev/full"), 0, Blocks(1))
+    file = DiskFile(Path("/dev/full"), 0, DirectWriter(1))
     file.write(bytes(2 * BLOCK))
     with pytest.raises(OSError, match="No space left on device"):
         file.finish()
@@ -52,12 +52,12 @@ def test_safetensors_of_every_kind_are_read_by_their_library(tmp_path: Path) -> 
     tensors = {f"{kind}": torch.arange(15).reshape(3, 5).to(kind) for kind in kinds}
     tensors |= {"one": torch.tensor(2.5), "none": torch.zeros(0, 3), "turned": torch.randn(4, 6).t()}
     tensors |= {"complex": torch.randn(3, dtype=torch.complex64), "large": torch.randn(1200, 1000)}
-    written = write_files([File("model.safetensors", tensors, safe=True)], tmp_path, threads=2)
+    written = write_files([FileToWrite("model.safetensors", tensors, safe=True)], tmp_path, threads=2)
     assert written == {"model.safetensors": entry_of(tmp_path / "model.safetensors")}
     torch.testing.assert_close(load_file(tmp_path / "model.safetensors"), tensors, rtol=0, atol=0)
 
 
 def test_what_torch_writes_by_blocks_is_what_it_reads(tmp_path: Path) -> None:
     state = {"state": {0: {"step": torch.tensor(3.0), "moment": torch.randn(2_500_000)}}, "groups": [{"lr": 0.1}]}
-    write_files([File("optimizer.bin", state)], tmp_path)
+    write_files([FileToWrite("optimizer.bin", state)], tmp_path)
     torch.testing.assert_close(torch.load(tmp_path / "optimizer.bin", weights_only=True), state, rtol=0, atol=0)

@@ -1,0 +1,284 @@
+"""What this package costs on NVIDIA GPUs, one or all that are here: ours, Hugging Face Accelerate's and bare PyTorch in turns."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.bench import bench_checkpoints, bench_gpt, bench_operations, bench_step
+from tests.bench.rows import Row, json_of, markdown_of, tell
+from tests.ranks import run_on_ranks
+
+# The part of the time that a section may take; one that is not over by then is left out, and said to be.
+PARTS = {"gpt": 0.4, "launch": 0.15, "operations": 0.15, "step": 0.15, "checkpoints": 0.15}
+# Below this much memory on a GPU the batches of the GPT are a quarter.
+ROOM = 40 << 30
+# What torchrun says to a process; one that is alone is told nothing of the kind, or Accelerate takes it for one of several.
+PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def main() -> None:
+    """Measure what was asked for, print it, and write it where that was asked for."""
+    arguments = read_arguments()
+    if not arguments.tiny and not torch.cuda.is_available():
+        print("torch sees no NVIDIA GPU here: nothing measured (--tiny tries everything on the CPU, with two ranks)")
+        return
+    load = os.getloadavg()[0]
+    rows: list[Row] = []
+    left_out: dict[str, str] = {}
+    for name in arguments.only or PARTS:
+        print(f"== {name}", flush=True)
+        try:
+            rows += SECTIONS[name](arguments.tiny, PARTS[name] * arguments.seconds)
+        except Exception as error:
+            left_out[name] = str(error)
+            print(f"{name} is left out: {error}")
+    about = machine(arguments.tiny)
+    if rows:
+        tell(rows, load, as_json=False, about=", ".join(f"{key} {value}" for key, value in about.items()))
+    write(arguments.json, json_of(rows, load, machine=about, left_out=left_out))
+    write(arguments.markdown, markdown_of(rows))
+    sys.exit(1 if left_out else 0)
+
+
+def read_arguments() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0, help="how long all of it may take, about")
+    parser.add_argument("--only", nargs="+", choices=list(PARTS))
+    parser.add_argument("--tiny", action="store_true", help="on the CPU, with two ranks, a tiny model and few rounds")
+    parser.add_argument("--json", type=Path, help="the file that gets the numbers for a program")
+    parser.add_argument("--markdown", type=Path, help="the file that gets a table for the docs")
+    return parser.parse_args()
+
+
+def write(path: Path | None, text: str) -> None:
+    """Write a file, where one was asked for."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+        print(f"written: {path}")
+
+
+def machine(tiny: bool) -> dict[str, Any]:
+    """Where it was measured."""
+    if tiny:
+        return {"device": "CPU", "ranks": 2, "torch": torch.__version__}
+    name = torch.cuda.get_device_name(0)
+    return {"device": name, "ranks": torch.cuda.device_count(), "torch": torch.__version__, "CUDA": torch.version.cuda}
+
+
+def ranks(tiny: bool) -> int:
+    """How many ranks are measured: one on each GPU."""
+    return 2 if tiny else torch.cuda.device_count()
+
+
+def in_one_process(measure: Callable[..., Any], *arguments: Any, limit: float) -> Any:
+    """What a function returns in a new process that is alone."""
+    return run_on_ranks(alone, 1, measure, arguments, limit=limit)[0]
+
+
+def alone(measure: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """What a function returns where nobody says that there are other processes."""
+    for name in PLACE:
+        os.environ.pop(name, None)
+    return measure(*arguments)
+
+
+# ----------------------------------------------------------------------------------------------------------------- gpt
+
+
+def training(tiny: bool, seconds: float) -> list[Row]:
+    """Tokens a second of a GPT on one GPU; ours is to be at least 0.99 of the hand-written loop's."""
+    rows: list[Row] = in_one_process(training_here, tiny, seconds / 2, limit=seconds)
+    return rows
+
+
+def training_here(tiny: bool, seconds: float) -> list[Row]:
+    """The same in this process, which wakes CUDA."""
+    if tiny:
+        return bench_gpt.measure(bench_gpt.TINY, 2)
+    shape = bench_gpt.Shape()
+    if torch.cuda.get_device_properties(0).total_memory < ROOM:
+        shape = replace(shape, batch=shape.batch // 4)
+    return bench_gpt.measure(shape, 8, seconds)
+
+
+# -------------------------------------------------------------------------------------------------------------- launch
+
+
+def first_moments(tiny: bool) -> tuple[float, float]:
+    """The whole work of a rank: when it began, and when its device had computed a number."""
+    begun = time.time()
+    device = "cpu" if tiny else f"cuda:{os.environ['LOCAL_RANK']}"
+    assert (torch.ones(2, device=device) + 1).sum().item() == 4
+    return begun, time.time()
+
+
+def note_moments(rank: int, folder: str, tiny: bool) -> None:
+    """The same for a launcher that returns nothing."""
+    os.environ["LOCAL_RANK"] = str(rank)
+    Path(folder, str(rank)).write_text(json.dumps(first_moments(tiny)))
+
+
+def own_launch(tiny: bool) -> tuple[float, float]:
+    """Seconds of one launch of ours, until the last rank's first line, and until the last rank's first number."""
+    from accelerate_nb import launch
+
+    asked = {"num_processes": ranks(tiny), "cpu": tiny, "results": "all", "config_file": "", "panel": "off"}
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.time()
+        found = launch(first_moments, (tiny,), folder=folder, **asked).wait(60)
+    return max(begun for begun, _ in found) - begin, max(done for _, done in found) - begin
+
+
+def spawned(tiny: bool) -> tuple[float, float]:
+    """The same with fresh Pythons: what torch offers to a process whose CUDA is awake, which can't be forked."""
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.time()
+        torch.multiprocessing.spawn(note_moments, args=(folder, tiny), nprocs=ranks(tiny))
+        found = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(ranks(tiny))]
+    return max(begun for begun, _ in found) - begin, max(done for _, done in found) - begin
+
+
+def launching(tiny: bool, seconds: float) -> list[Row]:
+    """Warm launches, first while CUDA sleeps in this process, then while it is awake."""
+    rounds, until = (2 if tiny else 9), time.monotonic() + seconds / 2
+    own_launch(tiny)  # warm from here on
+    asleep = [own_launch(tiny) for _ in range(rounds)]
+    assert not torch.cuda.is_initialized()
+    held = torch.ones(1 << 20, device="cpu" if tiny else "cuda")
+    ours, theirs = "accelerate_nb, CUDA awake", "torch.multiprocessing.spawn, CUDA awake"
+    found: dict[str, list[tuple[float, float]]] = {"accelerate_nb, CUDA asleep": asleep, ours: [], theirs: []}
+    for turn in range(rounds):
+        found[ours].append(own_launch(tiny))
+        if turn < 3 and time.monotonic() < until:
+            found[theirs].append(spawned(tiny))
+    assert held.sum().item() == held.numel()
+    rows = []
+    for number, what in enumerate(("to the first line", "to a number that the device computed")):
+        middle = {
+            name: 1e3 * statistics.median(each[number] for each in times) for name, times in found.items() if times
+        }
+        for name, value in middle.items():
+            beside = "" if name == theirs or theirs not in middle else theirs
+            rows.append(
+                Row(f"warm launch {what}: {name}", value, "ms", value / middle[beside] if beside else None, beside)
+            )
+    return rows
+
+
+# ---------------------------------------------------------------------------------------------------------- operations
+
+
+def operating(tiny: bool, seconds: float) -> list[Row]:
+    """Calls between ranks, where there are several, and the check that comes before each of them."""
+    size = ranks(tiny)
+    rows: list[Row] = run_on_ranks(checking, size, tiny, 5 if tiny else 40, limit=seconds / 3)[0]
+    if size > 1:
+        found = run_on_ranks(bench_operations.measure, size, 2 if tiny else 20, "64 B", limit=seconds / 3)[0]
+        found += run_on_ranks(bench_operations.measure, size, 2 if tiny else 20, "16 MB", limit=seconds / 3)[0]
+        rows += [
+            Row(f"{row.operation}: {row.way}", row.median, "µs", *((row.ratio, "bare") if row.way != "bare" else ()))
+            for row in found
+        ]
+    return rows
+
+
+def checking(tiny: bool, rounds: int) -> list[Row]:
+    """Microseconds of the check of a call, and of a bare all-gather of as many bytes whose end the host waits for."""
+    from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree
+    from accelerate_nb.runtime.world.registry import current_world
+
+    if not tiny:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("gloo" if tiny else "nccl")
+    world = current_world()
+    sent = torch.zeros(16 << 10, dtype=torch.uint8, device=world.device)
+    came = sent.new_empty(world.size * len(sent))
+    # as the check itself calls it: the function of torch.distributed costs more than what it calls
+    group: Any = world.group
+
+    def bare() -> None:
+        group._allgather_base(came, sent).wait()
+        came[:32].cpu()
+
+    ways: dict[str, Callable[[], object]] = {
+        "bare all-gather of 16 KB, read by the host": bare,
+        "the check before a call": lambda: agree(world, CollectiveCall("gather", "a tensor")),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds + 1):
+        for name, way in ways.items():
+            dist.barrier()
+            begin = time.perf_counter()
+            for _ in range(20):
+                way()
+            if turn:
+                taken[name].append((time.perf_counter() - begin) / 20 * 1e6)
+    plain = next(iter(ways))
+    return [
+        Row(
+            name,
+            statistics.median(found),
+            "µs",
+            None if name == plain else statistics.median(a / b for a, b in zip(found, taken[plain], strict=True)),
+            "" if name == plain else "bare",
+        )
+        for name, found in taken.items()
+    ]
+
+
+# ------------------------------------------------------------------------------------------------- steps and checkpoints
+
+
+def stepping(tiny: bool, seconds: float) -> list[Row]:
+    """What a step of a tiny model takes: on one GPU, and on all of them."""
+    rounds = 1 if tiny else 9
+    found = in_one_process(bench_step.measure, rounds, limit=seconds / 2)
+    if ranks(tiny) > 1:
+        found += run_on_ranks(bench_step.measure, ranks(tiny), rounds, limit=seconds / 2)[0]
+    return [
+        Row(
+            f"a step of a tiny model on {row.processes} rank{'s' if row.processes > 1 else ''}: {row.name}",
+            row.microseconds,
+            "µs",
+            *((row.ratio, "hand-written") if row.name != "hand-written" else ()),
+        )
+        for row in found
+    ]
+
+
+def saving(tiny: bool, seconds: float) -> list[Row]:
+    """How long a checkpoint of a model of 84 MB with AdamW keeps the training."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = in_one_process(bench_checkpoints.measure, 1 if tiny else 5, folder, limit=seconds)
+    return [
+        Row(row.name, row.milliseconds, "ms", *((row.ratio, "Accelerate") if "Accelerate" not in row.name else ()))
+        for row in found
+    ]
+
+
+SECTIONS: dict[str, Callable[[bool, float], list[Row]]] = {
+    "gpt": training,
+    "launch": launching,
+    "operations": operating,
+    "step": stepping,
+    "checkpoints": saving,
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""What a page does when the kernel behind its panel ends, or can't be reached."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.browser.page.feeds import STARTED, running
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+# a session and a document as JupyterLab has them, as far as a panel looks at them
+NOTEBOOK = """
+(cell) => {
+  const signal = () => { const slots = new Set(); return { connect: (s) => slots.add(s), disconnect: (s) => slots.delete(s), emit: (v) => slots.forEach((s) => s(null, v)) }; };
+  const list = [{ data: { "application/vnd.jupyter.widget-view+json": { model_id: "p1" }, "text/html": "old" } }];
+  const outputs = { get length() { return list.length }, get: (i) => list[i], set: (i, v) => { list[i] = v }, add: (v) => list.push(v) };
+  const session = { statusChanged: signal(), connectionStatusChanged: signal(), kernelChanged: signal(), session: { kernel: { id: "k1" } } };
+  window.session = session;
+  window.outputs = list;
+  window.saved = 0;
+  model.widget_manager = { context: { sessionContext: session, model: { cells: [{ id: "c1", outputs }] }, save: async () => { window.saved++ } } };
+  model.traits.place = { panel: "p1", cell: "c1" };
+  model.traits.script = '<script type="module">"$packed" "$place"<\\/script>';
+  model.traits._esm = "code";
+  model.traits._css = "css";
+}
+"""
+
+
+@pytest.fixture
+def told(page: Any, show: Any) -> Any:
+    """The page of a run in a notebook whose kernel is there."""
+    page.evaluate(NOTEBOOK)
+    return show(running(2))
+
+
+@pytest.mark.parametrize(
+    ("statuses", "says"),
+    [
+        (["restarting"], "The kernel was restarted"),
+        (["restarting", "autorestarting"], "The kernel died"),
+        (["dead"], "The kernel died"),
+        (["terminating"], "The kernel was shut down"),
+    ],
+)
+def test_the_end_of_the_kernel_is_the_end_of_the_run(told: Any, statuses: list[str], says: str) -> None:
+    told.evaluate("(statuses) => statuses.forEach((one) => session.statusChanged.emit(one))", statuses)
+    panel = told.locator(".anb")
+    expect(panel.get_by_role("note")).to_contain_text(says)
+    expect(panel.locator(".anb-title .anb-chip")).to_have_text("■stopped")
+    for name in ("Stop", "Stacks", "Whole file"):
+        expect(panel.get_by_role("button", name=name, exact=True)).to_have_count(0)
+    clock = panel.locator(".anb-elapsed").inner_text()
+    told.wait_for_timeout(1300)
+    assert panel.locator(".anb-elapsed").inner_text() == clock
+    # the notebook keeps what the page knows, in the panel's place, and is saved
+    told.wait_for_function("window.saved === 1")
+    [kept] = told.evaluate("window.outputs")
+    assert set(kept["data"]) == {"text/html", "text/plain"}
+    assert says in kept["data"]["text/plain"]
+    assert "saving checkpoint" not in kept["data"]["text/plain"]  # a line that has not ended
+    assert "step   234" in kept["data"]["text/plain"]
+    assert "<script" in kept["data"]["text/html"]
+
+
+def test_another_kernel_of_the_notebook_ends_it_too(told: Any) -> None:
+    told.evaluate("() => session.kernelChanged.emit({})")
+    expect(told.locator(".anb").get_by_role("button", name="Stop")).to_be_visible()
+    told.evaluate("() => { session.session = null; session.kernelChanged.emit({}) }")
+    expect(told.locator(".anb").get_by_role("note")).to_contain_text("The kernel was shut down")
+
+
+def test_a_lost_connection_stops_the_clock_until_it_is_there_again(told: Any) -> None:
+    panel = told.locator(".anb")
+    told.evaluate("() => session.connectionStatusChanged.emit('connecting')")
+    expect(panel.locator(".anb-title .anb-chip")).to_have_text("•not connected")
+    expect(panel.locator(".anb-notes")).to_contain_text("the kernel can't be reached")
+    expect(panel.get_by_role("button", name="Stop")).to_have_count(0)
+    clock = panel.locator(".anb-elapsed").inner_text()
+    told.wait_for_timeout(1300)
+    assert panel.locator(".anb-elapsed").inner_text() == clock
+    hellos = told.evaluate("() => model.sent.filter((one) => one.do === 'hello').length")
+    told.evaluate("() => session.connectionStatusChanged.emit('connected')")
+    expect(panel.get_by_role("button", name="Stop")).to_be_visible()
+    expect(panel.locator(".anb-elapsed")).not_to_have_text(clock)
+    # all that came meanwhile is told anew
+    sent = told.evaluate("() => model.sent.filter((one) => one.do === 'hello')")
+    assert len(sent) == hellos + 1
+    assert sent[-1]["seq"] == 0
+
+
+def test_a_run_that_is_over_outlives_its_kernel(told: Any) -> None:
+    told.evaluate("(end) => give(end)", {"seq": 3, "state": {"state": "finished", "ended": STARTED + 75}})
+    told.evaluate("() => session.statusChanged.emit('restarting')")
+    expect(told.locator(".anb-title .anb-chip")).to_have_text("✓finished")
+    assert told.evaluate("window.outputs[0].data['text/html']") == "old"
+
+
+def test_what_the_page_keeps_is_the_panel_again(told: Any) -> None:
+    told.evaluate("() => session.statusChanged.emit('restarting')")
+    kept = told.evaluate(
+        """async () => {
+            const html = await new Promise((found) => { const look = () => window.saved ? found(outputs[0].data["text/html"]) : setTimeout(look, 50); look(); });
+            const packed = html.match(/"([^"]+)" "accelerate-nb-p1"/)[1];
+            const bytes = Uint8Array.from(atob(packed), (one) => one.charCodeAt(0));
+            return await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+        }"""
+    )
+    assert (kept["code"], kept["css"]) == ("code", "css")
+    told.evaluate(
+        "(messages) => { document.getElementById('here').replaceChildren();"
+        " window.panel.mount(document.getElementById('here'), messages, ''); }",
+        kept["messages"],
+    )
+    panel = told.locator(".anb")
+    expect(panel.get_by_role("note")).to_contain_text("The kernel was restarted")
+    expect(panel.get_by_role("log").first).to_contain_text("step   234")
+    expect(panel.get_by_role("group", name="metric loss")).to_be_visible()
+    expect(panel.get_by_role("progressbar", name="rank 1 progress")).to_have_attribute(
+        "aria-valuetext", "train 326/600 · 24.8 it/s"
+    )
+
+
+def test_a_page_that_never_saw_the_panel_puts_it_back_under_its_cell(page: Any) -> None:
+    page.evaluate(NOTEBOOK)
+    page.evaluate("() => { outputs.length = 0; window.start() }")
+    assert page.evaluate(f"() => outputs.map((one) => one.data['{VIEW}'].model_id)") == ["p1"]
+    # where it is already, or the cell shows something else, it is left alone
+    page.evaluate("() => window.start()")
+    page.evaluate("() => { outputs[0] = { data: { 'text/plain': 'another run' } }; window.start() }")
+    assert page.evaluate("() => outputs.length") == 1

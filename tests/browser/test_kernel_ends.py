@@ -1,0 +1,83 @@
+"""A kernel that ends while a run goes on: what its notebook shows then, and what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from tests.browser.cells import ALIVE, RUN, TRAIN
+from tests.browser.jlab import Notebook, Server
+from tests.browser.test_running import moves
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+# on a busy machine a page takes its time to load
+pytestmark = pytest.mark.timeout(480)
+
+SESSION = "window.jupyterapp.shell.currentWidget.context.sessionContext"
+
+
+def restart(notebook: Notebook) -> None:
+    notebook.page.evaluate(f"() => {SESSION}.restartKernel().then(() => null)")
+
+
+def kill(notebook: Notebook) -> None:
+    kernel = notebook.page.evaluate(f"() => {SESSION}.session.kernel.id")
+    [process] = [
+        one
+        for one in psutil.process_iter(["cmdline"])
+        if f"kernel-{kernel}.json" in " ".join(one.info["cmdline"] or ())
+    ]
+    process.kill()
+
+
+def shut_down(notebook: Notebook) -> None:
+    notebook.shut_down()
+
+
+@pytest.mark.parametrize(
+    ("end", "says", "cells"),
+    [
+        (restart, "The kernel was restarted", (TRAIN, RUN)),
+        (kill, "The kernel died", (TRAIN, "run = launch(train, num_processes=2, cpu=True)", ALIVE)),
+        (
+            shut_down,
+            "Stopped, as requested",  # by the kernel, which leaves in good order
+            ("%load_ext accelerate_nb", f"%%accelerate -n 2 --cpu --panel widget\n{TRAIN}\ntrain()"),
+        ),
+    ],
+)
+def test_what_came_of_a_run_outlives_its_kernel(
+    lab: Server, opened: Callable[..., Notebook], end: Callable[[Notebook], None], says: str, cells: tuple[str, ...]
+) -> None:
+    notebook = opened(lab, *cells)
+    notebook.start()
+    panel = notebook.page.locator(".anb")
+    moves(panel)
+    end(notebook)
+    note = panel.get_by_role("note")
+    expect(note).to_contain_text(says)
+    expect(panel.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
+    # nobody saves the notebook: a page that is loaded anew shows the panel from the file alone
+    notebook.page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
+    notebook.open(kernel=False)
+    expect(note).to_contain_text(says)
+    expect(panel.get_by_role("log").first).to_contain_text("step")
+    expect(panel.get_by_role("group", name="metric loss")).to_be_visible()
+    assert "Error displaying widget" not in notebook.output(1)
+
+
+def test_a_page_loaded_anew_before_the_panel_is_saved_shows_the_run_again(
+    lab: Server, opened: Callable[..., Notebook]
+) -> None:
+    notebook = opened(lab, TRAIN, RUN)
+    notebook.save()  # as its writer does, who trusts it; what runs from now on is not in the file
+    notebook.start()
+    panel = notebook.page.locator(".anb")
+    moves(panel)
+    notebook.open(kernel=False)
+    moves(panel)
+    panel.get_by_role("button", name="Stop").click()
+    expect(panel.locator(".anb-title .anb-chip")).to_contain_text("stopped")

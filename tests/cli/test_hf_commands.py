@@ -1,0 +1,89 @@
+"""What other packages import of Accelerate's command line is there under the same module paths, and does the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pytest
+import yaml
+from accelerate.commands.config import load_config_from_file as load_theirs
+
+from accelerate_nb.commands.config import default_config_file, load_config_from_file
+from accelerate_nb.commands.launch import launch_command, launch_command_parser
+from accelerate_nb.config.hf import files
+from accelerate_nb.errors import ConfigurationError
+
+SAYS = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "MULTI_CPU",
+    "mixed_precision": "bf16",
+    "num_processes": 2,
+}
+
+
+def test_a_loaded_configuration_says_of_its_keys_what_it_says_under_accelerate(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({**SAYS, "use_cpu": True, "dynamo_config": {"dynamo_backend": "EAGER"}}))
+    ours, theirs = load_config_from_file(path), load_theirs(str(path)).to_dict()
+    assert ours.to_dict().items() <= theirs.items()
+    assert ours.to_dict().items() >= SAYS.items()
+    assert ours.num_processes == 2
+
+
+def test_a_configuration_that_is_not_there_is_the_error_that_it_is_under_accelerate(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        load_config_from_file(tmp_path / "none.yaml")
+
+
+def test_the_default_file_is_a_text_that_names_where_launches_look() -> None:
+    assert Path(default_config_file) == files.default_path(os.environ)
+
+
+def test_a_launch_by_its_parser_runs_the_script_and_ends_as_it_does(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys\nprint(os.environ['WORLD_SIZE'], sys.argv[1:])\nsys.exit(int(sys.argv[-1]))\n")
+    words = ["--cpu", "--num_processes", "2", "--config_file", "", str(script), "--epochs"]
+    launch_command(launch_command_parser().parse_args([*words, "0"]))
+    assert "2 ['--epochs', '0']" in capfd.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        launch_command(launch_command_parser().parse_args([*words, "3"]))
+    assert ended.value.code == 3
+
+
+def test_the_parser_can_be_one_among_others() -> None:
+    parser = ArgumentParser()
+    launch_command_parser(parser.add_subparsers())
+    assert parser.parse_args(["launch", "--cpu", "train.py"]).func is launch_command
+
+
+def test_a_mistake_in_a_line_is_told() -> None:
+    with pytest.raises(ConfigurationError, match="unrecognized arguments: --num_proceses"):
+        launch_command_parser().parse_args(["--num_proceses", "2"])
+
+
+IN_A_PROCESS_OF_ITS_OWN = """
+import sys
+from tests.theirs.alias import install
+install()
+from transformers.cli.system import env
+env(sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_transformers_tells_its_environment_with_this_package_in_the_place_of_accelerate(tmp_path: Path) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed")
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(SAYS))
+    words = [sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN, str(path)]
+    told = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout
+    assert "- mixed_precision: bf16" in told
+    assert "- num_processes: 2" in told

@@ -1,0 +1,32 @@
+"""The flaky tests by name, each with its reason and its rate: pytest runs one once more where it fails, and says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Flaky:
+    """Why a test fails at times though nothing is broken, and how often: `2 of 50 runs`."""
+
+    reason: str
+    rate: str
+
+
+_ENDED = "the rank ended while its stack was asked for; why is not known yet, and the test now says how it ended"
+
+_NO_MODEL = (
+    "JupyterLab says at times that it found no model of a widget in a page that it loads slowly; why is not known yet"
+)
+
+FLAKY: dict[str, Flaky] = {
+    "tests/browser/test_running.py::test_a_page_that_is_loaded_anew_shows_the_run_again_and_can_stop_it": Flaky(
+        _NO_MODEL, "1 of 12 loads with the processor slowed down to a quarter"
+    ),
+    "tests/worker/test_control_handlers.py::"
+    "test_a_rank_is_asked_where_it_is_as_often_as_one_likes_while_its_threads_run": Flaky(_ENDED, "1 of 15 runs"),
+    "tests/failures/test_hang_report.py::"
+    "test_what_ranks_wait_for_is_said_with_their_stacks[computes_on-rank 0 waits in backward's all_reduce]": Flaky(
+        _ENDED, "1 of 18 runs"
+    ),
+}

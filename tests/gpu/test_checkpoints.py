@@ -1,0 +1,84 @@
+"""A save in the background copies a GPU's memory to memory that is locked for it, and the training goes on meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from accelerate_nb import Accelerator
+from accelerate_nb.runtime.checkpoints.io.host_copy import HostCopier, HostMemory
+from tests.gpu.devices import compute_for, finish, synchronizing_is_an_error
+from tests.runtime.checkpoints.io.test_background_write import hold_writers
+
+
+def test_copies_lie_in_locked_memory_and_wait_for_the_device_once(device: str) -> None:
+    memory = HostMemory()
+    state = {"weights": torch.arange(1 << 20, device=device), "steps": [torch.ones(3, device=device), 7]}
+    copier = HostCopier(memory)
+    compute_for(0.5, device)
+    with synchronizing_is_an_error(device):
+        copied = copier.copy(state)
+    copier.finish()
+    assert copied["weights"].device.type == "cpu"
+    assert copied["weights"].is_pinned() == (device == "cuda")
+    state["weights"].zero_()
+    finish(device)
+    assert torch.equal(copied["weights"], torch.arange(1 << 20))
+    assert [copied["steps"][0].tolist(), copied["steps"][1]] == [[1.0] * 3, 7]
+
+
+def test_the_memory_of_a_copy_serves_the_next_one(device: str) -> None:
+    memory, state = HostMemory(), {"weights": torch.ones(1 << 20, device=device)}
+    places = set()
+    for number in range(3):
+        state["weights"].fill_(number)
+        copier = HostCopier(memory)
+        copied = copier.copy(state)
+        copier.finish()
+        assert copied["weights"][:2].tolist() == [number] * 2
+        places.add(copied["weights"].data_ptr())
+        memory.give_back()
+    assert len(places) == 1
+
+
+def numbers(*objects: Any) -> list[float]:
+    """All parameters, and what an optimizer keeps of each."""
+    model, optimizer = objects
+    kept = [each["exp_avg"] for each in optimizer.state.values()]
+    return [each.double().sum().item() for each in (*model.parameters(), *kept)]
+
+
+def goes_on_while_it_is_written(device: str, folder: str) -> tuple[list[float], list[float], list[float], str]:
+    """What was there at the moment of a save, after another step, and once it was loaded again."""
+    accelerator = Accelerator(cpu=device == "cpu")
+    torch.manual_seed(0)
+    model = nn.Linear(512, 512)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    inputs = torch.ones(4, 512, device=accelerator.device)
+
+    def step() -> list[float]:
+        accelerator.backward(model(inputs).square().sum())
+        optimizer.step()
+        optimizer.zero_grad()
+        return numbers(model, optimizer)
+
+    then = step()
+    go = hold_writers()
+    accelerator.save_state(folder, blocking=False)
+    later = step()
+    go.set()
+    accelerator.wait_for_checkpoint()
+    accelerator.load_state(folder)
+    return then, later, numbers(model, optimizer), next(model.parameters()).device.type
+
+
+def test_what_is_written_is_of_the_moment_of_the_call(
+    launched: Callable[..., Any], device: str, tmp_path: Path
+) -> None:
+    for then, later, loaded, kind in launched(goes_on_while_it_is_written, device, str(tmp_path / "saved")):
+        assert loaded == then != later
+        assert kind == device

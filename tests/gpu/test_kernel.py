@@ -1,0 +1,137 @@
+"""A real notebook kernel whose cells use the device themselves launches on it, and gets its memory back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from tests.gpu.devices import until
+
+if TYPE_CHECKING:
+    from tests.kernel.kernels import Kernel
+
+for needed in ("ipykernel", "jupyter_client", "nbformat"):
+    pytest.importorskip(needed, reason=f"a real kernel needs {needed}, which is not installed here")
+
+MIB = 1 << 20
+HELD = 512 * MIB
+# An interrupt shows in the cell within so many seconds, and what a rank held is free soon after.
+INTERRUPTED, FREED = 15.0, 15.0
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """The kind of device that the cells use, in torch's word."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def notebook(device: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel in which a cell has used every device, and holds a tensor on each."""
+    from tests.kernel.kernels import kernel
+
+    count = torch.cuda.device_count() if device == "cuda" else 2
+    every = ",".join(map(str, range(count))) if device == "cuda" else ""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", every) if device == "cuda" else ""
+    with kernel(tmp_path_factory.mktemp("notebook"), CUDA_VISIBLE_DEVICES=shown) as running:
+        running.ok(f"""
+        import os, time, torch
+        from accelerate_nb import Accelerator
+        ranks, kind = {count}, {device!r}
+        held = [torch.ones(1024, device=f"cuda:{{number}}" if kind == "cuda" else "cpu") for number in range(ranks)]
+
+        def free():
+            return [torch.cuda.mem_get_info(number)[0] for number in range(ranks)] if kind == "cuda" else []
+
+        def device_and_sum():
+            accelerator = Accelerator()
+            mine = torch.ones(1, device=accelerator.device)
+            return [accelerator.device.type, float(accelerator.reduce(mine, "sum"))]
+        """)
+        running.ok("%load_ext accelerate_nb")
+        yield running
+
+
+def assert_launches(notebook: Kernel) -> None:
+    """A launch works, and what the notebook holds itself is as it was."""
+    notebook.ok("found = notebook_launcher(device_and_sum, num_processes=ranks)")
+    assert notebook.value("found == [kind, float(ranks)]"), notebook.value("found")
+    assert notebook.value("[one.sum().item() for one in held] == [1024.0] * ranks")
+
+
+def test_a_launch_works_where_a_cell_has_used_the_device(notebook: Kernel) -> None:
+    assert_launches(notebook)
+    assert len(notebook.supervisors()) == 1
+    # an Accelerator of the notebook's own uses the device, too
+    notebook.ok("model = Accelerator(cpu=kind == 'cpu').prepare(torch.nn.Linear(2, 2))")
+    assert_launches(notebook)
+    assert len(notebook.supervisors()) == 1
+
+
+def test_memory_that_runs_out_in_a_launch_is_answered_in_the_cell(notebook: Kernel) -> None:
+    cell = notebook.run("""
+    def too_much():
+        torch.empty(1 << 50, dtype=torch.uint8, device=Accelerator().device)
+    notebook_launcher(too_much, num_processes=ranks)
+    """)
+    assert cell.error is not None
+    advice = "Take a smaller batch" if notebook.value("kind") == "cuda" else "The machine's memory is full"
+    assert f"What to do: {advice}" in cell.error.traceback
+    assert_launches(notebook)
+
+
+def test_a_session_goes_on_after_a_cell_in_which_memory_ran_out(notebook: Kernel) -> None:
+    notebook.ok("%%accelerate -n $ranks\nimport torch\nbefore = torch.ones(8, device=device)", 90)
+    cell = notebook.run("""
+    %%accelerate
+    def fill():
+        blocks = [torch.ones(64 << 20, dtype=torch.uint8, device=device)]
+        if device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(0.05, device)
+        while device.type == "cuda":
+            blocks.append(torch.ones(64 << 20, dtype=torch.uint8, device=device))
+        torch.empty(1 << 50, dtype=torch.uint8, device=device)
+    fill()
+    """)
+    assert cell.error is not None
+    advice = "Take a smaller batch" if notebook.value("kind") == "cuda" else "The machine's memory is full"
+    assert advice in cell.text
+    told = notebook.ok("""
+    %%accelerate
+    print("still", before.sum().item(), 0 if device.type == "cpu" else torch.cuda.memory_allocated(device))
+    """)
+    lines = [line.split()[-2:] for line in told.stdout.splitlines() if "still" in line]
+    assert lines
+    assert all(total == "8.0" and int(held) < 64 * MIB for total, held in lines), told.text
+    notebook.ok("%accelerate stop")
+
+
+def test_an_interrupt_ends_ranks_in_a_kernel_that_does_not_end_and_frees_their_memory(notebook: Kernel) -> None:
+    notebook.ok("before = free()")
+    count = notebook.value("ranks")
+    cell = notebook.start(f"""
+    def stuck():
+        device = Accelerator().device
+        block = torch.ones({HELD}, dtype=torch.uint8, device=device)
+        print("there", block.sum().item(), flush=True)
+        if device.type == "cuda":
+            torch.cuda._sleep(10**12)
+            torch.cuda.synchronize()
+        else:
+            time.sleep(600)
+    notebook_launcher(stuck, num_processes=ranks, grace=2.0)
+    """)
+    cell.until(lambda: cell.stdout.count("there") == count)
+    notebook.interrupt()
+    cell.wait(INTERRUPTED)
+    assert cell.error is not None
+    assert cell.error.name == "KeyboardInterrupt", cell.text
+    assert until(lambda: not notebook.workers(), FREED)
+    assert until(
+        lambda: notebook.value(f"all(now > then - {HELD} // 4 for now, then in zip(free(), before))"), FREED
+    ), notebook.value("[before, free()]")
+    assert_launches(notebook)

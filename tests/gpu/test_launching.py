@@ -1,0 +1,138 @@
+"""Launches on GPUs that the launching process uses itself, that run full, and that never come to an end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from accelerate_nb import Accelerator, WorkerError
+from accelerate_nb.events.model import DeviceSample
+from accelerate_nb.launching.run import Run
+from tests.gpu.devices import compute_for, finish, until
+
+MIB = 1 << 20
+HELD = 512 * MIB
+
+
+@pytest.fixture(autouse=True)
+def _the_device_is_in_use(device: str) -> Iterator[None]:
+    """This process uses the device already, as a notebook does in which something was tried."""
+    held = torch.ones(1024, device=device)
+    yield
+    assert held.sum().item() == 1024
+
+
+def own_device_and_sum() -> tuple[str, float]:
+    accelerator = Accelerator()
+    return str(accelerator.device), float(accelerator.reduce(torch.ones(1, device=accelerator.device), "sum"))
+
+
+def test_a_launch_from_a_process_that_uses_the_devices_has_one_rank_on_each(
+    launched: Callable[..., list[Any]], device: str, ranks: int
+) -> None:
+    devices = [f"cuda:{rank}" for rank in range(ranks)] if device == "cuda" else ["cpu"] * ranks
+    for _ in range(2):
+        assert launched(own_device_and_sum) == [(name, float(ranks)) for name in devices]
+
+
+def doubled(given: torch.Tensor) -> torch.Tensor:
+    return 2 * given.to(Accelerator().device)
+
+
+def test_tensors_travel_to_the_ranks_and_their_results_back(
+    launched: Callable[..., list[Any]], device: str, ranks: int
+) -> None:
+    found = launched(doubled, torch.arange(3, device=device))
+    assert [each.tolist() for each in found] == [[0, 2, 4]] * ranks
+
+
+def test_a_forked_launch_says_why_it_cannot_use_the_gpu(launched: Callable[..., list[Any]], device: str) -> None:
+    if device == "cpu":
+        assert launched(own_device_and_sum, start_method="fork")
+        return
+    with pytest.raises(WorkerError, match=r"What to do: The notebook has used the GPU already: leave start_method out"):
+        launched(own_device_and_sum, start_method="fork")
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+
+
+def too_much() -> None:
+    torch.empty(1 << 50, dtype=torch.uint8, device=Accelerator().device)
+
+
+def test_memory_that_runs_out_is_answered_in_the_error(launched: Callable[..., list[Any]], device: str) -> None:
+    advice = "Take a smaller batch" if device == "cuda" else "The machine's memory is full"
+    with pytest.raises(WorkerError, match=rf"What to do: {advice}") as caught:
+        launched(too_much)
+    assert isinstance(caught.value, torch.OutOfMemoryError if device == "cuda" else RuntimeError)
+
+
+def fill_and_compute() -> None:
+    device = Accelerator().device
+    held = torch.ones(HELD, dtype=torch.uint8, device=device)
+    while held[0].item():
+        (torch.ones(2048, 2048, device=device) @ torch.ones(2048, 2048, device=device)).sum().item()
+
+
+def test_a_run_knows_how_busy_each_ranks_device_is(started: Callable[..., Run], device: str, ranks: int) -> None:
+    run = started(fill_and_compute, stop_grace_period=0.5)
+
+    def sample(rank: int) -> DeviceSample | None:
+        return run.view.rank(rank).devices.get("cpu" if device == "cpu" else f"cuda:{rank}")
+
+    def is_seen(rank: int) -> bool:
+        found = sample(rank)
+        return found is not None and bool(found.utilisation) and (found.memory_used or 0) >= HELD
+
+    seen = until(lambda: run.done or all(map(is_seen, range(ranks))), 60)
+    found = [sample(rank) for rank in range(ranks)]
+    run.stop(0)
+    assert seen, found
+    assert run.done
+    for each in found:
+        assert each is not None
+        assert each.memory_total is not None
+        assert each.memory_total > HELD
+
+
+# --------------------------------------------------------------------------------------------------------------- stuck
+
+
+def stuck() -> None:
+    device = Accelerator().device
+    held = torch.ones(HELD, dtype=torch.uint8, device=device)
+    finish(device)
+    print("there", os.getpid(), flush=True)
+    compute_for(600, device)
+    finish(device)
+    del held
+
+
+def free_memory(device: str, ranks: int) -> list[int]:
+    """The bytes that are free on each GPU."""
+    return [torch.cuda.mem_get_info(number)[0] for number in range(ranks)] if device == "cuda" else []
+
+
+def test_ranks_in_a_kernel_that_does_not_end_are_stopped_and_their_memory_is_free_again(
+    started: Callable[..., Run], launched: Callable[..., list[Any]], device: str, ranks: int
+) -> None:
+    before = free_memory(device, ranks)
+    run = started(stuck, stop_grace_period=1.0)
+    assert until(lambda: run.done or all("there" in run.logs(rank) for rank in range(ranks)))
+    assert not run.done, run.error
+    workers = [int(run.logs(rank).split()[-1]) for rank in range(ranks)]
+    assert all(now <= then - HELD for now, then in zip(free_memory(device, ranks), before, strict=True))
+    run.stop(1)
+    assert run.done
+    assert not any(map(psutil.pid_exists, workers))
+    # the context of a worker that has gone takes its memory along, and other programs may have taken some meanwhile
+    assert until(
+        lambda: all(now > then - HELD // 4 for now, then in zip(free_memory(device, ranks), before, strict=True)), 15
+    )
+    assert len(launched(own_device_and_sum)) == ranks

@@ -1,0 +1,100 @@
+"""Models whose weights lie on the host or on the disk compute on the GPU, whose memory they leave again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from accelerate_nb import (
+    cpu_offload,
+    cpu_offload_with_hook,
+    disk_offload,
+    init_empty_weights,
+    load_checkpoint_and_dispatch,
+)
+from accelerate_nb.utils.modeling import compute_module_sizes
+
+WIDTH, LAYERS = 256, 6
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).eval()
+
+
+@pytest.fixture
+def computed() -> torch.Tensor:
+    """What the network gives where nothing of it is elsewhere."""
+    with torch.no_grad():
+        return network()(torch.ones(2, WIDTH))
+
+
+def run(model: nn.Module, device: str) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.ones(2, WIDTH, device=device))
+
+
+def taken(device: str) -> int:
+    """The bytes that tensors take on the GPU."""
+    return torch.cuda.memory_allocated() if device == "cuda" else 0
+
+
+OFFLOAD: dict[str, Callable[[nn.Module, Path, str], object]] = {
+    "host": lambda model, folder, device: cpu_offload(model, torch.device(device)),
+    "disk": lambda model, folder, device: disk_offload(model, str(folder), torch.device(device)),
+}
+
+
+@pytest.mark.parametrize("where", OFFLOAD)
+def test_weights_come_for_their_layer_and_leave_again(
+    where: str, device: str, computed: torch.Tensor, tmp_path: Path
+) -> None:
+    model = network()
+    OFFLOAD[where](model, tmp_path, device)
+    assert all(each.is_meta for each in model.parameters())
+    run(model, device)
+    before = taken(device)
+    output = run(model, device)
+    assert torch.allclose(output.cpu(), computed, atol=1e-4)
+    assert all(each.is_meta for each in model.parameters())
+    assert taken(device) - before <= output.numel() * output.element_size() + 1024
+
+
+def test_a_whole_model_comes_and_goes_by_its_hook(device: str, computed: torch.Tensor) -> None:
+    model, hook = cpu_offload_with_hook(network(), torch.device(device))
+    assert {each.device.type for each in model.parameters()} == {"cpu"}
+    assert torch.allclose(run(model, device).cpu(), computed, atol=1e-4)
+    assert {each.device.type for each in model.parameters()} == {device}
+    hook.offload()
+    assert {each.device.type for each in model.parameters()} == {"cpu"}
+
+
+def test_an_automatic_map_fills_the_device_then_the_host_then_the_disk(
+    device: str, computed: torch.Tensor, tmp_path: Path
+) -> None:
+    sizes = compute_module_sizes(network())
+    first = 0 if device == "cuda" else "cpu"
+    # on the GPU as much as three layers, of which one's room is kept for those that come from elsewhere
+    budget: dict[int | str, int] = {first: 3 * sizes["0"] + 1}
+    if device == "cuda":
+        budget["cpu"] = 2 * sizes["0"] + 1
+    torch.save(network().state_dict(), tmp_path / "weights.bin")
+    with init_empty_weights():
+        model = network()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = load_checkpoint_and_dispatch(
+            model, str(tmp_path / "weights.bin"), device_map="auto", max_memory=budget, offload_folder=str(tmp_path)
+        )
+    places = [model.hf_device_map[str(number)] for number in range(LAYERS)]
+    order = [first, "cpu", "disk"]
+    assert places == sorted(places, key=order.index)
+    assert set(places) == set(order)
+    assert {each.device.type for each in model[0].parameters()} == {device}
+    assert torch.allclose(run(model, device).cpu(), computed, atol=1e-4)
+    assert sum(each.is_meta for each in model.parameters()) == 2 * sum(place != first for place in places)

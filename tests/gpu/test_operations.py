@@ -1,0 +1,184 @@
+"""Tensors on GPUs reach the other ranks, and calls that differ are an error there, too: over NCCL, and over gloo."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from accelerate_nb import Accelerator
+from accelerate_nb.errors import OperationError
+from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree
+from accelerate_nb.utils import InitProcessGroupKwargs, broadcast, gather_object
+from tests.gpu.devices import compute_for, finish
+from tests.ranks import run_on_ranks
+
+# More than travels inside the frames of an exchange.
+LARGE = 1 << 20
+
+
+def connected(device: str, backend: str | None = None) -> Accelerator:
+    """
+    This process's accelerator, whose group exists also where it is the only rank.
+
+    With a `backend`, several ranks may share a GPU, which NCCL refuses.
+    """
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    dist.init_process_group(backend or ("nccl" if device == "cuda" else "gloo"))
+    return Accelerator(cpu=device == "cpu", kwargs_handlers=[InitProcessGroupKwargs(backend=backend)])
+
+
+def everything(device: str, backend: str | None = None) -> dict[str, Any]:
+    """What each operation gives on this rank, as plain numbers."""
+    accelerator = connected(device, backend)
+    rank = accelerator.process_index
+    assert accelerator.device.type == device
+    own = torch.full((3,), rank + 1.0, device=accelerator.device)
+    large = torch.full((LARGE,), rank + 1.0, device=accelerator.device)
+    ragged = torch.full((rank + 1, 2), rank + 1, device=accelerator.device)
+    results: dict[str, Any] = {
+        "gather": accelerator.gather(own),
+        "gather large": accelerator.gather(large)[::LARGE],
+        "gather half": accelerator.gather(own.bfloat16()).float(),
+        "sum": accelerator.reduce(own, "sum"),
+        "mean": accelerator.reduce(own, "mean"),
+        "sum large": accelerator.reduce(large, "sum")[:1],
+        "broadcast": broadcast(own.clone()),
+        "broadcast large": broadcast(large)[:1],
+        "padded": accelerator.gather(accelerator.pad_across_processes(ragged))[:, 0],
+    }
+    assert all(each.device == accelerator.device for each in results.values())
+    bare = own.clone()
+    dist.all_reduce(bare)
+    results["bare"] = bare
+    objects = gather_object([rank])
+    accelerator.wait_for_everyone()
+    return {
+        **{name: each.tolist() for name, each in results.items()},
+        "objects": objects,
+        "backend": dist.get_backend(),
+    }
+
+
+def expected(size: int) -> dict[str, Any]:
+    """The same, by hand."""
+    ranks = [rank + 1.0 for rank in range(size)]
+    joined = [each for each in ranks for _ in range(3)]
+    padded = [rank + 1 if row <= rank else 0 for rank in range(size) for row in range(size)]
+    total = sum(ranks)
+    return {
+        "gather": joined,
+        "gather large": ranks,
+        "gather half": joined,
+        "sum": [total] * 3,
+        "mean": [total / size] * 3,
+        "sum large": [total],
+        "broadcast": [1.0] * 3,
+        "broadcast large": [1.0],
+        "padded": padded,
+        "bare": [total] * 3,
+        "objects": list(range(size)),
+    }
+
+
+def test_operations_over_the_devices_own_backend(
+    launched: Callable[..., list[dict[str, Any]]], device: str, ranks: int
+) -> None:
+    wanted = {**expected(ranks), "backend": "nccl" if device == "cuda" else "gloo"}
+    assert launched(everything, device) == [wanted] * ranks
+
+
+def test_operations_of_two_ranks_that_share_a_device_over_gloo(device: str) -> None:
+    assert run_on_ranks(everything, 2, device, "gloo") == [{**expected(2), "backend": "gloo"}] * 2
+
+
+def differing(device: str, backend: str | None) -> tuple[str, list[float]]:
+    """What is said of calls that differ, and what the next call gives."""
+    accelerator = connected(device, backend)
+    rank = accelerator.process_index
+    with pytest.raises(OperationError) as caught:
+        accelerator.gather(torch.ones(2 + rank, device=accelerator.device))
+    total = accelerator.reduce(torch.ones(2, device=accelerator.device), "sum")
+    return str(caught.value), total.tolist()
+
+
+def assert_told(found: list[tuple[str, list[float]]]) -> None:
+    """Every rank names the calls of all, and the next call works."""
+    for said, total in found:
+        assert all(f"  rank {rank}: gather(" in said for rank in range(len(found))), said
+        assert total == [float(len(found))] * 2
+
+
+def test_calls_that_differ_are_an_error_on_ranks_that_share_a_device(device: str) -> None:
+    assert_told(run_on_ranks(differing, 2, device, "gloo"))
+
+
+def test_calls_that_differ_are_an_error_on_ranks_of_their_own_devices(
+    launched: Callable[..., list[tuple[str, list[float]]]], device: str, ranks: int
+) -> None:
+    if ranks == 1:
+        pytest.skip("calls of one rank can't differ: this takes two GPUs")
+    assert_told(launched(differing, device, None))
+
+
+# --------------------------------------------------------------------------------------------------- beside a busy device
+
+BUSY = 2.0
+
+
+def seconds_beside_computation(accelerator: Accelerator, act: Callable[[], object]) -> float:
+    """How long the host is kept by an action that follows two seconds of computation on a GPU; there is none on the CPU."""
+    for _ in range(3):
+        act()
+    finish(accelerator.device)
+    if accelerator.device.type == "cuda":
+        compute_for(BUSY, accelerator.device)
+    began = time.perf_counter()
+    act()
+    seconds = time.perf_counter() - began
+    finish(accelerator.device)
+    return seconds if accelerator.device.type == "cuda" else 0.0
+
+
+def seconds_of_a_check(device: str) -> float:
+    accelerator = connected(device)
+    return seconds_beside_computation(
+        accelerator, lambda: agree(accelerator.state.world, CollectiveCall("gather", "a tensor"))
+    )
+
+
+def seconds_of_a_step(device: str) -> float:
+    accelerator = connected(device)
+    model = torch.nn.Linear(64, 64)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    inputs = torch.ones(8, 64, device=accelerator.device)
+
+    def step() -> None:
+        accelerator.backward(model(inputs).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return seconds_beside_computation(accelerator, step)
+
+
+# NCCL brings the frames of an exchange, so the host reads them behind all that the stream was given before.
+WAITS = pytest.param(
+    "cuda", marks=[pytest.mark.gpu, pytest.mark.xfail(reason="the host reads frames that NCCL brings")]
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", WAITS])
+def test_the_check_of_a_call_does_not_wait_for_what_the_device_computes(
+    launched: Callable[..., list[float]], device
+) -> None:
+    assert max(launched(seconds_of_a_check, device)) < BUSY / 2
+
+
+def test_a_step_does_not_wait_for_what_the_device_computes(launched: Callable[..., list[float]], device: str) -> None:
+    assert max(launched(seconds_of_a_step, device)) < BUSY / 2

@@ -1,0 +1,160 @@
+"""Training on GPUs: the numbers of a loop written by hand, in each precision, and a host that never waits for a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from accelerate_nb import Accelerator
+from accelerate_nb.runtime.data.prefetch import SideStreamCopier, one_copy_ahead
+from accelerate_nb.utils import DataLoaderConfiguration, GradScalerKwargs
+from tests.gpu.devices import compute_for, finish, synchronizing_is_an_error, until
+
+STEPS, BATCH, WIDTH = 8, 32, 64
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)
+    )
+
+
+def data() -> TensorDataset:
+    inputs = torch.randn(STEPS * BATCH, WIDTH, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(inputs, inputs.flip(1))
+
+
+def by_hand(device: str, dtype: torch.dtype | None) -> list[float]:
+    """The losses of a loop with nothing but PyTorch."""
+    model = network().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    losses = []
+    for inputs, targets in DataLoader(data(), batch_size=BATCH):
+        with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
+            outputs = model(inputs.to(device))
+        loss = nn.functional.mse_loss(outputs.float(), targets.to(device))
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def prepared(accelerator: Accelerator) -> tuple[nn.Module, Any, Any, list[torch.Tensor], Callable[[Any], None]]:
+    """A model, its optimizer, its loader, where the losses go, and a step."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    loader = DataLoader(data(), batch_size=BATCH, pin_memory=accelerator.device.type == "cuda")
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    losses: list[torch.Tensor] = []
+
+    def step(batch: Any) -> None:
+        inputs, targets = batch
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+
+    return model, optimizer, loader, losses, step
+
+
+def ours(device: str, precision: str) -> tuple[list[float], list[str]]:
+    """The losses of the same loop with this package, and the kinds of the layers."""
+    accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision)
+    assert accelerator.device.type == device
+    model, _, loader, losses, step = prepared(accelerator)
+    for batch in loader:
+        step(batch)
+    return [loss.item() for loss in losses], [type(each).__name__ for each in accelerator.unwrap_model(model)]
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("no", None), ("bf16", torch.bfloat16)])
+def test_a_training_has_the_numbers_of_one_written_by_hand(
+    launched: Callable[..., Any], device: str, precision: str, dtype: torch.dtype | None
+) -> None:
+    ((losses, _),) = launched(ours, device, precision, num_processes=1)
+    (expected,) = launched(by_hand, device, dtype, num_processes=1)
+    assert losses == pytest.approx(expected, rel=1e-2)
+    assert losses[-1] < losses[0]
+
+
+def test_fp8_trains_close_to_bf16(launched: Callable[..., Any], device: str) -> None:
+    if find_spec("torchao") is None:
+        pytest.skip("torchao, which multiplies 8-bit floats, is not installed here")
+    if device == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip(f"{torch.cuda.get_device_name()} can't multiply 8-bit floats: that takes compute capability 8.9")
+    ((losses, layers),) = launched(ours, device, "fp8", num_processes=1)
+    ((expected, _),) = launched(ours, device, "bf16", num_processes=1)
+    assert layers == ["Linear", "ReLU", "Float8Linear", "ReLU", "Linear"]
+    assert losses == pytest.approx(expected, rel=0.1)
+    assert losses[-1] < losses[0]
+
+
+def overflows(device: str) -> list[Any]:
+    """Whether each step of fp16 was left out, and how the scale went, where the second step's gradients overflow."""
+    accelerator = Accelerator(
+        cpu=device == "cpu", mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(init_scale=1024.0)]
+    )
+    model, optimizer = accelerator.prepare(model := nn.Linear(4, 1), torch.optim.SGD(model.parameters(), 0.1))
+    found = []
+    for size in (1.0, float("inf"), 1.0):
+        accelerator.backward(model(torch.ones(2, 4, device=accelerator.device)).float().sum() * size)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append((optimizer.step_was_skipped, accelerator.scaler.get_scale()))
+    return found
+
+
+def test_a_step_of_fp16_that_overflows_is_left_out(launched: Callable[..., Any], device: str) -> None:
+    assert launched(overflows, device, num_processes=1) == [[(False, 1024.0), (True, 512.0), (False, 512.0)]]
+
+
+def trains_without_waiting(device: str) -> float:
+    """A warm loop in which no operation waits for the GPU, the loader's, the step's and the clipping among them."""
+    accelerator = Accelerator(
+        cpu=device == "cpu", mixed_precision="bf16", dataloader_config=DataLoaderConfiguration(non_blocking=True)
+    )
+    *_, loader, losses, step = prepared(accelerator)
+    for batch in loader:
+        step(batch)
+    with synchronizing_is_an_error(device):
+        for batch in loader:
+            step(batch)
+    return losses[-1].item()
+
+
+def test_a_warm_training_loop_never_waits_for_the_device(launched: Callable[..., Any], device: str) -> None:
+    assert all(loss < 1.5 for loss in launched(trains_without_waiting, device))
+
+
+# ------------------------------------------------------------------------------------------------------------ prefetch
+
+
+@pytest.mark.gpu
+def test_the_next_batch_is_copied_while_the_device_computes() -> None:
+    device = torch.device("cuda", 0)
+    copier = SideStreamCopier(device)
+    given = [(torch.full((1 << 20,), float(number)).pin_memory(), number == 3) for number in range(4)]
+    batches = one_copy_ahead(given, copier)
+    computing = torch.cuda.current_stream(device)
+    with synchronizing_is_an_error(device):
+        next(batches)
+        compute_for(2, device)
+        second, _ = next(batches)
+        total = second.sum()
+        # the third batch is on its way already, on a stream that the computation does not hold up
+        assert until(copier.stream.query, 1)
+        assert not computing.query()
+        rest = [batch.sum() for batch, _ in batches]
+    finish(device)
+    assert [total.item(), *(each.item() for each in rest)] == [float(number << 20) for number in (1, 2, 3)]

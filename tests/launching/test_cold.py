@@ -1,0 +1,105 @@
+"""What is stopped before anything has begun ends at once, however long the processes take to start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from accelerate_nb import StoppedError, launch, notebook_launcher
+from accelerate_nb.config.run_config import resolve
+from accelerate_nb.launching.engines import supervisor
+from accelerate_nb.launching.session.session import Session
+from tests.launching.cold import Cold
+
+TWO = {"num_processes": 2, "cpu": True}
+# Far less than the processes would take, which is for ever, and than the grace that ranks have which do something.
+AT_ONCE = 5.0
+STOP_GRACE_PERIOD = 60.0
+
+
+@pytest.fixture
+def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cold]:
+    supervisor.cool()
+    made = Cold(tmp_path / "cold")
+    monkeypatch.syspath_prepend(made.folder)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(made.folder), os.environ["PYTHONPATH"]]))
+    yield made
+    made.release()
+    supervisor.cool()
+
+
+def starts(cold: Cold) -> None:
+    """Wait until something has started, and is held."""
+    pause = threading.Event()
+    while not cold.starts:
+        pause.wait(0.01)
+
+
+def leaves_a_trace(folder: str) -> int:
+    Path(folder, f"began_{os.environ['RANK']}").touch()
+    return int(os.environ["RANK"])
+
+
+@pytest.mark.parametrize("start_method", ["supervisor", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_run_that_has_not_begun_ends_at_once_and_the_next_one_works(cold, tmp_path, start_method):
+    settings = {**TWO, "stop_grace_period": STOP_GRACE_PERIOD, "start_method": start_method}
+    for how in ("finish", "interrupt", "kill"):
+        run = launch(leaves_a_trace, (str(tmp_path),), **settings)
+        starts(cold)
+        began = time.monotonic()
+        run.request_stop(how)
+        with pytest.raises(StoppedError):
+            run.wait(STOP_GRACE_PERIOD)
+        assert time.monotonic() - began < AT_ONCE
+        assert {run.view.rank(rank).state for rank in range(2)} == {"stopped"}
+    cold.release()
+    assert notebook_launcher(int, ("7",), **settings) == 7
+    assert not list(tmp_path.glob("began_*"))
+
+
+@pytest.mark.slow
+def test_a_session_that_has_not_begun_ends_at_once_and_the_next_one_works(cold):
+    def interrupted() -> None:
+        if cold.starts:
+            raise KeyboardInterrupt
+
+    config = resolve({**TWO, "stop_grace_period": STOP_GRACE_PERIOD}, {})
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        Session.start(config, refresh=interrupted)
+    assert time.monotonic() - began < AT_ONCE
+    cold.release()
+    Session.start(config).close()
+
+
+def test_an_interrupt_ends_the_command_at_once(cold, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("print('began')")
+    words = [
+        sys.executable,
+        "-m",
+        "accelerate_nb",
+        "launch",
+        "--cpu",
+        "-n",
+        "2",
+        "--grace",
+        str(STOP_GRACE_PERIOD),
+        str(script),
+    ]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launched:
+        starts(cold)
+        began = time.monotonic()
+        launched.send_signal(signal.SIGINT)
+        out, _ = launched.communicate(timeout=60)
+    assert time.monotonic() - began < AT_ONCE
+    assert launched.returncode == 130
+    assert out == ""

@@ -1,0 +1,121 @@
+"""An interrupt at whatever moment ends the ranks, and the launch right after it finds everything in order."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from accelerate_nb import StoppedError, launch, notebook_launcher
+from accelerate_nb.launching.engines import supervisor
+from tests.contracts import functions
+from tests.contracts.places import until_here
+
+TWO = {"num_processes": 2, "cpu": True, "results": "all"}
+# `INTERRUPTS=100 pytest tests/launching/test_interrupts.py` interrupts a hundred times.
+TIMES = int(os.environ.get("INTERRUPTS", "4"))
+
+
+def computes(folder: str) -> None:
+    """Steps of training that never end."""
+    dist.init_process_group("gloo")
+    Path(folder, f"here_{functions.rank()}").touch()
+    weight = torch.ones(200, 200)
+    while True:
+        weight = (weight @ weight).tanh()
+        dist.all_reduce(weight)
+
+
+def is_stuck_in_a_collective(folder: str) -> None:
+    """One rank waits for another one, which never comes and hears no interrupt."""
+    dist.init_process_group("gloo")
+    Path(folder, f"here_{functions.rank()}").touch()
+    if functions.rank() == 1:
+        functions.waits_stubbornly(folder)
+    dist.barrier()
+
+
+def joins() -> float:
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return total.item()
+
+
+MOMENTS = {
+    "starting": computes,
+    "computing": computes,
+    "stuck in Python": functions.waits_stubbornly,
+    "stuck in a collective": is_stuck_in_a_collective,
+}
+
+
+@pytest.mark.timeout(60 + 5 * TIMES)
+def test_after_an_interrupt_at_any_moment_the_next_launch_works(tmp_path, record_property):
+    seed = time.time_ns()
+    draw = random.Random(seed)
+    assert notebook_launcher(joins, **TWO) == [2.0, 2.0]
+    took = []
+    for number in range(TIMES):
+        moment = list(MOMENTS)[number % len(MOMENTS)]
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        run = launch(MOMENTS[moment], (str(folder),), stop_grace_period=0.2, **TWO)
+        if moment != "starting":
+            until_here(run, folder, 2)
+        time.sleep(draw.uniform(0, 0.05))  # the moment itself
+        run.request_stop("interrupt")
+        with pytest.raises(StoppedError):
+            run.wait(60)
+        began = time.monotonic()
+        assert notebook_launcher(joins, **TWO) == [2.0, 2.0], f"interrupt {number} ({moment}), seed {seed}"
+        took.append(time.monotonic() - began)
+    record_property("seconds", sorted(took))
+    print(
+        f"launches after an interrupt: median {sorted(took)[TIMES // 2]:.2f} s, longest {max(took):.2f} s, seed {seed}"
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- at once after
+
+IDLE_TIME = 2.0
+LATE = """
+import os, time
+open({folder!r} + "/late", "w").close()
+while not os.path.exists({folder!r} + "/done"):
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A supervisor that loads a module when it has had nothing to do for a while; that takes until the test is over."""
+    supervisor.cool()
+    (tmp_path / "takes_long.py").write_text(LATE.format(folder=str(tmp_path)))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(supervisor, "_LOADED_WHEN_IDLE", ("takes_long",))
+    monkeypatch.setattr(supervisor, "_IDLE_BEFORE_LOADING", IDLE_TIME)
+    yield tmp_path
+    (tmp_path / "done").touch()
+    supervisor.cool()
+
+
+@pytest.mark.slow
+def test_after_a_long_run_the_supervisor_waits_anew_before_it_loads_what_has_time(late):
+    run = launch(functions.waits_stubbornly, (str(late),), stop_grace_period=0.2, **TWO)
+    until_here(run, late, 2)
+    time.sleep(IDLE_TIME)  # so long it is to be idle, and is not
+    run.request_stop("interrupt")
+    ended = time.time()
+    with pytest.raises(StoppedError):
+        run.wait(60)
+    while not (late / "late").exists():
+        time.sleep(0.01)
+    # file systems' clocks are coarse
+    assert (late / "late").stat().st_mtime - ended > IDLE_TIME - 0.1

@@ -1,0 +1,97 @@
+"""The documentation is complete: every page can be reached, every public name is documented, no address is invented."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+import accelerate_nb
+from tests.style.source_files import ROOT
+
+DOCS = ROOT / "docs"
+# Spelled in two halves, so that this file does not find itself.
+MADE_UP = re.compile(
+    r"github\.com/accelerate" + r"-nb|colab\.research\.google\.com/git" + r"hub|kaggle\.com/kernels/wel" + r"come"
+)
+
+
+class Loader(yaml.SafeLoader):
+    """YAML with MkDocs' tags for objects, which are not made here."""
+
+
+Loader.add_multi_constructor("tag:yaml.org,2002:python/name:", lambda loader, suffix, node: suffix)
+Loader.add_multi_constructor("tag:yaml.org,2002:python/object", lambda loader, suffix, node: suffix)
+
+
+def config() -> dict:
+    return yaml.load((DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8"), Loader)
+
+
+def in_navigation(entries: list | dict | str) -> set[str]:
+    """The files that a navigation leads to."""
+    if isinstance(entries, str):
+        return {entries}
+    parts = entries.values() if isinstance(entries, dict) else entries
+    return {path for part in parts for path in in_navigation(part)}
+
+
+def tracked() -> list[Path]:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout: an unpacked archive has no list of its files")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_every_page_stands_in_the_navigation() -> None:
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    # these are made from files outside docs/
+    pages |= {"index.md", "changelog.md"}
+    pages |= {f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert in_navigation(config()["nav"]) == pages
+
+
+def test_every_public_name_of_the_package_is_documented() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
+    documented = set(re.findall(r"^::: accelerate_nb\.(\w+)$", text, flags=re.MULTILINE))
+    assert set(accelerate_nb.__all__) - {"__version__"} - documented == set()
+
+
+def test_no_public_address_of_the_repository_is_made_up() -> None:
+    found = []
+    for path in tracked():
+        text = path.read_text(encoding="utf-8", errors="replace")
+        found += [f"{path.relative_to(ROOT)}: {match.group()}" for match in MADE_UP.finditer(text)]
+    assert found == []
+
+
+def test_the_changelog_has_the_version_of_the_package_as_a_dated_release() -> None:
+    titles = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert titles[0] == "Unreleased"
+    assert re.fullmatch(rf"{re.escape(accelerate_nb.__version__)} - \d{{4}}-\d\d-\d\d", titles[1])
+
+
+def test_what_builds_the_documentation_is_not_needed_by_the_tests() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extras = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    assert re.search(r"^docs = \[", extras, flags=re.MULTILINE)
+    for name in re.findall(r"accelerate-nb\[([^\]]*)\]", extras):
+        assert "docs" not in name.split(",")
+
+
+FILE = re.compile(r"`((?:[a-z_0-9]+/)+[a-z_0-9]+\.(?:py|js|css))`")
+
+
+def test_every_source_file_that_a_page_names_exists():
+    roots = (ROOT, ROOT / "accelerate_nb", ROOT / "tests")
+    pages = [ROOT / "README.md", *DOCS.glob("*.md")]
+    named = {(page.name, path) for page in pages for path in FILE.findall(page.read_text(encoding="utf-8"))}
+    assert len(named) > 10
+    assert sorted(one for one in named if not any((root / one[1]).is_file() for root in roots)) == []
