@@ -16,30 +16,63 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 VENV_TPU ?= .venv-tpu
 PYTHON_TPU ?= $(PYTHON)
 
+# What needs an NVIDIA GPU has an environment of its own, too: pip takes the torch that is built for CUDA there. On a machine
+# whose Python has torch and pytest already, or that can reach no package index, GPU_PYTHON=python3 takes that Python as it is
+# and makes no environment; tests that need a package which it lacks are skipped, and say which. Results go to GPU_RESULTS.
+# Each target takes 15 minutes at most: test-gpu is stopped after 14 and is meant to take 5, bench-gpu divides GPU_SECONDS among
+# its sections. The first `make` downloads torch besides.
+VENV_GPU ?= .venv-gpu
+GPU_PYTHON ?=
+GPU_RESULTS ?= build/gpu
+GPU_SECONDS ?= 600
+
+GPU_READY := $(if $(GPU_PYTHON),,$(VENV)/.test-gpu)
+GPU_RUNS := $(or $(GPU_PYTHON),$(VENV)/bin/python)
+# The tests that are marked so, wherever they stand: files without such a test are not even imported.
+TESTS_GPU = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.gpu' tests | grep -v '^tests/gpu/')
+
+# What builds the documentation and the distributions needs no torch, and has an environment of its own.
+VENV_DOCS ?= .venv-docs
+# The notebooks that `make docs` executes before it shows them; `make docs NOTEBOOKS=` executes none, and needs no torch either.
+NOTEBOOKS ?= $(notdir $(wildcard notebooks/*.ipynb))
+
+# What starts kernels, browsers, programs and ranks of every engine takes half of the time.
+SELECTION := not slow
+OF_PROCESSES := $(addprefix tests/,browser cli contracts kernel launching notebooks worker)
 TESTS_TPU := tests/xla tests/contracts tests/devices -k 'xla or tpu_info' -o cache_dir=$(VENV_TPU)/.pytest_cache
 
 BUILD := build/notebooks
 BIN := $(VENV)/bin
 BIN_TPU := $(VENV_TPU)/bin
+BIN_DOCS := $(VENV_DOCS)/bin
+TRIAL := build/trial
 # Each step says what it installs; pip itself speaks only of what goes wrong.
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-tpu lint bench bench-tpu clean
+.PHONY: help demo test test-all test-of-processes test-of-the-rest test-gpu test-gpu-here test-tpu lint layout bench bench-gpu bench-gpu-here bench-tpu docs dist clean
 
 help: ## list the commands
 	@echo "make demo    execute notebooks/01_first_run.ipynb on two processes, and say where the result is"
-	@echo "make test    check the code (ruff, mypy), then run every test but the benchmarks"
+	@echo "make test    check the code (ruff, mypy), then run the tests that take 8 minutes together on two cores"
+	@echo "make test-all    run the tests that make test leaves out: whole kernels, browsers, notebooks and faults"
 	@echo "make lint    check the code only"
-	@echo "make bench   measure the speeds that README.md gives"
+	@echo "make bench   measure the speeds that docs/performance.md gives"
+	@echo "make layout  print the files of each folder, the longest files and the import cycles"
+	@echo "make docs    build the documentation as a site in build/site; a warning is an error"
+	@echo "make dist    build wheel and sdist in dist/, and run the first notebook from the wheel in a new environment"
 	@echo "make clean   remove the virtual environments and what was built"
+	@echo
+	@echo "make test-gpu    run the tests that need NVIDIA GPUs, on one or on all that are here; elsewhere say so (15 minutes at most)"
+	@echo "make bench-gpu   measure the speeds on them, and write them to $(GPU_RESULTS) (15 minutes at most)"
 	@echo
 	@echo "make test-tpu    run the tests of torch_xla on its CPU backend, in an environment of their own (Linux on x86_64, gcc, 6 GiB)"
 	@echo "make bench-tpu   measure what computes through torch_xla, there too"
 	@echo
 	@echo "Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  TORCH=$(TORCH)  TORCH_INDEX=$(TORCH_INDEX)"
-	@echo "           PYTHON_TPU=$(PYTHON_TPU)  VENV_TPU=$(VENV_TPU)"
+	@echo "           VENV_GPU=$(VENV_GPU)  GPU_PYTHON=$(GPU_PYTHON)  GPU_RESULTS=$(GPU_RESULTS)  GPU_SECONDS=$(GPU_SECONDS)"
+	@echo "           PYTHON_TPU=$(PYTHON_TPU)  VENV_TPU=$(VENV_TPU)  VENV_DOCS=$(VENV_DOCS)"
 
 demo: $(VENV)/.demo
 	@mkdir -p $(BUILD)
@@ -51,19 +84,50 @@ demo: $(VENV)/.demo
 	@echo "The executed notebook:  $(CURDIR)/$(BUILD)/01_first_run.ipynb"
 	@echo "The same as a page:     $(CURDIR)/$(BUILD)/01_first_run.html"
 
-# What fails is run once more by itself: kernels and ranks are real processes, which a busy machine can starve for seconds. What is
-# broken fails again.
-test: lint
-	$(BIN)/python -m pytest || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+# tests/conftest.py has the table of what `test` leaves to `test-all`. A flaky test is run once more where tests/flaky.py lists it.
+# Both run two halves of the tests at the same time, since much of that waits; each half is printed when it is over.
+TOGETHER = +@$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target
+
+test: $(VENV)/.test
+	$(TOGETHER) lint test-of-processes test-of-the-rest
+
+test-all: $(VENV)/.test
+	$(TOGETHER) SELECTION=slow OF_PROCESSES='$(filter-out tests/notebooks,$(OF_PROCESSES))' test-of-processes test-of-the-rest
+
+test-of-processes: $(VENV)/.test
+	$(BIN)/python -m pytest -m '$(SELECTION)' $(OF_PROCESSES)
+
+test-of-the-rest: $(VENV)/.test
+	$(BIN)/python -m pytest -m '$(SELECTION)' $(addprefix --ignore=,$(OF_PROCESSES))
+
+# Where there is no GPU nothing is installed.
+test-gpu bench-gpu:
+	@code=0; $(or $(GPU_PYTHON),$(PYTHON)) .ci/find_gpu.py || code=$$?; \
+	case $$code in \
+	  0) $(MAKE) --no-print-directory $@-here $(if $(GPU_PYTHON),,VENV=$(VENV_GPU) TORCH=) ;; \
+	  69) ;; \
+	  *) exit $$code ;; \
+	esac
+
+test-gpu-here: $(GPU_READY)
+	@mkdir -p $(GPU_RESULTS)
+	$(GPU_RUNS) -m pytest tests/gpu $(TESTS_GPU) -m gpu --session-timeout=840 --durations=10 --junitxml=$(GPU_RESULTS)/tests.xml
+
+bench-gpu-here: $(GPU_READY)
+	PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_RUNS) tests/bench/bench_gpu.py --seconds $(GPU_SECONDS) \
+	  --json $(GPU_RESULTS)/bench.json --markdown $(GPU_RESULTS)/bench.md
 
 # The tests set PJRT_DEVICE themselves. They are those that need torch_xla or tpu-info, wherever they stand.
 test-tpu: $(VENV_TPU)/.test-tpu
-	$(BIN_TPU)/python -m pytest $(TESTS_TPU) || $(BIN_TPU)/python -m pytest $(TESTS_TPU) --last-failed --last-failed-no-failures none
+	$(BIN_TPU)/python -m pytest $(TESTS_TPU)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+layout:
+	@$(PYTHON) -m tests.style.source_files
 
 bench: $(VENV)/.test
 	@for bench in tests/bench/bench_*.py; do \
@@ -72,11 +136,40 @@ bench: $(VENV)/.test
 bench-tpu: $(VENV_TPU)/.test-tpu
 	PYTHONPATH=. $(BIN_TPU)/python tests/bench/bench_tpu.py
 
+# Without --quiet, under which MkDocs counts no warnings and --strict lets everything pass.
+docs: $(VENV_DOCS)/.docs $(addprefix $(BUILD)/,$(NOTEBOOKS))
+	$(BIN_DOCS)/python -m mkdocs build --strict --config-file docs/site/mkdocs.yml
+	@echo "The documentation:  $(CURDIR)/build/site/index.html"
+
+$(BUILD)/%.ipynb: notebooks/%.ipynb | $(VENV)/.demo
+	@mkdir -p $(BUILD)
+	@echo "== executing $<"
+	@$(BIN)/python -m nbconvert --to notebook --execute $< --output-dir $(BUILD) --log-level ERROR
+
+# The notebook on the panel keeps the panel's report.
+$(BUILD)/04_panel.ipynb: export ACCELERATE_NB_PANEL = html
+
+dist: $(VENV_DOCS)/.dist
+	rm -rf dist $(TRIAL)
+	$(BIN_DOCS)/python -m build --outdir dist
+	$(BIN_DOCS)/python -m twine check --strict dist/*
+	@echo "== installing the wheel into a new virtual environment, $(TRIAL)/venv"
+	$(PYTHON) -m venv $(TRIAL)/venv
+ifneq ($(strip $(TORCH)),)
+	@$(TRIAL)/venv/bin/python .ci/install_cpu_torch.py '$(TORCH)' '$(TORCH_INDEX)'
+endif
+	$(TRIAL)/venv/bin/python $(PIP) "$$(echo dist/*.whl)[demo]"
+	cp notebooks/01_first_run.ipynb $(TRIAL)
+	cd $(TRIAL) && PYTHONPATH= venv/bin/python -c 'import accelerate_nb, sys; assert accelerate_nb.__file__.startswith(sys.prefix)'
+	cd $(TRIAL) && PYTHONPATH= venv/bin/python -m nbconvert --to notebook --execute --inplace 01_first_run.ipynb --log-level ERROR
+	@echo "The notebook ran from the wheel. The distributions:"
+	@ls -1 dist
+
 clean: ## only what the commands above made
-	rm -rf $(VENV) $(VENV_TPU) build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV_DOCS) $(VENV_GPU) $(VENV_TPU) build dist .mypy_cache .ruff_cache .pytest_cache
 
 # One stamp for each extra: newer than pyproject.toml means installed.
-$(VENV)/.demo $(VENV)/.test: $(VENV)/.%: $(VENV)/.torch pyproject.toml
+$(VENV)/.demo $(VENV)/.test $(VENV)/.test-gpu: $(VENV)/.%: $(VENV)/.torch pyproject.toml
 	@echo "== installing this package, what it needs, and what its extra '$*' names in pyproject.toml: a minute or two at first"
 	$(BIN)/python $(PIP) --editable '.[$*]'
 	@touch $@
@@ -90,6 +183,11 @@ ifneq ($(strip $(TORCH)),)
 endif
 	@touch $@
 
+$(VENV_DOCS)/.docs $(VENV_DOCS)/.dist: $(VENV_DOCS)/.%: $(VENV_DOCS)/.made pyproject.toml
+	@echo "== installing what the extra '$*' names in pyproject.toml"
+	@$(BIN_DOCS)/python .ci/install_extra.py $*
+	@touch $@
+
 $(VENV_TPU)/.test-tpu: $(VENV_TPU)/.made pyproject.toml
 	@echo "== installing this package, and what its extra 'test-tpu' names in pyproject.toml"
 	$(BIN_TPU)/python $(PIP) --editable '.[test-tpu]'
@@ -101,11 +199,11 @@ $(VENV_TPU)/.made: .ci/make_tpu_environment.py .ci/stand_in_for_cuda.py .ci/inst
 	@$(PYTHON_TPU) .ci/make_tpu_environment.py $(VENV_TPU) '$(TORCH_INDEX)'
 	@touch $@
 
-$(VENV)/.made:
+$(VENV)/.made $(VENV_DOCS)/.made: %/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	  echo "Python 3.10 or newer is needed, and $(PYTHON) is not: make PYTHON=python3.11 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "$(PYTHON) has no venv module. On Debian and Ubuntu: sudo apt install python3-venv" >&2; exit 1; }
-	@echo "== making the virtual environment $(VENV)"
-	$(PYTHON) -m venv $(VENV)
+	@echo "== making the virtual environment $*"
+	$(PYTHON) -m venv $*
 	@touch $@

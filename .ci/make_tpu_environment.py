@@ -26,6 +26,8 @@ ROOM = 6 * GIB
 # torch's and torch_xla's own needs, since they are installed without: NVIDIA's packages would come along.
 BESIDE = ["filelock", "typing_extensions", "sympy", "networkx", "jinja2", "fsspec", "setuptools"]
 BESIDE += ["absl-py", "numpy", "pyyaml", "requests"]
+# what NVIDIA's packages are called that torch asks for, up to 2.15 for CUDA 13, and what compiles for its GPUs
+NVIDIAS = ("nvidia-", "cuda-", "triton")
 WANTED = f"The XLA suite needs {TORCH_XLA}"
 WORKS = (
     "import torch, torch_xla; "
@@ -128,7 +130,7 @@ def prepare(python: str) -> None:
     ).stdout.strip()
     for metadata in Path(site).glob("torch-*.dist-info/METADATA"):
         lines = metadata.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if not line.startswith(("Requires-Dist: nvidia-", "Requires-Dist: triton"))]
+        kept = [line for line in lines if not line.startswith(tuple(f"Requires-Dist: {name}" for name in NVIDIAS))]
         if len(kept) < len(lines):
             # by name only, and for pip: what is installed after torch would bring them along
             metadata.write_text("".join(kept), encoding="utf-8")
