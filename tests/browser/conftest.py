@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
+from itertools import count
 from typing import Any
 
 import pytest
@@ -94,12 +95,16 @@ def given(lab: Server, window: Any) -> Iterator[Callable[..., Notebook]]:
         yield give
 
 
+# a file of each notebook's own: a page that closes may still be saving the one before
+_numbers = count()
+
+
 @pytest.fixture
 def opened(window: Any) -> Iterator[Callable[..., Notebook]]:
     """Opens a notebook with cells in a tab of its own, with a kernel of its own that is shut down at the end."""
     with ExitStack() as stack:
 
         def open_(server: Server, *cells: str, kernel: str = "python3") -> Notebook:
-            return stack.enter_context(opened_in(window, server, f"own-{kernel}.ipynb", cells, kernel))
+            return stack.enter_context(opened_in(window, server, f"own-{next(_numbers)}.ipynb", cells, kernel))
 
         yield open_
