@@ -162,7 +162,7 @@ class MessageFeed:
             self._line_count = message["line_count"] = self._view.line_count
         if self._view.idle_warning is not self._idle_warning:
             self._idle_warning = self._view.idle_warning
-            message["quiet"] = self._idle_warning and {
+            message["idle_warning"] = self._idle_warning and {
                 "seconds": self._idle_warning.seconds,
                 "text": self._idle_warning.text,
             }

@@ -1,7 +1,7 @@
 // One metric as a chart: a canvas with its scale, a crosshair, and the values where it stands.
 
 import { bandOf, columns, newestOf, spread } from "./curves.js";
-import { button, div, h, say, set, setStyle, show, span } from "./elements.js";
+import { button, div, h, setText, set, setStyle, show, span } from "./elements.js";
 import { count, mark, number } from "./format.js";
 import { logTicks, ticks } from "./scales.js";
 
@@ -65,11 +65,11 @@ export class Chart {
 
   range() {
     let [from, to, least, most] = [Infinity, -Infinity, Infinity, -Infinity];
-    for (const one of this.series.values()) {
-      from = Math.min(from, one.from);
-      to = Math.max(to, one.to);
-      least = Math.min(least, this.logarithmic ? one.leastPositive : one.least);
-      most = Math.max(most, one.most);
+    for (const curve of this.series.values()) {
+      from = Math.min(from, curve.from);
+      to = Math.max(to, curve.to);
+      least = Math.min(least, this.logarithmic ? curve.leastPositive : curve.least);
+      most = Math.max(most, curve.most);
     }
     if (this.logarithmic && most <= 0) [least, most] = [NaN, NaN];
     return { from, to, ...this.padded(least, most) };
@@ -78,24 +78,24 @@ export class Chart {
   padded(least, most) {
     if (!Number.isFinite(least) || !Number.isFinite(most)) return { least: 0, most: 1, empty: true };
     if (this.logarithmic) {
-      const room = least === most ? 2 : (most / least) ** 0.05;
-      return { least: least / room, most: most * room };
+      const margin = least === most ? 2 : (most / least) ** 0.05;
+      return { least: least / margin, most: most * margin };
     }
-    const room = most > least ? (most - least) * 0.06 : Math.abs(most) * 0.1 || 1;
-    return { least: least - room, most: most + room };
+    const margin = most > least ? (most - least) * 0.06 : Math.abs(most) * 0.1 || 1;
+    return { least: least - margin, most: most + margin };
   }
 
   draw(force = false) {
-    this.paintNews(force);
-    this.tellNews();
+    this.paintChanges(force);
+    this.drawValues();
   }
 
-  tellNews() {
+  drawValues() {
     this.head();
     if (this.charts.cross !== null) this.drawCross();
   }
 
-  paintNews(force = false) {
+  paintChanges(force = false) {
     if (force || !this.width) this.measure();
     const { width, height } = this;
     const state = [width, height, this.charts.band, this.logarithmic, this.charts.palette.key, this.points()].join();
@@ -112,27 +112,27 @@ export class Chart {
 
   points() {
     let total = 0;
-    for (const one of this.series.values()) total += one.came;
+    for (const curve of this.series.values()) total += curve.pointCount;
     return total;
   }
 
   head() {
     const { value, how, step } = newestOf(this.name, this.series);
     if (this.charts.cross === null) {
-      say(this.value, number(value));
-      say(this.how, how);
+      setText(this.value, number(value));
+      setText(this.how, how);
     }
-    let [odd, notPositive, least, most] = [0, 0, Infinity, -Infinity];
-    for (const one of this.series.values()) {
-      odd += one.odd;
-      notPositive += one.notPositive;
-      least = Math.min(least, one.least);
-      most = Math.max(most, one.most);
+    let [notFinite, notPositive, least, most] = [0, 0, Infinity, -Infinity];
+    for (const curve of this.series.values()) {
+      notFinite += curve.notFinite;
+      notPositive += curve.notPositive;
+      least = Math.min(least, curve.least);
+      most = Math.max(most, curve.most);
     }
     const notes = [];
-    if (odd) notes.push(`⚠ ${count(odd)} not finite`);
+    if (notFinite) notes.push(`⚠ ${count(notFinite)} not finite`);
     if (this.logarithmic && notPositive) notes.push(`⚠ ${count(notPositive)} ≤ 0 not shown`);
-    say(this.note, notes.join(", "));
+    setText(this.note, notes.join(", "));
     const label =
       `${this.name}: newest ${number(value)}${how ? ` (${how} ranks)` : ""}, ` +
       `from ${number(least)} to ${number(most)}, up to step ${number(step)}. Arrow keys read single steps.`;
@@ -156,7 +156,7 @@ export class Chart {
     this.paintAxes(pen, marks);
     if (range.empty) return;
     if (this.banded) this.paintBand(pen);
-    else for (const [rank, one] of [...this.series].reverse()) this.paintLine(pen, one, this.charts.palette.ranks[rank % 8]);
+    else for (const [rank, curve] of [...this.series].reverse()) this.paintLine(pen, curve, this.charts.palette.ranks[rank % 8]);
   }
 
   scales({ from, to, least, most }, { left, right, top, bottom }) {
@@ -195,14 +195,14 @@ export class Chart {
     if (to > from) pen.fillText(number(to), right, bottom + 12);
   }
 
-  columnsOf(one) {
+  columnsOf(curve) {
     const { from, to, left, right } = this.scale;
-    return columns(one, from, to, Math.max(2, Math.floor(right - left) + 1), this.logarithmic);
+    return columns(curve, from, to, Math.max(2, Math.floor(right - left) + 1), this.logarithmic);
   }
 
-  paintLine(pen, one, colour) {
+  paintLine(pen, curve, colour) {
     const { left, place } = this.scale;
-    const found = this.columnsOf(one);
+    const found = this.columnsOf(curve);
     pen.strokeStyle = colour;
     pen.lineWidth = 1.4;
     pen.lineJoin = "round";
@@ -233,7 +233,7 @@ export class Chart {
   paintBand(pen) {
     const { left, place } = this.scale;
     const { accent } = this.charts.palette;
-    const band = bandOf([...this.series.values()].map((one) => this.columnsOf(one)));
+    const band = bandOf([...this.series.values()].map((curve) => this.columnsOf(curve)));
     pen.fillStyle = accent;
     pen.globalAlpha = 0.22;
     pen.beginPath();
@@ -276,8 +276,8 @@ export class Chart {
   values(x) {
     let step = null;
     const near = [];
-    for (const [rank, one] of this.series) {
-      const point = one.nearest(x);
+    for (const [rank, curve] of this.series) {
+      const point = curve.nearest(x);
       if (!point) continue;
       near.push([rank, ...point]);
       if (step === null || Math.abs(point[0] - x) < Math.abs(step - x)) step = point[0];
@@ -305,8 +305,8 @@ export class Chart {
     if (step === null) return;
     const x = this.scale.across(step);
     setStyle(this.cross, "left", `${x}px`);
-    say(this.value, number(spread(values).mean));
-    say(this.how, values.length > 1 ? `mean of ${values.length}` : "");
+    setText(this.value, number(spread(values).mean));
+    setText(this.how, values.length > 1 ? `mean of ${values.length}` : "");
     if (pointed !== this) return;
     this.fillTip(step, values);
     this.tip.style.left = x > this.width / 2 ? "auto" : `${x + 14}px`;

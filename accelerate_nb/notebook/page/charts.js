@@ -3,7 +3,7 @@
 import { Chart } from "./chart.js";
 import { button, div, h, set, show } from "./elements.js";
 import { count, number } from "./format.js";
-import { section } from "./pieces.js";
+import { section } from "./controls.js";
 
 const CHART_TIME = 25; // ms that charts may take of one painting
 const FEW_LINES_IN_A_CHART = 8; // up to here each rank is a line, beyond they are a band
@@ -18,8 +18,8 @@ export class Charts {
     this.cross = null;
     this.pointed = null;
     this.turn = 0;
-    this.bandButton = button("anb-quiet-btn", "Band", () => this.toggleBand(), { "aria-pressed": "false", title: "mean and range of all ranks, instead of a line for each" });
-    this.tableButton = button("anb-quiet-btn", "Table", () => this.toggleTable(), { "aria-pressed": "false", title: "the numbers as a table" });
+    this.bandButton = button("anb-plain-btn", "Band", () => this.toggleBand(), { "aria-pressed": "false", title: "mean and range of all ranks, instead of a line for each" });
+    this.tableButton = button("anb-plain-btn", "Table", () => this.toggleTable(), { "aria-pressed": "false", title: "the numbers as a table" });
     this.grid = div("anb-charts");
     this.numbers = h("div", { class: "anb-numbers", tabindex: "0", role: "group", "aria-label": "numbers of the charts" });
     show(this.numbers, false);
@@ -82,7 +82,7 @@ export class Charts {
   moveCross(x, chart = null) {
     this.cross = x;
     this.pointed = chart;
-    for (const one of this.charts.values()) if (one.visible) one.drawCross();
+    for (const other of this.charts.values()) if (other.visible) other.drawCross();
   }
 
   draw() {
@@ -97,7 +97,7 @@ export class Charts {
     if (!this.numbers.hidden) this.drawNumbers();
     else {
       for (const chart of this.charts.values()) {
-        if (chart.visible && chart.drawn) chart.tellNews();
+        if (chart.visible && chart.drawn) chart.drawValues();
         else if (chart.visible) chart.draw();
       }
     }
@@ -119,7 +119,7 @@ export class Charts {
     const until = performance.now() + CHART_TIME;
     for (let i = 0; i < charts.length; i++) {
       if (performance.now() > until) return false;
-      charts[this.turn++ % charts.length].paintNews();
+      charts[this.turn++ % charts.length].paintChanges();
     }
     return true;
   }
@@ -130,11 +130,11 @@ export class Charts {
     const row = (...cells) => h("div", { class: "anb-row", role: "row" }, ...cells);
     const head = row(...["metric", "rank", "newest", "least", "most", "last step", "values"].map((text, i) => cell("columnheader", text, i ? "anb-num" : "")));
     head.classList.add("anb-header");
-    const all = [...this.store.metrics].flatMap(([name, series]) => [...series].map(([rank, one]) => [name, rank, one]));
-    const body = all.map(([name, rank, one]) =>
+    const all = [...this.store.metrics].flatMap(([name, series]) => [...series].map(([rank, curve]) => [name, rank, curve]));
+    const body = all.map(([name, rank, curve]) =>
       row(
-        cell("rowheader", name, ""), cell("cell", String(rank)), cell("cell", number(one.last?.[1])),
-        cell("cell", number(one.least)), cell("cell", number(one.most)), cell("cell", number(one.last?.[0])), cell("cell", count(one.came)),
+        cell("rowheader", name, ""), cell("cell", String(rank)), cell("cell", number(curve.last?.[1])),
+        cell("cell", number(curve.least)), cell("cell", number(curve.most)), cell("cell", number(curve.last?.[0])), cell("cell", count(curve.pointCount)),
       ),
     );
     const table = h("div", { class: "anb-table anb-numbers-table", role: "table", "aria-label": "metrics" }, head, ...body);

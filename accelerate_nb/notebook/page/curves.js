@@ -8,15 +8,15 @@ export function columns(series, from, to, width, logarithmic) {
     const points = logarithmic ? bucket.positive : bucket.finite;
     const column = to > from ? Math.round(((bucket.from + bucket.to) / 2 - from) * scale) : Math.floor(width / 2);
     if (!points || column < 0 || column >= width) continue;
-    const one = (found[column] ??= { least: Infinity, most: -Infinity, first: 0, last: 0, sum: 0, points: 0 });
+    const summary = (found[column] ??= { least: Infinity, most: -Infinity, first: 0, last: 0, sum: 0, points: 0 });
     const least = logarithmic ? bucket.leastPositive : bucket.least;
     const usable = (value) => (logarithmic && value <= 0 ? least : value);
-    if (!one.points) one.first = usable(bucket.first);
-    one.last = usable(bucket.last);
-    one.least = Math.min(one.least, least);
-    one.most = Math.max(one.most, bucket.most);
-    one.sum += logarithmic ? bucket.positiveSum : bucket.sum;
-    one.points += points;
+    if (!summary.points) summary.first = usable(bucket.first);
+    summary.last = usable(bucket.last);
+    summary.least = Math.min(summary.least, least);
+    summary.most = Math.max(summary.most, bucket.most);
+    summary.sum += logarithmic ? bucket.positiveSum : bucket.sum;
+    summary.points += points;
   }
   return found;
 }
@@ -35,25 +35,25 @@ export function spread(values) {
 export function bandOf(ranks) {
   const band = [];
   for (let x = 0; x < (ranks[0]?.length ?? 0); x++) {
-    let [least, most, sum, here] = [Infinity, -Infinity, 0, 0];
+    let [least, most, sum, rankCount] = [Infinity, -Infinity, 0, 0];
     for (const columnsOfRank of ranks) {
-      const one = columnsOfRank[x];
-      if (!one) continue;
-      if (one.least < least) least = one.least;
-      if (one.most > most) most = one.most;
-      sum += one.sum / one.points;
-      here++;
+      const summary = columnsOfRank[x];
+      if (!summary) continue;
+      if (summary.least < least) least = summary.least;
+      if (summary.most > most) most = summary.most;
+      sum += summary.sum / summary.points;
+      rankCount++;
     }
-    if (here) band.push({ x, least, most, mean: sum / here });
+    if (rankCount) band.push({ x, least, most, mean: sum / rankCount });
   }
   return band;
 }
 
 /** What all ranks have come to: at the last step that each of them has, their mean, or the sum of what is counted a second. */
 export function newestOf(name, series) {
-  const all = [...series.values()].filter((one) => one.last);
-  const step = Math.min(...all.map((one) => one.last[0]));
-  const values = all.map((one) => one.nearest(step)[1]);
+  const all = [...series.values()].filter((curve) => curve.last);
+  const step = Math.min(...all.map((curve) => curve.last[0]));
+  const values = all.map((curve) => curve.nearest(step)[1]);
   const sum = values.reduce((total, value) => total + value, 0);
   if (values.length < 2) return { value: values[0], how: "", step: all.length ? step : 0 };
   const isRate = /(\/s|_per_s(ec(ond)?)?|[_ ]per second)$/i.test(name);

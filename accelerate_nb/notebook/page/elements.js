@@ -1,4 +1,4 @@
-// Elements of the page, made and changed in short: text goes in as text, and only what changed is written.
+// Elements of the page: made and changed in one call each; text goes in as text, and only what changed is written.
 
 const listeners = /^on[a-z]/;
 
@@ -21,7 +21,7 @@ export function button(name, label, onclick, more = {}) {
 }
 
 // Writing only what changed keeps painting cheap, and leaves a selection alone.
-export function say(element, text) {
+export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 export function set(element, name, value) {

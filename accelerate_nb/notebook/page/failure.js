@@ -1,9 +1,9 @@
 // The error that leads: its sentence, the person's own lines, what to do, and what the others said.
 
 import { plain } from "./ansi.js";
-import { copyButton } from "./copying.js";
+import { copyButton } from "./text_export.js";
 import { div, h, span } from "./elements.js";
-import { folded } from "./pieces.js";
+import { folded } from "./controls.js";
 
 /** The error that leads: its sentence, the person's own lines, what to do, and what the others said. */
 export function failureView(failure, announce) {

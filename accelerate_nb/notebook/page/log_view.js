@@ -1,9 +1,9 @@
 // A log that scrolls, of which only the rows in sight exist.
 
 import { plain } from "./ansi.js";
-import { button, div, h, say, setStyle, show } from "./elements.js";
+import { button, div, h, setText, setStyle, show } from "./elements.js";
 import { clockTime, count } from "./format.js";
-import { LINE, Places, placesOf } from "./log_places.js";
+import { LINE, RowLayout, rowLayout } from "./row_layout.js";
 import { fillRow } from "./log_row.js";
 
 /** One scrolling log over a ring. Rows exist only where one looks, and stay the same elements while they are in sight. */
@@ -18,7 +18,7 @@ export class LogView {
     this.wrap = false;
     this.current = null; // number of the line that the search stands at
     this.rows = new Map(); // number of the line -> {row, line}
-    this.places = new Places(0);
+    this.layout = new RowLayout(0);
     this.top = 0;
     this.inner = div("anb-lines");
     this.scroller = h(
@@ -42,7 +42,7 @@ export class LogView {
 
   startSearch() {
     this.matches = []; // numbers of the lines that hold what is searched
-    this.kept = []; // numbers of the lines that a filter leaves
+    this.filteredLines = []; // numbers of the lines that a filter leaves
     this.searched = 0; // number of the first line that was not searched yet
   }
 
@@ -76,11 +76,11 @@ export class LogView {
       if (this.errors && line.meaning !== "error") continue;
       const hit = this.query !== "" && this.hits(line);
       if (hit) this.matches.push(i);
-      if (filtered && (hit || !this.only || !this.query)) this.kept.push(i);
+      if (filtered && (hit || !this.only || !this.query)) this.filteredLines.push(i);
     }
     this.searched = end;
-    leaveOut(this.matches, source.dropped);
-    return leaveOut(this.kept, source.dropped);
+    dropBelow(this.matches, source.dropped);
+    return dropBelow(this.filteredLines, source.dropped);
   }
 
   hits(line) {
@@ -113,14 +113,14 @@ export class LogView {
     const at = this.scroller.scrollTop;
     if (at === this.top) return; // we did it ourselves
     // only a person makes it go up: what grows below is no reason to stop following
-    if (at + this.sight >= this.places.end - LINE) this.follow = true;
+    if (at + this.sight >= this.layout.end - LINE) this.follow = true;
     else if (at < this.top - 1) this.follow = false;
     this.draw();
     this.changed();
   }
 
   /** It was taken out of the page and put back, which makes it forget where it stood. */
-  putBack() {
+  restoreScroll() {
     if (!this.follow) this.scroller.scrollTop = this.top;
   }
 
@@ -146,93 +146,93 @@ export class LogView {
   paint() {
     if (this.ring() !== this.source) this.forget();
     const { source } = this;
-    const goneKept = this.search();
+    const goneFiltered = this.search();
     const { filtered } = this;
     const open = this.open().filter((line) => this.passes(line));
-    const whole = filtered ? this.kept.length : source.length;
-    const lineAt = (i) => (i >= whole ? open[i - whole] : source.at(filtered ? this.kept[i] - source.dropped : i));
-    const former = this.places;
-    this.places = placesOf(whole + open.length, lineAt, this.columns);
-    this.held = this.selecting();
+    const whole = filtered ? this.filteredLines.length : source.length;
+    const lineAt = (i) => (i >= whole ? open[i - whole] : source.at(filtered ? this.filteredLines[i] - source.dropped : i));
+    const former = this.layout;
+    this.layout = rowLayout(whole + open.length, lineAt, this.columns);
+    this.selectionHeld = this.selecting();
     show(this.empty, whole + open.length === 0);
     this.element.classList.toggle("anb-blank", whole + open.length === 0 && !filtered);
-    say(this.empty, !filtered ? "No output yet" : this.only && this.query ? "No line matches" : "No errors");
+    setText(this.empty, !filtered ? "No output yet" : this.only && this.query ? "No line matches" : "No errors");
     if (!this.sight) this.measure();
     if (!this.sight) return;
-    const gone = filtered ? goneKept : source.dropped - this.seen;
+    const gone = filtered ? goneFiltered : source.dropped - this.seen;
     this.seen = source.dropped;
-    const lowest = Math.max(0, this.places.end - this.sight);
-    if (this.follow && !this.held) this.top = lowest;
+    const lowest = Math.max(0, this.layout.end - this.sight);
+    if (this.follow && !this.selectionHeld) this.top = lowest;
     else this.top = Math.min(lowest, Math.max(0, this.scroller.scrollTop - former.top(gone)));
-    setStyle(this.inner, "height", `${this.places.end}px`);
+    setStyle(this.inner, "height", `${this.layout.end}px`);
     this.drawRows({ filtered, whole, lineAt });
-    this.drawJump(this.held);
+    this.drawJump(this.selectionHeld);
   }
 
   /** Scrolls to where it stands; what is read is what the browser made of it. */
   settle() {
     if (!this.sight) return;
-    if (this.follow && !this.held) {
-      this.scroller.scrollTop = this.places.end;
+    if (this.follow && !this.selectionHeld) {
+      this.scroller.scrollTop = this.layout.end;
       this.newestSeen = this.source.dropped + this.source.length;
     } else if (this.scroller.scrollTop !== this.top) this.scroller.scrollTop = this.top;
     this.top = this.scroller.scrollTop;
   }
 
   drawRows({ filtered, whole, lineAt }) {
-    const { source, places } = this;
-    const from = Math.max(0, places.at(this.top) - 5);
-    const to = Math.min(places.length, places.at(this.top + this.sight) + 6);
+    const { source, layout } = this;
+    const from = Math.max(0, layout.at(this.top) - 5);
+    const to = Math.min(layout.length, layout.at(this.top + this.sight) + 6);
     const end = source.dropped + source.length;
     const wanted = new Map();
     for (let i = from; i < to; i++) {
-      wanted.set(i >= whole ? end + i - whole : filtered ? this.kept[i] : source.dropped + i, [i, lineAt(i)]);
+      wanted.set(i >= whole ? end + i - whole : filtered ? this.filteredLines[i] : source.dropped + i, [i, lineAt(i)]);
     }
     for (const [key, { row }] of this.rows) {
       if (wanted.has(key)) continue;
       // what is selected stays in the page, so that it can be copied whole
-      if (this.held && this.rows.size < 3000 && !filtered && key >= source.dropped && key < end) wanted.set(key, [key - source.dropped, null]);
+      if (this.selectionHeld && this.rows.size < 3000 && !filtered && key >= source.dropped && key < end) wanted.set(key, [key - source.dropped, null]);
       else {
         row.remove();
         this.rows.delete(key);
       }
     }
-    this.place(wanted);
+    this.arrangeRows(wanted);
   }
 
-  place(wanted) {
+  arrangeRows(wanted) {
     let next = this.inner.firstChild;
     for (const key of [...wanted.keys()].sort((a, b) => a - b)) {
       const [position, line] = wanted.get(key);
-      let known = this.rows.get(key);
-      if (!known) {
-        known = { row: h("div", { class: "anb-line" }), line: null };
-        this.rows.set(key, known);
+      let item = this.rows.get(key);
+      if (!item) {
+        item = { row: h("div", { class: "anb-line" }), line: null };
+        this.rows.set(key, item);
       }
-      if (line && known.line !== line && !(this.held && known.line)) {
-        fillRow(known.row, line, this);
-        known.line = line;
+      if (line && item.line !== line && !(this.selectionHeld && item.line)) {
+        fillRow(item.row, line, this);
+        item.line = line;
       }
-      setStyle(known.row, "top", `${this.places.top(position)}px`);
-      setStyle(known.row, "height", this.wrap ? `${this.places.top(position + 1) - this.places.top(position)}px` : "");
-      known.row.classList.toggle("anb-current", key === this.current);
-      if (known.row === next) next = next.nextSibling;
-      else this.inner.insertBefore(known.row, next);
+      setStyle(item.row, "top", `${this.layout.top(position)}px`);
+      setStyle(item.row, "height", this.wrap ? `${this.layout.top(position + 1) - this.layout.top(position)}px` : "");
+      item.row.classList.toggle("anb-current", key === this.current);
+      if (item.row === next) next = next.nextSibling;
+      else this.inner.insertBefore(item.row, next);
     }
   }
 
-  drawJump(held) {
+  drawJump(selectionHeld) {
     const news = this.source.dropped + this.source.length - this.newestSeen;
-    show(this.jump, !this.follow || held);
-    say(this.jump, news > 0 ? `↓ Jump to newest (${count(news)} new)` : "↓ Jump to newest");
+    show(this.jump, !this.follow || selectionHeld);
+    setText(this.jump, news > 0 ? `↓ Jump to newest (${count(news)} new)` : "↓ Jump to newest");
   }
 
   /** Goes to the match with this number in `matches`. */
   goTo(index) {
     this.current = this.matches[index];
     this.follow = false;
-    const position = this.filtered ? this.kept.indexOf(this.current) : this.current - this.source.dropped;
-    this.scroller.scrollTop = Math.max(0, this.places.top(position) - this.sight / 2);
+    const position = this.filtered ? this.filteredLines.indexOf(this.current) : this.current - this.source.dropped;
+    this.scroller.scrollTop = Math.max(0, this.layout.top(position) - this.sight / 2);
     this.draw();
     this.changed();
   }
@@ -251,7 +251,7 @@ export class LogView {
 }
 
 /** Takes the numbers of lines that have gone out of a list in order; how many those were. */
-function leaveOut(numbers, first) {
+function dropBelow(numbers, first) {
   let gone = 0;
   while (gone < numbers.length && numbers[gone] < first) gone++;
   if (gone) numbers.splice(0, gone);

@@ -1,7 +1,7 @@
-// What a person should notice: silence, that the run was stopped, its error, the stacks that were asked for.
+// What a person should notice: no output for a while, a stop, the error, the stacks that were requested.
 
-import { copyButton } from "./copying.js";
-import { button, div, h, say, show, span } from "./elements.js";
+import { copyButton } from "./text_export.js";
+import { button, div, h, setText, show, span } from "./elements.js";
 import { failureView } from "./failure.js";
 import { duration } from "./format.js";
 import { stacksView } from "./stacks.js";
@@ -13,20 +13,20 @@ export class Notices {
     this.shown = { failure: null, stacks: view.store.stacks };
     this.stopped = h("div", { class: "anb-stopped", role: "note" });
     this.failure = div("anb-failure-place");
-    const parts = [this.buildQuiet(), this.stopped, this.failure, this.buildStacks()];
-    for (const one of parts) show(one, false);
+    const parts = [this.buildIdle(), this.stopped, this.failure, this.buildStacks()];
+    for (const part of parts) show(part, false);
     this.element = div("anb-notices", ...parts);
   }
 
-  buildQuiet() {
-    this.quietText = span("anb-quiet-text");
-    this.quietStacks = button("", "Stacks", () => this.view.askStacks());
-    this.quiet = h(
+  buildIdle() {
+    this.idleText = span("anb-idle-text");
+    this.idleStacks = button("", "Stacks", () => this.view.requestStacks());
+    this.idleWarning = h(
       "div",
-      { class: "anb-quiet", role: "region", "aria-label": "No output for a while" },
-      h("span", { class: "anb-quiet-mark", "aria-hidden": "true" }, "⚠"), this.quietText, this.quietStacks,
+      { class: "anb-idle", role: "region", "aria-label": "No output for a while" },
+      h("span", { class: "anb-idle-mark", "aria-hidden": "true" }, "⚠"), this.idleText, this.idleStacks,
     );
-    return this.quiet;
+    return this.idleWarning;
   }
 
   buildStacks() {
@@ -38,7 +38,7 @@ export class Notices {
         "anb-section-head",
         span("anb-caption", "Stacks of all ranks"), span("anb-space"),
         copyButton("Copy", () => this.store.stacks?.text ?? "", (text) => this.view.announce(text)),
-        button("anb-quiet-btn", "Close", (event) => this.closeStacks(event)),
+        button("anb-plain-btn", "Close", (event) => this.closeStacks(event)),
       ),
       this.stacksText,
     );
@@ -48,14 +48,14 @@ export class Notices {
   closeStacks(event) {
     event.stopPropagation();
     show(this.stacks, false);
-    this.view.stacksAreClosed();
+    this.view.restoreStacksFocus();
   }
 
   draw() {
-    const { quiet, failure, stacks } = this.store;
-    show(this.quiet, Boolean(quiet));
-    show(this.quietStacks, this.view.canAct);
-    if (quiet) say(this.quietText, quiet.text || `No output from any rank for ${duration(quiet.seconds)}.`);
+    const { idleWarning, failure, stacks } = this.store;
+    show(this.idleWarning, Boolean(idleWarning));
+    show(this.idleStacks, this.view.canAct);
+    if (idleWarning) setText(this.idleText, idleWarning.text || `No output from any rank for ${duration(idleWarning.seconds)}.`);
     this.drawStopped();
     if (failure !== this.shown.failure) {
       this.shown.failure = failure;
@@ -77,6 +77,6 @@ export class Notices {
     const { state, failure, gone } = this.store;
     const stopped = Boolean(gone) || (state.state === "stopped" && !failure);
     show(this.stopped, stopped);
-    if (stopped) say(this.stopped, `■ ${gone || "Stopped, as requested. The ranks' output until then is below."}`);
+    if (stopped) setText(this.stopped, `■ ${gone || "Stopped, as requested. The ranks' output until then is below."}`);
   }
 }

@@ -1,10 +1,10 @@
 // What the ranks wrote: of all of them, of one, or side by side, with the tools to read it.
 
-import { copyButton } from "./copying.js";
-import { button, div, h, say, set, show, span } from "./elements.js";
+import { copyButton } from "./text_export.js";
+import { button, div, h, setText, set, show, span } from "./elements.js";
 import { count } from "./format.js";
 import { LogView } from "./log_view.js";
-import { section } from "./pieces.js";
+import { section } from "./controls.js";
 import { openLines } from "./store.js";
 
 export class Output {
@@ -35,17 +35,17 @@ export class Output {
     this.found = h("span", { class: "anb-found", role: "status", "aria-live": "polite" });
     this.previous = button("anb-mini", "↑", () => this.step(-1), { "aria-label": "previous match", title: "previous match (Shift+Enter)" });
     this.next = button("anb-mini", "↓", () => this.step(1), { "aria-label": "next match", title: "next match (Enter)" });
-    const toggle = (name, label, title) => button("anb-quiet-btn", label, () => this.configure({ [name]: !this.settings[name] }), { "aria-pressed": "false", title });
+    const toggle = (name, label, title) => button("anb-plain-btn", label, () => this.configure({ [name]: !this.settings[name] }), { "aria-pressed": "false", title });
     this.toggles = {
       only: toggle("only", "Only matches", "hide lines that do not match"),
       errors: toggle("errors", "Errors only", "hide lines that are no errors"),
       times: toggle("times", "Times", "when each line was written"),
       wrap: toggle("wrap", "Wrap", "break long lines instead of scrolling to their end"),
     };
-    this.sideButton = button("anb-quiet-btn", "Side by side", () => this.toggleSide(), { "aria-pressed": "false" });
-    this.followButton = button("anb-quiet-btn", "Follow", () => this.toggleFollow(), { "aria-pressed": "true", title: "keep the newest line in view" });
+    this.sideButton = button("anb-plain-btn", "Side by side", () => this.toggleSide(), { "aria-pressed": "false" });
+    this.followButton = button("anb-plain-btn", "Follow", () => this.toggleFollow(), { "aria-pressed": "true", title: "keep the newest line in view" });
     const copy = copyButton("Copy", () => this.shown().map((log) => log.text()).join("\n"), (text) => this.view.announce(text));
-    this.file = button("anb-quiet-btn", "Whole file", () => this.askFile(this.oneRank), { title: "save everything this rank has written" });
+    this.file = button("anb-plain-btn", "Whole file", () => this.requestLog(this.singleRank), { title: "save everything this rank has written" });
     return div(
       "anb-tools",
       div("anb-searching", this.search, this.previous, this.next, this.found), this.toggles.only, this.toggles.errors,
@@ -68,7 +68,7 @@ export class Output {
   }
 
   draw() {
-    if (this.drawnTabs !== this.choices().join() || !this.panel.firstChild) this.place();
+    if (this.drawnTabs !== this.choices().join() || !this.panel.firstChild) this.arrange();
     this.drawLogs();
     this.drawTools();
   }
@@ -82,8 +82,8 @@ export class Output {
 
   /** Side by side, only the logs that the box shows are painted. */
   inSight(log) {
-    const [box, room] = [log.element, this.panel].map((one) => one.getBoundingClientRect());
-    return box.top < room.bottom && box.bottom > room.top;
+    const [box, panel] = [log.element, this.panel].map((element) => element.getBoundingClientRect());
+    return box.top < panel.bottom && box.bottom > panel.top;
   }
 
   log(which, place) {
@@ -91,10 +91,10 @@ export class Output {
     let log = this.logs.get(key);
     if (!log) {
       const all = which === "all";
-      const known = () => this.store.ranks.get(which);
+      const rankState = () => this.store.ranks.get(which);
       log = new LogView({
-        ring: () => (all ? this.store.all : (known()?.ring ?? this.store.all)),
-        open: () => (all ? openLines(this.store) : [...(known()?.open.values() ?? [])]),
+        ring: () => (all ? this.store.all : (rankState()?.ring ?? this.store.all)),
+        open: () => (all ? openLines(this.store) : [...(rankState()?.open.values() ?? [])]),
         showRank: () => all && this.store.ranks.size > 1,
         label: all ? "output of all ranks" : `output of rank ${which}`,
         changed: () => this.drawTools(),
@@ -112,7 +112,7 @@ export class Output {
 
   configure(changes) {
     Object.assign(this.settings, changes);
-    for (const [name, one] of Object.entries(this.toggles)) set(one, "aria-pressed", this.settings[name]);
+    for (const [name, toggle] of Object.entries(this.toggles)) set(toggle, "aria-pressed", this.settings[name]);
     for (const log of this.logs.values()) log.configure(this.settings);
     this.drawTools();
   }
@@ -120,12 +120,12 @@ export class Output {
   pick(which) {
     this.chosen = which;
     this.side = false;
-    this.place();
+    this.arrange();
   }
 
   toggleSide() {
     this.side = !this.side;
-    this.place();
+    this.arrange();
   }
 
   toggleFollow() {
@@ -139,23 +139,23 @@ export class Output {
     this.drawTools();
   }
 
-  place() {
+  arrange() {
     const ranks = [...this.store.ranks.keys()];
     this.panel.classList.toggle("anb-side", this.side);
     this.panel.replaceChildren(...this.shown().map((log, i) => (this.side ? this.sideBox(log, ranks[i]) : log.element)));
     this.drawTabs();
-    for (const log of this.shown()) log.putBack();
+    for (const log of this.shown()) log.restoreScroll();
     this.drawLogs();
     this.drawTools();
   }
 
   sideBox(log, rank) {
-    const file = this.view.send ? button("anb-mini", "⤓", () => this.askFile(rank), { "aria-label": `whole file of rank ${rank}`, title: "whole file" }) : null;
+    const file = this.view.send ? button("anb-mini", "⤓", () => this.requestLog(rank), { "aria-label": `whole file of rank ${rank}`, title: "whole file" }) : null;
     return div("anb-side-box", div("anb-side-head", span(`anb-rank anb-r${rank % 8}`, String(rank)), `rank ${rank}`, span("anb-space"), file), log.element);
   }
 
-  askFile(rank) {
-    this.view.tell({ do: "log", rank });
+  requestLog(rank) {
+    this.view.sendRequest({ do: "log", rank });
     this.view.announce(`Requested the whole output of rank ${rank}`);
   }
 
@@ -173,8 +173,8 @@ export class Output {
     show(this.select, many);
     if (key !== this.drawnTabs) {
       this.drawnTabs = key;
-      this.select.replaceChildren(...choices.map((one) => h("option", { value: one }, one === "all" ? "All ranks" : `Rank ${one}`)));
-      this.tabs.replaceChildren(...(many ? [] : choices.map((one) => this.tab(one))));
+      this.select.replaceChildren(...choices.map((choice) => h("option", { value: choice }, choice === "all" ? "All ranks" : `Rank ${choice}`)));
+      this.tabs.replaceChildren(...(many ? [] : choices.map((choice) => this.tab(choice))));
     }
     this.select.value = String(this.chosen);
     [...this.tabs.children].forEach((tab, i) => {
@@ -206,8 +206,8 @@ export class Output {
 
   tabKey(event) {
     const choices = this.choices();
-    const here = choices.indexOf(this.chosen);
-    const goal = { ArrowRight: here + 1, ArrowLeft: here - 1, Home: 0, End: choices.length - 1 }[event.key];
+    const index = choices.indexOf(this.chosen);
+    const goal = { ArrowRight: index + 1, ArrowLeft: index - 1, Home: 0, End: choices.length - 1 }[event.key];
     if (goal === undefined) return;
     event.preventDefault();
     const next = (goal + choices.length) % choices.length;
@@ -216,7 +216,7 @@ export class Output {
   }
 
   /** The rank whose output alone is shown, or null. */
-  get oneRank() {
+  get singleRank() {
     if (this.chosen !== "all") return this.chosen;
     return this.store.ranks.size === 1 ? this.store.ranks.keys().next().value : null;
   }
@@ -238,8 +238,8 @@ export class Output {
   step(by) {
     const all = this.shown().flatMap((log) => log.matches.map((line, index) => ({ log, line, index })));
     if (!all.length) return;
-    const here = all.findIndex(({ log, line }) => log === this.foundIn && log.current === line);
-    const next = all[here < 0 ? (by > 0 ? 0 : all.length - 1) : (here + by + all.length) % all.length];
+    const index = all.findIndex(({ log, line }) => log === this.foundIn && log.current === line);
+    const next = all[index < 0 ? (by > 0 ? 0 : all.length - 1) : (index + by + all.length) % all.length];
     if (this.foundIn && this.foundIn !== next.log) this.foundIn.current = null;
     this.foundIn = next.log;
     next.log.element.scrollIntoView({ block: "nearest" });
@@ -248,14 +248,14 @@ export class Output {
 
   drawTools() {
     const logs = this.shown();
-    say(this.found, this.settings.query ? this.foundText(logs) + this.searchedText(logs) : "");
-    say(this.path, this.store.run.folder);
+    setText(this.found, this.settings.query ? this.foundText(logs) + this.searchedText(logs) : "");
+    setText(this.path, this.store.run.folder);
     show(this.folder, this.store.run.folder !== "");
     this.previous.disabled = this.next.disabled = !logs.some((log) => log.matches.length);
     set(this.followButton, "aria-pressed", logs.every((log) => log.follow));
     set(this.sideButton, "aria-pressed", this.side);
     show(this.sideButton, this.store.ranks.size > 1);
-    show(this.file, this.view.canAct && !this.side && this.oneRank !== null);
+    show(this.file, this.view.canAct && !this.side && this.singleRank !== null);
   }
 
   /** What was searched, where the page does not hold all lines. */

@@ -2,18 +2,18 @@
 //
 // The store belongs to the widget's model, so that every view of it shows the same; a view belongs to one place in the page.
 
-import { saveFile } from "./copying.js";
-import { awaitReport } from "./handing_over.js";
-import { keptReport } from "./keeping.js";
-import { watchKernel } from "./kernel.js";
-import { leave, putBack } from "./leaving.js";
-import { acknowledge, canHear, elapsedSince, endWithKernel, feed, makeStore, takeConnection } from "./store.js";
-import { OVER } from "./states.js";
+import { saveFile } from "./text_export.js";
+import { awaitReport } from "./report_observer.js";
+import { savedReport } from "./saved_report.js";
+import { watchKernel } from "./kernel_status.js";
+import { replacePanel, restorePanel } from "./notebook_outputs.js";
+import { acknowledge, kernelIsReachable, elapsedSince, endWithKernel, feed, makeStore, takeConnection } from "./store.js";
+import { END_STATES } from "./states.js";
 import { View } from "./view.js";
 
-const BEFORE_KEEPING = 500; // ms: what ended the kernel is told in two messages
-const JUST_NOW = 15; // seconds
-const BEFORE_CLOSING = 5000; // ms in which the report takes a view's place
+const SAVE_DELAY = 500; // ms: what ended the kernel is told in two messages
+const RECENT = 15; // seconds
+const CLOSE_DELAY = 5000; // ms in which the report takes a view's place
 
 function openView(store, el, send) {
   const view = new View(store, send);
@@ -33,68 +33,68 @@ export function mount(el, messages, css) {
 }
 
 /** Leaves in the notebook what is known of a run whose kernel has ended, and saves it: no view of a widget can be drawn again. */
-async function keep(model, store, notebook) {
+async function saveReport(model, store, notebook) {
   const { panel } = model.get("place") ?? {};
   if (!panel) return;
   const parts = { script: model.get("script"), code: model.get("_esm"), css: model.get("_css") };
-  const data = await keptReport(store, `accelerate-nb-${panel}`, parts);
-  if (leave({ of: panel, data, metadata: {} }, notebook)) await notebook.save();
+  const data = await savedReport(store, `accelerate-nb-${panel}`, parts);
+  if (replacePanel({ of: panel, data, metadata: {} }, notebook)) await notebook.save();
 }
 
 // A function, called once for a model: `initialize` and `render` are given different objects for the model, and share this.
 export default () => {
   const store = makeStore();
-  const leaving = new Set(); // views whose place in the page has gone, of a run that is over
-  const sender = (model) => (message) => canHear(store) && model.send(message);
+  const closingViews = new Set(); // views whose place in the page has gone, of a run that is over
+  const sender = (model) => (message) => kernelIsReachable(store) && model.send(message);
 
   function initialize({ model }) {
     for (const message of model.get("snapshot") ?? []) feed(store, message);
     const send = sender(model);
-    const hear = (message, buffers) => {
+    const onMessage = (message, buffers) => {
       if (message.log) saveFile(message.log, buffers);
-      if (message.report) leave(message.report, model.widget_manager?.context);
-      const wasOver = OVER.has(store.state.state);
+      if (message.report) replacePanel(message.report, model.widget_manager?.context);
+      const hadEnded = END_STATES.has(store.state.state);
       feed(store, message);
-      if (OVER.has(store.state.state) && !wasOver && store.views.size) awaitReport(model.get("place")?.report, (place) => settle(model, place));
+      if (END_STATES.has(store.state.state) && !hadEnded && store.views.size) awaitReport(model.get("place")?.report, (place) => continueIn(model, place));
       // also where the page's timers sleep, in a tab in the background
       if (store.views.size) acknowledge(store, send);
     };
     const notebook = model.widget_manager?.context;
     const ended = (how) => {
       const { gone, state: { ended: before } } = store;
-      if (endWithKernel(store, how)) setTimeout(() => keep(model, store, notebook), BEFORE_KEEPING);
+      if (endWithKernel(store, how)) setTimeout(() => saveReport(model, store, notebook), SAVE_DELAY);
       // a kernel that is shut down in good order has ended the run, and left its report
-      else if (!(gone && how === "died") && before !== null && elapsedSince(store, before) < JUST_NOW) {
+      else if (!(gone && how === "died") && before !== null && elapsedSince(store, before) < RECENT) {
         notebook.save();
         // the cell's last outputs may come after the word that its kernel has ended
-        setTimeout(() => notebook.model?.dirty && notebook.save(), BEFORE_CLOSING);
+        setTimeout(() => notebook.model?.dirty && notebook.save(), CLOSE_DELAY);
       }
     };
     const connected = (isThere) => {
       if (takeConnection(store, isThere) && isThere) send({ do: "hello", seq: 0 });
     };
     const unwatch = watchKernel(notebook?.sessionContext, { ended, connected });
-    putBack(model.get("place"), notebook);
-    model.on("msg:custom", hear);
+    restorePanel(model.get("place"), notebook);
+    model.on("msg:custom", onMessage);
     return () => {
       unwatch();
-      model.off("msg:custom", hear);
+      model.off("msg:custom", onMessage);
     };
   }
 
   /** A view goes on in the place of the report: what is chosen and searched in it stays. */
-  function settle(model, place) {
+  function continueIn(model, place) {
     place.append(Object.assign(document.createElement("style"), { textContent: model.get("_css") }));
-    const [view] = leaving;
-    leaving.delete(view);
+    const [view] = closingViews;
+    closingViews.delete(view);
     if (view) view.moveTo(place);
     else openView(store, place, sender(model));
   }
 
   function close(view) {
-    if (!OVER.has(store.state.state)) return view.close();
-    leaving.add(view);
-    return setTimeout(() => leaving.delete(view) && view.close(), BEFORE_CLOSING);
+    if (!END_STATES.has(store.state.state)) return view.close();
+    closingViews.add(view);
+    return setTimeout(() => closingViews.delete(view) && view.close(), CLOSE_DELAY);
   }
 
   function render({ model, el }) {

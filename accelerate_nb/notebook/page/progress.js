@@ -3,11 +3,11 @@
 import { count, duration } from "./format.js";
 
 /** How far a rank is: its newest open bar, and the one around it. */
-export function progressOf(known) {
-  const bars = [...known.bars.values()];
+export function progressOf(rankState) {
+  const bars = [...rankState.bars.values()];
   const open = bars.filter((bar) => !bar.closed);
   const bar = open.at(-1) ?? bars.at(-1);
-  return { bar, around: open.length > 1 ? open.at(-2) : null };
+  return { bar, outer: open.length > 1 ? open.at(-2) : null };
 }
 
 export function progressText(bar, moving = true) {

@@ -1,10 +1,10 @@
 // A rank's row in the table of ranks.
 
-import { div, h, say, set, setStyle, show, span } from "./elements.js";
+import { div, h, setText, set, setStyle, show, span } from "./elements.js";
 import { bytes, isKnown, number, ofBytes } from "./format.js";
-import { chip, meter } from "./pieces.js";
+import { chip, meter } from "./controls.js";
 import { progressOf, progressText, shareOf } from "./progress.js";
-import { OVER } from "./states.js";
+import { END_STATES } from "./states.js";
 
 /** A rank's row in the table of ranks. */
 export class RankRow {
@@ -40,55 +40,55 @@ export class RankRow {
     );
   }
 
-  draw(known, names) {
-    this.chip.set(known.state);
-    set(this.chip.element, "title", known.detail || known.state);
-    this.drawBar(known);
-    this.drawMetrics(known, names);
-    this.drawDevice(known);
+  draw(rankState, names) {
+    this.chip.set(rankState.state);
+    set(this.chip.element, "title", rankState.detail || rankState.state);
+    this.drawBar(rankState);
+    this.drawMetrics(rankState, names);
+    this.drawDevice(rankState);
   }
 
-  drawBar(known) {
-    const { bar, around } = progressOf(known);
+  drawBar(rankState) {
+    const { bar, outer } = progressOf(rankState);
     const share = shareOf(bar);
     this.bar.classList.toggle("anb-none", !bar);
     this.bar.classList.toggle("anb-endless", Boolean(bar && !bar.total && !bar.closed));
-    const outer = around ? `${around.label} ${progressText({ ...around, rate: null })} · ` : "";
-    say(this.label, bar ? `${outer}${[bar.label, bar.note].filter(Boolean).join(" · ")}` : known.detail);
-    const text = bar ? progressText(bar, !OVER.has(known.state)) : "";
-    say(this.text, text);
+    const prefix = outer ? `${outer.label} ${progressText({ ...outer, rate: null })} · ` : "";
+    setText(this.label, bar ? `${prefix}${[bar.label, bar.note].filter(Boolean).join(" · ")}` : rankState.detail);
+    const text = bar ? progressText(bar, !END_STATES.has(rankState.state)) : "";
+    setText(this.text, text);
     setStyle(this.fill, "transform", `scaleX(${share.toFixed(4)})`);
     set(this.bar, "aria-valuenow", Math.round(share * 100));
-    set(this.bar, "aria-valuetext", bar ? `${bar.label} ${text}` : known.detail || known.state);
+    set(this.bar, "aria-valuetext", bar ? `${bar.label} ${text}` : rankState.detail || rankState.state);
   }
 
-  drawMetrics(known, names) {
+  drawMetrics(rankState, names) {
     while (this.metrics.length < names.length) {
       const cell = h("div", { class: "anb-cell anb-num anb-metric", role: "cell" });
       this.metrics.push(cell);
       this.element.insertBefore(cell, this.metricsAt);
     }
     names.forEach((name, i) => {
-      const value = known.newest.get(name);
-      say(this.metrics[i], number(value));
+      const value = rankState.newest.get(name);
+      setText(this.metrics[i], number(value));
       set(this.metrics[i], "data-name", name);
       this.metrics[i].classList.toggle("anb-bad", value !== undefined && !Number.isFinite(value));
     });
   }
 
-  drawDevice(known) {
-    const device = known.devices.values().next().value;
+  drawDevice(rankState) {
+    const device = rankState.devices.values().next().value;
     show(this.metricsAt, Boolean(device));
     if (!device) return;
-    say(this.device, device.device + (known.devices.size > 1 ? ` +${known.devices.size - 1}` : ""));
+    setText(this.device, device.device + (rankState.devices.size > 1 ? ` +${rankState.devices.size - 1}` : ""));
     const [busy, used, total] = [device.utilisation, device.used, device.total];
     // what is not known yet keeps its place, so that nothing beside it moves
     this.busy.element.classList.toggle("anb-unknown", !isKnown(busy));
-    say(this.busyText, isKnown(busy) ? `${Math.round(busy)} %` : "");
+    setText(this.busyText, isKnown(busy) ? `${Math.round(busy)} %` : "");
     if (isKnown(busy)) this.busy.set(busy / 100, `${Math.round(busy)} %`, false); // a busy device is a good thing
     const memory = !isKnown(used) ? "" : total ? ofBytes(used, total) : bytes(used);
     show(this.memory.element, Boolean(total));
-    say(this.memoryText, total && used / total > 0.9 ? `⚠ ${memory}` : memory);
+    setText(this.memoryText, total && used / total > 0.9 ? `⚠ ${memory}` : memory);
     if (total) this.memory.set(used / total, memory);
   }
 }

@@ -1,8 +1,8 @@
 // The table of ranks, with an overview where they are many, and the machine they run on.
 
-import { div, h, say, set, setStyle, show, span } from "./elements.js";
+import { div, h, setText, set, setStyle, show, span } from "./elements.js";
 import { isKnown, ofBytes } from "./format.js";
-import { meter, section } from "./pieces.js";
+import { meter, section } from "./controls.js";
 import { progressOf, shareOf } from "./progress.js";
 import { RankRow } from "./rank_row.js";
 import { SYMBOLS } from "./states.js";
@@ -27,7 +27,7 @@ export class Ranks {
 
   forget() {
     for (const row of this.rows.values()) row.element.remove();
-    for (const kept of [this.rows, this.cells, this.meters]) kept.clear();
+    for (const items of [this.rows, this.cells, this.meters]) items.clear();
     this.strip.replaceChildren();
     this.host.replaceChildren();
     delete this.header.dataset.titles;
@@ -44,24 +44,24 @@ export class Ranks {
     // of many rows only those in sight are painted
     const first = many ? Math.floor(this.box.scrollTop / ROW) - 2 : 0;
     let place = 0;
-    for (const [rank, known] of ranks) {
+    for (const [rank, rankState] of ranks) {
       let row = this.rows.get(rank);
       if (!row) {
         row = new RankRow(rank, () => this.view.pick(rank));
         this.rows.set(rank, row);
         this.table.append(row.element);
-        row.draw(known, names);
-      } else if (place >= first && place < first + 16) row.draw(known, names);
+        row.draw(rankState, names);
+      } else if (place >= first && place < first + 16) row.draw(rankState, names);
       place++;
-      if (many) this.drawCell(rank, known);
+      if (many) this.drawCell(rank, rankState);
     }
     this.drawHost();
   }
 
   drawHeader(names) {
-    const devices = [...this.store.ranks.values()].flatMap((known) => [...known.devices.values()]);
+    const devices = [...this.store.ranks.values()].flatMap((rankState) => [...rankState.devices.values()]);
     // where no rank's device tells how busy it is, that takes no room
-    this.table.classList.toggle("anb-tells-busy", devices.some((device) => isKnown(device.utilisation)));
+    this.table.classList.toggle("anb-shows-utilisation", devices.some((device) => isKnown(device.utilisation)));
     const titles = ["", "state", "progress", ...names, ...(devices.length ? ["device"] : [])];
     if (this.header.dataset.titles === titles.join()) return;
     this.header.dataset.titles = titles.join();
@@ -78,7 +78,7 @@ export class Ranks {
     );
   }
 
-  drawCell(rank, known) {
+  drawCell(rank, rankState) {
     let cell = this.cells.get(rank);
     if (!cell) {
       const pick = () => this.view.pick(rank);
@@ -86,11 +86,11 @@ export class Ranks {
       this.cells.set(rank, cell);
       this.strip.append(cell);
     }
-    const share = shareOf(progressOf(known).bar);
-    const text = `rank ${rank}: ${known.state}, ${Math.round(share * 100)} %`;
-    set(cell, "data-state", known.state);
+    const share = shareOf(progressOf(rankState).bar);
+    const text = `rank ${rank}: ${rankState.state}, ${Math.round(share * 100)} %`;
+    set(cell, "data-state", rankState.state);
     setStyle(cell.firstChild, "transform", `scaleY(${share.toFixed(3)})`);
-    say(cell.lastChild, known.state === "running" ? String(rank) : `${SYMBOLS[known.state] ?? ""}${rank}`);
+    setText(cell.lastChild, rankState.state === "running" ? String(rank) : `${SYMBOLS[rankState.state] ?? ""}${rank}`);
     set(cell, "aria-label", text);
     set(cell, "title", text);
     cell.classList.toggle("anb-chosen", rank === this.view.chosen);
@@ -98,29 +98,29 @@ export class Ranks {
 
   stripKey(event) {
     const cells = [...this.strip.children];
-    const here = cells.indexOf(document.activeElement);
-    const goal = { ArrowRight: here + 1, ArrowLeft: here - 1, Home: 0, End: cells.length - 1 }[event.key];
-    if (goal === undefined || here < 0) return;
+    const index = cells.indexOf(document.activeElement);
+    const goal = { ArrowRight: index + 1, ArrowLeft: index - 1, Home: 0, End: cells.length - 1 }[event.key];
+    if (goal === undefined || index < 0) return;
     event.preventDefault();
     const next = cells[(goal + cells.length) % cells.length];
-    cells[here].tabIndex = -1;
+    cells[index].tabIndex = -1;
     next.tabIndex = 0;
     next.focus();
   }
 
   drawHost() {
     for (const [name, used, total, unit] of this.store.host) {
-      let one = this.meters.get(name);
-      if (!one) {
-        one = { meter: meter(name), text: span("anb-num") };
-        this.meters.set(name, one);
-        this.host.append(div("anb-host-one", span("anb-host-name", name === "cpu" ? "CPU" : name), one.meter.element, one.text));
+      let gauge = this.meters.get(name);
+      if (!gauge) {
+        gauge = { meter: meter(name), text: span("anb-num") };
+        this.meters.set(name, gauge);
+        this.host.append(div("anb-host-one", span("anb-host-name", name === "cpu" ? "CPU" : name), gauge.meter.element, gauge.text));
       }
       const share = total ? used / total : 0;
       const text = unit === "%" ? `${Math.round(used)} %` : ofBytes(used, total);
       const alarms = name !== "cpu"; // a busy machine is a good thing
-      one.meter.set(share, text, alarms);
-      say(one.text, alarms && share > 0.9 ? `⚠ ${text}` : text);
+      gauge.meter.set(share, text, alarms);
+      setText(gauge.text, alarms && share > 0.9 ? `⚠ ${text}` : text);
     }
     show(this.host, this.store.host.length > 0);
   }

@@ -10,17 +10,17 @@ export class Series {
     this.length = 0;
     this.buckets = [];
     this.per = 1; // points in a full bucket
-    this.came = 0;
+    this.pointCount = 0;
     this.sorted = true;
     this.from = Infinity;
     this.to = -Infinity;
     this.least = Infinity;
     this.most = -Infinity;
     this.leastPositive = Infinity;
-    this.odd = 0; // values that are no finite numbers
+    this.notFinite = 0; // values that are no finite numbers
     this.notPositive = 0;
     this.last = null;
-    this.every = 1; // after thinning, one of so many points is kept
+    this.stride = 1; // after thinning, one of so many points is kept
   }
 
   add(x, y) {
@@ -28,13 +28,13 @@ export class Series {
     this.last = [x, y];
     this.from = Math.min(this.from, x);
     this.to = Math.max(this.to, x);
-    if (this.came % this.every === 0) this.keep(x, y);
-    this.came++;
-    this.account(y);
+    if (this.pointCount % this.stride === 0) this.append(x, y);
+    this.pointCount++;
+    this.updateRange(y);
     this.intoBucket(x, y);
   }
 
-  keep(x, y) {
+  append(x, y) {
     if (this.length === this.x.length) {
       const [oldX, oldY] = [this.x, this.y];
       this.x = new Float64Array(oldX.length * 2);
@@ -46,9 +46,9 @@ export class Series {
     this.y[this.length++] = y;
   }
 
-  account(y) {
+  updateRange(y) {
     if (!Number.isFinite(y)) {
-      this.odd++;
+      this.notFinite++;
       return;
     }
     if (y < this.least) this.least = y;
@@ -96,7 +96,7 @@ export class Series {
     this.x = this.x.slice(0, half);
     this.y = this.y.slice(0, half);
     this.length = half;
-    this.every *= 2;
+    this.stride *= 2;
   }
 
   /** The point whose step is nearest to `x`, as `[x, y]`. */

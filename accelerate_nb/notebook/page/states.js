@@ -1,4 +1,4 @@
 // The states of runs and of ranks, as signs.
 
 export const SYMBOLS = { starting: "○", running: "▶", finished: "✓", failed: "✕", stopped: "■", stopping: "◼" };
-export const OVER = new Set(["finished", "failed", "stopped"]);
+export const END_STATES = new Set(["finished", "failed", "stopped"]);

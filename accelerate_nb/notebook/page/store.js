@@ -1,9 +1,9 @@
-// What one run's messages have told: bounded, whatever comes.
+// The facts of one run, from its messages: bounded, whatever comes.
 
 import { count, real } from "./format.js";
-import { Ring } from "./ring.js";
+import { RingBuffer } from "./ring_buffer.js";
 import { Series } from "./series.js";
-import { OVER } from "./states.js";
+import { END_STATES } from "./states.js";
 
 const MOST_LINES = 50_000; // kept of all ranks together
 const MOST_LINES_OF_A_RANK = 20_000;
@@ -18,12 +18,12 @@ function emptyContent() {
     ranks: new Map(), // rank -> what is known of it
     metrics: new Map(), // name -> rank -> Series
     host: [],
-    all: new Ring(MOST_LINES),
+    all: new RingBuffer(MOST_LINES),
     lineCount: 0,
     skipped: 0,
     points: 0,
     failure: null,
-    quiet: null,
+    idleWarning: null,
     gone: "", // what ended the kernel, and the run with it
   };
 }
@@ -32,50 +32,50 @@ function emptyContent() {
 export function makeStore() {
   return {
     ...emptyContent(),
-    epoch: 0, changes: 0, seq: 0, gaps: 0, clock: null, heard: 0, stacks: null, stacksAsked: false, following: true, lostAt: null,
+    epoch: 0, changes: 0, seq: 0, gaps: 0, clock: null, lastMessageAt: 0, stacks: null, stacksRequested: false, following: true, lostAt: null,
     views: new Set(), acknowledged: 0, acknowledgedAt: 0,
   };
 }
 
 function rankOf(store, rank) {
-  let known = store.ranks.get(rank);
-  if (!known) {
+  let rankState = store.ranks.get(rank);
+  if (!rankState) {
     const size = Math.max(store.run.size, store.ranks.size + 1);
     const most = Math.max(1000, Math.min(MOST_LINES_OF_A_RANK, Math.floor(320_000 / size)));
-    known = {
+    rankState = {
       rank, state: "starting", detail: "", lineCount: 0, bars: new Map(), newest: new Map(), devices: new Map(),
-      ring: new Ring(most, Math.max(1_000_000, Math.floor(64_000_000 / size))), open: new Map(),
+      ring: new RingBuffer(most, Math.max(1_000_000, Math.floor(64_000_000 / size))), open: new Map(),
     };
-    store.ranks.set(rank, known);
+    store.ranks.set(rank, rankState);
     // ranks may be heard of in any order
     store.ranks = new Map([...store.ranks].sort(([a], [b]) => a - b));
   }
-  return known;
+  return rankState;
 }
 
 const clipped = (text) =>
   text.length <= LONGEST_LINE ? text : `${text.slice(0, LONGEST_LINE)} … ${count(text.length - LONGEST_LINE)} more characters in the file`;
 
 function takeLine(store, [rank, stream, text, time, open, meaning = ""]) {
-  const known = rankOf(store, rank);
+  const rankState = rankOf(store, rank);
   const line = { rank, stream, text: clipped(text), time, meaning };
   if (open) {
-    known.open.set(stream, line);
+    rankState.open.set(stream, line);
     return;
   }
-  known.open.delete(stream);
-  known.ring.push(line);
+  rankState.open.delete(stream);
+  rankState.ring.push(line);
   store.all.push(line);
 }
 
 function takeMetric(store, [name, rank, points]) {
-  const known = rankOf(store, rank);
+  const rankState = rankOf(store, rank);
   if (!store.metrics.has(name)) store.metrics.set(name, new Map());
   const series = store.metrics.get(name);
   if (!series.has(rank)) series.set(rank, new Series());
-  const one = series.get(rank);
-  for (const [step, value] of points) one.add(step ?? one.came, real(value));
-  if (points.length) known.newest.set(name, real(points.at(-1)[1]));
+  const curve = series.get(rank);
+  for (const [step, value] of points) curve.add(step ?? curve.pointCount, real(value));
+  if (points.length) rankState.newest.set(name, real(points.at(-1)[1]));
   store.points += points.length;
   while (store.points > MOST_POINTS) thinLongest(store);
 }
@@ -84,9 +84,9 @@ function thinLongest(store) {
   let longest = null;
   let total = 0;
   for (const series of store.metrics.values()) {
-    for (const one of series.values()) {
-      total += one.length;
-      if (!longest || one.length > longest.length) longest = one;
+    for (const curve of series.values()) {
+      total += curve.length;
+      if (!longest || curve.length > longest.length) longest = curve;
     }
   }
   store.points = total;
@@ -101,7 +101,7 @@ function takeProgress(store, [rank, label, done, total, rate, unit, closed, name
   // in the order in which they began, those that have ended behind them: nested bars keep their order while they move
   if (closed || bars.get(name)?.closed) bars.delete(name);
   bars.set(name, { label, done, total, rate, unit: unit || "it", closed, note });
-  if (bars.size > 20) bars.delete([...bars.keys()].find((one) => bars.get(one).closed) ?? bars.keys().next().value);
+  if (bars.size > 20) bars.delete([...bars.keys()].find((key) => bars.get(key).closed) ?? bars.keys().next().value);
 }
 
 /** Takes one message of the kernel in. */
@@ -112,7 +112,7 @@ export function feed(store, message) {
     store.seq = message.seq;
   }
   store.changes++;
-  store.heard = performance.now();
+  store.lastMessageAt = performance.now();
   if (message.now !== undefined) store.clock = message.now - performance.now() / 1000;
   if (message.run) {
     Object.assign(store.run, message.run);
@@ -122,7 +122,7 @@ export function feed(store, message) {
   for (const [rank, state, detail, lineCount] of message.ranks ?? []) {
     Object.assign(rankOf(store, rank), { state, detail, lineCount });
   }
-  for (const one of message.progress ?? []) takeProgress(store, one);
+  for (const bar of message.progress ?? []) takeProgress(store, bar);
   for (const [rank, device, utilisation, used, total] of message.devices ?? []) {
     rankOf(store, rank).devices.set(device, { device, utilisation, used, total });
   }
@@ -130,11 +130,11 @@ export function feed(store, message) {
   for (const line of message.lines ?? []) takeLine(store, line);
   if (message.line_count !== undefined) store.lineCount = message.line_count;
   if (message.skipped) store.skipped += message.skipped;
-  for (const one of message.metrics ?? []) takeMetric(store, one);
+  for (const metric of message.metrics ?? []) takeMetric(store, metric);
   if (message.failure !== undefined) store.failure = message.failure;
-  if (message.quiet !== undefined) store.quiet = message.quiet;
+  if (message.idle_warning !== undefined) store.idleWarning = message.idle_warning;
   if (message.gone !== undefined) store.gone = message.gone;
-  if (message.stacks) Object.assign(store, { stacks: message.stacks, stacksAsked: false });
+  if (message.stacks) Object.assign(store, { stacks: message.stacks, stacksRequested: false });
 }
 
 /** The kernel's time in seconds since 1970: the page's own clock may be wrong. */
@@ -150,34 +150,34 @@ export function elapsed(store) {
 }
 
 /** The kernel has ended, and the run with it: what was told stands. Whether this is news. */
-export function endWithKernel(store, how) {
-  if (OVER.has(store.state.state) && !store.gone) return false;
+export function endWithKernel(store, reason) {
+  if (END_STATES.has(store.state.state) && !store.gone) return false;
   const isNews = !store.gone;
   // a kernel that died is restarted, too
-  if (isNews || how === "died") store.gone = `The kernel ${how}, and this run ended with it. The output until then is here; all output: ${store.run.folder}`;
+  if (isNews || reason === "died") store.gone = `The kernel ${reason}, and this run ended with it. The output until then is here; all output: ${store.run.folder}`;
   if (isNews) store.state = { state: "stopped", detail: "", ended: store.lostAt ?? kernelNow(store) };
-  for (const known of store.ranks.values()) if (!OVER.has(known.state)) known.state = "stopped";
-  Object.assign(store, { quiet: null, stacksAsked: false, lostAt: null });
+  for (const rankState of store.ranks.values()) if (!END_STATES.has(rankState.state)) rankState.state = "stopped";
+  Object.assign(store, { idleWarning: null, stacksRequested: false, lostAt: null });
   store.changes++;
   return isNews;
 }
 
 /** Whether there is a kernel that hears what is sent. */
-export const canHear = ({ gone, lostAt }) => !gone && lostAt === null;
+export const kernelIsReachable = ({ gone, lostAt }) => !gone && lostAt === null;
 
 /** Whether the page can reach the kernel; without it the clock stands. Whether this is news. */
-export function takeConnection(store, isThere) {
-  if (isThere === (store.lostAt === null) || OVER.has(store.state.state)) return false;
-  store.lostAt = isThere ? null : kernelNow(store);
+export function takeConnection(store, connected) {
+  if (connected === (store.lostAt === null) || END_STATES.has(store.state.state)) return false;
+  store.lostAt = connected ? null : kernelNow(store);
   store.changes++;
   return true;
 }
 
 /** The lines that have not ended, in the order of ranks; of many the first few, and a line that says which are left out. */
 export function openLines(store) {
-  const open = [...store.ranks.values()].filter((known) => known.open.size);
-  const lines = open.slice(0, MOST_OPEN_LINES).flatMap((known) => [...known.open.values()]);
-  const left = open.slice(MOST_OPEN_LINES).map((known) => known.rank);
+  const open = [...store.ranks.values()].filter((rankState) => rankState.open.size);
+  const lines = open.slice(0, MOST_OPEN_LINES).flatMap((rankState) => [...rankState.open.values()]);
+  const left = open.slice(MOST_OPEN_LINES).map((rankState) => rankState.rank);
   if (left.length) {
     const text = `… the open lines of ranks ${spans(left)} are in their own output`;
     lines.push({ rank: null, stream: 0, text, time: lines.at(-1).time });
@@ -188,9 +188,9 @@ export function openLines(store) {
 /** 3, 8–11: numbers that follow each other as a span. */
 function spans(numbers) {
   const found = [];
-  for (const one of numbers) {
-    if (found.length && found.at(-1)[1] === one - 1) found.at(-1)[1] = one;
-    else found.push([one, one]);
+  for (const number of numbers) {
+    if (found.length && found.at(-1)[1] === number - 1) found.at(-1)[1] = number;
+    else found.push([number, number]);
   }
   return found.map(([from, to]) => (from === to ? from : `${from}–${to}`)).join(", ");
 }

@@ -1,12 +1,12 @@
 // One panel in the page: its parts, painted when something came, at most five times a second.
 
 import { Charts } from "./charts.js";
-import { div, h, say, set } from "./elements.js";
+import { div, h, setText, set } from "./elements.js";
 import { Head } from "./head.js";
 import { Notices } from "./notices.js";
 import { Output } from "./output.js";
 import { Ranks } from "./ranks.js";
-import { acknowledge, canHear } from "./store.js";
+import { acknowledge, kernelIsReachable } from "./store.js";
 import { readTheme } from "./theme.js";
 
 const PAINT = 200; // ms between two paintings
@@ -39,7 +39,7 @@ export class View {
       div("anb-inner", this.head.element, this.notices.element, div("anb-top", this.ranks.element, this.charts.element), this.output.element, this.live),
     );
     for (const kind of ["keydown", "keyup", "keypress"]) this.root.addEventListener(kind, (event) => event.stopPropagation());
-    this.root.addEventListener("keydown", (event) => event.key === "Escape" && this.leave());
+    this.root.addEventListener("keydown", (event) => event.key === "Escape" && this.returnFocus());
   }
 
   watch() {
@@ -60,7 +60,7 @@ export class View {
   close() {
     clearInterval(this.timer);
     this.scheme.removeEventListener("change", this.onScheme);
-    for (const one of [this.sight, this.themed]) one.disconnect();
+    for (const observer of [this.sight, this.themed]) observer.disconnect();
     for (const part of [this.charts, this.output]) part.close();
     this.store.views.delete(this);
     this.root.remove();
@@ -69,7 +69,7 @@ export class View {
   /** Goes on in another place of the page. */
   moveTo(place) {
     place.append(this.root);
-    this.output.place();
+    this.output.arrange();
     this.draw();
   }
 
@@ -118,7 +118,7 @@ export class View {
   }
 
   get canAct() {
-    return Boolean(this.send) && this.store.run.can_act && canHear(this.store);
+    return Boolean(this.send) && this.store.run.can_act && kernelIsReachable(this.store);
   }
 
   get chosen() {
@@ -129,31 +129,31 @@ export class View {
     this.output.pick(which);
   }
 
-  tell(message) {
+  sendRequest(message) {
     this.send?.(message);
   }
 
   /** Says something to those who hear the page. */
   announce(text, again = false) {
     if (again) this.live.textContent = "";
-    say(this.live, text);
+    setText(this.live, text);
   }
 
-  askStacks() {
-    this.store.stacksAsked = true;
-    this.stacksFrom = document.activeElement;
-    this.tell({ do: "stacks" });
+  requestStacks() {
+    this.store.stacksRequested = true;
+    this.stacksOpener = document.activeElement;
+    this.sendRequest({ do: "stacks" });
     this.announce("Requested the stacks of all ranks");
     this.draw();
   }
 
   /** The keyboard goes back to where the stacks were asked from. */
-  stacksAreClosed() {
-    (this.stacksFrom?.isConnected ? this.stacksFrom : this.head.stacks).focus();
+  restoreStacksFocus() {
+    (this.stacksOpener?.isConnected ? this.stacksOpener : this.head.stacks).focus();
   }
 
   /** Escape gives the keyboard back to the notebook. */
-  leave() {
+  returnFocus() {
     const notebook = this.root.closest(".jp-Notebook");
     if (notebook) notebook.focus();
     else document.activeElement?.blur?.();

@@ -38,7 +38,7 @@ RUN = """async ([first, lines, points, seconds, size, side]) => {
         for (let rank = 0; rank < size; rank++) message.progress.push([rank, "train", k, seconds * 10, 10, "it", 0]);
         messages.push(JSON.stringify(message));
     }
-    if (side) document.querySelectorAll(".anb-quiet-btn").forEach((one) => one.textContent === "Side by side" && one.click());
+    if (side) document.querySelectorAll(".anb-plain-btn").forEach((one) => one.textContent === "Side by side" && one.click());
     await new Promise((done) => setTimeout(done, 800));
     const gaps = []; const long = []; let before = performance.now(); let measuring = true;
     new PerformanceObserver((list) => { for (const one of list.getEntries()) long.push(one.duration); }).observe({ type: "longtask" });

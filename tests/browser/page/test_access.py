@@ -17,7 +17,7 @@ SCENES: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "many": lambda: running(64),
     "stacks": lambda: [
         *running(3),
-        {"seq": 3, "stacks": {"text": STACKS}, "quiet": {"seconds": 70, "text": "Rank 1 is elsewhere."}},
+        {"seq": 3, "stacks": {"text": STACKS}, "idle_warning": {"seconds": 70, "text": "Rank 1 is elsewhere."}},
     ],
 }
 

@@ -100,6 +100,7 @@ def test_a_run_that_is_over_outlives_its_kernel(told: Any) -> None:
 
 
 def test_what_the_page_keeps_is_the_panel_again(told: Any) -> None:
+    told.evaluate("() => give({ lines: [[0, 1, 'UserWarning: slow', 9e9, 0, 'warning']] })")
     told.evaluate("() => session.statusChanged.emit('restarting')")
     kept = told.evaluate(
         """async () => {
@@ -118,6 +119,7 @@ def test_what_the_page_keeps_is_the_panel_again(told: Any) -> None:
     panel = told.locator(".anb")
     expect(panel.get_by_role("note")).to_contain_text("The kernel was restarted")
     expect(panel.get_by_role("log").first).to_contain_text("step   234")
+    expect(panel.locator("[data-means=warning]")).to_contain_text("UserWarning: slow")
     expect(panel.get_by_role("group", name="metric loss")).to_be_visible()
     expect(panel.get_by_role("progressbar", name="rank 1 progress")).to_have_attribute(
         "aria-valuetext", "train 326/600 · 24.8 it/s"

@@ -115,12 +115,12 @@ def test_stacks_are_asked_for_shown_marked_copied_and_closed(page: Any, show: An
 
 def test_a_quiet_run_offers_stacks(page: Any, show: Any) -> None:
     show(running(2))
-    _give(page, seq=3, quiet={"seconds": 65, "text": "Rank 1 is elsewhere."})
+    _give(page, seq=3, idle_warning={"seconds": 65, "text": "Rank 1 is elsewhere."})
     warn_user = page.get_by_role("region", name="No output for a while")
     expect(warn_user).to_contain_text("Rank 1 is elsewhere.")
     warn_user.get_by_role("button", name="Stacks").click()
     assert len(_sent(page, "stacks")) == 1
-    _give(page, seq=4, quiet=None)
+    _give(page, seq=4, idle_warning=None)
     expect(warn_user).to_be_hidden()
 
 
@@ -692,7 +692,7 @@ def test_nothing_that_a_worker_writes_becomes_part_of_the_page(page: Any, show: 
         "traceback": EVIL, "last_lines": [EVIL], "others": [EVIL],
     }  # fmt: skip
     message = {
-        "seq": 2, "failure": failure, "quiet": {"seconds": 1, "text": EVIL}, "stacks": {"text": EVIL},
+        "seq": 2, "failure": failure, "idle_warning": {"seconds": 1, "text": EVIL}, "stacks": {"text": EVIL},
         "lines": [[0, 0, EVIL, 1.0, 0], [0, 1, f"\x1b[31m{EVIL}", 1.0, 1]], "ranks": [[0, "running", EVIL, 2]],
         "progress": [[0, EVIL, 1, 2, 1.0, EVIL, 0]], "devices": [[0, EVIL, 1, 1, 1]], "host": [[EVIL, 1, 2, "B"]],
         "metrics": [[EVIL, 0, [[0, 1.0, 0]]]],

@@ -64,9 +64,9 @@ def test_control_characters_leave_nothing_behind(page: Any, text: str, left: str
 def test_a_ring_keeps_the_newest_lines_and_counts_the_others(page: Any) -> None:
     kept = page.evaluate(
         """() => {
-            const ring = new panel.Ring(3, 100);
+            const ring = new panel.RingBuffer(3, 100);
             for (let i = 0; i < 8; i++) ring.push({ text: "line " + i });
-            const long = new panel.Ring(10, 12);
+            const long = new panel.RingBuffer(10, 12);
             for (const text of ["aaaaa", "bbbbb", "ccccc"]) long.push({ text });
             const texts = (ring) => Array.from({ length: ring.length }, (_, i) => ring.at(i).text);
             return [texts(ring), ring.dropped, texts(long), long.dropped, long.size];
@@ -116,8 +116,8 @@ def test_memory_is_bounded_however_much_comes(page: Any) -> None:
             }
             const series = store.metrics.get("loss").get(0);
             const ranks = [...store.ranks.values()];
-            return { all: store.all.length, rank: Math.max(...ranks.map((one) => one.ring.length)), points: series.length,
-                     buckets: series.buckets.length, came: series.came, longest: store.all.at(0).text.length,
+            return { all: store.all.length, rank: Math.max(...ranks.map((rank) => rank.ring.length)), points: series.length,
+                     buckets: series.buckets.length, came: series.pointCount, longest: store.all.at(0).text.length,
                      characters: store.all.size };
         }""",
         start(2),
@@ -145,7 +145,7 @@ def test_a_spike_among_many_points_is_still_drawn(page: Any) -> None:
 
 def test_what_is_not_finite_is_counted_and_left_out(page: Any) -> None:
     points = [[0, 1.0, 0], [1, "nan", 0], [2, "inf", 0], [3, "-inf", 0], [4, 3.0, 0]]
-    read = "(({odd, least, most, last}) => [odd, least, most, last])(store.metrics.get('loss').get(0))"
+    read = "(({notFinite, least, most, last}) => [notFinite, least, most, last])(store.metrics.get('loss').get(0))"
     assert _store(page, [start(1), {"seq": 2, "metrics": [["loss", 0, points]]}], read) == [3, 1, 3, [4, 3]]
 
 
@@ -199,5 +199,5 @@ def test_numbers_are_written_short(page: Any, call: str, text: str) -> None:
 
 
 def test_the_newest_bar_leads_and_the_one_around_it_is_known(page: Any) -> None:
-    read = "(({bar, around}) => [bar.label, around.label])(panel.progressOf(store.ranks.get(0)))"
+    read = "(({bar, outer}) => [bar.label, outer.label])(panel.progressOf(store.ranks.get(0)))"
     assert _store(page, running(1), read) == ["train", "epoch"]

@@ -64,7 +64,7 @@ def test_the_first_message_of_a_backlog_resets_the_page_and_says_all_that_is_sma
     assert message["progress"] == [[1, "epoch", 3, None, 2.0, "it", False, "epoch", ""]]
     assert message["devices"] == [[0, "cuda:0", 50.0, 5, 10]]
     assert message["host"] == [["cpu", 12.5, 100, "%"], ["memory", 1, 2, "B"], ["shared memory", 3, 4, "B"]]
-    assert message["quiet"] == {"seconds": 60.0, "text": "rank 0 waits"}
+    assert message["idle_warning"] == {"seconds": 60.0, "text": "rank 0 waits"}
 
 
 def test_where_nothing_has_changed_nothing_is_said():
@@ -254,4 +254,4 @@ def test_what_is_said_of_the_machine_and_of_silence_is_said_once(event):
     view.apply(event)
     assert feed.news() is not None
     view.apply(line("x"))
-    assert not {"host", "quiet"} & set(feed.news() or {})
+    assert not {"host", "idle_warning"} & set(feed.news() or {})

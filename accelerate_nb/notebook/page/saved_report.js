@@ -1,4 +1,4 @@
-// The report that a page writes of a run by itself: of a kernel that has ended, nobody else can.
+// The report that a page writes by itself of a run whose kernel has ended.
 
 import { plain } from "./ansi.js";
 import { count, duration, number } from "./format.js";
@@ -6,23 +6,23 @@ import { progressOf, progressText } from "./progress.js";
 import { SYMBOLS } from "./states.js";
 import { elapsed } from "./store.js";
 
-const ROOM = 290_000; // bytes of a notebook's file
-const KEPT_LINES = 1000; // of all ranks together
-const KEPT_POINTS = 200; // of each metric of each rank
+const SIZE_LIMIT = 290_000; // bytes of a notebook's file
+const MOST_LINES_SAVED = 1000; // of all ranks together
+const MOST_POINTS_SAVED = 200; // of each metric of each rank
 const TEXT_LINES = 100; // of each rank, in the text
 
 /** What a notebook keeps: text, and HTML that is the panel itself where scripts run; `parts` are the script, the code and the style. */
-export async function keptReport(store, place, parts) {
+export async function savedReport(store, place, parts) {
   const text = reportText(store);
   const html = `<pre id="${place}">${escaped(text)}</pre>\n`;
-  return { "text/plain": text, "text/html": html + (await panelScript(store, place, parts, ROOM - 2 * text.length)) };
+  return { "text/plain": text, "text/html": html + (await panelScript(store, place, parts, SIZE_LIMIT - 2 * text.length)) };
 }
 
 /** The script that draws the panel in the report's place; of long output older lines are left out until there is room for it. */
-async function panelScript(store, place, { script, code, css }, room) {
-  for (let most = KEPT_LINES; most > 10; most = Math.floor(most / 2)) {
-    const packed = await gzipped(JSON.stringify({ code, css, messages: [frozen(store, most)] }));
-    if (packed.length + script.length <= room) return script.replace("$packed", () => packed).replace("$place", place);
+async function panelScript(store, place, { script, code, css }, sizeLimit) {
+  for (let most = MOST_LINES_SAVED; most > 10; most = Math.floor(most / 2)) {
+    const packed = await gzipped(JSON.stringify({ code, css, messages: [snapshotOf(store, most)] }));
+    if (packed.length + script.length <= sizeLimit) return script.replace("$packed", () => packed).replace("$place", place);
   }
   return "";
 }
@@ -36,20 +36,20 @@ async function gzipped(text) {
 }
 
 /** All that a store knows as one message. */
-export function frozen(store, most = KEPT_LINES) {
+export function snapshotOf(store, most = MOST_LINES_SAVED) {
   const ranks = [...store.ranks.values()];
   const share = Math.max(1, Math.floor(most / Math.max(ranks.length, 1)));
-  const lines = ranks.flatMap((known) => newest(known.ring, share)).sort((a, b) => a.time - b.time);
+  const lines = ranks.flatMap((rankState) => newest(rankState.ring, share)).sort((a, b) => a.time - b.time);
   const { run, state, gone, host, failure, lineCount } = store;
   return {
     seq: 1, reset: true, run: { ...run, background: false, can_act: false }, state, gone, host, failure,
-    ranks: ranks.map((known) => [known.rank, known.state, known.detail, known.lineCount]),
-    progress: ranks.flatMap((known) =>
-      [...known.bars].map(([name, { label, done, total, rate, unit, closed, note }]) => [known.rank, label, done, total, rate, unit, closed, name, note]),
+    ranks: ranks.map((rankState) => [rankState.rank, rankState.state, rankState.detail, rankState.lineCount]),
+    progress: ranks.flatMap((rankState) =>
+      [...rankState.bars].map(([name, { label, done, total, rate, unit, closed, note }]) => [rankState.rank, label, done, total, rate, unit, closed, name, note]),
     ),
-    devices: ranks.flatMap((known) => [...known.devices.values()].map(({ device, utilisation, used, total }) => [known.rank, device, utilisation, used, total])),
-    metrics: [...store.metrics].flatMap(([name, series]) => [...series].map(([rank, one]) => [name, rank, points(one)])),
-    lines: lines.map(({ rank, stream, text, time }) => [rank, stream, text, time, 0]),
+    devices: ranks.flatMap((rankState) => [...rankState.devices.values()].map(({ device, utilisation, used, total }) => [rankState.rank, device, utilisation, used, total])),
+    metrics: [...store.metrics].flatMap(([name, series]) => [...series].map(([rank, curve]) => [name, rank, points(curve)])),
+    lines: lines.map(({ rank, stream, text, time, meaning }) => [rank, stream, text, time, 0, meaning]),
     line_count: lineCount, skipped: Math.max(0, lineCount - lines.length),
   };
 }
@@ -58,7 +58,7 @@ const newest = (ring, most) => Array.from({ length: Math.min(most, ring.length) 
 
 /** Some points of a series, evenly, with the last; JSON knows no NaN and no infinity. */
 function points(series) {
-  const every = Math.ceil(series.length / KEPT_POINTS);
+  const every = Math.ceil(series.length / MOST_POINTS_SAVED);
   const found = [];
   for (let i = 0; i < series.length - 1; i += every) found.push([series.x[i], series.y[i]]);
   if (series.last) found.push(series.last);
@@ -72,18 +72,18 @@ function reportText(store) {
   const ranks = [...store.ranks.values()];
   const head = `${run.name}  ${SYMBOLS[state.state] ?? ""} ${state.state}  ${duration(elapsed(store))}, ${count(store.lineCount)} lines`;
   const error = failure ? [`${failure.rank === null ? "" : `rank ${failure.rank}: `}${failure.type}: ${failure.message}`, plain(failure.traceback ?? "")] : [];
-  return [[head, run.why].join("\n"), gone, ...error, ranks.map(rankText).join("\n"), ...ranks.map(tailText), `All output: ${run.folder}`].filter(Boolean).join("\n\n");
+  return [[head, run.why].join("\n"), gone, ...error, ranks.map(rankText).join("\n"), ...ranks.map(lastLinesText), `All output: ${run.folder}`].filter(Boolean).join("\n\n");
 }
 
-function rankText(known) {
-  const { bar } = progressOf(known);
-  const values = [...known.newest].map(([name, value]) => `${name} ${number(value)}`);
-  return [`rank ${known.rank}`, known.state, bar ? `${bar.label} ${progressText(bar, false)}` : "", ...values].filter(Boolean).join("  ");
+function rankText(rankState) {
+  const { bar } = progressOf(rankState);
+  const values = [...rankState.newest].map(([name, value]) => `${name} ${number(value)}`);
+  return [`rank ${rankState.rank}`, rankState.state, bar ? `${bar.label} ${progressText(bar, false)}` : "", ...values].filter(Boolean).join("  ");
 }
 
-function tailText(known) {
-  const lines = newest(known.ring, TEXT_LINES).map((line) => `  ${plain(line.text).slice(0, 500)}`);
-  return lines.length ? [`rank ${known.rank}: the last ${lines.length} of ${count(known.lineCount)} lines`, ...lines].join("\n") : "";
+function lastLinesText(rankState) {
+  const lines = newest(rankState.ring, TEXT_LINES).map((line) => `  ${plain(line.text).slice(0, 500)}`);
+  return lines.length ? [`rank ${rankState.rank}: the last ${lines.length} of ${count(rankState.lineCount)} lines`, ...lines].join("\n") : "";
 }
 
 const escaped = (text) => text.replace(/[&<>"]/g, (letter) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[letter]);

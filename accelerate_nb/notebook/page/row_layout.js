@@ -1,4 +1,4 @@
-// Where each line of a log stands, so that rows out of sight need not exist.
+// The positions of the lines of a log, so that rows out of sight need not exist.
 
 import { plain } from "./ansi.js";
 
@@ -6,7 +6,7 @@ import { plain } from "./ansi.js";
 export const LINE = 18;
 
 /** The places of so many lines: all of one row, or as many rows as `tops` (in rows, one more than lines) leaves room for. */
-export class Places {
+export class RowLayout {
   constructor(length, tops = null) {
     this.length = length;
     this.tops = tops;
@@ -33,11 +33,11 @@ export class Places {
 }
 
 /** The places of lines that are broken after so many letters. */
-export function placesOf(length, lineAt, columns) {
-  if (columns === Infinity) return new Places(length);
+export function rowLayout(length, lineAt, columns) {
+  if (columns === Infinity) return new RowLayout(length);
   const tops = new Float64Array(length + 1);
   for (let i = 0; i < length; i++) tops[i + 1] = tops[i] + Math.max(1, Math.ceil(lettersOf(lineAt(i)) / columns));
-  return new Places(length, tops);
+  return new RowLayout(length, tops);
 }
 
 // reckoned once a line: every painting asks for all lines

@@ -1,6 +1,6 @@
-// How text leaves the page: to the clipboard, or as a file.
+// Text that leaves the page: to the clipboard, or as a file.
 
-import { button, h, say } from "./elements.js";
+import { button, h, setText } from "./elements.js";
 
 async function copyText(text) {
   try {
@@ -18,13 +18,13 @@ async function copyText(text) {
 
 /** A button that copies what `text` returns, and says so. */
 export function copyButton(label, text, announce) {
-  const copy = button("anb-quiet-btn", label, async () => {
+  const copy = button("anb-plain-btn", label, async () => {
     const was = document.activeElement;
     await copyText(text());
     was?.focus?.();
-    say(copy, "Copied");
+    setText(copy, "Copied");
     announce("Copied");
-    setTimeout(() => say(copy, label), 1200);
+    setTimeout(() => setText(copy, label), 1200);
   });
   return copy;
 }

@@ -1,6 +1,6 @@
-// Pieces that several parts of the panel are made of: what folds, signs of states, meters.
+// Controls that several parts of the panel use: folding sections, chips of states, meters.
 
-import { div, h, say, set, setStyle, show, span } from "./elements.js";
+import { div, h, setText, set, setStyle, show, span } from "./elements.js";
 import { SYMBOLS } from "./states.js";
 
 /** A part of the panel that folds: its head is a button. */
@@ -37,8 +37,8 @@ export function chip() {
     set(state) {
       if (element.dataset.state === state) return;
       element.dataset.state = state;
-      say(symbol, SYMBOLS[state] ?? "•");
-      say(text, state);
+      setText(symbol, SYMBOLS[state] ?? "•");
+      setText(text, state);
     },
   };
 }

@@ -3,7 +3,7 @@
 const MOST_CHARACTERS = 24_000_000; // and never more text than that in a ring
 
 /** The newest of many lines: at most so many, and not more than so many characters. */
-export class Ring {
+export class RingBuffer {
   constructor(most, characters = MOST_CHARACTERS) {
     this.most = most;
     this.characters = characters;

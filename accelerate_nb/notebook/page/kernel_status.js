@@ -1,4 +1,4 @@
-// What becomes of the kernel behind a panel, as far as the page is told of it.
+// The state of the kernel behind a panel, where the page can read it.
 
 const ENDS = {
   restarting: "was restarted",
