@@ -91,7 +91,7 @@ def compared(ours: str, other: str, costs: dict[str, list[Cost]]) -> list[Row]:
         ("whole", "to the end"),
         ("cpu", "CPU of all processes"),
     ):
-        mine, peer = (statistics.median(getattr(one, field) for one in costs[name]) for name in (ours, other))
+        mine, peer = (statistics.median(getattr(cost, field) for cost in costs[name]) for name in (ours, other))
         rows += [Row(f"{other}: {told}", peer, "s"), Row(f"{ours}: {told}", mine, "s", mine / peer, other)]
     return rows
 

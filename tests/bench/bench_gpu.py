@@ -170,7 +170,7 @@ def launching(tiny: bool, seconds: float) -> list[Row]:
     rows = []
     for number, what in enumerate(("to the first line", "to a number that the device computed")):
         middle = {
-            name: 1e3 * statistics.median(each[number] for each in times) for name, times in found.items() if times
+            name: 1e3 * statistics.median(run[number] for run in times) for name, times in found.items() if times
         }
         for name, value in middle.items():
             beside = "" if name == theirs or theirs not in middle else theirs

@@ -194,7 +194,7 @@ def bare(device: torch.device) -> dict[str, Call]:
         calls[f"reduce {name}"] = lambda tensor=tensor: mean(tensor)
         calls[f"broadcast {name}"] = lambda tensor=tensor: broadcast(tensor)
     calls["pad_across_processes"] = pad
-    calls["gather_for_metrics"] = lambda: [gather(each) for each in metrics]
+    calls["gather_for_metrics"] = lambda: [gather(metric) for metric in metrics]
     calls["gather_object"] = gather_object
     calls["broadcast_object_list"] = lambda: dist.broadcast_object_list(told, 0)
     return dict(sorted(calls.items()))

@@ -146,10 +146,10 @@ def report(found: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     """
     lines = []
     for cell in found["accelerate_nb"][0] if found["accelerate_nb"] else ():
-        own = statistics.median(one[cell] for one in found["accelerate_nb"])
+        own = statistics.median(item[cell] for item in found["accelerate_nb"])
         for name, rounds in found.items():
             if rounds:
-                theirs = statistics.median(one[cell] for one in rounds)
+                theirs = statistics.median(item[cell] for item in rounds)
                 ratio = "" if name == "accelerate_nb" else f"   {theirs / own:.1f} times ours"
                 lines.append(f"{cell:12} {name:16} {theirs * 1e3:6.2f} ms{ratio}")
     return "\n".join(lines)

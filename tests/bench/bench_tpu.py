@@ -245,7 +245,7 @@ def launching(rounds: int) -> list[Row]:
     for number, what in enumerate(
         ("warm launch to the first line", "warm launch to a number that the device computed")
     ):
-        taken = {name: [1e3 * each[number] for each in times] for name, times in found.items()}
+        taken = {name: [1e3 * run[number] for run in times] for name, times in found.items()}
         rows += compared(taken, "xmp.spawn, fork", "ms", what)
     return rows
 

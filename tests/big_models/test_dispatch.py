@@ -57,7 +57,7 @@ def test_a_dispatched_model_is_the_plain_model(package, case, buffers, tmp_path)
         pytest.skip("Accelerate writes nothing for the empty name")
     plain, model = make(), make()
     package.dispatch_model(model, device_map, offload_dir=tmp_path, offload_buffers=buffers)
-    assert any(each.is_meta for each in model.parameters())
+    assert any(parameter.is_meta for parameter in model.parameters())
     assert torch.equal(run(model, inputs), run(plain, inputs))
     assert torch.equal(run(model, inputs), run(plain, inputs))
     assert model.hf_device_map == device_map
@@ -104,7 +104,7 @@ def test_offloaded_models_are_the_plain_ones(package, make, tmp_path):
     plain, inputs = make(), torch.ones(2, 8) if hasattr(make(), "gain") else WORDS
     wanted = run(plain, inputs)
     on_cpu = package.cpu_offload(make(), execution_device="cpu")
-    assert all(each.is_meta for each in on_cpu.parameters())
+    assert all(parameter.is_meta for parameter in on_cpu.parameters())
     assert torch.equal(run(on_cpu, inputs), wanted)
     on_disk = package.disk_offload(make(), tmp_path / "all", offload_buffers=True)
     assert torch.equal(run(on_disk, inputs), wanted)
@@ -168,11 +168,11 @@ def test_one_device_just_moves_the_model(package):
 @pytest.mark.parametrize("package", BOTH)
 def test_hooks_of_a_dispatched_model_stand_where_accelerate_puts_them(package, tmp_path):
     found = []
-    for each in (accelerate, package):
+    for item in (accelerate, package):
         device_map = {"gain": "meta", "mask": "meta", "body.0": "cpu", "body.1": "disk", "head": "meta"}
         model = seeded(Deep)
-        each.dispatch_model(
-            model, device_map, offload_dir=tmp_path / each.__name__, main_device="meta", skip_keys=["extra"]
+        item.dispatch_model(
+            model, device_map, offload_dir=tmp_path / item.__name__, main_device="meta", skip_keys=["extra"]
         )
         found.append({name: repr(getattr(module, "_hf_hook", None)) for name, module in model.named_modules()})
     assert found[0] == found[1]

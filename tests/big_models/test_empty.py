@@ -19,8 +19,8 @@ def test_parameters_take_no_memory(package, include):
     with package.init_empty_weights(include_buffers=include):
         model = Small()
         loose = torch.ones(2)
-    assert {each.device.type for each in model.parameters()} == {"meta"}
-    assert {each.device.type for each in model.buffers()} == {"meta" if include else "cpu"}
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    assert {buffer.device.type for buffer in model.buffers()} == {"meta" if include else "cpu"}
     assert loose.is_meta == bool(include)
     assert model.linear1.weight.requires_grad
     assert not Small().linear1.weight.is_meta
@@ -100,4 +100,4 @@ def test_a_device_may_be_a_name():
 def test_a_large_model_is_made_at_once():
     with accelerate_nb.init_empty_weights():
         model = nn.Sequential(*[nn.Linear(10_000, 10_000) for _ in range(100)])
-    assert sum(each.numel() for each in model.parameters()) > 10**10
+    assert sum(parameter.numel() for parameter in model.parameters()) > 10**10

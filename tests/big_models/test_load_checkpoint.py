@@ -49,12 +49,12 @@ def saved(tmp_path_factory):
 @pytest.mark.parametrize("name", MAKE)
 def test_checkpoints_of_both_sides_are_loaded(package, name, saved, tmp_path):
     wanted = MAKE[name](1)
-    folders = sorted(each for each in saved.iterdir() if f"-{name}-" in each.name)
+    folders = sorted(path for path in saved.iterdir() if f"-{name}-" in path.name)
     assert len(folders) == 8
     for number, folder in enumerate(folders):
         if package is theirs and folder.name.startswith("accelerate-"):
             continue  # its own
-        sharded = [each for each in os.listdir(folder) if each.endswith(".index.json")]
+        sharded = [item for item in os.listdir(folder) if item.endswith(".index.json")]
         assert bool(sharded) == ("shards" in folder.name)
         path = folder / sharded[0] if sharded and number % 2 else folder
         for device_map in (None, {"": "cpu"}):
@@ -121,7 +121,7 @@ def test_weights_are_converted_as_accelerate_does(package, dtype, saved):
     model = seeded(Deep)
     package.load_checkpoint_in_model(model, saved / "accelerate-deep-10GB-True", {"": "cpu"}, dtype=dtype)
     wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    assert {each.dtype for each in model.parameters()} == {wanted}
+    assert {parameter.dtype for parameter in model.parameters()} == {wanted}
     expected = MAKE["deep"](1).to(wanted)
     assert differences(model, expected) == []
 
@@ -151,7 +151,9 @@ def test_weights_on_disk_have_the_type_that_was_asked_for(saved, tmp_path):
 def test_a_type_is_taken_without_a_device_map_too(saved):
     model = seeded(Deep)
     ours.load_checkpoint_in_model(model, saved / "accelerate-deep-10GB-True", dtype=torch.float16)
-    assert {each.dtype for each in model.parameters()} == {torch.float16}  # Accelerate leaves the argument out
+    assert {parameter.dtype for parameter in model.parameters()} == {
+        torch.float16
+    }  # Accelerate leaves the argument out
 
 
 @pytest.mark.parametrize("package", BOTH)
@@ -300,10 +302,10 @@ def test_of_several_checkpoints_in_a_folder_the_newest_is_loaded(newer, tmp_path
     side = tmp_path / "side"
     accelerate_nb.Accelerator(cpu=True).save_model(old, side, max_shard_size="1GB" if newer == "shards" else 40)
     past = time.time() - 60
-    for each in side.iterdir():
-        if not (tmp_path / each.name).exists():
-            os.utime(each, (past, past))
-            each.rename(tmp_path / each.name)
+    for path in side.iterdir():
+        if not (tmp_path / path.name).exists():
+            os.utime(path, (past, past))
+            path.rename(tmp_path / path.name)
     model = seeded(Small)
     ours.load_checkpoint_in_model(model, tmp_path)
     assert differences(model, new) == []
@@ -335,7 +337,7 @@ def test_a_file_is_read_as_accelerate_reads_it(device_map, tmp_path):
         path = str(tmp_path / name)
         found, wanted = ours.load_state_dict(path, device_map), theirs.load_state_dict(path, device_map)
         assert set(found) == set(wanted)
-        assert all(torch.equal(found[each], wanted[each]) for each in wanted)
+        assert all(torch.equal(found[item], wanted[item]) for item in wanted)
 
 
 @pytest.mark.parametrize("package", BOTH)

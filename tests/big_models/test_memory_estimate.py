@@ -29,7 +29,7 @@ CONFIGS = {
 
 
 def bytes_of(tensors) -> int:
-    return sum(each.nbytes for each in tensors)
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def trained(model, make, dtype) -> tuple[int, int, int]:
@@ -40,7 +40,7 @@ def trained(model, make, dtype) -> tuple[int, int, int]:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     states = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
-    weights = bytes_of({id(each): each for each in (*model.parameters(), *model.buffers())}.values())
+    weights = bytes_of({id(item): item for item in (*model.parameters(), *model.buffers())}.values())
     return weights, bytes_of(parameter.grad for parameter in model.parameters()), bytes_of(states)
 
 
@@ -66,7 +66,7 @@ def test_weights_that_are_frozen_have_neither_gradient_nor_state():
     model = Deep()
     for parameter in model.body.parameters():
         parameter.requires_grad = False
-    rest = bytes_of(each for each in model.parameters() if each.requires_grad)
+    rest = bytes_of(parameter for parameter in model.parameters() if parameter.requires_grad)
     state = training(of_module(model, "here"), "float32", "adam", 1).alone
     assert state.gradients == rest
     assert state.weights == bytes_of([*model.parameters(), *model.buffers()])
@@ -102,7 +102,7 @@ def test_a_configuration_gives_what_accelerate_estimates(tmp_path, name):
     assert loaded(ours, "float32").largest_layer == layer
     assert largest_layer(ours, 4)[0] in names
     # Accelerate divides whatever there is, numbers that stay as they are too
-    others = sum(one.numbers * one.itemsize for one in ours.weights if not one.is_float)
+    others = sum(weight.numbers * weight.itemsize for weight in ours.weights if not weight.is_float)
     for dtype, size in DTYPES.items():
         assert loaded(ours, dtype).total == (total - others) / 4 * size + others
 
@@ -137,7 +137,7 @@ def test_mixed_precision_keeps_float32_and_copies_of_16_bits():
     found = of_module(Small(), "here")
     plain, mixed = (training(found, precision, "adamw", 1).alone for precision in ("float32", "mixed"))
     assert (mixed.weights, mixed.gradients, mixed.optimizer) == (plain.weights, plain.gradients, plain.optimizer)
-    assert mixed.extra == 2 * sum(each.numel() for each in Small().parameters())
+    assert mixed.extra == 2 * sum(parameter.numel() for parameter in Small().parameters())
 
 
 def test_a_rank_of_the_third_stage_holds_one_layer_whole():

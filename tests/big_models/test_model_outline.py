@@ -59,7 +59,7 @@ def code(tmp_path):
 
 
 def numbers(found) -> int:
-    return sum(one.numbers for one in found.parameters)
+    return sum(parameter.numbers for parameter in found.parameters)
 
 
 @pytest.mark.parametrize(
@@ -143,11 +143,11 @@ def test_the_beginning_of_a_file_is_enough(tmp_path, name):
     weights = {**Deep().half().state_dict(), "f8": torch.zeros(3).to(torch.float8_e4m3fn), "flag": torch.tensor([True])}
     save_file(weights, tmp_path / "model.safetensors")
     found = outline(str(tmp_path / name))
-    assert {one.name: (one.shape, one.itemsize) for one in found.weights} == {
+    assert {weight.name: (weight.shape, weight.itemsize) for weight in found.weights} == {
         name: (tuple(each.shape), each.element_size()) for name, each in weights.items()
     }
-    assert [one.name for one in found.buffers] == ["flag"]
-    assert {one.layer for one in found.weights if one.name.startswith("head")} == {"head"}
+    assert [buffer.name for buffer in found.buffers] == ["flag"]
+    assert {weight.layer for weight in found.weights if weight.name.startswith("head")} == {"head"}
 
 
 def test_several_files_are_one_model(tmp_path):
@@ -163,14 +163,14 @@ def test_a_checkpoint_of_torch_is_read_without_its_numbers(tmp_path, wrap):
     torch.save(wrap(Tied().state_dict()), tmp_path / "a.pt")
     found = outline(str(tmp_path / "a.pt"))
     # weights under two names count once
-    assert numbers(found) == sum(each.numel() for each in Tied().parameters())
+    assert numbers(found) == sum(parameter.numel() for parameter in Tied().parameters())
 
 
 def test_shards_are_listed(tmp_path):
     saved = {"model": Small().state_dict(), "optimizer": {"x": torch.zeros(1000)}}
     with pytest.warns(UserWarning, match="single process"):
         dcp.save(saved, storage_writer=dcp.FileSystemWriter(tmp_path / "pytorch_model_fsdp_0"), no_dist=True)
-    assert {one.name for one in outline(str(tmp_path)).weights} == set(Small().state_dict())
+    assert {weight.name for weight in outline(str(tmp_path)).weights} == set(Small().state_dict())
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", "a.pt"])

@@ -151,11 +151,11 @@ def test_a_run_that_is_over_is_there_again_without_a_kernel(lab: Server, opened:
     assert "it made all 20 steps" in notebook.output(1)
     expect(notebook.cell(1)).to_contain_text("finished")
     kept = notebook.save()
-    bundles = [one.data for one in kept.cells[1].outputs if one.output_type == "display_data"]
+    bundles = [output.data for output in kept.cells[1].outputs if output.output_type == "display_data"]
     assert bundles
     # a view of a widget is an error in a file that is opened later
-    assert not any("application/vnd.jupyter.widget-view+json" in one for one in bundles)
-    assert any("train" in one["text/plain"] and "finished" in one["text/plain"] for one in bundles)
+    assert not any("application/vnd.jupyter.widget-view+json" in bundle for bundle in bundles)
+    assert any("train" in bundle["text/plain"] and "finished" in bundle["text/plain"] for bundle in bundles)
     notebook.shut_down()
     notebook.open(kernel=False)
     expect(notebook.cell(1)).to_contain_text("finished")

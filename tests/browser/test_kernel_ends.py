@@ -26,9 +26,9 @@ def restart(notebook: Notebook) -> None:
 def kill(notebook: Notebook) -> None:
     kernel = notebook.page.evaluate(f"() => {SESSION}.session.kernel.id")
     [process] = [
-        one
-        for one in psutil.process_iter(["cmdline"])
-        if f"kernel-{kernel}.json" in " ".join(one.info["cmdline"] or ())
+        item
+        for item in psutil.process_iter(["cmdline"])
+        if f"kernel-{kernel}.json" in " ".join(item.info["cmdline"] or ())
     ]
     process.kill()
 

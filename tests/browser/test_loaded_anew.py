@@ -29,7 +29,7 @@ def until_told(file):
 
 def kinds(notebook: Notebook) -> list[set[str]]:
     """The forms of what the second cell shows in the notebook's file, once it is saved."""
-    return [set(one.data) for one in notebook.save().cells[1].outputs if one.output_type == "display_data"]
+    return [set(output.data) for output in notebook.save().cells[1].outputs if output.output_type == "display_data"]
 
 
 def begun(notebook: Notebook) -> Any:

@@ -146,5 +146,5 @@ def test_the_form_is_accessible_in_both_themes_and_on_narrow_pages(picking: Note
         for width in (1400, 500):
             picking.page.set_viewport_size({"width": width, "height": 1000})
             found = axe.run(picking.page, context=".acc-picker")["violations"]
-            assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == [], (theme, width)
+            assert [(item["id"], [node["html"] for node in item["nodes"]]) for item in found] == [], (theme, width)
             assert form(picking).evaluate("form => form.scrollWidth <= form.clientWidth"), (theme, width)

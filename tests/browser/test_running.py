@@ -98,7 +98,7 @@ def test_axe_finds_nothing_in_the_notebook(running: Notebook, theme: str) -> Non
     expect(running.page.locator(".anb")).to_have_attribute("data-anb-theme", theme.lower())
     found = axe.run(running.page, context=".anb")["violations"]
     running.theme("JupyterLab Light")
-    assert [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in found] == []
+    assert [(item["id"], [node["html"] for node in item["nodes"]][:3]) for item in found] == []
 
 
 def test_the_panel_is_walked_by_keyboard_and_the_notebook_stays_as_it_is(running: Notebook) -> None:

@@ -25,7 +25,9 @@ from accelerate_nb.errors import AccelerateNbError, ConfigurationError, NotYetEr
 from accelerate_nb.launching.planning.placement import choose
 
 ACTIONS = [
-    one for one in launch_command_parser()._actions if one.option_strings and not isinstance(one, argparse._HelpAction)
+    action
+    for action in launch_command_parser()._actions
+    if action.option_strings and not isinstance(action, argparse._HelpAction)
 ]
 # Values that mean something on one machine, where their parser says no more than "an integer" or "a text".
 SENSIBLE = {
@@ -86,7 +88,7 @@ def test_a_flag_of_theirs_is_known_in_every_spelling_with_every_value(one: argpa
             asked(*words)
 
 
-@pytest.mark.parametrize("one", [one for one in ACTIONS if one.choices], ids=long)
+@pytest.mark.parametrize("one", [item for item in ACTIONS if item.choices], ids=long)
 def test_a_value_that_they_refuse_is_refused(one: argparse.Action) -> None:
     with pytest.raises(SystemExit):
         launch_command_parser().parse_args([long(one), "nonsense", "script.py"])
@@ -95,14 +97,14 @@ def test_a_value_that_they_refuse_is_refused(one: argparse.Action) -> None:
 
 
 def test_the_table_has_their_flags_and_no_others() -> None:
-    known = {one.name for one in hf_flags.FLAGS}
-    assert known - {"gradient_accumulation_steps"} <= {long(one)[2:] for one in ACTIONS}
-    assert {long(one)[2:] for one in ACTIONS} == known
+    known = {item.name for item in hf_flags.FLAGS}
+    assert known - {"gradient_accumulation_steps"} <= {long(item)[2:] for item in ACTIONS}
+    assert {long(item)[2:] for item in ACTIONS} == known
 
 
 def test_what_the_table_calls_a_setting_is_one() -> None:
-    named = {one.becomes.name for one in hf_flags.FLAGS if isinstance(one.becomes, hf_flags.SettingFlag)}
-    assert named <= {one.name for one in all_settings()}
+    named = {item.becomes.name for item in hf_flags.FLAGS if isinstance(item.becomes, hf_flags.SettingFlag)}
+    assert named <= {setting.name for setting in all_settings()}
 
 
 @pytest.mark.parametrize(

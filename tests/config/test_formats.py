@@ -50,8 +50,8 @@ def other_than_default(one):
     raise AssertionError(f"{one.name} is of a kind that this test does not know")
 
 
-EACH = [{one.name: other_than_default(one)} for one in all_settings()]
-ALL = {name: value for one in EACH for name, value in one.items()}
+EACH = [{setting.name: other_than_default(setting)} for setting in all_settings()]
+ALL = {name: value for item in EACH for name, value in item.items()}
 SEVERAL = [{}, *EACH, ALL, {"debug": False}, {"mixed_precision": "no", "num_processes": 2}]
 
 

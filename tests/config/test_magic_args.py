@@ -53,7 +53,7 @@ def test_each_setting_of_a_session_is_a_flag_that_resolves():
         text = one.choices[0] if one.choices else texts[type(one.value_type).__name__]
         _, said = read_cell_line(f"{one.flag}={text}")
         assert list(said) == [one.name]
-    assert {one.name for one in all_settings()} - {one.name for one in session_flags()} == {
+    assert {setting.name for setting in all_settings()} - {session_flag.name for session_flag in session_flags()} == {
         "timeout",
         "results",
         "max_restarts",
@@ -63,7 +63,7 @@ def test_each_setting_of_a_session_is_a_flag_that_resolves():
 
 
 def test_flags_of_settings_and_of_cells_never_share_a_name():
-    names = [one.name for one in cell_flags()]
+    names = [cell_flag.name for cell_flag in cell_flags()]
     assert len(names) == len(set(names))
 
 
@@ -127,7 +127,7 @@ def test_ranks_of_a_session_whose_size_nobody_knows_yet_are_read_all_the_same():
         ranks_of("", None)
 
 
-@pytest.mark.parametrize("word", [one.word for one in line_commands()])
+@pytest.mark.parametrize("word", [line_command.word for line_command in line_commands()])
 def test_a_line_is_a_command_and_what_follows_its_word(word):
     command, rest = read_line(f"  {word}   x  y ")
     assert (command.word, rest) == (word, "x  y")

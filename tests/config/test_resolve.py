@@ -180,8 +180,8 @@ def test_what_names_no_accelerators_is_told(value):
 
 
 def test_compilers_are_accelerates_and_torch_s_for_xla():
-    offered = {one.name: one for one in all_settings()}["dynamo_backend"].choices
-    assert {word.upper() for word in offered} == {one.value for one in DynamoBackend} | {"OPENXLA"}
+    offered = {setting.name: setting for setting in all_settings()}["dynamo_backend"].choices
+    assert {word.upper() for word in offered} == {item.value for item in DynamoBackend} | {"OPENXLA"}
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_what_workers_are_told_is_resolved_to_the_same_again():
 
 
 def test_a_setting_has_one_spelling_on_each_way_in():
-    settings = {one.name: one for one in all_settings()}
+    settings = {setting.name: setting for setting in all_settings()}
     assert len(settings) == len(all_settings())
     one = settings["mixed_precision"]
     assert one.flag == "--mixed-precision"
@@ -228,7 +228,7 @@ def test_a_setting_has_one_spelling_on_each_way_in():
 
 
 def test_every_setting_says_what_it_is():
-    assert all(one.help.endswith(".") for one in all_settings())
+    assert all(setting.help.endswith(".") for setting in all_settings())
 
 
 EXAMPLES = {

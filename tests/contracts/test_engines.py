@@ -48,15 +48,15 @@ def returned(engine):
 
 def test_every_rank_returns_its_own_result(engine, returned):
     _, found = returned
-    assert [one["rank"] for one in found] == list(range(engine.size))
+    assert [item["rank"] for item in found] == list(range(engine.size))
     for one in found:
         assert torch.equal(one["base"], torch.arange(functions.LARGE, dtype=torch.float32))
         assert np.array_equal(one["array"], np.arange(12.0).reshape(3, 4).T)
 
 
 def test_tensors_that_share_memory_in_a_worker_share_it_here(returned):
-    for one in returned[1]:
-        assert one["view"].data_ptr() == one["base"][10:].data_ptr()
+    for item in returned[1]:
+        assert item["view"].data_ptr() == item["base"][10:].data_ptr()
 
 
 def test_the_main_result_is_that_of_rank_0(returned):
@@ -194,7 +194,7 @@ def test_a_run_s_folder_is_complete(engine, told):
     assert status["why"] == run.why
     events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
     for rank in range(engine.size):
-        states = [one["state"] for one in events if one["type"] == "state_change" and one["rank"] == rank]
+        states = [event["state"] for event in events if event["type"] == "state_change" and event["rank"] == rank]
         assert states[-2:] == ["running", "finished"]
     logs = {f"rank_{rank}.log" for rank in range(engine.size)} if engine.isolated else set()
     assert {path.name for path in run.folder.iterdir()} == {"status.json", "events.jsonl", *logs}

@@ -51,7 +51,7 @@ def served() -> Iterator[Callable[[Chips], int]]:
             }[request.metric_name]
             return messages.MetricResponse(
                 metric=messages.TPUMetric(
-                    name=request.metric_name, metrics=[metric(*one) for one in reversed(values.items())]
+                    name=request.metric_name, metrics=[metric(*item) for item in reversed(values.items())]
                 )
             )
 

@@ -130,16 +130,16 @@ def test_a_rank_is_its_process_with_those_that_it_started(computing):
     ours = usage([computing.pid, os.getpid()])
     assert len(ours[computing.pid]) == 2
     assert ours[computing.pid][0].memory > 1 << 20
-    until(lambda: all(one.seconds > 0 for one in usage([computing.pid])[computing.pid]))
+    until(lambda: all(item.seconds > 0 for item in usage([computing.pid])[computing.pid]))
     everywhere = host_usage._from_psutil(computing.pid)
-    assert {one.pid for one in everywhere} == {one.pid for one in ours[computing.pid]}
+    assert {item.pid for item in everywhere} == {our.pid for our in ours[computing.pid]}
 
 
 def test_a_rank_that_computes_is_busy_and_one_that_waits_is_not(computing):
     idle = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
     gauge = WorkerGauge(2)
     pids = {0: computing.pid, 1: idle.pid}
-    assert [one.utilisation for one in gauge.samples(RankProcesses(2, pids, 7), 1.0)] == [None, None]
+    assert [sample.utilisation for sample in gauge.samples(RankProcesses(2, pids, 7), 1.0)] == [None, None]
     before = usage([computing.pid])[computing.pid][0].seconds
     until(lambda: usage([computing.pid])[computing.pid][0].seconds > before + 0.2)
     busy, waiting = gauge.samples(RankProcesses(2, pids, 7), 2.0)
@@ -170,9 +170,9 @@ def test_ranks_that_are_threads_of_one_process_are_equal_parts_of_it(monkeypatch
     gauge.samples(ranks, 0.0)
     monkeypatch.setattr(host_usage.time, "monotonic", lambda gauge=gauge: gauge._at + 500.0)
     found = gauge.samples(ranks, 1.0)
-    assert [one.rank for one in found] == [0, 1, 2, 3]
+    assert [item.rank for item in found] == [0, 1, 2, 3]
     # of four cores for 500 seconds the process has used half
-    assert {(one.device, one.utilisation, one.memory_used) for one in found} == {("cpu", 50.0, 5)}
+    assert {(item.device, item.utilisation, item.memory_used) for item in found} == {("cpu", 50.0, 5)}
 
 
 class Driver:
@@ -238,9 +238,9 @@ def test_a_rank_s_gpu_is_the_one_that_it_sees(said, busy):
     driver = Driver()
     gpus = GpuGauge({} if said is None else {"CUDA_VISIBLE_DEVICES": said}, driver)
     found = [one for rank in range(2) if (one := gpus.sample(rank, 3.0)) is not None]
-    assert [one.utilisation for one in found] == busy
-    assert [one.device for one in found] == [f"cuda:{rank}" for rank in range(len(busy))]
-    assert all(one.memory_total == 80 * GIB and one.memory_used % GIB == 0 for one in found)
+    assert [item.utilisation for item in found] == busy
+    assert [item.device for item in found] == [f"cuda:{rank}" for rank in range(len(busy))]
+    assert all(item.memory_total == 80 * GIB and item.memory_used % GIB == 0 for item in found)
     gpus.close()
     assert driver.open == 0
     assert gpus.sample(0, 3.0) is None

@@ -42,13 +42,13 @@ def test_each_rank_shows_its_own_chip(serving):
     chips.busy = {8: 42.5, 9: 0.0, 12: 100.0, 13: 1.0}
     tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": str(serving(chips))})
     found = list(tpus.samples(of(4), 5.0))
-    assert [(one.rank, one.device, one.utilisation, one.memory_used) for one in found] == [
+    assert [(item.rank, item.device, item.utilisation, item.memory_used) for item in found] == [
         (0, "TPU 0", 42.5, 7 * GIB),
         (1, "TPU 1", 0.0, 1),
         (2, "TPU 2", 100.0, 2),
         (3, "TPU 3", 1.0, 3),
     ]
-    assert {(one.memory_total, one.time) for one in found} == {(16 * GIB, 5.0)}
+    assert {(item.memory_total, item.time) for item in found} == {(16 * GIB, 5.0)}
     tpus.close()
 
 
@@ -63,7 +63,9 @@ def test_they_are_the_numbers_that_the_library_itself_reads(serving):
     theirs = get_chip_usage(TpuChip.V3, f"localhost:{port}")
     tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": str(port)})
     ours = list(tpus.samples(of(4), 0.0))
-    assert [(one.memory_used, one.memory_total, one.utilisation) for one in ours] == [tuple(one)[1:] for one in theirs]
+    assert [(our.memory_used, our.memory_total, our.utilisation) for our in ours] == [
+        tuple(their)[1:] for their in theirs
+    ]
     tpus.close()
 
 
@@ -71,7 +73,9 @@ def test_they_are_the_numbers_that_the_library_itself_reads(serving):
 def test_a_rank_that_drives_all_chips_shows_all(serving):
     chips = Chips(used=dict.fromkeys(range(4), 1), total=dict.fromkeys(range(4), 2), busy=dict.fromkeys(range(4), 3.0))
     tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": str(serving(chips))})
-    assert [(one.rank, one.device) for one in tpus.samples(of(1), 0.0)] == [(0, f"TPU {number}") for number in range(4)]
+    assert [(sample.rank, sample.device) for sample in tpus.samples(of(1), 0.0)] == [
+        (0, f"TPU {number}") for number in range(4)
+    ]
     tpus.close()
 
 
@@ -83,7 +87,7 @@ def test_processes_of_one_chip_each_are_asked_at_their_ports(serving, tells_of_a
         told = range(2) if tells_of_all else [number]
         ports.append(serving(Chips(used={n: n for n in told}, total=dict.fromkeys(told, 9), busy={n: n for n in told})))
     tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": ",".join(map(str, ports))})
-    assert [(one.rank, one.memory_used) for one in tpus.samples(of(2), 0.0)] == [(0, 0), (1, 1)]
+    assert [(sample.rank, sample.memory_used) for sample in tpus.samples(of(2), 0.0)] == [(0, 0), (1, 1)]
     tpus.close()
 
 

@@ -51,7 +51,7 @@ def test_threads_that_send_at_once_don_t_mix_their_events():
         with far:
             sender = EventSender(far, rank=0)
             events = [[Metric(thread, "x" * 3000, float(i), i, 0.0) for i in range(100)] for thread in range(4)]
-            writing = [threading.Thread(target=lambda own=own: [sender.send(one) for one in own]) for own in events]
+            writing = [threading.Thread(target=lambda own=own: [sender.send(item) for item in own]) for own in events]
             for thread in writing:
                 thread.start()
             for thread in writing:
@@ -94,4 +94,4 @@ def test_what_is_sent_in_the_midst_of_sending_waits_for_nobody_and_comes_after()
     sending = threading.Thread(target=sender.send, args=(EVENTS[0],), daemon=True)
     sending.start()
     sending.join(20)
-    assert sent == [to_line(one) for one in EVENTS[:2]]
+    assert sent == [to_line(item) for item in EVENTS[:2]]

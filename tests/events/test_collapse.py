@@ -24,7 +24,7 @@ def result(rank, text):
 
 
 def shown(emitted):
-    return [(one.ranks, one.item.text) for one in emitted]
+    return [(item.ranks, item.item.text) for item in emitted]
 
 
 def test_what_all_ranks_write_comes_once_and_at_once():
@@ -84,7 +84,7 @@ def test_lines_of_one_rank_in_a_row_stay_together():
 def test_the_streams_stay_apart():
     folding = OutputCollapser(range(2))
     folding.take([line(0, "a"), line(1, "a", "stderr")], 0.0)
-    assert [(one.ranks, one.item.stream) for one in folding.rest()] == [((0,), "stdout"), ((1,), "stderr")]
+    assert [(item.ranks, item.item.stream) for item in folding.rest()] == [((0,), "stdout"), ((1,), "stderr")]
 
 
 def test_one_read_of_both_pipes_has_one_order():
@@ -136,7 +136,7 @@ def test_whatever_ranks_write_each_keeps_its_order_and_all_its_lines(seed):
 def test_equal_results_and_equal_displays_are_folded():
     folding = OutputCollapser(range(2))
     folding.take([result(0, "3"), result(1, "3"), rich(0, "<b>"), rich(1, "<b>"), rich(0, "<i>"), rich(1, "<u>")], 0.0)
-    assert [one.ranks for one in folding.rest()] == [(0, 1), (0, 1), (0,), (1,)]
+    assert [item.ranks for item in folding.rest()] == [(0, 1), (0, 1), (0,), (1,)]
 
 
 def test_a_rank_that_was_not_expected_is_taken_too():

@@ -26,7 +26,7 @@ def line(text, rank=0, stream="stdout", open=False):
 
 
 def texts(lines):
-    return [one.text for one in lines]
+    return [line.text for line in lines]
 
 
 def fed(*events, **bounds):
@@ -217,7 +217,7 @@ def test_readers_lose_and_repeat_nothing_while_writers_write():
     for writer in writers:
         writer.join(10)
     for rank in range(4):
-        assert [one.text for one in seen if one.rank == rank] == [str(i) for i in range(5000)]
+        assert [item.text for item in seen if item.rank == rank] == [str(i) for i in range(5000)]
 
 
 def test_a_hundred_thousand_lines_are_taken_in_at_once():
@@ -229,6 +229,6 @@ def test_a_hundred_thousand_lines_are_taken_in_at_once():
 
 def taken(view, lines):
     begin = time.thread_time()
-    for one in lines:
-        view.apply(one)
+    for line in lines:
+        view.apply(line)
     return time.thread_time() - begin

@@ -47,7 +47,7 @@ from tests.export.making import code, script
 def test_the_type_is_what_the_annotation_or_the_value_says(source, kind):
     found = parameters_of(source)
     assert found.problems == ()
-    assert [(one.name, one.type) for one in found.found] == [("a", kind)]
+    assert [(item.name, item.type) for item in found.found] == [("a", kind)]
 
 
 def test_help_is_what_the_comment_or_the_annotation_says():
@@ -113,4 +113,4 @@ def test_a_script_tells_its_options(tmp_path):
 
 def test_what_colab_draws_a_field_from_is_no_help():
     source = 'rate = 0.1 #@param {type:"number"}\nkind = "a" # @param ["a", "b"]\nname = "x"  # what it is called'
-    assert [one.help for one in parameters_of(source).found] == ["", "", "what it is called"]
+    assert [item.help for item in parameters_of(source).found] == ["", "", "what it is called"]

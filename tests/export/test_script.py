@@ -101,7 +101,7 @@ def test_a_script_that_is_imported_does_nothing(tmp_path):
 def test_the_first_lines_tell_how_to_run_it(tmp_path):
     lines = script(tmp_path, "x = 1").text.split("\n")
     assert lines[0].startswith("# Exported from train.ipynb by accelerate-nb ")
-    assert [line.split("    ")[0] for line in (one.removeprefix("#     ") for one in lines[2:5])] == [
+    assert [line.split("    ")[0] for line in (item.removeprefix("#     ") for item in lines[2:5])] == [
         "python train.py",
         "accelerate-nb launch -n 2 train.py",
         "torchrun --nproc-per-node 2 train.py",
@@ -121,7 +121,7 @@ def test_cells_are_left_out_by_their_tags(tmp_path):
 def test_values_that_a_run_was_given_are_none_of_a_script(tmp_path):
     found = script(tmp_path, code("lr = 0.1", "parameters"), code("lr = 0.5", "injected-parameters"), "print(lr)")
     assert "0.5" not in found.text
-    assert [one.default for one in found.parameters] == ["0.1"]
+    assert [parameter.default for parameter in found.parameters] == ["0.1"]
 
 
 def test_every_cell_that_is_no_python_is_named_in_one_error(tmp_path):
@@ -152,7 +152,7 @@ def test_every_cell_that_is_no_python_is_named_in_one_error(tmp_path):
     ],
 )
 def test_the_last_expression_is_shown(tmp_path, source, line):
-    assert line in [one.strip() for one in cell_lines(script(tmp_path, source).text)]
+    assert line in [cell_line.strip() for cell_line in cell_lines(script(tmp_path, source).text)]
 
 
 def test_what_stands_before_a_magic_is_not_shown(tmp_path):

@@ -48,8 +48,8 @@ def test_the_memory_of_a_copy_serves_the_next_one(device: str) -> None:
 def numbers(*objects: Any) -> list[float]:
     """All parameters, and what an optimizer keeps of each."""
     model, optimizer = objects
-    kept = [each["exp_avg"] for each in optimizer.state.values()]
-    return [each.double().sum().item() for each in (*model.parameters(), *kept)]
+    kept = [item["exp_avg"] for item in optimizer.state.values()]
+    return [item.double().sum().item() for item in (*model.parameters(), *kept)]
 
 
 def goes_on_while_it_is_written(device: str, folder: str) -> tuple[list[float], list[float], list[float], str]:

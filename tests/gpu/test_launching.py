@@ -48,7 +48,7 @@ def test_tensors_travel_to_the_ranks_and_their_results_back(
     launched: Callable[..., list[Any]], device: str, ranks: int
 ) -> None:
     found = launched(doubled, torch.arange(3, device=device))
-    assert [each.tolist() for each in found] == [[0, 2, 4]] * ranks
+    assert [item.tolist() for item in found] == [[0, 2, 4]] * ranks
 
 
 def test_a_forked_launch_says_why_it_cannot_use_the_gpu(launched: Callable[..., list[Any]], device: str) -> None:
@@ -95,10 +95,10 @@ def test_a_run_knows_how_busy_each_ranks_device_is(started: Callable[..., Run], 
     run.stop(0)
     assert seen, found
     assert run.done
-    for each in found:
-        assert each is not None
-        assert each.memory_total is not None
-        assert each.memory_total > HELD
+    for item in found:
+        assert item is not None
+        assert item.memory_total is not None
+        assert item.memory_total > HELD
 
 
 # --------------------------------------------------------------------------------------------------------------- stuck

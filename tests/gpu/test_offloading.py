@@ -56,22 +56,22 @@ def test_weights_come_for_their_layer_and_leave_again(
 ) -> None:
     model = network()
     OFFLOAD[where](model, tmp_path, device)
-    assert all(each.is_meta for each in model.parameters())
+    assert all(parameter.is_meta for parameter in model.parameters())
     run(model, device)
     before = taken(device)
     output = run(model, device)
     assert torch.allclose(output.cpu(), computed, atol=1e-4)
-    assert all(each.is_meta for each in model.parameters())
+    assert all(parameter.is_meta for parameter in model.parameters())
     assert taken(device) - before <= output.numel() * output.element_size() + 1024
 
 
 def test_a_whole_model_comes_and_goes_by_its_hook(device: str, computed: torch.Tensor) -> None:
     model, hook = cpu_offload_with_hook(network(), torch.device(device))
-    assert {each.device.type for each in model.parameters()} == {"cpu"}
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
     assert torch.allclose(run(model, device).cpu(), computed, atol=1e-4)
-    assert {each.device.type for each in model.parameters()} == {device}
+    assert {parameter.device.type for parameter in model.parameters()} == {device}
     hook.offload()
-    assert {each.device.type for each in model.parameters()} == {"cpu"}
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
 
 
 def test_an_automatic_map_fills_the_device_then_the_host_then_the_disk(
@@ -95,6 +95,6 @@ def test_an_automatic_map_fills_the_device_then_the_host_then_the_disk(
     order = [first, "cpu", "disk"]
     assert places == sorted(places, key=order.index)
     assert set(places) == set(order)
-    assert {each.device.type for each in model[0].parameters()} == {device}
+    assert {parameter.device.type for parameter in model[0].parameters()} == {device}
     assert torch.allclose(run(model, device).cpu(), computed, atol=1e-4)
-    assert sum(each.is_meta for each in model.parameters()) == 2 * sum(place != first for place in places)
+    assert sum(parameter.is_meta for parameter in model.parameters()) == 2 * sum(place != first for place in places)

@@ -53,7 +53,7 @@ def everything(device: str, backend: str | None = None) -> dict[str, Any]:
         "broadcast large": broadcast(large)[:1],
         "padded": accelerator.gather(accelerator.pad_across_processes(ragged))[:, 0],
     }
-    assert all(each.device == accelerator.device for each in results.values())
+    assert all(result.device == accelerator.device for result in results.values())
     bare = own.clone()
     dist.all_reduce(bare)
     results["bare"] = bare
@@ -69,7 +69,7 @@ def everything(device: str, backend: str | None = None) -> dict[str, Any]:
 def expected(size: int) -> dict[str, Any]:
     """The same, by hand."""
     ranks = [rank + 1.0 for rank in range(size)]
-    joined = [each for each in ranks for _ in range(3)]
+    joined = [rank for rank in ranks for _ in range(3)]
     padded = [rank + 1 if row <= rank else 0 for rank in range(size) for row in range(size)]
     total = sum(ranks)
     return {

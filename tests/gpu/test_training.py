@@ -75,7 +75,7 @@ def ours(device: str, precision: str) -> tuple[list[float], list[str]]:
     model, _, loader, losses, step = prepared(accelerator)
     for batch in loader:
         step(batch)
-    return [loss.item() for loss in losses], [type(each).__name__ for each in accelerator.unwrap_model(model)]
+    return [loss.item() for loss in losses], [type(item).__name__ for item in accelerator.unwrap_model(model)]
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("no", None), ("bf16", torch.bfloat16)])
@@ -157,4 +157,4 @@ def test_the_next_batch_is_copied_while_the_device_computes() -> None:
         assert not computing.query()
         rest = [batch.sum() for batch, _ in batches]
     finish(device)
-    assert [total.item(), *(each.item() for each in rest)] == [float(number << 20) for number in (1, 2, 3)]
+    assert [total.item(), *(item.item() for item in rest)] == [float(number << 20) for number in (1, 2, 3)]

@@ -91,12 +91,14 @@ class Cell:
     @property
     def displays(self) -> list[dict[str, Any]]:
         """The MIME bundles that it shows, as they are after all updates."""
-        return [dict(one.data) for one in self.outputs if one.output_type in {"display_data", "execute_result"}]
+        return [
+            dict(output.data) for output in self.outputs if output.output_type in {"display_data", "execute_result"}
+        ]
 
     @property
     def error(self) -> Error | None:
         """What it raised."""
-        raised = next((one for one in self.outputs if one.output_type == "error"), None)
+        raised = next((output for output in self.outputs if output.output_type == "error"), None)
         if raised is None:
             return None
         return Error(raised.ename, raised.evalue, without_colours("\n".join(raised.traceback)))
@@ -104,7 +106,7 @@ class Cell:
     @property
     def text(self) -> str:
         """All that a person reads in it."""
-        shown = [one.get("text/plain", "") for one in self.displays]
+        shown = [display.get("text/plain", "") for display in self.displays]
         return "\n".join([self.stdout, self.stderr, *shown, self.error.traceback if self.error else ""])
 
     def saved_size(self) -> int:
@@ -134,7 +136,7 @@ class Cell:
             self._shown.setdefault(display_id, []).append(output)
 
     def _stream(self, name: str) -> str:
-        return "".join(one.text for one in self.outputs if one.output_type == "stream" and one.name == name)
+        return "".join(output.text for output in self.outputs if output.output_type == "stream" and output.name == name)
 
 
 class Kernel:
@@ -189,8 +191,8 @@ class Kernel:
         cell = self._cells.get(message["parent_header"].get("msg_id", ""))
         if message["msg_type"] == "update_display_data":
             # of whatever cell: a page finds what is shown by its name
-            for one in self._cells.values():
-                one.take(message)
+            for item in self._cells.values():
+                item.take(message)
         elif cell is not None:
             cell.take(message)
 
@@ -243,16 +245,16 @@ class Kernel:
 
     def processes(self) -> list[psutil.Process]:
         """Every process that the kernel or one of its children started and that is still there, the kernel left out."""
-        return [one for one in _marked(self._mark) if one.pid != self.pid]
+        return [item for item in _marked(self._mark) if item.pid != self.pid]
 
     def workers(self) -> list[psutil.Process]:
         """What is there of launches: not the supervisor, what it keeps ready, or the tracker that multiprocessing starts."""
-        own = {one.pid for one in self.supervisors()}
-        return [one for one in self.processes() if _session(one) not in own and not _is_tracker(one)]
+        own = {supervisor.pid for supervisor in self.supervisors()}
+        return [process for process in self.processes() if _session(process) not in own and not _is_tracker(process)]
 
     def supervisors(self) -> list[psutil.Process]:
         """The kernel's children that fork workers: one at most."""
-        return [one for one in psutil.Process(self.pid).children() if _is_supervisor(one)]
+        return [item for item in psutil.Process(self.pid).children() if _is_supervisor(item)]
 
     def supervisor(self) -> psutil.Process:
         """The kernel's child that forks workers."""
@@ -346,7 +348,7 @@ def _command(process: psutil.Process) -> list[str]:
 
 
 def _marked(mark: str) -> list[psutil.Process]:
-    return [one for one in psutil.process_iter() if _environment(one).get(_MARK) == mark]
+    return [item for item in psutil.process_iter() if _environment(item).get(_MARK) == mark]
 
 
 def _environment(process: psutil.Process) -> dict[str, str]:

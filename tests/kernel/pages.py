@@ -41,7 +41,7 @@ class Page:
             self.widgets[comm].update(data["state"])
         if data["method"] != "custom":
             return
-        self.buffers += [bytes(one) for one in message.get("buffers", [])]
+        self.buffers += [bytes(item) for item in message.get("buffers", [])]
         self.told[comm].append(data["content"])
         if self.acknowledges:
             self.say({"do": "ack", "seq": data["content"]["seq"]}, comm)
@@ -78,7 +78,7 @@ class Page:
         """Everything that messages since the last reset say under a key, lists joined."""
         messages = self.told[panel or self.panel]
         begin = max((number for number, one in enumerate(messages) if one.get("reset")), default=0)
-        found = [one[key] for one in messages[begin:] if key in one]
+        found = [message[key] for message in messages[begin:] if key in message]
         return [item for one in found for item in one] if found and isinstance(found[0], list) else found
 
     def lines(self, panel: str | None = None) -> list[str]:

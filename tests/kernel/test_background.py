@@ -64,7 +64,7 @@ def test_a_wait_for_a_run_that_is_shown_elsewhere_shows_no_second_panel(kernel: 
     cell = kernel.start("run.wait()")
     page.until(lambda: "begin x" in page.lines())
     (tmp_path / "go").touch()
-    assert [one["text/plain"] for one in cell.wait().result().displays] == ["'x'"]
+    assert [display["text/plain"] for display in cell.wait().result().displays] == ["'x'"]
     assert len(page.widgets) == 1
 
 

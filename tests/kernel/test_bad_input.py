@@ -125,7 +125,7 @@ def test_a_launcher_inside_a_worker_calls_the_function_in_the_workers_that_are_t
     shared = kernel.value("shared")
     everyone = [own for *_, own in shared]
     assert [rank for rank, _ in everyone] == [0, 1]
-    assert [each[:2] for each in shared] == [[everyone, everyone]] * 2
+    assert [item[:2] for item in shared] == [[everyone, everyone]] * 2
 
 
 @pytest.mark.parametrize("call", ["input('how many? ')", "breakpoint()"])

@@ -84,10 +84,10 @@ def test_a_display_that_is_updated_is_replaced_also_from_a_later_cell(two: Kerne
     for number in range(50):
         handle.update(HTML(f"<b>{number} of {rank}</b>"))
     """)
-    assert [one["text/html"] for one in cell.displays] == ["<b>49 of 0</b>"]
+    assert [display["text/html"] for display in cell.displays] == ["<b>49 of 0</b>"]
     later = two.ok("%%accelerate\nhandle.update(HTML('<b>later</b>'))")
     assert later.displays == []
-    assert [one["text/html"] for one in cell.displays] == ["<b>later</b>"]
+    assert [display["text/html"] for display in cell.displays] == ["<b>later</b>"]
 
 
 def test_how_a_cell_is_shown_can_change_without_a_new_session(two: Kernel) -> None:
@@ -102,7 +102,7 @@ def test_how_a_cell_is_shown_can_change_without_a_new_session(two: Kernel) -> No
 def test_a_cell_in_the_panel_leaves_a_report_and_its_values(two: Kernel) -> None:
     two.ok("%%accelerate --panel text\nprint('of a former cell')")
     cell = two.ok("%%accelerate --panel widget\nprint('hello from', rank)\n6 * 7")
-    (report, *_) = (one["text/html"] for one in cell.displays if "text/html" in one)
+    (report, *_) = (display["text/html"] for display in cell.displays if "text/html" in display)
     assert "hello from 1" in report
     assert "finished" in report
     assert "of a former cell" not in report
@@ -187,17 +187,17 @@ def test_a_figure_of_the_first_rank_is_shown(two: Kernel) -> None:
     plt.plot([rank, 1 + rank * 2])
     plt.show()
     """)
-    assert [one for one in cell.displays if "image/png" in one]
-    assert sum("image/png" in one for one in cell.displays) == 1
+    assert [display for display in cell.displays if "image/png" in display]
+    assert sum("image/png" in display for display in cell.displays) == 1
     assert "displays of rank 1 are left out" in cell.stdout
 
 
 def test_a_table_is_shown_once_where_it_is_equal_and_of_every_rank_where_that_is_asked(two: Kernel) -> None:
     made = "from IPython.display import HTML, display\n"
     cell = two.ok(f"%%accelerate\n{made}display(HTML('<b>same</b>'))\nHTML('<i>last</i>')")
-    assert [one.get("text/html") for one in cell.displays] == ["<b>same</b>", "<i>last</i>"]
+    assert [display.get("text/html") for display in cell.displays] == ["<b>same</b>", "<i>last</i>"]
     cell = two.ok(f"%%accelerate --displays all\n{made}display(HTML(f'<b>{{rank}}</b>'))")
-    assert [one.get("text/html") for one in cell.displays] == ["<b>0</b>", "<b>1</b>"]
+    assert [display.get("text/html") for display in cell.displays] == ["<b>0</b>", "<b>1</b>"]
 
 
 def test_another_setting_starts_the_session_anew_and_says_why(notebook: Kernel) -> None:

@@ -31,11 +31,11 @@ def begun(kernel: Kernel) -> Cell:
 
 def drawn(cell: Cell) -> str:
     """The run as the cell shows it, where no page draws its panel."""
-    return "".join(one.data["text/plain"] for one in cell.outputs if one.output_type == "display_data")
+    return "".join(output.data["text/plain"] for output in cell.outputs if output.output_type == "display_data")
 
 
 def traceback(cell: Cell) -> str:
-    (error,) = (one for one in cell.outputs if one.output_type == "error")
+    (error,) = (output for output in cell.outputs if output.output_type == "error")
     return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
 
 

@@ -298,7 +298,7 @@ def reading(kernel: Kernel, method: str) -> list[psutil.Process]:
     cell.until(lambda: cell.stdout.count("reading") == 4)
     processes = kernel.processes()
     said = {int(line.split()[-1]) for line in cell.stdout.splitlines() if "reading" in line}
-    assert said <= {one.pid for one in processes}
+    assert said <= {process.pid for process in processes}
     assert len(processes) >= 6  # two ranks and four workers of their loaders at least
     return processes
 
@@ -322,7 +322,7 @@ def test_a_killed_kernel_leaves_no_program_that_a_rank_started(fresh_kernel: Ker
     """)
     cell.until(lambda: cell.stdout.count("started") == 2)
     processes = fresh_kernel.processes()
-    assert [one.name() for one in processes].count("sleep") == 2
+    assert [process.name() for process in processes].count("sleep") == 2
     fresh_kernel.kill()
     assert gone(processes, within=LEFT) == []
 

@@ -251,7 +251,7 @@ def test_displays_of_ranks_are_shown_under_their_label(kernel: Kernel) -> None:
     """)
     html = [shown.get("text/html") for shown in cell.displays]
     assert "<b>bold</b>" in html
-    assert any("a cell's own class" in str(one) for one in html)
+    assert any("a cell's own class" in str(item) for item in html)
     assert any(shown.get("text/markdown") == "*marked*" for shown in cell.displays)
     assert cell.stdout.count("[1]") >= 3
     assert "[1] {'a': 1}" in cell.stdout

@@ -118,8 +118,8 @@ def test_a_page_that_is_loaded_anew_gets_its_widgets_while_the_cell_runs(any_ker
     control = {"comm_id": "control", "target_name": "jupyter.widget.control", "data": {}}
     any_kernel.send("comm_open", control, version="1.0.0")
     any_kernel.send("comm_msg", {"comm_id": "control", "data": {"method": "request_states"}})
-    page.until(lambda: any(one.get("method") == "update_states" for one in states), 10)
-    assert page.panel in next(one for one in states if one.get("method") == "update_states")["states"]
+    page.until(lambda: any(state.get("method") == "update_states" for state in states), 10)
+    assert page.panel in next(state for state in states if state.get("method") == "update_states")["states"]
     # a slow page requests each widget's state on the widget's own comm, and takes nothing but a reply to that
     parents: list[str] = []
     any_kernel.listeners.append(
@@ -140,7 +140,7 @@ def test_cells_that_wait_run_afterwards_in_their_order(any_kernel: Kernel) -> No
     cell, _ = running_panel(any_kernel, "notebook_launcher(train, (20,), num_processes=2)")
     later = [any_kernel.start(f"print({number})") for number in range(3)]
     any_kernel.send("kernel_info_request", {})
-    assert [one.wait().result().stdout for one in later] == ["0\n", "1\n", "2\n"]
+    assert [item.wait().result().stdout for item in later] == ["0\n", "1\n", "2\n"]
     assert cell.done
     assert cell.error is None
     assert any_kernel.ok("print('as before')").stdout == "as before\n"
@@ -211,7 +211,7 @@ def test_the_report_that_stays_is_small_however_much_was_written(kernel: Kernel)
 
 def test_a_page_that_is_loaded_anew_is_told_everything_again_and_a_second_view_nothing_twice(kernel: Kernel) -> None:
     cell, page = running_panel(kernel)
-    resets = lambda: sum(bool(one.get("reset")) for one in page.told[page.panel])  # noqa: E731
+    resets = lambda: sum(bool(item.get("reset")) for item in page.told[page.panel])  # noqa: E731
     assert resets() == 1
     page.hello(seq=page.told[page.panel][-1]["seq"])
     before = len(page.told[page.panel])
@@ -245,7 +245,7 @@ def test_a_page_that_does_not_answer_is_told_no_more_until_it_does(kernel: Kerne
     count = len(told())
     page.say({"do": "ack", "seq": told()[-1]["seq"]})
     page.until(lambda: len(told()) > count)
-    numbers = [one["seq"] for one in told()]
+    numbers = [item["seq"] for item in told()]
     assert numbers == list(range(1, len(numbers) + 1))
     page.say({"do": "kill"})
     cell.wait()
@@ -273,7 +273,7 @@ def test_what_a_rank_displays_is_shown_under_the_panel(kernel: Kernel) -> None:
         notebook_launcher(show, num_processes=1)
     """
     cell = kernel.ok(code)
-    assert [one.get("text/html") for one in cell.displays][1:] == ["<b>figure</b>"]
+    assert [display.get("text/html") for display in cell.displays][1:] == ["<b>figure</b>"]
 
 
 def test_a_fault_in_showing_does_not_end_the_run(kernel: Kernel) -> None:
@@ -301,6 +301,6 @@ def test_a_notebook_that_is_executed_into_a_file_has_lines_and_no_widget(tmp_pat
     subprocess.run(command, check=True, timeout=100, capture_output=True, env=environment)
     executed = nbformat.read(notebook, 4)
     outputs = executed.cells[0].outputs
-    assert "[1] hello" in "".join(one.get("text", "") for one in outputs)
-    assert not any(VIEW in one.get("data", {}) for one in outputs)
+    assert "[1] hello" in "".join(output.get("text", "") for output in outputs)
+    assert not any(VIEW in output.get("data", {}) for output in outputs)
     assert "widgets" not in executed.metadata

@@ -151,10 +151,10 @@ def test_nothing_of_a_launch_listens_on_anything_but_loopback(kernel: Kernel) ->
     """)
     cell.until(lambda: cell.stdout.count("all here") == 2)
     listening = [
-        one.laddr
+        net_connection.laddr
         for process in [psutil.Process(kernel.pid), *kernel.processes()]
-        for one in process.net_connections("inet")
-        if one.status in {psutil.CONN_LISTEN, psutil.CONN_NONE}
+        for net_connection in process.net_connections("inet")
+        if net_connection.status in {psutil.CONN_LISTEN, psutil.CONN_NONE}
     ]
     kernel.interrupt()
     cell.wait()
@@ -227,8 +227,8 @@ def held(kernel: Kernel) -> Counter[str]:
     return counted + Counter(
         {
             "a process": len(kernel.workers()),
-            "a thread": sum(one.num_threads() for one in processes),
-            "a connection": sum(len(one.net_connections("all")) for one in processes),
+            "a thread": sum(process.num_threads() for process in processes),
+            "a connection": sum(len(process.net_connections("all")) for process in processes),
         }
     )
 
@@ -237,9 +237,9 @@ def descriptors(process: psutil.Process) -> list[str]:
     """What a process has open: `socket`, `pipe`, `/memfd` and such, and files by their names."""
     folder = Path(f"/proc/{process.pid}/fd")
     found = []
-    for each in folder.iterdir():
+    for path in folder.iterdir():
         with suppress(FileNotFoundError):  # closed while it was looked at
-            found.append(os.readlink(each).partition(":")[0])
+            found.append(os.readlink(path).partition(":")[0])
     return found
 
 

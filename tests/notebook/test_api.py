@@ -38,7 +38,7 @@ def test_a_call_written_for_accelerate_means_the_same_here(name):
     ours = list(inspect.signature(getattr(accelerate_nb, name)).parameters.values())
     for number, one in enumerate(theirs):
         assert (ours[number].name, ours[number].kind, ours[number].default) == (one.name, one.kind, one.default)
-    assert all(one.kind in {one.KEYWORD_ONLY, one.VAR_KEYWORD} for one in ours[number + 1 :])
+    assert all(our.kind in {our.KEYWORD_ONLY, our.VAR_KEYWORD} for our in ours[number + 1 :])
 
 
 def test_the_launchers_stand_under_accelerates_module_name_too():
@@ -52,8 +52,8 @@ def test_rank_0s_value_comes_back():
 
 def test_every_ranks_value_comes_back_where_that_was_asked():
     found = notebook_launcher(told, num_processes=2, cpu=True, results="all", mixed_precision="bf16")
-    assert [one["RANK"] for one in found] == ["0", "1"]
-    assert {one["ACCELERATE_MIXED_PRECISION"] for one in found} == {"bf16"}
+    assert [item["RANK"] for item in found] == ["0", "1"]
+    assert {item["ACCELERATE_MIXED_PRECISION"] for item in found} == {"bf16"}
 
 
 def test_what_was_not_said_is_left_to_the_accelerator():
@@ -70,7 +70,7 @@ def test_the_configuration_file_says_what_the_call_does_not(tmp_path):
     file.parent.mkdir(parents=True)
     file.write_text("num_processes: 2\nmixed_precision: bf16\nuse_cpu: true\n")
     found = notebook_launcher(told, results="all")
-    assert [one["ACCELERATE_MIXED_PRECISION"] for one in found] == ["bf16", "bf16"]
+    assert [item["ACCELERATE_MIXED_PRECISION"] for item in found] == ["bf16", "bf16"]
     assert notebook_launcher(told, config_file="", num_processes=1)["WORLD_SIZE"] == "1"
 
 
@@ -159,6 +159,6 @@ def test_a_launcher_inside_a_worker_calls_its_function_there(launcher):
 def test_a_launch_inside_a_worker_is_a_run_in_the_workers_that_are_there():
     def outer():
         run = launch(told, num_processes=2, cpu=True)
-        return [one["RANK"] for one in run.results], run.wait()["RANK"], run.logs(1)
+        return [result["RANK"] for result in run.results], run.wait()["RANK"], run.logs(1)
 
     assert notebook_launcher(outer, num_processes=2, cpu=True, results="all") == [(["0", "1"], "0", "")] * 2

@@ -151,7 +151,7 @@ def test_only_installed_modules_that_are_not_loaded_anyway_are_told(tmp_path, mo
 def test_watching_costs_a_cell_nearly_nothing(shell, supervisor):
     load_ipython_extension(shell)
     shell.user_ns.update({f"name_{i}": i for i in range(5000)})
-    (watcher,) = [one for one in shell.events.callbacks["post_run_cell"] if "Watcher" in repr(type(one))]
+    (watcher,) = [callback for callback in shell.events.callbacks["post_run_cell"] if "Watcher" in repr(type(callback))]
     begin = time.thread_time()
     watcher()
     assert time.thread_time() - begin < 0.05

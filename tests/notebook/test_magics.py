@@ -41,7 +41,7 @@ def shell(one_shell):
 
 def completed(shell, text):
     with provisionalcompleter():
-        return [one.text for one in shell.Completer.completions(text, len(text))]
+        return [completion.text for completion in shell.Completer.completions(text, len(text))]
 
 
 def without_colours(text):
@@ -106,10 +106,10 @@ def test_names_of_the_ranks_are_completed_where_they_are_pulled(shell):
 def test_the_help_of_both_says_every_flag_and_every_command(shell, capsys):
     shell.run_cell("%accelerate --help")
     lines = capsys.readouterr().out
-    assert all(one.word in lines and one.help in lines for one in line_commands())
+    assert all(line_command.word in lines and line_command.help in lines for line_command in line_commands())
     shell.run_cell("%%accelerate --help\npass")
     cell = capsys.readouterr().out
-    assert all(one.flag in cell and one.help in cell for one in cell_flags())
+    assert all(cell_flag.flag in cell and cell_flag.help in cell for cell_flag in cell_flags())
     assert shell.find_cell_magic("accelerate").getdoc() == cell.rstrip("\n")
 
 
@@ -314,6 +314,6 @@ def test_arrays_are_described_by_their_shapes():
 
 
 def test_flags_of_commands_are_settings():
-    for one in line_commands():
-        assert all(flag.help for flag in one.flags)
+    for line_command in line_commands():
+        assert all(flag.help for flag in line_command.flags)
     assert settings(magics.CellOptions)

@@ -117,8 +117,8 @@ def test_each_notebook_is_executed_by_a_test() -> None:
 def test_the_panel_s_notebook_shows_both_runs_where_no_page_is(run_of: Executing) -> None:
     run = run_of("04_panel.ipynb")
     results = run.answer
-    assert [one["processes"] for one in results] == [2, 2]
-    assert [one["steps"] for one in results] == [6 * 125, 3 * 125]
+    assert [result["processes"] for result in results] == [2, 2]
+    assert [result["steps"] for result in results] == [6 * 125, 3 * 125]
     assert results[0]["loss"] < 0.2
     assert pictures(run.notebook) == 2
     later = next(cell for cell in run.notebook.cells if cell.id == "later")

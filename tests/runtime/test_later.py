@@ -51,7 +51,8 @@ def later() -> list[Any]:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_have_the_same_fields_with_the_same_defaults(name: str) -> None:
     mine, other_one = (
-        {each.name: default(each) for each in fields(getattr(package, name)) if each.init} for package in (ours, theirs)
+        {field.name: default(field) for field in fields(getattr(package, name)) if field.init}
+        for package in (ours, theirs)
     )
     assert mine == other_one
     assert list(mine) == list(other_one)
@@ -70,7 +71,7 @@ def test_settings_can_be_made(name: str) -> None:
 @pytest.mark.parametrize("function", later())
 def test_a_name_that_is_not_offered_yet_says_so(function: Callable[..., Any]) -> None:
     wanted = inspect.signature(function).parameters.values()
-    needed = [None for each in wanted if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
+    needed = [None for item in wanted if item.default is item.empty and item.kind is item.POSITIONAL_OR_KEYWORD]
     with pytest.raises(NotYetError, match="which is not offered here yet"):
         function(*needed)
 

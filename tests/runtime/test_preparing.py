@@ -65,7 +65,7 @@ def test_preparing_twice_is_preparing_once(accelerator: Accelerator) -> None:
     assert all(one is other for one, other in zip(once, again, strict=True))
     assert all(len(kind) == 1 for kind in (accelerator._models, accelerator._optimizers, accelerator._schedulers))
     assert len(accelerator._dataloaders) == 1
-    assert all(each._is_accelerate_prepared for each in once)
+    assert all(item._is_accelerate_prepared for item in once)
 
 
 def test_freed_memory_is_forgotten(accelerator: Accelerator) -> None:

@@ -96,7 +96,7 @@ def notices(split: bool, with_optimizer: bool) -> list[str]:
         for _ in range(3):
             optimizer = torch.optim.SGD(net().parameters(), lr=0.05)
             accelerator.prepare(optimizer, lr_scheduler.StepLR(optimizer, 4))
-    return [str(each.message) for each in caught if each.category is ScheduleNotice]
+    return [str(item.message) for item in caught if item.category is ScheduleNotice]
 
 
 def test_a_schedule_that_moves_several_times_in_a_step_says_so_once() -> None:

@@ -92,7 +92,7 @@ def test_a_flag_and_a_choice_are_read(text: str | None, default: bool, variables
 @pytest.mark.parametrize("held", [None, "", "/a", "/a::/b", ":"])
 def test_a_path_is_added_to_a_variable(held: str | None, variables_as: Callable[..., None]) -> None:
     variables_as(**({} if held is None else {"SOME_PATHS": held}))
-    added = [each.env_var_path_add("SOME_PATHS", Path("/c")) for each in (launch, our_launch)]
+    added = [item.env_var_path_add("SOME_PATHS", Path("/c")) for item in (launch, our_launch)]
     assert added[0] == added[1]
 
 
@@ -101,7 +101,7 @@ def test_a_path_is_added_to_a_variable(held: str | None, variables_as: Callable[
     [{"A": "1", "B": "2"}, {"A": ""}, {"": "1"}, {"A": "a b"}, {"A": "x;y", "B": "ok"}, {"A<": "1", "C": "\n"}, {}],
 )
 def test_variables_become_lines(values: dict[str, str]) -> None:
-    lines = [each.convert_dict_to_env_variables(values) for each in (environment, our_environment)]
+    lines = [item.convert_dict_to_env_variables(values) for item in (environment, our_environment)]
     assert lines[0] == lines[1]
 
 
@@ -245,7 +245,7 @@ def test_a_thing_has_a_pretty_name(thing: Any) -> None:
 @pytest.mark.parametrize("path", ["weight", "weight.shape", "weight.grad.shape", "nothing", "weight.data.dtype"])
 def test_an_attribute_is_found_along_its_path(path: str) -> None:
     layer = nn.Linear(2, 3)
-    mine, other_one = (answer(each.recursive_getattr, layer, path) for each in (ours, theirs))
+    mine, other_one = (answer(item.recursive_getattr, layer, path) for item in (ours, theirs))
     assert mine is other_one or mine == other_one
 
 
@@ -397,10 +397,10 @@ def test_a_port_is_in_use_while_someone_listens() -> None:
 def test_modules_are_listed_from_the_inside() -> None:
     model = nn.Sequential(nn.Linear(1, 2), nn.Sequential(nn.ReLU(), nn.Linear(2, 2)), nn.ModuleDict({"a": nn.Tanh()}))
     for named in (False, True):
-        mine, other_one = (each.get_module_children_bottom_up(model, named) for each in (ours, theirs))
+        mine, other_one = (item.get_module_children_bottom_up(model, named) for item in (ours, theirs))
         assert mine == other_one
     for name in ("Linear", "ReLU", "Sequential", "Nothing"):
-        found = [each.get_module_class_from_name(model, name) for each in (dataclasses, their_kinds)]
+        found = [item.get_module_class_from_name(model, name) for item in (dataclasses, their_kinds)]
         assert found[0] is found[1]
     assert ours.model_has_dtensor(model) is theirs.model_has_dtensor(model) is False
 
@@ -486,10 +486,10 @@ OURS = {"DynamoBackend": {"OPENXLA"}}
 @pytest.mark.parametrize("name", ENUMS)
 def test_a_kind_has_the_same_values(name: str) -> None:
     mine, other_one = getattr(dataclasses, name), getattr(their_kinds, name)
-    more = {each.name for each in mine} - {each.name for each in other_one}
+    more = {item.name for item in mine} - {item.name for item in other_one}
     assert more == OURS.get(name, set())
-    assert {each.name: each.value for each in mine if each.name not in more} == {
-        each.name: each.value for each in other_one
+    assert {item.name: item.value for item in mine if item.name not in more} == {
+        item.name: item.value for item in other_one
     }
 
 
@@ -534,7 +534,7 @@ def asking(peer: Peer, folder: str) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = LambdaLR(optimizer, lambda _: 1.0)
     prepared = accelerator.prepare(model, optimizer, DataLoader([1.0, 2.0]), schedule)
-    seen["prepared"] = [hasattr(each, "_is_accelerate_prepared") for each in prepared]
+    seen["prepared"] = [hasattr(item, "_is_accelerate_prepared") for item in prepared]
     seen["lists"] = [
         len(getattr(accelerator, f"_{kind}")) for kind in ("models", "optimizers", "schedulers", "dataloaders")
     ]

@@ -35,7 +35,7 @@ def on_each_rank() -> dict[str, Any]:
     weight = torch.ones(2, requires_grad=True)
     found["grad"] = pull(weight * 2).requires_grad
     found["model"] = type(pull(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1)))).__name__
-    found["errors"] = [said(lambda: pull(rank, rank=2)), said(lambda: pull(one for one in ()))]
+    found["errors"] = [said(lambda: pull(rank, rank=2)), said(lambda: pull(item for item in ()))]
     found["missing"] = said(lambda: pull_from(1, lambda: {}[rank]))
     # after all of that the ranks still hear each other
     found["after"] = pull(rank, every=True)
@@ -78,7 +78,7 @@ def test_every_rank_s_values_come_as_a_list_in_the_order_of_ranks(ranks: list[di
     for found in ranks:
         numbers, tensors = found["every"]
         assert numbers == [0, 1]
-        assert [one[0, 0].item() for one in tensors] == [0, 1]
+        assert [tensor[0, 0].item() for tensor in tensors] == [0, 1]
 
 
 def test_a_call_runs_everywhere_and_gives_what_it_returned_on_the_first(ranks: list[dict[str, Any]]) -> None:

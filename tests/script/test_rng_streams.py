@@ -70,7 +70,7 @@ def test_under_torchrun_every_process_draws_what_the_notebook_draws(tmp_path: Pa
         check=False,
     )
     logs = {
-        name: [one.read_text() for one in sorted(tmp_path.glob(f"logs/*/*/*/{name}.log"))]
+        name: [path.read_text() for path in sorted(tmp_path.glob(f"logs/*/*/*/{name}.log"))]
         for name in ("stdout", "stderr")
     }
     assert done.returncode == 0, (done.stderr, logs["stderr"])

@@ -38,7 +38,7 @@ def test_the_number_is_one_launch_s_and_one_attempt_s() -> None:
     assert len({of(), *others}) == 5
     # machines have folders of their own
     assert of(WORLD_SIZE="4") == of(WORLD_SIZE="4", TORCHELASTIC_ERROR_FILE="/tmp/none_y/attempt_0/0/error.json")
-    assert all(0 <= one < 2**32 for one in (of(), *others))
+    assert all(0 <= item < 2**32 for item in (of(), *others))
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ def test_a_command_runs_once_on_a_machine_and_everybody_waits_for_its_end() -> N
         "nb_shell.cell('bash', 'echo b >> written')\n"
         "assert open('written').read() == 'a\\nb\\n'\n"
     )
-    assert [one.stderr for one in done] == ["", "", ""]
-    output = "".join(one.stdout for one in done)
+    assert [item.stderr for item in done] == ["", "", ""]
+    output = "".join(item.stdout for item in done)
     assert sorted(output.split("\n")) == ["", "Writing written", "said 0", "said 1", "said 2"]
     assert Path("lines").read_text().split() == [str(number) for number in range(3) for _ in range(9)]
     assert not list(Path(f"accelerate-nb-once-{os.getuid()}").iterdir()), "what was kept for the others is gone"
@@ -73,8 +73,8 @@ def test_a_folder_that_others_could_write_to_is_not_used() -> None:
     Path("elsewhere").mkdir()
     Path(f"accelerate-nb-once-{os.getuid()}").symlink_to("elsewhere")
     done = on_ranks("nb_shell.run('echo once >> lines')", ranks=2)
-    assert [one.returncode for one in done] == [1, 1]
-    assert all("ScriptError" in one.stderr and "no other user can write to" in one.stderr for one in done)
+    assert [item.returncode for item in done] == [1, 1]
+    assert all("ScriptError" in item.stderr and "no other user can write to" in item.stderr for item in done)
     assert not Path("lines").exists()
 
 
@@ -82,25 +82,25 @@ def test_every_process_runs_its_own_where_that_is_meant() -> None:
     done = on_ranks(
         "nb_shell.run('echo $LOCAL_RANK', every=True)\nx = nb_shell.capture('echo $LOCAL_RANK')\nprint(x.s)"
     )
-    assert [one.stdout for one in done] == [f"{rank}\n{rank}\n" for rank in range(3)]
+    assert [item.stdout for item in done] == [f"{rank}\n{rank}\n" for rank in range(3)]
 
 
 def test_a_line_that_one_process_only_comes_to_keeps_nobody_waiting() -> None:
     done = on_ranks("if os.environ['LOCAL_RANK'] == '2': nb_shell.run('echo here')\nnb_shell.run('echo all')")
-    assert [one.returncode for one in done] == [0, 0, 0]
-    assert sorted("".join(one.stdout for one in done).split()) == ["all", "here"]
+    assert [item.returncode for item in done] == [0, 0, 0]
+    assert sorted("".join(item.stdout for item in done).split()) == ["all", "here"]
 
 
 def test_a_failure_is_one_in_every_process() -> None:
     done = on_ranks("nb_shell.cell('bash', 'echo once >> lines; exit 3')")
-    assert all("CalledProcessError: Command 'bash' returned non-zero exit status 3" in one.stderr for one in done)
+    assert all("CalledProcessError: Command 'bash' returned non-zero exit status 3" in item.stderr for item in done)
     assert Path("lines").read_text() == "once\n"
 
 
 def test_nobody_waits_for_a_process_that_is_gone() -> None:
     done = on_ranks("nb_shell.run('kill -9 $PPID; echo once >> lines')", SHELL="/bin/sh")
-    assert sorted(one.returncode for one in done) == [-9, 1, 1]
-    assert sum("ScriptError" in one.stderr and "script.py, line 3" in one.stderr for one in done) == 2
+    assert sorted(item.returncode for item in done) == [-9, 1, 1]
+    assert sum("ScriptError" in item.stderr and "script.py, line 3" in item.stderr for item in done) == 2
 
 
 def test_another_attempt_runs_the_command_again() -> None:

@@ -60,7 +60,7 @@ def wrong_members(name: str, ours: Any, members: dict[str, Any]) -> Iterator[str
 
 def has_member(ours: Any, member: str) -> bool:
     """Whether the instances of a class have a member: the class itself has it, or says that they do."""
-    return hasattr(ours, member) or any(member in inspect.get_annotations(each) for each in ours.__mro__)
+    return hasattr(ours, member) or any(member in inspect.get_annotations(item) for item in ours.__mro__)
 
 
 def wrong_parameters(name: str, ours: Any, theirs: list[str]) -> Iterator[str]:
@@ -69,15 +69,15 @@ def wrong_parameters(name: str, ours: Any, theirs: list[str]) -> Iterator[str]:
 
     The file of facts marks a parameter with a default by `=`, and doesn't tell `*args` from `args`.
     """
-    wanted = [each.rstrip("=") for each in theirs if each not in {"self", "cls"}]
+    wanted = [their.rstrip("=") for their in theirs if their not in {"self", "cls"}]
     if wanted and set(wanted) <= {"args", "kwargs"}:
         return  # a decorator of Accelerate's hides what the function takes
     own = {name: each for name, each in inspect.signature(ours).parameters.items() if name != "self"}
-    takes_more = any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in own.values())
+    takes_more = any(item.kind in (item.VAR_POSITIONAL, item.VAR_KEYWORD) for item in own.values())
     for parameter in wanted:
         if parameter not in own and not (takes_more and parameter.endswith("args")):
             yield f"{name}({parameter})"
-    optional = {each[:-1] for each in theirs if each.endswith("=")}
+    optional = {their[:-1] for their in theirs if their.endswith("=")}
     for parameter, each in own.items():
         needed = each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
         if needed and (parameter in optional or parameter not in wanted):

@@ -94,4 +94,4 @@ def test_every_source_file_that_a_page_names_exists():
     pages = [ROOT / "README.md", *DOCS.glob("*.md")]
     named = {(page.name, path) for page in pages for path in FILE.findall(page.read_text(encoding="utf-8"))}
     assert len(named) > 10
-    assert sorted(one for one in named if not any((root / one[1]).is_file() for root in roots)) == []
+    assert sorted(item for item in named if not any((root / item[1]).is_file() for root in roots)) == []

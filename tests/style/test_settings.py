@@ -69,7 +69,7 @@ def as_text(value: Any) -> str:
     return json.dumps(value) if isinstance(value, Mapping) else str(value)
 
 
-ANOTHER = {one.name: another(one) for one in all_settings()}
+ANOTHER = {setting.name: another(setting) for setting in all_settings()}
 
 
 def only(one: Setting) -> RunConfig:
@@ -84,32 +84,32 @@ def _nothing_else_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_no_two_settings_share_a_name_anywhere() -> None:
     for names in ("name", "flag"):
-        said = [getattr(one, names) for one in all_settings()]
+        said = [getattr(setting, names) for setting in all_settings()]
         assert len(set(said)) == len(said)
     for names in ("variables", "keys"):
-        said = [name for one in all_settings() for name in getattr(one, names)]
+        said = [name for setting in all_settings() for name in getattr(setting, names)]
         assert len(set(said)) == len(said)
 
 
 def test_each_setting_can_be_said_in_a_call() -> None:
-    for one in all_settings():
-        assert resolved({one.name: ANOTHER[one.name]}, "") == only(one), one.name
+    for setting in all_settings():
+        assert resolved({setting.name: ANOTHER[setting.name]}, "") == only(setting), setting.name
 
 
 def test_each_setting_is_a_flag_of_the_launch() -> None:
     parser = CliParser(prog="accelerate-nb launch")
     launch.configure(parser)
-    for one in all_settings():
-        said = parser.parse_args([*formats.flags({one.name: ANOTHER[one.name]}), "train.py"])
+    for setting in all_settings():
+        said = parser.parse_args([*formats.flags({setting.name: ANOTHER[setting.name]}), "train.py"])
         launch._take_seconds(said)
-        assert said.what == ["train.py"], one.name
-        assert read_request(said).config == only(one), one.name
+        assert said.what == ["train.py"], setting.name
+        assert read_request(said).config == only(setting), setting.name
 
 
 def test_each_setting_has_variables_of_the_environment() -> None:
-    for one in all_settings():
-        for variable in one.variables:
-            assert resolve({}, {variable: as_text(ANOTHER[one.name])}) == only(one), variable
+    for setting in all_settings():
+        for variable in setting.variables:
+            assert resolve({}, {variable: as_text(ANOTHER[setting.name])}) == only(setting), variable
 
 
 def test_each_setting_is_kept_in_a_file(tmp_path: Path) -> None:
@@ -125,10 +125,10 @@ def test_each_setting_is_kept_in_a_file(tmp_path: Path) -> None:
 
 
 def in_the_order_of_questions() -> Iterator[Setting]:
-    known = {one.name: one for one in all_settings()}
+    known = {setting.name: setting for setting in all_settings()}
     yield from (known[name] for name in FIRST)
-    rest = [one for one in all_settings() if one.name not in FIRST]
-    yield from (one for group in GROUPS for one in rest if one.group == group)
+    rest = [setting for setting in all_settings() if setting.name not in FIRST]
+    yield from (item for group in GROUPS for item in rest if item.group == group)
 
 
 def answer(one: Setting) -> str:
@@ -140,15 +140,15 @@ def answer(one: Setting) -> str:
 
 
 def test_each_setting_has_a_question_whose_answer_counts() -> None:
-    groups = len({one.group for one in all_settings() if one.name not in FIRST})
-    answers = [answer(one) for one in in_the_order_of_questions()]
+    groups = len({setting.group for setting in all_settings() if setting.name not in FIRST})
+    answers = [answer(in_the_order_of_question) for in_the_order_of_question in in_the_order_of_questions()]
     answers.insert(len(FIRST), (SPACE + DOWN) * groups + ENTER)
     # words that are not offered yet stand at the end of a list, and the cursor passes over them
     with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
         keys.send_text("".join(answers))
         _, outlook = prompt(values(resolve({}, {})), LAPTOP, can_fork=True)
     assert outlook.config == resolve(ANOTHER, {})
-    assert differing(outlook.config).keys() | {"num_nodes", "node_rank"} == {one.name for one in all_settings()}
+    assert differing(outlook.config).keys() | {"num_nodes", "node_rank"} == {setting.name for setting in all_settings()}
 
 
 def controls(widget: Any) -> dict[str, Any]:
@@ -163,10 +163,10 @@ def test_each_setting_has_a_field_whose_value_counts(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("accelerate_nb.notebook.picker.form.probe", lambda: SERVER)
     picker = config_picker()
     fields = controls(picker.form)
-    for one in all_settings():
-        field, value = fields[one.name], ANOTHER[one.name]
+    for setting in all_settings():
+        field, value = fields[setting.name], ANOTHER[setting.name]
         before = field.value
         field.value = as_text(value) if isinstance(field, ipywidgets.Text) else value
-        assert picker.value == only(one), one.name
+        assert picker.value == only(setting), setting.name
         field.value = before
     assert picker.value == resolve({}, {})

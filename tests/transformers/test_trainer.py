@@ -51,7 +51,7 @@ def train(folder: str, on_each: int) -> dict[str, Any]:
             vocab_size=64, n_positions=16, n_embd=32, n_layer=1, n_head=2, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0
         )
     )
-    trainer = Trainer(model, arguments, train_dataset=[{"input_ids": each, "labels": each} for each in counting])
+    trainer = Trainer(model, arguments, train_dataset=[{"input_ids": item, "labels": item} for item in counting])
     trainer.add_callback(seen)
     trainer.train()
     return {
@@ -63,7 +63,7 @@ def train(folder: str, on_each: int) -> dict[str, Any]:
         "epochs": trainer.state.epoch,
         "steps": trainer.state.global_step,
         "total_batch": trainer.get_total_train_batch_size(arguments),
-        "weights": torch.cat([each.detach().flatten() for each in model.parameters()]),
+        "weights": torch.cat([parameter.detach().flatten() for parameter in model.parameters()]),
     }
 
 
@@ -97,9 +97,9 @@ def test_the_trainer_learns_the_same_on_two_processes(
     way: Callable[[str, int], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     ranks = way(str(tmp_path), 2)
-    assert [each["rank"] for each in ranks] == [0, 1]
-    assert [each["world"] for each in ranks] == [each["accelerate"] for each in ranks] == [2, 2]
-    assert [each["is_main"] for each in ranks] == [True, False]
+    assert [rank["rank"] for rank in ranks] == [0, 1]
+    assert [rank["world"] for rank in ranks] == [rank["accelerate"] for rank in ranks] == [2, 2]
+    assert [rank["is_main"] for rank in ranks] == [True, False]
     assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
     first = ranks[0]
     assert first["steps"] == STEPS

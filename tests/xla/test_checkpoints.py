@@ -227,7 +227,7 @@ def test_a_resumed_training_goes_on_bit_for_bit(saved, folder, xla, kind):
 
 
 def test_files_are_plain_tensors_of_the_cpu(saved, folder):
-    written = [each for each in folder.rglob("*") if each.suffix in {".pkl", ".bin", ".pt"}]
+    written = [path for path in folder.rglob("*") if path.suffix in {".pkl", ".bin", ".pt"}]
     assert len(written) > 10
     for each in written:
         content = each.read_bytes().replace(b"xm_seed", b"")
@@ -306,7 +306,7 @@ def resumed_on_threads(folder: str) -> Any:
 def test_ranks_that_are_threads_save_together(on_xla, tmp_path):
     folder = tmp_path / "both"
     before = on_xla(on_threads, str(folder), num_processes=2)
-    assert {"random_states_0.pkl", "random_states_1.pkl", "positions_1.pkl"} <= {each.name for each in folder.iterdir()}
+    assert {"random_states_0.pkl", "random_states_1.pkl", "positions_1.pkl"} <= {path.name for path in folder.iterdir()}
     after = on_xla(resumed_on_threads, str(folder), num_processes=2)
     for (told, state), (told_after, state_after) in zip(before, after, strict=True):
         # what Python and numpy draw is the process's, so threads take it from each other

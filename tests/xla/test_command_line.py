@@ -183,9 +183,9 @@ def test_a_notebook_is_launched_on_a_tpu_by_accelerates_own_configuration_file(t
 def test_the_machine_passes_every_check(process_environment, devices):
     done = called(process_environment, "test", "--tpu", "--json", devices=devices)
     report = json.loads(done.stdout)
-    assert {one["state"] for one in report["checks"]} == {"passed"}
+    assert {item["state"] for item in report["checks"]} == {"passed"}
     assert {"devices", "group", "collectives", "loader", "precision", "training"} <= {
-        one["name"] for one in report["checks"]
+        item["name"] for item in report["checks"]
     }
 
 

@@ -44,7 +44,7 @@ def training(in_programs: bool) -> tuple[list[list[float]], list[float], int]:
         from accelerate_nb.runtime.xla.device import compilations
 
         compiled = compilations()
-    weights = [each.detach().cpu().flatten().tolist() for each in plain.parameters()]
+    weights = [parameter.detach().cpu().flatten().tolist() for parameter in plain.parameters()]
     return weights, plain[1].running_mean.cpu().tolist(), compiled
 
 

@@ -57,7 +57,7 @@ def loaders() -> dict[str, Any]:
     on_host = accelerator.prepare_data_loader(DataLoader(data, batch_size=4), device_placement=False)
     found["on host"] = {batch.device.type for batch in on_host}
     records = accelerator.prepare(DataLoader(data, batch_size=5, collate_fn=as_record))
-    found["records"] = [(type(each).__name__, each.inputs.device.type, each.names) for each in records]
+    found["records"] = [(type(record).__name__, record.inputs.device.type, record.names) for record in records]
     try:
         list(accelerator.prepare(DataLoader(Breaks(), batch_size=2)))
     except KeyError as error:
@@ -94,7 +94,7 @@ def shape(batch: Any) -> Any:
 
 
 def threads() -> int:
-    return sum(each.name == "accelerate-nb batches" for each in threading.enumerate())
+    return sum(item.name == "accelerate-nb batches" for item in threading.enumerate())
 
 
 def ahead(accelerator: Any) -> dict[str, Any]:
@@ -253,8 +253,8 @@ def on_two_ranks() -> dict[str, Any]:
     accelerator.wait_for_everyone()
     return {
         "stepped": stepped,
-        "seen": [each.flatten().tolist() for each in seen],
-        "dispatched": [each.tolist() for each in numbers],
+        "seen": [item.flatten().tolist() for item in seen],
+        "dispatched": [number.tolist() for number in numbers],
         "weight": accelerator.unwrap_model(model).weight.item(),
     }
 

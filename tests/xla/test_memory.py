@@ -64,7 +64,7 @@ def by_hand() -> Any:
             check=True,
         ).stdout
         return [
-            [[float(one) for one in part.strip("[]").split(",")] for part in line.split(";")]
+            [[float(item) for item in part.strip("[]").split(",")] for part in line.split(";")]
             for line in told.split("\n")
             if line
         ]

@@ -215,7 +215,7 @@ def seeds(accelerator: Any) -> list[Any]:
     synchronize_rng_states([kind])
     drawn.append(torch.rand(2, device=accelerator.device))
     accelerator.wait_for_everyone()
-    return [each.tolist() for each in drawn]
+    return [item.tolist() for item in drawn]
 
 
 def counts() -> dict[str, int]:
@@ -233,7 +233,7 @@ def told(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: told(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value).__name__, [told(each) for each in value]
+        return type(value).__name__, [told(item) for item in value]
     return repr(value)
 
 
@@ -244,7 +244,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[Any]
 
 def test_every_operation_gives_what_gloo_gives(both: tuple[list[Any], list[Any]]) -> None:
     ours, theirs = both
-    assert [each["device"] for each in ours] == ["xla:0", "xla:1"]
+    assert [our["device"] for our in ours] == ["xla:0", "xla:1"]
     for rank in range(2):
         different = {
             name: (ours[rank]["found"].get(name), found)
@@ -255,13 +255,13 @@ def test_every_operation_gives_what_gloo_gives(both: tuple[list[Any], list[Any]]
 
 
 def test_no_operation_computes_or_reads_anything(both: tuple[list[Any], list[Any]]) -> None:
-    assert [set(each["meanwhile"].values()) for each in both[0]] == [{0}] * 2
+    assert [set(item["meanwhile"].values()) for item in both[0]] == [{0}] * 2
 
 
 def test_calls_that_do_not_fit_together_are_an_error_on_all_ranks(both: tuple[list[Any], list[Any]]) -> None:
     for ours, theirs in zip(*both, strict=True):
         assert ours["said"] == theirs["said"]
-        assert all("Error: " in each for each in ours["said"])
+        assert all("Error: " in our for our in ours["said"])
 
 
 @pytest.mark.parametrize("what", ["uneven", "gradient", "dispatched", "averaged"])
@@ -271,7 +271,7 @@ def test_what_ranks_do_together_gives_what_it_gives_on_gloo(both: tuple[list[Any
 
 
 def test_the_generators_of_devices_are_seeded_and_made_equal(both: tuple[list[Any], list[Any]]) -> None:
-    (first, again, same, equal), (other, _, others_same, others_equal) = (each["seeds"] for each in both[0])
+    (first, again, same, equal), (other, _, others_same, others_equal) = (item["seeds"] for item in both[0])
     assert first == again != other
     assert same == others_same == first
     assert equal == others_equal == first

@@ -117,7 +117,7 @@ def test_what_was_printed_before_a_failure_is_told_as_far_as_it_can_be_known(on_
     (log,) = tmp_path.rglob("rank_0.log")
     text = log.read_text()
     # Python shows a warning once a process, whichever of its ranks has it first
-    everything = "".join(each.read_text() for each in tmp_path.rglob("rank_*.log"))
+    everything = "".join(path.read_text() for path in tmp_path.rglob("rank_*.log"))
     known = 3 if ranks == 1 else 2
     assert [line for line in text.splitlines() if line.startswith("total")] == [
         f"total of step {step} tensor({step + 2}.)" for step in range(known)

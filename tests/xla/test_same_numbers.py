@@ -52,7 +52,7 @@ def parts(case: Case, device: torch.device | None = None) -> tuple[nn.Module, to
 
 
 def values(model: nn.Module) -> Weights:
-    return [each.detach().cpu().flatten().tolist() for each in model.parameters()]
+    return [parameter.detach().cpu().flatten().tolist() for parameter in model.parameters()]
 
 
 def by_hand(case: Case) -> Weights:
@@ -132,5 +132,5 @@ def test_the_weights_are_the_same(found, name, other):
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_training_of_these_is_one_of_its_own(found, name):
-    others = [found[each]["ours"] for each in CASES if each != name]
+    others = [found[item]["ours"] for item in CASES if item != name]
     assert found[name]["ours"] not in others

@@ -112,13 +112,13 @@ def trained(axes, settings, **how):
         "counts": counts,
         "batches": batches,
         "weights": weights,
-        "devices": {each.device.type for each in weights.values()},
+        "devices": {item.device.type for item in weights.values()},
         "parts": {name: spmd_tensors.parts_of(each) for name, each in model.named_parameters()},
         "states": {
             name: {
-                tuple(spmd_tensors.parts_of(each))
-                for each in optimizer.state[weight].values()
-                if each.device.type == "xla"
+                tuple(spmd_tensors.parts_of(item))
+                for item in optimizer.state[weight].values()
+                if item.device.type == "xla"
             }
             for name, weight in model.named_parameters()
         },
@@ -157,7 +157,7 @@ def resumed(folder):
         weight = model.embedding.weight
         found[f"loaded over {axes}"] = accelerator.get_state_dict(model)
         found[f"parts over {axes}"] = [
-            spmd_tensors.parts_of(each)[:1] for each in (weight, optimizer.state[weight]["exp_avg"])
+            spmd_tensors.parts_of(item)[:1] for item in (weight, optimizer.state[weight]["exp_avg"])
         ]
         epoch(accelerator, *training)
         found[f"resumed over {axes}"] = accelerator.get_state_dict(model)
@@ -259,7 +259,7 @@ def test_accumulated_gradients_make_the_steps_of_a_cpu(told):
 
 def test_bf16_stays_near(told):
     weights = told["bf16"]["weights"]
-    assert {each.dtype for each in weights.values()} == {torch.float32}
+    assert {weight.dtype for weight in weights.values()} == {torch.float32}
     assert 0 < far(weights, on_the_cpu()) < 0.05
 
 

@@ -81,8 +81,8 @@ def spoken(start):
 
 
 def test_the_ranks_share_a_process_and_have_a_device_each(spoken):
-    assert len({one["pid"] for one in spoken.results}) == 1
-    assert [one["rank"] for one in spoken.results] == [(0, 2, "xla:0"), (1, 2, "xla:1")]
+    assert len({result["pid"] for result in spoken.results}) == 1
+    assert [result["rank"] for result in spoken.results] == [(0, 2, "xla:0"), (1, 2, "xla:1")]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_bars_numbers_and_what_is_displayed_come_under_their_rank(spoken):
 
 
 def test_what_a_function_captures_and_the_states_of_accelerate_are_each_rank_s_own(spoken):
-    assert [one["captured"] for one in spoken.results] == [["common", f"rank {rank}"] for rank in range(SIZE)]
+    assert [result["captured"] for result in spoken.results] == [["common", f"rank {rank}"] for rank in range(SIZE)]
     assert not set(spoken.results[0]["states"]) & set(spoken.results[1]["states"])
-    assert [one["synchronises"] for one in spoken.results] == [True, False]
+    assert [result["synchronises"] for result in spoken.results] == [True, False]
 
 
 def test_the_environment_says_to_each_thread_which_rank_it_is(spoken):

@@ -56,7 +56,9 @@ def trained(
             if len(counts) % 5 == 0:
                 accelerator.print(len(counts), loss)
         counts.append(count() - before)
-    weights = [each.detach().cpu().flatten().tolist() for each in accelerator.unwrap_model(model).parameters()]
+    weights = [
+        parameter.detach().cpu().flatten().tolist() for parameter in accelerator.unwrap_model(model).parameters()
+    ]
     accelerator.end_training()
     return counts, weights
 
@@ -173,7 +175,7 @@ def compiled(backend: str) -> tuple[list[float], bool]:
         optimizer.step()
         optimizer.zero_grad()
         counts.append(xla.compilations())
-    weights = torch.cat([each.detach().cpu().flatten() for each in model.parameters()]).tolist()
+    weights = torch.cat([parameter.detach().cpu().flatten() for parameter in model.parameters()]).tolist()
     accelerator.end_training()
     return weights, counts[1] == counts[-1]
 

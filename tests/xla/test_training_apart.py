@@ -40,7 +40,7 @@ def gan(cpu: bool) -> list[list[float]]:
             accelerator.backward(says(fooled, torch.ones_like(fooled)))
             makes.step()
             makes.zero_grad()
-    weights = [each.detach().cpu().flatten().tolist() for each in (*maker.parameters(), *judge.parameters())]
+    weights = [item.detach().cpu().flatten().tolist() for item in (*maker.parameters(), *judge.parameters())]
     accelerator.end_training()
     return weights
 
@@ -70,7 +70,7 @@ def branches(cpu: bool) -> tuple[list[list[float]], bool]:
         optimizer.step()
         optimizer.zero_grad()
     own = accelerator.unwrap_model(model)
-    weights = [each.detach().cpu().flatten().tolist() for each in own.parameters()]
+    weights = [parameter.detach().cpu().flatten().tolist() for parameter in own.parameters()]
     never = own.heads[2].weight.grad is None
     accelerator.end_training()
     return weights, never
@@ -92,7 +92,7 @@ def normalised(cpu: bool) -> list[list[float]]:
     model.eval()  # DistributedDataParallel sends buffers when the model is called
     model(torch.ones(2, 4, device=accelerator.device))
     own = accelerator.unwrap_model(model)
-    found = [each.detach().cpu().flatten().tolist() for each in (*own.parameters(), *own.buffers())]
+    found = [item.detach().cpu().flatten().tolist() for item in (*own.parameters(), *own.buffers())]
     accelerator.end_training()
     return found
 
@@ -116,7 +116,9 @@ def accumulated(cpu: bool) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
         seen += accelerator.gather_for_metrics(batch * SAMPLES).flatten().round().int().tolist()
-    weights = [each.detach().cpu().flatten().tolist() for each in accelerator.unwrap_model(model).parameters()]
+    weights = [
+        parameter.detach().cpu().flatten().tolist() for parameter in accelerator.unwrap_model(model).parameters()
+    ]
     accelerator.end_training()
     return {"seen": seen, "steps": steps, "weights": weights}
 
@@ -228,7 +230,7 @@ def test_running_means_are_the_first_rank_s_on_all(runs):
     found, expected, _ = runs
     assert found[0]["normalised"] == found[1]["normalised"]
     # but for the running variance, for which torch_xla does not correct a batch's variance by n / (n - 1), as torch does
-    alike(*([*each[0]["normalised"][:7], each[0]["normalised"][8]] for each in (found, expected)))
+    alike(*([*item[0]["normalised"][:7], item[0]["normalised"][8]] for item in (found, expected)))
 
 
 def test_a_loader_that_divides_by_nothing_gives_each_sample_once(runs):
@@ -252,5 +254,5 @@ def test_uneven_inputs_can_t_be_joined_and_it_says_what_to_do(runs):
 
 
 def test_the_devices_random_numbers_are_made_equal(runs):
-    first, second = (one["synchronised"] for one in runs[0])
+    first, second = (run["synchronised"] for run in runs[0])
     assert [one == other for one, other in zip(first, second, strict=True)] == [False, True, False, True]

@@ -90,12 +90,12 @@ def test_each_thread_of_torch_xla_s_own_launch_is_a_rank(found: list[dict[str, A
 
 
 def test_a_world_that_was_left_is_joined_anew(found: list[dict[str, Any]]) -> None:
-    assert [each["again"] for each in found] == [each["place"] for each in found]
-    assert all(each["fresh"] for each in found)
+    assert [item["again"] for item in found] == [item["place"] for item in found]
+    assert all(item["fresh"] for item in found)
 
 
 def test_who_waits_for_a_rank_that_has_gone_is_told_of_a_lost_connection(found: list[dict[str, Any]]) -> None:
-    assert [each["lost"] for each in found] == ["lost", "left"]
+    assert [item["lost"] for item in found] == ["lost", "left"]
 
 
 @pytest.mark.parametrize("given", [{}, OF_TORCHRUN], ids=["script", "torchrun"])

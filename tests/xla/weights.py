@@ -14,6 +14,6 @@ def fixed(model: M) -> M:
     """The model with the same weights whoever makes it."""
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for each in model.parameters():
-            each.copy_(torch.randn(each.shape, generator=draw) / 2)
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw) / 2)
     return model

@@ -212,18 +212,18 @@ def test_hooks_of_blocks_stand_where_accelerate_puts_them(package):
     places = {"gain": "cpu", "mask": "cpu", "body.0": "cpu", "body.1.0": "cpu", "body.1.1": "cpu", "head": "cpu"}
     offload = {"gain": False, "mask": False, "body.0": True, "body.1.0": False, "body.1.1": True, "head": False}
     found = {}
-    for each in (theirs, package):
+    for item in (theirs, package):
         model = seeded(Deep)
         weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        each.attach_align_device_hook_on_blocks(model, places, offload, weights_map=weights)
-        found[each.__name__] = {name: kinds(module) for name, module in model.named_modules()}
+        item.attach_align_device_hook_on_blocks(model, places, offload, weights_map=weights)
+        found[item.__name__] = {name: kinds(module) for name, module in model.named_modules()}
         assert torch.equal(model(torch.ones(2, 8)), seeded(Deep)(torch.ones(2, 8)))
     assert found["accelerate.hooks"] == found[package.__name__]
 
 
 def kinds(module):
     hook = getattr(module, "_hf_hook", None)
-    return [(type(each).__name__, repr(each)) for each in getattr(hook, "hooks", (hook,))]
+    return [(type(item).__name__, repr(item)) for item in getattr(hook, "hooks", (hook,))]
 
 
 def test_one_device_and_one_wish_make_hooks_for_the_whole_model():

@@ -69,7 +69,7 @@ def measured(page: Any, *, lines: int, points: int, seconds: int, size: int, sid
     # seconds of the processor, which do not grow with what else the machine does
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
     found = page.evaluate(RUN, [start(size), lines, points, seconds, size, side])
-    spent = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
+    spent = {item["name"]: item["value"] for item in session.send("Performance.getMetrics")["metrics"]}
     return found | {"cpu_s": spent["TaskDuration"], "cpu_layout_s": spent["LayoutDuration"], "seconds": seconds}
 
 

@@ -33,7 +33,7 @@ def test_axe_finds_nothing(page: Any, show: Any, scene: str, light: bool) -> Non
     page.get_by_role("button", name="Times").click()
     page.get_by_label("search in the output").fill("loss")
     found = axe.run(page, context=".anb")["violations"]
-    assert [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in found] == []
+    assert [(item["id"], [node["html"] for node in item["nodes"]][:3]) for item in found] == []
 
 
 def test_axe_finds_nothing_side_by_side(page: Any, show: Any) -> None:
@@ -42,7 +42,7 @@ def test_axe_finds_nothing_side_by_side(page: Any, show: Any) -> None:
     page.get_by_role("button", name="Side by side").click()
     page.get_by_role("button", name="Table").click()
     found = axe.run(page, context=".anb")["violations"]
-    assert [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in found] == []
+    assert [(item["id"], [node["html"] for node in item["nodes"]][:3]) for item in found] == []
 
 
 def test_arrows_walk_through_the_tabs(page: Any, show: Any) -> None:

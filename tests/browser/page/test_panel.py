@@ -641,7 +641,7 @@ def test_two_views_show_the_same_run(page: Any, show: Any) -> None:
     expect(page.locator(".anb").nth(1)).to_contain_text("326/600")
     _give(page, seq=3, lines=[[0, 0, "to both", 1.0, 0]])
     expect(page.get_by_text("to both")).to_have_count(2)
-    assert len({one["view"] for one in _sent(page, "hello")}) == 2
+    assert len({item["view"] for item in _sent(page, "hello")}) == 2
     page.evaluate("end()")
     expect(page.locator(".anb")).to_have_count(1)
 

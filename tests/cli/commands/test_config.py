@@ -145,7 +145,7 @@ def test_what_cannot_be_on_this_machine_is_told_and_asked_again(keyboard, capsys
 
 
 def test_every_setting_can_be_reached(keyboard):
-    groups = len({one.group for one in all_settings() if one.name not in FIRST})
+    groups = len({setting.group for setting in all_settings() if setting.name not in FIRST})
     keyboard(ENTER * 4 + (SPACE + DOWN) * groups + ENTER + ENTER * (len(all_settings()) - len(FIRST)))
     said, _ = prompt(DEFAULTS, LAPTOP, can_fork=True)
     assert said == {"num_processes": 1}

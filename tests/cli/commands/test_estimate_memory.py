@@ -24,7 +24,7 @@ def test_the_figures_are_in_bytes_under_stable_keys(capsys):
     facts = told(capsys, "-n", "2", "--memory", "1GiB")
     assert (facts["parameters"], facts["buffers"], facts["num_processes"]) == (MIB, 0, 2)
     assert facts["device_memory"] == 1 << 30
-    assert {one["dtype"]: one["total"] for one in facts["inference"]} == {
+    assert {fact["dtype"]: fact["total"] for fact in facts["inference"]} == {
         "float32": 4 * MIB,
         "float16": 2 * MIB,
         "bfloat16": 2 * MIB,
@@ -62,7 +62,7 @@ def test_one_rank_has_nothing_to_share(capsys):
 
 
 def test_accelerates_flag_chooses_types(capsys):
-    assert [one["dtype"] for one in told(capsys, "--dtypes", "int8", "float32")["inference"]] == ["int8", "float32"]
+    assert [item["dtype"] for item in told(capsys, "--dtypes", "int8", "float32")["inference"]] == ["int8", "float32"]
 
 
 def test_a_file_is_estimated(tmp_path, capsys):

@@ -210,7 +210,7 @@ def test_a_signal_to_the_command_leaves_no_process_behind(number, code):
     assert "Traceback" not in err
     _, alive = psutil.wait_procs(left, timeout=10)
     # a process that nobody waits for stays known where process 1 looks after nobody
-    assert [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []
+    assert [item for item in alive if item.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def test_the_standard_input_is_read_and_the_lines_of_one_rank_are_shown(monkeypatch):
@@ -365,7 +365,7 @@ ON_ONE_MACHINE = {
 
 
 def test_every_setting_is_a_flag_as_other_front_ends_spell_it():
-    said = {one.name: ON_ONE_MACHINE.get(one.name, _sample(one)) for one in all_settings()}
+    said = {setting.name: ON_ONE_MACHINE.get(setting.name, _sample(setting)) for setting in all_settings()}
     words = command(said, "train.py").replace("accelerate-nb launch ", "")
 
     asked, what = read(*shlex.split(words))

@@ -68,12 +68,12 @@ def test_runs_are_listed_newest_first_with_their_states_and_first_errors(said):
 
 def test_a_list_for_programs_says_the_same(said):
     listed = json.loads(said("list", "--json")[1])
-    assert [(one["number"], one["name"], one["state"]) for one in listed] == [
+    assert [(item["number"], item["name"], item["state"]) for item in listed] == [
         (1, "train", "running"),
         (2, "evaluate", "failed"),
         (3, "train", "finished"),
     ]
-    assert all(os.path.isdir(one["folder"]) for one in listed)
+    assert all(os.path.isdir(item["folder"]) for item in listed)
 
 
 def test_the_newest_are_listed_and_all_where_that_is_asked(said, parent):
@@ -105,7 +105,7 @@ def test_a_machine_on_which_nothing_has_run_says_so(tmp_path, capsys):
     ],
 )
 def test_a_run_goes_by_a_number_a_name_or_the_beginning_of_one(parent, word, names):
-    assert [one.folder.name for one in chosen_of(word, kept_runs(parent))] == names
+    assert [item.folder.name for item in chosen_of(word, kept_runs(parent))] == names
 
 
 def test_a_name_that_several_runs_have_is_answered_with_their_numbers(said):

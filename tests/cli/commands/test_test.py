@@ -41,7 +41,7 @@ def test_the_report_for_programs_says_what_was_tried(tmp_path, capsys):
     assert report["passed"] is True
     assert report["config_file"] == str(file)
     assert report["settings"] == {"num_processes": 2, "cpu": True}
-    assert {one["state"] for one in report["checks"]} == {"passed"}
+    assert {item["state"] for item in report["checks"]} == {"passed"}
     assert report["checks"][-1].keys() == {"name", "title", "state", "text", "advice"}
 
 
@@ -91,7 +91,7 @@ def children() -> set[int]:
     import psutil
 
     # the workers were forked by this process itself; a supervisor of other tests may have new spare ones at any time
-    return {one.pid for one in psutil.Process().children()}
+    return {item.pid for item in psutil.Process().children()}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_configuration_that_cannot_be_is_a_failed_check(tmp_path, capsys, cont
 def test_nothing_is_started_where_nothing_could(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(machine_checks, "find_spec", lambda name: None)
     assert main([*CPU, "--json"]) == 1
-    states = {one["name"]: one["state"] for one in json.loads(capsys.readouterr().out)["checks"]}
+    states = {load["name"]: load["state"] for load in json.loads(capsys.readouterr().out)["checks"]}
     assert states["torch"] == "failed"
     assert "start" not in states
 

@@ -51,7 +51,7 @@ def notebook(path: Path, *cells: Any, metadata: Any = PYTHON) -> Path:
 
 def printed(cell: Any) -> str:
     """What a cell wrote."""
-    return "".join(one.text for one in cell.outputs if one.output_type == "stream")
+    return "".join(output.text for output in cell.outputs if output.output_type == "stream")
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -129,7 +129,7 @@ def test_the_parameters_stand_in_a_cell_behind_their_own_in_place_of_former_ones
     tags = [cell.metadata.get("tags", []) for cell in executed.cells]
     assert tags[1:3] == [["parameters"], ["injected-parameters"]]
     assert executed.cells[2].source == "# Parameters\nlr = 0.0003\nepochs = 5"
-    assert sum("injected-parameters" in each for each in tags) == 1
+    assert sum("injected-parameters" in tag for tag in tags) == 1
     assert executed.cells[8].outputs[0].data["text/plain"] == "(2, 0.0003, 5, 'mnist')"
 
 
@@ -145,7 +145,7 @@ def test_a_launch_leaves_its_report_with_a_row_for_each_rank_and_no_widget(done)
 
 def test_what_the_notebook_says_itself_wins(done):
     executed, _, _ = done
-    assert [one.output_type for one in executed.cells[5].outputs][-1] == "execute_result"
+    assert [output.output_type for output in executed.cells[5].outputs][-1] == "execute_result"
     assert "a line of rank 0" in printed(executed.cells[5])
     assert executed.cells[5].outputs[-1].data["text/plain"] == "1"
 

@@ -48,7 +48,7 @@ class CapturedStreams:
     """A front end on two streams, with a clock that is moved by hand."""
 
     def __init__(self, size=2, out=False, err=False, environment=None, **options):
-        self.out, self.err = (one if isinstance(one, io.StringIO) else Screen(one) for one in (out, err))
+        self.out, self.err = (item if isinstance(item, io.StringIO) else Screen(item) for item in (out, err))
         self.now, self.asked = 100.0, []
         self.view = RunState(size)
         streams = StandardStreams(self.out, self.err, {"TERM": "xterm", **(environment or {})})
@@ -125,7 +125,7 @@ def test_where_the_ranks_are_is_said_seldom_in_a_pipe():
     for done in range(100):
         captured.feed(bar(0, done, 100), after=1.0)
     _, err = captured.end()
-    told = [one for one in err if "train █" in one or "train ░" in one]
+    told = [item for item in err if "train █" in item or "train ░" in item]
     assert 2 <= len(told) <= 4
 
 
@@ -175,7 +175,7 @@ def shown(text, rows=24):
                 screen[-1] += part
         else:
             screen[-1] += part
-    return [re.sub(r"\x1b\[[\d;]*m", "", one) for one in screen]
+    return [re.sub(r"\x1b\[[\d;]*m", "", item) for item in screen]
 
 
 class TwoStreams(CapturedStreams):
@@ -210,8 +210,8 @@ def test_the_board_stands_below_the_lines_and_goes_in_the_end():
     assert second == "[1] train ██████░░░░░░ 5/10 2 it/s 00:02"
     assert rest == ""
     captured.end()
-    assert not any("2 ranks" in one for one in captured.screen)
-    assert [one for one in captured.screen if "loss" in one] == ["  loss  ▄  0.5  0.5 … 0.5, step 3"]
+    assert not any("2 ranks" in item for item in captured.screen)
+    assert [item for item in captured.screen if "loss" in item] == ["  loss  ▄  0.5  0.5 … 0.5, step 3"]
 
 
 def test_a_bar_is_drawn_once_and_other_open_lines_below_the_lines():
@@ -220,7 +220,7 @@ def test_a_bar_is_drawn_once_and_other_open_lines_below_the_lines():
     captured.feed(StateChange(0, "running", BEGAN))
     for _ in range(3):
         captured.feed(bar(0, 3), drawn, line("Downloading 40%", open=True))
-    assert [one for one in captured.screen if "3/10" in one] == ["[0] train ████░░░░░░░░ 3/10 2 it/s 00:03"]
+    assert [item for item in captured.screen if "3/10" in item] == ["[0] train ████░░░░░░░░ 3/10 2 it/s 00:03"]
     assert "[0] Downloading 40%" in captured.screen
 
 
@@ -270,7 +270,7 @@ def test_standard_output_in_a_pipe_is_plain_while_the_board_is_drawn_on_standard
     captured.feed(line("\x1b[31ma\x1b[0m", 1), bar(0, 3), *(StateChange(rank, "running", BEGAN) for rank in (0, 1)))
     captured.feed()
     assert captured.out.getvalue() == "[1] a\n"
-    assert any("3/10" in one for one in shown(captured.err.getvalue()))
+    assert any("3/10" in item for item in shown(captured.err.getvalue()))
 
 
 def test_a_hundred_thousand_lines_are_shown_or_counted():
@@ -280,7 +280,7 @@ def test_a_hundred_thousand_lines_are_shown_or_counted():
     captured.feed()
     captured.end()
     skipped = int(re.search(r"\.\.\. ([\d,]+) lines came faster", captured.out.getvalue())[1].replace(",", ""))
-    assert skipped + sum(bool(re.match(r"\[\d\] +\d+$", one)) for one in captured.screen) == 100_000
+    assert skipped + sum(bool(re.match(r"\[\d\] +\d+$", item)) for item in captured.screen) == 100_000
 
 
 # --------------------------------------------------------------------------------------------------------------------- board
@@ -303,7 +303,7 @@ def test_a_board_keeps_to_its_room(columns, rows, size):
     ranks = glances(size, epoch=3, batch=30).glances()
     lines = board.lines("train.py", 5.0, ranks, None, columns=columns, rows=rows)
     assert 1 <= len(lines) <= rows
-    assert all(len(one) <= max(columns - 1, 1) for one in lines)
+    assert all(len(line) <= max(columns - 1, 1) for line in lines)
 
 
 def test_what_does_not_fit_beside_a_rank_stands_below_it():
@@ -321,7 +321,7 @@ def test_sixty_four_ranks_are_a_line_for_each_state():
     view = glances(64, batch=3)
     view.apply(StateChange(40, "failed", BEGAN))
     lines = StatusBoard(has_colours=False).lines("t", 5.0, view.glances(), None, columns=200, rows=24)
-    assert [one.partition("  ")[0] for one in lines[1:]] == [
+    assert [line.partition("  ")[0] for line in lines[1:]] == [
         "[40] ✖ failed",
         "[0-39,41-63] batch ░░░░░░░░░░░░ 3/100 1 it/s 01:37 (the slowest of 63)",
     ]
@@ -431,7 +431,7 @@ def test_a_real_launch_in_a_terminal_shows_lines_board_and_cause(launched):
     assert 'raise ValueError("the end of rank 1")' in screen[told + 2]
     assert screen[told + 3] == "ValueError: the end of rank 1"
     assert screen.count("ValueError: the end of rank 1") == 1
-    assert any(one.startswith("  loss  ") for one in screen)
+    assert any(item.startswith("  loss  ") for item in screen)
     assert screen[-2].startswith("All output: ")
 
 
@@ -444,4 +444,4 @@ def test_a_real_launch_leaves_a_run_that_can_be_read_back(launched):
     # up to torch 2.9, gloo tells of its connections before
     assert next(line.text for line in view.tail(0, 10) if not line.text.startswith("[Gloo]")) == "hello"
     assert view.rank(0).metrics["loss"].step == 29
-    assert [one.rank for one in view.failures if not one.ended_by_us] == [1]
+    assert [failure.rank for failure in view.failures if not failure.ended_by_us] == [1]

@@ -275,7 +275,7 @@ def test_a_file_is_written_with_its_folders(tmp_path):
     path = tmp_path / "new" / "config.yaml"
     assert not saved(path, {"num_processes": 2, "mixed_precision": "no"}).replaces
     assert files.read(path) == {"num_processes": 2, "mixed_precision": "no"}
-    assert [one.name for one in path.parent.iterdir()] == ["config.yaml"]
+    assert [item.name for item in path.parent.iterdir()] == ["config.yaml"]
 
 
 def test_keys_of_others_are_kept_and_named(tmp_path):
@@ -312,7 +312,7 @@ def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path, monkeypatch):
     with pytest.raises(ConfigurationError, match="No space left on device"):
         saved(path, {"num_processes": 2})
     assert path.read_text() == "num_processes: 4\n"
-    assert [one.name for one in tmp_path.iterdir()] == ["config.yaml"]
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
 def test_a_link_and_the_rights_of_a_file_stay(tmp_path):

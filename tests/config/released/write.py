@@ -87,7 +87,7 @@ OWN = {
     "TP": {"tp_config": {"tp_size": 4}},
 }
 OWN["XLA"] = OWN["TPU"]
-types = [one.value for one in DistributedType if one.value != "MPS"] + ["MPS"] * hasattr(DistributedType, "MPS")
+types = [item.value for item in DistributedType if item.value != "MPS"] + ["MPS"] * hasattr(DistributedType, "MPS")
 for name in types:
     cluster_file(name, distributed_type=name, **OWN.get(name, {}))
 if "use_mps_device" in config_args.ClusterConfig.__dataclass_fields__:

@@ -248,7 +248,7 @@ def test_lines_keep_their_numbers_whatever_ipython_makes_of_them():
     source = "x = !ls \\\n  -l\n\n%time \\\n f()\n%accelerate push \\\n  x\ny = 1?\nz = 2"
     found = parse_commands(source)
     assert found.python.count("\n") == source.count("\n")
-    assert [(one.first, one.last, one.text) for one in found.commands] == [(6, 7, "push    x")]
+    assert [(command.first, command.last, command.text) for command in found.commands] == [(6, 7, "push    x")]
     assert found.python.split("\n")[-1] == "z = 2"
 
 

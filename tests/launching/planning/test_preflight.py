@@ -50,7 +50,7 @@ def test_each_objection_stands_at_the_setting_to_change_in_the_words_of_the_laun
 
 
 def test_several_wrong_settings_are_each_told():
-    assert [one.name for one in preflight({"num_processes": 0, "timeout": -1}).objections] == [
+    assert [objection.name for objection in preflight({"num_processes": 0, "timeout": -1}).objections] == [
         "num_processes",
         "timeout",
     ]
@@ -67,7 +67,7 @@ def test_a_system_that_cannot_fork_says_so():
 def test_what_works_and_is_slow_is_advice(settings, name):
     outlook = preflight(settings)
     assert outlook.possible
-    assert [(one.name, one.grave) for one in outlook.objections] == [(name, False)]
+    assert [(objection.name, objection.grave) for objection in outlook.objections] == [(name, False)]
     assert not preflight(settings, AvailableDevices("cuda", "GPU", 8, 16)).objections
 
 

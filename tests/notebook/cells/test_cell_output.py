@@ -96,7 +96,7 @@ def test_each_stream_stays_what_it_was():
     task_loop = Desk()
     task_loop.feed(line("a"), line("b", stream="stderr"))
     task_loop.close()
-    assert [one.stream for one in task_loop.paper.lines] == ["stdout", "stderr"]
+    assert [line.stream for line in task_loop.paper.lines] == ["stdout", "stderr"]
 
 
 def test_a_cell_begins_where_the_one_before_ended():
@@ -133,7 +133,7 @@ def test_values_of_the_last_expression_come_last():
         CellResult(2, True, 0.1),
     ]
     task_loop.output.closed(results_of(ends))
-    assert [one.text for one in task_loop.paper.lines] == ["[0]   a", "[1]   late", "[0-1] 3"]
+    assert [line.text for line in task_loop.paper.lines] == ["[0]   a", "[1]   late", "[0-1] 3"]
 
 
 def test_an_equal_display_that_comes_late_is_not_missed():
@@ -230,4 +230,4 @@ def test_whatever_ranks_write_a_cell_stays_under_a_megabyte(text):
     task_loop = Desk(size=4, bound=CellSink.bound)
     for number in range(6_000):
         task_loop.feed(line(text, number % 4, "stderr" if number % 3 else "stdout"))
-    assert sum(len(one.encode()) for one in task_loop.close()) < 700_000
+    assert sum(len(item.encode()) for item in task_loop.close()) < 700_000

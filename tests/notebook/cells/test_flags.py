@@ -25,7 +25,7 @@ def test_flags_and_their_values_are_completed(text, found):
 
 
 def test_an_empty_line_offers_every_flag():
-    assert completions("", cell_flags(), ["word"]) == ["word", *(one.flag for one in cell_flags())]
+    assert completions("", cell_flags(), ["word"]) == ["word", *(cell_flag.flag for cell_flag in cell_flags())]
 
 
 def test_the_help_says_each_flag_its_choices_and_its_default():
@@ -33,4 +33,4 @@ def test_the_help_says_each_flag_its_choices_and_its_default():
     assert "  -n, --num-processes N\n      Number of processes" in text
     assert "--mixed-precision {no,fp16,bf16,fp8}" in text
     assert "(default: auto)" in text
-    assert all(one.flag in text and one.help in text for one in cell_flags())
+    assert all(cell_flag.flag in text and cell_flag.help in text for cell_flag in cell_flags())

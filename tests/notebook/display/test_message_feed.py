@@ -89,19 +89,21 @@ def test_only_what_has_changed_is_said():
 def test_numbers_of_messages_go_up_by_one_over_backlogs_too():
     view = applied(RunState(1), *(line(str(number)) for number in range(5000)))
     feed = MessageFeed(view)
-    numbers = [one["seq"] for one in feed.backlog(FACTS)]
+    numbers = [item["seq"] for item in feed.backlog(FACTS)]
     view.apply(line("more"))
-    numbers += [(feed.news() or {})["seq"], *(one["seq"] for one in feed.backlog(FACTS))]
+    numbers += [(feed.news() or {})["seq"], *(item["seq"] for item in feed.backlog(FACTS))]
     assert numbers == list(range(1, len(numbers) + 1))
 
 
 def test_a_backlog_holds_every_kept_line_in_messages_of_2000():
     view = applied(RunState(1, backlog=7000), *(line(str(number)) for number in range(10_000)))
     messages = [*MessageFeed(view).backlog(FACTS)]
-    assert max(len(one["lines"]) for one in messages) == 2000
-    assert [row[2] for one in messages for row in one["lines"]] == [str(number) for number in range(3000, 10_000)]
-    assert sum(one["skipped"] for one in messages) == 3000
-    assert [bool(one.get("reset")) for one in messages] == [True, False, False, False]
+    assert max(len(message["lines"]) for message in messages) == 2000
+    assert [row[2] for message in messages for row in message["lines"]] == [
+        str(number) for number in range(3000, 10_000)
+    ]
+    assert sum(message["skipped"] for message in messages) == 3000
+    assert [bool(message.get("reset")) for message in messages] == [True, False, False, False]
 
 
 def test_a_flood_is_cut_to_its_newest_lines_and_the_rest_is_counted():

@@ -91,7 +91,7 @@ def test_each_stream_stays_what_it_was():
     task_loop = Desk()
     task_loop.feed(line("a"), line("b", stream="stderr"))
     task_loop.close()
-    assert [one.stream for one in task_loop.paper.lines] == ["stdout", "stderr"]
+    assert [line.stream for line in task_loop.paper.lines] == ["stdout", "stderr"]
 
 
 @pytest.mark.parametrize(

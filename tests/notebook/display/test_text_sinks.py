@@ -93,20 +93,20 @@ def outputs():
 
 
 def test_a_cell_shows_labelled_lines_on_their_streams_in_order(outputs):
-    assert [(one.name, one.text) for one in outputs["lines"]] == [
+    assert [(output.name, output.text) for output in outputs["lines"]] == [
         ("stdout", "[1] hello\n[0] INFO:root:trouble\n[0] bye\n"),
     ]
 
 
 def test_a_cell_shows_progress_in_one_block_that_is_gone_in_the_end(outputs):
-    blocks = [one for one in outputs["bars"] if one.output_type == "display_data"]
-    streams = [one for one in outputs["bars"] if one.output_type == "stream"]
+    blocks = [output for output in outputs["bars"] if output.output_type == "display_data"]
+    streams = [output for output in outputs["bars"] if output.output_type == "stream"]
     assert [block.data["text/plain"] for block in blocks] == [""]
-    assert [(one.name, one.text) for one in streams] == [("stdout", "[0] 100%\n[1] 100%\n")]
+    assert [(stream.name, stream.text) for stream in streams] == [("stdout", "[0] 100%\n[1] 100%\n")]
 
 
 def test_only_errors_go_to_standard_error_of_a_cell_which_a_page_paints_as_an_alarm(outputs):
-    assert [(one.name, one.text) for one in outputs["meant"]] == [
+    assert [(output.name, output.text) for output in outputs["meant"]] == [
         ("stdout", "\x1b[93m[0] WARNING:root:slow\x1b[0m\n"),
         ("stderr", "[0] ERROR:root:wrong\n"),
         ("stdout", "[0] \x1b[32mgreen\x1b[0m\n"),
@@ -114,7 +114,7 @@ def test_only_errors_go_to_standard_error_of_a_cell_which_a_page_paints_as_an_al
 
 
 def test_a_cell_keeps_the_last_progress_of_a_run_that_broke_off(outputs):
-    streams = [one.text for one in outputs["unfinished"] if one.output_type == "stream"]
+    streams = [output.text for output in outputs["unfinished"] if output.output_type == "stream"]
     assert streams[0] == "[0] 90%\n[1] 90%\n"
 
 
@@ -129,7 +129,7 @@ def test_a_flood_stays_under_a_megabyte_with_its_beginning_and_its_end(outputs):
     cell = nbformat.v4.new_code_cell(outputs=outputs["flood"])
     saved = nbformat.writes(nbformat.v4.new_notebook(cells=[cell]))
     assert len(saved.encode()) < 1_000_000
-    text = "".join(one.text for one in outputs["flood"])
+    text = "".join(output.text for output in outputs["flood"])
     assert text.startswith("[0] step 0 loss")
     for rank in range(4):
         assert f"[{rank}] step 24999 loss" in text

@@ -48,24 +48,24 @@ def machine_for(said):
 def every(widget, kind):
     """All widgets of a kind in a form, in its order."""
     found = [widget] if isinstance(widget, kind) else []
-    return found + [each for child in getattr(widget, "children", ()) for each in every(child, kind)]
+    return found + [item for child in getattr(widget, "children", ()) for item in every(child, kind)]
 
 
 def control(picker, name):
     """What one types a setting into."""
     kinds = (ipywidgets.Text, ipywidgets.Dropdown, ipywidgets.Checkbox)
-    (found,) = [one for one in every(picker.form, kinds) if one.description == name]
+    (found,) = [item for item in every(picker.form, kinds) if item.description == name]
     return found
 
 
 def button(picker, *names):
-    (found,) = [one for one in every(picker.form, ipywidgets.Button) if one.description in names]
+    (found,) = [item for item in every(picker.form, ipywidgets.Button) if item.description in names]
     return found
 
 
 def shown(picker):
     """All that a form says."""
-    return "\n".join(one.value for one in every(picker.form, ipywidgets.HTML) if "<style" not in one.value)
+    return "\n".join(item.value for item in every(picker.form, ipywidgets.HTML) if "<style" not in item.value)
 
 
 # ----------------------------------------------------------------------------------------------------------- the form
@@ -73,11 +73,11 @@ def shown(picker):
 
 def test_every_setting_has_a_labelled_field_with_its_help_under_a_known_heading():
     picker = config_picker()
-    for one in all_settings():
-        field = control(picker, one.name)
-        assert field.tooltip == one.help
-        assert one.group in GROUPS
-        for word in one.unsupported:
+    for setting in all_settings():
+        field = control(picker, setting.name)
+        assert field.tooltip == setting.help
+        assert setting.group in GROUPS
+        for word in setting.unsupported:
             assert word in shown(picker)
 
 
@@ -124,7 +124,7 @@ def test_a_wrong_text_is_told_beside_its_field_in_the_words_of_a_wrong_argument(
     picker = config_picker()
     field = control(picker, name)
     field.value = typed
-    (box,) = [one for one in every(picker.form, ipywidgets.VBox) if one.children and one.children[0] is field]
+    (box,) = [item for item in every(picker.form, ipywidgets.VBox) if item.children and item.children[0] is field]
     assert "acc-is-wrong" in box._dom_classes
     assert f"{name} was given as" in box.children[1].value
     assert 'role="alert"' in box.children[1].value
@@ -385,7 +385,7 @@ def test_a_press_tests_the_settings_with_real_workers():
     assert picker.checks == []
     button(picker, "Test these settings").click()
     checks = picker.test.wait(60)
-    assert {one.state for one in checks} == {"passed"}
+    assert {check.state for check in checks} == {"passed"}
     assert "All 7 checks passed." in shown(picker)
     assert not picker.test.begin.disabled
     assert picker.test.end.disabled

@@ -22,9 +22,9 @@ def steps(call, model, optimizer, backward, count=3):
             backward(call(torch.ones(2, 4)).sum())
             optimizer.step()
             optimizer.zero_grad()
-    ours = [one for one in caught if "accelerator" in str(one.message) or "prepare" in str(one.message)]
-    assert all(one.filename == __file__ for one in ours)
-    return [str(one.message) for one in ours]
+    ours = [item for item in caught if "accelerator" in str(item.message) or "prepare" in str(item.message)]
+    assert all(our.filename == __file__ for our in ours)
+    return [str(our.message) for our in ours]
 
 
 def made(**settings):

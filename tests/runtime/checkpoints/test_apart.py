@@ -36,12 +36,12 @@ def each_in_a_folder_of_its_own(peer: Peer) -> Any:
             for _ in loader:
                 break
             accelerator.save_state(folder)
-            names = {each.name for each in Path(folder).iterdir()} - {"checkpoint.json", f"positions_{rank}.pkl"}
+            names = {path.name for path in Path(folder).iterdir()} - {"checkpoint.json", f"positions_{rank}.pkl"}
             drawn = torch.rand(3).tolist()
             accelerator.load_state(folder)
             found.append((sorted(names), drawn == torch.rand(3).tolist()))
-            texts += [str(each.message) for each in told if "on the main process" in str(each.message)]
-        left = [each.name for each in Path(folder).parent.glob(f".{Path(folder).name}*")]
+            texts += [str(item.message) for item in told if "on the main process" in str(item.message)]
+        left = [path.name for path in Path(folder).parent.glob(f".{Path(folder).name}*")]
         assert left == []
     accelerator.wait_for_everyone()
     return found, len(texts)
@@ -61,7 +61,7 @@ def main_process_first_saves_another(folder: str, blocking: bool) -> list[str]:
     accelerator.save_state(f"{folder}/last", blocking=blocking)
     accelerator.wait_for_checkpoint()
     accelerator.wait_for_everyone()
-    return sorted(each.name for each in Path(folder, "last").iterdir())
+    return sorted(path.name for path in Path(folder, "last").iterdir())
 
 
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "in the background"])
@@ -69,7 +69,7 @@ def test_a_save_of_the_main_process_alone_is_not_taken_for_one_of_all(tmp_path: 
     first, second = run_on_ranks(main_process_first_saves_another, 2, str(tmp_path), blocking)
     assert first == second
     assert {"random_states_0.pkl", "random_states_1.pkl", "model.safetensors"} <= set(first)
-    best = {each.name for each in (tmp_path / "best").iterdir()}
+    best = {path.name for path in (tmp_path / "best").iterdir()}
     assert "random_states_0.pkl" in best
     assert "random_states_1.pkl" not in best
 
@@ -86,7 +86,7 @@ def hears_late_that_a_save_is_over(folder: str) -> list[str]:
     for _ in range(3):
         accelerator.save_state(f"{folder}/last")
     accelerator.wait_for_everyone()
-    return sorted(each.name for each in Path(folder, "last").iterdir())
+    return sorted(path.name for path in Path(folder, "last").iterdir())
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def counts_differ(folder: str) -> list[str]:
     accelerator.wait_for_everyone()
     accelerator.step = 10 - accelerator.process_index
     accelerator.save_state(f"{folder}/saved")
-    return sorted(each.name for each in Path(folder, "saved").iterdir())
+    return sorted(path.name for path in Path(folder, "saved").iterdir())
 
 
 def test_ranks_at_different_steps_save_one_checkpoint(tmp_path: Path) -> None:

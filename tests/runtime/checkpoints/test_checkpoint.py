@@ -150,7 +150,7 @@ def test_a_checkpoint_goes_on_in_the_other_package(tmp_path: Path, size: int, wr
 def test_a_checkpoint_has_the_files_that_accelerate_writes(tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     run_on_ranks(saves, 2, str(folder), "fp16", True)
-    assert {each.name for each in folder.iterdir()} == {
+    assert {path.name for path in folder.iterdir()} == {
         "model.safetensors",
         "optimizer.bin",
         "scheduler.bin",
@@ -162,13 +162,13 @@ def test_a_checkpoint_has_the_files_that_accelerate_writes(tmp_path: Path) -> No
         "positions_1.pkl",
         "checkpoint.json",
     }
-    assert [each.name for each in tmp_path.iterdir()] == ["saved"]
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 
 def saves(folder: str, precision: str = "no", safe: bool = True) -> list[str]:
     training = Training(precision=precision)
     training.accelerator.save_state(folder, safe_serialization=safe)
-    return sorted(each.name for each in Path(folder).iterdir())
+    return sorted(path.name for path in Path(folder).iterdir())
 
 
 def test_a_checkpoint_is_complete_on_every_process_when_saving_returns(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def warned_of(folder: str) -> list[str]:
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         training.accelerator.load_state(folder)
-    return [str(each.message) for each in given]
+    return [str(item.message) for item in given]
 
 
 def test_a_process_that_finds_no_random_states_of_its_own_says_so(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_process_that_finds_no_random_states_of_its_own_says_so(tmp_path: Path
     run_on_ranks(saves, 1, folder)
     first, second = run_on_ranks(warned_of, 2, folder)
     assert first == []
-    assert any("random_states_1.pkl does not exist" in each for each in second)
+    assert any("random_states_1.pkl does not exist" in item for item in second)
 
 
 class FailsOnSecondSave(Counter):
@@ -265,7 +265,7 @@ def numbered(folder: str) -> tuple[list[str], int]:
         for parameter in model.parameters():
             parameter.zero_()
     accelerator.load_state()
-    kept = sorted(each.name for each in (Path(folder) / "checkpoints").iterdir())
+    kept = sorted(path.name for path in (Path(folder) / "checkpoints").iterdir())
     return kept, next(model.parameters()).flatten()[0].item()
 
 
@@ -301,7 +301,7 @@ def test_hooks_may_save_a_model_in_their_own_way(tmp_path: Path) -> None:
     handle = accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
     accelerator.save_state(tmp_path / "saved")
-    assert {"mine.pt"} == {each.name for each in (tmp_path / "saved").iterdir()} - {
+    assert {"mine.pt"} == {path.name for path in (tmp_path / "saved").iterdir()} - {
         "random_states_0.pkl",
         "positions_0.pkl",
         "checkpoint.json",

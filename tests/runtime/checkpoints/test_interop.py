@@ -49,7 +49,7 @@ class Everything:
         self.accelerator = peer.Accelerator(cpu=True, **options)
         models = [Odd(), nn.Linear(4, 1)]
         optimizers = [torch.optim.AdamW(models[0].parameters()), torch.optim.SGD(models[1].parameters(), 0.1, 0.9)]
-        schedules = [torch.optim.lr_scheduler.StepLR(each, 2) for each in optimizers]
+        schedules = [torch.optim.lr_scheduler.StepLR(optimizer, 2) for optimizer in optimizers]
         prepared = self.accelerator.prepare(*models, *optimizers, *schedules)
         self.models, self.optimizers, self.schedules = prepared[:2], prepared[2:4], prepared[4:]
         self.customs = Counter(), Counter()
@@ -72,10 +72,10 @@ class Everything:
     def all_there_is(self) -> dict[str, Any]:
         accelerator = self.accelerator
         return {
-            "weights": [accelerator.unwrap_model(each).state_dict() for each in self.models],
-            "optimizers": [each.state_dict() for each in self.optimizers],
-            "schedules": [each.state_dict()["last_epoch"] for each in self.schedules],
-            "customs": [each.count for each in self.customs],
+            "weights": [accelerator.unwrap_model(model).state_dict() for model in self.models],
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "schedules": [schedule.state_dict()["last_epoch"] for schedule in self.schedules],
+            "customs": [custom.count for custom in self.customs],
             "step": accelerator.step,
         }
 
@@ -115,7 +115,7 @@ def test_everything_goes_on_in_the_other_package(tmp_path: Path, size: int, safe
         for saved, loaded in zip(one, other, strict=True):
             torch.testing.assert_close(loaded, saved, rtol=0, atol=0)
     kept = {"checkpoint.json", *(f"positions_{rank}.pkl" for rank in range(size))}
-    theirs, ours = ({each.name for each in (tmp_path / name).iterdir()} for name in ("accelerate", "accelerate_nb"))
+    theirs, ours = ({path.name for path in (tmp_path / name).iterdir()} for name in ("accelerate", "accelerate_nb"))
     assert ours == theirs | kept
 
 
@@ -145,7 +145,7 @@ def numbers(peer: Peer, folder: str, start: int) -> Any:
         training.steps()
         training.accelerator.save_state()
     training.accelerator.wait_for_everyone()
-    return before, training.all_there_is(), sorted(each.name for each in Path(folder, "checkpoints").iterdir())
+    return before, training.all_there_is(), sorted(path.name for path in Path(folder, "checkpoints").iterdir())
 
 
 @pytest.mark.slow

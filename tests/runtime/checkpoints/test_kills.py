@@ -89,7 +89,7 @@ def test_a_folder_that_is_saved_to_again_is_whole_after_a_kill(tmp_path: Path, m
         run_on_ranks(saves_and_dies, 1, str(tmp_path), moment, False, 0, "files" in moment)
     assert (tmp_path / "saved" / "model.safetensors").exists()  # also for who doesn't know of drafts
     assert run_on_ranks(finds, 1, str(tmp_path), False) == [MOMENTS[moment][3]]
-    assert [each.name for each in tmp_path.iterdir()] == ["saved"]
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
     assert (tmp_path / "saved" / "notes.txt").read_text() == "mine"
 
 
@@ -98,8 +98,8 @@ def test_the_newest_whole_one_of_numbered_checkpoints_is_found_after_a_kill(tmp_
     with pytest.raises(RanksFailed, match="exit code -9"):
         run_on_ranks(saves_and_dies, 1, str(tmp_path), moment, True, 0, True)
     assert run_on_ranks(finds, 1, str(tmp_path), True) == [1.0]
-    assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["checkpoint_9"]
-    assert [each.name for each in tmp_path.iterdir()] == ["checkpoints"]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint_9"]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
 def dies_while_pruning(folder: str) -> None:
@@ -121,7 +121,7 @@ def dies_while_pruning(folder: str) -> None:
 def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_the_new_one_and_no_half_one(tmp_path: Path) -> None:
     with pytest.raises(RanksFailed, match="exit code -9"):
         run_on_ranks(dies_while_pruning, 1, str(tmp_path))
-    assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["checkpoint_1"]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint_1"]
     assert run_on_ranks(finds, 1, str(tmp_path), True) == [2.0]
 
 
@@ -178,7 +178,7 @@ def saves_on_the_main_process_alone(folder: str) -> tuple[list[str], list[str]]:
             if accelerator.is_main_process:
                 accelerator.save_state(f"{folder}/saved")
     accelerator.wait_for_everyone()
-    return sorted(each.name for each in Path(folder, "saved").iterdir()), [str(each.message) for each in given]
+    return sorted(path.name for path in Path(folder, "saved").iterdir()), [str(item.message) for item in given]
 
 
 def test_a_save_on_the_main_process_alone_ends_as_it_does_with_accelerate_and_says_who_is_missing(
@@ -186,7 +186,7 @@ def test_a_save_on_the_main_process_alone_ends_as_it_does_with_accelerate_and_sa
 ) -> None:
     (first, said), (second, nothing) = run_on_ranks(saves_on_the_main_process_alone, 2, str(tmp_path))
     assert first == second
-    assert [each for each in said if "not on rank 1" in each] == said
+    assert [item for item in said if "not on rank 1" in item] == said
     assert len(said) == 1
     assert nothing == []
     assert "random_states_0.pkl" in first

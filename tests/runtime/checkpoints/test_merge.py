@@ -76,7 +76,7 @@ def checkpoint(written, tmp_path) -> Path:
 
 def same(ours, theirs) -> bool:
     if isinstance(theirs, torch.Tensor):
-        bits = [each.contiguous().reshape(-1).view(torch.uint8) for each in (ours, theirs)]
+        bits = [item.contiguous().reshape(-1).view(torch.uint8) for item in (ours, theirs)]
         return ours.dtype == theirs.dtype and ours.shape == theirs.shape and torch.equal(*bits)
     if isinstance(theirs, dict):
         return ours.keys() == theirs.keys() and all(same(ours[name], theirs[name]) for name in theirs)

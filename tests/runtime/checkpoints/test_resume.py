@@ -89,7 +89,7 @@ class Run:
     def outcome(self, since: int = 0) -> tuple[Any, ...]:
         self.accelerator.wait_for_checkpoint()
         state = self.optimizer.state_dict()["state"]
-        moments = [value.tolist() for each in state.values() for value in each.values()]
+        moments = [value.tolist() for item in state.values() for value in item.values()]
         scaler = self.accelerator.scaler
         assert scaler is not None
         found = self.seen[since:], flat(self.model), moments, scaler.state_dict(), self.accelerator.step

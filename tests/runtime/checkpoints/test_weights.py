@@ -75,7 +75,7 @@ def test_a_model_whose_weights_are_offloaded_is_saved_whole(tmp_path: Path, disp
     model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
     wanted = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     import_module(dispatcher).dispatch_model(model, device_map, offload_dir=tmp_path / "offloaded", main_device="cpu")
-    assert any(each.is_meta for each in model.parameters())
+    assert any(parameter.is_meta for parameter in model.parameters())
     accelerator = Accelerator(cpu=True)
     accelerator.save_model(model, tmp_path / "model")
     accelerator.bundle.models.append(model)
@@ -84,7 +84,7 @@ def test_a_model_whose_weights_are_offloaded_is_saved_whole(tmp_path: Path, disp
         saved = load_file(tmp_path / folder / "model.safetensors")
         assert saved.keys() == wanted.keys()
         assert all(torch.equal(saved[name], tensor) for name, tensor in wanted.items())
-    assert any(each.is_meta for each in model.parameters())
+    assert any(parameter.is_meta for parameter in model.parameters())
     accelerator.end_training()
 
 
@@ -97,7 +97,7 @@ def test_a_model_whose_weights_are_nowhere_is_not_saved(tmp_path: Path) -> None:
 
 def test_weights_that_are_left_out_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Accelerator(cpu=True).save_model(Tied(), tmp_path)
-    assert [each.getMessage().split(" while")[0] for each in caplog.records] == [
+    assert [record.getMessage().split(" while")[0] for record in caplog.records] == [
         "Removed shared tensor {'second.weight'}"
     ]
 

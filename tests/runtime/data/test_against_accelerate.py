@@ -149,16 +149,16 @@ def cases(world_size: int) -> list[Case]:
     kinds = KINDS if world_size > 1 else ["shuffled"]
     found = [Case(kind, *rest, dispatch=False) for kind, *rest in product(kinds, LENGTHS, [2], FLAGS, FLAGS, splits)]
     streams = product(["stream", "stream with a length"], LENGTHS, [2], FLAGS, [True], splits)
-    found += [Case(*each, dispatch=False) for each in streams]
+    found += [Case(*stream, dispatch=False) for stream in streams]
     found += [
         Case("batches of any size", *rest, dispatch=False) for *rest, _ in product(LENGTHS, [2], [False], FLAGS, [0])
     ]
     empty = product(["plain", "stream", "stream with a length"], [0], [2], FLAGS, [True], splits)
-    found += [Case(*each, dispatch=False) for each in empty]
+    found += [Case(*item, dispatch=False) for item in empty]
     # where drop_last leaves no batch, and for fewer samples than processes, theirs raises on some of the processes
     lengths = {1: [5, 8], 2: LENGTHS, 3: [5, 8, 9]}[world_size]
     dispatched = product(["plain", "shuffled", "stream"], lengths, [2], FLAGS, [True], splits)
-    return found + [Case(*each, dispatch=True) for each in dispatched if not each[3] or each[1] >= 8]
+    return found + [Case(*item, dispatch=True) for item in dispatched if not item[3] or item[1] >= 8]
 
 
 def difference(case: Case, world_size: int, name: str) -> str | None:

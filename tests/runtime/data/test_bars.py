@@ -47,14 +47,14 @@ def test_each_epoch_is_a_bar_that_begins_and_ends(listener, capfd):
     loader = prepared(DataLoader(Numbers(6), 2), progress=True)
     for _ in range(2):
         assert len(list(loader)) == 3
-    assert [(one.label, one.done, one.total, one.closed) for one in listener.bars] == [
+    assert [(bar.label, bar.done, bar.total, bar.closed) for bar in listener.bars] == [
         ("epoch 0", 0, 3, False),
         ("epoch 0", 3, 3, True),
         ("epoch 1", 0, 3, False),
         ("epoch 1", 3, 3, True),
     ]
-    assert {one.bar for one in listener.bars} == {"loader 0"}
-    assert {one.unit for one in listener.bars} == {"batch"}
+    assert {bar.bar for bar in listener.bars} == {"loader 0"}
+    assert {bar.unit for bar in listener.bars} == {"batch"}
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
 
@@ -87,7 +87,7 @@ def test_a_loader_without_a_length_has_a_bar_without_a_total(listener):
 def test_an_epoch_that_goes_on_goes_on_in_its_bar(listener):
     loader = prepared(DataLoader(Numbers(8), 2), progress=True)
     list(Accelerator(cpu=True).skip_first_batches(loader, 3))
-    assert [(one.done, one.total) for one in listener.bars] == [(3, 4), (4, 4)]
+    assert [(bar.done, bar.total) for bar in listener.bars] == [(3, 4), (4, 4)]
 
 
 def test_nobody_is_told_unless_it_was_asked_for(listener):
@@ -108,7 +108,7 @@ def epoch() -> None:
 def test_a_launch_asks_for_the_bars_of_all_its_loaders(asked):
     run = launch(epoch, num_processes=2, cpu=True, config_file="", timeout=60, panel="off", loader_progress=asked)
     run.wait(60)
-    bars = [one.progress.get("loader 0") for one in run.view.glances()]
+    bars = [glance.progress.get("loader 0") for glance in run.view.glances()]
     if asked:
         assert [(bar.label, bar.done, bar.total, bar.closed) for bar in bars] == [("epoch 0", 2, 2, True)] * 2
     else:

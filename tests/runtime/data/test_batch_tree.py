@@ -127,7 +127,7 @@ def test_a_data_class_goes_to_the_device_wherever_it_stands() -> None:
     record = Record(torch.arange(2), ["a", "b"])
     moved = placed({"inner": [record, (record, 3)], "record": record}, "meta")
     found = [moved["inner"][0], moved["inner"][1][0], moved["record"]]
-    assert [each.numbers.device.type for each in found] == ["meta"] * 3
+    assert [item.numbers.device.type for item in found] == ["meta"] * 3
     assert record.numbers.device.type == "cpu"
     assert moved["inner"][1][1] == 3
 

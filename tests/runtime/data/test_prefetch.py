@@ -84,7 +84,7 @@ def test_a_loader_that_copies_ahead_says_the_same(monkeypatch: pytest.MonkeyPatc
 
 
 def names_of_threads() -> list[str]:
-    return [each.name for each in threading.enumerate() if each.name.startswith("accelerate-nb batches")]
+    return [item.name for item in threading.enumerate() if item.name.startswith("accelerate-nb batches")]
 
 
 def told(batch: Any) -> tuple[Any, str]:
@@ -121,7 +121,7 @@ def test_what_only_its_own_code_can_move_is_sent_by_the_loop() -> None:
 
 
 def breaks_at(number: int) -> Iterator[tuple[int, bool]]:
-    yield from ((each, False) for each in range(number))
+    yield from ((item, False) for item in range(number))
     raise KeyError("this batch is broken")
 
 

@@ -58,7 +58,7 @@ def lines(peer: Peer) -> list[Any]:
     accelerator.wait_for_everyone()
     text = re.sub(r'File ".*", line \d+', "File", written.getvalue())
     text = text.replace(" warning_once [", " lines [")  # Accelerate says that its own method has written the line
-    levels = [each.level for each in (logging.getLogger("one"), by_environment.logger)]
+    levels = [item.level for item in (logging.getLogger("one"), by_environment.logger)]
     return [raised, [line for line in text.splitlines() if "^" not in line], levels]
 
 

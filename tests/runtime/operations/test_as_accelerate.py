@@ -77,7 +77,7 @@ def told(value: Any) -> Any:
     if isinstance(value, (dict, UserDict)):
         return type(value).__name__, [(key, told(each)) for key, each in value.items()]
     if isinstance(value, (list, tuple)):
-        return type(value).__name__, [told(each) for each in value]
+        return type(value).__name__, [told(item) for item in value]
     return repr(value)
 
 
@@ -181,7 +181,7 @@ def gathered(peer: Peer) -> list[Any]:
     return [
         told(
             [
-                accelerator.gather([each for each in shapes(rank).values() if each.dtype not in ODD]),
+                accelerator.gather([shape for shape in shapes(rank).values() if shape.dtype not in ODD]),
                 accelerator.gather(sizes),
                 doors.broadcast(drawn(rank, 300, 1000), from_process=2),
                 [accelerator.reduce(drawn(rank, rows), how) for rows in (3, 300000) for how in ("sum", "max")],

@@ -79,7 +79,7 @@ def any_type() -> list[Any]:
     kinds = [torch.bool, torch.complex64, torch.int16]
     small = [torch.full((2,), rank).to(kind) for kind in kinds]
     large = [torch.full((5000,), rank).to(kind) for kind in kinds]
-    return [plain(alone.gather(small)), [len(set(each.tolist())) for each in alone.gather(large)]]
+    return [plain(alone.gather(small)), [len(set(item.tolist())) for item in alone.gather(large)]]
 
 
 def alone_rank() -> int:

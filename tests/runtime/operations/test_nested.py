@@ -60,8 +60,8 @@ def same(mine: Any, their: Any) -> bool:
             package.initialize_tensors(package.get_data_structure(data["tuple"]))
         ),
         lambda package, data: package.honor_type(data["pair"], iter([1, 2])),
-        lambda package, data: [package.is_namedtuple(each) for each in (data["pair"], (1, 2), [1])],
-        lambda package, data: [package.is_torch_tensor(each) for each in (data["plain"], 1)],
+        lambda package, data: [package.is_namedtuple(item) for item in (data["pair"], (1, 2), [1])],
+        lambda package, data: [package.is_torch_tensor(item) for item in (data["plain"], 1)],
         lambda package, data: package.ignorant_find_batch_size([]),
         lambda package, data: package.ignorant_find_batch_size(["text"]),
         lambda package, data: package.convert_outputs_to_fp32(lambda: data)(),

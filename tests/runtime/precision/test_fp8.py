@@ -73,7 +73,7 @@ def trained(peer: Peer, explicit: bool) -> list[Any]:
     bare = accelerator.unwrap_model(model)
     kinds = [type(module).__name__ for module in bare]
     assert list(accelerator.get_state_dict(model)) == names
-    return [losses, kinds, [each.tolist() for each in bare.parameters()], str(accelerator.fp8_backend)]
+    return [losses, kinds, [parameter.tolist() for parameter in bare.parameters()], str(accelerator.fp8_backend)]
 
 
 @pytest.mark.slow

@@ -166,8 +166,8 @@ def handled(peer: Peer) -> list[Any]:
         (model.find_unused_parameters, model.static_graph, model.broadcast_buffers),
         (str(plain), str(mixed)),
         model(torch.ones(2, 8)).tolist(),
-        [each.to_kwargs() for each in handlers],
-        [type(each)().to_kwargs() for each in handlers],
+        [handler.to_kwargs() for handler in handlers],
+        [type(handler)().to_kwargs() for handler in handlers],
     ]
 
 
@@ -230,7 +230,7 @@ def joined_alone() -> list[str]:
         warnings.simplefilter("always")
         found = joined(False, True)
         assert len(found[0]) == 10
-    return [str(each.message) for each in caught]
+    return [str(item.message) for item in caught]
 
 
 def test_one_process_has_nothing_to_join() -> None:

@@ -21,7 +21,7 @@ def read(place):
     for metric in run.metrics():
         frame = metric.dataframe()
         courses[metric.name] = [(int(step), value) for step, value in zip(frame["step"], frame["value"], strict=True)]
-    pictures = sorted(each["name"] for each in run.collect_sequence_info("images", skip_last_value=True)["images"])
+    pictures = sorted(item["name"] for item in run.collect_sequence_info("images", skip_last_value=True)["images"])
     found = run.name, dict(run["hparams"]), courses, pictures
     run.close()
     return found

@@ -61,9 +61,9 @@ def count(peer):
     peer.Accelerator()  # Accelerate's processes are connected by it, on a machine without a GPU
     decorator = peer.door("tracking").on_main_process
     classes = [
-        type("Again", (each,), {"count": decorator(each.count.__wrapped__)}) for each in (Counter, Main, Everywhere)
+        type("Again", (item,), {"count": decorator(item.count.__wrapped__)}) for item in (Counter, Main, Everywhere)
     ]
-    return [each().count(1, 2, more=3) for each in classes]
+    return [item().count(1, 2, more=3) for item in classes]
 
 
 def test_a_method_runs_on_the_main_process_unless_its_tracker_says_otherwise():

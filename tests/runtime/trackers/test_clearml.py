@@ -15,7 +15,7 @@ pytestmark = needs("clearml")
 
 
 def read(place):
-    (folder,) = (each for each in (place / "clearml" / "offline").iterdir() if each.is_dir())
+    (folder,) = (path for path in (place / "clearml" / "offline").iterdir() if path.is_dir())
     task = json.loads((folder / "task.json").read_text())
     courses = {}
     for line in (folder / "metrics.jsonl").read_text().splitlines():

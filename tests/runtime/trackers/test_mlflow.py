@@ -25,7 +25,7 @@ def read(place):
         for name in run.data.metrics
     }
     tags = {name: value for name, value in run.data.tags.items() if not name.startswith("mlflow.")}
-    artifacts = [each.path for each in client.list_artifacts(run.info.run_id)]
+    artifacts = [list_artifact.path for list_artifact in client.list_artifacts(run.info.run_id)]
     return run.data.params, courses, tags, run.info.run_name, run.info.status, artifacts
 
 

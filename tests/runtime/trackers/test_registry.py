@@ -54,7 +54,7 @@ def choose(peer):
 
 def told(function, *wish):
     try:
-        return sorted("own" if type(each).__name__ == "Own" else str(each) for each in function(*wish))
+        return sorted("own" if type(item).__name__ == "Own" else str(item) for item in function(*wish))
     except ValueError:
         return "ValueError"
 
@@ -123,7 +123,7 @@ def register(peer, folder):
         type("B", (door.GeneralTracker,), {"name": "", "requires_logging_directory": True}),
         type("C", (door.GeneralTracker,), {"name": "c"}),
     ]
-    refused = [told(door.register_tracker_class, each) for each in unfit]
+    refused = [told(door.register_tracker_class, item) for item in unfit]
     made.clear()
     door.register_tracker_class(Mine)
     with warnings.catch_warnings(record=True) as caught:
@@ -144,7 +144,7 @@ def test_a_class_of_ones_own_is_known_by_its_name_once_registered(tmp_path):
 
 def shadow():
     register_tracker_class(type("Wandb", (Own,), {"name": "wandb"}))
-    return [str(each) for each in filter_trackers("wandb")]
+    return [str(filter_tracker) for filter_tracker in filter_trackers("wandb")]
 
 
 @pytest.mark.filterwarnings("ignore:Wandb replaces")
@@ -159,7 +159,7 @@ def test_the_known_names_are_accelerates():
     assert {name: each.__name__ for name, each in theirs.items()} == {
         name: each.__name__ for name, each in registry.LOGGER_TYPE_TO_CLASS.items()
     }
-    assert {(each.name, each.value) for each in Theirs} == {(each.name, each.value) for each in LoggerType}
+    assert {(Their.name, Their.value) for Their in Theirs} == {(item.name, item.value) for item in LoggerType}
     for name, each in theirs.items():
         ours = LOGGER_TYPE_TO_CLASS[name]
         assert (each.main_process_only, each.requires_logging_directory) == (

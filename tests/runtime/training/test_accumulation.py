@@ -43,7 +43,7 @@ class Endless(IterableDataset[Any]):
 
 
 def flat(tensors: Any) -> list[float]:
-    return torch.cat([each.detach().flatten() for each in tensors]).tolist()
+    return torch.cat([tensor.detach().flatten() for tensor in tensors]).tolist()
 
 
 class Training:
@@ -62,7 +62,7 @@ class Training:
         with self.accelerator.accumulate(self.model):
             loss = nn.functional.mse_loss(self.model(inputs), targets)
             self.accelerator.backward(loss)
-            self.seen.gradients.append(flat(each.grad for each in self.bare.parameters()))
+            self.seen.gradients.append(flat(parameter.grad for parameter in self.bare.parameters()))
             self.optimizer.step()
             self.optimizer.zero_grad()
         self.seen.synced.append(self.accelerator.sync_gradients)
@@ -79,8 +79,8 @@ def loader(count: int = 22, batch: int = 4) -> DataLoader[Any]:
 
 def one_after_the_other(training: Training) -> None:
     for _ in range(2):
-        for each in training.loaders:
-            for batch in each:
+        for loader in training.loaders:
+            for batch in loader:
                 training.micro_step(batch)
 
 
@@ -113,7 +113,7 @@ def by_command(training: Training) -> None:
             with accelerator.trigger_sync_in_backward(model):
                 accelerator.backward(loss)
             accelerator.clip_grad_value_(model.parameters(), 0.1)
-        training.seen.gradients.append(flat(each.grad for each in training.bare.parameters()))
+        training.seen.gradients.append(flat(parameter.grad for parameter in training.bare.parameters()))
         training.optimizer.step()
         training.optimizer.zero_grad()
 
@@ -177,7 +177,7 @@ def averaged_by_hand(count: int, steps: int) -> list[Any]:
                 with nullcontext() if last or size == 1 else model.no_sync():
                     loss = nn.functional.mse_loss(model(inputs), targets)
                     (loss / len(window)).backward()
-                seen.gradients.append(flat(each.grad for each in bare.parameters()))
+                seen.gradients.append(flat(parameter.grad for parameter in bare.parameters()))
                 if last:
                     optimizer.step()
                     optimizer.zero_grad()
@@ -225,7 +225,7 @@ def two_models(steps: int) -> tuple[list[bool], list[bool], list[float], list[fl
     accelerator = Accelerator(gradient_accumulation_steps=steps)
     torch.manual_seed(0)
     one, other = nn.Linear(8, 1), nn.Linear(8, 1)
-    first, second = (torch.optim.SGD(each.parameters(), lr=0.05) for each in (one, other))
+    first, second = (torch.optim.SGD(item.parameters(), lr=0.05) for item in (one, other))
     made, judged, first, second, data = accelerator.prepare(one, other, first, second, loader(40))
     flags: list[list[bool]] = [[], []]
     for inputs, targets in data:

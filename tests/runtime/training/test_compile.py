@@ -59,7 +59,7 @@ def training(peer: Peer, regional: bool, precision: str, folder: str) -> list[An
         with accelerator.accumulate(prepared):
             loss = nn.functional.mse_loss(prepared(inputs), targets)
             accelerator.backward(loss)
-            seen.append((loss.item(), [each.grad.sum().item() for each in model.parameters()]))
+            seen.append((loss.item(), [parameter.grad.sum().item() for parameter in model.parameters()]))
             accelerator.clip_grad_norm_(prepared.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
@@ -211,7 +211,7 @@ def asked(peer: Peer) -> list[Any]:
     plugins = (from_environment, said, plugin(options={"a": 1}, disable=True))
     accelerator = peer.Accelerator(cpu=True)
     state = accelerator.state.dynamo_plugin
-    return [[each.to_dict(), each.to_kwargs(), str(each.backend)] for each in (*plugins, state)]
+    return [[item.to_dict(), item.to_kwargs(), str(item.backend)] for item in (*plugins, state)]
 
 
 def test_a_plugin_reads_accelerates_variables() -> None:

@@ -70,7 +70,7 @@ def of_every_kind(length: int) -> dict[str, Any]:
                 "dictionary as an object": accelerator.gather_for_metrics({"rank": rank}, use_gather_object=True),
                 "samples of any length": accelerator.gather_for_metrics([[name] * rank for name in names]),
             }
-        warned = [str(each.message) for each in said if "gather_for_metrics was given" in str(each.message)]
+        warned = [str(item.message) for item in said if "gather_for_metrics was given" in str(item.message)]
         found["warned"] = warned
         return found
 
@@ -198,7 +198,7 @@ def statistics() -> Any:
         warnings.simplefilter("always")
         for _ in accelerator.prepare(DataLoader(torch.arange(9), batch_size=4)):
             kept = accelerator.gather_for_metrics(torch.ones(3) * accelerator.process_index)
-    return kept.tolist(), [str(each.message) for each in said]
+    return kept.tolist(), [str(item.message) for item in said]
 
 
 def test_what_has_not_one_row_a_sample_is_kept_whole_and_said() -> None:
@@ -219,7 +219,7 @@ def epochs(counted: bool) -> list[str]:
             for batch in loader:
                 if counted:
                     accelerator.gather_for_metrics(batch)
-    return [str(each.message).split(",")[0] for each in said]
+    return [str(item.message).split(",")[0] for item in said]
 
 
 def test_repeated_samples_are_said_once_by_the_main_process_unless_they_are_left_out() -> None:

@@ -156,7 +156,7 @@ def test_what_is_written_in_the_background_is_no_larger(tmp_path: Path) -> None:
     accelerator, _ = training(str(tmp_path), False)
     folders = [accelerator.save_state(tmp_path / name, blocking=name == "now") for name in ("now", "later")]
     accelerator.end_training()
-    now, later = ({each.name: each.stat().st_size for each in folder.glob("*[!n]")} for folder in folders)
+    now, later = ({path.name: path.stat().st_size for path in folder.glob("*[!n]")} for folder in folders)
     assert now == later
 
 
