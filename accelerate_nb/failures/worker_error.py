@@ -79,7 +79,7 @@ def _message(first: Failure, failures: Sequence[Failure], folder: Path | None) -
     if first.traceback:
         parts.append(first.traceback)
     if first.last_lines:
-        parts.append("The last that it wrote:\n" + "\n".join(f"  {line}" for line in first.last_lines))
+        parts.append("Its last lines:\n" + "\n".join(f"  {line}" for line in first.last_lines))
     others = _others(first, [failure for failure in failures if failure is not first])
     if others:
         parts.append("\n".join(others))

@@ -142,7 +142,7 @@ def _cause(cause: FailureCause) -> Iterator[str]:
         yield f"<div><b>{escape(fitted(cause.advice, _NOTES, escape))}</b></div>"
     if cause.last_lines:
         last = newest_fitting(cause.last_lines, _NOTES, escape)
-        yield f"<div>The last that it wrote:</div>\n<pre>{chr(10).join(last)}</pre>"
+        yield f"<div>Its last lines:</div>\n<pre>{chr(10).join(last)}</pre>"
     others = first_fitting([escape(line) for line in cause.others], _NOTES)
     if others:
         yield f"<div>{'<br>'.join(others)}</div>"

@@ -84,7 +84,7 @@ def cause_lines(cause: FailureCause) -> Iterator[str]:
     if cause.advice:
         yield fitted(cause.advice, _NOTES)
     if cause.last_lines:
-        yield "The last that it wrote:"
+        yield "Its last lines:"
         yield from newest_fitting([f"  {line}" for line in cause.last_lines], _NOTES)
     yield from first_fitting(cause.others, _NOTES)
 
