@@ -23,9 +23,23 @@ def public_names() -> list[str]:
 
 
 def passed_on(module: Module) -> set[str]:
-    """What a file re-exports: the names that it imports `as` something."""
-    imports = [node for node in module.tree.body if isinstance(node, ast.ImportFrom)]
-    return {f"{module.name}.{alias.asname}" for node in imports for alias in node.names if alias.asname}
+    """What a file re-exports, under its own name."""
+    return {f"{module.name}.{name}" for name in offered(module)}
+
+
+def offered(module: Module) -> set[str]:
+    """The names that a file imports `as` something, and with `*` all that another such file offers."""
+    found = {alias.asname for node in imports_of(module) for alias in node.names if alias.asname}
+    whole = {node.module for node in imports_of(module) if is_whole(node)}
+    return found.union(*(offered(other) for other in RE_EXPORTING if other.name in whole))
+
+
+def imports_of(module: Module) -> list[ast.ImportFrom]:
+    return [node for node in module.tree.body if isinstance(node, ast.ImportFrom)]
+
+
+def is_whole(node: ast.ImportFrom) -> bool:
+    return node.names[0].name == "*"
 
 
 def test_the_public_names_are_those_of_the_list() -> None:
@@ -57,8 +71,17 @@ def test_the_check_sees_a_name_that_can_not_be_imported(name: str) -> None:
 
 
 def hidden_names(module: Module) -> list[str]:
-    """What a re-exporting file imports for itself alone; `from x import a as a` says that `a` is meant for others."""
-    imports = [node for node in module.tree.body if isinstance(node, ast.ImportFrom) and node.module != "__future__"]
+    """
+    What a re-exporting file imports for itself alone; `from x import a as a` says that `a` is meant for others.
+
+    `from x import *` says so of all that another re-exporting file offers, and of nothing else: that file has no other names.
+    """
+    re_exporting = {other.name for other in RE_EXPORTING}
+    imports = [
+        node
+        for node in imports_of(module)
+        if node.module != "__future__" and not (is_whole(node) and node.module in re_exporting)
+    ]
     return [f"{module.name}.{alias.name}" for node in imports for alias in node.names if alias.asname is None]
 
 
