@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from accelerate_nb.errors import ConfigurationError
@@ -49,34 +51,22 @@ def is_mps_available(min_version: str = "1.12") -> bool:
     return is_torch_version(">=", min_version) and torch.backends.mps.is_available()
 
 
-def is_xpu_available(check_device: bool = False) -> bool:  # noqa: ARG001 - torch decides in any case
-    """Whether torch can use Intel's GPU."""
-    return _can_use("xpu")
+def _support(device: str, description: str) -> Callable[..., bool]:
+    """One of Accelerate's functions that tell whether torch can use a type of device."""
+
+    def is_available(check_device: bool = False) -> bool:  # noqa: ARG001 - torch decides in any case
+        return _can_use(device)
+
+    is_available.__doc__ = f"Whether torch can use {description}."
+    return is_available
 
 
-def is_npu_available(check_device: bool = False) -> bool:  # noqa: ARG001 - torch decides in any case
-    """Whether torch can use Huawei's NPU."""
-    return _can_use("npu")
-
-
-def is_mlu_available(check_device: bool = False) -> bool:  # noqa: ARG001 - torch decides in any case
-    """Whether torch can use Cambricon's MLU."""
-    return _can_use("mlu")
-
-
-def is_musa_available(check_device: bool = False) -> bool:  # noqa: ARG001 - torch decides in any case
-    """Whether torch can use Moore Threads' GPU."""
-    return _can_use("musa")
-
-
-def is_sdaa_available(check_device: bool = False) -> bool:  # noqa: ARG001 - torch decides in any case
-    """Whether torch can use Tecorigin's SDAA."""
-    return _can_use("sdaa")
-
-
-def is_neuron_available(check_device: bool = False) -> bool:  # noqa: ARG001 - torch decides in any case
-    """Whether torch can use Amazon's Neuron."""
-    return _can_use("neuron")
+is_xpu_available = _support("xpu", "Intel's GPU")
+is_npu_available = _support("npu", "Huawei's NPU")
+is_mlu_available = _support("mlu", "Cambricon's MLU")
+is_musa_available = _support("musa", "Moore Threads' GPU")
+is_sdaa_available = _support("sdaa", "Tecorigin's SDAA")
+is_neuron_available = _support("neuron", "Amazon's Neuron")
 
 
 def is_hpu_available(init_hccl: bool = False) -> bool:  # noqa: ARG001 - torch does so by itself

@@ -44,169 +44,51 @@ def is_installed(module: str, *distributions: str, at_least: str | None = None, 
     return False
 
 
-def is_import_timer_available() -> bool:
-    """Whether import_timer is installed."""
-    return is_installed("import_timer")
-
-
-def is_pynvml_available() -> bool:
-    """Whether NVIDIA's management library for Python is installed."""
-    return is_installed("pynvml", "pynvml", "nvidia-ml-py")
-
-
-def is_amdsmi_available() -> bool:
-    """Whether AMD's management library for Python is installed."""
-    return is_installed("amdsmi")
-
-
-def is_pytest_available() -> bool:
-    """Whether pytest is installed."""
-    return is_installed("pytest")
-
-
-def is_schedulefree_available() -> bool:
-    """Whether schedulefree's optimizers are installed."""
-    return is_installed("schedulefree")
-
-
-def is_lomo_available() -> bool:
-    """Whether LOMO's optimizers are installed."""
-    return is_installed("lomo_optim")
-
-
-def is_msamp_available() -> bool:
-    """Whether MS-AMP is installed."""
-    return is_installed("msamp", "ms-amp")
-
-
-def is_transformer_engine_available() -> bool:
-    """Whether NVIDIA's Transformer Engine is installed."""
-    return is_installed("transformer_engine", "transformer-engine")
-
-
-def is_torchao_available() -> bool:
-    """Whether torchao, in a version that trains in fp8, is installed."""
-    return is_installed("torchao", at_least="0.6.1")
-
-
-def is_deepspeed_available() -> bool:
-    """Whether DeepSpeed is installed."""
-    return is_installed("deepspeed")
-
-
-def is_4bit_bnb_available() -> bool:
-    """Whether bitsandbytes, in a version that knows 4 bits, is installed."""
-    return is_installed("bitsandbytes", at_least="0.39.0")
-
-
-def is_8bit_bnb_available() -> bool:
-    """Whether bitsandbytes, in a version that knows 8 bits, is installed."""
-    return is_installed("bitsandbytes", at_least="0.37.2")
-
-
-def is_torchvision_available() -> bool:
-    """Whether torchvision is installed."""
-    return is_installed("torchvision")
-
-
-def is_transformers_available() -> bool:
-    """Whether transformers is installed."""
-    return is_installed("transformers")
-
-
-def is_datasets_available() -> bool:
-    """Whether datasets is installed."""
-    return is_installed("datasets")
-
-
-def is_peft_available() -> bool:
-    """Whether PEFT is installed."""
-    return is_installed("peft")
-
-
-def is_timm_available() -> bool:
-    """Whether timm is installed."""
-    return is_installed("timm")
-
-
-def is_triton_available() -> bool:
-    """Whether Triton is installed."""
-    return is_installed("triton", "triton", "triton-xpu")
-
-
-def is_aim_available() -> bool:
-    """Whether Aim, in a version that tracks runs, is installed."""
-    return is_installed("aim", below="4.0.0")
-
-
-def is_wandb_available() -> bool:
-    """Whether Weights & Biases is installed."""
-    return is_installed("wandb")
-
-
-def is_comet_ml_available() -> bool:
-    """Whether Comet is installed."""
-    return is_installed("comet_ml")
-
-
-def is_swanlab_available() -> bool:
-    """Whether SwanLab is installed."""
-    return is_installed("swanlab")
-
-
-def is_trackio_available() -> bool:
-    """Whether Trackio is installed."""
-    return is_installed("trackio")
-
-
-def is_boto3_available() -> bool:
-    """Whether Amazon's boto3 is installed."""
-    return is_installed("boto3")
-
-
-def is_sagemaker_available() -> bool:
-    """Whether Amazon's SageMaker is installed."""
-    return is_installed("sagemaker")
-
-
-def is_tqdm_available() -> bool:
-    """Whether tqdm is installed."""
-    return is_installed("tqdm")
-
-
-def is_clearml_available() -> bool:
-    """Whether ClearML is installed."""
-    return is_installed("clearml")
-
-
-def is_pandas_available() -> bool:
-    """Whether pandas is installed."""
-    return is_installed("pandas")
-
-
-def is_matplotlib_available() -> bool:
-    """Whether matplotlib is installed."""
-    return is_installed("matplotlib")
-
-
-def is_mlflow_available() -> bool:
-    """Whether MLflow is installed."""
-    return is_installed("mlflow", "mlflow", "mlflow-skinny")
-
-
-def is_dvclive_available() -> bool:
-    """Whether DVCLive is installed."""
-    return is_installed("dvclive")
-
-
-def is_torchdata_available() -> bool:
-    """Whether torchdata is installed."""
-    return is_installed("torchdata")
-
-
-def is_torchdata_stateful_dataloader_available() -> bool:
-    """Whether torchdata, in a version that has stateful loaders, is installed."""
-    return is_installed("torchdata", at_least="0.8.0")
+def _availability(
+    module: str, *distributions: str, at_least: str | None = None, below: str | None = None
+) -> Callable[[], bool]:
+    """One of Accelerate's functions that tell whether a package is installed."""
+
+    def is_available() -> bool:
+        return is_installed(module, *distributions, at_least=at_least, below=below)
+
+    is_available.__doc__ = f"Whether `{module}` is installed, in a version that Accelerate can use."
+    return is_available
+
+
+is_import_timer_available = _availability("import_timer")
+is_pynvml_available = _availability("pynvml", "pynvml", "nvidia-ml-py")
+is_amdsmi_available = _availability("amdsmi")
+is_pytest_available = _availability("pytest")
+is_schedulefree_available = _availability("schedulefree")
+is_lomo_available = _availability("lomo_optim")
+is_msamp_available = _availability("msamp", "ms-amp")
+is_transformer_engine_available = _availability("transformer_engine", "transformer-engine")
+is_torchao_available = _availability("torchao", at_least="0.6.1")
+is_deepspeed_available = _availability("deepspeed")
+is_4bit_bnb_available = _availability("bitsandbytes", at_least="0.39.0")
+is_8bit_bnb_available = _availability("bitsandbytes", at_least="0.37.2")
+is_torchvision_available = _availability("torchvision")
+is_transformers_available = _availability("transformers")
+is_datasets_available = _availability("datasets")
+is_peft_available = _availability("peft")
+is_timm_available = _availability("timm")
+is_triton_available = _availability("triton", "triton", "triton-xpu")
+is_aim_available = _availability("aim", below="4.0.0")
+is_wandb_available = _availability("wandb")
+is_comet_ml_available = _availability("comet_ml")
+is_swanlab_available = _availability("swanlab")
+is_trackio_available = _availability("trackio")
+is_boto3_available = _availability("boto3")
+is_sagemaker_available = _availability("sagemaker")
+is_tqdm_available = _availability("tqdm")
+is_clearml_available = _availability("clearml")
+is_pandas_available = _availability("pandas")
+is_matplotlib_available = _availability("matplotlib")
+is_mlflow_available = _availability("mlflow", "mlflow", "mlflow-skinny")
+is_dvclive_available = _availability("dvclive")
+is_torchdata_available = _availability("torchdata")
+is_torchdata_stateful_dataloader_available = _availability("torchdata", at_least="0.8.0")
 
 
 def is_tensorboard_available() -> bool:
