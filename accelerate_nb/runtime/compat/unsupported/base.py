@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, NoReturn, TypeVar, cast
 
 from accelerate_nb.errors import NotYetError
@@ -17,22 +18,30 @@ class Unsupported:
     """
     A part of Accelerate that is not offered yet, with what to do until then.
 
-    As a decorator it makes a function, or a method, that has nothing but a signature raise `NotYetError`.
+    As a decorator it makes a function that has nothing but a signature raise `NotYetError`, and so the methods of a class.
     """
 
     part: str
     instead: str
 
-    def __call__(self, function: F) -> F:
-        """The function, which raises when it is called."""
+    def __call__(self, item: F) -> F:
+        """The function, or the class, which raises when it is called."""
+        if not isinstance(item, type):
+            return cast("F", self._refusing(item))
+        for name, method in list(vars(item).items()):
+            if isinstance(method, FunctionType):
+                setattr(item, name, self._refusing(method))
+        return item
+
+    def _refusing(self, function: Callable[..., Any]) -> Callable[..., NoReturn]:
+        message = f"{function.__qualname__} needs {self.part}, which is not offered here yet. {self.instead}"
 
         @functools.wraps(function)
         def refusing(*_: Any, **__: Any) -> NoReturn:
-            raise NotYetError(
-                f"{function.__qualname__} needs {self.part}, which is not offered here yet. {self.instead}"
-            )
+            raise NotYetError(message)
 
-        return cast("F", refusing)
+        refusing.__doc__ = f"Raise `NotYetError`: {message}"
+        return refusing
 
 
 def refuse(owner: str, **given: Any) -> None:

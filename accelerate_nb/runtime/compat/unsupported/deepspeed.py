@@ -21,6 +21,7 @@ _unsupported = Unsupported("DeepSpeed", "Train with DDP: leave it out.")
 
 
 @dataclass
+@_unsupported
 class DeepSpeedPlugin:
     """The configuration of DeepSpeed; `None` leaves a value to DeepSpeed's configuration, or to the `ACCELERATE_*` variables."""
 
@@ -44,17 +45,10 @@ class DeepSpeedPlugin:
         """Whether this is the one of several plugins that is in force; none is yet."""
         return False
 
-    @_unsupported
-    def select(self, _from_accelerator_state: bool = False) -> Any:
-        """Put this one of several plugins in force."""
-
-    @_unsupported
+    def select(self, _from_accelerator_state: bool = False) -> Any: ...
     def fill_match(
         self, ds_key_long: str, mismatches: list[str] | None = None, must_match: bool = True, **kwargs: Any
-    ) -> Any:
-        """Fill in one "auto" of the configuration."""
-
-    @_unsupported
+    ) -> Any: ...
     def deepspeed_config_process(
         self,
         prefix: str = "",
@@ -62,138 +56,72 @@ class DeepSpeedPlugin:
         config: dict[str, Any] | None = None,
         must_match: bool = True,
         **kwargs: Any,
-    ) -> Any:
-        """Fill in every "auto" of the configuration."""
-
-    @_unsupported
-    def is_auto(self, ds_key_long: str) -> Any:
-        """Whether a key of the configuration is "auto"."""
-
-    @_unsupported
-    def get_value(self, ds_key_long: str, default: Any = None) -> Any:
-        """The value of a key of the configuration."""
-
-    @_unsupported
-    def set_mixed_precision(self, mixed_precision: str) -> Any:
-        """Choose the numbers to compute with."""
-
-    @_unsupported
-    def set_deepspeed_weakref(self) -> Any:
-        """Let transformers know the configuration while it loads a model."""
-
-    @_unsupported
-    def is_zero3_init_enabled(self) -> Any:
-        """Whether models are sharded while they are made."""
-
-    @_unsupported
-    def zero3_init_context_manager(self, enable: bool = False) -> Any:
-        """A block in which models are, or are not, sharded while they are made."""
-
-    @_unsupported
-    def set_moe_leaf_modules(self, model: Module) -> Any:
-        """Keep layers of experts whole."""
+    ) -> Any: ...
+    def is_auto(self, ds_key_long: str) -> Any: ...
+    def get_value(self, ds_key_long: str, default: Any = None) -> Any: ...
+    def set_mixed_precision(self, mixed_precision: str) -> Any: ...
+    def set_deepspeed_weakref(self) -> Any: ...
+    def is_zero3_init_enabled(self) -> Any: ...
+    def zero3_init_context_manager(self, enable: bool = False) -> Any: ...
+    def set_moe_leaf_modules(self, model: Module) -> Any: ...
 
 
+@_unsupported
 class HfDeepSpeedConfig:
     """A configuration of DeepSpeed, read by dotted keys."""
 
-    @_unsupported
     def __init__(self, config_file_or_dict: Any) -> None: ...
-
-    @_unsupported
-    def find_config_node(self, ds_key_long: str) -> Any:
-        """The part of the configuration that holds a key."""
-
-    @_unsupported
-    def get_value(self, ds_key_long: str, default: Any = None) -> Any:
-        """The value of a key."""
-
-    @_unsupported
-    def del_config_sub_tree(self, ds_key_long: str, must_exist: bool = False) -> Any:
-        """Take a key out."""
-
-    @_unsupported
-    def is_true(self, ds_key_long: str) -> Any:
-        """Whether a key is true."""
-
-    @_unsupported
-    def is_false(self, ds_key_long: str) -> Any:
-        """Whether a key is false."""
-
-    @_unsupported
-    def is_zero2(self) -> Any:
-        """Whether gradients and the optimizer's state are sharded."""
-
-    @_unsupported
-    def is_zero3(self) -> Any:
-        """Whether weights are sharded too."""
-
-    @_unsupported
-    def is_offload(self) -> Any:
-        """Whether something waits in the CPU's memory."""
-
-    @_unsupported
-    def set_stage_and_offload(self) -> Any:
-        """Read from the configuration what is sharded, and what waits in the CPU's memory."""
+    def find_config_node(self, ds_key_long: str) -> Any: ...
+    def get_value(self, ds_key_long: str, default: Any = None) -> Any: ...
+    def del_config_sub_tree(self, ds_key_long: str, must_exist: bool = False) -> Any: ...
+    def is_true(self, ds_key_long: str) -> Any: ...
+    def is_false(self, ds_key_long: str) -> Any: ...
+    def is_zero2(self) -> Any: ...
+    def is_zero3(self) -> Any: ...
+    def is_offload(self) -> Any: ...
+    def set_stage_and_offload(self) -> Any: ...
 
 
+@_unsupported
 class DeepSpeedEngineWrapper:
     """A DeepSpeed engine that the `Accelerator` runs backwards."""
 
-    @_unsupported
     def __init__(self, engine: Any) -> None: ...
-
-    @_unsupported
-    def backward(self, loss: Tensor, sync_gradients: bool = True, **kwargs: Any) -> Any:
-        """Compute gradients, and step at the end of a window."""
-
-    @_unsupported
-    def get_global_grad_norm(self) -> Any:
-        """The norm of all gradients."""
+    def backward(self, loss: Tensor, sync_gradients: bool = True, **kwargs: Any) -> Any: ...
+    def get_global_grad_norm(self) -> Any: ...
 
 
+@_unsupported
 class DeepSpeedOptimizerWrapper:
     """An optimizer that its engine steps."""
 
-    @_unsupported
     def __init__(self, optimizer: Any) -> None: ...
-
     @property
     @_unsupported
-    def step_was_skipped(self) -> Any:
-        """Whether the last step was left out because a gradient overflowed."""
-
-    @_unsupported
-    def step(self) -> Any:
-        """Leave the step to the engine."""
-
-    @_unsupported
-    def zero_grad(self, set_to_none: bool | None = None) -> Any:
-        """Leave the gradients to the engine."""
+    def step_was_skipped(self) -> Any: ...
+    def step(self) -> Any: ...
+    def zero_grad(self, set_to_none: bool | None = None) -> Any: ...
 
 
+@_unsupported
 class DeepSpeedSchedulerWrapper:
     """A schedule that its engine moves."""
 
-    @_unsupported
     def __init__(self, scheduler: Any, optimizers: Any) -> None: ...
-
-    @_unsupported
-    def step(self) -> Any:
-        """Leave the move to the engine."""
+    def step(self) -> Any: ...
 
 
+@_unsupported
 class DummyOptim:
     """A placeholder of the optimizer that DeepSpeed's configuration names."""
 
-    @_unsupported
     def __init__(self, params: Any, lr: float = 0.001, weight_decay: float = 0, **kwargs: Any) -> None: ...
 
 
+@_unsupported
 class DummyScheduler:
     """A placeholder of the schedule that DeepSpeed's configuration names."""
 
-    @_unsupported
     def __init__(
         self,
         optimizer: Any,
@@ -205,8 +133,7 @@ class DummyScheduler:
 
 
 @_unsupported
-def map_pytorch_optim_to_deepspeed(optimizer: Any) -> Any:
-    """DeepSpeed's optimizer that is as torch's."""
+def map_pytorch_optim_to_deepspeed(optimizer: Any) -> Any: ...
 
 
 def get_active_deepspeed_plugin(state: Any) -> Any:

@@ -16,6 +16,7 @@ _unsupported = Unsupported("FSDP", "Train with DDP: leave it out.")
 
 
 @dataclass
+@_unsupported
 class FullyShardedDataParallelPlugin:
     """The configuration of sharded weights; `None` leaves a value to FSDP, or to the `FSDP_*` variables."""
 
@@ -41,34 +42,18 @@ class FullyShardedDataParallelPlugin:
     transformer_cls_names_to_wrap: list[str] | None = None
     min_num_params: int | None = None
 
-    @_unsupported
-    def set_state_dict_type(self, state_dict_type: Any = None) -> Any:
-        """Choose how a checkpoint holds the weights."""
-
-    @_unsupported
-    def set_auto_wrap_policy(self, model: Module) -> Any:
-        """Choose which of a model's modules are sharded each for itself."""
-
-    @_unsupported
-    def set_mixed_precision(self, mixed_precision: Any, buffer_autocast: bool = False, override: bool = False) -> Any:
-        """Choose the numbers to compute with."""
-
-    @_unsupported
-    def validate_mixed_precision_policy(self) -> Any:
-        """Check that the policy is one of this version of FSDP."""
-
-    @_unsupported
-    def set_cpu_offload(self) -> Any:
-        """Choose whether weights wait in the CPU's memory."""
-
-    @_unsupported
-    def validate_cpu_offload(self) -> Any:
-        """Check that the choice is one of this version of FSDP."""
+    def set_state_dict_type(self, state_dict_type: Any = None) -> Any: ...
+    def set_auto_wrap_policy(self, model: Module) -> Any: ...
+    def set_mixed_precision(
+        self, mixed_precision: Any, buffer_autocast: bool = False, override: bool = False
+    ) -> Any: ...
+    def validate_mixed_precision_policy(self) -> Any: ...
+    def set_cpu_offload(self) -> Any: ...
+    def validate_cpu_offload(self) -> Any: ...
 
 
 @_unsupported
-def enable_fsdp_ram_efficient_loading() -> Any:
-    """Have transformers load weights on the main process only."""
+def enable_fsdp_ram_efficient_loading() -> Any: ...
 
 
 def disable_fsdp_ram_efficient_loading() -> None:
@@ -85,8 +70,7 @@ def save_fsdp_model(
     model_index: int = 0,
     adapter_only: bool = False,
     use_dcp: bool = False,
-) -> Any:
-    """Write a sharded model's weights to a folder."""
+) -> Any: ...
 
 
 @_unsupported
@@ -98,8 +82,7 @@ def load_fsdp_model(
     model_index: int = 0,
     adapter_only: bool = False,
     use_dcp: bool = False,
-) -> Any:
-    """Read a sharded model's weights from a folder."""
+) -> Any: ...
 
 
 @_unsupported
@@ -111,8 +94,7 @@ def save_fsdp_optimizer(
     output_dir: str | os.PathLike[str],
     optimizer_index: int = 0,
     use_dcp: bool = False,
-) -> Any:
-    """Write the state of a sharded model's optimizer to a folder."""
+) -> Any: ...
 
 
 @_unsupported
@@ -125,52 +107,42 @@ def load_fsdp_optimizer(
     optimizer_index: int = 0,
     adapter_only: bool = False,
     use_dcp: bool = False,
-) -> Any:
-    """Read the state of a sharded model's optimizer from a folder."""
+) -> Any: ...
 
 
 @_unsupported
-def ensure_weights_retied(param_init_fn: Callable[[Module], None], model: Module, device: Any) -> Any:
-    """Let weights that a model shares be shared still after they were initialised."""
+def ensure_weights_retied(param_init_fn: Callable[[Module], None], model: Module, device: Any) -> Any: ...
 
 
 @_unsupported
-def get_parameters_from_modules(modules: Iterable[Module] | str | None, model: Module, device: Any) -> Any:
-    """The weights of some of a model's modules."""
+def get_parameters_from_modules(modules: Iterable[Module] | str | None, model: Module, device: Any) -> Any: ...
 
 
 @_unsupported
 def fsdp2_load_full_state_dict(
     accelerator: Any, model: Module, full_sd: dict[str, Any], cpu_offload: bool = False
-) -> Any:
-    """Spread the main process's complete weights over the shards of all."""
+) -> Any: ...
 
 
 @_unsupported
-def fsdp2_switch_optimizer_parameters(optimizer: Any, mapping: dict[str, Any]) -> Any:
-    """Have an optimizer step the shards instead of the whole weights."""
+def fsdp2_switch_optimizer_parameters(optimizer: Any, mapping: dict[str, Any]) -> Any: ...
 
 
 @_unsupported
-def fsdp2_prepare_model(accelerator: Any, model: Module) -> Any:
-    """The model, sharded."""
+def fsdp2_prepare_model(accelerator: Any, model: Module) -> Any: ...
 
 
 @_unsupported
-def fsdp2_prepare_auto_wrap_policy(fsdp2_plugin: Any, model: Module) -> Any:
-    """The policy that decides which of a model's modules are sharded each for itself."""
+def fsdp2_prepare_auto_wrap_policy(fsdp2_plugin: Any, model: Module) -> Any: ...
 
 
 @_unsupported
-def fsdp2_apply_ac(accelerator: Any, model: Module) -> Any:
-    """The model, recomputing activations in the backward."""
+def fsdp2_apply_ac(accelerator: Any, model: Module) -> Any: ...
 
 
 @_unsupported
-def fsdp2_canonicalize_names(named_params: dict[str, Tensor]) -> Any:
-    """The weights under the names that they have without wrappers."""
+def fsdp2_canonicalize_names(named_params: dict[str, Tensor]) -> Any: ...
 
 
 @_unsupported
-def get_fsdp2_grad_scaler(**kwargs: Any) -> Any:
-    """The scaler of the loss in fp16 where gradients are sharded."""
+def get_fsdp2_grad_scaler(**kwargs: Any) -> Any: ...

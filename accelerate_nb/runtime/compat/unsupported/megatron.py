@@ -15,6 +15,7 @@ _unsupported = Unsupported("Megatron-LM", "Train with DDP: leave it out.")
 
 
 @dataclass
+@_unsupported
 class MegatronLMPlugin:
     """The configuration of Megatron-LM; `None` leaves a value to Megatron-LM, or to the `MEGATRON_LM_*` variables."""
 
@@ -82,59 +83,36 @@ class MegatronLMPlugin:
     custom_loss_function: Callable[..., Any] | None = None
     other_megatron_args: dict[str, Any] | None = None
 
-    @_unsupported
-    def set_network_size_args(self, model: Any, batch_data: Any = None) -> Any:
-        """Tell Megatron-LM the sizes of a model of transformers."""
-
-    @_unsupported
-    def set_mixed_precision(self, mixed_precision: str) -> Any:
-        """Choose the numbers to compute with."""
-
-    @_unsupported
-    def set_training_args(self, micro_batch_size: int, dp_degree: int) -> Any:
-        """Tell Megatron-LM the sizes of batches."""
-
-    @_unsupported
-    def set_optimizer_type(self, optimizer: Any) -> Any:
-        """Tell Megatron-LM which of its optimizers is as torch's."""
-
-    @_unsupported
-    def set_scheduler_args(self, scheduler: Any) -> Any:
-        """Tell Megatron-LM its schedule."""
-
-    @_unsupported
-    def set_tensorboard_logging_options(self) -> Any:
-        """Have Megatron-LM write for TensorBoard."""
+    def set_network_size_args(self, model: Any, batch_data: Any = None) -> Any: ...
+    def set_mixed_precision(self, mixed_precision: str) -> Any: ...
+    def set_training_args(self, micro_batch_size: int, dp_degree: int) -> Any: ...
+    def set_optimizer_type(self, optimizer: Any) -> Any: ...
+    def set_scheduler_args(self, scheduler: Any) -> Any: ...
+    def set_tensorboard_logging_options(self) -> Any: ...
 
 
 @_unsupported
-def add_model_config_to_megatron_parser(model_type: str) -> Any:
-    """A decorator: the function reads the sizes of a type of models."""
+def add_model_config_to_megatron_parser(model_type: str) -> Any: ...
 
 
 @_unsupported
-def parse_bert_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any:
-    """The sizes of a BERT as Megatron-LM wants them."""
+def parse_bert_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any: ...
 
 
 @_unsupported
-def parse_gpt2_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any:
-    """The sizes of a GPT-2 as Megatron-LM wants them."""
+def parse_gpt2_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any: ...
 
 
 @_unsupported
-def parse_t5_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any:
-    """The sizes of a T5 as Megatron-LM wants them."""
+def parse_t5_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any: ...
 
 
 @_unsupported
-def parse_llama_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any:
-    """The sizes of a Llama as Megatron-LM wants them."""
+def parse_llama_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any: ...
 
 
 @_unsupported
-def parse_glm4_moe_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any:
-    """The sizes of a GLM-4 with experts as Megatron-LM wants them."""
+def parse_glm4_moe_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any: ...
 
 
 MODEL_CONFIGS_TO_MEGATRON_PARSERS = {
@@ -151,216 +129,136 @@ def initialize(
     accelerator: Any,
     extra_args_provider: Callable[..., Any] | None = None,
     args_defaults: dict[str, Any] | None = None,
-) -> Any:
-    """Set Megatron-LM up."""
+) -> Any: ...
 
 
 @_unsupported
-def finish_mpu_init() -> Any:
-    """Make Megatron-LM's process groups."""
+def finish_mpu_init() -> Any: ...
 
 
 @_unsupported
 def model_provider_func(
     pre_process: bool = True, post_process: bool = True, add_encoder: bool = True, add_decoder: bool = True
-) -> Any:
-    """The part of the model that this process has."""
+) -> Any: ...
 
 
 @_unsupported
-def prepare_data_loader(accelerator: Any, dataloader: Any) -> Any:
-    """The loader, as Megatron-LM reads it."""
+def prepare_data_loader(accelerator: Any, dataloader: Any) -> Any: ...
 
 
 @_unsupported
-def prepare_model_optimizer_scheduler(accelerator: Any) -> Any:
-    """Model, optimizer and schedule, as Megatron-LM makes them."""
+def prepare_model_optimizer_scheduler(accelerator: Any) -> Any: ...
 
 
 @_unsupported
-def prepare_optimizer(accelerator: Any, model: Any) -> Any:
-    """The optimizer, as Megatron-LM makes it."""
+def prepare_optimizer(accelerator: Any, model: Any) -> Any: ...
 
 
 @_unsupported
-def prepare_scheduler(accelerator: Any, optimizer: Any, scheduler: Any) -> Any:
-    """The schedule, as Megatron-LM makes it."""
+def prepare_scheduler(accelerator: Any, optimizer: Any, scheduler: Any) -> Any: ...
 
 
 @_unsupported
-def avg_losses_across_data_parallel_group(losses: list[Tensor]) -> Any:
-    """The mean of the losses of all processes that read different batches."""
+def avg_losses_across_data_parallel_group(losses: list[Tensor]) -> Any: ...
 
 
 @_unsupported
-def gather_across_data_parallel_groups(tensor: Any) -> Any:
-    """The tensors of all processes that read different batches."""
+def gather_across_data_parallel_groups(tensor: Any) -> Any: ...
 
 
+@_unsupported
 class AbstractTrainStep:
     """Megatron-LM's step on a batch."""
 
-    @_unsupported
     def __init__(self, name: str) -> None: ...
-
-    @_unsupported
-    def get_batch_func(self, accelerator: Any, megatron_dataset_flag: bool) -> Any:
-        """The function that makes a batch."""
-
-    @_unsupported
-    def get_forward_step_func(self) -> Any:
-        """The function that computes a batch's output."""
-
-    @_unsupported
-    def get_loss_func(self, accelerator: Any) -> Any:
-        """The function that computes the loss."""
+    def get_batch_func(self, accelerator: Any, megatron_dataset_flag: bool) -> Any: ...
+    def get_forward_step_func(self) -> Any: ...
+    def get_loss_func(self, accelerator: Any) -> Any: ...
 
 
+@_unsupported
 class BertTrainStep(AbstractTrainStep):
     """Megatron-LM's step on a batch for BERT."""
 
-    @_unsupported
     def __init__(self, accelerator: Any, args: Any) -> None: ...
-
-    @_unsupported
-    def get_loss_func(self, accelerator: Any, pretraining_flag: bool = False, num_labels: int = 0) -> Any:
-        """The function that computes the loss."""
-
-    @_unsupported
-    def get_forward_step_func(self, pretraining_flag: bool = False, bert_binary_head: bool = False) -> Any:
-        """The function that computes a batch's output."""
+    def get_loss_func(self, accelerator: Any, pretraining_flag: bool = False, num_labels: int = 0) -> Any: ...
+    def get_forward_step_func(self, pretraining_flag: bool = False, bert_binary_head: bool = False) -> Any: ...
 
 
+@_unsupported
 class GPTTrainStep(AbstractTrainStep):
     """Megatron-LM's step on a batch for GPT."""
 
-    @_unsupported
     def __init__(self, accelerator: Any, args: Any) -> None: ...
 
 
+@_unsupported
 class T5TrainStep(AbstractTrainStep):
     """Megatron-LM's step on a batch for T5."""
 
-    @_unsupported
     def __init__(self, accelerator: Any, args: Any) -> None: ...
-
     @staticmethod
     @_unsupported
-    def attn_mask_postprocess(attention_mask: Tensor) -> Any:
-        """The mask as Megatron-LM wants it."""
-
+    def attn_mask_postprocess(attention_mask: Tensor) -> Any: ...
     @staticmethod
     @_unsupported
-    def get_decoder_mask(seq_length: int, device: Any) -> Any:
-        """The mask of a decoder."""
-
+    def get_decoder_mask(seq_length: int, device: Any) -> Any: ...
     @staticmethod
     @_unsupported
-    def get_enc_dec_mask(attention_mask: Tensor, dec_seq_length: int, device: Any) -> Any:
-        """The mask between encoder and decoder."""
+    def get_enc_dec_mask(attention_mask: Tensor, dec_seq_length: int, device: Any) -> Any: ...
 
 
+@_unsupported
 class MegatronLMDummyDataLoader:
     """A placeholder of a loader that Megatron-LM makes."""
 
-    @_unsupported
     def __init__(self, **dataset_kwargs: Any) -> None: ...
-
-    @_unsupported
-    def set_megatron_data_args(self) -> Any:
-        """Tell Megatron-LM its data."""
-
-    @_unsupported
-    def get_train_valid_test_datasets_provider(self, accelerator: Any) -> Any:
-        """The function that makes the data sets."""
-
-    @_unsupported
-    def build_train_valid_test_data_iterators(self, accelerator: Any) -> Any:
-        """The iterators over the data sets."""
+    def set_megatron_data_args(self) -> Any: ...
+    def get_train_valid_test_datasets_provider(self, accelerator: Any) -> Any: ...
+    def build_train_valid_test_data_iterators(self, accelerator: Any) -> Any: ...
 
 
+@_unsupported
 class MegatronLMDummyScheduler:
     """A placeholder of a schedule that Megatron-LM makes."""
 
-    @_unsupported
     def __init__(
         self, optimizer: Any, total_num_steps: int | None = None, warmup_num_steps: int = 0, **kwargs: Any
     ) -> None: ...
 
 
+@_unsupported
 class MegatronLMOptimizerWrapper:
     """An optimizer that Megatron-LM steps."""
 
-    @_unsupported
     def __init__(self, optimizer: Any) -> None: ...
-
     @property
     @_unsupported
-    def step_was_skipped(self) -> Any:
-        """Whether the last step was left out because a gradient overflowed."""
-
-    @_unsupported
-    def step(self) -> Any:
-        """Leave the step to Megatron-LM."""
-
-    @_unsupported
-    def zero_grad(self, set_to_none: bool | None = None) -> Any:
-        """Leave the gradients to Megatron-LM."""
+    def step_was_skipped(self) -> Any: ...
+    def step(self) -> Any: ...
+    def zero_grad(self, set_to_none: bool | None = None) -> Any: ...
 
 
+@_unsupported
 class MegatronLMSchedulerWrapper:
     """A schedule that Megatron-LM moves."""
 
-    @_unsupported
     def __init__(self, scheduler: Any, optimizers: Any) -> None: ...
-
-    @_unsupported
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Leave the move to Megatron-LM."""
+    def step(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
+@_unsupported
 class MegatronEngine:
     """Model, optimizer and schedule of Megatron-LM as one module."""
 
-    @_unsupported
     def __init__(self, accelerator: Any, model: Any, optimizer: Any, scheduler: Any) -> None: ...
-
-    @_unsupported
-    def train(self) -> Any:
-        """Switch to training."""
-
-    @_unsupported
-    def eval(self) -> Any:
-        """Switch to evaluation."""
-
-    @_unsupported
-    def forward(self, **batch_data: Any) -> Any:
-        """The loss of a batch, after a step in training."""
-
-    @_unsupported
-    def train_step(self, **batch_data: Any) -> Any:
-        """A step of training."""
-
-    @_unsupported
-    def eval_step(self, **batch_data: Any) -> Any:
-        """A step of evaluation."""
-
-    @_unsupported
-    def get_batch_data_iterator(self, batch_data: dict[str, Any]) -> Any:
-        """A batch, cut into micro-batches."""
-
-    @_unsupported
-    def get_module_config(self) -> Any:
-        """Megatron-LM's configuration of the model."""
-
-    @_unsupported
-    def log_eval_results(self) -> Any:
-        """Write what the evaluation found."""
-
-    @_unsupported
-    def save_checkpoint(self, output_dir: str | os.PathLike[str]) -> Any:
-        """Write a checkpoint of Megatron-LM's own kind."""
-
-    @_unsupported
-    def load_checkpoint(self, input_dir: str | os.PathLike[str]) -> Any:
-        """Read a checkpoint of Megatron-LM's own kind."""
+    def train(self) -> Any: ...
+    def eval(self) -> Any: ...
+    def forward(self, **batch_data: Any) -> Any: ...
+    def train_step(self, **batch_data: Any) -> Any: ...
+    def eval_step(self, **batch_data: Any) -> Any: ...
+    def get_batch_data_iterator(self, batch_data: dict[str, Any]) -> Any: ...
+    def get_module_config(self) -> Any: ...
+    def log_eval_results(self) -> Any: ...
+    def save_checkpoint(self, output_dir: str | os.PathLike[str]) -> Any: ...
+    def load_checkpoint(self, input_dir: str | os.PathLike[str]) -> Any: ...

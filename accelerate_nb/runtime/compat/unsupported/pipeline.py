@@ -23,8 +23,7 @@ def prepare_pippy(
     example_kwargs: dict[str, Any] | None = None,
     num_chunks: int | None = None,
     gather_output: bool | None = False,
-) -> Any:
-    """The model, split into one stage for each process."""
+) -> Any: ...
 
 
 @_unsupported
@@ -33,22 +32,20 @@ def generate_device_map(
     num_processes: int = 1,
     no_split_module_classes: list[str] | None = None,
     max_memory: dict[Any, Any] | None = None,
-) -> Any:
-    """The process of each of a model's layers."""
+) -> Any: ...
 
 
 @_unsupported
 def build_pipeline(
     model: Module, split_points: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], num_chunks: int
-) -> Any:
-    """This process's stage of the model, on a schedule."""
+) -> Any: ...
 
 
 @_unsupported
-def find_pippy_batch_size(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Any:
-    """The length of the first batch among these arguments."""
+def find_pippy_batch_size(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Any: ...
 
 
 @_unsupported
-def pippy_forward(forward: Callable[..., Any], num_chunks: int, gather_output: bool, *args: Any, **kwargs: Any) -> Any:
-    """The model's output, computed by all stages."""
+def pippy_forward(
+    forward: Callable[..., Any], num_chunks: int, gather_output: bool, *args: Any, **kwargs: Any
+) -> Any: ...
