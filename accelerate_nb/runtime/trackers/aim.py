@@ -24,10 +24,8 @@ class AimTracker(PackageTracker):
     writer: Any
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str] | None = ".", **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
+        super().__init__(run_name, **kwargs)
         self.aim_repo_path = logging_dir
-        self.init_kwargs = kwargs
 
     @on_main_process
     def start(self) -> None:
@@ -35,11 +33,6 @@ class AimTracker(PackageTracker):
 
         self.writer = Run(repo=self.aim_repo_path, **self.init_kwargs)
         self.writer.name = self.run_name
-
-    @property
-    def tracker(self) -> Any:
-        """Aim's run."""
-        return self.writer
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:

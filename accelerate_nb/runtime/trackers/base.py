@@ -80,15 +80,21 @@ class GeneralTracker:
 
 
 class PackageTracker(GeneralTracker):
-    """A tracker that hands everything to a package."""
+    """A tracker that hands everything to a package's own object, which it keeps as the attribute of the name `_kept_as`."""
 
     name: ClassVar[str]
     requires_logging_directory: ClassVar[bool] = False
+    _kept_as: ClassVar[str] = "writer"
+
+    def __init__(self, run_name: str | None, **kwargs: Any) -> None:
+        super().__init__()
+        self.run_name: Any = run_name
+        self.init_kwargs = kwargs
 
     @property
     def tracker(self) -> Any:
         """The package's own object, there once the tracker was started."""
-        raise NotImplementedError
+        return getattr(self, self._kept_as)
 
 
 class RunTracker(PackageTracker):
@@ -99,18 +105,9 @@ class RunTracker(PackageTracker):
     """
 
     main_process_only = False
+    _kept_as: ClassVar[str] = "run"
 
     run: Any
-
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.init_kwargs = kwargs
-
-    @property
-    def tracker(self) -> Any:
-        """The package's run."""
-        return self.run
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:

@@ -24,13 +24,13 @@ class ClearMLTracker(PackageTracker):
 
     name: ClassVar[str] = "clearml"
     _is_available = staticmethod(is_clearml_available)
+    _kept_as: ClassVar[str] = "task"
 
     task: Any
 
     def __init__(self, run_name: str | None = None, **kwargs: Any) -> None:
-        super().__init__()
+        super().__init__(run_name, **kwargs)
         self.user_provided_run_name = run_name
-        self.init_kwargs = kwargs
         self._initialized_externally = False
 
     @on_main_process
@@ -47,11 +47,6 @@ class ClearMLTracker(PackageTracker):
             "task_name": os.environ.get("CLEARML_TASK", self.user_provided_run_name),
         }
         return {name: value for name, value in given.items() if name not in self.init_kwargs}
-
-    @property
-    def tracker(self) -> Any:
-        """ClearML's task."""
-        return self.task
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> Any:

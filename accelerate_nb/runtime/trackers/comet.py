@@ -24,22 +24,12 @@ class CometMLTracker(PackageTracker):
 
     writer: Any
 
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.init_kwargs = kwargs
-
     @on_main_process
     def start(self) -> None:
         import comet_ml
 
         begin = comet_ml.start if is_installed("comet_ml", at_least="3.41.0") else comet_ml.Experiment
         self.writer = begin(project_name=self.run_name, **self.init_kwargs)
-
-    @property
-    def tracker(self) -> Any:
-        """Comet's experiment."""
-        return self.writer
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:

@@ -21,22 +21,17 @@ class DVCLiveTracker(PackageTracker):
 
     name: ClassVar[str] = "dvclive"
     _is_available = staticmethod(is_dvclive_available)
+    _kept_as: ClassVar[str] = "live"
 
     def __init__(self, run_name: str | None = None, live: Any = None, **kwargs: Any) -> None:
-        super().__init__()
+        super().__init__(run_name, **kwargs)
         self.live = live
-        self.init_kwargs = kwargs
 
     @on_main_process
     def start(self) -> None:
         from dvclive import Live
 
         self.live = Live(**self.init_kwargs) if self.live is None else self.live
-
-    @property
-    def tracker(self) -> Any:
-        """DVCLive's `Live`."""
-        return self.live
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:

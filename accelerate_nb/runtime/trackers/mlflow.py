@@ -32,6 +32,7 @@ class MLflowTracker(PackageTracker):
 
     name: ClassVar[str] = "mlflow"
     _is_available = staticmethod(is_mlflow_available)
+    _kept_as: ClassVar[str] = "active_run"
 
     active_run: Any
 
@@ -45,7 +46,7 @@ class MLflowTracker(PackageTracker):
         run_name: str | None = None,
         description: str | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(run_name)
         tags = os.environ.get("MLFLOW_TAGS", tags)
         nested_run = os.environ.get("MLFLOW_NESTED_RUN", nested_run)
         self.experiment_name = os.environ.get("MLFLOW_EXPERIMENT_NAME", experiment_name)
@@ -53,7 +54,6 @@ class MLflowTracker(PackageTracker):
         self.run_id = os.environ.get("MLFLOW_RUN_ID", run_id)
         self.tags = json.loads(tags) if isinstance(tags, str) else tags
         self.nested_run = _boolean(nested_run) if isinstance(nested_run, str) else nested_run
-        self.run_name = run_name
         self.description = description
 
     @on_main_process
@@ -79,11 +79,6 @@ class MLflowTracker(PackageTracker):
             return str(found.experiment_id)
         location = None if self.logging_dir is None else os.fspath(self.logging_dir)
         return str(mlflow.create_experiment(name=self.experiment_name, artifact_location=location, tags=self.tags))
-
-    @property
-    def tracker(self) -> Any:
-        """MLflow's active run."""
-        return self.active_run
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:

@@ -32,20 +32,13 @@ class TensorBoardTracker(PackageTracker):
     logging_dir: str
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
+        super().__init__(run_name, **kwargs)
         self.logging_dir_param = logging_dir
-        self.init_kwargs = kwargs
 
     @on_main_process
     def start(self) -> None:
         self.logging_dir = os.path.join(self.logging_dir_param, self.run_name)
         self.writer = _writers()(self.logging_dir, **self.init_kwargs)
-
-    @property
-    def tracker(self) -> Any:
-        """The `SummaryWriter`."""
-        return self.writer
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
