@@ -15,6 +15,13 @@ from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.training.accumulation import GradientState
 
 
+def _of_wrapped(name: str) -> Any:
+    """A property that is the wrapped optimizer's attribute of this name."""
+    return property(
+        lambda self: getattr(self.optimizer, name), lambda self, value: setattr(self.optimizer, name, value)
+    )
+
+
 class AcceleratedOptimizer(Optimizer):
     """
     An optimizer whose `step` and `zero_grad` do nothing while gradients are being accumulated.
@@ -50,32 +57,9 @@ class AcceleratedOptimizer(Optimizer):
         if device_placement and device is not None and optimizer.state:
             move_state(optimizer, device)
 
-    @property
-    def state(self) -> Any:
-        """The wrapped optimizer's state."""
-        return self.optimizer.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.optimizer.state = state
-
-    @property
-    def param_groups(self) -> Any:
-        """The wrapped optimizer's groups of parameters."""
-        return self.optimizer.param_groups
-
-    @param_groups.setter
-    def param_groups(self, param_groups: Any) -> None:
-        self.optimizer.param_groups = param_groups
-
-    @property
-    def defaults(self) -> Any:
-        """The wrapped optimizer's default options."""
-        return self.optimizer.defaults
-
-    @defaults.setter
-    def defaults(self, defaults: Any) -> None:
-        self.optimizer.defaults = defaults
+    state = _of_wrapped("state")
+    param_groups = _of_wrapped("param_groups")
+    defaults = _of_wrapped("defaults")
 
     @property
     def step_was_skipped(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -46,56 +46,33 @@ def synchronize_rng_state(rng_type: str | RNGType | None = None, generator: torc
 
     "torch" is the CPU's, "generator" the one that is passed, any other name that of a device ("cuda", "xpu", ...).
     """
-    source = _source(named(rng_type), generator)
+    read, write = _access(named(rng_type), generator)
     if current_world().size > 1:
-        (state,) = broadcast_object_list([source.get_state()])
-        source.set_state(state)
+        (state,) = broadcast_object_list([read()])
+        write(state)
 
 
-class _XlaGenerator:
-    """The generator of this process's XLA device, in the manner of a `torch.Generator`: one number is its state."""
-
-    def __init__(self) -> None:
+def _access(name: str, generator: torch.Generator | None) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    """The functions that read and write a generator's state."""
+    if name not in RNGType:
+        raise ConfigurationError(f"rng_type={name!r} was requested. Known ones are {', '.join(RNGType.list())}.")
+    if name == "torch":
+        return torch.get_rng_state, torch.set_rng_state
+    if name == "xla":
         if current_world().device.type != "xla":
             raise ConfigurationError(
                 f"The random state of 'xla' was to be synchronised, but this process computes on {current_world().device}. "
                 "Leave it out of rng_types."
             )
-
-    def get_state(self) -> int | None:
-        return xla.random_state()
-
-    def set_state(self, state: int | None) -> None:
-        xla.set_random_state(state)
-
-
-class _DeviceGenerator:
-    """The generator of this process's device of a type, in the manner of a `torch.Generator`."""
-
-    def __init__(self, name: str) -> None:
-        self.module = getattr(torch, name, None)
-        if self.module is None or not self.module.is_available():
+        return xla.random_state, xla.set_random_state
+    if name != "generator":
+        module = getattr(torch, name, None)
+        if module is None or not module.is_available():
             raise ConfigurationError(
                 f"The random state of {name!r} was to be synchronised, but this process has no such device. "
                 f"Leave it out of rng_types."
             )
-
-    def get_state(self) -> Any:
-        return self.module.get_rng_state()  # type: ignore[union-attr]  # not None, as checked
-
-    def set_state(self, state: torch.Tensor) -> None:
-        self.module.set_rng_state(state)  # type: ignore[union-attr]  # not None, as checked
-
-
-def _source(name: str, generator: torch.Generator | None) -> Any:
-    if name not in RNGType:
-        raise ConfigurationError(f"rng_type={name!r} was requested. Known ones are {', '.join(RNGType.list())}.")
-    if name == "xla":
-        return _XlaGenerator()
-    if name == "torch":
-        return torch.default_generator
-    if name != "generator":
-        return _DeviceGenerator(name)
+        return module.get_rng_state, module.set_rng_state
     if generator is None:
         raise ConfigurationError("rng_type='generator' was requested without a generator. Pass one: `generator=...`.")
-    return generator
+    return generator.get_state, generator.set_state
