@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from accelerate_nb.config import tpu_pods
 from accelerate_nb.config.did_you_mean import did_you_mean
@@ -140,13 +140,6 @@ def differing(config: RunConfig) -> dict[str, Any]:
     return {setting.name: found[setting.name] for setting in all_settings() if found[setting.name] != setting.default}
 
 
-class _SettingSource(Protocol):
-    """A source of settings' values."""
-
-    def values(self, setting: Setting) -> Iterator[Origin]:
-        """The values that this source has for a setting, checked; the first counts."""
-
-
 class _ArgumentSource(NamedTuple):
     arguments: Mapping[str, Any]
 
@@ -177,6 +170,10 @@ class _FileSource(NamedTuple):
                     warn_deprecated(f"{key} in the configuration file", setting.name)
                 read = setting.parse if isinstance(value, str) else setting.check
                 yield Origin(read(value, f"{key} in the configuration file is"), "the configuration file")
+
+
+# A source of settings' values: those that it has for a setting, checked; the first counts.
+_SettingSource: TypeAlias = _ArgumentSource | _EnvironmentSource | _FileSource
 
 
 def _sources(

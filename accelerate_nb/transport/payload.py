@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from accelerate_nb.rank.rng_state import RandomStates, current_random_states
 from accelerate_nb.sources.cells import CellSources, current_sources
@@ -44,28 +44,6 @@ class FunctionCall:
         """The parts of the call, by the names that a person would use."""
         named = {f"args[{index}]": value for index, value in enumerate(self.args)}
         return {self.name: self.function, **named, **self.kwargs}
-
-
-class Payload(Protocol):
-    """The call that a worker runs; `descriptor` is -1 where nothing has to travel."""
-
-    @property
-    def descriptor(self) -> int:
-        """The memory file."""
-
-    @property
-    def more(self) -> tuple[int, ...]:
-        """Descriptors that travel along."""
-
-    @property
-    def sources(self) -> CellSources:
-        """The notebook's own lines."""
-
-    def unpack(self) -> Callable[[], Any]:
-        """The call, in the worker."""
-
-    def close(self) -> None:
-        """Give back what the payload holds in this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +93,10 @@ class PackedCall:
         """Close the memory file and the descriptors that travel along."""
         for descriptor in (self.descriptor, *self.more):
             os.close(descriptor)
+
+
+# The call that a worker runs; its descriptor is -1 where nothing has to travel.
+Payload: TypeAlias = InheritedCall | PackedCall
 
 
 def arrived(descriptor: int, more: Sequence[int]) -> PackedCall:

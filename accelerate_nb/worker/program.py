@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from multiprocessing.reduction import DupFd
 from types import CodeType, ModuleType
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.transport.main_module import become_main
@@ -39,17 +39,6 @@ class _ProgramLock:
 
 
 _ENTRANCE = _ProgramLock()
-
-
-class Runnable(Protocol):
-    """Something that can be run as a program."""
-
-    @property
-    def name(self) -> str:
-        """The name that a person calls it."""
-
-    def run(self, arguments: Sequence[str]) -> None:
-        """Be it, in this process, until it is over; `SystemExit` has its code, if it is not 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +165,10 @@ class Executable:
             os.kill(os.getpid(), -code)
         if code:
             raise SystemExit(code)
+
+
+# What can be run as a program: `run` is it, in this process, until it is over; `SystemExit` has its code, if it is not 0.
+Runnable: TypeAlias = ScriptFile | PythonModule | ScriptFunction | Executable
 
 
 class StandardInput:

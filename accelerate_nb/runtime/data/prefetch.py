@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from contextvars import copy_context
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,22 +18,6 @@ from accelerate_nb.runtime.data.batch_tree import leaves_of, placed
 _PLAIN = (str, bytes, int, float, bool, list, tuple, type(None))
 # A device that no longer responds does not keep a loop from being left.
 _LIMIT = 10.0
-
-
-class BatchCopier(Protocol):
-    """Copies a batch in two steps, between which others can run."""
-
-    def begin(self, batch: Any) -> Any:
-        """Set off a copy; what is returned is given to `finish`."""
-        ...
-
-    def finish(self, pending: Any) -> Any:
-        """The copied batch, safe to be used by whatever comes next."""
-        ...
-
-    def end(self) -> None:
-        """Nothing is going to be copied any more, also where the loop was left with a copy on its way."""
-        ...
 
 
 def one_copy_ahead(batches: Iterable[tuple[Any, bool]], copier: BatchCopier) -> Generator[tuple[Any, bool], None, None]:
@@ -172,3 +156,7 @@ def _is_plain(leaf: Any) -> bool:
     if isinstance(leaf, Tensor):
         return leaf.device.type == "cpu" and leaf.layout == torch.strided and not leaf.is_nested
     return isinstance(leaf, _PLAIN)
+
+
+# Copies a batch in two steps, `begin` and `finish`, between which others can run.
+BatchCopier: TypeAlias = SideStreamCopier | BackgroundCopier

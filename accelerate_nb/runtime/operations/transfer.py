@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -101,16 +101,6 @@ OF_ROWS: MappingProxyType[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 )
 
 
-class Transfer(Protocol):
-    """The transfer of one large tensor: made ready while it isn't known yet whether the others make the same call."""
-
-    def start(self) -> list[Work]:
-        """Begin; returns what to wait for."""
-
-    def result(self) -> Tensor:
-        """The received tensor."""
-
-
 class _GatherTransfer:
     """Everyone gets what everyone has."""
 
@@ -167,3 +157,8 @@ class _BroadcastTransfer:
 
     def result(self) -> Tensor:
         return self.copy
+
+
+# The transfer of one large tensor: made ready while it isn't known yet whether the others make the same call, then begun by
+# `start`, which returns what to wait for.
+Transfer: TypeAlias = _GatherTransfer | _ReduceTransfer | _BroadcastTransfer
