@@ -15,10 +15,10 @@ from accelerate_nb.events.line_reader import OutputLine
 from accelerate_nb.events.model import Event, Failure, LogLine, State, StateChange, Stream
 from accelerate_nb.events.run_folder import RunRecorder, new_folder, prune
 from accelerate_nb.events.run_state import RankState, RunState
-from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.attached.call import AttachedCall, RankReport
 from accelerate_nb.launching.attached.tee import tee_output
+from accelerate_nb.launching.engines.inline import InlineWorkers
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.launching.run import InlineRun
@@ -29,21 +29,12 @@ from accelerate_nb.transport.outcome import failure_of
 from accelerate_nb.transport.payload import FunctionCall
 
 
-class AttachedWorkers:
+class AttachedWorkers(InlineWorkers):
     """A worker group that is a call in this rank's process, and in those of all others."""
 
-    began = True
-    timed_out: StackSnapshot | None = None
-    lost: str | None = None
-
     def __init__(self, call: Callable[[], Any], attached_call: AttachedCall, run_context: RunContext) -> None:
-        self._call, self._attached_call, self._run_context = call, attached_call, run_context
-        self._rank = attached_call.attached_rank.rank
-
-    @property
-    def stopped_at(self) -> str | None:
-        """The point at which ranks stopped on request."""
-        return current_stop_request().stopped_at
+        super().__init__(call, {}, run_context)
+        self._attached_call, self._rank = attached_call, attached_call.attached_rank.rank
 
     def follow(self) -> tuple[RankResult, ...]:
         """Call the function, and receive the reports of the others."""
@@ -57,6 +48,8 @@ class AttachedWorkers:
                 error, self._rank, current_sources()
             )
             return self._rank_results([RankReport(self._rank, failure=failure, error=error)])
+        finally:
+            self.stopped_at = current_stop_request().stopped_at
         for report in reports:
             for event in _events(report.seen) if report.seen is not None and report.rank != self._rank else ():
                 self._run_context.take(event)
@@ -87,19 +80,8 @@ class AttachedWorkers:
         known = {report.rank: report.rank_result for report in reports}
         return tuple(known.get(rank, RankResult(rank)) for rank in range(self._attached_call.attached_rank.size))
 
-    def send(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
-        """A call has no inbox."""
-        return False
-
-    def restart_watchdog(self, timeout: float) -> None:
-        """A call has no watchdog."""
-
     def stop(self, how: Stop) -> None:
         """Whoever started the processes stops them."""
-
-    def snapshot(self) -> StackSnapshot:
-        """Empty: this process's own tools show where the call is."""
-        return StackSnapshot({}, {})
 
 
 class AttachedRun(InlineRun):

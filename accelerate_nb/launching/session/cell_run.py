@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from accelerate_nb.events.model import Failure
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.exception_copy import raise_as_it_is
+from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.launching.run_context import Stop
 
 # How often whoever waits may draw.
@@ -38,32 +39,11 @@ class CellResult:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-class CellHost(Protocol):
+class CellHost(RunHandle, Protocol):
     """A session as its cells see it."""
-
-    @property
-    def view(self) -> RunState:
-        """Everything that has happened so far."""
-
-    @property
-    def folder(self) -> Path:
-        """The folder with every rank's output."""
-
-    @property
-    def why(self) -> str:
-        """The number of workers, what placed them, and why."""
-
-    def log_file(self, rank: int) -> Path:
-        """The file that holds all that a rank wrote so far."""
-
-    def stacks(self) -> str:
-        """The stack of every rank."""
 
     def interrupt(self, cell: CellRun) -> None:
         """Interrupt a cell's ranks."""
-
-    def kill(self) -> None:
-        """End every worker at once."""
 
 
 class CellRun:
@@ -163,7 +143,7 @@ class CellRun:
         if self.done:
             return
         if how == "kill" or self._interrupts:
-            self._home.kill()
+            self._home.request_stop("kill")
         else:
             self.interrupt()
 

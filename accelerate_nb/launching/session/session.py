@@ -302,10 +302,6 @@ class Session:
         """Interrupt a cell on every rank that has not ended it; a rank that does not come back ends the session."""
         self._tasks.interrupt(cell)
 
-    def kill(self) -> None:
-        """End every worker at once."""
-        self._run.request_stop("kill")
-
     def _begin(
         self,
         task: Task,
@@ -345,7 +341,7 @@ class Session:
 
     def _end_stuck(self, error: HangError) -> None:
         self._error = error
-        self.kill()
+        self.request_stop("kill")
 
 
 def check_not_launched() -> None:
