@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -37,33 +37,22 @@ class _SettingDetails:
     """Details of a setting beyond its name, type and default."""
 
     help: str
-    minimum: float | None
-    maximum: float | None
-    also_as_text: bool
-    variables: tuple[str, ...]
-    keys: tuple[str, ...]
-    unsupported: tuple[str, ...]
-    deprecated: tuple[str, ...]
-    group: str
-    advanced: bool
+    minimum: float | None = None
+    maximum: float | None = None
+    also_as_text: bool = False
+    variables: Sequence[str] = ()
+    keys: Sequence[str] = ()
+    unsupported: tuple[str, ...] = ()
+    deprecated: Sequence[str] = ()
+    group: str = "more"
+    advanced: bool = False
 
 
-def setting(
-    default: Any,
-    *,
-    help: str,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    also_as_text: bool = False,
-    variables: Iterable[str] = (),
-    keys: Iterable[str] = (),
-    unsupported: Iterable[str] = (),
-    deprecated: Iterable[str] = (),
-    group: str = "more",
-    advanced: bool = False,
-) -> Any:
+def setting(default: Any, **details: Any) -> Any:
     """
-    A field of a settings class. Its choices are those of its `Literal` type; an `Annotated` one brings its type.
+    A field of a settings class; `details` are the fields of `_SettingDetails`.
+
+    Its choices are those of its `Literal` type; an `Annotated` one brings its type.
 
     `variables` and `keys` are further names of it, in the environment and in Hugging Face's configuration file; its own
     are `ACCELERATE_NB_<NAME>` and `<name>`. `also_as_text` lets an argument be a number written as a text. `unsupported` holds
@@ -72,19 +61,7 @@ def setting(
 
     >>> num_processes: int | None = setting(None, minimum=1, help="Number of processes.")
     """
-    details = _SettingDetails(
-        help=help,
-        minimum=minimum,
-        maximum=maximum,
-        also_as_text=also_as_text,
-        variables=tuple(variables),
-        keys=tuple(keys),
-        unsupported=tuple(unsupported),
-        deprecated=tuple(deprecated),
-        group=group,
-        advanced=advanced,
-    )
-    return field(default=default, metadata={"details": details})
+    return field(default=default, metadata={"details": _SettingDetails(**details)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +162,7 @@ def _described(name: str, annotation: Any, default: Any, details: _SettingDetail
             *(PREFIX + former.upper() for former in details.deprecated),
         ),
         keys=(name, *details.keys, *details.deprecated),
-        deprecated=details.deprecated,
+        deprecated=tuple(details.deprecated),
         section=section_name(section),
         group=details.group,
         advanced=details.advanced,
