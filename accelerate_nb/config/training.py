@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from accelerate_nb.config.settings import setting
+from accelerate_nb.config.settings import setting, settings
 from accelerate_nb.config.xla_mesh import MeshAxes
 
 
@@ -102,20 +102,11 @@ class TrainingConfig:
 
     def environ(self) -> dict[str, str]:
         """The variables through which an `Accelerator` gets these settings; unset ones are left out."""
-        values = {
-            "ACCELERATE_MIXED_PRECISION": self.mixed_precision,
-            "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": self.gradient_accumulation_steps,
-            "ACCELERATE_DEBUG_MODE": self.debug,
-            "ACCELERATE_DYNAMO_BACKEND": self.dynamo_backend,
-            "ACCELERATE_DYNAMO_MODE": self.dynamo_mode,
-            "ACCELERATE_DYNAMO_USE_FULLGRAPH": self.dynamo_use_fullgraph,
-            "ACCELERATE_DYNAMO_USE_DYNAMIC": self.dynamo_use_dynamic,
-            "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": self.dynamo_use_regional_compilation,
-            "ACCELERATE_NB_LOADER_PROGRESS": self.loader_progress,
-            "ACCELERATE_NB_XLA_MESH": self.xla_mesh,
+        # under the names that Accelerate reads, where it has one
+        names = {(*setting.variables[1:], *setting.variables)[0]: setting.name for setting in settings(TrainingConfig)}
+        values = {variable: getattr(self, name) for variable, name in names.items()}
+        return {
+            variable: str(value).lower() if isinstance(value, bool) else str(value)
+            for variable, value in values.items()
+            if value is not None
         }
-        return {name: _variable(value) for name, value in values.items() if value is not None}
-
-
-def _variable(value: str | int) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
