@@ -29,12 +29,21 @@ def already_launched(environment: Mapping[str, str]) -> bool:
     return int(size) > 1 or "TORCHELASTIC_RUN_ID" in environment
 
 
-def runs_folder(environment: Mapping[str, str]) -> Path:
-    """The folder in which each run has its own: in the user's cache, or where there is none to write to, a temporary one."""
+def runs_folder(environment: Mapping[str, str], requested: str | None = None) -> Path:
+    """
+    The folder in which each run has its own, as an absolute path: the requested one, else one in the user's cache.
+
+    Where there is no cache to write to, it is a temporary one.
+    """
     cache = _cache(environment)
-    if cache is not None and _can_hold_folders(cache):
-        return cache / "accelerate_nb_runs"
-    return Path(tempfile.gettempdir()) / f"accelerate_nb_runs-{_user(environment)}"
+    if requested:
+        folder = Path(requested)
+    elif cache is not None and _can_hold_folders(cache):
+        folder = cache / "accelerate_nb_runs"
+    else:
+        user = str(os.getuid()) if hasattr(os, "getuid") else environment.get("USERNAME", "user")
+        folder = Path(tempfile.gettempdir()) / f"accelerate_nb_runs-{user}"
+    return folder.expanduser().absolute()
 
 
 def _cache(environment: Mapping[str, str]) -> Path | None:
@@ -54,10 +63,6 @@ def _can_hold_folders(folder: Path) -> bool:
         if candidate.exists():
             return candidate.is_dir() and os.access(candidate, os.W_OK | os.X_OK)
     return False
-
-
-def _user(environment: Mapping[str, str]) -> str:
-    return str(os.getuid()) if hasattr(os, "getuid") else environment.get("USERNAME", "user")
 
 
 @contextmanager

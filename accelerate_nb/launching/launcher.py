@@ -153,9 +153,7 @@ def _run(
     payload: Payload | None = None,
 ) -> Run:
     launching_config = config.launching
-    parent = (
-        (Path(launching_config.folder) if launching_config.folder else runs_folder(os.environ)).expanduser().absolute()
-    )
+    parent = runs_folder(os.environ, launching_config.folder)
     run_context = RunContext(
         sources=current_sources(),
         view=RunState(choice.size),

@@ -100,7 +100,8 @@ def _list(arguments: argparse.Namespace) -> int:
     every = _every(arguments.folder)
     shown = every if arguments.all else every[:_NEWEST]
     if arguments.json:
-        print(json.dumps([_as_json(number, item) for number, item in enumerate(shown, 1)], indent=1))
+        facts = [{"number": number, **asdict(run), "folder": str(run.folder)} for number, run in enumerate(shown, 1)]
+        print(json.dumps(facts, indent=1))
     elif not every:
         print(f"There are no runs in {_runs_folder(arguments.folder)}.")
     else:
@@ -124,15 +125,8 @@ def _row(number: int, run: SavedRun) -> tuple[str, ...]:
     from accelerate_nb.reports.summary import SIGNS
 
     name, error = _one_line(run.name, _WIDEST_NAME), _one_line(run.error, _WIDEST_ERROR)
-    return str(number), _when(run.started), name, f"{SIGNS[run.state]} {run.state}", str(run.ranks), _lasted(run), error
-
-
-def _as_json(number: int, run: SavedRun) -> dict[str, object]:
-    return {"number": number, **asdict(run), "folder": str(run.folder)}
-
-
-def _when(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
+    return str(number), when, name, f"{SIGNS[run.state]} {run.state}", str(run.ranks), _lasted(run), error
 
 
 def _lasted(run: SavedRun) -> str:
@@ -156,7 +150,7 @@ def _one_line(text: str, width: int) -> str:
 def _runs_folder(folder: str | None) -> Path:
     from accelerate_nb.config.environment import runs_folder
 
-    return Path(folder).expanduser().absolute() if folder else runs_folder(os.environ)
+    return runs_folder(os.environ, folder)
 
 
 def _every(folder: str | None) -> list[SavedRun]:
@@ -272,7 +266,7 @@ def _show(arguments: argparse.Namespace) -> int:
     if arguments.html is None and not arguments.open:
         print("\n".join(_report(found, view)))
         return 0
-    path = Path(arguments.html).expanduser() if arguments.html is not None else _beside(found)
+    path = Path(arguments.html).expanduser() if arguments.html is not None else found.folder / "report.html"
     _write_page(found, view, path)
     print(path)
     if arguments.open:
@@ -297,10 +291,6 @@ def _facts(run: SavedRun) -> RunFacts:
     from accelerate_nb.reports.run_info import RunFacts
 
     return RunFacts(run.name, run.why, str(run.folder), run.started, run.ranks, host="", can_act=False)
-
-
-def _beside(run: SavedRun) -> Path:
-    return run.folder / "report.html"
 
 
 def _write_page(run: SavedRun, view: RunState, path: Path) -> None:

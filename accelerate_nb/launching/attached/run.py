@@ -111,9 +111,7 @@ def prepare_attached(
     """A run of the call in the processes that a launcher started, ready to be started; each of them has to start it."""
     attached_call = AttachedCall(environ, "all")
     attached_rank, launching_config = attached_call.attached_rank, config.launching
-    parent = (
-        (Path(launching_config.folder) if launching_config.folder else runs_folder(os.environ)).expanduser().absolute()
-    )
+    parent = runs_folder(os.environ, launching_config.folder)
     folder = Path(attached_call.store.of_main("folder", lambda: str(new_folder(parent, call.name))))
     record = RunRecorder(folder) if attached_rank.rank == 0 else _OutputRecorder(folder)
     run_context = RunContext(
