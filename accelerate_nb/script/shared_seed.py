@@ -6,14 +6,13 @@ import hashlib
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from accelerate_nb.config.environment import already_launched
+from accelerate_nb.rank.import_hook import after_import
 
 _HASHES = "PYTHONHASHSEED"
 _LAUNCH = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
@@ -54,14 +53,8 @@ def alike(file: str) -> None:
         _begin_again(number)
     _once.get().has_begun = True
     random.seed(number)
-    seeds: dict[str, Callable[[Any], object]] = {
-        "numpy.random": lambda module: module.seed(number),
-        "torch": lambda module: module.manual_seed(number),
-    }
-    for name in [*seeds]:
-        if name in sys.modules:
-            seeds.pop(name)(sys.modules[name])
-    sys.meta_path.insert(0, _SeedingFinder(seeds))
+    after_import("numpy.random", lambda module: module.seed(number))
+    after_import("torch", lambda module: module.manual_seed(number))
 
 
 def number_of(environment: Mapping[str, str]) -> int:
@@ -107,30 +100,3 @@ def _begin_again(number: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, _HASHES: str(number)})
-
-
-class _SeedingFinder(MetaPathFinder):
-    """Does something with each of some modules once it has been imported."""
-
-    def __init__(self, seeds: dict[str, Callable[[Any], object]]) -> None:
-        self._seeds = seeds
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        """The spec from the other finders, whose loader also seeds the module once it has run."""
-        if fullname not in self._seeds:
-            return None
-        others = (item.find_spec(fullname, path, target) for item in sys.meta_path if item is not self)
-        spec = next((found for found in others if found is not None), None)
-        if spec is not None and spec.loader is not None:
-            self._follow(fullname, spec.loader)
-        return spec
-
-    def _follow(self, name: str, loader: Any) -> None:
-        # many search for torch without importing it: only a module that has run is seeded
-        def exec_module(module: Any) -> None:
-            del loader.exec_module
-            loader.exec_module(module)
-            if seed := self._seeds.pop(name, None):
-                seed(module)
-
-        loader.exec_module = exec_module

@@ -7,16 +7,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 from weakref import ReferenceType, WeakSet, ref
 
 from accelerate_nb.events.model import Progress
 from accelerate_nb.rank.event_sink import emit, outlet
+from accelerate_nb.rank.import_hook import after_import
 from accelerate_nb.rank_local import RankLocal
 
 # A bar that is drawn more often (`mininterval=0`) is sent less often; tqdm's own pace is a tenth of a second.
@@ -34,41 +33,9 @@ def install() -> None:
     here, so a `tqdm.notebook` bar is a bar of text. Where tqdm isn't loaded yet it is hooked when it is: nothing is imported
     here.
     """
-    for name, hook in _hooks().items():
-        if name in sys.modules:
-            hook(sys.modules[name])
-        else:
-            sys.meta_path.insert(0, _ImportHook(name, hook))
-
-
-def _hooks() -> dict[str, Callable[[ModuleType], None]]:
     watch = _BarHook()
-    return {"tqdm.std": lambda module: watch.keep(module.tqdm), "tqdm.notebook": _as_text}
-
-
-class _ImportHook(MetaPathFinder):
-    """Calls `hook` with a module right after it has been loaded."""
-
-    def __init__(self, name: str, hook: Callable[[ModuleType], None]) -> None:
-        self._name, self._hook = name, hook
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """The module's own specification, whose loader calls the hook at its end; `None` for all others."""
-        if fullname != self._name:
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.loader is None:
-            return None
-        load = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            load(module)
-            self._hook(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # of this one loader, made for this one module
-        return spec
+    after_import("tqdm.std", lambda module: watch.keep(module.tqdm))
+    after_import("tqdm.notebook", _as_text)
 
 
 class _BarHook:
