@@ -80,7 +80,9 @@ def of_tpus(current: TpusConfig) -> TpusConfig:
         name=_line("The pod's name in Google's cloud", current.name or "", lambda text: bool(text) or "It has one."),
         zone=_line("Its zone; without one, that of `gcloud config`", current.zone or "") or None,
         sudo=bool(_chosen("Should its machines use sudo?", [("no", False), ("yes", True)], current.sudo)),
-        environment=tuple(filter(None, _line("Variables on its machines: A=1,B=2", _joined(current)).split(","))),
+        environment=tuple(
+            filter(None, _line("Variables on its machines: A=1,B=2", ",".join(current.environment)).split(","))
+        ),
     )
 
 
@@ -88,10 +90,6 @@ def downcasts(*, is_usual: bool) -> bool:
     """Whether bf16 on TPUs lets float64 become float32."""
     question = "With bf16, should float64 become float32, not bfloat16? [downcast_bf16]"
     return bool(_chosen(question, [("no", False), ("yes", True)], is_usual))
-
-
-def _joined(tpus: TpusConfig) -> str:
-    return ",".join(tpus.environment)
 
 
 def _line(question: str, suggested: str, is_fine: Callable[[str], bool | str] = lambda _: True) -> str:

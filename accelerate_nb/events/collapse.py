@@ -58,7 +58,9 @@ class OutputCollapser:
 
     def ready(self, now: float) -> Iterator[CollapsedOutput]:
         """The items that need not wait any longer."""
-        while self._heads() and (self._are_equal() or self._oldest() + self._window <= now):
+        while self._heads() and (
+            self._are_equal() or min(head.came for head in self._heads().values()) + self._window <= now
+        ):
             yield self._pop()
 
     def rest(self) -> Iterator[CollapsedOutput]:
@@ -73,9 +75,6 @@ class OutputCollapser:
         """Whether every rank's next item is there, and the same."""
         heads = self._heads()
         return self._expected <= heads.keys() and len({head.key for head in heads.values()}) == 1
-
-    def _oldest(self) -> float:
-        return min(head.came for head in self._heads().values())
 
     def _pop(self) -> CollapsedOutput:
         """The next in order: what other ranks put out only later gives way to what comes before it there."""

@@ -108,7 +108,7 @@ class WorkerGroup:
                 self._until_over()
                 self._until_gone()
                 self._drain()
-                return self._rank_results()
+                return tuple(map(self._rank_result, range(self._plan.size)))
             finally:
                 self._run_context.wake = lambda: None
                 self._close()
@@ -354,9 +354,6 @@ class WorkerGroup:
         """Whether a rank has failed, and others have had their time to report why."""
         timeout = _SETTLE if self._cause_is_known else _SETTLE_WITHOUT_CAUSE
         return self._failed_at is not None and time.monotonic() - self._failed_at > timeout
-
-    def _rank_results(self) -> tuple[RankResult, ...]:
-        return tuple(self._rank_result(rank) for rank in range(self._plan.size))
 
     def _rank_result(self, rank: int) -> RankResult:
         outcome = outcome_of(rank, self._connection[rank].outcome)

@@ -126,7 +126,7 @@ def others_of(failures: Sequence[Failure]) -> Iterator[str]:
     independent = [failure for failure in failures if not (failure.lost_connection or failure.ended_by_us)]
     yield from (failure_line(failure) for failure in independent[:_MOST_OTHERS])
     if more := independent[_MOST_OTHERS:]:
-        yield f"{_named(more)} failed by {_themselves(more)}, too"
+        yield f"{_named(more)} failed by {'itself' if len(more) == 1 else 'themselves'}, too"
     if lost := [failure for failure in failures if failure.lost_connection and not failure.ended_by_us]:
         yield f"{_named(lost)} lost {'its connection' if len(lost) == 1 else 'their connections'}"
     if ended := [failure for failure in failures if failure.ended_by_us]:
@@ -135,7 +135,3 @@ def others_of(failures: Sequence[Failure]) -> Iterator[str]:
 
 def _named(failures: Sequence[Failure]) -> str:
     return of_ranks([failure.rank for failure in failures], ranks_text)
-
-
-def _themselves(failures: Sequence[Failure]) -> str:
-    return "itself" if len(failures) == 1 else "themselves"

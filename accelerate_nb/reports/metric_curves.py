@@ -89,7 +89,7 @@ def _curve(name: str, series: dict[int, Sequence[Metric]]) -> MetricCurve:
     last = {rank: values[-1] for rank, values in series.items()}
     by_step = all(value.step is not None for values in series.values() for value in values)
     points = {rank: [_point(value, by_step) for value in values] for rank, values in series.items()}
-    finite = {rank: [point for point in some if _is_finite(point)] for rank, some in points.items()}
+    finite = {rank: [point for point in some if math.isfinite(point[1])] for rank, some in points.items()}
     whole = [point for some in finite.values() for point in some]
     first, end = min((x for x, _ in whole), default=0.0), max((x for x, _ in whole), default=0.0)
     few = len(series) <= MOST_LINES
@@ -106,10 +106,6 @@ def _curve(name: str, series: dict[int, Sequence[Metric]]) -> MetricCurve:
 
 def _point(metric: Metric, by_step: bool) -> tuple[float, float]:
     return float(metric.step or 0) if by_step else metric.time, metric.value
-
-
-def _is_finite(point: tuple[float, float]) -> bool:
-    return math.isfinite(point[1])
 
 
 def _binned(points: Sequence[tuple[float, float]], first: float, end: float) -> tuple[CurveBin, ...]:

@@ -31,7 +31,10 @@ def work(specs: Sequence[WorkerSpec], parent: int, payload: Payload | None = Non
         _settle(specs[0], parent)
         # other ranks need the store also after this one's function has returned: it lasts until all have
         store: list[Any] = []
-        code = _alone(specs[0], payload, store) if len(specs) == 1 else _together(specs, payload, store)
+        if len(specs) == 1:
+            code = _alone(specs[0], payload, store)
+        else:
+            code = threads.work(specs, payload, lambda: _prepare(specs[0], store))
         _part()
         os._exit(code)
     finally:
@@ -48,11 +51,6 @@ def _alone(spec: WorkerSpec, payload: Payload | None, store: list[Any]) -> int:
         rank.finish()
     rank.wait_for_leave()
     return 0 if succeeds else 1
-
-
-def _together(specs: Sequence[WorkerSpec], payload: Payload | None, store: list[Any]) -> int:
-    """Be several ranks, each in a thread; returns the exit code."""
-    return threads.work(specs, payload, lambda: _prepare(specs[0], store))
 
 
 def _prepare(spec: WorkerSpec, store: list[Any]) -> None:

@@ -134,7 +134,8 @@ def remove_hook_from_module(module: Module, recurse: bool = False) -> Module:
     if recurse:
         for child in module.children():
             remove_hook_from_module(child, recurse)
-        _retie(module)
+        # weights that were tied before the model was dispatched are one again
+        retie_parameters(module, module.__dict__.pop(TIES, []))
     return module
 
 
@@ -163,8 +164,3 @@ def _restore_forward(module: Any) -> None:
         module.__dict__.pop("forward", None)
     else:
         module.forward = module._old_forward
-
-
-def _retie(module: Module) -> None:
-    """Weights that were tied before the model was dispatched are one again."""
-    retie_parameters(module, module.__dict__.pop(TIES, []))

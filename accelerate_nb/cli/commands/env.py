@@ -110,12 +110,12 @@ def gather(environment: Mapping[str, str], config_file: str | None = None, *, wi
     from accelerate_nb.supervisor.memory import supervisors
 
     facts = {
-        "accelerate_nb": _package(),
+        "accelerate_nb": {"version": __version__, "folder": str(Path(__file__).resolve().parents[1])},
         "python": _python(),
         "torch": _torch(),
         "devices": _devices(environment),
         "machine": _machine(environment),
-        "notebook": _notebook(environment),
+        "notebook": {"inside_a_kernel": "JPY_PARENT_PID" in environment, **_versions(_NOTEBOOKS)},
         "libraries": _versions(_LIBRARIES),
         "environment": variables(environment),
         "configuration": settings,
@@ -142,10 +142,6 @@ def masked(name: str, value: str) -> str:
     ('********', 'http://********@proxy:80')
     """
     return _MASK if value and _SECRET.search(name) else _IN_ADDRESS.sub(_MASK, value)
-
-
-def _package() -> Facts:
-    return {"version": __version__, "folder": str(Path(__file__).resolve().parents[1])}
 
 
 def _python() -> Facts:
@@ -268,10 +264,6 @@ def _limits() -> Facts:
 def _container() -> str | None:
     signs = {"/.dockerenv": "Docker", "/run/.containerenv": "Podman", "/.singularity.d": "Apptainer"}
     return next((name for path, name in signs.items() if Path(path).exists()), None)
-
-
-def _notebook(environment: Mapping[str, str]) -> Facts:
-    return {"inside_a_kernel": "JPY_PARENT_PID" in environment, **_versions(_NOTEBOOKS)}
 
 
 def _versions(packages: Iterable[str]) -> Facts:

@@ -50,7 +50,10 @@ class PrepareMethods(AcceleratorProperties):
         objects = self.strategy.prepare(args)
         prepared = [self._prepare_object(object_, placed) for object_, placed in zip(objects, placements, strict=True)]
         # a schedule's optimizer is searched among those that are prepared by now
-        prepared = [self.prepare_scheduler(item) if _is_scheduler(item) else item for item in prepared]
+        prepared = [
+            self.prepare_scheduler(item) if isinstance(item, (LRScheduler, AcceleratedScheduler)) else item
+            for item in prepared
+        ]
         return tuple(prepared) if len(prepared) != 1 else prepared[0]
 
     def _prepare_object(self, item: Any, placed: bool | None) -> Any:
@@ -153,7 +156,3 @@ class PrepareMethods(AcceleratorProperties):
 
     def _places(self, requested: bool | None) -> bool:
         return self.device_placement if requested is None else requested
-
-
-def _is_scheduler(item: Any) -> bool:
-    return isinstance(item, (LRScheduler, AcceleratedScheduler))

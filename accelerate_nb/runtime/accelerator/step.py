@@ -145,7 +145,9 @@ class StepMethods(ProcessMethods):
         `even_batches` holds for the prepared loaders inside the block; of an iterable data set it can't, which is warned of.
         """
         even = self.dataloader_config.even_batches if even_batches is None else even_batches
-        samplers = [] if even_batches is None else [*filter(_can_be_even, map(_batch_sampler, self.bundle.loaders))]
+        wanted = () if even_batches is None else self.bundle.loaders
+        found: list[Any] = [getattr(loader, "batch_sampler", None) for loader in wanted]
+        samplers = [sampler for sampler in found if hasattr(sampler, "even_batches")]
         if even_batches is not None and self.world.size > 1 and len(samplers) < len(self.bundle.loaders):
             warn_user(
                 "join_uneven_inputs(even_batches=...) is only supported for map-style datasets: "
@@ -202,11 +204,3 @@ class _MicroStep:
                 for parameter in model.parameters():
                     if parameter.grad is not None:
                         parameter.grad.mul_(factor)
-
-
-def _batch_sampler(loader: Any) -> Any:
-    return getattr(loader, "batch_sampler", None)
-
-
-def _can_be_even(sampler: Any) -> bool:
-    return hasattr(sampler, "even_batches")

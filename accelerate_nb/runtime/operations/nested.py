@@ -17,6 +17,7 @@ from accelerate_nb.errors import DataError
 
 T = TypeVar("T")
 
+_SHORT = (torch.float16, torch.bfloat16)
 _DESCRIBES_ITSELF = (str, int, float, bool, bytes, Enum, type(None))
 
 
@@ -248,11 +249,9 @@ def concatenate(data: Any, dim: int = 0) -> Any:
 
 def convert_to_fp32(tensor: Any) -> Any:
     """The nest with float32 in place of everything in float16 and bfloat16."""
-    return recursively_apply(lambda short: short.float(), tensor, test_type=_is_short)
-
-
-def _is_short(leaf: Any) -> bool:
-    return getattr(leaf, "dtype", None) in (torch.float16, torch.bfloat16)
+    return recursively_apply(
+        lambda short: short.float(), tensor, test_type=lambda leaf: getattr(leaf, "dtype", None) in _SHORT
+    )
 
 
 class ConvertOutputsToFp32:

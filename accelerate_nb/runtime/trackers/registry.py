@@ -77,11 +77,8 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
 
 def get_available_trackers() -> list[LoggerType]:
     """The trackers of this package whose own packages are installed."""
-    return [tracker_type for tracker_type in _kinds() if LOGGER_TYPE_TO_CLASS[tracker_type.value]._is_available()]
-
-
-def _kinds() -> Iterator[LoggerType]:
-    return (LoggerType(name) for name in LOGGER_TYPE_TO_CLASS if name in LoggerType)
+    known = [name for name in LOGGER_TYPE_TO_CLASS if name in LoggerType]
+    return [LoggerType(name) for name in known if LOGGER_TYPE_TO_CLASS[name]._is_available()]
 
 
 def filter_trackers(log_with: Any, logging_dir: LoggingDir = None) -> list[Any]:
