@@ -10,6 +10,20 @@ from torch.utils.data import DataLoader
 from accelerate_nb.errors import StateError
 from accelerate_nb.runtime.training.accumulation import GradientState
 
+# The arguments of a loader, besides its data and their order.
+_KEPT = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "in_order",
+)
+
 
 class DataLoaderStateMixin:
     """The attributes that `GradientState` reads of the active loader."""
@@ -76,3 +90,11 @@ class DataLoaderAdapter(DataLoader[Any]):
                 "Make it with use_stateful_dataloader=True."
             )
         return inner(*arguments)
+
+
+def loader_arguments(dataloader: DataLoader[Any]) -> dict[str, Any]:
+    """The arguments for a loader that loads in the same way: with the same workers, into the same memory."""
+    arguments = {name: getattr(dataloader, name) for name in _KEPT if hasattr(dataloader, name)}
+    if dataloader.pin_memory_device:
+        arguments["pin_memory_device"] = dataloader.pin_memory_device
+    return arguments

@@ -10,9 +10,8 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from accelerate_nb.errors import ConfigurationError, NotYetError
 from accelerate_nb.runtime.compat.enums import RNGType, named
-from accelerate_nb.runtime.data.adapter import DataLoaderAdapter
+from accelerate_nb.runtime.data.adapter import DataLoaderAdapter, loader_arguments
 from accelerate_nb.runtime.data.dispatcher import DataLoaderDispatcher
-from accelerate_nb.runtime.data.loader_arguments import loader_arguments
 from accelerate_nb.runtime.data.samplers import (
     SeedableRandomSampler,
     drawn_seed,

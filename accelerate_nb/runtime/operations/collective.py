@@ -18,8 +18,7 @@ from accelerate_nb.runtime.operations.nested import description, leaves_of, recu
 from accelerate_nb.runtime.operations.transfer import TensorMover
 from accelerate_nb.runtime.world.registry import current_world
 from accelerate_nb.runtime.world.world import World
-from accelerate_nb.runtime.xla.collectives import XlaMover
-from accelerate_nb.runtime.xla.host_collectives import XlaHostMover
+from accelerate_nb.runtime.xla.collectives import XlaHostMover, XlaMover
 
 Reduction = Literal["sum", "mean", "max", "min", "none"]
 

@@ -1,8 +1,9 @@
-"""The transfer of tensors to other ranks inside the programs of their devices."""
+"""The transfer of tensors on XLA devices to other ranks: inside the devices' programs, or between their hosts."""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -66,6 +67,36 @@ class XlaMover(TensorMover):
         if leaf.is_complex() and reduction in ("max", "min"):
             return OF_ROWS[reduction](self._rows(leaf))
         return xla.reduced(leaf, "sum" if reduction == "mean" else reduction, scale)
+
+
+class XlaHostMover(XlaMover):
+    """
+    Tensors on XLA's CPU devices, whose ranks pass their steps together: they are computed, then go from host to host.
+
+    There a collective may not stand in a program: whoever reads what comes of it (`item()`, `print`) has it computed at once,
+    and by that rank alone, which XLA ends the process for after 10 seconds.
+    """
+
+    def gather(self, call: CollectiveCall, leaves: list[Tensor]) -> list[Tensor]:
+        return self._moved_on_hosts(call, leaves, lambda mover, brought: mover.gather(call, brought))
+
+    def reduce(self, call: CollectiveCall, leaves: list[Tensor], reduction: str, scale: float) -> list[Tensor]:
+        reduced = self._moved_on_hosts(
+            call, leaves, lambda mover, brought: mover.reduce(call, brought, reduction, scale)
+        )
+        return reduced if scale == 1.0 else [item * scale for item in reduced]
+
+    def broadcast(self, call: CollectiveCall, leaves: list[Tensor], source: int) -> list[Tensor]:
+        return self._moved_on_hosts(call, leaves, lambda mover, brought: mover.broadcast(call, brought, source))
+
+    def _moved_on_hosts(
+        self, call: CollectiveCall, leaves: list[Tensor], move: Callable[[TensorMover, list[Tensor]], list[Tensor]]
+    ) -> list[Tensor]:
+        # before any rank waits for the others to come to the same step
+        agree(self.world, call)
+        self.world.settle()
+        moved = move(TensorMover(self.world.exchange_world), [leaf.detach().cpu() for leaf in leaves])
+        return [item.to(self.world.device) for item in moved]
 
 
 class _XlaPickler(pickle.Pickler):
