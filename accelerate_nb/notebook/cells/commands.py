@@ -38,16 +38,16 @@ class SessionCommands:
         """Run the command of a line; an empty line means `status`."""
         __tracebackhide__ = True
         command, rest = read_line(line)
+        if not command.usage and not command.flags:
+            refuse(rest.split(), f"%accelerate {command.word}", "It takes nothing.")
         return getattr(self, f"_{command.word}")(rest, command)
 
     # ------------------------------------------------------------------------------------------------ inspecting, ending
 
     def _status(self, rest: str, command: LineCommand) -> SessionStatus:
-        refuse(rest.split(), "%accelerate status", "It takes nothing.")
         return SessionStatus.of(self.kept)
 
     def _stop(self, rest: str, command: LineCommand) -> None:
-        refuse(rest.split(), "%accelerate stop", "It takes nothing.")
         print_message("The session has ended." if self.kept.stop() else "There is no session to stop.")
 
     def _restart(self, rest: str, command: LineCommand) -> None:
@@ -56,7 +56,6 @@ class SessionCommands:
         self.kept.ready(given, restart=True)
 
     def _stacks(self, rest: str, command: LineCommand) -> None:
-        refuse(rest.split(), "%accelerate stacks", "It takes nothing.")
         print_message(self.kept.there("%accelerate stacks").stacks())
 
     def _logs(self, rest: str, command: LineCommand) -> None:
@@ -74,14 +73,12 @@ class SessionCommands:
 
     def _wait(self, rest: str, command: LineCommand) -> None:
         __tracebackhide__ = True
-        refuse(rest.split(), "%accelerate wait", "It takes nothing.")
         if self.kept.background is None:
             print_message("No cell runs in the background.")
             return
         self.kept.background.wait()
 
     def _interrupt(self, rest: str, command: LineCommand) -> None:
-        refuse(rest.split(), "%accelerate interrupt", "It takes nothing.")
         background = self.kept.background
         if background is None or background.done:
             print_message("No cell runs in the background.")
@@ -90,7 +87,6 @@ class SessionCommands:
         print_message(f"{background.name} was interrupted.")
 
     def _config(self, rest: str, command: LineCommand) -> Any:
-        refuse(rest.split(), "%accelerate config", "It takes nothing.")
         from accelerate_nb.notebook.picker.form import config_picker
 
         picker = config_picker()
