@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from accelerate_nb.export.future_imports import hoisted
+from accelerate_nb.export.ipython.find import cell_magic
 from accelerate_nb.export.ipython.line_magics import known
 from accelerate_nb.export.ipython.translate import plain
 from accelerate_nb.export.notebook import NotebookCell
 from accelerate_nb.export.parameters import TAG, Parameter, parameters_of
 from accelerate_nb.export.rank_cells.bound_names import bound, looked_up
-from accelerate_nb.export.rank_cells.find import NAME, cell_magic
+from accelerate_nb.export.rank_cells.find import NAME
 from accelerate_nb.export.rank_cells.launch_side_effects import kept_changes
 from accelerate_nb.export.rank_cells.translate import ranked
 from accelerate_nb.export.top_level_await import without_annotations
@@ -147,7 +148,7 @@ def _translated(cell: NotebookCell, ranks: RankCells, export_options: ExportOpti
 def _joined(cell: NotebookCell, first: PlainCell, export_options: ExportOptions) -> PlainCell:
     if first.left_out or first.problems:
         return first
-    magic = cell_magic(cell.source)
+    magic = cell_magic(cell.source.split("\n"))
     then = plain(first.source, export_options, on_ranks=magic is not None and magic.name == NAME)
     imports = tuple(dict.fromkeys((*first.imports, *then.imports)))
     return replace(then, imports=imports, notes=(*first.notes, *then.notes))

@@ -18,8 +18,9 @@ _METHODS: dict[str, CallKind] = {
     "getoutput": "getoutput",
     "show_usage": "usage",
 }
-_IPYTHON = "get_ipython()."
-_CELL_MAGIC = re.compile(r"%%(?P<name>\S+)(?: (?P<rest>.*))?")
+_IPYTHON = "get_ipython()"
+# `%%time?` shows a help.
+_CELL_MAGIC = re.compile(r"%%(?!\w+\?)(?P<name>\S+)(?: (?P<rest>.*))?")
 # This is Python too, with another meaning.
 _PROMPT = re.compile(r"^(?:\[(?:nav|ins)\])? ?In \[\d+\]: ", re.MULTILINE)
 # Python follows as many levels of a statement at the least, on each version and from each place that it is called from.
@@ -57,7 +58,7 @@ class SyntaxPiece:
 
 @dataclass(frozen=True, slots=True)
 class FoundCellMagic:
-    """A cell magic: its name, its arguments `rest`, and its line; the cell's text follows it."""
+    """A cell magic: its name, its arguments `rest`, and its line, from 1; the cell's text follows it."""
 
     line: int
     name: str
@@ -125,13 +126,20 @@ def found(source: str) -> ParsedCell:
     (SyntaxPiece(first=1, last=1, before='x = ', kind='getoutput', name='', text='ls', after=''),)
     """
     lines = _cleaned(source.split("\n"))
-    begin = next((number for number, line in enumerate(lines) if line.strip()), len(lines))
-    first = lines[begin] if begin < len(lines) else ""
+    magic = cell_magic(lines)
+    return transformed(lines) if magic is None else ParsedCell(tuple(lines), magic=magic)
+
+
+def cell_magic(lines: Sequence[str]) -> FoundCellMagic | None:
+    """
+    The cell magic of a cell, in its first line that is not empty.
+
+    >>> cell_magic(["%%accelerate -n 2", "print(rank)"])
+    FoundCellMagic(line=1, name='accelerate', rest='-n 2')
+    """
+    number, first = next(((number, line) for number, line in enumerate(lines, start=1) if line.strip()), (1, ""))
     magic = _CELL_MAGIC.fullmatch(first.rstrip())
-    # `%%time?` shows a help
-    if magic and not re.match(r"%%\w+\?", first):
-        return ParsedCell(tuple(lines), magic=FoundCellMagic(begin + 1, magic["name"], magic["rest"] or ""))
-    return _transformed(lines)
+    return FoundCellMagic(number, magic["name"], magic["rest"] or "") if magic else None
 
 
 def ipython_calls(tree: ast.Module, source: str) -> Iterator[SyntaxPiece]:
@@ -169,7 +177,8 @@ def _cleaned(lines: Sequence[str]) -> list[str]:
     return [*lines[:begin], *(line.removesuffix("\n") for line in rest)]
 
 
-def _transformed(lines: Sequence[str]) -> ParsedCell:
+def transformed(lines: Sequence[str]) -> ParsedCell:
+    """The lines with calls of IPython in place of its syntax; all of them keep their numbers."""
     from IPython.core.inputtransformer2 import TransformerManager
 
     manager = TransformerManager()  # type: ignore[no-untyped-call] # IPython's own
@@ -179,18 +188,16 @@ def _transformed(lines: Sequence[str]) -> ParsedCell:
         step = _step(manager.token_transformers, now)
         if step is None:
             break
-        row, then = step
+        row, column, then = step
         missing = len(now) - len(then)
-        # all lines keep their numbers
         now = [*then[: row + 1], *["#\n"] * missing, *then[row + 1 :]]
-        before, found, call = then[row].partition(_IPYTHON)
-        if found and (item := _call(found + call.strip())):
-            calls.append(replace(item, first=row + 1, last=row + 1 + missing, before=before))
+        if item := _call(then[row][column:].strip()):
+            calls.append(replace(item, first=row + 1, last=row + 1 + missing, before=then[row][:column]))
     return ParsedCell(tuple(line.removesuffix("\n") for line in now), tuple(calls))
 
 
-def _step(transformers: Sequence[Any], lines: list[str]) -> tuple[int, list[str]] | None:
-    """The first piece of IPython's syntax is replaced by a call; gives its line, from 0, and all lines."""
+def _step(transformers: Sequence[Any], lines: list[str]) -> tuple[int, int, list[str]] | None:
+    """The first piece of IPython's syntax is replaced by a call; gives its line and column, from 0, and all lines."""
     from IPython.core.inputtransformer2 import make_tokens_by_line
 
     tokens = make_tokens_by_line(lines)
@@ -198,7 +205,7 @@ def _step(transformers: Sequence[Any], lines: list[str]) -> tuple[int, list[str]
         filter(None, (transformer.find(tokens) for transformer in transformers)), key=lambda item: item.sortby()
     ):
         try:
-            return item.start_line, item.transform(lines)
+            return item.start_line, item.start_col, item.transform(lines)
         except SyntaxError:
             continue
     return None
@@ -211,7 +218,7 @@ def _call(text: str) -> SyntaxPiece | None:
     if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
         return None
     function, arguments = node.value.func, node.value.args
-    if not isinstance(function, ast.Attribute) or ast.unparse(function.value) != _IPYTHON[:-1] or node.value.keywords:
+    if not isinstance(function, ast.Attribute) or ast.unparse(function.value) != _IPYTHON or node.value.keywords:
         return None
     texts = [item.value for item in arguments if isinstance(item, ast.Constant) and isinstance(item.value, str)]
     kind = _METHODS.get(function.attr, "line" if function.attr == "magic" else None)

@@ -20,10 +20,11 @@ from accelerate_nb.config.magic_args import (
 )
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.export.edits import begin_inside, edited
+from accelerate_nb.export.ipython.find import cell_magic
 from accelerate_nb.export.last_value import result_of, showing
 from accelerate_nb.export.notebook import NotebookCell
 from accelerate_nb.export.rank_cells.bound_names import bound
-from accelerate_nb.export.rank_cells.find import NAME, AccelerateLine, CellCommands, cell_magic, parse_commands
+from accelerate_nb.export.rank_cells.find import NAME, AccelerateLine, CellCommands, parse_commands
 from accelerate_nb.export.rank_cells.name_conflicts import ConflictFinder
 from accelerate_nb.export.rank_cells.rng_streams import Whose
 from accelerate_nb.export.rank_cells.session_requests import SessionRequests
@@ -71,10 +72,10 @@ class _CellOptions:
     @classmethod
     def of(cls, cell: NotebookCell) -> _CellOptions:
         assert cell.number is not None
-        magic = cell_magic(cell.source)
+        lines = cell.source.split("\n")
+        magic = cell_magic(lines)
         if magic is None or magic.name != NAME:
             return cls(cell.number, cell.source, parse_commands(cell.source))
-        lines = cell.source.split("\n")
         below = parse_commands("\n".join([*[""] * magic.line, *lines[magic.line :]]))
         return cls(cell.number, cell.source, below, magic.line, magic.rest)
 
@@ -153,7 +154,7 @@ class _RankCellTranslator:
         self._whose[cell.number] = "both" if options.local else "ranks"
         if cell.parsed.tree is not None:
             # a cell magic below has to stay the first that is not empty, and a guard can't take a second one
-            restores = ranks is None and cell_magic("\n".join(written.lines[cell.line :])) is None
+            restores = ranks is None and cell_magic(written.lines[cell.line :]) is None
             self._flow.rank_cell(
                 cell.number,
                 cell.parsed.tree,
@@ -193,7 +194,7 @@ class _RankCellTranslator:
             written.replace(
                 cell.line, cell.line, "; ".join(f"{name} = _own_{name}" for name in restored) + f"  # {magic}"
             )
-        elif cell_magic("\n".join(below)) is not None:
+        elif cell_magic(below) is not None:
             written.replace(cell.line, cell.line, "")
         else:
             written.replace(cell.line, cell.line, f"# {magic}")
