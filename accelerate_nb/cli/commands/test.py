@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from accelerate_nb.cli.parser import add_config_file, add_settings, given_settings
-from accelerate_nb.cli.terminal.streams import StandardStreams, TerminalLine
 from accelerate_nb.config.hf.files import find, read
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, resolve
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.events.checks import CheckResult
+from accelerate_nb.reports.standard_streams import StandardStreams, TerminalLine
 
 _EXAMPLES = """examples:
   accelerate-nb test                                   with the settings that every launch begins with

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from string import Template
 
 from accelerate_nb.cli.terminal.status_board import StatusBoard, dyed
-from accelerate_nb.cli.terminal.streams import StandardStreams, TerminalLine
 from accelerate_nb.config.rank_lists import named
 from accelerate_nb.events.collapse import CollapsedOutput, OutputCollapser, folded
 from accelerate_nb.events.first_cause import cause as first_cause
@@ -20,6 +19,7 @@ from accelerate_nb.launching.background_refresh import BackgroundRefresh, keep_d
 from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.reports.ansi import plain
 from accelerate_nb.reports.failure_summary import cause_of
+from accelerate_nb.reports.standard_streams import StandardStreams, TerminalLine
 from accelerate_nb.reports.status_lines import StatusLines, StatusSchedule, head_of, metric_lines
 from accelerate_nb.reports.summary import SIGNS
 from accelerate_nb.reports.text import cause_lines

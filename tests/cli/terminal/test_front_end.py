@@ -15,10 +15,10 @@ import pytest
 
 from accelerate_nb.cli.terminal.front_end import TerminalFrontEnd
 from accelerate_nb.cli.terminal.status_board import StatusBoard
-from accelerate_nb.cli.terminal.streams import StandardStreams, TerminalLine
 from accelerate_nb.events.model import Display, Failure, HostSample, LogLine, Metric, Progress, StateChange
 from accelerate_nb.events.run_reader import kept_runs, view_of
 from accelerate_nb.events.run_state import RunState
+from accelerate_nb.reports.standard_streams import StandardStreams, TerminalLine
 
 FOLDER = Path("/runs/1")
 BEGAN = 1_700_000_000.0
