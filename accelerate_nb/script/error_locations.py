@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _RUNTIME = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_LOOP = os.sep + "asyncio" + os.sep
+# Functions of a script, and the package that they run cells in.
+_RUNNERS = {
+    _RUNTIME + "top_level_await.py": os.sep + "asyncio" + os.sep,
+    _RUNTIME + "ipython.py": os.sep + "IPython" + os.sep,
+}
 
 
 def name_in_tracebacks(file: str) -> None:
@@ -59,7 +63,7 @@ def _clean(error: TracebackException, file: str, *, ours: bool) -> None:
     frames = list(error.stack)
     raised_in_package = bool(frames) and frames[-1].filename.startswith(_PACKAGE) and not ours
     kept = [
-        frame for frame in _below_the_loop(frames) if not _is_left_out(frame, file, raised_in_package=raised_in_package)
+        frame for frame in _below_runners(frames) if not _is_left_out(frame, file, raised_in_package=raised_in_package)
     ]
     for frame in kept:
         if frame.filename == file and frame.name.startswith("_cell_"):
@@ -67,12 +71,12 @@ def _clean(error: TracebackException, file: str, *, ours: bool) -> None:
     error.stack[:] = kept or frames
 
 
-def _below_the_loop(frames: list[FrameSummary]) -> Iterator[FrameSummary]:
-    """The frames without asyncio's own below `wait`."""
-    waits = False
+def _below_runners(frames: list[FrameSummary]) -> Iterator[FrameSummary]:
+    """The frames without asyncio's and IPython's own below the functions that call them."""
+    hidden = None
     for frame in frames:
-        waits = frame.filename == _RUNTIME + "top_level_await.py" or (waits and _LOOP in frame.filename)
-        if not (waits and _LOOP in frame.filename):
+        hidden = _RUNNERS.get(frame.filename, hidden if hidden and hidden in frame.filename else None)
+        if not (hidden and hidden in frame.filename):
             yield frame
 
 

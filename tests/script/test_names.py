@@ -14,6 +14,8 @@ CALLS = {
     "rng_streams.in_the_notebook": [],
     "rng_streams.on_ranks": [],
     "rng_streams.session_begins": [],
+    "ipython.cell_magic": ["sql", "", "select 1", {}],
+    "ipython.line_magic": ["sql", "select 1", {}],
     "run_file.matching": ["*.csv"],
     "run_file.run_file": ["prepare.py", [], {}],
     "options.parameters": ["__main__", "script.py", "Train"],

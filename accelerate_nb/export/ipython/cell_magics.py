@@ -1,4 +1,4 @@
-"""Cell magics as Python, on as many lines: `%%time`, `%%bash`, `%%writefile` and the others that mean something in a script."""
+"""Cell magics, on as many lines: `%%time`, `%%bash`, `%%writefile` and `%%capture` as Python; IPython runs the rest."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import ast
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from accelerate_nb.export.edits import Edit, begin_inside, edited, end_of
 from accelerate_nb.export.ipython.find import parsed
-from accelerate_nb.export.ipython.line_magics import MEASURING, timeit_options
+from accelerate_nb.export.ipython.line_magics import INTERACTIVE
 from accelerate_nb.export.ipython.pip import WHY, only_installs
 from accelerate_nb.export.ipython.replacements import (
+    IPYTHON,
     SHELL,
     TIMING,
     MagicCall,
@@ -20,7 +21,6 @@ from accelerate_nb.export.ipython.replacements import (
     as_text,
     expression,
     left_out,
-    options,
     quoted,
     refused,
 )
@@ -45,7 +45,7 @@ class CellMagicCode:
 
 def cell(call: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
     """
-    The translation of a cell magic; one without a meaning in a script is left out, or refused.
+    The translation of a cell magic; one for a person at a page is left out, or refused.
 
     `call` is the magic's own line, `lines` are those below it.
     """
@@ -53,10 +53,9 @@ def cell(call: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
         return refused(f"%%{call.name}", "has nothing below it")
     if call.name in _SHOWN:
         return left_out(f"%%{call.name}", "it only shows something in a notebook.")
-    handler = _HANDLERS.get(call.name)
-    if handler is None:
+    if call.name in INTERACTIVE:
         return refused(f"%%{call.name}", "means nothing outside of a notebook")
-    return handler(call, lines)
+    return _HANDLERS.get(call.name, _through_ipython)(call, lines)
 
 
 def was(call: MagicCall) -> str:
@@ -85,20 +84,6 @@ def _time(call: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
     return CellMagicCode("nb_clock = nb_timing.Clock()", edited(inner.source, edits).split("\n"), imports, inner.notes)
 
 
-def _timeit(call: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
-    flags, setup = options(call.text, "n:r:tcp:qov:")
-    code, first = call.plain("\n".join(lines)), call.plain(setup)
-    if problems := (*code.problems, *first.problems):
-        return Replacement(problem=problems[0].text)
-    function = "measured" if flags.keys() & {"o", "v"} else "timeit"
-    target = f"{flags['v']} = " if "v" in flags else ""
-    opening, below = as_text(code.source.split("\n"))
-    before = [f"setup={quoted(first.source.strip())}"] if setup.strip() else []
-    rest = ", ".join([call.names, *before, *timeit_options(flags)])
-    imports = (TIMING, *code.imports, *first.imports)
-    return CellMagicCode(f"{target}nb_timing.{function}({opening}", _closed(below, f", {rest})"), imports, code.notes)
-
-
 def _capture(call: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
     inner = call.plain("\n".join(lines))
     tree = parsed(inner.source)
@@ -114,24 +99,12 @@ def _capture(call: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
     return CellMagicCode(f"with capture_output({arguments}){target}:", below, (CAPTURE, *inner.imports), inner.notes)
 
 
-def _measuring(call: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
-    _, code = options(call.text, MEASURING[call.name])
-    inner, first = call.plain("\n".join(lines)), call.plain(code)
-    note = Remark(0, f"%%{call.name} measures nothing in a script: its code runs as it is.")
-    imports = tuple(dict.fromkeys((*first.imports, *inner.imports)))
-    below = _as_it_is(call, inner)
-    if isinstance(below, Replacement):
-        return below
-    opening = first.source if code.strip() else below.opening
-    return replace(below, opening=opening, imports=imports, notes=(note, *inner.notes))
-
-
 def _written(call: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
     words = call.text.split()
     append = bool({"-a", "--append"} & {*words})
     path = re.sub(r"""^(['"])(.*)\1$""", r"\2", " ".join(word for word in words if word not in {"-a", "--append"}))
     if not path:
-        return refused(f"%%{call.name}", "names no file")
+        return _through_ipython(call, lines)
     text, imports = expression(path, call)
     last = (", append=True" if append else "") + call.every
     return _with_text(f"nb_shell.write_file({text}, ", lines, f"{last})", (SHELL, *imports))
@@ -140,15 +113,13 @@ def _written(call: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
 def _script(call: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
     try:
         flags, words = _script_options(shlex.split(call.text))
-    except ValueError as error:
-        return refused(f"%%{call.name}", f"can't be read ({error})")
+    except ValueError:
+        return _through_ipython(call, lines)
     program = words if call.name == "script" else [call.name, *words]
-    if not program:
-        return refused("%%script", "names no program")
     if call.name in {"bash", "sh"} and only_installs("\n".join(lines)) and not call.export_options.keep_installs:
         return left_out(f"%%{call.name}", WHY)
-    if "bg" in flags and flags.keys() & {"out", "err", "proc"}:
-        return refused(f"%%{call.name} --bg", "gives a pipe of a program that runs on")
+    if not program or ("bg" in flags and flags.keys() & {"out", "err", "proc"}):
+        return _through_ipython(call, lines)
     text, imports = expression(" ".join(_shell_word(word) for word in program), call)
     fails = ", fails=False" if "no-raise-error" in flags else ""
     if names := [flags[name] for name in ("out", "err") if name in flags]:
@@ -161,6 +132,11 @@ def _script(call: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
 
 def _system(_: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
     return _with_text("nb_shell.capture(", lines, ")", (SHELL,))
+
+
+def _through_ipython(call: MagicCall, lines: list[str]) -> CellMagicCode:
+    opening = f"nb_ipython.cell_magic({quoted(call.name)}, {quoted(call.text)}, "
+    return _with_text(opening, lines, ", globals())", (IPYTHON,))
 
 
 def indented(source: str) -> str:
@@ -178,7 +154,7 @@ def indented(source: str) -> str:
     )
 
 
-def _as_it_is(call: MagicCall, inner: PlainCell) -> CellMagicCode | Replacement:
+def _as_it_is(call: MagicCall, inner: PlainCell) -> CellMagicCode:
     """The code below a magic that has nothing to do with it."""
     if inner.problems:
         # the caller knows the line of the problem
@@ -226,9 +202,7 @@ def _shell_word(word: str) -> str:
 _HANDLERS: dict[str, Callable[[MagicCall, list[str]], CellMagicCode | Replacement]] = {
     **dict.fromkeys((*_PROGRAMS, "script"), _script),
     **dict.fromkeys(("!", "sx", "system"), _system),
-    **dict.fromkeys(MEASURING, _measuring),
     **dict.fromkeys(("file", "writefile"), _written),
     "capture": _capture,
     "time": _time,
-    "timeit": _timeit,
 }

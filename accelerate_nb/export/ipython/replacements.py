@@ -13,7 +13,7 @@ from accelerate_nb.export.translated_cell import ExportOptions, PlainCell
 
 # Names that a notebook hardly has itself, unlike `run` and `shell`.
 SHELL = "from accelerate_nb.script import shell_commands as nb_shell"
-FILES = "from accelerate_nb.script import run_file as nb_files"
+IPYTHON = "from accelerate_nb.script import ipython as nb_ipython"
 TIMING = "from accelerate_nb.script import timeit as nb_timing"
 
 _DOLLAR = re.compile(r"\$\$?[\w.]")
@@ -56,14 +56,13 @@ class Replacement:
     Python code that replaces a magic.
 
     Without `text` the magic is left out; `note` gives the reason, if there is one. A `problem` keeps the notebook from
-    being exported. A name that the magic itself assigns is in `target`.
+    being exported.
     """
 
     text: str | None = None
     imports: tuple[str, ...] = ()
     note: str | None = None
     problem: str | None = None
-    target: str | None = None
 
 
 def left_out(name: str, why: str) -> Replacement:
@@ -72,8 +71,13 @@ def left_out(name: str, why: str) -> Replacement:
 
 
 def refused(name: str, why: str) -> Replacement:
-    """The magic has no translation."""
+    """The magic can't be in a script."""
     return Replacement(problem=f"{name} {why}. Tag the cell `skip-script`, or write it as Python.")
+
+
+def through_ipython(call: MagicCall) -> Replacement:
+    """IPython itself runs the line magic, when the script runs."""
+    return Replacement(f"nb_ipython.line_magic({quoted(call.name)}, {quoted(call.text)}, globals())", (IPYTHON,))
 
 
 def quoted(text: str) -> str:
@@ -131,30 +135,6 @@ def as_text(lines: list[str]) -> tuple[str, list[str]]:
             return "r" + mark, [*lines[:-1], f"{lines[-1]}{mark}[1:]"]
     escaped = [line.replace("\\", "\\\\").replace('"', '\\"') for line in lines]
     return '"""\\', [*escaped[:-1], escaped[-1] + '"""']
-
-
-def options(text: str, known: str) -> tuple[dict[str, str], str]:
-    """
-    The options at the beginning of a magic's text, in the manner of `getopt`, and the rest of it as it is.
-
-    >>> options("-n 5 -q f(x, -1)", "n:q")
-    ({'n': '5', 'q': ''}, 'f(x, -1)')
-    """
-    flags: dict[str, str] = {}
-    rest = text.lstrip()
-    while found := re.match(r"-(\w)", rest):
-        char = found[1]
-        if char not in known:
-            break
-        rest = rest[2:]
-        if f"{char}:" in known:
-            value = re.match(r"\s*(\S*)\s*", rest)
-            assert value is not None
-            flags[char], rest = value[1], rest[value.end() :]
-        else:
-            flags[char] = ""
-            rest = "-" + rest if rest[:1].strip() else rest.lstrip()
-    return flags, rest
 
 
 def _written(text: str, mark: str) -> str:

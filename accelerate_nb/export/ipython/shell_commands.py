@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from accelerate_nb.export.ipython.pip import WHY, arguments_of_pip, only_installs
-from accelerate_nb.export.ipython.replacements import SHELL, MagicCall, Replacement, expression, is_fixed, left_out
+from accelerate_nb.export.ipython.replacements import (
+    SHELL,
+    MagicCall,
+    Replacement,
+    expression,
+    is_fixed,
+    left_out,
+    through_ipython,
+)
 
 _ONLY_CD = re.compile(r"\s*cd\b[^&|;\n]*")
 # IPython's own short names for commands, on Linux.
 ALIASES = {
     "cat": "cat",
     "cp": "cp",
-    "ldir": "ls -F -o --color {} | grep /$",
-    "lf": "ls -F -o --color {} | grep ^-",
-    "lk": "ls -F -o --color {} | grep ^l",
     "ll": "ls -F -o --color",
     "ls": "ls -F --color",
-    "lx": "ls -F -o --color {} | grep ^-..x",
     "mkdir": "mkdir",
     "mv": "mv",
     "rm": "rm",
@@ -59,15 +64,12 @@ def packages(call: MagicCall) -> Replacement:
         return left_out(f"%{command.strip()}", WHY)
     if call.name == "pip":
         return pip(call, call.text)
-    return run(_with(call, command))
+    return run(replace(call, text=command))
 
 
 def alias(call: MagicCall) -> Replacement:
     """`%ls`, `%mkdir` and IPython's other short names for commands."""
-    command = ALIASES[call.name]
-    rest = call.text.strip()
-    full = command.replace("{}", rest) if "{}" in command else f"{command} {rest}".rstrip()
-    return run(_with(call, full))
+    return run(replace(call, text=f"{ALIASES[call.name]} {call.text.strip()}".rstrip()))
 
 
 def folder(call: MagicCall) -> Replacement:
@@ -75,7 +77,9 @@ def folder(call: MagicCall) -> Replacement:
     words = call.text.strip()
     quiet = re.match(r"-q(?:\s+|$)", words)
     words = words[quiet.end() :] if quiet else words
-    if re.match(r"-\d|--|-b\b", words):
+    if re.match(r"-b\b", words):
+        return through_ipython(call)
+    if re.match(r"-\d|--", words):
         return Replacement(
             problem=f"%cd {words} needs IPython's history of folders, which a script does not have. Name the folder."
         )
@@ -96,7 +100,7 @@ def variable(call: MagicCall) -> Replacement:
     name, given, value = assignment.partition("=" if "=" in assignment else " ")
     name, value = name.strip(), value.strip()
     if not is_fixed(name) or re.search(r"\s", name):
-        return Replacement(problem=f"%env {assignment} names no one variable. Write it as `os.environ[...] = ...`.")
+        return through_ipython(call)
     if not given:
         return Replacement(f"os.environ[{expression(name, call)[0]}]", ("import os",))
     text, imports = expression(value, call)
@@ -106,15 +110,3 @@ def variable(call: MagicCall) -> Replacement:
 def _unquoted(words: str) -> str:
     found = re.fullmatch(r"""(['"])(.*)\1""", words)
     return found[2] if found else re.sub(r"\\(.)", r"\1", words)
-
-
-def _with(call: MagicCall, command: str) -> MagicCall:
-    return MagicCall(
-        call.name,
-        command,
-        call.export_options,
-        call.plain,
-        call.is_assigned,
-        call.is_inside,
-        on_ranks=call.on_ranks,
-    )

@@ -1,4 +1,4 @@
-"""A code cell as plain Python: IPython's own syntax is translated, left out or refused, line by line."""
+"""A code cell as plain Python: IPython's own syntax is translated, given to IPython, left out or refused, line by line."""
 
 from __future__ import annotations
 
@@ -120,8 +120,7 @@ def _placed(call: SyntaxPiece, replacement: Replacement, originals: Sequence[str
     indent = call.before[: len(call.before) - len(call.before.lstrip())]
     more = len(originals) - 1
     if replacement.text is not None:
-        target = f"{replacement.target} = " if replacement.target else ""
-        return [f"{call.before}{target}{replacement.text}{call.after}", *["#"] * more]
+        return [f"{call.before}{replacement.text}{call.after}", *["#"] * more]
     comments = [f"# {line.strip()}" for line in originals]
     if call.is_assigned:
         return [f"{call.before}None  {comments[0]}", *comments[1:]]
