@@ -1,20 +1,12 @@
-"""`%run` in a script: a file's program runs, and its definitions stay."""
+"""`%run`, as scripts of earlier exports call it."""
 
 from __future__ import annotations
 
 import glob
 import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib.util import find_spec
-from pathlib import Path
-from types import ModuleType
+import shlex
+from collections.abc import Sequence
 from typing import Any
-
-from accelerate_nb.errors import ScriptError
-
-_NOTEBOOKS = {".ipynb"}
 
 
 def run_file(
@@ -32,25 +24,18 @@ def run_file(
 
     With `shares` (`-i`) it sees the names that are there, as a notebook always does. Without `as_main` (`-n`) its `__name__`
     is not `"__main__"`, and without `exits` (`-e`) its `sys.exit` only ends itself. `is_module` (`-m`) takes the name of a
-    module. Whatever it raises is raised here: IPython shows it and goes on.
+    module. Whatever it raises is raised here.
 
     >>> run_file("prepare.py", ["--small"], globals())  # doctest: +SKIP
     """
-    file = _module(path) if is_module else _file(path)
-    is_notebook = file.suffix in _NOTEBOOKS
-    name = "__main__" if as_main else file.stem
-    module = ModuleType(name)
-    if shares or is_notebook:
-        vars(module).update(names)
-    vars(module).update(__name__=name, __file__=str(file))
-    with _program(module, [str(file), *arguments]):
-        try:
-            exec(compile(_source(file), str(file), "exec"), vars(module))
-        except SystemExit as end:
-            if end.code and exits:
-                raise
-        finally:
-            names.update({key: value for key, value in vars(module).items() if not _is_dunder(key)})
+    from accelerate_nb.script.ipython import shell_of
+
+    given = {"-i": shares, "-n": not as_main, "-e": not exits}
+    file = ["-m", path, "--"] if is_module else [path]
+    words = ["-G", *(flag for flag in given if given[flag]), *file, *arguments]
+    with shell_of(names) as shell:
+        # not by `run_line_magic`, which would look for `{name}` in the words
+        shell.find_line_magic("run")(shlex.join(words))
 
 
 def matching(pattern: str) -> list[str]:
@@ -62,50 +47,3 @@ def matching(pattern: str) -> list[str]:
     """
     expanded = os.path.expanduser(pattern)
     return sorted(glob.glob(expanded)) or [expanded]
-
-
-def _file(path: str) -> Path:
-    wanted = Path(path).expanduser()
-    for file in (wanted, wanted.with_name(wanted.name + ".py")):
-        if file.is_file():
-            return file
-    raise ScriptError(
-        f"%run {path} was requested, but there is no such file in {Path.cwd()}. Run the script from its folder."
-    )
-
-
-def _module(name: str) -> Path:
-    found = find_spec(name)
-    if found is not None and found.submodule_search_locations:
-        found = find_spec(f"{name}.__main__")
-    if found is None or found.origin is None:
-        raise ScriptError(
-            f"%run -m {name} was requested, but there is no such module. Install it, or correct its name."
-        )
-    return Path(found.origin)
-
-
-def _source(file: Path) -> str | bytes:
-    if file.suffix not in _NOTEBOOKS:
-        return file.read_bytes()
-    from accelerate_nb.export.notebook import read
-    from accelerate_nb.export.script import as_script
-
-    return as_script(read(file)).text
-
-
-@contextmanager
-def _program(module: ModuleType, words: list[str]) -> Iterator[None]:
-    """Until the end of the block `sys.argv` and the main module are a program's."""
-    kept, replaced = sys.argv, sys.modules.get(module.__name__)
-    sys.argv, sys.modules[module.__name__] = words, module
-    try:
-        yield
-    finally:
-        sys.argv = kept
-        if replaced is not None:
-            sys.modules[module.__name__] = replaced
-
-
-def _is_dunder(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")

@@ -1,9 +1,8 @@
-"""`%time` and `%timeit` in a script."""
+"""`%time` in a script, and `%timeit` as scripts of earlier exports call it."""
 
 from __future__ import annotations
 
 import time
-import timeit as _timeit
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,10 +11,6 @@ if TYPE_CHECKING:
     from IPython.core.magics.execution import TimeitResult
 
 Value = TypeVar("Value")
-
-# Enough loops for this many seconds, as IPython has it.
-_LONG_ENOUGH = 0.2
-_MOST_LOOPS = 10**9
 
 
 class Clock:
@@ -74,21 +69,15 @@ def measured(
     quiet: bool = False,
 ) -> TimeitResult:
     """
-    Measure code with the standard library's `timeit`, and print the result; returns it, as `%timeit -o` does.
+    Measure code and print the result; returns it, as `%timeit -o` does.
 
     >>> measured("sum(range(n))", {"n": 10}, loops=1, repeat=1)  # doctest: +SKIP
     1.2 μs ± 0 ns per loop (mean ± std. dev. of 1 run, 1 loop each)
     """
-    from IPython.core.magics.execution import TimeitResult
+    from accelerate_nb.script.ipython import cell_magic
 
-    clock = time.process_time if cpu else time.perf_counter
-    timer = _timeit.Timer(code, setup, timer=clock, globals=dict(names))
-    if not loops:
-        loops = next(count for count in _growing() if count == _MOST_LOOPS or timer.timeit(count) >= _LONG_ENOUGH)
-    runs = timer.repeat(repeat, loops)
-    timing = TimeitResult(loops, repeat, min(runs) / loops, max(runs) / loops, runs, 0.0, digits)  # type: ignore[no-untyped-call]  # IPython's own
-    if not quiet:
-        print(timing)
+    flags = f"-o -n {loops} -r {repeat} -p {digits}" + " -c" * cpu + " -q" * quiet
+    timing: TimeitResult = cell_magic("timeit", f"{flags} {setup}", code, dict(names))
     return timing
 
 
@@ -107,10 +96,6 @@ def _text(seconds: float) -> str:
     from IPython.core.magics.execution import _format_time
 
     return str(_format_time(seconds))  # type: ignore[no-untyped-call]  # IPython's own
-
-
-def _growing() -> list[int]:
-    return [10**power for power in range(10)]
 
 
 def _cpu() -> tuple[float, float]:
