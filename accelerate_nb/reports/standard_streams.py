@@ -1,4 +1,4 @@
-"""The two standard streams of a command, and a few lines below them that a terminal redraws."""
+"""The two standard streams of a process, and a few lines below them that a terminal redraws."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from itertools import groupby
 from typing import NamedTuple, TextIO
 from unicodedata import east_asian_width
 
-from accelerate_nb.events.model import Stream
+from accelerate_nb.events.model import Meaning, Stream
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # Terminals that can't move a cursor call themselves so.
 _DUMB = frozenset({"", "dumb", "unknown"})
 
 
-class TerminalLine(NamedTuple):
-    """A line to write, without its newline."""
+class LabelledLine(NamedTuple):
+    """A line to write, with its label and without its newline, and what it means."""
 
     stream: Stream
     text: str
+    meaning: Meaning = ""
 
 
 class StandardStreams:
@@ -63,7 +64,7 @@ class StandardStreams:
                 return columns or 80, lines or 24
         return 80, 24
 
-    def write(self, lines: Sequence[TerminalLine], drawn: Sequence[str] | None = None) -> None:
+    def write(self, lines: Sequence[LabelledLine], drawn: Sequence[str] | None = None) -> None:
         """Write whole lines in this order, and what is drawn below them; without `drawn`, what was there stays."""
         wanted = self._drawn if drawn is None else list(drawn)
         if not lines and wanted == self._drawn:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from accelerate_nb.notebook.display.text_sinks import LabelledLine, OutputLimits
+from accelerate_nb.notebook.display.text_sinks import OutputLimits
+from accelerate_nb.reports.standard_streams import LabelledLine
 
 
 class Paper:

@@ -16,7 +16,7 @@ from accelerate_nb.config.hf.files import find, read
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, resolve
 from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.events.checks import CheckResult
-from accelerate_nb.reports.standard_streams import StandardStreams, TerminalLine
+from accelerate_nb.reports.standard_streams import LabelledLine, StandardStreams
 
 _EXAMPLES = """examples:
   accelerate-nb test                                   with the settings that every launch begins with
@@ -89,11 +89,11 @@ class _PrintedProgress(_SilentProgress):
         self._streams = StandardStreams(sys.stdout, sys.stderr, os.environ)
 
     def draw(self, done: CheckResult | None, waiting: list[CheckResult]) -> None:
-        lines = [] if done is None else [TerminalLine("stdout", text) for text in self._lines(done)]
+        lines = [] if done is None else [LabelledLine("stdout", text) for text in self._lines(done)]
         self._streams.write(lines, [self._lines(item)[0] for item in waiting] if self._streams.draws else [])
 
     def end(self, text: str) -> None:
-        self._streams.write([TerminalLine("stdout", text)], [])
+        self._streams.write([LabelledLine("stdout", text)], [])
 
     def _lines(self, check: CheckResult) -> list[str]:
         word = f"{check.state:<8}"

@@ -19,7 +19,7 @@ from accelerate_nb.launching.background_refresh import BackgroundRefresh, keep_d
 from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.reports.ansi import plain
 from accelerate_nb.reports.failure_summary import cause_of
-from accelerate_nb.reports.standard_streams import StandardStreams, TerminalLine
+from accelerate_nb.reports.standard_streams import LabelledLine, StandardStreams
 from accelerate_nb.reports.status_lines import StatusLines, StatusSchedule, head_of, metric_lines
 from accelerate_nb.reports.summary import SIGNS
 from accelerate_nb.reports.text import cause_lines
@@ -124,7 +124,7 @@ class TerminalFrontEnd:
 
     def show(self, run: RunHandle) -> None:
         """The state of the run in one line."""
-        self._streams.write([TerminalLine("stdout", repr(run))])
+        self._streams.write([LabelledLine("stdout", repr(run))])
 
     def _leave(self, run: RunHandle) -> None:
         """The reader of the pipe has gone: as any program in a pipe, the run ends."""
@@ -139,7 +139,7 @@ class TerminalFrontEnd:
         ranks = [glance for glance in run.view.glances() if glance.rank in self._ranks]
         if not self._is_quiet:
             lines += [
-                TerminalLine("stderr", f"... {text} ...")
+                LabelledLine("stderr", f"... {text} ...")
                 for text in self._happenings.news(run.view, ranks, time.time())
             ]
             if self._board is None:
@@ -156,12 +156,12 @@ class TerminalFrontEnd:
         self._streams.write(lines, ())
         self._streams.write([*self._summary(run)])
 
-    def _new(self, run: RunHandle, *, is_last: bool) -> Iterator[TerminalLine]:
+    def _new(self, run: RunHandle, *, is_last: bool) -> Iterator[LabelledLine]:
         """The output of the ranks since the last call."""
         news = run.view.since(self._cursor)
         self._cursor = news.cursor
         if news.skipped:
-            yield TerminalLine(
+            yield LabelledLine(
                 "stderr",
                 f"... {news.skipped:,} lines came faster than they could be shown; they are in {run.folder} ...",
             )
@@ -183,7 +183,7 @@ class TerminalFrontEnd:
     def _folded(self, lines: Iterable[LogLine]) -> list[CollapsedOutput]:
         return folded(lines) if self._folds else [CollapsedOutput((line.rank,), line) for line in lines]
 
-    def _lines(self, collapsed_output: CollapsedOutput) -> Iterator[TerminalLine]:
+    def _lines(self, collapsed_output: CollapsedOutput) -> Iterator[LabelledLine]:
         item = collapsed_output.item
         if isinstance(item, LogLine):
             text = self._clean(item.text, item.stream)
@@ -191,11 +191,11 @@ class TerminalFrontEnd:
             if self._streams.has_colours and self._streams.is_terminal(item.stream):
                 text = coloured(text, _COLOURS.get(item.meaning))
             if text or not item.text:
-                yield TerminalLine(item.stream, self._label(collapsed_output.ranks, item.stream) + text)
+                yield LabelledLine(item.stream, self._label(collapsed_output.ranks, item.stream) + text)
             return
         text = str(item.data.get("text/plain", f"<{', '.join(item.data)}>"))
         for part in text.splitlines():
-            yield TerminalLine("stdout", self._label(collapsed_output.ranks, "stdout") + self._clean(part, "stdout"))
+            yield LabelledLine("stdout", self._label(collapsed_output.ranks, "stdout") + self._clean(part, "stdout"))
 
     def _clean(self, text: str, stream: Stream) -> str:
         return cleaned(text, None) if self._streams.is_terminal(stream) else plain(text)
@@ -243,13 +243,13 @@ class TerminalFrontEnd:
         more = [f"... and {len(texts) - _OPEN_LINES} more"] if len(texts) > _OPEN_LINES else []
         return [*texts[:_OPEN_LINES], *more]
 
-    def _labelled(self, status: Iterable[tuple[int | None, str]]) -> list[TerminalLine]:
+    def _labelled(self, status: Iterable[tuple[int | None, str]]) -> list[LabelledLine]:
         return [
-            TerminalLine("stderr", text if rank is None else self._label([rank], "stderr") + text)
+            LabelledLine("stderr", text if rank is None else self._label([rank], "stderr") + text)
             for rank, text in status
         ]
 
-    def _summary(self, run: RunHandle) -> Iterator[TerminalLine]:
+    def _summary(self, run: RunHandle) -> Iterator[LabelledLine]:
         """The summary of a run that has ended: its state and time, the course of each metric, the cause of a failure."""
         view = run.view
         if view.ended is None:
@@ -269,10 +269,10 @@ class TerminalFrontEnd:
         if not self._is_quiet:
             yield self._styled(f"All output: {run.folder}")
 
-    def _styled(self, text: str, colour: int = 0) -> TerminalLine:
+    def _styled(self, text: str, colour: int = 0) -> LabelledLine:
         """A line about the run; in a terminal bold, and in its colour."""
         is_dyed = colour and self._streams.has_colours and self._streams.is_terminal("stderr")
-        return TerminalLine("stderr", f"\x1b[1;{colour}m{text}\x1b[0m" if is_dyed else text)
+        return LabelledLine("stderr", f"\x1b[1;{colour}m{text}\x1b[0m" if is_dyed else text)
 
 
 def _exited_by_itself(view: RunState) -> bool:

@@ -16,8 +16,9 @@ from accelerate_nb.events.run_state import RankSummary, RunState
 from accelerate_nb.events.terminal_lines import cleaned
 from accelerate_nb.launching.session.cell_run import CellResult, CellRun
 from accelerate_nb.launching.session.session import Session
-from accelerate_nb.notebook.display.text_sinks import LabelledLine, TextSink
+from accelerate_nb.notebook.display.text_sinks import TextSink
 from accelerate_nb.reports.size_limits import saved_size
+from accelerate_nb.reports.standard_streams import LabelledLine
 from accelerate_nb.reports.status_lines import undrawn
 from accelerate_nb.reports.summary import bar_text
 

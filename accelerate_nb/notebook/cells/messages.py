@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from accelerate_nb.notebook.display.text_sinks import LabelledLine, PipeSink
+from accelerate_nb.notebook.display.text_sinks import PipeSink
+from accelerate_nb.reports.standard_streams import LabelledLine
 
 
 def print_message(text: str) -> None:

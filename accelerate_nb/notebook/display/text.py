@@ -14,9 +14,10 @@ from accelerate_nb.events.terminal_lines import cleaned
 from accelerate_nb.launching.background_refresh import BackgroundRefresh, keep_drawing
 from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.notebook.display.saved_report import bundle
-from accelerate_nb.notebook.display.text_sinks import LabelledLine, TextSink
+from accelerate_nb.notebook.display.text_sinks import TextSink
 from accelerate_nb.reports.run_info import RunFacts
 from accelerate_nb.reports.size_limits import saved_size
+from accelerate_nb.reports.standard_streams import LabelledLine
 from accelerate_nb.reports.status_lines import StatusLines, StatusSchedule, status_lines, summary, undrawn
 
 _PER_SWITCH = 150  # bytes with which a saved notebook surrounds an output of another stream

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from accelerate_nb.events.model import WIDGET_VIEW, Meaning, Stream
+from accelerate_nb.events.model import WIDGET_VIEW, Meaning
 from accelerate_nb.events.terminal_lines import coloured, within
+from accelerate_nb.reports.standard_streams import LabelledLine, StandardStreams
 
 # Bright yellow is amber in a notebook; plain yellow can't be read on white there.
 _COLOURS: dict[Meaning, int] = {"warning": 93}
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-
-
-class LabelledLine(NamedTuple):
-    """A line to write, with its label and without its newline, and what it means."""
-
-    stream: Stream
-    text: str
-    meaning: Meaning = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +58,7 @@ class PipeSink:
     redraws = False
 
     def write(self, lines: Sequence[LabelledLine]) -> None:
-        for stream, text in _by_stream(lines):
-            out = sys.stdout if stream == "stdout" else sys.stderr
-            out.write(text)
-            out.flush()  # one after the other: the two streams take different ways to the reader
+        StandardStreams(sys.stdout, sys.stderr, {}).write(lines)
 
     def show_open(self, texts: Sequence[str]) -> None:
         pass
@@ -82,37 +71,17 @@ class PipeSink:
 class TerminalSink(PipeSink):
     """A terminal: lines that have not ended stand at the bottom and are drawn over."""
 
-    redraws = True
-
     def __init__(self) -> None:
-        self._open: list[str] = []
+        self._streams = StandardStreams(sys.stdout, sys.stderr, os.environ)
+        self.redraws = self._streams.draws
 
     def write(self, lines: Sequence[LabelledLine]) -> None:
-        if not lines:
-            return
-        self._erase()
-        super().write(lines)
-        self._draw()
+        self._streams.write(lines)
 
     def show_open(self, texts: Sequence[str]) -> None:
-        columns, lines = shutil.get_terminal_size()
+        columns, lines = self._streams.size
         # what has left the screen at its top can't be drawn over
-        wanted = [within(_COLOUR.sub("", text), columns - 1) for text in texts[: max(lines - 1, 1)]]
-        if wanted == self._open:
-            return
-        self._erase()
-        self._open = wanted
-        self._draw()
-
-    def _erase(self) -> None:
-        if self._open:
-            sys.stdout.write(f"\x1b[{len(self._open)}A\x1b[J")
-            sys.stdout.flush()
-
-    def _draw(self) -> None:
-        if self._open:
-            sys.stdout.write("".join(f"{text}\n" for text in self._open))
-            sys.stdout.flush()
+        self._streams.write((), [within(_COLOUR.sub("", text), columns - 1) for text in texts[: max(lines - 1, 1)]])
 
 
 class CellSink(PipeSink):
@@ -163,9 +132,3 @@ def _display(bundle: dict[str, Any], **options: Any) -> Any:
     from IPython.display import display
 
     return display(bundle, raw=True, **options)  # type: ignore[no-untyped-call]  # IPython leaves it without types
-
-
-def _by_stream(lines: Sequence[LabelledLine]) -> Iterator[tuple[Stream, str]]:
-    """Neighbouring lines of one stream as one text: a kernel sends a message for each write."""
-    for stream, group in groupby(lines, key=lambda line: line.stream):
-        yield stream, "".join(f"{line.text}\n" for line in group)

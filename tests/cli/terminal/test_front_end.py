@@ -18,7 +18,7 @@ from accelerate_nb.cli.terminal.status_board import StatusBoard
 from accelerate_nb.events.model import Display, Failure, HostSample, LogLine, Metric, Progress, StateChange
 from accelerate_nb.events.run_reader import kept_runs, view_of
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.reports.standard_streams import StandardStreams, TerminalLine
+from accelerate_nb.reports.standard_streams import LabelledLine, StandardStreams
 
 FOLDER = Path("/runs/1")
 BEGAN = 1_700_000_000.0
@@ -332,7 +332,7 @@ def test_a_terminal_that_has_become_narrower_is_wiped_as_it_shows_it(monkeypatch
     streams = StandardStreams(screen, screen, {"TERM": "xterm"})
     monkeypatch.setattr(StandardStreams, "size", property(lambda _: (10, 24)))
     streams.write([], ["x" * 25, "y"])
-    streams.write([TerminalLine("stdout", "a")], [])
+    streams.write([LabelledLine("stdout", "a")], [])
     assert "\x1b[4A\r\x1b[J" in screen.getvalue()
 
 

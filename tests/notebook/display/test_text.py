@@ -12,7 +12,8 @@ import pytest
 from accelerate_nb.events.model import Display, LogLine, StateChange
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.text import PlainText
-from accelerate_nb.notebook.display.text_sinks import CellSink, LabelledLine, OutputLimits
+from accelerate_nb.notebook.display.text_sinks import CellSink, OutputLimits
+from accelerate_nb.reports.standard_streams import LabelledLine
 
 FOLDER = Path("/runs/1")
 
