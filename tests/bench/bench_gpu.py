@@ -169,9 +169,7 @@ def launching(tiny: bool, seconds: float) -> list[Row]:
     assert held.sum().item() == held.numel()
     rows = []
     for number, what in enumerate(("to the first line", "to a number that the device computed")):
-        middle = {
-            name: 1e3 * statistics.median(run[number] for run in times) for name, times in found.items() if times
-        }
+        middle = {name: 1e3 * statistics.median(run[number] for run in times) for name, times in found.items() if times}
         for name, value in middle.items():
             beside = "" if name == theirs or theirs not in middle else theirs
             rows.append(
