@@ -50,10 +50,9 @@ def cpu_offload(
 
     That device is the one of the first parameter by default. `state_dict` has the weights, if not the model.
     """
-    weights = (
-        {name: tensor.to("cpu") for name, tensor in model.state_dict().items()} if state_dict is None else state_dict
-    )
-    return _offload_all(model, execution_device, offload_buffers, weights, preload_module_classes)
+    if state_dict is None:
+        state_dict = {name: tensor.to("cpu") for name, tensor in model.state_dict().items()}
+    return _offload_all(model, execution_device, offload_buffers, state_dict, preload_module_classes)
 
 
 def disk_offload(
@@ -121,11 +120,7 @@ def dispatch_model(
     if len(devices) > 1 or DISK in devices or force_hooks:
         plan = _plan(device_map, main_device)
         weights = _weights(model, plan, state_dict, offload_dir, offload_index)
-        terms: dict[str, Any] = {
-            "offload_buffers": offload_buffers,
-            "skip_keys": skip_keys,
-            "weights_map": weights,
-        }
+        terms: dict[str, Any] = {"offload_buffers": offload_buffers, "skip_keys": skip_keys, "weights_map": weights}
         _attach(model, plan, terms, preload_module_classes)
         _guard(model)
     else:
@@ -220,10 +215,8 @@ def _attach(
     _attach_to_split(model, plan, terms)
     retie_parameters(model, tied)
     if plan.on_disk or plan.on_cpu:
-        logger.info(
-            "%d parts are offloaded; their weights are on the meta device between two calls.",
-            sum(plan.offload.values()),
-        )
+        offloaded = sum(plan.offload.values())
+        logger.info("%d parts are offloaded; their weights are on the meta device between two calls.", offloaded)
 
 
 def _attach_to_split(model: Module, plan: _DispatchPlan, terms: dict[str, Any]) -> None:

@@ -24,13 +24,7 @@ from accelerate_nb.big_models.device_map.tied_weights import (
 )
 from accelerate_nb.big_models.devices import DISK, Device, DeviceMap, as_device, as_dtype
 from accelerate_nb.big_models.dispatch import dispatch_model
-from accelerate_nb.big_models.offload import (
-    Folder,
-    forget,
-    load_offloaded_weight,
-    offload_weight,
-    save_offload_index,
-)
+from accelerate_nb.big_models.offload import Folder, forget, load_offloaded_weight, offload_weight, save_offload_index
 from accelerate_nb.big_models.set_tensor import set_module_tensor_to_device
 from accelerate_nb.big_models.tensors import tensor_of
 from accelerate_nb.errors import CheckpointError, ConfigurationError, NotYetError
@@ -77,7 +71,9 @@ def load_checkpoint_in_model(
         loading.apply_device_map(device_map, offload_folder)
     if not broadcast_from_rank0 or dist.get_rank() == 0:
         loading.compare_names(checkpoint, files, strict=strict)
-    if device_map is None and (broadcast_from_rank0 or not full_state_dict or _is_sharded(model)):
+    # a DTensor is recognised by its attributes: importing its class takes half a second
+    is_sharded = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+    if device_map is None and (broadcast_from_rank0 or not full_state_dict or is_sharded):
         _load_distributed(model, files, full_state_dict, broadcast_from_rank0)
     else:
         for file in files:
@@ -160,17 +156,15 @@ def _chosen(
 
 def load_offloaded_weights(model: Module, index: Mapping[str, Any] | None, offload_folder: Folder) -> None:
     """Bring the weights of an index from a folder into a model, on the CPU."""
-    for name, entry in (index or {}).items():
+    known = index or {}
+    for name, entry in known.items():
         if name.endswith("SCB"):
             continue
         beside = name.replace("weight", "SCB")
-        scales = _from_folder(beside, index, offload_folder) if beside != name else None
+        has_scales = beside != name and beside in known
+        scales = load_offloaded_weight(Path(offload_folder, f"{beside}.dat"), known[beside]) if has_scales else None
         weight = load_offloaded_weight(Path(offload_folder, f"{name}.dat"), entry).clone()
         set_module_tensor_to_device(model, name, "cpu", value=weight, fp16_statistics=scales)
-
-
-def _from_folder(name: str, index: Mapping[str, Any] | None, folder: Folder) -> Tensor | None:
-    return load_offloaded_weight(Path(folder, f"{name}.dat"), index[name]) if index and name in index else None
 
 
 class _CheckpointLoader:
@@ -211,7 +205,8 @@ class _CheckpointLoader:
         for file in files:
             with open_weights(file) as weights:
                 found.update(name for name in weights if not _is_scale(name, weights))
-        unexpected, missing = sorted(found - self.names), sorted(self.names - found - self._tied_to(found))
+        tied = {name for group in self.tied if found.intersection(group) for name in group}
+        unexpected, missing = sorted(found - self.names), sorted(self.names - found - tied)
         if strict and (unexpected or missing):
             raise CheckpointError(
                 f"{checkpoint} should have the weights of {type(self.model).__name__}, and strict=True was requested. "
@@ -234,9 +229,6 @@ class _CheckpointLoader:
                 ", ".join(lost),
             )
 
-    def _tied_to(self, found: set[str]) -> set[str]:
-        return {name for group in self.tied if found.intersection(group) for name in group}
-
     def load(self, file: Path) -> None:
         """Bring the weights of one file into the model."""
         if self.device_map is None and self.dtype is None:
@@ -245,7 +237,8 @@ class _CheckpointLoader:
         with open_weights(file) as weights:
             for name, tensor in weights.items():
                 if name in self.names and not _is_scale(name, weights) and isinstance(tensor, Tensor):
-                    self._put(name, tensor, _scales(name, weights))
+                    scales = weights.get(f"{name.removesuffix('weight')}SCB") if name.endswith("weight") else None
+                    self._put(name, tensor, scales)
 
     def _fill(self, file: Path) -> None:
         """Fill tensors that have memory in place; those on `meta` become the checkpoint's own."""
@@ -312,26 +305,14 @@ class _CheckpointLoader:
             for name in group:
                 current = tensor_of(self.model, name)
                 if current.is_meta and name not in self.offloaded:
-                    self._put(name, self._written(written), None)
-
-    def _written(self, name: str) -> Tensor:
-        assert self.folder is not None
-        return load_offloaded_weight(Path(self.folder, f"{name}.dat"), self.offloaded[name])
+                    assert self.folder is not None
+                    weight = load_offloaded_weight(Path(self.folder, f"{written}.dat"), self.offloaded[written])
+                    self._put(name, weight, None)
 
 
 def _is_scale(name: str, weights: Mapping[str, Any]) -> bool:
     """Whether this is what bitsandbytes keeps beside a weight of 8 bits."""
     return name.endswith("SCB") and f"{name.removesuffix('SCB')}weight" in weights
-
-
-def _scales(name: str, weights: Mapping[str, Any]) -> Tensor | None:
-    beside = f"{name.removesuffix('weight')}SCB"
-    return weights.get(beside) if name.endswith("weight") else None
-
-
-def _is_sharded(model: Module) -> bool:
-    # a DTensor is recognised by its attributes: importing its class takes half a second
-    return any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
 
 
 def _load_distributed(model: Module, files: list[Path], full: bool, from_first: bool) -> None:

@@ -141,16 +141,6 @@ def _adam(weight: TensorInfo, itemsize: int) -> int:
     return 2 * weight.numbers * itemsize + _STEP
 
 
-def _nothing(_weight: TensorInfo, _itemsize: int) -> int:
-    """SGD without momentum keeps nothing."""
-    return 0
-
-
-def _momentum(weight: TensorInfo, itemsize: int) -> int:
-    """One moment; `torch.optim.SGD` counts no steps."""
-    return weight.numbers * itemsize
-
-
 def _adafactor(weight: TensorInfo, itemsize: int) -> int:
     """`torch.optim.Adafactor`: the second moment of a matrix as one row and one column, that of a vector whole."""
     if len(weight.shape) < 2:
@@ -169,8 +159,8 @@ def _adam8bit(weight: TensorInfo, _itemsize: int) -> int:
 _OPTIMIZERS: dict[Optimizer, Callable[[TensorInfo, int], int]] = {
     "adamw": _adam,
     "adam": _adam,
-    "sgd": _nothing,
-    "sgd-momentum": _momentum,
+    "sgd": lambda _weight, _itemsize: 0,
+    "sgd-momentum": lambda weight, itemsize: weight.numbers * itemsize,  # one moment; `torch.optim.SGD` counts no steps
     "adafactor": _adafactor,
     "adam8bit": _adam8bit,
 }

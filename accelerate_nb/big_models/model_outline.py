@@ -154,13 +154,10 @@ def _of_folder(folder: Path, *, trusts: bool) -> ModelOutline:
     if (folder / dcp_shards.LIST).is_file() or any(folder.glob(f"{dcp_shards.MODEL_FOLDER}_*/{dcp_shards.LIST}")):
         return _of_shards(folder)
     configuration = folder / "config.json"
-    if configuration.is_file() and (importlib.util.find_spec("transformers") or not _has_weights(folder)):
+    has_weights = any(path.suffix in {".safetensors", ".bin"} for path in folder.iterdir())
+    if configuration.is_file() and (importlib.util.find_spec("transformers") or not has_weights):
         return _of_configuration(configuration, trusts=trusts)
     return _of_files(checkpoint_files(folder), str(folder))
-
-
-def _has_weights(folder: Path) -> bool:
-    return any(path.suffix in {".safetensors", ".bin"} for path in folder.iterdir())
 
 
 def _of_files(files: Iterable[Path], source: str) -> ModelOutline:
@@ -204,19 +201,14 @@ def _state_in(content: Any, path: Path) -> dict[str, Tensor]:
     """The weights in what was saved: all of it, or what stands under one of the usual words."""
     states = [content, *(content.get(word) for word in _WORDS)] if isinstance(content, Mapping) else []
     for state in states:
-        tensors = _tensors(state)
-        if tensors:
+        items = state.items() if isinstance(state, Mapping) else ()
+        if tensors := {str(name): item for name, item in items if isinstance(item, Tensor)}:
             return tensors
     held = f"a mapping of {list(content)[:5]}" if isinstance(content, Mapping) else f"a {type(content).__name__}"
     raise CheckpointError(
         f"{path} should hold weights by their names, on top or under one of {', '.join(_WORDS)}, but holds {held}. "
         "Save `model.state_dict()`."
     )
-
-
-def _tensors(state: Any) -> dict[str, Tensor]:
-    items = state.items() if isinstance(state, Mapping) else ()
-    return {str(name): item for name, item in items if isinstance(item, Tensor)}
 
 
 def _of_shards(folder: Path) -> ModelOutline:

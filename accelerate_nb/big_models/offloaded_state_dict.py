@@ -35,10 +35,7 @@ def _brought(path: str, module: Module) -> dict[str, Tensor]:
 
 
 def get_state_dict_from_offload(
-    module: Module,
-    module_name: str,
-    state_dict: dict[str, Any],
-    device_to_put_offload: Device | None = "cpu",
+    module: Module, module_name: str, state_dict: dict[str, Any], device_to_put_offload: Device | None = "cpu"
 ) -> dict[str, Any]:
     """The given state dict, with the weights of the module that the parameter `module_name` belongs to filled in."""
     root = module_name.rpartition(".")[0]

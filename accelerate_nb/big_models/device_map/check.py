@@ -24,8 +24,10 @@ def check_device_map(model: Module, device_map: DeviceMap) -> None:
     known = {*tensors, *(name for name, _ in model.named_modules())}
     strange = [name for name in device_map if name and name not in known]
     if strange:
+        near = [match for name in strange for match in difflib.get_close_matches(name, known, n=1)]
+        suggestion = f" Did you mean {near}?" if near else ""
         warn_user(
-            f"The following device_map keys do not match any submodules in the model: {strange}.{_did_you_mean(strange, known)}",
+            f"The following device_map keys do not match any submodules in the model: {strange}.{suggestion}",
             UserWarning,
         )
     left = [name for name in names if covering(name, device_map) is None]
@@ -82,8 +84,3 @@ def clean_device_map(device_map: dict[str, Device], module_name: str = "") -> di
     for child in dict.fromkeys(".".join(name.split(".")[:depth]) for name in parts if name != module_name):
         clean_device_map(device_map, child)
     return device_map
-
-
-def _did_you_mean(strange: list[str], known: set[str]) -> str:
-    near = [match for name in strange for match in difflib.get_close_matches(name, known, n=1)]
-    return f" Did you mean {near}?" if near else ""

@@ -93,10 +93,9 @@ class _DeviceFiller:
     ) -> None:
         self.memory = memory
         self.devices: list[int | str] = [*memory, *([] if DISK in memory else [DISK])]
-        accelerators = [device for device in self.devices if device not in ("cpu", DISK)]
-        self.accelerators = accelerators
+        self.accelerators = [device for device in self.devices if device not in ("cpu", DISK)]
         # what is offloaded comes back to these to be computed with
-        self.reserve_on = ["mps"] if "mps" in accelerators else [*accelerators[:1], "cpu"]
+        self.reserve_on = ["mps"] if "mps" in self.accelerators else [*self.accelerators[:1], "cpu"]
         self.sizes, self.tied, self.no_split = sizes, tied, no_split
         self.current = 0
         self.used: dict[int | str, int] = dict.fromkeys(self.devices, 0)
@@ -198,9 +197,7 @@ class _DeviceFiller:
         self.waiting.insert(0, (name, part))
 
     def _leave_out_of_largest(self, name: str) -> None:
-        self.largest_names = [
-            largest_name for largest_name in self.largest_names if not f"{largest_name}.".startswith(f"{name}.")
-        ]
+        self.largest_names = [layer for layer in self.largest_names if not f"{layer}.".startswith(f"{name}.")]
         if not self.largest_names:
             self._find_largest()
 
@@ -215,9 +212,7 @@ class _DeviceFiller:
     def report(self) -> None:
         """Report the devices that need more memory."""
         offloaded = self.buffers.get("cpu", 0) + self.buffers.get(DISK, 0)
-        fits = any(
-            self.memory[device] >= offloaded + self.used[device] for device in self.accelerators if device != DISK
-        )
+        fits = any(self.memory[device] >= offloaded + self.used[device] for device in self.accelerators)
         if offloaded and self.accelerators and not fits:
             warn_user(
                 f"The buffers of offloaded layers take {offloaded} bytes on the accelerator, and none has so much left. "

@@ -40,10 +40,7 @@ def dtype_byte_size(dtype: Any) -> int | float:
 
 
 def compute_module_sizes(
-    model: Module,
-    dtype: Any = None,
-    special_dtypes: Mapping[str, Any] | None = None,
-    buffers_only: bool = False,
+    model: Module, dtype: Any = None, special_dtypes: Mapping[str, Any] | None = None, buffers_only: bool = False
 ) -> dict[str, int]:
     """
     The bytes of every module, parameter and buffer by name, as if floating-point weights were converted to `dtype`.
@@ -81,11 +78,7 @@ def compute_module_total_buffer_size(
 
 def parts_of(model: Module) -> list[Part]:
     """The direct parts of a model: its own parameters, its children, its own buffers."""
-    return [
-        *model.named_parameters(recurse=False),
-        *model.named_children(),
-        *model.named_buffers(recurse=False),
-    ]
+    return [*model.named_parameters(recurse=False), *model.named_children(), *model.named_buffers(recurse=False)]
 
 
 def children_of(name: str, part: Module | Tensor, no_split: Collection[str]) -> list[Part]:
@@ -93,9 +86,7 @@ def children_of(name: str, part: Module | Tensor, no_split: Collection[str]) -> 
     if isinstance(part, Tensor) or type(part).__name__ in no_split:
         return []
     children = list(part.named_children())
-    if not children:
-        return []
-    inner: list[Part] = [*part.named_parameters(recurse=False), *children]
+    inner: list[Part] = [*part.named_parameters(recurse=False), *children] if children else []
     return [(f"{name}.{child}", item) for child, item in inner]
 
 

@@ -231,11 +231,7 @@ def _attach_aligned(module: Module, name: str, device: Device | None, offload: b
     if whole or next(named_module_tensors(module), None) is not None:
         weights = None if terms.weights_map is None else PrefixedDataset(terms.weights_map, f"{name}." if name else "")
         hook = terms.hook(
-            device,
-            offload=offload,
-            weights_map=weights,
-            offload_buffers=terms.offload_buffers,
-            place_submodules=whole,
+            device, offload=offload, weights_map=weights, offload_buffers=terms.offload_buffers, place_submodules=whole
         )
         add_hook_to_module(module, hook, append=True)
     if whole:
