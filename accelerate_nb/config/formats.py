@@ -123,7 +123,7 @@ def keys(config: RunConfig, distributed_type: str) -> dict[str, Any]:
     always = {"cpu", "debug", *({"engine"} if distributed_type in tpu_pods.WORDS else ())}
     for setting in all_settings():
         if setting.name in changed or (setting.name in always and found[setting.name] is not None):
-            content[key(setting)] = _plain(found[setting.name])
+            content[key(setting)] = plain(found[setting.name])
     return together(content)
 
 
@@ -184,7 +184,8 @@ def literal(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as JSON and YAML can hold it."""
     return dict(value) if isinstance(value, Mapping) else value
 
 

@@ -17,10 +17,7 @@ class LaunchingConfig:
     """The number of workers, the engine that starts them, and their limits."""
 
     num_processes: int | None = setting(
-        None,
-        minimum=1,
-        help="Number of processes; without it, one for each accelerator.",
-        group="many",
+        None, minimum=1, help="Number of processes; without it, one for each accelerator.", group="many"
     )
     engine: Literal["auto", "inline", "local", "xla"] = setting(
         "auto",
@@ -43,9 +40,7 @@ class LaunchingConfig:
         group="where",
     )
     gpu_ids: Annotated[str, DeviceIds()] = setting(
-        "all",
-        help="The accelerators of this machine that workers see, by number: 0,2, or all.",
-        group="where",
+        "all", help="The accelerators of this machine that workers see, by number: 0,2, or all.", group="where"
     )
     num_cpu_threads_per_process: int | None = setting(
         None,
@@ -63,9 +58,7 @@ class LaunchingConfig:
     )
     timeout: float | None = setting(None, minimum=0, help="Seconds that the whole run may take.", group="failures")
     results: Literal["main", "all"] = setting(
-        "main",
-        help="The result: rank 0's value ('main'), or a list of every rank's ('all').",
-        group="kept",
+        "main", help="The result: rank 0's value ('main'), or a list of every rank's ('all').", group="kept"
     )
     max_restarts: int = setting(
         0, minimum=0, help="Number of times that all workers are restarted after a failure.", group="failures"
@@ -91,11 +84,7 @@ class LaunchingConfig:
         advanced=True,
     )
     master_addr: str = setting(
-        "127.0.0.1",
-        help="The address of the rendezvous.",
-        keys=["main_process_ip"],
-        group="machines",
-        advanced=True,
+        "127.0.0.1", help="The address of the rendezvous.", keys=["main_process_ip"], group="machines", advanced=True
     )
     node_rank: int = setting(
         0,
@@ -125,9 +114,7 @@ class LaunchingConfig:
         advanced=True,
     )
     folder: str | None = setting(
-        None,
-        help="The parent folder of all runs' folders; without it, one in the user's cache.",
-        group="kept",
+        None, help="The parent folder of all runs' folders; without it, one in the user's cache.", group="kept"
     )
     panel: Literal["auto", "widget", "html", "text", "off"] = setting(
         "auto",
@@ -153,25 +140,18 @@ class LaunchingConfig:
     )
 
     def __post_init__(self) -> None:
-        for value, name in self._on_several_machines():
-            raise NotYetError(
-                f"{name}={value!r} requests a run on several machines, and only one machine is offered here yet. "
-                f"Leave {name} out to run on this machine."
-            )
-
-    def _on_several_machines(self) -> list[tuple[Any, str]]:
-        """The settings that make sense only where there are several machines."""
-        return [
-            (value, name)
-            for name, value, is_one_machine in (
-                ("num_nodes", self.num_nodes, self.num_nodes == 1),
-                ("node_rank", self.node_rank, self.node_rank == 0),
-                ("master_addr", self.master_addr, _is_loopback(self.master_addr)),
-                ("rdzv_backend", self.rdzv_backend, self.rdzv_backend in {"static", "c10d"}),
-                ("rdzv_endpoint", self.rdzv_endpoint, _is_loopback(_host(self.rdzv_endpoint))),
-            )
-            if not is_one_machine
-        ]
+        for name, value, is_one_machine in (
+            ("num_nodes", self.num_nodes, self.num_nodes == 1),
+            ("node_rank", self.node_rank, self.node_rank == 0),
+            ("master_addr", self.master_addr, _is_loopback(self.master_addr)),
+            ("rdzv_backend", self.rdzv_backend, self.rdzv_backend in {"static", "c10d"}),
+            ("rdzv_endpoint", self.rdzv_endpoint, _is_loopback(_host(self.rdzv_endpoint))),
+        ):
+            if not is_one_machine:
+                raise NotYetError(
+                    f"{name}={value!r} requests a run on several machines, and only one machine is offered here yet. "
+                    f"Leave {name} out to run on this machine."
+                )
 
     @property
     def port(self) -> int:

@@ -136,7 +136,11 @@ def values(config: RunConfig) -> dict[str, Any]:
 
 def differing(config: RunConfig) -> dict[str, Any]:
     """The settings whose values are not their defaults: as arguments, they give the same configuration again."""
-    found = values(config)
+    return changed(values(config))
+
+
+def changed(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of settings, of which all are given, that are not their defaults."""
     return {setting.name: found[setting.name] for setting in all_settings() if found[setting.name] != setting.default}
 
 

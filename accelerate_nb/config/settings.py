@@ -156,11 +156,7 @@ def _described(name: str, annotation: Any, default: Any, details: _SettingDetail
         value_type=_value_type(annotation, details),
         default=default,
         help=details.help,
-        variables=(
-            PREFIX + name.upper(),
-            *details.variables,
-            *(PREFIX + former.upper() for former in details.deprecated),
-        ),
+        variables=(PREFIX + name.upper(), *details.variables, *(PREFIX + item.upper() for item in details.deprecated)),
         keys=(name, *details.keys, *details.deprecated),
         deprecated=tuple(details.deprecated),
         section=section_name(section),

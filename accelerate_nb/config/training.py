@@ -88,9 +88,7 @@ class TrainingConfig:
         advanced=True,
     )
     loader_progress: bool | None = setting(
-        None,
-        help="Show each epoch of a prepared loader as a bar of its rank, in the panel only.",
-        group="shown",
+        None, help="Show each epoch of a prepared loader as a bar of its rank, in the panel only.", group="shown"
     )
 
     xla_mesh: Annotated[str, MeshAxes()] | None = setting(

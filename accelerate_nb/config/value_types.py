@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from accelerate_nb.errors import NotYetError
 
-_YES = frozenset({"1", "true", "yes", "y", "on", "t"})
+YES = frozenset({"1", "true", "yes", "y", "on", "t"})
 _NO = frozenset({"0", "false", "no", "n", "off", "f"})
 
 Real = TypeVar("Real", int, float)
@@ -106,10 +106,7 @@ class Boolean:
     """True or False."""
 
     PLACEHOLDER: ClassVar[str] = ""
-
-    @property
-    def expected(self) -> str:
-        return "True or False"
+    expected: ClassVar[str] = "True or False"
 
     def check(self, value: Any) -> bool:
         if not isinstance(value, bool):
@@ -118,9 +115,9 @@ class Boolean:
 
     def parse(self, text: str) -> bool:
         word = text.strip().lower()
-        if word not in _YES | _NO:
+        if word not in YES | _NO:
             raise InvalidValue
-        return word in _YES
+        return word in YES
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +125,7 @@ class Text:
     """Any text, or a path."""
 
     PLACEHOLDER: ClassVar[str] = "TEXT"
-
-    @property
-    def expected(self) -> str:
-        return "a text"
+    expected: ClassVar[str] = "a text"
 
     def check(self, value: Any) -> str:
         if not isinstance(value, (str, os.PathLike)):
@@ -147,10 +141,7 @@ class DeviceIds:
     """Accelerators of a machine: `all`, or numbers and names of them, each once."""
 
     PLACEHOLDER: ClassVar[str] = "0,1,..."
-
-    @property
-    def expected(self) -> str:
-        return "'all', or numbers of accelerators such as '0,2'"
+    expected: ClassVar[str] = "'all', or numbers of accelerators such as '0,2'"
 
     def check(self, value: Any) -> str:
         # YAML reads a single one, `gpu_ids: 0`, as a number
@@ -198,10 +189,7 @@ class NamedValues:
     """A mapping from texts to anything; a text of it is `name=value, name=value`, or JSON."""
 
     PLACEHOLDER: ClassVar[str] = "K=V,..."
-
-    @property
-    def expected(self) -> str:
-        return "a mapping"
+    expected: ClassVar[str] = "a mapping"
 
     def check(self, value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
@@ -210,16 +198,12 @@ class NamedValues:
 
     def parse(self, text: str) -> dict[str, Any]:
         if text.lstrip().startswith("{"):
-            return self.check(_from_json(text))
+            try:
+                return self.check(json.loads(text))
+            except json.JSONDecodeError:
+                raise InvalidValue from None
         pairs = (part.partition("=") for part in text.split(",") if part)
         return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _from_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        raise InvalidValue from None
 
 
 def _is_id(entry: str) -> bool:

@@ -20,10 +20,7 @@ class MeshAxes:
     """A mesh in words: names of axes, each once, each with its size or, for at most one of them, without: the rest."""
 
     PLACEHOLDER: ClassVar[str] = "AXIS=N,..."
-
-    @property
-    def expected(self) -> str:
-        return "axes of a mesh with their sizes, such as 'fsdp' or 'data=2,fsdp=4'"
+    expected: ClassVar[str] = "axes of a mesh with their sizes, such as 'fsdp' or 'data=2,fsdp=4'"
 
     def check(self, value: Any) -> str:
         if not isinstance(value, str):

@@ -47,7 +47,9 @@ def read(path: Path) -> dict[str, Any]:
     the content too, and `resolve` raises for it. `ConfigurationError` gives line and column of what is broken or unknown.
     """
     content = apart(today(_content(path)))
-    return {name: _did_you_mean(name, value) for name, value in content.items() if _is_set(name, value)}
+    if content.get("num_processes") == -1:
+        del content["num_processes"]  # Accelerate writes it where it leaves the number to others
+    return {name: _did_you_mean(name, value) for name, value in content.items() if value not in (None, {})}
 
 
 def whole(path: Path) -> dict[str, Any]:
@@ -248,11 +250,6 @@ def _unknown(node: Any, known: set[str], beyond: int) -> str:
     mark = node.start_mark
     suggestion = f" (did you mean {near[0]}?)" if near else ""
     return f"the unknown key {node.value!r} in line {mark.line + 1}, column {mark.column + beyond + 1}{suggestion}"
-
-
-def _is_set(key: str, value: Any) -> bool:
-    # Accelerate writes -1 for a number of processes that it leaves to others
-    return value not in (None, {}) and not (key == "num_processes" and value == -1)
 
 
 def _did_you_mean(name: str, value: Any) -> Any:

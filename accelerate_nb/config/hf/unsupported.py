@@ -72,11 +72,9 @@ def _distributed_type(content: Mapping[str, Any]) -> str:
 def _fp8_package(content: Mapping[str, Any]) -> str:
     """The package that is to compute in fp8, where that is requested; "AUTO" takes an installed one."""
     fp8_config = content.get("fp8_config")
-    wanted = (
-        fp8_config.get("backend")
-        if isinstance(fp8_config, Mapping) and content.get("mixed_precision") == "fp8"
-        else None
-    )
+    wanted = None
+    if isinstance(fp8_config, Mapping) and content.get("mixed_precision") == "fp8":
+        wanted = fp8_config.get("backend")
     return str(wanted or "AUTO").upper()
 
 
