@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from accelerate_nb.config.run_config import all_settings, grouped
+from accelerate_nb.config.run_config import all_settings, changed, grouped
 from accelerate_nb.config.settings import GROUPS, Setting
 from accelerate_nb.config.tpu_pods import TpusConfig
 from accelerate_nb.config.value_types import Boolean, NamedValues, OneOf, Text
@@ -44,7 +44,7 @@ def prompt(
             values[name] = _prompted(known[name], values[name], devices)
     for item in _more(settled):
         values[item.name] = _prompted(item, values[item.name], devices)
-    while not (outlook := run_preflight(_changed(values), devices, can_fork)).possible:
+    while not (outlook := run_preflight(changed(values), devices, can_fork)).possible:
         for objection in (entry for entry in outlook.objections if entry.grave):
             if objection.name is None:
                 raise ConfigurationError(objection.text)
@@ -52,7 +52,7 @@ def prompt(
             values[objection.name] = _prompted(known[objection.name], values[objection.name], devices)
     for objection in outlook.objections:
         print(f"  {objection.text}")
-    return _changed(values), outlook
+    return changed(values), outlook
 
 
 def agrees(question: str) -> bool:
@@ -120,13 +120,9 @@ def _more(settled: Iterable[str]) -> Iterable[Setting]:
 def _prompted(setting: Setting, value: Any, devices: AvailableDevices) -> Any:
     question = f"{setting.help} [{setting.name}]"
     if isinstance(setting.value_type, (Boolean, OneOf)):
-        choices: list[tuple[str, Any]] = [(choice, choice) for choice in setting.choices] or [
-            ("yes", True),
-            ("no", False),
-        ]
-        return _chosen(
-            question, [*([(_LEFT_OPEN, None)] if setting.nullable else []), *choices], value, setting.unsupported
-        )
+        choices: list[tuple[str, Any]] = [(_LEFT_OPEN, None)] if setting.nullable else []
+        choices += [(choice, choice) for choice in setting.choices] or [("yes", True), ("no", False)]
+        return _chosen(question, choices, value, setting.unsupported)
     return _written(setting, question, _suggested(setting, value, devices))
 
 
@@ -170,7 +166,3 @@ def _suggested(setting: Setting, value: Any, devices: AvailableDevices) -> str:
     if isinstance(setting.value_type, NamedValues):
         return json.dumps(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _changed(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {setting.name: values[setting.name] for setting in all_settings() if values[setting.name] != setting.default}

@@ -99,10 +99,7 @@ class ThreeBooleans:
     """Three times yes or no: `false,false,true`."""
 
     PLACEHOLDER: ClassVar[str] = "BOOL,BOOL,BOOL"
-
-    @property
-    def expected(self) -> str:
-        return "three of true and false, such as 'false,false,true'"
+    expected: ClassVar[str] = "three of true and false, such as 'false,false,true'"
 
     def check(self, value: Any) -> tuple[bool, ...]:
         """The values, from their text."""
@@ -120,11 +117,7 @@ class _MatchingText:
     """A text that matches a pattern as a whole."""
 
     PATTERN: ClassVar[str]
-    EXPECTED: ClassVar[str]
-
-    @property
-    def expected(self) -> str:
-        return self.EXPECTED
+    expected: ClassVar[str]
 
     def check(self, value: Any) -> str:
         """The text, where it is one."""
@@ -142,7 +135,7 @@ class RedirectedStreams(_MatchingText):
 
     PLACEHOLDER: ClassVar[str] = "0-3"
     PATTERN = r"[0-3]|\d+:[0-3](,\d+:[0-3])*,?"
-    EXPECTED = "0 (none), 1 (stdout), 2 (stderr), 3 (both), or one for each rank, such as '0:3,1:1'"
+    expected = "0 (none), 1 (stdout), 2 (stderr), 3 (both), or one for each rank, such as '0:3,1:1'"
 
 
 class Assignment(_MatchingText):
@@ -150,7 +143,7 @@ class Assignment(_MatchingText):
 
     PLACEHOLDER: ClassVar[str] = "NAME=VALUE"
     PATTERN = r"[A-Za-z_]\w*=.*"
-    EXPECTED = "a name and a value, such as 'A=1'"
+    expected = "a name and a value, such as 'A=1'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +156,3 @@ class HfFlag:
     repeats: bool = False
     # its text in the help; the help leaves those out that have none
     help: str = ""
-
-    @property
-    def spellings(self) -> tuple[str, ...]:
-        """With underscores, and with hyphens."""
-        return tuple(dict.fromkeys([f"--{self.name}", f"--{self.name.replace('_', '-')}"]))

@@ -22,6 +22,7 @@ from accelerate_nb.cli.hf_flag_types import (
     TpuFlag,
     UnsupportedFlag,
 )
+from accelerate_nb.cli.parser import spellings
 from accelerate_nb.config.value_types import Boolean, Integer, InvalidValue, Number, OneOf, Text, ValueType
 from accelerate_nb.errors import ConfigurationError, NotYetError
 
@@ -261,16 +262,15 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def _add(parser: argparse._ActionsContainer, hf_flag: HfFlag) -> None:
-    # as the settings are shown, with hyphens
-    spellings = hf_flag.spellings[::-1]
+    first, *others = spellings(hf_flag.name)
     common: dict[str, Any] = {"dest": _PREFIX + hf_flag.name, "default": argparse.SUPPRESS}
     if hf_flag.value_type is None:
         common |= {"action": "store_const", "const": True}
     else:
         common |= {"action": "append" if hf_flag.repeats else "store", "metavar": hf_flag.value_type.PLACEHOLDER}
-    parser.add_argument(spellings[0], **common, help=hf_flag.help or argparse.SUPPRESS)
-    if spellings[1:]:
-        parser.add_argument(*spellings[1:], **common, help=argparse.SUPPRESS)
+    parser.add_argument(first, **common, help=hf_flag.help or argparse.SUPPRESS)
+    if others:
+        parser.add_argument(*others, **common, help=argparse.SUPPRESS)
 
 
 def given_flags(arguments: argparse.Namespace, *, cpu: bool) -> HfFlagValues:
@@ -282,7 +282,11 @@ def given_flags(arguments: argparse.Namespace, *, cpu: bool) -> HfFlagValues:
     """
     texts = {name.removeprefix(_PREFIX): text for name, text in vars(arguments).items() if name.startswith(_PREFIX)}
     known = {flag.name: flag for flag in FLAGS}
-    _check_together([name for name in _EXCLUSIVE if name in texts or (name == "cpu" and cpu)])
+    together = [f"--{name}" for name in _EXCLUSIVE if name in texts or (name == "cpu" and cpu)]
+    if len(together) > 1:
+        raise ConfigurationError(
+            f"{' and '.join(together)} were requested together, but they exclude each other. Pass one of them."
+        )
     for name in texts:
         if isinstance(unsupported := known[name].becomes, UnsupportedFlag):
             raise NotYetError(
@@ -314,11 +318,3 @@ def check_streams(text: str) -> None:
     """Raise `ConfigurationError` where `--tee` names no streams."""
     (tee,) = (flag for flag in FLAGS if flag.name == "tee")
     read(tee, text)
-
-
-def _check_together(names: list[str]) -> None:
-    if len(names) > 1:
-        raise ConfigurationError(
-            f"{' and '.join(f'--{name}' for name in names)} were requested together, but they exclude each other. "
-            "Pass one of them."
-        )

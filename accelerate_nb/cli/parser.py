@@ -23,7 +23,8 @@ class CliParser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # an abbreviated flag means another one as soon as a new flag begins with the same letters
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        usual: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
+        super().__init__(*args, **{**usual, **kwargs})
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of ending the process."""
@@ -68,7 +69,7 @@ def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -
 
 def add_config_file(parser: argparse._ActionsContainer, help: str) -> None:
     """Make a flag that names a configuration file."""
-    parser.add_argument(*_spellings("config_file"), metavar="FILE", help=help)
+    parser.add_argument(*spellings("config_file"), metavar="FILE", help=help)
 
 
 def given_settings(arguments: argparse.Namespace, settings: Iterable[Setting]) -> dict[str, Any]:
@@ -83,8 +84,8 @@ def given_settings(arguments: argparse.Namespace, settings: Iterable[Setting]) -
 
 def _add(parser: argparse._ArgumentGroup, setting: Setting) -> None:
     shown = [*(short for short, name in SHORT.items() if name == setting.name), setting.flag]
-    former = [spelled for name in setting.deprecated for spelled in _spellings(name)]
-    others = [spelled for name in setting.keys for spelled in _spellings(name) if spelled not in (*shown, *former)]
+    former = [spelled for name in setting.deprecated for spelled in spellings(name)]
+    others = [spelled for name in setting.keys for spelled in spellings(name) if spelled not in (*shown, *former)]
     common: dict[str, Any] = {"dest": _PREFIX + setting.name, "default": argparse.SUPPRESS}
     if isinstance(setting.value_type, Boolean):
         parser.add_argument(*shown, **common, action="store_const", const="yes", help=_help(setting))
@@ -101,7 +102,8 @@ def _add(parser: argparse._ArgumentGroup, setting: Setting) -> None:
         parser.add_argument(*former, **common, action=_DeprecatedFlag, const=setting.flag, help=argparse.SUPPRESS)
 
 
-def _spellings(name: str) -> tuple[str, ...]:
+def spellings(name: str) -> tuple[str, ...]:
+    """A flag with hyphens, and with underscores."""
     return tuple(dict.fromkeys(["--" + name.replace("_", "-"), "--" + name.replace("-", "_")]))
 
 

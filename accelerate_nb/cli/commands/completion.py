@@ -42,7 +42,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.description = "Print a script that makes a shell complete these commands, their flags and their choices."
     parser.epilog = _EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "shell", nargs="?", choices=_SHELLS, help="The shell; without it, the one that SHELL names, or else bash."
     )

@@ -18,7 +18,7 @@ from accelerate_nb.config import formats, tpu_pods
 from accelerate_nb.config.hf import files, unsupported
 from accelerate_nb.config.hf.default_file import basic
 from accelerate_nb.config.hf.files import ConfigDraft
-from accelerate_nb.config.run_config import all_settings, grouped, origin, resolve
+from accelerate_nb.config.run_config import all_settings, changed, grouped, origin, resolve, setting_named
 from accelerate_nb.config.settings import GROUPS, Setting
 from accelerate_nb.config.tpu_pods import TpusConfig
 from accelerate_nb.devices import xla
@@ -50,7 +50,6 @@ The file is Accelerate's own, and every launch begins with it: in notebooks, on 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.epilog = _EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = "accelerate-nb config [default | update | show] [--config_file PATH] [--yes] [settings]"
     parser.set_defaults(act=_prompt, config_file=None)
     _add_file(parser)
@@ -68,7 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     default = commands.add_parser("default", description="Write a file for this machine as it is.")
     _add_file(default)
     default.add_argument("--force", action="store_true", help="Overwrite an existing file.")
-    add_settings(default, [_precision()])
+    add_settings(default, [setting_named("mixed_precision")])
     default.set_defaults(act=_default)
     update = commands.add_parser("update", description="Write a file of an earlier release as today's would.")
     _add_file(update)
@@ -91,10 +90,6 @@ def _add_file(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         help="The configuration file; without it, the one that every launch reads.",
     )
-
-
-def _precision() -> Setting:
-    return next(setting for setting in all_settings() if setting.name == "mixed_precision")
 
 
 def _config_path(arguments: argparse.Namespace) -> Path:
@@ -190,10 +185,7 @@ def _prompted(path: Path, values: Mapping[str, Any], current: TpusConfig) -> int
 
 def _looked_at(values: Mapping[str, Any], devices: AvailableDevices) -> PreflightReport:
     """A preview of a launch with these settings; an objection is raised."""
-    given = {
-        setting.name: values[setting.name] for setting in all_settings() if values[setting.name] != setting.default
-    }
-    outlook = run_preflight(given, devices, can_fork=hasattr(os, "fork"))
+    outlook = run_preflight(changed(values), devices, can_fork=hasattr(os, "fork"))
     if not outlook.possible:
         raise ConfigurationError(" ".join(objection.text for objection in outlook.objections if objection.grave))
     return outlook
@@ -221,7 +213,7 @@ def _how_to_use(path: Path) -> str:
 
 
 def _default(arguments: argparse.Namespace) -> int:
-    given = given_settings(arguments, [_precision()])
+    given = given_settings(arguments, [setting_named("mixed_precision")])
     path = _config_path(arguments)
     if path.exists() and not arguments.force:
         print(f"The configuration file {path} exists already and was kept. Pass --force to overwrite it.")

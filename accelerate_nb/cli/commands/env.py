@@ -20,6 +20,7 @@ from accelerate_nb import __version__
 from accelerate_nb.cli.markdown_facts import lines_of, write
 from accelerate_nb.cli.parser import add_config_file
 from accelerate_nb.config.environment import runs_folder
+from accelerate_nb.config.formats import plain
 from accelerate_nb.config.hf.files import find, read
 from accelerate_nb.config.run_config import all_settings, differing, origins, resolve
 from accelerate_nb.errors import AccelerateNbError
@@ -87,7 +88,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "Values of variables whose names speak of tokens, keys or passwords are masked. No driver is woken."
     )
     parser.epilog = _EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_config_file(parser, "The configuration file to print, in place of the default one.")
     parser.add_argument("--torch", action="store_true", help="Import torch too, and print how it was built.")
     parser.add_argument("--json", action="store_true", help="Write JSON.")
@@ -289,16 +289,12 @@ def _configuration(environment: Mapping[str, str], file: str | None) -> Facts:
         content = {} if path is None else read(path)
         whence = origins({}, environment, content)
         facts["settings"] = {
-            name: {"value": _plain(value), "from": whence[name].source}
+            name: {"value": plain(value), "from": whence[name].source}
             for name, value in differing(resolve({}, environment, content)).items()
         }
     except AccelerateNbError as error:
         facts["error"] = str(error)
     return facts
-
-
-def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _shown(path: Path) -> str | None:

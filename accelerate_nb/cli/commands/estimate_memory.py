@@ -14,6 +14,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
+from accelerate_nb.cli.parser import spellings
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError
 
 _DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
@@ -41,7 +42,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "Estimate the memory of a model: its weights in each type, and in training all that a rank holds."
     )
     parser.epilog = _EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -59,9 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--optimizer", choices=_OPTIMIZERS, default="adamw", help="The optimizer (default: adamw).")
     parser.add_argument(
-        "-n",
-        "--num-processes",
-        "--num_processes",
+        *("-n", *spellings("num_processes")),
         dest="ranks",
         type=int,
         metavar="N",
@@ -71,8 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--memory", metavar="SIZE", help="The memory of a device, such as 24GiB, in place of this machine's."
     )
     parser.add_argument(
-        "--trust-remote-code",
-        "--trust_remote_code",
+        *spellings("trust_remote_code"),
         action="store_true",
         help="Run code that lies beside config.json; only where you have read it.",
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from accelerate_nb.cli.parser import spellings
+
 _EXAMPLES = """examples:
   accelerate-nb merge-weights checkpoint merged        write merged/model.safetensors
   accelerate-nb merge-weights checkpoint/pytorch_model_fsdp_0 merged --remove
@@ -18,7 +20,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "need not fit in memory."
     )
     parser.epilog = _EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
@@ -27,26 +28,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", metavar="OUTPUT", help="The folder in which the file is written.")
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument(
-        "--safe",
-        "--safe-serialization",
-        "--safe_serialization",
+        *("--safe", *spellings("safe_serialization")),
         dest="safe",
         action="store_true",
         default=True,
         help="Write model.safetensors (the default).",
     )
     formats.add_argument(
-        "--unsafe",
-        "--unsafe-serialization",
-        "--unsafe_serialization",
+        *("--unsafe", *spellings("unsafe_serialization")),
         dest="safe",
         action="store_false",
         help="Write pytorch_model.bin, torch's own format, with all that was saved.",
     )
     parser.add_argument(
-        "--remove",
-        "--remove-checkpoint-dir",
-        "--remove_checkpoint_dir",
+        *("--remove", *spellings("remove_checkpoint_dir")),
         dest="remove",
         action="store_true",
         help="Delete the shards, after the file was compared with them.",

@@ -6,12 +6,12 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from accelerate_nb.cli.parser import add_config_file, add_settings, given_settings
+from accelerate_nb.config.formats import plain
 from accelerate_nb.config.hf.files import find, read
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, resolve
 from accelerate_nb.errors import AccelerateNbError
@@ -37,7 +37,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "one process. The exit code is 0 where all checks passed, else 1."
     )
     parser.epilog = _EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_config_file(parser, "The configuration file, in place of the default one; '' for none.")
     parser.add_argument("--json", action="store_true", help="Write JSON, once all is over.")
     parser.add_argument("--tpu", action="store_true", help="Try all cores of this machine's TPU; as --engine xla.")
@@ -147,10 +146,10 @@ def _summary(passed: bool, checks: _CheckList) -> str:
 
 
 def _report(passed: bool, path: Path | None, config: RunConfig | None, checks: _CheckList) -> dict[str, Any]:
-    settings: Mapping[str, Any] = {} if config is None else differing(config)
+    settings = {} if config is None else differing(config)
     return {
         "passed": passed,
         "config_file": None if path is None else str(path),
-        "settings": {name: dict(value) if isinstance(value, Mapping) else value for name, value in settings.items()},
+        "settings": {name: plain(value) for name, value in settings.items()},
         "checks": [asdict(item) for item in checks.found.values()],
     }

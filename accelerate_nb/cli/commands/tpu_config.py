@@ -10,10 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from accelerate_nb.cli.launching.tpu_pod import pod_of
-from accelerate_nb.cli.parser import add_config_file
+from accelerate_nb.cli.parser import add_config_file, spellings
 from accelerate_nb.config import tpu_pods
 from accelerate_nb.config.hf import files
-from accelerate_nb.config.tpu_pods import TpusConfig
 from accelerate_nb.errors import ConfigurationError
 
 _PACKAGE = "accelerate-nb"
@@ -31,22 +30,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "copy the line, or pipe it into sh. What is not given here is taken from the configuration file."
     )
     parser.epilog = _EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_config_file(parser, "The configuration file, in place of the default one; '' for none.")
-    parser.add_argument(*_spelled("tpu_name"), metavar="NAME", help="The name of the TPU.")
-    parser.add_argument(*_spelled("tpu_zone"), metavar="ZONE", help="The zone of Google's cloud it is in.")
+    parser.add_argument(*spellings("tpu_name"), metavar="NAME", help="The name of the TPU.")
+    parser.add_argument(*spellings("tpu_zone"), metavar="ZONE", help="The zone of Google's cloud it is in.")
     parser.add_argument("--command", metavar="COMMAND", nargs="+", action="append", help="Commands, in their order.")
-    parser.add_argument(*_spelled("command_file"), metavar="FILE", help="A file that has a command in each line.")
+    parser.add_argument(*spellings("command_file"), metavar="FILE", help="A file that has a command in each line.")
     parser.add_argument(
-        *_spelled("install_accelerate"), action="store_true", help=f"Install {_PACKAGE} before all commands."
+        *spellings("install_accelerate"), action="store_true", help=f"Install {_PACKAGE} before all commands."
     )
     parser.add_argument(
-        *_spelled("accelerate_version"),
+        *spellings("accelerate_version"),
         metavar="VERSION",
         default="latest",
         help=f"Which {_PACKAGE} to install: 'latest', a version, or anything else that pip can install.",
     )
-    parser.add_argument(*_spelled("use_alpha"), action="store_true", help="Call `gcloud alpha`.")
+    parser.add_argument(*spellings("use_alpha"), action="store_true", help="Call `gcloud alpha`.")
     # in Accelerate, what makes it print the line and not run it
     parser.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
 
@@ -55,7 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the line; gives the exit code."""
     path = files.find(os.environ, arguments.config_file)
     content = {} if path is None else files.read(path)
-    pod = pod_of(_named(arguments, tpu_pods.of(content)), is_alpha=arguments.use_alpha)
+    found = tpu_pods.of(content)
+    named = replace(found, name=arguments.tpu_name or found.name, zone=arguments.tpu_zone or found.zone)
+    pod = pod_of(named, is_alpha=arguments.use_alpha)
     commands = _commands(arguments, content.get("command_file"), content.get("commands"))
     if arguments.install_accelerate:
         commands.insert(0, _installing(arguments.accelerate_version))
@@ -67,14 +67,6 @@ def run(arguments: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     return 0
-
-
-def _spelled(name: str) -> tuple[str, str]:
-    return f"--{name.replace('_', '-')}", f"--{name}"
-
-
-def _named(arguments: argparse.Namespace, found: TpusConfig) -> TpusConfig:
-    return replace(found, name=arguments.tpu_name or found.name, zone=arguments.tpu_zone or found.zone)
 
 
 def _commands(arguments: argparse.Namespace, file: str | None, commands: list[str] | None) -> list[str]:

@@ -22,14 +22,13 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionComplete, CellExecutionError, DeadKernelError
 from nbclient.util import ensure_async
 
-from accelerate_nb.cli.execute.progress import CellProgress
+from accelerate_nb.cli.execute.progress import ESCAPES, CellProgress
 from accelerate_nb.errors import LaunchError
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _SKIPPED = "skip-execution"
 # Seconds in which a kernel may start; where a machine is busy, or its disk is far away, that takes long.
 _START = 180
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 # The location of a frame in IPython's tracebacks, since 8.0.
 _LOCATION = re.compile(r"(?:Cell|Input) In ?\[(?P<cell>\d+)\](?:, line |, in <cell line: )(?P<line>\d+)")
 
@@ -87,10 +86,8 @@ def kernel_for(content: Any) -> KernelChoice:
     spec = _installed(name) if name else None
     if spec is not None:
         return KernelChoice(name, spec.display_name)
-    notes = (
-        (f"it names the kernel {name!r}, which is not installed here; {sys.executable} executes it.",) if name else ()
-    )
-    return KernelChoice("python3", "Python 3 (ipykernel)", is_current_python=True, notes=notes)
+    note = f"it names the kernel {name!r}, which is not installed here; {sys.executable} executes it."
+    return KernelChoice("python3", "Python 3 (ipykernel)", is_current_python=True, notes=(note,) if name else ())
 
 
 def executed(
@@ -162,10 +159,13 @@ class _Execution:
 
     def _failure(self, cell: Any, number: int, error: str) -> CellFailure:
         last = next((output for output in reversed(cell.outputs) if output.output_type == "error"), None)
-        text = _ESCAPES.sub("", "\n".join(last.traceback)) if last is not None else ""
+        text = ESCAPES.sub("", "\n".join(last.traceback)) if last is not None else ""
         # IPython counts from the first line that holds something
         code = [item for item in self._content.cells if item.cell_type == "code"]
-        above = {item.execution_count: _empty_lines(item.source) for item in code}
+        above = {
+            item.execution_count: next((at for at, line in enumerate(item.source.split("\n")) if line.strip()), 0)
+            for item in code
+        }
         locations = ((int(found["cell"]), int(found["line"])) for found in _LOCATION.finditer(text))
         in_cells = tuple((cell, line + above.get(cell, 0)) for cell, line in locations)
         return CellFailure(cell.execution_count or number, error, in_cells)
@@ -262,11 +262,6 @@ def _installed(name: str) -> Any:
 def _is_executed(cell: Any) -> bool:
     tags = cell.metadata.get("tags", ())
     return cell.cell_type == "code" and bool(cell.source.strip()) and _SKIPPED not in tags
-
-
-def _empty_lines(source: str) -> int:
-    """The number of empty lines at the beginning."""
-    return next((at for at, line in enumerate(source.split("\n")) if line.strip()), 0)
 
 
 @contextmanager

@@ -66,9 +66,8 @@ def _valid(notebook: Notebook) -> tuple[Any, tuple[str, ...]]:
             return _anew(notebook, raw), (f"its file is no valid notebook ({why}); it is rebuilt from its cells.",)
     if raw["nbformat"] != _FORMAT:
         return content, (f"its file has format {raw['nbformat']}; it is written in format {_FORMAT}.",)
-    return content, ("its file lacked what a notebook has, such as ids of cells; it is written with it.",) * bool(
-        changes
-    )
+    lacked = "its file lacked what a notebook has, such as ids of cells; it is written with it."
+    return content, (lacked,) if changes else ()
 
 
 def _without_outputs(raw: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 import sys
 from typing import Any
 
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _WIDTH = 60
 
 
@@ -33,7 +33,7 @@ class CellProgress:
         """A cell has written something."""
         if not self._quiet and text:
             where = sys.stderr if stream == "stderr" else sys.stdout
-            where.write(_for(where, text))
+            where.write(text if where.isatty() else ESCAPES.sub("", text))  # colours are for terminals
             where.flush()
             self._at_line_start = text.endswith(("\n", "\r"))
 
@@ -52,8 +52,3 @@ class CellProgress:
     def _block(self, stream: str, text: str) -> None:
         if text.strip():
             self.wrote(stream, ("" if self._at_line_start else "\n") + text.rstrip("\n") + "\n")
-
-
-def _for(stream: Any, text: str) -> str:
-    """Colours are for terminals."""
-    return text if stream.isatty() else _ESCAPES.sub("", text)

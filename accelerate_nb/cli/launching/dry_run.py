@@ -34,7 +34,9 @@ class ReportSection:
 def print_plan(request: LaunchRequest, program: Program, notebook: NotebookProgram | None) -> int:
     """Print it; gives the exit code: 1 where it would not start."""
     problem = ""
-    parts = [*_what(request, program, notebook), *_settings(request), *_flags(request)]
+    parts = [*_what(request, program, notebook), *_settings(request)]
+    if idle := tuple(request.theirs.without_effect(on_tpus=request.on_tpus).items()):
+        parts.append(ReportSection("Flags that change nothing", idle))
     try:
         choice = choose(
             request.config.launching, probe(), can_fork=hasattr(os, "fork"), mesh=request.config.training.xla_mesh
@@ -102,11 +104,6 @@ def _settings(request: LaunchRequest) -> Iterator[ReportSection]:
 def _source_text(source: str, request: LaunchRequest) -> str:
     names = {"": "default", "the call": "the command line", "the configuration file": str(request.file)}
     return names.get(source, source)
-
-
-def _flags(request: LaunchRequest) -> Iterator[ReportSection]:
-    if rows := tuple(request.theirs.without_effect(on_tpus=request.on_tpus).items()):
-        yield ReportSection("Flags that change nothing", rows)
 
 
 def _workers(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from string import Template
 
 from accelerate_nb.cli.terminal.status_board import StatusBoard, dyed
@@ -35,10 +35,7 @@ _END_COLOURS = {"finished": 32, "failed": 31, "stopped": 33}
 
 
 def terminal(
-    *,
-    only_ranks: tuple[int, ...] | None = None,
-    prefix_template: str | None = None,
-    quiet: bool = False,
+    *, only_ranks: tuple[int, ...] | None = None, prefix_template: str | None = None, quiet: bool = False
 ) -> TerminalFrontEnd:
     """
     The front end for this process's standard streams.
@@ -143,7 +140,10 @@ class TerminalFrontEnd:
                 for text in self._happenings.news(run.view, ranks, time.time())
             ]
             if self._board is None:
-                lines += self._labelled(self._seldom.lines(self._clock(), ranks))
+                lines += [
+                    LabelledLine("stderr", text if rank is None else self._label([rank], "stderr") + text)
+                    for rank, text in self._seldom.lines(self._clock(), ranks)
+                ]
         self._streams.write(lines, self._below(run, ranks))
 
     def _close(self, run: RunHandle) -> None:
@@ -152,7 +152,8 @@ class TerminalFrontEnd:
         # a finished bar is known by what follows it
         bars = {glance.rank: [*glance.progress.values()] for glance in run.view.glances()}
         kept = [line for line in last if self._board is None or not draws_a_bar(line, bars[line.rank])]
-        lines += [made for item in self._folded(kept) for made in self._lines(item)]
+        outputs = folded(kept) if self._folds else [CollapsedOutput((line.rank,), line) for line in kept]
+        lines += [made for item in outputs for made in self._lines(item)]
         self._streams.write(lines, ())
         self._streams.write([*self._summary(run)])
 
@@ -161,10 +162,8 @@ class TerminalFrontEnd:
         news = run.view.since(self._cursor)
         self._cursor = news.cursor
         if news.skipped:
-            yield LabelledLine(
-                "stderr",
-                f"... {news.skipped:,} lines came faster than they could be shown; they are in {run.folder} ...",
-            )
+            text = f"... {news.skipped:,} lines came faster than they could be shown; they are in {run.folder} ..."
+            yield LabelledLine("stderr", text)
         shown = [item for item in news.shown if item.rank in self._ranks]
         for item in self._in_order(shown, is_last=is_last):
             yield from self._lines(item)
@@ -179,9 +178,6 @@ class TerminalFrontEnd:
         yield from self._folding.rest() if is_last or is_flood else self._folding.ready(self._clock())
         if is_flood:
             yield from (CollapsedOutput((item.rank,), item) for item in shown)
-
-    def _folded(self, lines: Iterable[LogLine]) -> list[CollapsedOutput]:
-        return folded(lines) if self._folds else [CollapsedOutput((line.rank,), line) for line in lines]
 
     def _lines(self, collapsed_output: CollapsedOutput) -> Iterator[LabelledLine]:
         item = collapsed_output.item
@@ -242,12 +238,6 @@ class TerminalFrontEnd:
         ]
         more = [f"... and {len(texts) - _OPEN_LINES} more"] if len(texts) > _OPEN_LINES else []
         return [*texts[:_OPEN_LINES], *more]
-
-    def _labelled(self, status: Iterable[tuple[int | None, str]]) -> list[LabelledLine]:
-        return [
-            LabelledLine("stderr", text if rank is None else self._label([rank], "stderr") + text)
-            for rank, text in status
-        ]
 
     def _summary(self, run: RunHandle) -> Iterator[LabelledLine]:
         """The summary of a run that has ended: its state and time, the course of each metric, the cause of a failure."""

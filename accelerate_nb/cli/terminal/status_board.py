@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from accelerate_nb.config.rank_lists import named
@@ -59,7 +60,9 @@ class StatusBoard:
         names = list(dict.fromkeys(name for rank in ranks for name in rank.metrics))[:_MOST_METRICS]
         made = [*self._rank_lines([[rank] for rank in ranks], names, columns)] if len(ranks) <= _MOST_RANKS else []
         if not made or len(made) >= rows:
-            made = [*self._rank_lines(_groups(ranks), names, columns)]
+            state = attrgetter("state")
+            by_state = [list(group) for _, group in groupby(sorted(ranks, key=state), key=state)]
+            made = [*self._rank_lines(by_state, names, columns)]
         return [self._drawn(text, columns) for text in [head, *made][:rows]]
 
     def _rank_lines(
@@ -91,12 +94,6 @@ def _head(name: str, seconds: float, ranks: Sequence[RankSummary], host: HostSam
     if host is not None:
         parts += [f"CPU {host.cpu:.0f}%", f"memory {bytes_text(*host.memory)}"]
     return Text("  ".join(parts), style="dim")
-
-
-def _groups(ranks: Sequence[RankSummary]) -> list[list[RankSummary]]:
-    return [
-        list(group) for _, group in groupby(sorted(ranks, key=lambda item: item.state), key=lambda item: item.state)
-    ]
 
 
 def _label(group: Sequence[RankSummary]) -> Text:
