@@ -91,7 +91,8 @@ class Checkpoint:
         # until here nothing has changed: a checkpoint that can't be read leaves the training as it is
         for item in found:
             item.give()
-        self._resume(positions)
+        for loader, position in zip(self.bundle.loaders, positions, strict=False):
+            loader.resume(position)
         self._set_gradients(gradients)
         self.strategy.settle()
         return self._set_random(folder, states)
@@ -204,13 +205,9 @@ class Checkpoint:
             return positions
         warn_user(
             f"{path} holds the positions of {len(positions)} loaders, but {len(self.bundle.loaders)} are prepared; all of "
-            "them begin at their beginning. Prepare the same loaders as when it was saved.",
+            "them begin at their beginning. Prepare the same loaders as when it was saved."
         )
         return []
-
-    def _resume(self, positions: list[Any]) -> None:
-        for loader, position in zip(self.bundle.loaders, positions, strict=False):
-            loader.resume(position)
 
     def _gradients(self) -> list[dict[str, Tensor]]:
         return [
@@ -242,7 +239,7 @@ class Checkpoint:
             return states
         warn_user(
             f"{path} does not exist: the checkpoint was written by fewer processes than there are now ({self.world.size})."
-            " Random numbers go on from where they are, and the count of micro-steps from zero.",
+            " Random numbers go on from where they are, and the count of micro-steps from zero."
         )
         return None
 

@@ -78,6 +78,11 @@ class CommitChannel:
         """The main process's saves, up to the newest, of which this one's part is not decided yet."""
         return [item for item in range(self._first, newest + 1) if item not in self.past]
 
+    def claim(self, number: int, rank: int, status: str) -> str:
+        """The status of a process in a save of the main one: this one, unless there was another before."""
+        claimed: str = self.store.compare_set(f"{number}/{rank}", "", status).decode()
+        return claimed
+
     def agreement(self, folder: Path, moment: str) -> SingleProcessCommit:
         """The agreement of the processes about one save; `moment` identifies the training's step."""
         return (MainProcessCommit if self.world.is_main else OtherProcessCommit)(self, folder, moment)
@@ -161,7 +166,7 @@ class MainProcessCommit(SingleProcessCommit):
             self._fail_if_dead(missing)
             time.sleep(0.02)
         self._fail_if_dead(missing)
-        absent = {rank for rank in missing if self._claim(rank, _LEFT_OUT) == _LEFT_OUT}
+        absent = {rank for rank in missing if self._channel.claim(self._number, rank, _LEFT_OUT) == _LEFT_OUT}
         if absent - self._channel.absent:
             warn_user(
                 f"save_state was called on the main process, and {JOIN_TIMEOUT:g} seconds later not on rank "
@@ -174,10 +179,6 @@ class MainProcessCommit(SingleProcessCommit):
     def _status_of(self, rank: int) -> str | None:
         key = f"{self._number}/{rank}"
         return self._store.get(key).decode() if self._store.check([key]) else None
-
-    def _claim(self, rank: int, status: str) -> str:
-        claimed: str = self._store.compare_set(f"{self._number}/{rank}", "", status).decode()
-        return claimed
 
     def _fail_if_dead(self, ranks: AbstractSet[int]) -> None:
         for rank in sorted(ranks):
@@ -256,7 +257,7 @@ class OtherProcessCommit(SingleProcessCommit):
         opening = self._opening(number)
         if opening["folder"] != str(self._folder):
             return False
-        claimed = self._claim(number, _JOINED)
+        claimed = self._channel.claim(number, self._channel.world.rank, _JOINED)
         if claimed == _JOINED or opening["moment"] == self._moment:
             # left out in the same step: this process is late, and puts its files beside those that are there
             self._channel.past.add(number)
@@ -271,7 +272,8 @@ class OtherProcessCommit(SingleProcessCommit):
         opening = self._opening(number)
         if opening["folder"] == str(self._folder):
             return False
-        return self._claim(number, _ELSEWHERE) == _ELSEWHERE or opening["moment"] == self._moment
+        claimed = self._channel.claim(number, self._channel.world.rank, _ELSEWHERE)
+        return claimed == _ELSEWHERE or opening["moment"] == self._moment
 
     def _comes_again(self, passed: int, following: int) -> bool:
         self._store.wait([f"{passed}/verdict"], LIMIT)
@@ -295,10 +297,6 @@ class OtherProcessCommit(SingleProcessCommit):
     def _opening(self, number: int) -> dict[str, str]:
         opening: dict[str, str] = json.loads(self._store.get(f"{number}/open"))
         return opening
-
-    def _claim(self, number: int, status: str) -> str:
-        claimed: str = self._store.compare_set(f"{number}/{self._channel.world.rank}", "", status).decode()
-        return claimed
 
     def _verdict(self) -> str:
         try:

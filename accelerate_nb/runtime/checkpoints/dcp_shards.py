@@ -176,14 +176,8 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _is_plain(found: Any, module: str, name: str) -> bool:
-    if isinstance(found, (torch.dtype, torch.layout)) or found in (
-        torch.Size,
-        OrderedDict,
-        defaultdict,
-        set,
-        list,
-        dict,
-    ):
+    containers = (torch.Size, OrderedDict, defaultdict, set, list, dict)
+    if isinstance(found, (torch.dtype, torch.layout)) or found in containers:
         return True
     if (module, name) == ("torch.serialization", "_get_layout"):
         return True
@@ -191,11 +185,8 @@ def _is_plain(found: Any, module: str, name: str) -> bool:
         return isinstance(found, type) and issubclass(found, os.PathLike)
     is_defined_there = isinstance(found, type) and (found.__module__, found.__qualname__) == (module, name)
     is_data = dataclasses.is_dataclass(found) or (isinstance(found, type) and issubclass(found, enum.Enum))
-    return (
-        is_defined_there
-        and is_data
-        and module.startswith(("torch.distributed.checkpoint.", "torch.distributed._shard."))
-    )
+    is_of_torch = module.startswith(("torch.distributed.checkpoint.", "torch.distributed._shard."))
+    return is_defined_there and is_data and is_of_torch
 
 
 def _reader(shards: ShardIndex) -> Any:

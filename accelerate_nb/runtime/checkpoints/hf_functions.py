@@ -68,10 +68,8 @@ def load_accelerator_state(
     **load_model_func_kwargs: Any,
 ) -> dict[str, Any]:
     """Read what `save_accelerator_state` wrote, here or with Accelerate; returns the `Accelerator`'s attributes to be set."""
-    folder, options = (
-        Path(input_dir),
-        {"map_location": device_of(map_location, PartialState().device), **(load_kwargs or {})},
-    )
+    folder = Path(input_dir)
+    options = {"map_location": device_of(map_location, PartialState().device), **(load_kwargs or {})}
     for index, model in enumerate(models):
         path, loaded = load_weights(folder, index)
         inner = extract_model_from_parallel(model)

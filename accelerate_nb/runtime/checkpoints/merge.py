@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,7 +17,7 @@ from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.checkpoints import file_names
 from accelerate_nb.runtime.checkpoints.dcp_shards import LIST, Position, ShardIndex, list_shards
 from accelerate_nb.runtime.checkpoints.io.safetensors_writer import can_hold, layout, write_numbers
-from accelerate_nb.runtime.checkpoints.io.writer import named, size_of, write_file
+from accelerate_nb.runtime.checkpoints.io.writer import in_groups, named, size_of, write_file
 from accelerate_nb.runtime.world.state import PartialState
 from accelerate_nb.user_warnings import warn_user
 
@@ -156,32 +156,18 @@ def weights_among(positions: Mapping[str, Position]) -> tuple[Position, tuple[st
 def _write_safe(file: BinaryIO, shards: ShardIndex, keys: Mapping[str, str], *, compares: bool) -> None:
     begin, names = layout({name: shards.tensors[key] for name, key in keys.items()})
     file.write(begin)
-    for group in _groups(names, keys, shards):
+    groups = list(in_groups(names, lambda name: size_of(shards.tensors[keys[name]]), _AT_ONCE))
+    for group in groups:
         loaded = shards.load(keys[name] for name in group)
         for name in group:
             write_numbers(loaded[keys[name]], file)
     file.flush()
     with safe_open(Path(file.name), framework="pt") as written:
         assert set(written.keys()) == set(keys), "the file has the names that its beginning lists"
-        for group in _groups(names, keys, shards) if compares else ():
+        for group in groups if compares else ():
             loaded = shards.load(keys[name] for name in group)
             for name in group:
                 _compare(name, written.get_tensor(name), loaded[keys[name]])
-
-
-def _groups(names: Sequence[str], keys: Mapping[str, str], shards: ShardIndex) -> Iterator[list[str]]:
-    """The names in their order, in groups that fit in memory."""
-    group: list[str] = []
-    size = 0
-    for name in names:
-        needed = size_of(shards.tensors[keys[name]])
-        if group and size + needed > _AT_ONCE:
-            yield group
-            group, size = [], 0
-        group.append(name)
-        size += needed
-    if group:
-        yield group
 
 
 def _write_pickled(file: BinaryIO, shards: ShardIndex, *, compares: bool) -> None:

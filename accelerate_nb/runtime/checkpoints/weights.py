@@ -15,7 +15,7 @@ from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.checkpoints import file_names
 from accelerate_nb.runtime.checkpoints.io.atomic_commit import remove, sync
 from accelerate_nb.runtime.checkpoints.io.device_copy import brought
-from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, write_file, write_files
+from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, in_groups, write_file, write_files
 from accelerate_nb.runtime.checkpoints.load_file import read, read_weights
 from accelerate_nb.runtime.checkpoints.tensor_storage import address, storage
 
@@ -80,16 +80,7 @@ def _replace_weights(draft: Path, folder: Path) -> None:
 
 def split(tensors: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
     """The tensors in their order, in groups of at most `limit` bytes; a larger tensor is alone."""
-    shards: list[dict[str, Any]] = [{}]
-    size = 0
-    for name, tensor in tensors.items():
-        needed = _bytes(tensor)
-        if shards[-1] and size + needed > limit:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += needed
-    return shards
+    return [dict(group) for group in in_groups(tensors.items(), lambda item: _bytes(item[1]), limit)] or [{}]
 
 
 def parse_size(size: int | str) -> int:

@@ -14,6 +14,7 @@ from torch.nn import Module, Parameter
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.rank.lockstep import lockstep
+from accelerate_nb.runtime.checkpoints.io.writer import in_groups
 from accelerate_nb.runtime.compat.kwargs_handlers import DistributedDataParallelKwargs
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.strategies.device_placement import has_places
@@ -248,16 +249,7 @@ def begin_equal(tensors: Sequence[Tensor], world: World) -> None:
 
 
 def _chunks(tensors: Sequence[Tensor]) -> Iterable[list[Tensor]]:
-    chunk: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        if chunk and size + tensor.nbytes > _CHUNK:
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(tensor)
-        size += tensor.nbytes
-    if chunk:
-        yield chunk
+    return in_groups(tensors, lambda tensor: tensor.nbytes, _CHUNK)
 
 
 def _empty_like(tensor: Tensor) -> Tensor:

@@ -32,11 +32,7 @@ class CheckpointPaths:
         if not _can_be_exchanged(folder):
             return cls(folder, folder / _INCOMPLETE / folder.name, folder / _REPLACED)
         beside = folder.parent if drafts is None else drafts.expanduser().resolve()
-        return cls(
-            folder,
-            beside / f".{folder.name}{_INCOMPLETE}" / folder.name,
-            beside / f".{folder.name}{_REPLACED}",
-        )
+        return cls(folder, beside / f".{folder.name}{_INCOMPLETE}" / folder.name, beside / f".{folder.name}{_REPLACED}")
 
     @property
     def is_filled(self) -> bool:

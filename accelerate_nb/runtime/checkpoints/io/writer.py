@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -25,10 +25,10 @@ from accelerate_nb.runtime.checkpoints.io.process_setting import SharedSetting
 from accelerate_nb.runtime.checkpoints.io.safetensors_writer import write_safetensors
 from accelerate_nb.runtime.checkpoints.manifest import ManifestEntry, entry_of
 
+T = TypeVar("T")
+
 # What torch, safetensors, pickle and the system raise where a value can't be written, or the disk is full.
 _FAILURES = (OSError, RuntimeError, ValueError, TypeError, AttributeError, pickle.PicklingError, SafetensorError)
-
-
 # A larger file goes to the disk by blocks.
 _LARGE = 4 << 20
 
@@ -97,6 +97,21 @@ def size_of(value: Any) -> int:
     if isinstance(value, (list, tuple)):
         return sum(size_of(item) for item in value if isinstance(item, (Tensor, Mapping, list, tuple)))
     return 0
+
+
+def in_groups(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+    """The items in their order, in groups whose sizes add up to at most `limit`; a larger item is alone."""
+    group: list[T] = []
+    total = 0
+    for item in items:
+        needed = size(item)
+        if group and total + needed > limit:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += needed
+    if group:
+        yield group
 
 
 @contextmanager
