@@ -66,7 +66,8 @@ class DeepSpeedSequenceParallelConfig:
             self.sp_seq_length = _length(os.environ.get(f"{_PREFIX}SP_SEQ_LENGTH"))
         if self.sp_attn_implementation is None:
             self.sp_attn_implementation = os.environ.get(f"{_PREFIX}SP_ATTN_IMPLEMENTATION")
-        if self.sp_attn_implementation is not None and not _is_attention(self.sp_attn_implementation):
+        name = self.sp_attn_implementation
+        if name is not None and name not in _ATTENTIONS and not ("/" in name and "flash-attn" in name):
             raise ConfigurationError(
                 f"Invalid sp_attn_implementation: {self.sp_attn_implementation}. Known ones are {', '.join(_ATTENTIONS)} and "
                 "flash attentions of the hub, such as 'kernels-community/flash-attn2'."
@@ -266,7 +267,3 @@ def _length(value: str | None) -> int | None:
             "sp_seq_length_is_variable is false, and there is no sp_seq_length. Pass it, or set PARALLELISM_CONFIG_SP_SEQ_LENGTH."
         )
     return None if value == "None" else int(value)
-
-
-def _is_attention(name: str) -> bool:
-    return name in _ATTENTIONS or ("/" in name and "flash-attn" in name)

@@ -136,7 +136,9 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
         self._saver = Saver(self._world)
 
         self.device_placement = device_placement
-        self.dataloader_config = _loading(dataloader_config, split_batches)
+        self.dataloader_config = dataloader_config or DataLoaderConfiguration()
+        if split_batches is not None:
+            self.dataloader_config = replace(self.dataloader_config, split_batches=split_batches)
         progress = self.dataloader_config.progress
         self._shows_epochs = launcher_settings.loader_progress if progress is None else progress
         self.project_configuration = project_config or ProjectConfiguration()
@@ -253,8 +255,3 @@ def _accumulation(
             f"Both were given: {steps} and {plugin}."
         )
     return plugin
-
-
-def _loading(config: DataLoaderConfiguration | None, split_batches: bool | None) -> DataLoaderConfiguration:
-    config = config or DataLoaderConfiguration()
-    return config if split_batches is None else replace(config, split_batches=split_batches)

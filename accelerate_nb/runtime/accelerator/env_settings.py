@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from accelerate_nb.config.value_types import YES
 from accelerate_nb.errors import ConfigurationError, NotYetError
 
-_YES = frozenset({"1", "true", "yes", "y", "on", "t"})
 _UNSUPPORTED = {
     "ACCELERATE_USE_FSDP": "FSDP",
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
@@ -47,7 +47,7 @@ class LauncherSettings:
 
 def is_yes(environment: Mapping[str, str], name: str, default: str = "") -> bool:
     """Whether a variable is true; `default` for one that is not set."""
-    return environment.get(name, default).lower() in _YES
+    return environment.get(name, default).lower() in YES
 
 
 def _steps(text: str | None) -> int | None:

@@ -98,12 +98,8 @@ class PrepareMethods(AcceleratorProperties):
         if is_prepared(scheduler, self._prepared_for):
             return add(self.bundle.schedulers, scheduler, self._prepared_for)
         scheduler = scheduler.scheduler if isinstance(scheduler, AcceleratedScheduler) else scheduler
-        optimizer_of_scheduler = getattr(scheduler, "optimizer", None)
-        wrapping = [
-            optimizer
-            for optimizer in self.bundle.optimizers
-            if innermost(optimizer_of_scheduler) is optimizer.optimizer
-        ]
+        inner = innermost(getattr(scheduler, "optimizer", None))
+        wrapping = [optimizer for optimizer in self.bundle.optimizers if inner is optimizer.optimizer]
         prepared = AcceleratedScheduler(
             scheduler,
             wrapping or self.bundle.optimizers,

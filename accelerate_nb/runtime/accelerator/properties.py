@@ -51,11 +51,8 @@ class AcceleratorProperties(StepMethods):
     @property
     def fp8_backend(self) -> FP8BackendType:
         """The package that computes in 8-bit floats; "NO" where none does."""
-        return (
-            self._fp8_recipe.package
-            if self._fp8_recipe
-            else package_named(LauncherSettings.read(os.environ).fp8_package)
-        )
+        recipe = self._fp8_recipe
+        return recipe.package if recipe else package_named(LauncherSettings.read(os.environ).fp8_package)
 
     @property
     def multi_device(self) -> bool:

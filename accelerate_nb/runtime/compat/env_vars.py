@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from accelerate_nb.config.environment import set_variables
 from accelerate_nb.config.value_types import Boolean, InvalidValue
 from accelerate_nb.errors import ConfigurationError
 
@@ -104,13 +105,8 @@ def patch_environment(**kwargs: Any) -> Iterator[None]:
     ...     os.environ["OMP_NUM_THREADS"]
     '1'
     """
-    variables = {name.upper(): str(value) for name, value in kwargs.items()}
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
+    with set_variables({name.upper(): str(value) for name, value in kwargs.items()}, os.environ):
         yield
-    finally:
-        _restore(before)
 
 
 def purge_accelerate_environment(func_or_cls: T) -> T:
@@ -151,30 +147,19 @@ def get_cpu_distributed_information() -> CPUInformation:
     )
 
 
-def _restore(before: Mapping[str, str | None]) -> None:
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-@contextmanager
-def _purged() -> Iterator[None]:
-    before = {name: value for name, value in os.environ.items() if name.startswith(_PREFIX)}
-    try:
-        yield
-    finally:
-        # what the block removed stays removed, as Accelerate has it
-        now = [name for name in os.environ if name.startswith(_PREFIX)]
-        _restore({name: before.get(name) for name in now})
-
-
 def _purging(function: Any) -> Any:
     @functools.wraps(function)
     def purging(*args: Any, **kwargs: Any) -> Any:
-        with _purged():
+        before = {name: value for name, value in os.environ.items() if name.startswith(_PREFIX)}
+        try:
             return function(*args, **kwargs)
+        finally:
+            # what the function removed stays removed, as Accelerate has it
+            for name in [name for name in os.environ if name.startswith(_PREFIX)]:
+                if name in before:
+                    os.environ[name] = before[name]
+                else:
+                    del os.environ[name]
 
     # the name that Accelerate's own decorator reads
     purging._accelerate_is_purged_environment_wrapped = True  # type: ignore[attr-defined]

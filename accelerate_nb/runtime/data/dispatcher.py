@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -82,7 +82,9 @@ class DataLoaderDispatcher(PreparedLoader):
         with drawn_from(random):
             messages = self._messages(world)
             first = next(messages, None)
-            filling = None if first is None or world.size == 1 else self._beginning(first.batch, world)
+            filling = None  # samples that can fill up the last batch
+            if first is not None and world.size > 1:
+                filling = self._slice(first.batch, slice(0, world.size), size_of(first.batch), world)
             # what is skipped is read, since the last batch may need samples of the first
             waiting = _after(first, messages, skip)
         for message in waiting:
@@ -101,10 +103,6 @@ class DataLoaderDispatcher(PreparedLoader):
     def leads(self) -> bool:
         return current_world().is_main
 
-    def _beginning(self, batch: Any, world: World) -> Any:
-        """Samples that can fill up the last batch."""
-        return self._slice(batch, slice(0, world.size), size_of(batch), world)
-
     def _share(self, message: BatchMessage, filling: Any, world: World) -> Any:
         """This process's part of a batch."""
         batch = message.batch
@@ -120,7 +118,10 @@ class DataLoaderDispatcher(PreparedLoader):
             rounds = -(-(size * world.size - observed) // size_of(filling))
             batch = joined([batch, *[filling] * rounds])
         elif left:
-            _warn_of_samples_left_out(left, observed, world)
+            warn_user(
+                f"{left} of {observed} samples in a dispatched batch were left out, since they don't divide among "
+                f"{world.size} processes. Use batches whose size is a multiple of that."
+            )
         if message.is_last and size > 0:
             dealt = size * world.size
             self._last_step = LastStep(min(observed, dealt), dealt)
@@ -199,15 +200,10 @@ def _after(first: BatchMessage | None, others: Iterator[BatchMessage], skip: int
     if first is None:
         return iter(())
     if skip == 0:
-        return _chained(first, others)
+        return chain([first], others)
     for _ in islice(others, skip - 1):
         pass
     return others
-
-
-def _chained(first: BatchMessage, others: Iterator[BatchMessage]) -> Iterator[BatchMessage]:
-    yield first
-    yield from others
 
 
 def _concatenated(batches: list[Any]) -> Any:
@@ -221,10 +217,3 @@ def _concatenated(batches: list[Any]) -> Any:
             f"{len(batches)} of them ({error}). Pass dispatch_batches=False, so that each process fetches its own, or "
             "split_batches=True, so that each batch is cut into parts."
         ) from error
-
-
-def _warn_of_samples_left_out(left: int, observed: int, world: World) -> None:
-    warn_user(
-        f"{left} of {observed} samples in a dispatched batch were left out, since they don't divide among {world.size} "
-        "processes. Use batches whose size is a multiple of that."
-    )

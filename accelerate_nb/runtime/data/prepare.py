@@ -117,12 +117,10 @@ class _ProcessShare:
         if self.processes == 1:
             return loader_options
         name = "batch_sampler" if "batch_sampler" in loader_options else "sampler"
-        return {
-            **loader_options,
-            name: BatchSamplerShard(
-                loader_options[name], self.processes, self.index, self.split_batches, self.even_batches
-            ),
-        }
+        shard = BatchSamplerShard(
+            loader_options[name], self.processes, self.index, self.split_batches, self.even_batches
+        )
+        return {**loader_options, name: shard}
 
     def of_data(self, dataloader: DataLoader[Any]) -> tuple[Any, dict[str, Any]]:
         """A share of an iterable data set, with the arguments that cut it into batches."""

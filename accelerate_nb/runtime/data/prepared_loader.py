@@ -230,7 +230,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         warn_user(
             f"{last.repeated} of the {total} {unit} of this epoch were repeated ones, so that all processes have "
             "equally many (even_batches). `gather_for_metrics` leaves them out; a loader with drop_last=True leaves out what "
-            "does not divide instead. This warning comes once.",
+            "does not divide instead. This warning comes once."
         )
 
     @property
@@ -279,11 +279,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self._course.epoch = position["epoch"]
         if isinstance(sampler := get_sampler(self), SeedableRandomSampler) and position.get("seed") is not None:
             sampler.initial_seed = position["seed"]
-        self._course.pending = {
-            **position,
-            "batches": position["batches"] * position["stride"] // self.stride,
-            "stride": self.stride,
-        }
+        batches = position["batches"] * position["stride"] // self.stride
+        self._course.pending = {**position, "batches": batches, "stride": self.stride}
 
     def state_dict(self) -> dict[str, Any]:
         """The same as `position`, under the name that checkpoints of other libraries read."""

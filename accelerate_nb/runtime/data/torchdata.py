@@ -174,13 +174,9 @@ _KINDS: tuple[tuple[type, type], ...] = (
 )
 
 
+@cache
 def stateful(loader_class: type) -> type[Any]:
     """The class of loaders of this kind that are torchdata's too."""
-    return _stateful(loader_class)
-
-
-@cache
-def _stateful(loader_class: type) -> type:
     if issubclass(loader_class, StatefulDataLoader):
         return loader_class
     plain, twin = next((plain, twin) for plain, twin in _KINDS if issubclass(loader_class, plain))

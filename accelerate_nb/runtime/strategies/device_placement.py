@@ -29,7 +29,8 @@ def check_quantised(model: Module, device: torch.device) -> None:
     places = {str(device) for device in devices_of(model)}
     if not _is_quantised(model) or not places:
         return
-    if "disk" in places or ("cpu" in places and not _trains_on_cpu(device)):
+    is_away = "cpu" in places and not (device.type == "cpu" and is_bitsandbytes_multi_backend_available())
+    if "disk" in places or is_away:
         raise ConfigurationError(
             "You can't train a model that has been loaded in 8-bit or 4-bit precision with CPU or disk offload: its weights "
             f"lie on {', '.join(sorted(places))}. Load it with all of it on {device}; a newer bitsandbytes trains on a CPU too."
@@ -44,7 +45,3 @@ def check_quantised(model: Module, device: torch.device) -> None:
 
 def _is_quantised(model: Module) -> bool:
     return bool(getattr(model, "is_loaded_in_8bit", False) or getattr(model, "is_loaded_in_4bit", False))
-
-
-def _trains_on_cpu(device: torch.device) -> bool:
-    return device.type == "cpu" and is_bitsandbytes_multi_backend_available()

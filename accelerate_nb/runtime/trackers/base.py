@@ -128,8 +128,4 @@ class NullTracker(GeneralTracker):
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("_"):
             raise AttributeError(name)
-        return _nothing
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Do nothing."""
+        return lambda *_args, **_kwargs: None

@@ -50,7 +50,8 @@ class TensorBoardTracker(PackageTracker):
         import yaml
 
         kept = settings(values)
-        self.writer.add_hparams({name: _hyperparameter(value) for name, value in flat(kept)}, metric_dict={})
+        shown = {name: item if isinstance(item, (bool, int, float, str)) else str(item) for name, item in flat(kept)}
+        self.writer.add_hparams(shown, metric_dict={})
         self.writer.flush()
         folder = Path(self.logging_dir, str(time.time()))
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,10 +97,6 @@ def _writers() -> Any:
 
         return tensorboardX.SummaryWriter
     return tensorboard.SummaryWriter
-
-
-def _hyperparameter(value: Any) -> Any:
-    return value if isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def _numbers(values: dict[str, Any]) -> Any:

@@ -66,15 +66,12 @@ class AccumulationWindows:
         """The window of these models."""
         group = tuple(map(id, models))
         if group != self._group:
-            self._take_up(group)
+            if self._group is not None:
+                self._others[self._group] = self._current
+                # a checkpoint has one count, which is that of all groups
+                self._current = self._others.pop(group) if group in self._others else AccumulationWindow(self._begun_at)
+            self._group = group
         return self._current
-
-    def _take_up(self, group: tuple[int, ...]) -> None:
-        if self._group is not None:
-            self._others[self._group] = self._current
-            # a checkpoint has one count, which is that of all groups
-            self._current = self._others.pop(group) if group in self._others else AccumulationWindow(self._begun_at)
-        self._group = group
 
 
 class GradientState:

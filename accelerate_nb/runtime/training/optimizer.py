@@ -74,7 +74,8 @@ class AcceleratedOptimizer(Optimizer):
             if self._strategy is not None:
                 self._strategy.before_step(self)
             if self._before_first_step is not None:
-                self._check_first_step()
+                check, self._before_first_step = self._before_first_step, None
+                check(self)
             if self._is_plain:
                 self.optimizer.step(closure)
             else:
@@ -82,12 +83,6 @@ class AcceleratedOptimizer(Optimizer):
         if self._strategy is not None:
             self._strategy.stepped(self)
         self._asks.stepped()
-
-    def _check_first_step(self) -> None:
-        """Check the gradients before the first step."""
-        check, self._before_first_step = self._before_first_step, None
-        if check is not None:
-            check(self)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Throw the gradients away, if they are synchronised."""

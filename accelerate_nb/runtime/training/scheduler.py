@@ -54,13 +54,10 @@ class AcceleratedScheduler:
             if self.gradient_state.adjust_scheduler:
                 self.scheduler._step_count += 1
         elif not any(optimizer.step_was_skipped for optimizer in self.optimizers):
-            self._move(*args, **kwargs)
-
-    def _move(self, *args: Any, **kwargs: Any) -> None:
-        for _ in range(self._moves):
-            if not self.split_batches and self._is_over():
-                return
-            self.scheduler.step(*args, **kwargs)
+            for _ in range(self._moves):
+                if not self.split_batches and self._is_over():
+                    return
+                self.scheduler.step(*args, **kwargs)
 
     def _is_over(self) -> bool:
         """Whether a schedule of a known length is at its end: OneCycleLR refuses to go on, which an uneven last batch needs."""

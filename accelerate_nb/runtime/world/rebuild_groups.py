@@ -49,7 +49,8 @@ def rebuild_groups(name: str) -> int:
     new group. Groups that were made beside the default one are gone; returns how many.
     """
     parted = part()
-    store = _fresh_store()
+    # a connection of its own: a call that waited on the former one may have been cut off
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     use_store(store)
     fresh = dist.PrefixStore(f"accelerate_nb/renewed/{name}", store)
     if not reconnect_hosts(fresh):
@@ -102,11 +103,6 @@ def _end() -> None:
         dist.distributed_c10d._abort_process_group()
     else:
         dist.destroy_process_group()
-
-
-def _fresh_store() -> dist.Store:
-    """A connection of its own to the store: a call that waited on the former one may have been cut off."""
-    return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
 
 
 def _averaging() -> list[DistributedDataParallel]:

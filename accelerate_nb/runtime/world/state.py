@@ -185,9 +185,8 @@ class PartialState(ProcessMethods):
             return
         launcher_settings = LauncherSettings.read(os.environ)
         world = join(cpu=cpu or launcher_settings.cpu, **options)
-        self.__dict__ = (
-            self._shared_state
-        )  # a process that joins drops its former generation, and what its instances share
+        # a process that joins drops its former generation, and what its instances share
+        self.__dict__ = self._shared_state
         self.__dict__.update(_cpu=cpu or launcher_settings.cpu, debug=launcher_settings.debug, _world=world)
         self.fork_launched = parse_flag_from_env("FORK_LAUNCHED")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -107,10 +107,8 @@ class HostGroup:
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         options._timeout = self.timeout
-        gloo_device = (
-            gloo.create_default_device() if self.address is None else gloo.create_device(hostname=self.address)
-        )
-        options._devices = [gloo_device]
+        device = gloo.create_default_device() if self.address is None else gloo.create_device(hostname=self.address)
+        options._devices = [device]
         # not the default group, of which a process has one, however many of its threads are ranks
         self.group, self.store = gloo(store, rank, size, options), store
 
@@ -221,7 +219,7 @@ class Rendezvous:
             dist.init_process_group(**self._group_arguments(rank_place, device, store))
         connected = dist.is_available() and dist.is_initialized()
         backend = dist.get_backend() if connected else None
-        return World(rank_place.rank, rank_place.size, rank_place.local_rank, rank_place.local_size, device, backend)
+        return World(**asdict(rank_place), device=device, backend=backend)
 
     def _join_through_xla(
         self, environment: Mapping[str, str], store: Callable[[], dist.Store], connection: HostGroup | None
@@ -236,9 +234,7 @@ class Rendezvous:
             connection = HostGroup(self.timeout, xla.machine_address() if xla.is_among_machines(environment) else None)
             connection.connect(rank_place.rank, rank_place.size, store())
         backend = "xla" if rank_place.size > 1 else None
-        return XlaWorld(
-            rank_place.rank, rank_place.size, rank_place.local_rank, rank_place.local_size, device, backend, connection
-        )
+        return XlaWorld(**asdict(rank_place), device=device, backend=backend, connection=connection)
 
     def rendezvous(self) -> dist.Store:
         """The store of the processes' rendezvous, from `init_method` or the environment, else from torch_xla."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -48,7 +47,8 @@ class DeferredQueue:
         if not self._waiting:
             xla.before_sync(self.turn)
             background_tasks.begun(self.finish, self.salvage)
-        self._waiting.append(_DeferredValue(partial(_called_in, copy_context(), callback), mapped(_as_it_is, values)))
+        context = copy_context()
+        self._waiting.append(_DeferredValue(lambda item: context.run(callback, item), mapped(_as_it_is, values)))
 
     def turn(self) -> None:
         """The device is going to be given its pending work."""
@@ -97,10 +97,6 @@ _queue = RankLocal(DeferredQueue)
 def deferred_queue() -> DeferredQueue:
     """This rank's queue."""
     return _queue.get()
-
-
-def _called_in(context: Context, callback: Callable[[Any], None], values: Any) -> None:
-    context.run(callback, values)
 
 
 def _on_device(values: Any) -> list[Tensor]:

@@ -145,10 +145,8 @@ def _parts(tensors: Sequence[Tensor]) -> list[list[tuple[Tensor, Any]]]:
         return []
     model.wait_device_ops()
     extension = torch_xla._XLAC
-    parts, indices = (
-        extension._get_local_shards(list(tensors)),
-        extension._get_local_shard_replica_and_indices(list(tensors)),
-    )
+    parts = extension._get_local_shards(list(tensors))
+    indices = extension._get_local_shard_replica_and_indices(list(tensors))
     return [
         [(part, location) for (part, _), (_, location) in zip(item, locations, strict=True)]
         for item, locations in zip(parts, indices, strict=True)

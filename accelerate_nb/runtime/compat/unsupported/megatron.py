@@ -126,9 +126,7 @@ MODEL_CONFIGS_TO_MEGATRON_PARSERS = {
 
 @_unsupported
 def initialize(
-    accelerator: Any,
-    extra_args_provider: Callable[..., Any] | None = None,
-    args_defaults: dict[str, Any] | None = None,
+    accelerator: Any, extra_args_provider: Callable[..., Any] | None = None, args_defaults: dict[str, Any] | None = None
 ) -> Any: ...
 
 
