@@ -46,10 +46,8 @@ def entries(visible_devices: str | None, physical: int) -> tuple[str, ...]:
     """
     if visible_devices is None:
         return tuple(map(str, range(physical)))
-    named = itertools.takewhile(
-        lambda entry: _is_gpu(entry, physical), (part.strip() for part in visible_devices.split(","))
-    )
-    seen = tuple(named) if physical else ()
+    parts = (part.strip() for part in visible_devices.split(","))
+    seen = tuple(itertools.takewhile(lambda entry: _is_gpu(entry, physical), parts)) if physical else ()
     return seen if len(set(seen)) == len(seen) else ()
 
 

@@ -51,7 +51,8 @@ class HostGauge:
         machine = (seen.total - seen.available, seen.total)
         limited = (_memory(folder) for folder in _memory_groups(self._cgroups, self._membership))
         # a limit above the machine's own memory is none
-        return min((item for item in limited if item is not None and item[1] < seen.total), key=_left, default=machine)
+        below = (item for item in limited if item is not None and item[1] < seen.total)
+        return min(below, key=lambda memory: memory[1] - memory[0], default=machine)
 
     def _cpu(self) -> float:
         before, self._before = self._before, self._busy()
@@ -186,11 +187,6 @@ def _disk(folder: Path) -> tuple[int, int] | None:
     return disk.used, disk.used + disk.free
 
 
-def _left(memory: tuple[int, int]) -> int:
-    used, total = memory
-    return total - used
-
-
 def _memory_groups(cgroups: Path, membership: Path) -> Iterator[Path]:
     """The folders that may limit this process's memory, in either version of control groups."""
     groups = groups_of(membership)
@@ -221,11 +217,9 @@ def _cpu_seconds(cgroups: Path, membership: Path) -> float | None:
     except OSError:
         pass
     for controller in ("cpuacct", "cpu"):
+        folder = cgroups / controller / groups.get(controller, "/").lstrip("/")
         try:
-            return (
-                int((cgroups / controller / groups.get(controller, "/").lstrip("/") / "cpuacct.usage").read_text())
-                / 1e9
-            )
+            return int((folder / "cpuacct.usage").read_text()) / 1e9
         except (OSError, ValueError):
             continue
     return None

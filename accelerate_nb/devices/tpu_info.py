@@ -60,9 +60,8 @@ class TpuGauge:
         self._services = []
 
     def _cores(self) -> list[TpuCore]:
-        replies = [service.query() for service in self._services]
         known: dict[int, TpuCore] = {}
-        for reply in replies:
+        for reply in [service.query() for service in self._services]:
             for number, core in reply().items():
                 known.setdefault(number, core)
         return [core for _, core in sorted(known.items())]
@@ -80,10 +79,9 @@ class _RuntimeMetrics:
 
     def query(self) -> Any:
         """Send the requests; the returned function waits for the replies, each device under its number."""
-        names = (_USED, _TOTAL, _BUSY)
         futures = [
             self._stub.GetRuntimeMetric.future(self._messages.MetricRequest(metric_name=name), timeout=_TIMEOUT)
-            for name in names
+            for name in (_USED, _TOTAL, _BUSY)
         ]
         return lambda: cores(*map(self._reply, futures))
 

@@ -90,9 +90,17 @@ def detect_devices(
     versions = installation() if installed is None else installed
     device = environment.get("PJRT_DEVICE", "").upper().partition("_")[0]
     if not versions.torch_xla:
-        return XlaDevices("TPU", 0, trouble=_missing(environment)) if requests_tpu(environment) else None
+        trouble = (
+            f"{_asking(environment)} requests a TPU, but torch_xla, through which PyTorch computes on TPUs, is not installed. "
+            "pip install 'accelerate-nb[tpu]', or pass cpu=True."
+        )
+        return XlaDevices("TPU", 0, trouble=trouble) if requests_tpu(environment) else None
     if device not in {"", "TPU", "CPU"}:
-        return XlaDevices(device, 0, trouble=_not_offered(device))
+        trouble = (
+            f"PJRT_DEVICE={device} requests {device} devices of torch_xla, but TPU and CPU are what is offered through it. "
+            "Unset PJRT_DEVICE: GPUs are used without torch_xla."
+        )
+        return XlaDevices(device, 0, trouble=trouble)
     chips = tpu_chips(pci)
     if device != "CPU" and (chips or requests_tpu(environment)):
         return _tpu(environment, chips, versions)
@@ -239,14 +247,21 @@ def _tpu(environment: Mapping[str, str], chips: list[int], versions: XlaInstalla
     if trouble:
         return XlaDevices("TPU", 0, trouble=trouble)
     if not versions.libtpu:
-        return XlaDevices("TPU", 0, trouble=_no_libtpu())
+        trouble = (
+            "This machine's TPU was requested, but libtpu, torch_xla's driver of the chips, is not installed. "
+            "pip install 'torch_xla[tpu]', or pass cpu=True."
+        )
+        return XlaDevices("TPU", 0, trouble=trouble)
     shown = environment.get("TPU_VISIBLE_CHIPS") or environment.get("TPU_VISIBLE_DEVICES") or ""
     visible = len(shown.split(",")) if shown else len(chips)
     if visible not in {1, len(chips)}:
-        return XlaDevices("TPU", 0, trouble=_some_chips(shown, len(chips)))
-    ranks_per_process = max(chips)
+        trouble = (
+            f"TPU_VISIBLE_CHIPS={shown} shows some of this machine's {len(chips)} TPU chips, but torch_xla's processes find each "
+            "other on all of them only. Unset it, or name one chip."
+        )
+        return XlaDevices("TPU", 0, trouble=trouble)
     alone = visible < len(chips) or environment.get("TPU_NUM_DEVICES") == "1"
-    return XlaDevices("TPU", 1 if alone else sum(chips), 1 if alone else ranks_per_process)
+    return XlaDevices("TPU", 1 if alone else sum(chips), 1 if alone else max(chips))
 
 
 def _cpu(environment: Mapping[str, str], versions: XlaInstallation, *, requested: bool) -> XlaDevices:
@@ -254,20 +269,6 @@ def _cpu(environment: Mapping[str, str], versions: XlaInstallation, *, requested
         return XlaDevices("CPU", 0, requested=requested, trouble=trouble)
     count = int(environment.get("CPU_NUM_DEVICES") or 1)
     return XlaDevices("CPU", count, count, requested)
-
-
-def _missing(environment: Mapping[str, str]) -> str:
-    return (
-        f"{_asking(environment)} requests a TPU, but torch_xla, through which PyTorch computes on TPUs, is not installed. "
-        "pip install 'accelerate-nb[tpu]', or pass cpu=True."
-    )
-
-
-def _not_offered(device: str) -> str:
-    return (
-        f"PJRT_DEVICE={device} requests {device} devices of torch_xla, but TPU and CPU are what is offered through it. "
-        "Unset PJRT_DEVICE: GPUs are used without torch_xla."
-    )
 
 
 def _misfit(versions: XlaInstallation) -> str:
@@ -290,25 +291,11 @@ def _no_chip(environment: Mapping[str, str], chips: list[int]) -> str:
     )
 
 
-def _no_libtpu() -> str:
-    return (
-        "This machine's TPU was requested, but libtpu, torch_xla's driver of the chips, is not installed. "
-        "pip install 'torch_xla[tpu]', or pass cpu=True."
-    )
-
-
 def _no_number(environment: Mapping[str, str], name: str) -> str:
     value = environment.get(name, "")
     if not value or (value.isdecimal() and int(value)):
         return ""
     return f"{name}={value!r} is set in the environment, but is no number of devices. Set 1 or more, or unset it."
-
-
-def _some_chips(shown: str, chips: int) -> str:
-    return (
-        f"TPU_VISIBLE_CHIPS={shown} shows some of this machine's {chips} TPU chips, but torch_xla's processes find each other "
-        "on all of them only. Unset it, or name one chip."
-    )
 
 
 def _asking(environment: Mapping[str, str]) -> str:
