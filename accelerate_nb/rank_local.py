@@ -35,6 +35,10 @@ class RankLocal(Generic[T]):
             # two threads of one rank may get it at once, and get the same
             return objects.setdefault(self, self._make())  # type: ignore[no-any-return]
 
+    def set(self, value: T) -> None:
+        """Give this rank another object."""
+        _objects.get()[self] = value
+
 
 def alone() -> Context:
     """A context for another rank of this process: nothing that is a rank's own is shared with this one."""

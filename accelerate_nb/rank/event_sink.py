@@ -17,23 +17,17 @@ class EventSink(Protocol):
         """Pass the event on; never raises and never waits for a reader."""
 
 
-class _SinkHolder:
-    """A rank's outlet."""
-
-    outlet: EventSink | None = None
-
-
-_holder = RankLocal(_SinkHolder)
+_outlet: RankLocal[EventSink | None] = RankLocal(lambda: None)
 
 
 def connect(outlet: EventSink | None) -> None:
     """Send this rank's events to `outlet` from now on; `None` drops them."""
-    _holder.get().outlet = outlet
+    _outlet.set(outlet)
 
 
 def outlet() -> EventSink | None:
     """The rank's outlet, or `None` where nobody listens (a plain script)."""
-    return _holder.get().outlet
+    return _outlet.get()
 
 
 def emit(event: Event) -> None:

@@ -56,20 +56,14 @@ class Lockstep:
                 )
 
 
-class _LockstepHolder:
-    """A rank's lockstep."""
-
-    lockstep: Lockstep | None = None
-
-
-_holder = RankLocal(_LockstepHolder)
+_lockstep: RankLocal[Lockstep | None] = RankLocal(lambda: None)
 
 
 def keep(lockstep: Lockstep | None) -> None:
     """Have this rank pass its steps together with the others that keep the same."""
-    _holder.get().lockstep = lockstep
+    _lockstep.set(lockstep)
 
 
 def lockstep() -> Lockstep | None:
     """This rank's lockstep with others of its process; `None` where it need not wait for any."""
-    return _holder.get().lockstep
+    return _lockstep.get()

@@ -11,7 +11,7 @@ from typing import Any
 from accelerate_nb.rank_local import RankLocal
 
 _NAME = "__main__"
-_main_modules: RankLocal[list[ModuleType]] = RankLocal(lambda: [ModuleType(_NAME)])
+_main_module = RankLocal(lambda: ModuleType(_NAME))
 
 
 class _RankMainModule(ModuleType):
@@ -25,19 +25,19 @@ class _RankMainModule(ModuleType):
 
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]  # an attribute there
-        return vars(_main_modules.get()[0])
+        return vars(_main_module.get())
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(_main_modules.get()[0], name)
+        return getattr(_main_module.get(), name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        setattr(_main_modules.get()[0], name, value)
+        setattr(_main_module.get(), name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(_main_modules.get()[0], name)
+        delattr(_main_module.get(), name)
 
     def __dir__(self) -> list[str]:
-        return dir(_main_modules.get()[0])
+        return dir(_main_module.get())
 
 
 def is_of_main(value: Any) -> bool:
@@ -56,7 +56,7 @@ def become_main(module: ModuleType) -> None:
     if threading.current_thread() is threading.main_thread():
         sys.modules[_NAME] = module
         return
-    _main_modules.get()[0] = module
+    _main_module.set(module)
     if not isinstance(sys.modules[_NAME], _RankMainModule):
         sys.modules[_NAME] = _RankMainModule()
 

@@ -81,22 +81,16 @@ def try_send(sock: socket.socket, message: Mapping[str, Any], descriptors: Seque
     return True
 
 
-class _ChannelHolder:
-    """A rank's inbox."""
-
-    inbox: ControlChannel | None = None
-
-
-_holder = RankLocal(_ChannelHolder)
+_inbox: RankLocal[ControlChannel | None] = RankLocal(lambda: None)
 
 
 def connect(inbox: ControlChannel | None) -> None:
     """Make this the process's inbox; processes that it forks have none, since the thread stays here."""
-    _holder.get().inbox = inbox
+    _inbox.set(inbox)
     if inbox is not None:
         os.register_at_fork(after_in_child=lambda: connect(None))
 
 
 def current_inbox() -> ControlChannel | None:
     """The process's inbox; `None` where there is no kernel."""
-    return _holder.get().inbox
+    return _inbox.get()

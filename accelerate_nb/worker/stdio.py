@@ -34,16 +34,16 @@ class RankStream(io.TextIOBase):
     """A standard stream of a process whose ranks are threads: what is written to it goes to the pipe of the rank that writes."""
 
     def __init__(self, first: TextIO) -> None:
-        self._streams: RankLocal[list[TextIO]] = RankLocal(lambda: [first])
+        self._stream: RankLocal[TextIO] = RankLocal(lambda: first)
 
     @property
     def stream(self) -> TextIO:
         """The stream of the current rank; that of the process's first rank where no rank does, as compiled code's is."""
-        return self._streams.get()[0]
+        return self._stream.get()
 
     def lead(self, descriptor: int) -> None:
         """Send what this rank writes to its own pipe from now on."""
-        self._streams.get()[0] = _stream(descriptor)
+        self._stream.set(_stream(descriptor))
 
     # methods that the base class has already, so that __getattr__ is not called for them
 
