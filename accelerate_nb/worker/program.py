@@ -131,7 +131,9 @@ class ScriptFunction:
         module = self.of.imported(arguments)
         function = getattr(module, self.function, None)
         if not callable(function):
-            there = ", ".join(sorted(name for name, value in vars(module).items() if _is_defined_in(value, module)))
+            callables = {name: value for name, value in vars(module).items() if callable(value)}
+            own = (name for name, value in callables.items() if getattr(value, "__module__", None) == module.__name__)
+            there = ", ".join(sorted(own))
             raise ConfigurationError(
                 f"The function {self.function} of {self.name} was to be called, and there is none of that name. "
                 f"{f'Name another (it has {there})' if there else 'Define it there'}, or leave --main-training-function out."
@@ -291,10 +293,6 @@ def _load(name: str, path: str) -> ModuleType:
             sys.modules[name] = before
         raise
     return module
-
-
-def _is_defined_in(value: Any, module: ModuleType) -> bool:
-    return callable(value) and getattr(value, "__module__", None) == module.__name__
 
 
 def _run_spec(spec: ModuleSpec | None, name: str) -> None:

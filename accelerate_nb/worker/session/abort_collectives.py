@@ -9,8 +9,6 @@ import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-_TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-
 
 def cut_connections(others: Collection[int], *, store_port: int) -> None:
     """
@@ -85,9 +83,9 @@ def _inodes(pids: Collection[int]) -> set[str] | None:
 
 def _inode_at(local: int, remote: int) -> str | None:
     """The socket between these two ports of this machine (proc(5): columns are local and remote address, and the tenth is the inode)."""
-    for table in _TCP:
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
-            for line in table.read_text().splitlines()[1:]:
+            for line in Path(table).read_text().splitlines()[1:]:
                 columns = line.split()
                 if (_port(columns[1]), _port(columns[2])) == (local, remote):
                     return columns[9]

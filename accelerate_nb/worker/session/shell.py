@@ -95,21 +95,14 @@ class WorkerShell(InteractiveShell):
         python: str = super().transform_cell(raw_cell)  # type: ignore[no-untyped-call]  # IPython's own
         return "\n" * above + python
 
-    def showtraceback(self, *_: Any, **__: Any) -> None:
+    def _show_nothing(self, *_: Any, **__: Any) -> None:
         """The kernel shows the failure."""
 
-    def showsyntaxerror(self, *_: Any, **__: Any) -> None:
-        """The kernel shows the failure."""
-
-    def showindentationerror(self) -> None:
-        """The kernel shows the failure."""
+    showtraceback = showsyntaxerror = showindentationerror = show_usage_error = _show_nothing
 
     def _format_exception_for_storage(self, exception: BaseException, *_: Any, **__: Any) -> dict[str, Any]:
         # IPython's own reads and colours the sources of every frame, for a history that nobody reads: seconds, in torch
         return {"ename": type(exception).__name__, "evalue": "", "traceback": []}
-
-    def show_usage_error(self, exc: Exception) -> None:
-        """The kernel shows the failure."""
 
     def ask_exit(self) -> None:
         """`exit` ends a cell's run nowhere; the session is ended in the notebook."""

@@ -232,8 +232,10 @@ class TaskLoop:
 
     def _failed(self, error: BaseException) -> TaskReply:
         sources = self._sources()
-        _name_cell(error, sources)
-        frames = _frames(error)
+        if isinstance(error, SyntaxError) and error.filename is not None and error.filename in sources.numbers:
+            # it holds a file name of its own
+            error.filename = sources.name(error.filename)
+        frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
         failure = failure_of(error.with_traceback(_below(error.__traceback__, sources)), self._rank, sources)
         _clear_frames(error)
         in_collective = any(part in frame for frame in frames for part in _COLLECTIVE)
@@ -280,20 +282,6 @@ def _names(shell: Any) -> tuple[str, ...]:
     """The person's variables."""
     names = list(shell.user_ns)
     return tuple(sorted(name for name in names if not name.startswith("_") and name not in shell.user_ns_hidden))
-
-
-def _name_cell(error: BaseException, sources: CellSources) -> None:
-    """Name the cell in a syntax error, which holds a file name of its own."""
-    if isinstance(error, SyntaxError) and error.filename is not None and error.filename in sources.numbers:
-        error.filename = sources.name(error.filename)
-
-
-def _frames(error: BaseException) -> list[str]:
-    found, trace = [], error.__traceback__
-    while trace is not None:
-        found.append(trace.tb_frame.f_code.co_filename)
-        trace = trace.tb_next
-    return found
 
 
 def _clear_frames(error: BaseException) -> None:
