@@ -108,7 +108,7 @@ class Supervisor:
         if any(not group.is_stopping for group in running):
             return None
         if self._prefork_pool.are_missing() and not self._wanted:
-            return self._add_prefork
+            return lambda: self._prefork_pool.add(self._forget)
         if running:
             return None
         if self._wanted:
@@ -124,9 +124,6 @@ class Supervisor:
     def _load_late(self) -> None:
         self._wanted.extend(self._after_run)
         self._after_run.clear()
-
-    def _add_prefork(self) -> None:
-        self._prefork_pool.add(self._forget)
 
     def _load_next(self) -> None:
         """Load one more module, so that a launch never waits for many."""
