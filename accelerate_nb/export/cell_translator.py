@@ -62,15 +62,8 @@ class NotebookTranslation:
 
     def problems(self) -> list[tuple[int, Remark]]:
         """Problems that prevent an export, with the numbers of the cells, in the order of the lines."""
-        return sorted(
-            [
-                *self._remarks(self.ranks.problems, "problems"),
-                *self._second_parameters(),
-                *self._past_results(),
-                *self._magics_like_python(),
-            ],
-            key=_position,
-        )
+        found = [*self._remarks(self.ranks.problems, "problems"), *self._second_parameters()]
+        return sorted([*found, *self._past_results(), *self._magics_like_python()], key=_position)
 
     def _remarks(self, of_ranks: Iterable[tuple[int, Remark]], name: str) -> Iterator[tuple[int, Remark]]:
         yield from of_ranks
@@ -80,10 +73,8 @@ class NotebookTranslation:
     def _second_parameters(self) -> Iterator[tuple[int, Remark]]:
         tagged = [number for number, cell in self.cells.items() if TAG in cell.cell.tags]
         for number in tagged[1:]:
-            yield (
-                number,
-                Remark(1, f"cell {tagged[0]} is tagged `{TAG}` already; a script has its options from one cell."),
-            )
+            text = f"cell {tagged[0]} is tagged `{TAG}` already; a script has its options from one cell."
+            yield number, Remark(1, text)
 
     def _past_results(self) -> Iterator[tuple[int, Remark]]:
         sound = [cell for cell in self.cells.values() if not cell.plain.problems]

@@ -43,7 +43,8 @@ class DefinitionFinder:
 
     def only_define(self, nodes: Sequence[ast.stmt], *, shown: ast.stmt | None = None) -> bool:
         """Whether these statements, which stand on the same lines, all define; they are remembered."""
-        defines = all(node is not shown and _defines(node) for node in nodes) and not self._needs_guarded(nodes)
+        needed = looked_up(nodes) | set(self._within(called(nodes)))
+        defines = all(node is not shown and _defines(node) for node in nodes) and self.guarded.isdisjoint(needed)
         names = bound(nodes)
         self.guarded = self.guarded - names if defines else self.guarded | names
         for node in nodes:
@@ -54,9 +55,6 @@ class DefinitionFinder:
     def define_again(self, nodes: Iterable[ast.stmt]) -> None:
         """These statements are run for everyone after all."""
         self.guarded -= bound(nodes)
-
-    def _needs_guarded(self, nodes: Sequence[ast.stmt]) -> bool:
-        return not self.guarded.isdisjoint(looked_up(nodes) | set(self._within(called(nodes))))
 
     def _within(self, names: Iterable[str]) -> Iterator[str]:
         """The names that these functions, and the functions that they call, look up when they are called."""
@@ -78,7 +76,8 @@ def _defines(node: ast.stmt) -> bool:
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
     if isinstance(node, ast.If):
-        return _is_at_hand(node.test) and not _reads_dunder_name(node.test) and _all_define(node.body, node.orelse)
+        is_guard = any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node.test))
+        return _is_at_hand(node.test) and not is_guard and _all_define(node.body, node.orelse)
     if isinstance(node, ast.Try):
         handlers = [handler.body for handler in node.handlers]
         return _all_define(node.body, *handlers, node.orelse, node.finalbody)
@@ -97,10 +96,9 @@ def _is_name(target: ast.expr) -> bool:
 
 def _is_at_hand(value: ast.expr) -> bool:
     """Whether a value takes no work to make."""
-    parts = list(_parts(value))
-    calls = [part for part in parts if isinstance(part, ast.Call)]
-    return not any(isinstance(part, _WORK) for part in parts) and all(
-        ast.unparse(call.func) in _MAKERS for call in calls
+    return not any(
+        isinstance(part, _WORK) or (isinstance(part, ast.Call) and ast.unparse(part.func) not in _MAKERS)
+        for part in _parts(value)
     )
 
 
@@ -109,7 +107,3 @@ def _parts(node: ast.AST) -> Iterator[ast.AST]:
     children = node.args.defaults if isinstance(node, ast.Lambda) else ast.iter_child_nodes(node)
     for child in children:
         yield from _parts(child)
-
-
-def _reads_dunder_name(test: ast.expr) -> bool:
-    return any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(test))

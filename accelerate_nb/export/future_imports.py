@@ -23,9 +23,8 @@ def hoisted(source: str) -> HoistedImports:
     >>> hoisted("from __future__ import annotations").source
     '# from __future__ import annotations'
     """
-    found = [
-        node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom) and node.module == "__future__"
-    ]
+    imports = (node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom))
+    found = [node for node in imports if node.module == "__future__"]
     edits = [edit for node in found for edit in _without(node, source.split("\n"))]
     return HoistedImports(edited(source, edits), tuple(alias.name for node in found for alias in node.names))
 

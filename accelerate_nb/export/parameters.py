@@ -88,9 +88,8 @@ def _clashes(source: str, found: dict[str, Parameter]) -> Iterator[Remark]:
         flag = name.replace("_", "-").strip("-") or name
         other = flags.get(flag.removeprefix("no-"), "")
         if flag == _TAKEN:
-            yield Remark(
-                first[name], "`--help` lists the options, so it can be none of them; give `help` another name."
-            )
+            text = "`--help` lists the options, so it can be none of them; give `help` another name."
+            yield Remark(first[name], text)
         elif flags[flag] != name:
             yield Remark(first[name], f"`{name}` and `{flags[flag]}` would be the same option; rename one.")
         elif flag.startswith("no-") and other and found[other].type.startswith("bool"):
@@ -157,12 +156,8 @@ def _annotated(annotation: ast.expr, literal: str) -> tuple[str, str]:
         return _annotated(ast.parse(annotation.value, mode="eval").body, literal)
     name, arguments = _subscript(annotation)
     if name == "Annotated" and arguments:
-        texts = [
-            argument.value
-            for argument in arguments[1:]
-            if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
-        ]
-        return _annotated(arguments[0], literal)[0], next(iter(texts), "")
+        constants = (argument.value for argument in arguments[1:] if isinstance(argument, ast.Constant))
+        return _annotated(arguments[0], literal)[0], next((text for text in constants if isinstance(text, str)), "")
     if name == "Final":
         return _annotated(arguments[0], literal) if arguments else (literal, "")
     spelled = _spelled(annotation)
@@ -196,11 +191,8 @@ def _optional(name: str, arguments: Sequence[ast.expr], annotation: ast.expr) ->
 
 
 def _element(arguments: Sequence[ast.expr]) -> str | None:
-    types = {
-        _spelled(argument)
-        for argument in arguments
-        if not (isinstance(argument, ast.Constant) and argument.value is ...)
-    }
+    ellipsis = [argument for argument in arguments if isinstance(argument, ast.Constant) and argument.value is ...]
+    types = {_spelled(argument) for argument in arguments if argument not in ellipsis}
     common = next(iter(types), "str")
     return common if len(types) <= 1 and common in _SCALARS else None
 

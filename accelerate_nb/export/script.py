@@ -52,7 +52,8 @@ def as_script(notebook: Notebook, export_options: ExportOptions = ExportOptions(
     >>> as_script(read("train.ipynb")).text
     """
     name = re.sub(r"[\x00-\x1f\x7f\u2028\u2029]", "?", notebook.path.name)
-    cells = tuple(_trimmed(cell) for cell in notebook.cells if not cell.tags & _NOT_IN_SCRIPTS)
+    kept = (cell for cell in notebook.cells if not cell.tags & _NOT_IN_SCRIPTS)
+    cells = tuple(replace(cell, source=cell.source.rstrip()) for cell in kept)
     translation = translated(cells, export_options)
     if problems := translation.problems():
         raise ExportError(_refusal(name, problems))
@@ -60,11 +61,6 @@ def as_script(notebook: Notebook, export_options: ExportOptions = ExportOptions(
     _check(text, name)
     parameters = next((item.parameters for item in translation.cells.values() if item.parameters), ())
     return ExportedScript(text, tuple(_described(name, translation.notes())), parameters)
-
-
-def _trimmed(cell: NotebookCell) -> NotebookCell:
-    """Without the empty lines at its end."""
-    return replace(cell, source=cell.source.rstrip())
 
 
 def _refusal(name: str, problems: Sequence[tuple[int, Remark]]) -> str:

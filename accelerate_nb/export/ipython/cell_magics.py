@@ -91,9 +91,8 @@ def _capture(call: MagicCall, lines: list[str]) -> CellMagicCode | Replacement:
         return _as_it_is(call, inner)
     words = call.text.split()
     names = [word for word in words if word.isidentifier()]
-    arguments = ", ".join(
-        f"{word[5:]}=False" for word in words if word in {"--no-stdout", "--no-stderr", "--no-display"}
-    )
+    flags = [word for word in words if word in {"--no-stdout", "--no-stderr", "--no-display"}]
+    arguments = ", ".join(f"{flag[5:]}=False" for flag in flags)
     target = f" as {names[0]}" if names else ""
     below = indented(inner.source).split("\n")
     return CellMagicCode(f"with capture_output({arguments}){target}:", below, (CAPTURE, *inner.imports), inner.notes)
@@ -172,11 +171,7 @@ class UntranslatableCode(Exception):  # noqa: N818 - no error of the program
 
 def _with_text(opening: str, lines: list[str], closing: str, imports: tuple[str, ...]) -> CellMagicCode:
     mark, below = as_text(lines)
-    return CellMagicCode(opening + mark, _closed(below, closing), tuple(dict.fromkeys(imports)))
-
-
-def _closed(lines: Sequence[str], closing: str) -> list[str]:
-    return [*lines[:-1], lines[-1] + closing]
+    return CellMagicCode(opening + mark, [*below[:-1], below[-1] + closing], tuple(dict.fromkeys(imports)))
 
 
 def _script_options(words: list[str]) -> tuple[dict[str, str], list[str]]:

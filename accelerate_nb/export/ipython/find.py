@@ -149,18 +149,14 @@ def ipython_calls(tree: ast.Module, source: str) -> Iterator[SyntaxPiece]:
         if not isinstance(node, (ast.Expr, ast.Assign)) or node.lineno != node.end_lineno:
             continue
         value, line = node.value, lines[node.lineno - 1].encode()
-        before, text, after = (
-            line[: value.col_offset],
-            line[value.col_offset : value.end_col_offset],
-            line[value.end_col_offset :],
-        )
-        call = _call(text.decode())
+        before, after = line[: value.col_offset].decode(), line[value.end_col_offset :].decode()
+        call = _call(line[value.col_offset : value.end_col_offset].decode())
         if call is None:
             continue
         name, rest = call.name, call.text
         if call.kind == "line" and not name:
             name, _, rest = rest.lstrip("%").partition(" ")
-        yield SyntaxPiece(node.lineno, node.lineno, before.decode(), call.kind, name, rest, after.decode())
+        yield SyntaxPiece(node.lineno, node.lineno, before, call.kind, name, rest, after)
 
 
 def _cleaned(lines: Sequence[str]) -> list[str]:
@@ -201,9 +197,8 @@ def _step(transformers: Sequence[Any], lines: list[str]) -> tuple[int, int, list
     from IPython.core.inputtransformer2 import make_tokens_by_line
 
     tokens = make_tokens_by_line(lines)
-    for item in sorted(
-        filter(None, (transformer.find(tokens) for transformer in transformers)), key=lambda item: item.sortby()
-    ):
+    found = filter(None, (transformer.find(tokens) for transformer in transformers))
+    for item in sorted(found, key=lambda item: item.sortby()):
         try:
             return item.start_line, item.start_col, item.transform(lines)
         except SyntaxError:

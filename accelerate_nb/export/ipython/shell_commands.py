@@ -19,14 +19,9 @@ from accelerate_nb.export.ipython.replacements import (
 _ONLY_CD = re.compile(r"\s*cd\b[^&|;\n]*")
 # IPython's own short names for commands, on Linux.
 ALIASES = {
-    "cat": "cat",
-    "cp": "cp",
+    **{name: name for name in ("cat", "cp", "mkdir", "mv", "rm", "rmdir")},
     "ll": "ls -F -o --color",
     "ls": "ls -F --color",
-    "mkdir": "mkdir",
-    "mv": "mv",
-    "rm": "rm",
-    "rmdir": "rmdir",
 }
 
 
@@ -80,9 +75,8 @@ def folder(call: MagicCall) -> Replacement:
     if re.match(r"-b\b", words):
         return through_ipython(call)
     if re.match(r"-\d|--", words):
-        return Replacement(
-            problem=f"%cd {words} needs IPython's history of folders, which a script does not have. Name the folder."
-        )
+        problem = f"%cd {words} needs IPython's history of folders, which a script does not have. Name the folder."
+        return Replacement(problem=problem)
     last = ", quiet=True" if quiet else ""
     if not words:
         return Replacement(f"nb_shell.cd({last[2:]})", (SHELL,))

@@ -93,9 +93,8 @@ def _lines(
     notes: list[Remark] = []
     problems: list[Remark] = []
     for call in calls:
-        replacement = _replacement(
-            call, _magic_call(call.name, call.text, export_options, on_ranks=on_ranks, call=call)
-        )
+        magic_call = _magic_call(call.name, call.text, export_options, on_ranks=on_ranks, call=call)
+        replacement = _replacement(call, magic_call)
         imports += replacement.imports
         if replacement.note:
             notes.append(Remark(call.first, replacement.note))
@@ -168,10 +167,7 @@ def _wrong_python(source: str) -> Iterator[Remark]:
         line = (error.text or "").strip()
         word = re.match(r"\w+", line)
         suggestion = f" `{word[0]}` is a magic: write `%{line}`." if word and word[0] in line_magics.known() else ""
-        yield Remark(error.lineno or 1, f"`{_short(line)}` is no Python: {error.msg.rstrip('.?')}.{suggestion}")
+        short = line if len(line) <= _WIDEST else f"{line[: _WIDEST - 3]}..."
+        yield Remark(error.lineno or 1, f"`{short}` is no Python: {error.msg.rstrip('.?')}.{suggestion}")
     except ValueError as error:
         yield Remark(1, f"the cell is no Python: {error}.")
-
-
-def _short(line: str) -> str:
-    return line if len(line) <= _WIDEST else f"{line[: _WIDEST - 3]}..."

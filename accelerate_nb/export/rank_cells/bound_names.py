@@ -16,26 +16,17 @@ def bound(nodes: Iterable[ast.AST]) -> set[str]:
     >>> sorted(bound(ast.parse("import os.path; x, y = 1, [z for z in ()]").body))
     ['os', 'x', 'y']
     """
-    found = _BoundNames()
-    for node in nodes:
-        found.visit(node)
-    return found.names
+    return _BoundNames(nodes).names
 
 
 def looked_up(nodes: Iterable[ast.AST]) -> set[str]:
     """The names that these statements need at the time at which they run."""
-    found = _ReadNames()
-    for node in nodes:
-        found.visit(node)
-    return found.names
+    return _ReadNames(nodes).names
 
 
 def called(nodes: Iterable[ast.AST]) -> set[str]:
     """The names among those that `looked_up` finds that are called, or decorate something."""
-    found = _ReadNames()
-    for node in nodes:
-        found.visit(node)
-    return found.called
+    return _ReadNames(nodes).called
 
 
 def mentioned(node: ast.AST) -> set[str]:
@@ -44,7 +35,13 @@ def mentioned(node: ast.AST) -> set[str]:
 
 
 class _ModuleScopeVisitor(ast.NodeVisitor):
-    """Visits what runs with the statement itself."""
+    """Visits what runs with the statements themselves."""
+
+    def __init__(self, nodes: Iterable[ast.AST]) -> None:
+        self.names: set[str] = set()
+        self.called: set[str] = set()
+        for node in nodes:
+            self.visit(node)
 
     def _visit_function(self, node: Function) -> None:
         for child in (*getattr(node, "decorator_list", ()), *node.args.defaults, *filter(None, node.args.kw_defaults)):
@@ -61,16 +58,11 @@ class _ModuleScopeVisitor(ast.NodeVisitor):
 
 
 class _BoundNames(_ModuleScopeVisitor):
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+    def _visit_definition(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self.names.add(node.name)
         self._visit_function(node)
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        self.names.add(node.name)
-        self._visit_function(node)
+    visit_FunctionDef = visit_AsyncFunctionDef = _visit_definition  # noqa: N815 - the names that `ast` calls
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self.names.add(node.name)
@@ -89,31 +81,16 @@ class _BoundNames(_ModuleScopeVisitor):
         for child in (node.iter, *node.ifs):
             self.visit(child)
 
-    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
-        self._add(node.name)
-        self.generic_visit(node)
-
-    def visit_MatchAs(self, node: ast.MatchAs) -> None:
-        self._add(node.name)
-        self.generic_visit(node)
-
-    def visit_MatchStar(self, node: ast.MatchStar) -> None:
-        self._add(node.name)
-
-    def visit_MatchMapping(self, node: ast.MatchMapping) -> None:
-        self._add(node.rest)
-        self.generic_visit(node)
-
-    def _add(self, name: str | None) -> None:
+    def _visit_named(self, node: ast.ExceptHandler | ast.MatchAs | ast.MatchStar | ast.MatchMapping) -> None:
+        name = node.rest if isinstance(node, ast.MatchMapping) else node.name
         if name is not None:
             self.names.add(name)
+        self.generic_visit(node)
+
+    visit_ExceptHandler = visit_MatchAs = visit_MatchStar = visit_MatchMapping = _visit_named  # noqa: N815 - as above
 
 
 class _ReadNames(_ModuleScopeVisitor):
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-        self.called: set[str] = set()
-
     def _visit_function(self, node: Function) -> None:
         super()._visit_function(node)
         self.called |= _names(getattr(node, "decorator_list", ()))

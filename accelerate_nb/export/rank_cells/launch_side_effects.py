@@ -80,14 +80,11 @@ def kept_changes(cells: Iterable[tuple[int, ast.Module]]) -> Iterator[tuple[int,
     for launch, names in followed.read.items():
         listed = ", ".join(f"`{name}`" for name in sorted(names))
         where = " and ".join(f"cell {number}" for number in sorted(set(names.values())))
-        yield (
-            launch.cell,
-            Remark(
-                launch.line,
-                f"`{launch.function}` changes {listed}, read again in {where}. Under accelerate-nb launch and torchrun the change "
-                "stays, in a notebook only the processes see it: make it in the function, or return what is needed.",
-            ),
+        text = (
+            f"`{launch.function}` changes {listed}, read again in {where}. Under accelerate-nb launch and torchrun the change "
+            "stays, in a notebook only the processes see it: make it in the function, or return what is needed."
         )
+        yield launch.cell, Remark(launch.line, text)
 
 
 def _in_order(body: Sequence[ast.stmt]) -> Iterator[ast.stmt | ast.expr]:

@@ -124,7 +124,8 @@ class ConflictFinder(StatementWalker):
             self._refuse(name, side, line, None, script)
         else:
             other = f"{_WHO[side]} did not have it: {_origin(script, None)}"
-            self._note(line, name, f"{name} is read here, and {other}. The script has one {name} for both.")
+            text = f"{name} is read here, and {other}. The script has one {name} for both."
+            self._report(self.notes, line, name, text)
 
     def _read_deferred(self, deferred: DeferredUse, through: str, line: int) -> None:
         bound_value = deferred.sent or self._names.of(deferred.side).get(deferred.name)
@@ -134,11 +135,8 @@ class ConflictFinder(StatementWalker):
         if not bound_value.is_same(script) and not self._restore(deferred.name, deferred.side, bound_value):
             self._refuse(deferred.name, deferred.side, line, bound_value, script, through)
         elif deferred.writes:
-            self._now(
-                deferred.name,
-                replace(bound_value, cell=self._cell, side=deferred.side, key=None, doing="changed"),
-                deferred.side,
-            )
+            changed = replace(bound_value, cell=self._cell, side=deferred.side, key=None, doing="changed")
+            self._now(deferred.name, changed, deferred.side)
 
     def _restore(self, name: str, side: Side, bound_value: BoundValue) -> bool:
         """Whether a rank's value that a pull has covered can be had again from the cell's first line on."""
@@ -163,12 +161,10 @@ class ConflictFinder(StatementWalker):
         where = f"{name} is read here by {_WHO[side]}" + (f" (in {through})" if through not in {None, name} else "")
         had = "which have Python's own" if bound_value is None else f"where {_origin(bound_value, side)}"
         other = f"it was deleted by {_WHO[_OTHER[side]]}" if script is None else _origin(script, None)
-        suggestion = (
-            "Pull it again, or rename" if bound_value is not None and bound_value.doing == "pulled" else "Rename"
-        )
-        self._problem(
-            line, name, f"{where}, {had}. A script has one {name} for both, and {other}. {suggestion} one of them."
-        )
+        was_pulled = bound_value is not None and bound_value.doing == "pulled"
+        suggestion = "Pull it again, or rename" if was_pulled else "Rename"
+        text = f"{where}, {had}. A script has one {name} for both, and {other}. {suggestion} one of them."
+        self._report(self.problems, line, name, text)
 
     # ------------------------------------------------------------------------------------------------------ binding
 
@@ -177,12 +173,8 @@ class ConflictFinder(StatementWalker):
         for name in names:
             for side in self._sides:
                 bound_names = self._names.of(side)
-                handed = [
-                    deferred
-                    for item in read
-                    if (value := bound_names.get(item)) is not None
-                    for deferred in value.deferred
-                ]
+                values = (bound_names[item] for item in read if item in bound_names)
+                handed = [deferred for value in values for deferred in value.deferred]
                 made = [DeferredUse(item, side) for item in sorted(usage.deferred)]
                 made += [DeferredUse(item, side, writes=True) for item in sorted(usage.written_in_functions)]
                 before = bound_names.get(name)
@@ -215,12 +207,9 @@ class ConflictFinder(StatementWalker):
             side = self._sides[0]
             bound_value, other = self._names.of(side).get(name), self._names.of(_OTHER[side]).get(name)
             # what both change, both have changed
-            if (
-                bound_value is not None
-                and len(self._sides) == 1
-                and not bound_value.is_module()
-                and bound_value.is_same(other)
-            ):
+            if bound_value is None or len(self._sides) > 1 or bound_value.is_module():
+                continue
+            if bound_value.is_same(other):
                 self._now(name, replace(bound_value, cell=self._cell, side=side, key=None, doing="changed"), side)
 
     def _joined(self, ends: Sequence[NameTable]) -> NameTable:
@@ -228,17 +217,14 @@ class ConflictFinder(StatementWalker):
         joined = NameTable()
         for name in {name for end in ends for names in (end.notebook, end.ranks, end.script) for name in names}:
             scripts = [end.script.get(name) for end in ends]
-            script = self._common(scripts)
-            if script is not None:
+            if (script := self._common(scripts)) is not None:
                 joined.script[name] = script
             for side in _OTHER:
                 bound_values = [end.of(side).get(name) for end in ends]
-                bound_value = self._common(bound_values)
-                if bound_value is None:
+                if (bound_value := self._common(bound_values)) is None:
                     continue
-                agree = all(
-                    item is None or item.is_same(other) for item, other in zip(bound_values, scripts, strict=True)
-                )
+                both = zip(bound_values, scripts, strict=True)
+                agree = all(item is None or item.is_same(other) for item, other in both)
                 if agree and script is not None and not bound_value.is_same(script):
                     bound_value = replace(bound_value, key=script.key)
                 joined.of(side)[name] = bound_value
@@ -325,15 +311,11 @@ class ConflictFinder(StatementWalker):
 
     # -------------------------------------------------------------------------------------------------------- telling
 
-    def _problem(self, line: int, name: str, text: str) -> None:
+    def _report(self, found: list[ConflictFound], line: int, name: str, text: str) -> None:
+        """Add a finding to the problems or the notes; of each name in a cell, the first is reported."""
         if (self._cell, name) not in self._reported:
             self._reported.add((self._cell, name))
-            self.problems.append(ConflictFound(self._cell, line, text))
-
-    def _note(self, line: int, name: str, text: str) -> None:
-        if (self._cell, name) not in self._reported:
-            self._reported.add((self._cell, name))
-            self.notes.append(ConflictFound(self._cell, line, text))
+            found.append(ConflictFound(self._cell, line, text))
 
 
 def _origin(value: BoundValue, known: Side | None) -> str:

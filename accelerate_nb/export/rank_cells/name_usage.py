@@ -69,7 +69,7 @@ def usage_of(node: ast.stmt | ast.expr) -> NameUsage:
         changed=frozenset() if defines else changed,
         deferred=frozenset(used.deferred),
         written_in_functions=frozenset(used.written_in_functions | (changed & used.deferred)),
-        everything=_imports_everything(statement),
+        everything=isinstance(statement, ast.ImportFrom) and any(alias.name == "*" for alias in statement.names),
         keys=tuple(_keys(statement)),
     )
 
@@ -136,28 +136,21 @@ def _changed(node: ast.AST) -> Iterator[str]:
 
 
 def _changed_by(call: ast.Call) -> Iterator[str]:
-    if isinstance(call.func, ast.Attribute) and _changes(call.func.attr):
-        yield from _base(call.func.value)
-        if call.func.attr.endswith("_") and call.args:
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    if method in _CHANGES or (method.endswith("_") and not method.startswith("_")):
+        yield from _base(call.func)
+        if method.endswith("_") and call.args:
             yield from _base(call.args[0])  # torch.nn.init.zeros_(layer.weight)
     elif isinstance(call.func, ast.Name) and call.func.id in {"next", "setattr", "delattr"} and call.args:
         yield from _base(call.args[0])
 
 
-def _changes(method: str) -> bool:
-    return method in _CHANGES or (method.endswith("_") and not method.startswith("_"))
-
-
-def _base(node: ast.expr) -> Iterator[str]:
+def _base(node: ast.AST) -> Iterator[str]:
     """The name at which a chain such as `model.layers[0].weight` begins."""
     while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
         node = node.func if isinstance(node, ast.Call) else node.value
     if isinstance(node, ast.Name):
         yield node.id
-
-
-def _imports_everything(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names)
 
 
 def _keys(node: ast.stmt) -> Iterator[tuple[str, Hashable]]:
@@ -176,19 +169,8 @@ def changes(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     """The names, its own or not, of what a function changes when it is called."""
     found = {name for part in ast.walk(function) if isinstance(part, ast.Global) for name in part.names}
     for part in ast.walk(function):
-        called = part.func if isinstance(part, ast.Call) else None
-        if isinstance(called, ast.Attribute) and (called.attr in _CHANGES or _is_in_place(called.attr)):
-            found |= _root(called.value)
-        elif isinstance(part, (ast.Attribute, ast.Subscript)) and not isinstance(part.ctx, ast.Load):
-            found |= _root(part.value)
+        method = part.func.attr if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) else ""
+        is_written = isinstance(part, (ast.Attribute, ast.Subscript)) and not isinstance(part.ctx, ast.Load)
+        if is_written or method in _CHANGES or (method.endswith("_") and not method.endswith("__")):
+            found.update(_base(part))
     return found
-
-
-def _is_in_place(method: str) -> bool:
-    return method.endswith("_") and not method.endswith("__")
-
-
-def _root(value: ast.expr) -> set[str]:
-    while isinstance(value, (ast.Attribute, ast.Subscript, ast.Call)):
-        value = value.func if isinstance(value, ast.Call) else value.value
-    return {value.id} if isinstance(value, ast.Name) else set()

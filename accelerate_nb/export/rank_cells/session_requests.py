@@ -45,6 +45,5 @@ class SessionRequests:
 
     def needed(self) -> str:
         """The settings, as the text of a call's arguments."""
-        return ", ".join(
-            f"{name}={literal(value)}" for name, value in self.settings.items() if name not in _OF_NOTEBOOKS
-        )
+        shared = {name: value for name, value in self.settings.items() if name not in _OF_NOTEBOOKS}
+        return ", ".join(f"{name}={literal(value)}" for name, value in shared.items())

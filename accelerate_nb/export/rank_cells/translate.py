@@ -141,7 +141,8 @@ class _RankCellTranslator:
         written = self._written[cell.number]
         written.lines = cell.source.split("\n")
         if _HELP & set(cell.flags.split()):
-            self._comment_all(cell)
+            for number, line in enumerate(written.lines, start=1):
+                written.replace(number, number, f"# {line}".rstrip())
             return
         try:
             options, given = read_cell_line(cell.flags)
@@ -156,28 +157,19 @@ class _RankCellTranslator:
             # a cell magic below has to stay the first that is not empty, and a guard can't take a second one
             restores = ranks is None and cell_magic(written.lines[cell.line :]) is None
             self._flow.rank_cell(
-                cell.number,
-                cell.parsed.tree,
-                local=options.local,
-                part=ranks is not None,
-                restores=restores,
+                cell.number, cell.parsed.tree, local=options.local, part=ranks is not None, restores=restores
             )
         self._deferred.append(lambda: self._write_rank_cell(cell, ranks))
 
     def _check(self, cell: _CellOptions, options: CellOptions, ranks: tuple[int, ...] | None) -> None:
         written = self._written[cell.number]
         if ranks is not None and options.local:
-            self._problem(
-                cell,
-                cell.line,
-                "--ranks and --local were both given, but a script's processes are the notebook and the ranks in one. "
-                "Leave one of them out",
-            )
+            text = "--ranks and --local were both given, but a script's processes are the notebook and the ranks in one"
+            self._problem(cell, cell.line, f"{text}. Leave one of them out")
         for is_given, what in ((options.background, "--background"), (options.timeout is not None, "--timeout")):
             if is_given:
-                written.notes.append(
-                    Remark(cell.line, f"{what} was left out: a script's cells run one after the other")
-                )
+                text = f"{what} was left out: a script's cells run one after the other"
+                written.notes.append(Remark(cell.line, text))
         for command in cell.parsed.commands:
             self._problem(cell, command.first, f"%{NAME} is in a %%{NAME} cell, where no rank knows it")
 
@@ -191,9 +183,8 @@ class _RankCellTranslator:
             written.replace(cell.line, cell.line, f"if rank in {guard}:  # {magic}")
             written.lines[cell.line :] = self._guarded(cell, below)
         elif restored := self._flow.restored.get(cell.number):
-            written.replace(
-                cell.line, cell.line, "; ".join(f"{name} = _own_{name}" for name in restored) + f"  # {magic}"
-            )
+            own_names = "; ".join(f"{name} = _own_{name}" for name in restored)
+            written.replace(cell.line, cell.line, f"{own_names}  # {magic}")
         elif cell_magic(below) is not None:
             written.replace(cell.line, cell.line, "")
         else:
@@ -206,25 +197,15 @@ class _RankCellTranslator:
             written = self._written[cell.number]
             written.lines[cell.line - 1] = written.lines[cell.line - 1].replace(":  #", ": pass  #", 1)
             return below
-        inside = begin_inside(tree)
-        indented = [
+        inside, result = begin_inside(tree), result_of(cell.parsed.python)
+        if result is not None and "get_ipython()" not in ast.unparse(result):
+            self._written[cell.number].imports.append("from accelerate_nb.script.display import shown")
+            whole = edited("\n".join([*[""] * cell.line, *below]), showing(result, "shown")).split("\n")
+            below = whole[cell.line :]
+        return [
             f"    {line}" if line.strip() and number not in inside else line
             for number, line in enumerate(below, start=cell.line + 1)
         ]
-        result = result_of(cell.parsed.python)
-        if result is None or "get_ipython()" in ast.unparse(result):
-            return indented
-        self._written[cell.number].imports.append("from accelerate_nb.script.display import shown")
-        whole = edited("\n".join([*[""] * cell.line, *below]), showing(result, "shown")).split("\n")
-        return [
-            f"    {line}" if line.strip() and number not in inside else line
-            for number, line in enumerate(whole[cell.line :], start=cell.line + 1)
-        ]
-
-    def _comment_all(self, cell: _CellOptions) -> None:
-        written = self._written[cell.number]
-        for number, line in enumerate(written.lines, start=1):
-            written.replace(number, number, f"# {line}".rstrip())
 
     # --------------------------------------------------------------------------------------------- cells with commands
 
@@ -245,11 +226,8 @@ class _RankCellTranslator:
     def _command(self, cell: _CellOptions, command: AccelerateLine, inside: set[int]) -> Action | None:
         """The effect of a command on the names that follow; its text is decided at the end."""
         if command.is_cell_magic:
-            self._problem(
-                cell,
-                command.first,
-                f"%%{NAME} is below other lines. Put it into the first line of a cell of its own",
-            )
+            text = f"%%{NAME} is below other lines. Put it into the first line of a cell of its own"
+            self._problem(cell, command.first, text)
             return None
         if not _HELP.isdisjoint({command.text.strip()}):
             self._leave_out(cell, command, "")
@@ -258,11 +236,8 @@ class _RankCellTranslator:
         if word.word in _LEFT_OUT:
             self._leave_out(cell, command, _LEFT_OUT[word.word])
         elif command.first in inside:
-            self._problem(
-                cell,
-                command.first,
-                f"%{NAME} {word.word} is in a function. Put it into a cell, outside of functions",
-            )
+            text = f"%{NAME} {word.word} is in a function. Put it into a cell, outside of functions"
+            self._problem(cell, command.first, text)
         elif word.word in {"stop", "restart"}:
             self._stop(cell, command) if word.word == "stop" else self._restart(cell, command, rest)
         else:
@@ -383,9 +358,8 @@ class _RankCellTranslator:
         if before:
             self._problem(cell, command.first, f"{before} {text} keeps what a script does not have. Leave it out")
             return
-        self._written[cell.number].notes.append(
-            Remark(command.first, f"{text} was left out{f': {why}' if why else ''}.")
-        )
+        note = f"{text} was left out{f': {why}' if why else ''}."
+        self._written[cell.number].notes.append(Remark(command.first, note))
         self._comment(cell, command)
 
 
