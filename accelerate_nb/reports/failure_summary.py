@@ -39,11 +39,9 @@ class FailureCause:
     @property
     def text(self) -> str:
         """The calls and the exception, which lead to the mistake."""
-        return (
-            "\n".join(filter(None, [*self.calls, self.exception_text]))
-            if self.calls
-            else self.traceback or self.exception_text
-        )
+        if self.calls:
+            return "\n".join(filter(None, [*self.calls, self.exception_text]))
+        return self.traceback or self.exception_text
 
 
 def cause_of(failures: Sequence[Failure], size_limit: int) -> FailureCause | None:

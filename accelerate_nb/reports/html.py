@@ -70,8 +70,7 @@ def _upper(digest: RunSummary, pictures: int) -> Iterator[str]:
         yield f"<div{_GAP}>{amounts}</div>"
     if digest.curves:
         yield _curves(digest)
-        drawn = first_fitting([*map(picture, digest.curves[:_MOST_PICTURES])], pictures)
-        if drawn:
+        if drawn := first_fitting(map(picture, digest.curves[:_MOST_PICTURES]), pictures):
             yield f"<div{_GAP}>{' '.join(drawn)}</div>"
 
 
@@ -143,14 +142,11 @@ def _cause(cause: FailureCause) -> Iterator[str]:
     if cause.last_lines:
         last = newest_fitting(cause.last_lines, _NOTES, escape)
         yield f"<div>Its last lines:</div>\n<pre>{chr(10).join(last)}</pre>"
-    others = first_fitting([escape(line) for line in cause.others], _NOTES)
-    if others:
+    if others := first_fitting(map(escape, cause.others), _NOTES):
         yield f"<div>{'<br>'.join(others)}</div>"
     if cause.every:
-        yield _folded(
-            "all calls" if cause.rank is not None else "every rank's stack",
-            escape(fitted("\n".join(cause.every), _EVERY, escape)),
-        )
+        title = "all calls" if cause.rank is not None else "every rank's stack"
+        yield _folded(title, escape(fitted("\n".join(cause.every), _EVERY, escape)))
 
 
 # ------------------------------------------------------------------------------------------------------------------ logs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import pairwise
 
 from accelerate_nb.events.model import Metric
 from accelerate_nb.events.run_state import RankState
@@ -74,21 +74,20 @@ def curves_of(ranks: Sequence[RankState], names: Sequence[str], most: int = MOST
     """These metrics as curves, of which about `most` values are read."""
     count = sum(len(rank.series.get(name, ())) for rank in ranks for name in names)
     every = max(1, -(-count // most))
+    # every so many of the values, the newest always among them
     return tuple(
-        _curve(name, {rank.rank: _thinned(rank.series[name], every) for rank in ranks if rank.series.get(name)})
+        _curve(name, {rank.rank: (*found[:-1:every], found[-1]) for rank in ranks if (found := rank.series.get(name))})
         for name in names
     )
-
-
-def _thinned(series: Sequence[Metric], every: int) -> Sequence[Metric]:
-    """Every so many of these values, the newest always among them."""
-    return series if every == 1 else (*islice(series, 0, len(series) - 1, every), series[-1])
 
 
 def _curve(name: str, series: dict[int, Sequence[Metric]]) -> MetricCurve:
     last = {rank: values[-1] for rank, values in series.items()}
     by_step = all(value.step is not None for values in series.values() for value in values)
-    points = {rank: [_point(value, by_step) for value in values] for rank, values in series.items()}
+    points = {
+        rank: [(float(value.step or 0) if by_step else value.time, value.value) for value in values]
+        for rank, values in series.items()
+    }
     finite = {rank: [point for point in some if math.isfinite(point[1])] for rank, some in points.items()}
     whole = [point for some in finite.values() for point in some]
     first, end = min((x for x, _ in whole), default=0.0), max((x for x, _ in whole), default=0.0)
@@ -102,10 +101,6 @@ def _curve(name: str, series: dict[int, Sequence[Metric]]) -> MetricCurve:
         whole=_binned(whole, first, end),
         lines={rank: _binned(some, first, end) for rank, some in finite.items() if some} if few else {},
     )
-
-
-def _point(metric: Metric, by_step: bool) -> tuple[float, float]:
-    return float(metric.step or 0) if by_step else metric.time, metric.value
 
 
 def _binned(points: Sequence[tuple[float, float]], first: float, end: float) -> tuple[CurveBin, ...]:
@@ -140,7 +135,8 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
     >>> sparkline([1, 2, 3, 4, 3, 2, 1])
     '▁▃▆█▆▃▁'
     """
-    means = [_mean(part) for part in _parts(values, width)]
+    # the sum of large numbers may be infinite though none of them is
+    means = [sum(value / len(part) for value in part) for part in _parts(values, width)]
     finite = [mean for mean in means if math.isfinite(mean)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     return "".join(_block(mean, low, high) for mean in means)
@@ -150,11 +146,6 @@ def _parts(values: Sequence[float], width: int) -> list[Sequence[float]]:
     count = min(width, len(values))
     edges = [len(values) * index // count for index in range(count + 1)] if count else []
     return [values[first:last] for first, last in pairwise(edges)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    # the sum of large numbers may be infinite though none of them is
-    return sum(value / len(values) for value in values)
 
 
 def _block(value: float, low: float, high: float) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 # The bytes with which a saved notebook surrounds a line of output: indentation, quotes, a comma.
 _PER_LINE = 14
 _WIDEST = 2000
+T = TypeVar("T")
 
 
 def saved_size(text: str) -> int:
@@ -21,14 +23,7 @@ def saved_size(text: str) -> int:
 
 def newest_fitting(lines: Sequence[str], size_limit: int, made: Callable[[str], str] = str) -> list[str]:
     """The last lines, as `made` writes them, that take no more than `size_limit` bytes of a notebook's file."""
-    fitting: list[str] = []
-    for line in reversed(lines):
-        text = made(line)
-        size_limit -= saved_size(text)
-        if size_limit < 0:
-            break
-        fitting.append(text)
-    return fitting[::-1]
+    return first_fitting(map(made, reversed(lines)), size_limit)[::-1]
 
 
 def narrowed(line: str, width: int = _WIDEST) -> str:
@@ -41,21 +36,11 @@ def shortened(text: str, size_limit: int) -> str:
     lines = [narrowed(line) for line in text.split("\n")]
     if sum(map(len, lines)) + len(lines) <= size_limit:
         return "\n".join(lines)
-    first = _taken(lines, size_limit // 3)
-    last = _taken(lines[len(first) :][::-1], size_limit - size_limit // 3)[::-1]
+    first = first_within(lines, size_limit // 3, lambda line: len(line) + 1)
+    rest = reversed(lines[len(first) :])
+    last = first_within(rest, size_limit - size_limit // 3, lambda line: len(line) + 1)[::-1]
     left_out = len(lines) - len(first) - len(last)
     return "\n".join([*first, f"… {left_out:,} lines left out …", *last])
-
-
-def _taken(lines: Sequence[str], size_limit: int) -> list[str]:
-    """The first of these lines that fit, in characters."""
-    taken: list[str] = []
-    for line in lines:
-        size_limit -= len(line) + 1
-        if size_limit < 0:
-            break
-        taken.append(line)
-    return taken
 
 
 def fitted(text: str, size_limit: int, made: Callable[[str], str] = str) -> str:
@@ -69,12 +54,17 @@ def fitted(text: str, size_limit: int, made: Callable[[str], str] = str) -> str:
     return text
 
 
-def first_fitting(parts: Sequence[str], size_limit: int) -> list[str]:
+def first_fitting(parts: Iterable[str], size_limit: int) -> list[str]:
     """The first of these parts that take no more than `size_limit` bytes of a notebook's file."""
-    fitting: list[str] = []
-    for part in parts:
-        size_limit -= saved_size(part)
+    return first_within(parts, size_limit, saved_size)
+
+
+def first_within(items: Iterable[T], size_limit: int, size_of: Callable[[T], int]) -> list[T]:
+    """The first of these items whose sizes add up to no more than `size_limit`."""
+    fitting: list[T] = []
+    for item in items:
+        size_limit -= size_of(item)
         if size_limit < 0:
             break
-        fitting.append(part)
+        fitting.append(item)
     return fitting

@@ -57,9 +57,8 @@ def _status(ranks: Sequence[RankSummary], names: Sequence[str]) -> str:
     values = [f"{narrowed(plain(name), 40)} {value}" for name, value in zip(names, row.values, strict=True) if value]
     steps = [rank.metrics[name].step for rank in ranks for name in names if name in rank.metrics]
     step = max((step for step in steps if step is not None), default=None)
-    return narrowed(
-        "  ".join([*(row.progress if moving else ()), *values, *([f"step {step}"] if step else [])]), _WIDEST
-    )
+    parts = [*(row.progress if moving else ()), *values, *([f"step {step}"] if step else [])]
+    return narrowed("  ".join(parts), _WIDEST)
 
 
 class StatusSchedule:

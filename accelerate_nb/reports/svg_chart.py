@@ -42,6 +42,7 @@ def described(curve: MetricCurve) -> str:
 def svg(curve: MetricCurve) -> str:
     """The picture itself."""
     frame = _ChartFrame(curve)
+    span = "" if math.isnan(curve.low) else f"{value_text(curve.low)} … {value_text(curve.high)}"
     shapes = "".join(
         frame.line(bins, COLOURS[rank % len(COLOURS)], 14) for rank, bins in sorted(curve.lines.items(), reverse=True)
     ) or frame.band(curve.whole)
@@ -50,7 +51,7 @@ def svg(curve: MetricCurve) -> str:
         f'fill="{_GREY}"><rect x=".5" y=".5" width="{_WIDTH - 1}" height="{_HEIGHT - 1}" rx="4" fill="none" '
         f'stroke="{_GREY}" stroke-opacity=".4"/>'
         f'<text x="{_LEFT}" y="17" font-size="12" font-weight="bold">{_label(curve)}</text>'
-        f"{_text(_WIDTH - _LEFT, 17, _span(curve), 'end')}"
+        f"{_text(_WIDTH - _LEFT, 17, span, 'end')}"
         f"{_text(_WIDTH - _LEFT, _HEIGHT - 5, _end(curve), 'end')}"
         f'<g transform="scale({1 / _FINE:g})" fill="none" stroke-linejoin="round" stroke-linecap="round">{shapes}</g></svg>'
     )
@@ -73,18 +74,15 @@ class _ChartFrame:
         """The means as a line, from the lowest to the highest as a band."""
         if not bins:
             return ""
-        edge = [self._point(bin_.x, bin_.high) for bin_ in bins] + [
-            self._point(bin_.x, bin_.low) for bin_ in bins[::-1]
-        ]
+        edge = [self._point(bin_.x, bin_.high) for bin_ in bins]
+        edge += [self._point(bin_.x, bin_.low) for bin_ in bins[::-1]]
         return f'<path fill="{COLOURS[0]}" fill-opacity=".25" d="{_path(edge)}z"/>{self.line(bins, COLOURS[0], 16)}'
 
     def _point(self, x: float, y: float) -> tuple[int, int]:
         across = (x - self._first) / (self._end - self._first) if self._end > self._first else 0.5
         up = (y / 2 - self._low / 2) / (self._high / 2 - self._low / 2) if self._high > self._low else 0.5
-        return (
-            round(_FINE * (_LEFT + across * (_WIDTH - 2 * _LEFT))),
-            round(_FINE * (_BOTTOM - 4 - up * (_BOTTOM - _TOP - 6))),
-        )
+        x, y = _LEFT + across * (_WIDTH - 2 * _LEFT), _BOTTOM - 4 - up * (_BOTTOM - _TOP - 6)
+        return round(_FINE * x), round(_FINE * y)
 
 
 def _path(points: Sequence[tuple[int, int]]) -> str:
@@ -108,10 +106,6 @@ def _label(curve: MetricCurve) -> str:
     name = _name(curve)
     shown = name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}"
     return f'{html.escape(shown)} <tspan font-weight="normal">{value_text(curve.mean)}</tspan>'
-
-
-def _span(curve: MetricCurve) -> str:
-    return "" if math.isnan(curve.low) else f"{value_text(curve.low)} … {value_text(curve.high)}"
 
 
 def _end(curve: MetricCurve) -> str:

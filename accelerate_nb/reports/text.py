@@ -36,8 +36,7 @@ def full_text(digest: RunSummary, size_limit: int) -> str:
 
 def curve_lines(digest: RunSummary) -> list[str]:
     """A line for each metric: its name, its course, its newest value, its range."""
-    rows = [curve_text(curve) for curve in digest.curves]
-    return aligned(rows)
+    return aligned([*map(curve_text, digest.curves)])
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
