@@ -123,7 +123,8 @@ class RunState:
                 case Progress():
                     self._rank(event.rank).take_progress(event)
                 case Display():
-                    self._shown.append(event, _weight(event))
+                    characters = (len(value) for value in event.data.values() if isinstance(value, (str, bytes)))
+                    self._shown.append(event, sum(characters))
                 case DeviceSample():
                     self._rank(event.rank).devices[event.device] = event
                 case Failure():
@@ -299,9 +300,8 @@ class _RankFold:
             self.progress.pop(name, None)
         self.progress[name] = progress
         if len(self.progress) > _MOST_BARS:
-            del self.progress[
-                next((item for item, bar in self.progress.items() if bar.closed), next(iter(self.progress)))
-            ]
+            closed = (item for item, bar in self.progress.items() if bar.closed)
+            del self.progress[next(closed, next(iter(self.progress)))]
 
     def glance(self, rank: int) -> RankSummary:
         return RankSummary(**self._short(rank))
@@ -325,11 +325,6 @@ class _RankFold:
             "devices": dict(self.devices),
             "failure": self.failure,
         }
-
-
-def _weight(display: Display) -> int:
-    """About how many characters a display holds."""
-    return sum(len(value) for value in display.data.values() if isinstance(value, (str, bytes)))
 
 
 class RunInfo(Protocol):
