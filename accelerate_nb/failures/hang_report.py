@@ -63,18 +63,16 @@ def diagnosis(snapshot: StackSnapshot, sources: CellSources) -> str:
     All ranks have to come to the same collective; rank 1 has not.
     """
     stacks = {rank: below_ours(main_thread(text)) for rank, text in snapshot.replies.items()}
-    working = {rank for rank, stack in stacks.items() if _user_frames(stack)}
     rank_positions = {
-        rank: _rank_position(stacks[rank], snapshot.collectives.get(rank, ()), sources)
-        for rank in stacks
-        if rank in working
+        rank: _rank_position(stack, snapshot.collectives.get(rank, ()), sources)
+        for rank, stack in stacks.items()
+        if _user_frames(stack)
     }
-    silent = [rank for rank in stacks if rank not in working]
+    silent = sorted(stacks.keys() - rank_positions.keys())
     lines = [_line(rank_position, ranks, rank_positions) for rank_position, ranks in _groups(rank_positions)]
     if silent:
-        lines.append(
-            f"{of_ranks(sorted(silent), listed)} {'is' if len(silent) == 1 else 'are'} still starting, or can't answer"
-        )
+        is_or_are = "is" if len(silent) == 1 else "are"
+        lines.append(f"{of_ranks(silent, listed)} {is_or_are} still starting, or can't answer")
     if snapshot.returned:
         lines.append(f"{of_ranks(sorted(snapshot.returned), listed)} {_has(snapshot.returned)} returned already")
     return "\n".join([*lines, *_conclusion(rank_positions, snapshot)])
@@ -97,8 +95,7 @@ def _user_frames(stack: Sequence[FrameSummary]) -> list[int]:
 def _waits_in(below: Sequence[FrameSummary], pending: Sequence[Mapping[str, Any]]) -> str:
     """The collective that these calls are in, under the name by which the person called it; empty where they are in none."""
     if any(frame.filename.endswith(_COLLECTIVE_FILES) for frame in below):
-        called = next(frame for frame in below if frame.name not in _WRAPPERS)
-        return called.name
+        return next(frame.name for frame in below if frame.name not in _WRAPPERS)
     if pending and any(frame.name == "_engine_run_backward" for frame in below):
         return f"backward's {_name(pending[0])}"
     return ""
@@ -139,9 +136,8 @@ def _conclusion(rank_positions: Mapping[int, RankPosition], snapshot: StackSnaps
     if not waiting or not rank_positions:
         return []
     if missing:
-        return [
-            f"All ranks have to come to the same collective; {of_ranks(sorted(missing), listed)} {_has(missing)} not."
-        ]
+        who = f"{of_ranks(missing, listed)} {_has(missing)}"
+        return [f"All ranks have to come to the same collective; {who} not."]
     if len(set(rank_positions.values())) > 1:
         return ["All ranks wait, but not in the same call: they have to make the same calls in the same order."]
     return ["All ranks wait in the same call: a slow one, or the connection between them is interrupted."]
@@ -153,16 +149,14 @@ def _mismatch(collectives: Mapping[int, Sequence[Mapping[str, Any]]]) -> str | N
     for rank, pending in sorted(collectives.items()):
         for collective in pending:
             calls = found.setdefault((collective["group"], collective["number"]), {})
-            calls.setdefault(f"{_name(collective)} of {_sizes(collective)}", []).append(rank)
+            sizes = ("×".join(map(str, size)) or "one number" for size in collective["sizes"])
+            call = f"{_name(collective)} of {' and '.join(sizes) or 'nothing'}"
+            calls.setdefault(call, []).append(rank)
     for (_, number), calls in sorted(found.items(), key=lambda entry: entry[0][1]):
         if len({call.partition(" of ")[0] for call in calls}) > 1:
             text = ", but ".join(f"{call} on {of_ranks(sorted(ranks), listed)}" for call, ranks in calls.items())
             return f"Collective number {number} is {text}: all ranks have to make the same calls in the same order."
     return None
-
-
-def _sizes(collective: Mapping[str, Any]) -> str:
-    return " and ".join("×".join(map(str, size)) or "one number" for size in collective["sizes"]) or "nothing"
 
 
 def _has(ranks: Collection[int]) -> str:

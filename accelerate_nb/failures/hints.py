@@ -148,10 +148,7 @@ _CASES = (
         r"NCCL error|nccl(System|UnhandledCuda|Internal|Remote)Error|ncclInvalidUsage|DistBackendError: .*NCCL",
         "NCCL_DEBUG=INFO in os.environ before the launch makes NCCL say why, in the rank's output.",
     ),
-    KnownMistake(
-        r"EADDRINUSE|[Aa]ddress already in use",
-        "Leave out use_port, and any free port is taken.",
-    ),
+    KnownMistake(r"EADDRINUSE|[Aa]ddress already in use", "Leave out use_port, and any free port is taken."),
     KnownMistake(
         r"[Dd]efault process group has not been initialized",
         "Make an Accelerator() before: it connects the ranks.",
@@ -162,7 +159,8 @@ _CASES = (
 def advice_on(error: BaseException) -> str:
     """A sentence on what to do about an exception, its causes or the exceptions of a group; empty for what is not known."""
     for link in _all_of(error):
-        if found := _found(f"{type(link).__name__}: {_text_of(link)}", _calls(link)):
+        calls = "\n".join(f"{frame.filename} {frame.name}" for frame in extract_tb(link.__traceback__))
+        if found := _found(f"{type(link).__name__}: {_text_of(link)}", calls):
             return found
     return ""
 
@@ -198,7 +196,3 @@ def _text_of(error: BaseException) -> str:
         return str(error)
     except Exception:  # noqa: BLE001 - a person's __str__ may raise anything
         return ""
-
-
-def _calls(error: BaseException) -> str:
-    return "\n".join(f"{frame.filename} {frame.name}" for frame in extract_tb(error.__traceback__))

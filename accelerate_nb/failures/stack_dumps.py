@@ -113,8 +113,8 @@ def odd_ranks(stacks: Mapping[int, Sequence[FrameSummary]]) -> set[int]:
 def _frames(text: str) -> list[FrameSummary]:
     """The frames of the first thread of a text, outermost first."""
     block = _ANY.split(text, maxsplit=1)[0]
-    found = [match for line in block.split("\n") if (match := _FRAME.match(line))]
-    return [_frame(match) for match in reversed(found)]
+    found = [_frame(match) for line in block.split("\n") if (match := _FRAME.match(line))]
+    return found[::-1]
 
 
 def _frame(match: re.Match[str]) -> FrameSummary:

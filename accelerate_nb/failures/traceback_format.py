@@ -76,7 +76,9 @@ def frames_text(frames: Sequence[FrameSummary], sources: CellSources) -> list[st
     groups = [(foreign, list(group)) for foreign, group in groupby(below_ours(frames), key=_is_installed)]
     for index, (foreign, group) in enumerate(groups):
         if foreign:
-            named = _last_named(group) if index == len(groups) - 1 else []
+            # where it ended is named, unless it is in this package: its errors explain themselves
+            is_end = index == len(groups) - 1 and _PACKAGE not in Path(group[-1].filename).parents
+            named = group[-1:] if is_end else []
             folded = group[: len(group) - len(named)]
             if folded:
                 lines.append(f"  … {len(folded)} frame{'s' if len(folded) > 1 else ''} in {_packages(folded)}")
@@ -84,11 +86,6 @@ def frames_text(frames: Sequence[FrameSummary], sources: CellSources) -> list[st
         else:
             lines += _run(group, sources)
     return lines
-
-
-def _last_named(frames: Sequence[FrameSummary]) -> list[FrameSummary]:
-    """The frame in which it ended, unless it is one of this package: its errors explain themselves."""
-    return [] if _is_ours(frames[-1]) else [frames[-1]]
 
 
 def _run(frames: Sequence[FrameSummary], sources: CellSources) -> list[str]:
@@ -153,9 +150,8 @@ def _frame(frame: FrameSummary, sources: CellSources) -> list[str]:
 def is_user_file(filename: str) -> bool:
     """Whether a file is the person's: no installed package, and none of this one, wherever that is installed."""
     path = Path(filename)
-    installed = filename.startswith((*_INSTALLED, *_MADE_UP)) or not {"site-packages", "dist-packages"}.isdisjoint(
-        path.parts
-    )
+    in_packages = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    installed = in_packages or filename.startswith((*_INSTALLED, *_MADE_UP))
     return not installed and _PACKAGE not in path.parents
 
 
@@ -163,13 +159,8 @@ def _is_installed(frame: FrameSummary) -> bool:
     return not is_user_file(frame.filename)
 
 
-def _is_ours(frame: FrameSummary) -> bool:
-    return _PACKAGE in Path(frame.filename).parents
-
-
 def _packages(frames: Sequence[FrameSummary]) -> str:
-    names = {_package(frame.filename): None for frame in frames}
-    return ", ".join(names)
+    return ", ".join(dict.fromkeys(_package(frame.filename) for frame in frames))
 
 
 def _package(filename: str) -> str:
