@@ -17,17 +17,10 @@ Service: TypeAlias = Literal["colab", "kaggle", "vscode"]
 Reader: TypeAlias = Literal["page", "file", "console"]
 
 # What executes a notebook to write it to a file, and what shows a kernel in a window of text.
-_EXECUTORS = {
-    "jcache",
-    "nbclient",
-    "nbconvert",
-    "nbval",
-    "papermill",
-    "ploomber",
-    "quarto",
-    "sphinx-build",
-    "testbook",
-} | {f"jupyter-{name}" for name in ("book", "cache", "execute", "nbconvert", "run")}
+_EXECUTORS = frozenset(
+    {"jcache", "nbclient", "nbconvert", "nbval", "papermill", "ploomber", "quarto", "sphinx-build", "testbook"}
+    | {f"jupyter-{name}" for name in ("book", "cache", "execute", "nbconvert", "run")}
+)
 _CONSOLES = {"jupyter-console", "jupyter_console", "jupyter-qtconsole", "qtconsole", "spyder"}
 _FIRST_WORDS = 4
 
@@ -93,12 +86,9 @@ def reader_of(command: Sequence[str]) -> Reader:
     called = {*words, *(f"jupyter-{second}" for first, second in pairwise(words) if first == "jupyter")}
     if called & _CONSOLES:
         return "console"
-    return "file" if called & _EXECUTORS or _is_ours(words) else "page"
-
-
-def _is_ours(words: Sequence[str]) -> bool:
-    """Whether this package's own command starts the kernel; further words may be a folder's, which many call so."""
-    return "accelerate-nb" in words[:2] or ("-m", "accelerate_nb") in pairwise(words)
+    # this package's own command may start the kernel; further words may be a folder's, which many call so
+    is_ours = "accelerate-nb" in words[:2] or ("-m", "accelerate_nb") in pairwise(words)
+    return "file" if called & _EXECUTORS or is_ours else "page"
 
 
 def _command(process: str) -> list[str]:

@@ -33,13 +33,9 @@ def register(shell: Any) -> None:
     """Make `%%accelerate` and `%accelerate` known to a shell, with their completion; a session that it has stays."""
     former = shell.find_cell_magic(NAME)
     kept = former.kept if isinstance(former, AccelerateCellMagic) else NotebookSession()
-    where = _detect_host
-    magics = (
-        ("cell", AccelerateCellMagic(shell, kept, where)),
-        ("line", AccelerateLineMagic(SessionCommands(shell, kept, where))),
-    )
-    for magic_type, magic in magics:
-        shell.register_magic_function(magic, magic_type, NAME)
+    where = lambda: host(os.environ)  # noqa: E731 - looked up when a cell runs
+    shell.register_magic_function(AccelerateCellMagic(shell, kept, where), "cell", NAME)
+    shell.register_magic_function(AccelerateLineMagic(SessionCommands(shell, kept, where)), "line", NAME)
     completion.register(shell, NAME, kept)
 
 
@@ -52,10 +48,6 @@ def unregister(shell: Any) -> None:
     for magic_type in ("cell", "line"):
         shell.magics_manager.magics[magic_type].pop(NAME, None)
     completion.unregister(shell)
-
-
-def _detect_host() -> NotebookHost:
-    return host(os.environ)
 
 
 @dataclass(frozen=True)
@@ -125,9 +117,8 @@ class AccelerateCellMagic:
             object.__setattr__(error, "message", f"{error}\n\n{follows}")
             return error
         if isinstance(error, KeyboardInterrupt):
-            return shown_as(
-                error, [titled(self.shell, "KeyboardInterrupt", f"the cell was interrupted on every rank. {follows}")]
-            )
+            text = f"the cell was interrupted on every rank. {follows}"
+            return shown_as(error, [titled(self.shell, "KeyboardInterrupt", text)])
         return error
 
     def _in_background(self, session: Session, run: CellRun, options: CellOptions) -> BackgroundCell:

@@ -54,11 +54,9 @@ class BackgroundCell:
     @property
     def seconds(self) -> float:
         """The seconds for which it has run, or ran."""
-        return (
-            max((end.seconds for end in self._run.ends), default=0.0)
-            if self._run.done
-            else time.time() - self._run.started
-        )
+        if not self._run.done:
+            return time.time() - self._run.started
+        return max((end.seconds for end in self._run.ends), default=0.0)
 
     def wait(self, timeout: float | None = None) -> tuple[CellResult, ...]:
         """
@@ -96,9 +94,8 @@ class BackgroundCell:
         self._output.closed(results_of(self._run.ends))
         self._ended()
         if (error := self._run.error) is not None:
-            self._screen.write(
-                [LabelledLine("stderr", line, "error") for line in f"{type(error).__name__}: {error}".splitlines()]
-            )
+            text = f"{type(error).__name__}: {error}"
+            self._screen.write([LabelledLine("stderr", line, "error") for line in text.splitlines()])
 
     def __repr__(self) -> str:
         where = of_ranks(self.ranks)

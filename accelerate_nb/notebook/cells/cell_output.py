@@ -12,12 +12,12 @@ from typing import Literal
 from accelerate_nb.config.rank_lists import named, of_ranks
 from accelerate_nb.events.collapse import CollapsedOutput, OutputCollapser, folded, is_text, key_of
 from accelerate_nb.events.model import Display, LogLine
-from accelerate_nb.events.run_state import RankSummary, RunState
+from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import cleaned
 from accelerate_nb.launching.session.cell_run import CellResult, CellRun
 from accelerate_nb.launching.session.session import Session
 from accelerate_nb.notebook.display.text_sinks import TextSink
-from accelerate_nb.reports.size_limits import saved_size
+from accelerate_nb.reports.size_limits import first_within, saved_size
 from accelerate_nb.reports.standard_streams import LabelledLine
 from accelerate_nb.reports.status_lines import undrawn
 from accelerate_nb.reports.summary import bar_text
@@ -120,9 +120,8 @@ class CellOutput:
             self._reported_seconds = 0.0
         elif warning.seconds >= 2 * self._reported_seconds:
             self._reported_seconds = warning.seconds
-            self._screen.write(
-                [LabelledLine("stdout", f"... {cleaned(text, None)}") for text in warning.text.splitlines()]
-            )
+            texts = (f"... {cleaned(text, None)}" for text in warning.text.splitlines())
+            self._screen.write([LabelledLine("stdout", text) for text in texts])
 
     def _read(self) -> None:
         news = self._view.since(self.cursor)
@@ -161,9 +160,8 @@ class CellOutput:
             batch.extend(lines)
             return
         if not self._not_written:
-            batch.append(
-                LabelledLine("stdout", f"... a cell holds no more; all lines of each rank are in {self._folder} ...")
-            )
+            text = f"... a cell holds no more; all lines of each rank are in {self._folder} ..."
+            batch.append(LabelledLine("stdout", text))
         self._not_written += len(lines)
         self._tail.extend(lines)
 
@@ -191,15 +189,11 @@ class CellOutput:
         """The last lines, where the limit was reached."""
         if not self._not_written:
             return
-        size_limit, fitting = self._screen.bound.tail_size, deque[LabelledLine]()
-        for line in reversed(self._tail):
-            size_limit -= saved_size(line.text) + _PER_LINE
-            if size_limit < 0:
-                break
-            fitting.appendleft(line)
+        newest, size_limit = reversed(self._tail), self._screen.bound.tail_size
+        fitting = first_within(newest, size_limit, lambda line: saved_size(line.text) + _PER_LINE)[::-1]
         if left_out := self._not_written - len(fitting):
             self._note(f"{left_out:,} lines are only in {self._folder}")
-        self._screen.write(list(fitting))
+        self._screen.write(fitting)
 
     # -------------------------------------------------------------------------------------------- displays, progress
 
@@ -235,16 +229,13 @@ class CellOutput:
         now = [line for rank in ranks for line in rank.open_lines]
         lasting: list[LogLine] = [line for line in now if (line.rank, line.stream) in self._seen_open]
         self._seen_open = {(line.rank, line.stream) for line in now}
-        bars = [LogLine(rank.rank, "stderr", text, 0.0, open=True) for rank in ranks for text in _bars(rank)]
+        # but for the bars that a rank draws itself
+        moving = ((rank.rank, bar) for rank in map(undrawn, ranks) for bar in rank.progress.values() if not bar.closed)
+        bars = [LogLine(rank, "stderr", bar_text(bar), 0.0, open=True) for rank, bar in moving]
         texts = [line.text for item in folded([*lasting, *bars]) for line in self._lines(item)]
         if len(texts) > _OPEN_LINES:
             texts[_OPEN_LINES:] = [f"... and {len(texts) - _OPEN_LINES} more"]
         self._screen.show_open(texts)
-
-
-def _bars(rank: RankSummary) -> list[str]:
-    """The bars of a rank that move, but for those that it draws itself."""
-    return [bar_text(bar) for bar in undrawn(rank).progress.values() if not bar.closed]
 
 
 def results_of(ends: Iterable[CellResult]) -> list[Display]:

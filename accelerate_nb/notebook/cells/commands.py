@@ -24,6 +24,7 @@ from accelerate_nb.notebook.cells.messages import print_message
 from accelerate_nb.notebook.cells.session_manager import NotebookSession
 from accelerate_nb.notebook.host import NotebookHost
 from accelerate_nb.reports.summary import device_text
+from accelerate_nb.reports.text import aligned
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,8 @@ class SessionCommands:
         for name in names:
             values = [pulled[rank][name] for rank in ranks]
             self.shell.user_ns[name] = values if options.all else values[0]
-            what = (
-                f"a list of {len(values)}, the first: {described(values[0])}" if options.all else described(values[0])
-            )
-            print_message(f"{name} is in the notebook now, from {of_ranks(ranks)}: {what}")
+            what = f"a list of {len(values)}, the first: " if options.all else ""
+            print_message(f"{name} is in the notebook now, from {of_ranks(ranks)}: {what}{described(values[0])}")
 
     def _run(self, rest: str, command: LineCommand) -> Any:
         __tracebackhide__ = True
@@ -239,13 +238,13 @@ class SessionStatus:
 
     def __repr__(self) -> str:
         width = max((len(name) for name, _ in self.facts), default=0)
-        rows = [("rank", "state", "device", "lines"), *self.ranks] if self.ranks else []
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        return "\n".join([self.headline, *(f"  {name.ljust(width)}  {text}" for name, text in self.facts), *lines])
+        facts = [f"{name.ljust(width)}  {text}" for name, text in self.facts]
+        return "\n".join([self.headline, *(f"  {line}" for line in (*facts, *aligned(self._rows)))])
+
+    @property
+    def _rows(self) -> list[tuple[str, ...]]:
+        """The table of ranks with its head; none where there are no ranks."""
+        return [("rank", "state", "device", "lines"), *self.ranks] if self.ranks else []
 
     def _repr_html_(self) -> str:
         facts = "".join(
@@ -253,9 +252,7 @@ class SessionStatus:
             for name, text in self.facts
         )
         cells = "".join(
-            f'<div style="padding-right:2em">{html.escape(cell)}</div>'
-            for row in ([("rank", "state", "device", "lines")] if self.ranks else []) + list(self.ranks)
-            for cell in row
+            f'<div style="padding-right:2em">{html.escape(cell)}</div>' for row in self._rows for cell in row
         )
         grid = "display:grid;column-gap:1em;row-gap:.15em;margin:.4em 0;justify-content:start;"
         table = f'<div style="{grid}grid-template-columns:repeat(4,max-content)">{cells}</div>' if cells else ""

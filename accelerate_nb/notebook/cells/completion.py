@@ -48,12 +48,11 @@ class MagicMatcher:
         # a call is Python, which IPython completes
         if command is None or command.word == "run":
             return []
-        names = {"push": self._notebook_names, "pull": self._rank_names}.get(command.word, list)()
+        names = self._notebook_names() if command.word == "push" else []
+        if command.word == "pull" and self.kept.session is not None:
+            # as of the ranks' last reply
+            names = list(self.kept.session.names)
         return completions(rest.lstrip(), command.flags, names)
-
-    def _rank_names(self) -> list[str]:
-        """The variables of the ranks, as of their last reply."""
-        return list(self.kept.session.names) if self.kept.session is not None else []
 
     def _notebook_names(self) -> list[str]:
         hidden = self.shell.user_ns_hidden

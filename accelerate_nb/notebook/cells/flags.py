@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from accelerate_nb.config.formats import SHORT
 from accelerate_nb.config.settings import Setting
@@ -47,7 +46,8 @@ def help_of(flags: Iterable[Setting]) -> str:
 def _help_lines(flags: Iterable[Setting]) -> Iterator[str]:
     for flag in flags:
         short = next((f"{short}, " for short, name in SHORT.items() if name == flag.name), "")
-        default = f" (default: {flag.default})" if _is_worth_showing(flag.default) else ""
+        is_shown = flag.default not in (None, "", False) and not isinstance(flag.default, Mapping)
+        default = f" (default: {flag.default})" if is_shown else ""
         yield f"  {f'{short}{flag.flag} {_placeholder(flag)}'.rstrip()}"
         yield f"      {flag.help}{default}"
 
@@ -56,7 +56,3 @@ def _placeholder(setting: Setting) -> str:
     if isinstance(setting.value_type, Boolean):
         return ""
     return "{" + ",".join(setting.choices) + "}" if setting.choices else setting.value_type.PLACEHOLDER
-
-
-def _is_worth_showing(default: Any) -> bool:
-    return default not in (None, "", False) and not isinstance(default, Mapping)

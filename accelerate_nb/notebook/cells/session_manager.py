@@ -74,9 +74,8 @@ class NotebookSession:
         if self.session is None:
             raise LaunchError(f"{what} was requested, but there is no session. A cell with %%accelerate starts one.")
         if not self.session.alive:
-            raise LaunchError(
-                f"{what} was requested. {_end_of(self.session)} The next %%accelerate cell starts a new one."
-            )
+            end = _end_of(self.session)
+            raise LaunchError(f"{what} was requested. {end} The next %%accelerate cell starts a new one.")
         return self.session
 
     def stop(self) -> bool:
@@ -98,10 +97,13 @@ class NotebookSession:
             settings = {**picked, **settings}
         began = time.monotonic()
         config = resolved(settings, None)
-        with _print_if_slow(f"starting {_count_of(config.launching.num_processes)}…"):
+        wanted = config.launching.num_processes
+        what = "the processes" if wanted is None else "1 process" if wanted == 1 else f"{wanted} processes"
+        with _print_if_slow(f"starting {what}…"):
             self.session = Session.start(config)
         self.settings = settings
-        print_message(f"{_count(self.session.size)} ready after {time.monotonic() - began:.1f} s: {self.session.why}")
+        ready = "1 process is ready" if self.session.size == 1 else f"{self.session.size} processes are ready"
+        print_message(f"{ready} after {time.monotonic() - began:.1f} s: {self.session.why}")
         return self.session
 
     @staticmethod
@@ -124,10 +126,6 @@ def _print_if_slow(text: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _count_of(size: int | None) -> str:
-    return "the processes" if size is None else "1 process" if size == 1 else f"{size} processes"
-
-
 def _in_words(value: Any) -> str:
     return "not set" if value is None else str(value)
 
@@ -141,7 +139,3 @@ def _end_of(session: Session) -> str:
     """A sentence on the end of a session, and its cause."""
     why = str(session.error).partition("\n")[0] if session.error is not None else "it was stopped"
     return f"The session has ended, and its variables are gone: {why.rstrip('.')}."
-
-
-def _count(size: int) -> str:
-    return "1 process is" if size == 1 else f"{size} processes are"

@@ -24,6 +24,7 @@ from accelerate_nb.events.run_state import RankSummary, RunState, Shown
 from accelerate_nb.events.terminal_lines import draws_a_bar
 from accelerate_nb.reports.failure_summary import hang_headline, others_of
 from accelerate_nb.reports.run_info import RunFacts
+from accelerate_nb.reports.size_limits import first_within
 
 Message: TypeAlias = dict[str, Any]
 T = TypeVar("T")
@@ -122,11 +123,8 @@ class MessageFeed:
         }
         known = {key: line for key, line in self._open.items() if key not in closed}
         self._open = now
-        gone = [
-            [rank, _number(stream), "", line.time, 1]
-            for (rank, stream), line in known.items()
-            if (rank, stream) not in now
-        ]
+        ended = ((*key, line) for key, line in known.items() if key not in now)
+        gone = [[rank, _number(stream), "", line.time, 1] for rank, stream, line in ended]
         return gone + [_row(line) for key, line in now.items() if known.get(key) is not line]
 
     def _new_metrics(self) -> Message:
@@ -138,9 +136,8 @@ class MessageFeed:
         if not series:
             return {}
         most = max(_MOST_POINTS // len(series), 2)
-        return {
-            "metrics": [[name, rank, [*map(_point, _thinned(all_, most))]] for (name, rank), all_ in series.items()]
-        }
+        rows = [[name, rank, [*map(_point, _thinned(all_, most))]] for (name, rank), all_ in series.items()]
+        return {"metrics": rows}
 
     def _small(self) -> Message:
         """Whatever else has changed: states, bars, devices, the machine, failures."""
@@ -161,24 +158,16 @@ class MessageFeed:
         if self._view.line_count != self._line_count:
             self._line_count = message["line_count"] = self._view.line_count
         if self._view.idle_warning is not self._idle_warning:
-            self._idle_warning = self._view.idle_warning
-            message["idle_warning"] = self._idle_warning and {
-                "seconds": self._idle_warning.seconds,
-                "text": self._idle_warning.text,
-            }
+            self._idle_warning = warning = self._view.idle_warning
+            message["idle_warning"] = warning and {"seconds": warning.seconds, "text": warning.text}
         return message
 
     def _failures_of(self, glances: Sequence[RankSummary]) -> tuple[Failure, ...]:
         """The failures; the end of ranks that were stopped is none."""
         failures = tuple(glance.failure for glance in glances if glance.failure is not None)
         stopped = self._view.state in {"stopping", "stopped"}
-        return (
-            failures
-            if any(
-                not (failure.ended_by_us or (stopped and failure.type == "KeyboardInterrupt")) for failure in failures
-            )
-            else ()
-        )
+        ends = (item.ended_by_us or (stopped and item.type == "KeyboardInterrupt") for item in failures)
+        return () if all(ends) else failures
 
     def _new_state(self) -> Message | None:
         view = self._view
@@ -191,28 +180,23 @@ class MessageFeed:
     def _new_ranks(self, glances: Sequence[RankSummary]) -> Iterator[list[Any]]:
         for glance in glances:
             # a number alone is that of the worker's process
-            now = (
-                glance.state,
-                f"process {glance.detail}" if glance.detail.isdecimal() else glance.detail,
-                glance.line_count,
-            )
+            detail = f"process {glance.detail}" if glance.detail.isdecimal() else glance.detail
+            now = (glance.state, detail, glance.line_count)
             if self._ranks.get(glance.rank) != now:
                 self._ranks[glance.rank] = now
                 yield [glance.rank, *now]
 
     def _new_progress(self, glances: Sequence[RankSummary]) -> Iterator[list[Any]]:
-        for rank, name, bar in (
-            (glance.rank, name, bar) for glance in glances for name, bar in glance.progress.items()
-        ):
+        bars = ((glance.rank, name, bar) for glance in glances for name, bar in glance.progress.items())
+        for rank, name, bar in bars:
             if self._progress.get((rank, name)) is not bar:
                 self._progress[rank, name] = bar
                 numbers = map(_plain, (bar.done, bar.total, bar.rate))
                 yield [rank, bar.label, *numbers, bar.unit, bar.closed, name, bar.note]
 
     def _new_devices(self, glances: Sequence[RankSummary]) -> Iterator[list[Any]]:
-        for rank, name, sample in (
-            (glance.rank, name, sample) for glance in glances for name, sample in glance.devices.items()
-        ):
+        samples = ((glance.rank, name, sample) for glance in glances for name, sample in glance.devices.items())
+        for rank, name, sample in samples:
             if self._devices.get((rank, name)) is not sample:
                 self._devices[rank, name] = sample
                 yield [rank, name, _plain(sample.utilisation), sample.memory_used, sample.memory_total]
@@ -267,14 +251,19 @@ def is_text(display: Display) -> bool:
     return set(display.data) <= {"text/plain", WIDGET_VIEW}
 
 
+def text_lines(display: Display) -> list[LogLine]:
+    """The text of a display as lines of its rank."""
+    text = str(display.data.get("text/plain", ""))
+    return [LogLine(display.rank, "stdout", part, display.time) for part in text.splitlines()]
+
+
 def _lines_of(shown: Sequence[Shown]) -> Iterator[LogLine]:
     """Lines, those of displays that are only text among them."""
     for item in shown:
         if isinstance(item, LogLine):
             yield item
         elif is_text(item):
-            for text in str(item.data.get("text/plain", "")).splitlines():
-                yield LogLine(item.rank, "stdout", text, item.time)
+            yield from text_lines(item)
 
 
 def _row(line: LogLine) -> list[Any]:
@@ -290,12 +279,7 @@ def _number(stream: Stream) -> int:
 
 def _newest(rows: list[list[Any]]) -> list[list[Any]]:
     """The last rows that fit into one message."""
-    size_limit = _MOST_CHARACTERS
-    for number in range(len(rows) - 1, -1, -1):
-        size_limit -= len(rows[number][2])
-        if size_limit < 0:
-            return rows[number + 1 :]
-    return rows
+    return first_within(reversed(rows), _MOST_CHARACTERS, lambda row: len(row[2]))[::-1]
 
 
 def _parts(rows: list[list[Any]]) -> Iterator[list[list[Any]]]:

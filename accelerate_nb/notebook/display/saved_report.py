@@ -29,9 +29,8 @@ def bundle(facts: RunFacts, view: RunState, *, live: bool, interactive: bool) ->
     made = static(facts, view, live=live)
     if interactive and not live:
         # its clock shows the end: the same run is saved as the same bytes
-        messages = MessageFeed(view, lambda: view.ended or facts.started).frozen(
-            replace(facts, background=False, can_act=False)
-        )
+        feed = MessageFeed(view, lambda: view.ended or facts.started)
+        messages = feed.frozen(replace(facts, background=False, can_act=False))
         size_limit = _SIZE_LIMIT - sum(map(saved_size, made.values()))
         made["text/html"] += script(report_id(facts), messages, size_limit)
     return made

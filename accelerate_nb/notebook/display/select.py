@@ -54,7 +54,8 @@ def choose(
 def front_end(mode: LaunchingConfig, environment: Mapping[str, str]) -> FrontEnd:
     """The front end for this host."""
     notebook_host = host(environment)
-    way = choose(mode.panel, notebook_host, has_widgets=_has_widgets()).way
+    has_widgets = find_spec("anywidget") is not None and find_spec("ipywidgets") is not None
+    way = choose(mode.panel, notebook_host, has_widgets=has_widgets).way
     if way == "text":
         return PlainText(notebook_host.screen, mode.log_line_prefix_template)
     if way == "off":
@@ -67,10 +68,6 @@ def front_end(mode: LaunchingConfig, environment: Mapping[str, str]) -> FrontEnd
 def shows_at_once(front_end: FrontEnd) -> bool:
     """Whether a background run is shown under the cell that launched it by default."""
     return not isinstance(front_end, PlainText)
-
-
-def _has_widgets() -> bool:
-    return find_spec("anywidget") is not None and find_spec("ipywidgets") is not None
 
 
 class FailureOnly:
@@ -93,9 +90,8 @@ class FailureOnly:
         run = self._run
         if run is not None and not self._is_waited_for and run.view.state == "failed":
             write = self._write or sys.stderr.write
-            write(
-                f"{run.name} has failed in the background; wait() of its run raises why. Its output is in {run.folder}\n"
-            )
+            what = f"{run.name} has failed in the background; wait() of its run raises why."
+            write(f"{what} Its output is in {run.folder}\n")
 
     def follow(self, run: RunHandle) -> None:
         """Wait until the run is over; returns at once."""

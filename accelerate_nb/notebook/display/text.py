@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from string import Template
 
-from accelerate_nb.events.model import WIDGET_VIEW, Display, LogLine, Stream
-from accelerate_nb.events.run_state import NewOutput, RankSummary, RunState
+from accelerate_nb.events.model import Display, LogLine, Stream
+from accelerate_nb.events.run_state import RankSummary, RunState
 from accelerate_nb.events.terminal_lines import cleaned
 from accelerate_nb.launching.background_refresh import BackgroundRefresh, keep_drawing
 from accelerate_nb.launching.front_end import RunHandle
+from accelerate_nb.notebook.display.message_feed import is_text, text_lines
 from accelerate_nb.notebook.display.saved_report import bundle
 from accelerate_nb.notebook.display.text_sinks import TextSink
 from accelerate_nb.reports.run_info import RunFacts
-from accelerate_nb.reports.size_limits import saved_size
+from accelerate_nb.reports.size_limits import first_within, saved_size
 from accelerate_nb.reports.standard_streams import LabelledLine
 from accelerate_nb.reports.status_lines import StatusLines, StatusSchedule, status_lines, summary, undrawn
 
@@ -131,22 +132,19 @@ class PlainText:
     def _write(self, view: RunState) -> None:
         news = view.since(self._cursor)
         self._cursor = news.cursor
-        self._note_skipped(news)
+        if news.skipped and not self._is_full:
+            self._note(f"{news.skipped:,} lines came faster than they could be shown; they are in {self._folder}")
         lines: list[LabelledLine] = []
         for item in news.shown:
             if isinstance(item, LogLine):
                 self._accounted[item.rank] += self._add([item], lines)
-            elif _is_text(item):
-                self._add(_lines_of(item), lines)
+            elif is_text(item):
+                self._add(text_lines(item), lines)
             else:
                 self._screen.write(lines)
                 lines = []
                 self._show(item)
         self._screen.write(lines)
-
-    def _note_skipped(self, news: NewOutput) -> None:
-        if news.skipped and not self._is_full:
-            self._note(f"{news.skipped:,} lines came faster than they could be shown; they are in {self._folder}")
 
     def _note(self, text: str) -> None:
         self._screen.write([LabelledLine("stdout", f"... {text} ...")])
@@ -159,9 +157,8 @@ class PlainText:
         cost = sum(map(self._cost, labelled))
         if self._lines_left < len(labelled) or self._size_left < cost:
             self._is_full = True
-            batch.append(
-                LabelledLine("stdout", f"... a cell holds no more; all lines of each rank are in {self._folder} ...")
-            )
+            text = f"... a cell holds no more; all lines of each rank are in {self._folder} ..."
+            batch.append(LabelledLine("stdout", text))
             return False
         self._lines_left -= len(labelled)
         self._size_left -= cost
@@ -193,24 +190,16 @@ class PlainText:
         for rank in view.ranks:
             missing = view.line_count_of(rank) - self._accounted[rank]
             tail = self._fitting(view.tail(rank, min(missing, self._screen.bound.tail_lines)), size_limit)
-            left_out = missing - len(tail)
-            if left_out:
-                tail.insert(
-                    0,
-                    LabelledLine("stdout", f"{self._label(rank)}... {left_out:,} lines are only in {self._folder} ..."),
-                )
+            if left_out := missing - len(tail):
+                text = f"{self._label(rank)}... {left_out:,} lines are only in {self._folder} ..."
+                tail.insert(0, LabelledLine("stdout", text))
             self._screen.write(tail)
             self._accounted[rank] += missing
 
     def _fitting(self, lines: tuple[LogLine, ...], size_limit: int) -> list[LabelledLine]:
         """The newest of these lines that fit into the limit, in bytes of a saved notebook."""
-        fitting: list[LabelledLine] = []
-        for line in reversed(self._labelled(lines)):
-            size_limit -= saved_size(line.text) + _PER_SWITCH
-            if size_limit < 0:
-                break
-            fitting.insert(0, line)
-        return fitting
+        newest = reversed(self._labelled(lines))
+        return first_within(newest, size_limit, lambda line: saved_size(line.text) + _PER_SWITCH)[::-1]
 
     # ---------------------------------------------------------------------------------------- lines that have not ended
 
@@ -220,9 +209,8 @@ class PlainText:
         for news in self._happenings.news(view, ranks, time.time()):
             self._note(news)
         if not self._screen.redraws:
-            self._screen.write(
-                [LabelledLine("stdout", text) for text in self._prefixed(self._seldom.lines(self._clock(), ranks))]
-            )
+            seldom = self._prefixed(self._seldom.lines(self._clock(), ranks))
+            self._screen.write([LabelledLine("stdout", text) for text in seldom])
             return
         if self._clock() >= self._status_due:
             self._status = self._prefixed(status_lines([undrawn(rank) for rank in ranks]))
@@ -261,13 +249,3 @@ class PlainText:
         self._screen.show(display.data, display.metadata)
         if self._displays_left < 1:
             self._note(f"a cell shows no more; the other displays are in {self._folder}")
-
-
-def _is_text(display: Display) -> bool:
-    """Whether the notebook can show nothing of it but its text."""
-    return set(display.data) <= {"text/plain", WIDGET_VIEW}
-
-
-def _lines_of(display: Display) -> list[LogLine]:
-    text = str(display.data.get("text/plain", ""))
-    return [LogLine(display.rank, "stdout", part, display.time) for part in text.splitlines()]

@@ -101,14 +101,8 @@ class CellSink(PipeSink):
 
     def write(self, lines: Sequence[LabelledLine]) -> None:
         # a page paints all of standard error as an alarm: what is none goes to standard output
-        super().write(
-            [
-                LabelledLine(
-                    "stderr" if line.meaning == "error" else "stdout", coloured(line.text, _COLOURS.get(line.meaning))
-                )
-                for line in lines
-            ]
-        )
+        dressed = ((line.meaning == "error", coloured(line.text, _COLOURS.get(line.meaning))) for line in lines)
+        super().write([LabelledLine("stderr" if is_error else "stdout", text) for is_error, text in dressed])
 
     def show_open(self, texts: Sequence[str]) -> None:
         wanted = "\n".join(text[:250] for text in texts)
@@ -116,10 +110,10 @@ class CellSink(PipeSink):
             return
         self._open = wanted
         bundle = {"text/plain": wanted}
-        if self._block is not None:
+        if self._block is None:
+            self._block = _display(bundle, display_id=True)
+        else:
             self._block.update(bundle, raw=True)
-            return
-        self._block = _display(bundle, display_id=True)
 
     def show(self, data: dict[str, Any], metadata: dict[str, Any], name: str = "", *, update: bool = False) -> None:
         # a widget's model is in its own process: the notebook has none for such a view

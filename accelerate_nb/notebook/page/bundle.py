@@ -47,9 +47,8 @@ def joined(modules: Mapping[str, str], entry: str) -> str:
         _check(modules, name)
         for item in _NAME.findall(modules[name]):
             if (other := owners.setdefault(item, name)) != name:
-                raise ValueError(
-                    f"{other}.js and {name}.js both have {item} at their top. Give one of them another name."
-                )
+                both = f"{other}.js and {name}.js both have {item} at their top"
+                raise ValueError(f"{both}. Give one of them another name.")
     exports = [element for name in order for element in _EXPORT.findall(modules[name])]
     parts = [_EXPORT.sub("", _IMPORT.sub("", modules[name])).strip() for name in order]
     return "\n\n".join([*parts, f"export {{ {', '.join(exports)} }};\n"])
@@ -58,9 +57,8 @@ def joined(modules: Mapping[str, str], entry: str) -> str:
 def _order(modules: Mapping[str, str], name: str, above: tuple[str, ...]) -> list[str]:
     """A module after all that it imports, each once."""
     if name in above:
-        raise ValueError(
-            f"modules import each other: {' > '.join([*above, name])}. Move what both need to a third one."
-        )
+        cycle = " > ".join([*above, name])
+        raise ValueError(f"modules import each other: {cycle}. Move what both need to a third one.")
     if name not in modules:
         raise ValueError(f"{above[-1] if above else 'the page'} imports {name}.js, and there is no such module.")
     found: dict[str, None] = {}
@@ -78,6 +76,5 @@ def _check(modules: Mapping[str, str], name: str) -> None:
         )
     for names, other in _IMPORT.findall(modules[name]):
         if unknown := {*re.findall(r"[^\s,]+", names)} - {*_EXPORT.findall(modules[other])}:
-            raise ValueError(
-                f"{name}.js imports {', '.join(sorted(unknown))} from {other}.js, which does not export it."
-            )
+            missing = ", ".join(sorted(unknown))
+            raise ValueError(f"{name}.js imports {missing} from {other}.js, which does not export it.")

@@ -47,17 +47,14 @@ def script(element_id: str, messages: list[Message], size_limit: int) -> str:
         plain = json.dumps({**page, "messages": messages}).encode()
         # what is this much larger would not fit, and takes seconds to pack
         if len(plain) <= _BEST_PACKED * size_limit:
-            made = SCRIPT.substitute(packed=_packed(plain), place=element_id)
+            # without a time: the same run is saved as the same bytes
+            packed = base64.b64encode(gzip.compress(plain, compresslevel=6, mtime=0)).decode()
+            made = SCRIPT.substitute(packed=packed, place=element_id)
             if saved_size(made) <= size_limit:
                 return made
         if not any(message.get("lines") or message.get("metrics") for message in messages):
             return ""
         messages = [_lighter(message) for message in messages]
-
-
-def _packed(page: bytes) -> str:
-    # without a time: the same run is saved as the same bytes
-    return base64.b64encode(gzip.compress(page, compresslevel=6, mtime=0)).decode()
 
 
 def _lighter(message: Message) -> Message:
