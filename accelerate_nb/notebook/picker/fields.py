@@ -24,8 +24,7 @@ class SettingField:
         self._origin = ipywidgets.HTML()
         self._remark = ipywidgets.HTML()
         about = ipywidgets.HTML(html.help_line(setting.help, _default(setting), setting.unsupported))
-        self.box = ipywidgets.VBox([self.control, self._remark, self._origin, about])
-        self.box.add_class("acc-field")
+        self.box = ipywidgets.VBox([self.control, self._remark, self._origin, about]).add_class("acc-field")
 
     @property
     def typed(self) -> Any:
@@ -57,15 +56,14 @@ class SettingGroup:
         every = list(fields)
         self._advanced = [field for field in every if field.setting.advanced]
         self._folded = _grid(self._advanced)
-        self._button = ipywidgets.Button(tooltip=f"Settings of {GROUPS[key]} that are seldom changed")
-        self._button.add_class("acc-more")
+        tooltip = f"Settings of {GROUPS[key]} that are seldom changed"
+        self._button = ipywidgets.Button(tooltip=tooltip).add_class("acc-more")
         self._button.on_click(lambda _: self.unfold(folded=not self._is_folded()))
         plain = [field for field in every if not field.setting.advanced]
         self._more = "more " if plain else ""
         folded = [self._button, self._folded] if self._advanced else []
         head = ipywidgets.HTML(html.heading(GROUPS[key], note))
-        self.box = ipywidgets.VBox([head, *([_grid(plain)] if plain else []), *folded])
-        self.box.add_class("acc-group")
+        self.box = ipywidgets.VBox([head, *([_grid(plain)] if plain else []), *folded]).add_class("acc-group")
         self.unfold(folded=True)
 
     def unfold(self, *, folded: bool = False) -> None:
@@ -86,9 +84,7 @@ class SettingGroup:
 
 
 def _grid(fields: Iterable[SettingField]) -> Any:
-    grid = ipywidgets.Box([field.box for field in fields])
-    grid.add_class("acc-fields")
-    return grid
+    return ipywidgets.Box([field.box for field in fields]).add_class("acc-fields")
 
 
 def _control(setting: Setting) -> Any:

@@ -34,13 +34,10 @@ class FileSection:
         self.save.on_click(lambda _: self._reporting(self._save))
         self.load.on_click(lambda _: self._reporting(self._load))
         self.path.observe(lambda _: self.allow(possible=self._possible), names="value")
-        field = ipywidgets.Box([self.path])
-        field.add_class("acc-field")
-        field.add_class("acc-path")
-        row = ipywidgets.Box([field, self.save, self.load])
-        row.add_class("acc-row")
-        self.box = ipywidgets.VBox([ipywidgets.HTML(html.heading("Keep it")), row, self._status])
-        self.box.add_class("acc-group")
+        field = ipywidgets.Box([self.path]).add_class("acc-field").add_class("acc-path")
+        row = ipywidgets.Box([field, self.save, self.load]).add_class("acc-row")
+        heading = ipywidgets.HTML(html.heading("Keep it"))
+        self.box = ipywidgets.VBox([heading, row, self._status]).add_class("acc-group")
 
     @property
     def status(self) -> str:
@@ -62,7 +59,8 @@ class FileSection:
 
     def _save(self) -> str:
         draft = files.draft(self.path.value, self._content())
-        if _would_lose(draft) and draft != self._agreed and draft.path != self._own_path:
+        would_lose = draft.replaces and (draft.changed or draft.comments)
+        if would_lose and draft != self._agreed and draft.path != self._own_path:
             self._agreed = draft
             self.save.description = "Save over it"
             return f"{draft.path} is there already. {_what_changes(draft)} Press “Save over it” to do so."
@@ -77,10 +75,6 @@ class FileSection:
         self._loaded(str(path))
         self._own_path = path
         return f"Loaded from {path}."
-
-
-def _would_lose(draft: ConfigDraft) -> bool:
-    return draft.replaces and bool(draft.changed or draft.comments)
 
 
 def _what_changes(draft: ConfigDraft) -> str:

@@ -61,9 +61,8 @@ class ConfigPicker:
         self._is_filling = False
         self._fields = {setting.name: SettingField(setting) for setting in all_settings()}
         notes = {"machines": several_machines()}
-        self._groups = [
-            SettingGroup(key, members, notes.get(key, "")) for key in GROUPS if (members := self._of_group(key))
-        ]
+        by_group = {key: [item for item in self._fields.values() if item.setting.group == key] for key in GROUPS}
+        self._groups = [SettingGroup(key, fields, notes.get(key, "")) for key, fields in by_group.items() if fields]
         self._general, self._leads = ipywidgets.HTML(), ipywidgets.HTML()
         self._texts = {name: ipywidgets.HTML() for name in _SPELLINGS}
         path = self._beginning.file or str(files.default_path(os.environ))
@@ -125,9 +124,6 @@ class ConfigPicker:
 
     # ------------------------------------------------------------------------------------------------------ inside
 
-    def _of_group(self, key: str) -> list[SettingField]:
-        return [field for field in self._fields.values() if field.setting.group == key]
-
     def _checked(self, name: str, value: Any) -> Any:
         if name not in self._fields:
             raise unknown_setting(name, self._fields)
@@ -172,19 +168,13 @@ class ConfigPicker:
 
     def _laid_out(self) -> Any:
         left = ipywidgets.VBox([group.box for group in self._groups])
-        texts = ipywidgets.VBox(
-            [ipywidgets.HTML(html.heading("The same, to copy")), self._leads, *self._texts.values()]
-        )
-        texts.add_class("acc-group")
-        right = ipywidgets.VBox([texts, self.file.box, self.test.box])
-        right.add_class("acc-side")
-        halves = ipywidgets.Box([left, right])
-        halves.add_class("acc-halves")
-        again = ipywidgets.Box([self._again])
-        again.add_class("acc-row")
-        form = ipywidgets.VBox([ipywidgets.HTML(html.style()), _title(self._devices), self._general, halves, again])
-        form.add_class("acc-picker")
-        return form
+        heading = ipywidgets.HTML(html.heading("The same, to copy"))
+        texts = ipywidgets.VBox([heading, self._leads, *self._texts.values()]).add_class("acc-group")
+        right = ipywidgets.VBox([texts, self.file.box, self.test.box]).add_class("acc-side")
+        halves = ipywidgets.Box([left, right]).add_class("acc-halves")
+        again = ipywidgets.Box([self._again]).add_class("acc-row")
+        parts = [ipywidgets.HTML(html.style()), _title(self._devices), self._general, halves, again]
+        return ipywidgets.VBox(parts).add_class("acc-picker")
 
 
 def _title(devices: AvailableDevices) -> Any:

@@ -28,11 +28,9 @@ class TestSection:
         self._status, self._list = ipywidgets.HTML(), ipywidgets.HTML()
         self.begin.on_click(lambda _: self.start())
         self.end.on_click(lambda _: self.stop())
-        row = ipywidgets.Box([self.begin, self.end])
-        row.add_class("acc-row")
+        row = ipywidgets.Box([self.begin, self.end]).add_class("acc-row")
         heading = ipywidgets.HTML(html.heading("Does it work?"))
-        self.box = ipywidgets.VBox([heading, row, self._status, self._list])
-        self.box.add_class("acc-group")
+        self.box = ipywidgets.VBox([heading, row, self._status, self._list]).add_class("acc-group")
         self._possible = True
 
     @property
