@@ -47,9 +47,8 @@ class StopNegotiation:
         if set(self._positions) == set(self.ranks):
             self.last_step = 1 + max(other.steps for other in self._positions.values())
             saving = _SAVING if any(other.saves for other in self._positions.values()) else 0.0
-            self._deadline = (
-                now + self.stop_grace_period + max(saving, *map(self._time_to_come, self._positions.values()))
-            )
+            longest = max(saving, *map(self._time_to_come, self._positions.values()))
+            self._deadline = now + self.stop_grace_period + longest
 
     def stop_point_of(self, rank: int) -> StopPoint:
         """A rank's stop point, once all have replied: its last step or, where every function checks, its last check."""

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +69,8 @@ def prepare(
     choice = choose(launching_config, probe(), can_fork=hasattr(os, "fork"), mesh=config.training.xla_mesh)
     call = FunctionCall(function, tuple(args))
     if choice.start == "inline":
-        return _run(
-            InlineRun,
-            config,
-            choice,
-            call.name,
-            front_end,
-            on_event,
-            _inline(call, {**config.environ(), **choice.shows}),
-        )
+        inline = _inline(call, {**config.environ(), **choice.shows})
+        return _run(InlineRun, config, choice, call.name, front_end, on_event, inline)
     payload, choice = _payload(call, choice, is_method_requested=launching_config.start_method != "auto")
     if choice.kind == "xla":
         supervisor.preload(xla.MODULES)
@@ -91,27 +85,15 @@ def prepare(
         ranks_per_process=choice.ranks_per_process,
         through_xla=choice.kind == "xla",
     )
-    return _run(
-        Run,
-        config,
-        choice,
-        call.name,
-        front_end,
-        on_event,
-        lambda run_context, number: WorkerGroup(plan, engine, run_context, number),
-        payload,
-    )
+    worker_group = partial(WorkerGroup, plan, engine)
+    return _run(Run, config, choice, call.name, front_end, on_event, worker_group, payload)
 
 
 def _process_environment(config: RunConfig, choice: Placement) -> ProcessEnvironment:
     """The part of this process's state that workers take over."""
     process_environment = current_environment(environment(config, choice), _threads(config.launching, choice))
-    environ = (
-        xla.for_workers(process_environment.environ)
-        if choice.kind == "xla"
-        else xla.for_others(process_environment.environ)
-    )
-    return replace(process_environment, environ=environ)
+    fitting = xla.for_workers if choice.kind == "xla" else xla.for_others
+    return replace(process_environment, environ=fitting(process_environment.environ))
 
 
 def _payload(call: FunctionCall, choice: Placement, *, is_method_requested: bool) -> tuple[Payload, Placement]:
@@ -170,6 +152,7 @@ def _run(
         prune(parent)
         supervisor.preload(module for rank_result in rank_results for module in rank_result.modules)
 
+    folders = [run_context.record.folder, Path.cwd()]
     return kind(
         run_context=run_context,
         worker_group=lambda number: worker_group(run_context, number),
@@ -180,13 +163,7 @@ def _run(
         name=name,
         why=choice.why,
         at_end=at_end,
-        sampler=ResourceMonitor(
-            run_context.view,
-            choice.size,
-            choice.kind,
-            {**os.environ, **choice.shows},
-            [run_context.record.folder, Path.cwd()],
-        ),
+        sampler=ResourceMonitor(run_context.view, choice.size, choice.kind, {**os.environ, **choice.shows}, folders),
     )
 
 

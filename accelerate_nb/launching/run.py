@@ -154,9 +154,8 @@ class Run:
 
     def __repr__(self) -> str:
         ranks = len(self.view.ranks)
-        return (
-            f"<Run of {self.name}: {self.view.state}, {ranks} rank{'' if ranks == 1 else 's'}, output in {self.folder}>"
-        )
+        count = f"{ranks} rank{'' if ranks == 1 else 's'}"
+        return f"<Run of {self.name}: {self.view.state}, {count}, output in {self.folder}>"
 
     def _ipython_display_(self) -> None:
         self._front_end.show(self)
@@ -230,15 +229,11 @@ class Run:
 
     def _what_happened(self, interrupted: bool, timeout: float | None) -> BaseException | None:
         if interrupted:
-            return of_this_package(
-                KeyboardInterrupt(f"the run was interrupted, and its workers have ended. All output: {self.folder}")
-            )
+            text = f"the run was interrupted, and its workers have ended. All output: {self.folder}"
+            return of_this_package(KeyboardInterrupt(text))
         if not self.done:
-            return of_this_package(
-                TimeoutError(
-                    f"The run has not ended after {timeout:g} s of waiting. It goes on; wait again, or stop it."
-                )
-            )
+            text = f"The run has not ended after {timeout:g} s of waiting. It goes on; wait again, or stop it."
+            return of_this_package(TimeoutError(text))
         return self._error
 
     def _outcome(self, error: BaseException | None) -> Any:
@@ -329,9 +324,8 @@ class Run:
             return error
         if worker_group.lost is not None:
             return LaunchError(f"The workers were lost: {worker_group.lost}. They were ended; launch again.")
-        if self._stopped is not None and all(
-            rank_result.failure is None or rank_result.failure.ended_by_us for rank_result in rank_results
-        ):
+        failures = [item.failure for item in rank_results if item.failure is not None]
+        if self._stopped is not None and all(failure.ended_by_us for failure in failures):
             return stopped_error(worker_group.stopped_at, rank_results, self.folder)
         return worker_error(rank_results, self.folder)
 

@@ -12,15 +12,7 @@ from functools import partial
 from typing import Any
 
 from accelerate_nb.events.channel import EventReader
-from accelerate_nb.events.model import (
-    OVER,
-    DeviceSample,
-    Failure,
-    HostSample,
-    State,
-    StateChange,
-    TaskDone,
-)
+from accelerate_nb.events.model import OVER, DeviceSample, Failure, HostSample, State, StateChange, TaskDone
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult, died
 from accelerate_nb.failures.stack_dumps import crash_text
@@ -166,9 +158,8 @@ class WorkerGroup:
             self._idle_observer.check()
             if self._requested_stop == "finish" and self._negotiation is None and self.began:
                 self._negotiation = self._request_hold()
-            is_stopped = self._requested_stop in {"interrupt", "kill"} or (
-                self._requested_stop is not None and not self.began
-            )
+            # one that has not begun makes no step after which it could stop
+            is_stopped = self._requested_stop is not None and (self._requested_stop != "finish" or not self.began)
             negotiation = self._negotiation
             if is_stopped or (negotiation and negotiation.needs_force(self._reported, time.monotonic())):
                 return self._end_within(self._run_context.stop_grace_period)
@@ -192,11 +183,9 @@ class WorkerGroup:
         logs = self._output.fileno()
         if logs not in self._urgent.get_map():
             self._urgent.register(logs, selectors.EVENT_READ, lambda: self._wake(logs))
-        due = [
-            self._idle_observer.due,
-            *([self._run_context.deadline] if self._run_context.deadline is not None else []),
-        ]
-        return min(max(min(due) - now, 0.0), _DOZE)
+        deadline = self._run_context.deadline
+        due = self._idle_observer.due if deadline is None else min(self._idle_observer.due, deadline)
+        return min(max(due - now, 0.0), _DOZE)
 
     def _wake(self, logs: int) -> None:
         self._urgent.unregister(logs)
@@ -365,9 +354,8 @@ class WorkerGroup:
         if rank not in self._reported:
             # nobody was left to report its end
             state: State = "stopped" if failure.ended_by_us else "failed"
-            self._run_context.take(
-                StateChange(rank, state, time.time(), failure.message if failure.ended_by_us else "")
-            )
+            detail = failure.message if failure.ended_by_us else ""
+            self._run_context.take(StateChange(rank, state, time.time(), detail))
         self._run_context.take(failure)
         return RankResult(rank, failure=failure)
 

@@ -14,7 +14,7 @@ from accelerate_nb.events.run_state import RankState
 from accelerate_nb.failures.exception_copy import raise_as_it_is
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import worker_error
-from accelerate_nb.launching.attached.rendezvous import AttachedRank, next_call_store
+from accelerate_nb.launching.attached.rendezvous import AttachedRank, Decision, next_call_store
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.rng_state import current_random_states
 from accelerate_nb.sources.cells import current_sources
@@ -128,10 +128,8 @@ class AttachedCall:
         there = self.store.wait(timeout)
         reports = tuple(self._received(rank, own_report) for rank in there)
         waiting.leave()
-        if (
-            waiting.meets
-            and self.store.decide("rejoin" if len(there) == self.attached_rank.size else "part") == "rejoin"
-        ):
+        proposal: Decision = "rejoin" if len(there) == self.attached_rank.size else "part"
+        if waiting.meets and self.store.decide(proposal) == "rejoin":
             waiting.join_groups(self._rejoin_store())
         self.store.leave(wait=all(report.failure is None for report in reports))
         return reports

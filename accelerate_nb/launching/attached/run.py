@@ -44,9 +44,8 @@ class AttachedWorkers(InlineWorkers):
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - reported, then raised where the run is waited for
-            failure = self._run_context.view.rank(self._rank).failure or failure_of(
-                error, self._rank, current_sources()
-            )
+            seen = self._run_context.view.rank(self._rank).failure
+            failure = seen or failure_of(error, self._rank, current_sources())
             return self._rank_results([RankReport(self._rank, failure=failure, error=error)])
         finally:
             self.stopped_at = current_stop_request().stopped_at
@@ -91,8 +90,7 @@ class AttachedRun(InlineRun):
         """All that a rank wrote through Python's streams; of one on a machine that does not share the folder, the last lines."""
         if self.log_file(rank).exists():
             return super().logs(rank)
-        lines = self.view.rank(rank).lines
-        return "".join(f"{line.text}\n" for line in lines)
+        return "".join(f"{line.text}\n" for line in self.view.rank(rank).lines)
 
 
 class _OutputRecorder(RunRecorder):

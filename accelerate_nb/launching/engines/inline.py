@@ -69,9 +69,7 @@ class InlineWorkers:
     def stop(self, how: Stop) -> None:
         """Let the call end at its next boundary; one that has none can't be stopped from outside, but by an interrupt."""
         if (position := current_stop_request().hold()) is not None:
-            negotiation = StopNegotiation(
-                ranks=[0], stop_grace_period=self._run_context.stop_grace_period, now=time.monotonic()
-            )
+            negotiation = StopNegotiation([0], self._run_context.stop_grace_period, time.monotonic())
             negotiation.reply(0, position, time.monotonic())
             current_stop_request().until(negotiation.stop_point_of(0))
 

@@ -51,15 +51,9 @@ class SupervisorHandle:
         self._last_used = time.monotonic()
         # its death signal fires when the thread that made it ends: only the main thread lasts as long as the process
         parent = self.owner if threading.current_thread() is threading.main_thread() else 0
+        arguments = [str(far.fileno()), str(parent), ",".join(self.loaded)]
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "accelerate_nb.supervisor.main",
-                str(far.fileno()),
-                str(parent),
-                ",".join(self.loaded),
-            ],
+            [sys.executable, "-m", "accelerate_nb.supervisor.main", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -107,11 +101,8 @@ class SupervisorHandle:
             for process_specs in specs:
                 ranks = [spec.rank_info.rank for spec in process_specs]
                 message = {"do": "fork", "run": run, "ranks": ranks, "specs": as_text(process_specs)}
-                send_message(
-                    self._control,
-                    message,
-                    [descriptor for spec in process_specs for descriptor in spec.descriptors.all()],
-                )
+                descriptors = [descriptor for spec in process_specs for descriptor in spec.descriptors.all()]
+                send_message(self._control, message, descriptors)
             self._open_groups += 1
         return near
 

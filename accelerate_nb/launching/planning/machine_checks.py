@@ -88,15 +88,13 @@ def of_torch(devices: AvailableDevices, nvidia: Driver | None, environment: Mapp
     text = f"it sees {devices.count} of them" if devices.count else "it computes on the CPU"
     if not gpus or devices.count:
         return CheckResult("torch", title, "passed", f"built for {devices.label}s; {text}" if devices.count else text)
+    there = f"this machine has {gpus} NVIDIA GPU{'s' if gpus > 1 else ''}"
     if not torch_is_built_for("cuda"):
-        text = f"this machine has {gpus} NVIDIA GPU{'s' if gpus > 1 else ''}, and torch was built without CUDA"
-        return CheckResult(
-            "torch", title, "failed", text, "Install a build for CUDA: https://pytorch.org/get-started/locally"
-        )
+        text = f"{there}, and torch was built without CUDA"
+        advice = "Install a build for CUDA: https://pytorch.org/get-started/locally"
+        return CheckResult("torch", title, "failed", text, advice)
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    text = (
-        f"this machine has {gpus} NVIDIA GPU{'s' if gpus > 1 else ''}, and CUDA_VISIBLE_DEVICES={visible!r} hides them"
-    )
+    text = f"{there}, and CUDA_VISIBLE_DEVICES={visible!r} hides them"
     return CheckResult("torch", title, "passed", text, "unset CUDA_VISIBLE_DEVICES where they should be used")
 
 
@@ -168,16 +166,8 @@ def _holder(port: int) -> str:
     import psutil
 
     try:
-        listening = [
-            net_connection
-            for net_connection in psutil.net_connections("tcp")
-            if net_connection.status == psutil.CONN_LISTEN
-        ]
-        pid = next(
-            net_connection.pid
-            for net_connection in listening
-            if net_connection.laddr and net_connection.laddr.port == port and net_connection.pid
-        )
+        listening = (item for item in psutil.net_connections("tcp") if item.status == psutil.CONN_LISTEN)
+        pid = next(item.pid for item in listening if item.laddr and item.laddr.port == port and item.pid)
         return f", {psutil.Process(pid).name()} (process {pid}) listens there"
     except (psutil.Error, StopIteration):
         return ""

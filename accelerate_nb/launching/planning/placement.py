@@ -47,15 +47,9 @@ def choose(config: LaunchingConfig, devices: AvailableDevices, can_fork: bool, m
             f"gpu_ids={config.gpu_ids!r} was requested with engine='inline', but this process has its devices already. "
             "Leave one of them out."
         )
-    return Placement(
-        start,
-        computing.size,
-        computing.kind == "cpu",
-        f"{computing.where}; {why}",
-        computing.shows,
-        computing.ranks_per_process,
-        computing.kind,
-    )
+    is_on_cpu, why = computing.kind == "cpu", f"{computing.where}; {why}"
+    ranks_per_process, kind = computing.ranks_per_process, computing.kind
+    return Placement(start, computing.size, is_on_cpu, why, computing.shows, ranks_per_process, kind)
 
 
 def _computing(config: LaunchingConfig, devices: AvailableDevices) -> XlaPlacement:
@@ -109,9 +103,9 @@ def _start(config: LaunchingConfig, size: int, can_fork: bool) -> tuple[Start, s
     if config.engine == "inline":
         return _inline(config, size)
     if config.start_method == "auto":
-        return (
-            ("supervisor", "forked by a supervisor") if can_fork else ("spawn", "fresh Pythons: this system can't fork")
-        )
+        if can_fork:
+            return "supervisor", "forked by a supervisor"
+        return "spawn", "fresh Pythons: this system can't fork"
     if config.start_method != "spawn" and not can_fork:
         raise LaunchError(
             f"start_method={config.start_method!r} was requested, but this system can't fork processes. "

@@ -109,14 +109,8 @@ class _CheckFrontEnd:
             if (check := from_display(shown)) is not None:
                 self._on_check(self._shown_run, check)
 
-    def closed(self) -> None:
-        self.refresh()
-
-    def follow(self, run: RunHandle) -> None:
-        self.opened(run)
-
-    def show(self, run: RunHandle) -> None:
-        self.opened(run)
+    follow = show = opened
+    closed = refresh
 
 
 def _for_a_test(config: RunConfig) -> RunConfig:

@@ -25,13 +25,7 @@ from accelerate_nb.launching.run_context import Stop
 from accelerate_nb.launching.session.cell_run import CellRun
 from accelerate_nb.launching.session.task_dispatcher import FREEING, TaskDispatcher
 from accelerate_nb.sources.cells import CellSources
-from accelerate_nb.transport.session_tasks import (
-    CallFunction,
-    PullNames,
-    PushNames,
-    RunCell,
-    Task,
-)
+from accelerate_nb.transport.session_tasks import CallFunction, PullNames, PushNames, RunCell
 from accelerate_nb.worker.session import task_loop
 
 _BETWEEN_REFRESHES = 0.1
@@ -46,14 +40,8 @@ class _SilentFrontEnd:
     def refresh(self) -> None:
         """Nothing is drawn."""
 
-    def closed(self) -> None:
-        """Nothing is drawn."""
-
-    def follow(self, run: RunHandle) -> None:
-        """Nothing is drawn."""
-
-    def show(self, run: RunHandle) -> None:
-        """Nothing is drawn."""
+    follow = show = opened
+    closed = refresh
 
 
 class Session:
@@ -113,9 +101,8 @@ class Session:
             raise
         if self._gone.is_set():
             raise self._run.error or LaunchError("The session's workers ended before they were ready. Start it again.")
-        self._tasks.pids = {
-            glance.rank: int(glance.detail) for glance in self.view.glances() if glance.detail.isdigit()
-        }
+        known = (glance for glance in self.view.glances() if glance.detail.isdigit())
+        self._tasks.pids = {glance.rank: int(glance.detail) for glance in known}
         atexit.register(self.close)
 
     @property
@@ -210,7 +197,7 @@ class Session:
         sources.install()
         self._run.add_sources(sources)
         cell = RunCell(text, filename, number, silent)
-        return self._begin(cell, ranks, name or f"Cell In[{number}]", timeout)
+        return self._dispatcher().begin(cell, ranks, name or f"Cell In[{number}]", timeout)
 
     def call(
         self,
@@ -230,7 +217,7 @@ class Session:
         invoke = CallFunction(function, tuple(args), dict(kwargs or {}))
         name = str(getattr(function, "__name__", type(function).__name__))
         parts = {name: function, **{f"args[{index}]": value for index, value in enumerate(args)}, **invoke.kwargs}
-        return self._begin(invoke, ranks, name, timeout, parts)
+        return self._dispatcher().begin(invoke, ranks, name, timeout, parts)
 
     def push(
         self,
@@ -245,7 +232,7 @@ class Session:
         Raises `PayloadError`, which names what can't travel, and what `run` raises.
         """
         __tracebackhide__ = True  # IPython shows the person's own frames alone
-        self._begin(PushNames(dict(values)), ranks, "push", None, values).wait(refresh)
+        self._dispatcher().begin(PushNames(dict(values)), ranks, "push", None, values).wait(refresh)
 
     def pull(
         self, names: Sequence[str], *, ranks: Sequence[int] = (0,), refresh: Callable[[], None] = lambda: None
@@ -257,7 +244,7 @@ class Session:
         `PayloadError` for a value that can't travel, and what `run` raises.
         """
         __tracebackhide__ = True  # IPython shows the person's own frames alone
-        ends = self._begin(PullNames(tuple(names)), ranks, "pull", None).wait(refresh)
+        ends = self._dispatcher().begin(PullNames(tuple(names)), ranks, "pull", None).wait(refresh)
         return {end.rank: end.value for end in ends}
 
     def stacks(self) -> str:
@@ -302,19 +289,13 @@ class Session:
         """Interrupt a cell on every rank that has not ended it; a rank that does not come back ends the session."""
         self._tasks.interrupt(cell)
 
-    def _begin(
-        self,
-        task: Task,
-        ranks: Sequence[int] | None,
-        name: str,
-        timeout: float | None,
-        parts: Mapping[str, Any] | None = None,
-    ) -> CellRun:
+    def _dispatcher(self) -> TaskDispatcher:
+        """What takes tasks; raises a `LaunchError` where the session has ended."""
         __tracebackhide__ = True  # IPython shows the person's own frames alone
         if not self.alive:
             why = f": {self._error}" if self._error is not None else ""
             raise LaunchError(f"A task was sent to a session that has ended{why}. Start another session.")
-        return self._tasks.begin(task, ranks, name, timeout, parts)
+        return self._tasks
 
     # ------------------------------------------------------------------------------------------------------ receiving
 

@@ -128,12 +128,8 @@ class TaskDispatcher:
             pending_cell.close()
             for reply in pending_cell.replies.values():
                 os.close(reply)
-            pending_cell.cell.finish(
-                error
-                or LaunchError(
-                    f"{pending_cell.cell.name} was still running when the session was ended. Start another session."
-                )
-            )
+            text = f"{pending_cell.cell.name} was still running when the session was ended. Start another session."
+            pending_cell.cell.finish(error or LaunchError(text))
 
     def _send(self, pending_cell: PendingCell, request: int, *, uses_groups: bool) -> None:
         """Send a task to the cell's ranks; where process groups have to be rebuilt first, all ranks take part."""
@@ -145,15 +141,10 @@ class TaskDispatcher:
             takes_part = rank in pending_cell.cell.ranks
             if not takes_part and renewal is None:
                 continue
-            message = {
-                "do": "task",
-                "number": pending_cell.cell.number,
-                "renewal": renewal,
-                "others": self._others(rank),
-            }
+            cell = {"number": pending_cell.cell.number, "renewal": renewal, "others": self._others(rank)}
             reply = memory_file("accelerate_nb_reply")
             body = request if takes_part else write_request(None)
-            self._run.send(rank, message, (body, reply))
+            self._run.send(rank, {"do": "task", **cell}, (body, reply))
             if takes_part:
                 pending_cell.replies[rank] = reply
             else:
@@ -216,9 +207,8 @@ class TaskDispatcher:
         if not self._open:
             # workers that have nothing to do send nothing
             self._run.restart_watchdog(0.0)
-        if pending_cell.failed and any(
-            counts != self._counts[0] for counts in self._counts.values() if 0 in self._counts
-        ):
+        first = self._counts.get(0)
+        if pending_cell.failed and first is not None and any(counts != first for counts in self._counts.values()):
             # a collective was begun by some ranks only, and waits for the others
             self._broken = True
         pending_cell.cell.finish(self._error_of(pending_cell))
@@ -231,12 +221,10 @@ class TaskDispatcher:
             return None
         if pending_cell.stacks is not None and pending_cell.timeout is not None:
             return hang_error(pending_cell.timeout, pending_cell.stacks, rank_results, self._run.folder)
-        if pending_cell.cell.was_interrupted and all(
-            failure.ended_by_us or failure.lost_connection for failure in failures
-        ):
-            return KeyboardInterrupt(
-                f"{pending_cell.cell.name} was interrupted; the session goes on, with its variables"
-            )
+        only_ended = all(failure.ended_by_us or failure.lost_connection for failure in failures)
+        if pending_cell.cell.was_interrupted and only_ended:
+            text = f"{pending_cell.cell.name} was interrupted; the session goes on, with its variables"
+            return KeyboardInterrupt(text)
         return worker_error(rank_results, self._run.folder)
 
     # ------------------------------------------------------------------------------------- what happens after a while

@@ -21,8 +21,10 @@ def write_request(task: Task | None, parts: Mapping[str, Any] | None = None) -> 
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     sources = current_sources() if parts is not None else CellSources({}, {})
     names: dict[str, Any] = {}
+    main_names = list(vars(sys.modules["__main__"]).items())
     try:
-        entries = dump(TaskRequest(task, _main_names(), sources.lines, sources.numbers, names), names)
+        known = frozenset(name for name, value in main_names if is_of_main(value))
+        entries = dump(TaskRequest(task, known, sources.lines, sources.numbers, names), names)
     except Exception as error:  # noqa: BLE001 - a pickler calls anybody's code, which may raise anything
         raise explain(parts or {}, error, sources) from None
     descriptor = memory_file("accelerate_nb_request")
@@ -32,11 +34,6 @@ def write_request(task: Task | None, parts: Mapping[str, Any] | None = None) -> 
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _main_names() -> frozenset[str]:
-    """The functions and classes of the notebook."""
-    return frozenset(name for name, value in list(vars(sys.modules["__main__"]).items()) if is_of_main(value))
 
 
 def read_reply(descriptor: int, rank: int) -> TaskReply:
