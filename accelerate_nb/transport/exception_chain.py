@@ -91,9 +91,7 @@ def traceback_of(calls: Sequence[TracebackCall]) -> TracebackType | None:
     trace = None
     for call in reversed(calls):
         code = _raising(call)
-        raising = next(
-            instruction.offset for instruction in dis.get_instructions(code) if "RAISE" in instruction.opname
-        )
+        raising = next(step.offset for step in dis.get_instructions(code) if "RAISE" in step.opname)
         # the frame of a generator that never began refers to no caller, which would stay in memory with all its variables
         frame = FunctionType(code, {})().gi_frame
         trace = TracebackType(trace, frame, raising, call.line)

@@ -61,8 +61,4 @@ class RankInfo:
 
 def on_loopback() -> dict[str, str]:
     """The variables that keep collectives on one machine off every other network; what the person set stays."""
-    return {
-        "GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE,
-        "NCCL_SOCKET_IFNAME": _LOOPBACK_INTERFACE,
-        "TP_SOCKET_IFNAME": _LOOPBACK_INTERFACE,
-    }
+    return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), _LOOPBACK_INTERFACE)

@@ -154,20 +154,14 @@ def _reduce_storage(storage: Any) -> Any:
 
     if storage.device.type == "meta":
         return _meta_storage, (storage.nbytes(),)
-    if storage.is_shared() and storage.device.type == "cpu":
-        shared = _reduce_shared(storage)
-        if shared is not None:
-            return shared
+    if storage.is_shared() and storage.device.type == "cpu" and get_spawning_popen() is not None:
+        # it stays the same memory on the other side, where descriptors can travel along
+        from torch.multiprocessing.reductions import reduce_storage
+
+        return reduce_storage(storage)
     held = storage.cpu()
     memory: Any = torch.empty(0, dtype=torch.uint8).set_(held).numpy()
     return _storage, (pickle.PickleBuffer(memory), storage.device.type)
-
-
-def _reduce_shared(storage: Any) -> Any:
-    """A storage in shared memory stays the same memory on the other side, where descriptors can travel along."""
-    from torch.multiprocessing.reductions import reduce_storage
-
-    return reduce_storage(storage) if get_spawning_popen() is not None else None
 
 
 def _reduce_as_integers(tensor: Any) -> Any:

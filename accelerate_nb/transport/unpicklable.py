@@ -37,9 +37,8 @@ def explain(values: Mapping[str, Any], error: BaseException, sources: CellSource
             f"The function or its arguments can't be sent to the workers: {type(error).__name__}: {error}. "
             "Make what can't travel inside the function."
         )
-    kind = f"{type(unpicklable_value.value).__module__}.{type(unpicklable_value.value).__qualname__}".removeprefix(
-        "builtins."
-    )
+    value_type = type(unpicklable_value.value)
+    kind = f"{value_type.__module__}.{value_type.__qualname__}".removeprefix("builtins.")
     name = unpicklable_value.path[-1]
     return PayloadError(
         f"{name!r}, a {kind}, can't be sent to the workers. It is captured as {' → '.join(unpicklable_value.path)}"
@@ -49,9 +48,10 @@ def explain(values: Mapping[str, Any], error: BaseException, sources: CellSource
 
 
 def _where(unpicklable_value: UnpicklableValue, sources: CellSources) -> str:
-    if unpicklable_value.owner is None:
+    owner = unpicklable_value.owner
+    if owner is None:
         return ""
-    return f" by {unpicklable_value.owner.co_name!r} in {sources.location(unpicklable_value.owner.co_filename, unpicklable_value.owner.co_firstlineno)}"
+    return f" by {owner.co_name!r} in {sources.location(owner.co_filename, owner.co_firstlineno)}"
 
 
 def _search(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from multiprocessing import process
 from typing import Any
 
@@ -91,17 +92,16 @@ class WorkerSpec:
         """The spec that `to_json` wrote."""
         values: dict[str, Any] = json.loads(text)
         around, held = values["process_environment"], values["descriptors"]
+        around |= {"path": tuple(around["path"]), "argv": tuple(around["argv"])}
         return WorkerSpec(
             rank_info=RankInfo(**values["rank_info"]),
-            process_environment=ProcessEnvironment(
-                **{**around, "path": tuple(around["path"]), "argv": tuple(around["argv"])}
-            ),
+            process_environment=ProcessEnvironment(**around),
             descriptors=WorkerDescriptors(**{**held, "more": tuple(held["more"])}),
             through_xla=values["through_xla"],
         )
 
 
-def numbered(descriptors: WorkerDescriptors, arrived: Sequence[int]) -> WorkerDescriptors:
+def numbered(descriptors: WorkerDescriptors, arrived: Iterable[int]) -> WorkerDescriptors:
     """The descriptors under their numbers in this process; they arrive in the order of `WorkerDescriptors.all()`."""
     rest = list(arrived)
     fixed = {
@@ -121,11 +121,5 @@ def of_text(text: str, arrived: Sequence[int] | None = None) -> list[WorkerSpec]
     specs = [WorkerSpec.from_json(json.dumps(fields)) for fields in json.loads(text)]
     if arrived is None:
         return specs
-    rest = list(arrived)
-    return [spec.at(numbered(spec.descriptors, _taken(rest, len(spec.descriptors.all())))) for spec in specs]
-
-
-def _taken(rest: list[int], count: int) -> list[int]:
-    taken = rest[:count]
-    del rest[:count]
-    return taken
+    rest = iter(arrived)
+    return [spec.at(numbered(spec.descriptors, islice(rest, len(spec.descriptors.all())))) for spec in specs]
