@@ -42,9 +42,7 @@ class DisplayHandle:
         """Show an object."""
         display(obj)
 
-    def update(self, obj: Any, **_: Any) -> None:
-        """Show an object."""
-        display(obj)
+    update = display
 
 
 def text_of(value: Any) -> str:

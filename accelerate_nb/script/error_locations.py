@@ -62,9 +62,8 @@ def _clean(error: TracebackException, file: str, *, ours: bool) -> None:
     """Leave out how the script came to call its cells, and this package, unless an error of another's began there."""
     frames = list(error.stack)
     raised_in_package = bool(frames) and frames[-1].filename.startswith(_PACKAGE) and not ours
-    kept = [
-        frame for frame in _below_runners(frames) if not _is_left_out(frame, file, raised_in_package=raised_in_package)
-    ]
+    below = _below_runners(frames)
+    kept = [frame for frame in below if not _is_left_out(frame, file, raised_in_package=raised_in_package)]
     for frame in kept:
         if frame.filename == file and frame.name.startswith("_cell_"):
             frame.name = "<module>"

@@ -43,10 +43,7 @@ def read(words: Sequence[str], name: str, title: str, options: Mapping[str, tupl
     >>> read(["--epochs", "5"], "train.py", "Train a model", {"epochs": ("int", "3", "how often")}).values
     {'epochs': 5}
     """
-    known = [
-        ScriptOption(option, OptionType(type_name), default, help_text)
-        for option, (type_name, default, help_text) in options.items()
-    ]
+    known = [ScriptOption(option, OptionType(kind), *texts) for option, (kind, *texts) in options.items()]
     parser = _parser(name, title, known)
     parsed, others = parser.parse_known_args(words)
     if others:
@@ -71,10 +68,10 @@ class OptionValues:
 
     def instead_of(self, *defaults: Any) -> tuple[Any, ...]:
         """The options' values in order: the given ones, or these defaults."""
-        pairs = zip(self.options, defaults, strict=True)
-        return tuple(
-            pair.type.whole(self.values[pair.name]) if pair.name in self.values else value for pair, value in pairs
-        )
+        given = {
+            item.name: item.type.whole(self.values[item.name]) for item in self.options if item.name in self.values
+        }
+        return tuple(given.get(item.name, value) for item, value in zip(self.options, defaults, strict=True))
 
 
 @dataclass(frozen=True)
@@ -174,33 +171,24 @@ def _parser(script: str, title: str, options: Sequence[ScriptOption]) -> _Option
 def _add(parser: _OptionParser, script_option: ScriptOption) -> None:
     help_text = " ".join(filter(None, (script_option.help, f"(default: {script_option.default})"))).replace("%", "%%")
     first, *others = script_option.flags
-    if script_option.type.element == "bool" and script_option.type.many is None:
-        parser.add_argument(
-            first, dest=script_option.name, action="store_true", default=argparse.SUPPRESS, help=help_text
-        )
-        for flag in others:
-            parser.add_argument(
-                flag, dest=script_option.name, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
-            )
-        off = f"the opposite of {first}"
-        for flag in script_option.negated:
-            parser.add_argument(
-                flag, dest=script_option.name, action="store_false", default=argparse.SUPPRESS, help=off
-            )
-            off = argparse.SUPPRESS
-        return
-    read = _reader(script_option.type)
-    shape: dict[str, Any] = {
-        "dest": script_option.name,
-        "default": argparse.SUPPRESS,
-        "type": read,
-        "metavar": _metavar(script_option.type),
-    }
-    if script_option.type.many:
+    option_type = script_option.type
+    shape: dict[str, Any] = {"dest": script_option.name, "default": argparse.SUPPRESS}
+    is_switch = option_type.element == "bool" and option_type.many is None
+    if is_switch:
+        shape["action"] = "store_true"
+    else:
+        choices = "{" + ",".join(map(str, option_type.choices)) + "}"
+        shape["type"] = _reader(option_type)
+        shape["metavar"] = choices if option_type.choices else option_type.element.upper()
+    if option_type.many:
         shape["nargs"] = "*"
     parser.add_argument(first, **shape, help=help_text)
     for flag in others:
         parser.add_argument(flag, **shape, help=argparse.SUPPRESS)
+    shape["action"], off = "store_false", f"the opposite of {first}"
+    for flag in script_option.negated if is_switch else ():
+        parser.add_argument(flag, **shape, help=off)
+        off = argparse.SUPPRESS
 
 
 def _reader(option_type: OptionType) -> Callable[[str], Any]:
@@ -208,11 +196,8 @@ def _reader(option_type: OptionType) -> Callable[[str], Any]:
         try:
             return option_type.read(word)
         except (ValueError, KeyError, StopIteration):
-            wanted = (
-                f"one of {', '.join(map(str, option_type.choices))}"
-                if option_type.choices
-                else _NAMES[option_type.element]
-            )
+            choices = f"one of {', '.join(map(str, option_type.choices))}"
+            wanted = choices if option_type.choices else _NAMES[option_type.element]
             raise argparse.ArgumentTypeError(f"{word!r} was given, and it takes {wanted}") from None
 
     return read
@@ -221,19 +206,12 @@ def _reader(option_type: OptionType) -> Callable[[str], Any]:
 _NAMES = {"int": "a whole number", "float": "a number", "str": "text", "Path": "a path", "bool": "true or false"}
 
 
-def _metavar(option_type: OptionType) -> str:
-    return "{" + ",".join(map(str, option_type.choices)) + "}" if option_type.choices else option_type.element.upper()
-
-
 def _unknown(word: str, options: Sequence[ScriptOption]) -> str:
     if not word.startswith("-"):
         return f"{word!r} was given, and belongs to no option"
     flag = word.partition("=")[0]
-    known = [
-        flag
-        for option in options
-        for flag in (*option.flags, *(option.negated if option.type.element == "bool" else ()))
-    ]
+    negated = [flag for option in options if option.type.element == "bool" for flag in option.negated]
+    known = [*(flag for option in options for flag in option.flags), *negated]
     near = difflib.get_close_matches(flag, known, n=1)
     return f"there is no option {flag}" + (f"; did you mean {near[0]}?" if near else "")
 
