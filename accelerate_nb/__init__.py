@@ -71,9 +71,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from accelerate_nb.big_models.device_map.infer import (
-        infer_auto_device_map as infer_auto_device_map,
-    )
+    from accelerate_nb.big_models.device_map.infer import infer_auto_device_map as infer_auto_device_map
     from accelerate_nb.big_models.dispatch import (
         cpu_offload as cpu_offload,
         disk_offload as disk_offload,
@@ -83,9 +81,7 @@ if TYPE_CHECKING:
         init_empty_weights as init_empty_weights,
         init_on_device as init_on_device,
     )
-    from accelerate_nb.big_models.hooks.cpu_offload import (
-        cpu_offload_with_hook as cpu_offload_with_hook,
-    )
+    from accelerate_nb.big_models.hooks.cpu_offload import cpu_offload_with_hook as cpu_offload_with_hook
     from accelerate_nb.big_models.load_checkpoint import (
         load_checkpoint_and_dispatch as load_checkpoint_and_dispatch,
         load_checkpoint_in_model as load_checkpoint_in_model,

@@ -57,15 +57,11 @@ from accelerate_nb.runtime.parallelism_config import (
     TorchTensorParallelConfig as TorchTensorParallelConfig,
     TorchTensorParallelPlugin as TorchTensorParallelPlugin,
 )
-from accelerate_nb.runtime.precision.fp8_ao import (
-    AORecipeKwargs as AORecipeKwargs,
-)
+from accelerate_nb.runtime.precision.fp8_ao import AORecipeKwargs as AORecipeKwargs
 from accelerate_nb.runtime.precision.fp8_msamp import (
     FP8RecipeKwargs as FP8RecipeKwargs,
     MSAMPRecipeKwargs as MSAMPRecipeKwargs,
 )
-from accelerate_nb.runtime.precision.fp8_te import (
-    TERecipeKwargs as TERecipeKwargs,
-)
+from accelerate_nb.runtime.precision.fp8_te import TERecipeKwargs as TERecipeKwargs
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin as TorchDynamoPlugin
 from accelerate_nb.runtime.training.module_tree import get_module_class_from_name as get_module_class_from_name
