@@ -140,17 +140,11 @@ class StopRequest:
             # first the request, then the position: whoever has made more steps than are reported has seen it
             self._is_requested = True
             steps, checks = self.steps, self._stepless_checks
-            return TrainingPosition(
-                steps, max(self._pace(steps), self._pace_of_checks(checks)), self.checks, self._saving > 0, checks
-            )
-
-    def _pace(self, steps: int) -> float:
-        # what comes after the steps, an evaluation perhaps, is none of their time
-        return (self._stepped_at - self._begun) / steps if steps and self._begun is not None else 0.0
-
-    def _pace_of_checks(self, checks: int) -> float:
-        # samples take longer or shorter, and of the first check nothing is known but its time
-        return self._longest_check_gap or (time.monotonic() - self._checked_at if checks else 0.0)
+            # what comes after the steps, an evaluation perhaps, is none of their time
+            pace = (self._stepped_at - self._begun) / steps if steps and self._begun is not None else 0.0
+            # samples take longer or shorter, and of the first check nothing is known but its time
+            check_gap = self._longest_check_gap or (time.monotonic() - self._checked_at if checks else 0.0)
+            return TrainingPosition(steps, max(pace, check_gap), self.checks, self._saving > 0, checks)
 
     def until(self, last: StopPoint) -> None:
         """Let the process go on, and stop there: by `StopRequested`, or as its function sees to it."""
