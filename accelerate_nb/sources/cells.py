@@ -52,7 +52,9 @@ class CellSources:
 def current_sources() -> CellSources:
     """The cells that this process has run; none outside of IPython."""
     names = _cell_names()
-    lines = _lines_of(_cached_cells(names))
+    # files that live only in the line cache: cells, and text that was run by other means (`<doctest …>`)
+    cached = [name for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None]
+    lines = _lines_of(name for name in cached if name in names or name.startswith("<"))
     return CellSources(lines, {name: number for name, number in names.items() if name in lines})
 
 
@@ -63,15 +65,6 @@ def sources_of(numbers: Mapping[str, int]) -> CellSources:
 
 def _lines_of(names: Iterable[str]) -> dict[str, list[str]]:
     return {name: linecache.cache[name][2] for name in names}  # type: ignore[misc]  # entries of cells are never lazy
-
-
-def _cached_cells(names: Mapping[str, int]) -> list[str]:
-    """Files that live only in the line cache: cells, and text that was run by other means (`<doctest …>`)."""
-    return [
-        name
-        for name, entry in linecache.cache.items()
-        if len(entry) == 4 and entry[1] is None and (name in names or name.startswith("<"))
-    ]
 
 
 def _cell_names() -> dict[str, int]:
