@@ -39,8 +39,7 @@ def pull(*values: Any, rank: int | None = None, every: bool = False) -> Any:
         return pull_from(rank or 0, lambda: values if len(values) != 1 else values[0])
     if rank is not None:
         raise ConfigurationError(f"pull was given both every rank and rank {rank}. Leave one of them out.")
-    ranks = range(_size())
-    columns = [[pull_from(each, lambda value=value: value) for each in ranks] for value in values]
+    columns = [_of_every_rank(value) for value in values]
     return columns[0] if len(columns) == 1 else tuple(columns)
 
 
@@ -71,6 +70,10 @@ def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with drawn_on_ranks():
         result = function(*args, **kwargs)
     return pull(result)
+
+
+def _of_every_rank(value: Any) -> list[Any]:
+    return [pull_from(rank, lambda: value) for rank in range(_size())]
 
 
 def _size() -> int:
