@@ -63,8 +63,8 @@ export default () => {
     const ended = (how) => {
       const { gone, state: { ended: before } } = store;
       if (endWithKernel(store, how)) setTimeout(() => saveReport(model, store, notebook), SAVE_DELAY);
-      // a kernel that is shut down in good order has ended the run, and left its report
-      else if (!(gone && how === "died") && before !== null && elapsedSince(store, before) < RECENT) {
+      // a kernel that is shut down in good order has ended the run, and left its report; one that was gone before has no other
+      else if (!gone && before !== null && elapsedSince(store, before) < RECENT) {
         notebook.save();
         // the cell's last outputs may come after the word that its kernel has ended
         setTimeout(() => notebook.model?.dirty && notebook.save(), CLOSE_DELAY);

@@ -126,6 +126,18 @@ def test_what_the_page_keeps_is_the_panel_again(told: Any) -> None:
     )
 
 
+def test_what_is_saved_first_of_a_kernel_that_died_is_the_report(told: Any) -> None:
+    shows_the_panel = told.evaluate(
+        """async (view) => {
+            for (const status of ["autorestarting", "restarting", "starting"]) session.statusChanged.emit(status);
+            while (!window.saved) await new Promise((next) => setTimeout(next, 20));
+            return view in outputs[0].data;
+        }""",
+        VIEW,
+    )
+    assert not shows_the_panel
+
+
 def test_a_page_that_never_saw_the_panel_puts_it_back_under_its_cell(page: Any) -> None:
     page.evaluate(NOTEBOOK)
     page.evaluate("() => { outputs.length = 0; window.start() }")
