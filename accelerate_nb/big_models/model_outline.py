@@ -154,8 +154,10 @@ def _of_folder(folder: Path, *, trusts: bool) -> ModelOutline:
     if (folder / dcp_shards.LIST).is_file() or any(folder.glob(f"{dcp_shards.MODEL_FOLDER}_*/{dcp_shards.LIST}")):
         return _of_shards(folder)
     configuration = folder / "config.json"
-    has_weights = any(path.suffix in {".safetensors", ".bin"} for path in folder.iterdir())
-    if configuration.is_file() and (importlib.util.find_spec("transformers") or not has_weights):
+    if configuration.is_file() and (
+        importlib.util.find_spec("transformers")
+        or not any(path.suffix in {".safetensors", ".bin"} for path in folder.iterdir())
+    ):
         return _of_configuration(configuration, trusts=trusts)
     return _of_files(checkpoint_files(folder), str(folder))
 
