@@ -27,6 +27,7 @@ export class LogView {
       this.inner,
     );
     this.jump = button("anb-jump", "", () => this.toNewest());
+    show(this.jump, false); // a log without a line is never painted
     this.empty = div("anb-empty", "No output yet");
     this.element = div("anb-logbox", this.scroller, this.jump, this.empty);
     this.forget();

@@ -341,6 +341,7 @@ def test_the_folder_of_the_run_is_shown_and_can_be_copied(page: Any, show: Any) 
 def test_an_empty_log_takes_no_room(page: Any, show: Any) -> None:
     show([start(1)])
     expect(page.locator(".anb-empty")).to_have_text("No output yet")
+    expect(page.locator(".anb-jump")).to_be_hidden()
     assert page.locator(".anb-logbox").bounding_box()["height"] < 30
     _give(page, seq=2, lines=_lines(3, 1))
     expect(_log(page).locator(".anb-line")).to_have_count(3)
