@@ -28,10 +28,10 @@ from accelerate_nb.launching.engines.fork import ForkEngine
 from accelerate_nb.launching.engines.inline import InlineWorkers
 from accelerate_nb.launching.engines.spawn import SpawnEngine
 from accelerate_nb.launching.front_end import FrontEnd
+from accelerate_nb.launching.launched_run import InlineRun, LaunchedRun
 from accelerate_nb.launching.planning.placement import Placement, choose
 from accelerate_nb.launching.planning.plan import LaunchPlan
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
-from accelerate_nb.launching.run import InlineRun, Run
 from accelerate_nb.launching.run_context import RunContext
 from accelerate_nb.launching.worker_group import WorkerGroup
 from accelerate_nb.sources.cells import current_sources
@@ -56,7 +56,7 @@ def prepare(
     config: RunConfig,
     front_end: FrontEnd,
     on_event: Callable[[Event], None] = lambda _: None,
-) -> Run:
+) -> LaunchedRun:
     """
     A run of `function(*args)` on as many workers as the configuration requests, ready to be started.
 
@@ -86,7 +86,7 @@ def prepare(
         through_xla=choice.kind == "xla",
     )
     worker_group = partial(WorkerGroup, plan, engine)
-    return _run(Run, config, choice, call.name, front_end, on_event, worker_group, payload)
+    return _run(LaunchedRun, config, choice, call.name, front_end, on_event, worker_group, payload)
 
 
 def _process_environment(config: RunConfig, choice: Placement) -> ProcessEnvironment:
@@ -125,7 +125,7 @@ def _inline(call: FunctionCall, environ: dict[str, str]) -> Callable[[RunContext
 
 
 def _run(
-    kind: type[Run],
+    kind: type[LaunchedRun],
     config: RunConfig,
     choice: Placement,
     name: str,
@@ -133,7 +133,7 @@ def _run(
     on_event: Callable[[Event], None],
     worker_group: Callable[[RunContext, int], Any],
     payload: Payload | None = None,
-) -> Run:
+) -> LaunchedRun:
     launching_config = config.launching
     parent = runs_folder(os.environ, launching_config.folder)
     run_context = RunContext(

@@ -5,61 +5,26 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from accelerate_nb.errors import HangError, LaunchError, StoppedError, of_this_package
-from accelerate_nb.events.model import State, StateChange
+from accelerate_nb.errors import of_this_package
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.exception_copy import raise_as_it_is
-from accelerate_nb.failures.hang_report import StackSnapshot, diagnosis
 from accelerate_nb.failures.rank_result import RankResult
-from accelerate_nb.failures.stack_dumps import stacks_text
-from accelerate_nb.failures.worker_error import hang_error, stopped_error, worker_error
 from accelerate_nb.launching.front_end import FrontEnd
-from accelerate_nb.launching.resource_monitor import ResourceMonitor
-from accelerate_nb.launching.run_context import RunContext, Stop, stronger
-from accelerate_nb.sources.cells import CellSources
+from accelerate_nb.launching.run_context import Stop
 from accelerate_nb.user_warnings import warn_user
 
 # How often the front end may draw while somebody waits.
 _BETWEEN_REFRESHES = 0.1
 
 
-class WorkerGroupLike(Protocol):
-    """One group of workers; a run has another after a restart."""
-
-    timed_out: StackSnapshot | None
-    lost: str | None
-
-    @property
-    def began(self) -> bool:
-        """Whether the function has begun on some rank."""
-
-    @property
-    def stopped_at(self) -> str | None:
-        """The point at which ranks stopped on request."""
-
-    def follow(self) -> tuple[RankResult, ...]:
-        """Run to the end."""
-
-    def stop(self, how: Stop) -> None:
-        """Request the end, from any thread."""
-
-    def send(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
-        """Send a message to a worker's inbox; whether it could be delivered."""
-
-    def restart_watchdog(self, timeout: float) -> None:
-        """Restart the idle watchdog, which warns after so many seconds."""
-
-    def snapshot(self) -> StackSnapshot:
-        """The stacks and collectives of every rank now."""
-
-
-class Run:
+class Run(ABC):
     """
-    Workers that run a function; `launch(...)` gives one.
+    Workers that run a function; `launch(...)` gives one, and `attach(...)` one that outlives its notebook.
 
     It is waited for with `run.wait()`, or in a notebook that should go on meanwhile with `await run`. As the last line of
     a cell, `run` shows itself there, too.
@@ -71,41 +36,24 @@ class Run:
     def __init__(
         self,
         *,
-        run_context: RunContext,
-        worker_group: Callable[[int], WorkerGroupLike],
-        max_restarts: int,
-        timeout: float | None,
-        results: Literal["main", "all"],
-        front_end: FrontEnd,
         name: str,
         why: str,
-        at_end: Callable[[tuple[RankResult, ...]], None],
-        sampler: ResourceMonitor,
+        folder: Path,
+        view: RunState,
+        results: Literal["main", "all"],
+        front_end: FrontEnd,
+        stop_grace_period: float,
     ) -> None:
-        self.name, self.why = name, why
+        self.name, self.why, self.folder, self.view = name, why, folder, view
         self.started = time.time()
-        self._run_context, self._make_worker_group, self._max_restarts = run_context, worker_group, max_restarts
-        self._timeout, self._wanted, self._front_end = timeout, results, front_end
-        self._at_end, self._sampler = at_end, sampler
-        self._worker_group: WorkerGroupLike | None = None
-        self._stopped: Stop | None = None
+        self._wanted, self._front_end = results, front_end
+        self._stop_grace_period = stop_grace_period
         self._rank_results: tuple[RankResult, ...] = ()
         self._error: BaseException | None = None
         self._over = threading.Event()
         self._is_followed = False
-        self._thread: threading.Thread | None = None
 
     # ------------------------------------------------------------------------------------------------------ reading
-
-    @property
-    def view(self) -> RunState:
-        """Everything that has happened so far."""
-        return self._run_context.view
-
-    @property
-    def folder(self) -> Path:
-        """The folder with every rank's output, the metrics and the events."""
-        return self._run_context.record.folder
 
     @property
     def done(self) -> bool:
@@ -124,7 +72,6 @@ class Run:
 
     def log_file(self, rank: int) -> Path:
         """The file that holds all that a rank wrote so far; there is none where it wrote nothing."""
-        self._run_context.record.flush()
         return self.folder / f"rank_{rank}.log"
 
     def logs(self, rank: int) -> str:
@@ -132,25 +79,9 @@ class Run:
         path = self.log_file(rank)
         return path.read_bytes().decode(errors="backslashreplace") if path.exists() else ""
 
-    def send(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
-        """Send a message to a worker's inbox; whether it could be delivered."""
-        worker_group = self._worker_group
-        return worker_group is not None and worker_group.send(rank, message, descriptors)
-
-    def restart_watchdog(self, timeout: float) -> None:
-        """Restart the idle watchdog, since workers got a new task; it warns after so many seconds, with 0 never."""
-        if (worker_group := self._worker_group) is not None:
-            worker_group.restart_watchdog(timeout)
-
-    def add_sources(self, sources: CellSources) -> None:
-        """Add cells that stacks may name."""
-        known = self._run_context.sources
-        self._run_context.sources = CellSources({**known.lines, **sources.lines}, {**known.numbers, **sources.numbers})
-
+    @abstractmethod
     def stacks(self) -> str:
         """The position of every rank that still runs: which wait for which, then every stack with the notebook's own lines."""
-        worker_group = self._worker_group
-        return "" if worker_group is None or self.done else self._snapshot_text(worker_group.snapshot())
 
     def __repr__(self) -> str:
         ranks = len(self.view.ranks)
@@ -162,11 +93,9 @@ class Run:
 
     # ------------------------------------------------------------------------------------------------------- acting
 
+    @abstractmethod
     def start(self) -> Run:
-        """Begin, in a thread of the run's own."""
-        self._thread = threading.Thread(target=self._conduct, name="accelerate_nb run", daemon=True)
-        self._thread.start()
-        return self
+        """Begin; returns this run."""
 
     def wait(self, timeout: float | None = None) -> Any:
         """
@@ -209,23 +138,25 @@ class Run:
         where they don't end within another `stop_grace_period`; so are all after `timeout` seconds.
         """
         self.request_stop("finish")
-        if self._thread is None or not self._thread.is_alive():
+        if not self._is_going_on():
             return
         if not self._over.wait(timeout):
             self.request_stop("interrupt")
-            self._over.wait(self._run_context.stop_grace_period + 5)
+            self._over.wait(self._stop_grace_period + 5)
 
+    @abstractmethod
     def request_stop(self, how: Stop) -> None:
         """Request the end, from any thread, without waiting for it: "finish", "interrupt" or "kill" (see `RunHandle`)."""
-        if self.done:
-            return
-        if self._stopped is None:
-            self._run_context.take(StateChange(None, "stopping", time.time(), "as requested"))
-        self._stopped = stronger(self._stopped, how)
-        if (worker_group := self._worker_group) is not None:
-            worker_group.stop(how)
 
     # ------------------------------------------------------------------------------------------------------ inside
+
+    @abstractmethod
+    def _is_going_on(self) -> bool:
+        """Whether it has begun, and may still end by itself."""
+
+    def _trouble(self) -> object | None:
+        """The reason why not everything could be kept in the run's folder."""
+        return None
 
     def _what_happened(self, interrupted: bool, timeout: float | None) -> BaseException | None:
         if interrupted:
@@ -277,111 +208,6 @@ class Run:
             self._front_end.closed()
         return interrupts > 0
 
-    def _conduct(self) -> None:
-        try:
-            self._keep_status("running")
-            self._run_context.take(StateChange(None, "running", time.time(), self.why))
-            with self._sampler:
-                self._rank_results = self._worker_groups()
-        except KeyboardInterrupt:
-            # of a rank in this very process
-            self._stopped = stronger(self._stopped, "interrupt")
-            raise
-        except Exception as error:  # noqa: BLE001 - raised where the run is waited for
-            self._error = error
-        finally:
-            self._finish()
-
-    def _worker_groups(self) -> tuple[RankResult, ...]:
-        rank_results: tuple[RankResult, ...] = ()
-        for number in range(self._max_restarts + 1):
-            worker_group, rank_results = self._run_once(number)
-            if worker_group.lost is not None and not worker_group.began:
-                # what forks the workers died before the function had begun in any: nothing is done twice
-                worker_group, rank_results = self._run_once(number)
-            if all(rank_result.failure is None for rank_result in rank_results):
-                break
-            self._error = self._error_of(worker_group, rank_results)
-            if self._stopped is not None or worker_group.timed_out is not None:
-                break
-        else:
-            return rank_results
-        if all(rank_result.failure is None for rank_result in rank_results):
-            self._error = None
-        return rank_results
-
-    def _run_once(self, number: int) -> tuple[WorkerGroupLike, tuple[RankResult, ...]]:
-        self._worker_group = worker_group = self._make_worker_group(number)
-        if self._stopped is not None:
-            worker_group.stop(self._stopped)
-        return worker_group, worker_group.follow()
-
-    def _error_of(self, worker_group: WorkerGroupLike, rank_results: tuple[RankResult, ...]) -> BaseException:
-        if worker_group.timed_out is not None and self._timeout is not None:
-            error = hang_error(self._timeout, self._snapshot_text(worker_group.timed_out), rank_results, self.folder)
-            if error.hang is not None:
-                self._run_context.take(error.hang)
-            return error
-        if worker_group.lost is not None:
-            return LaunchError(f"The workers were lost: {worker_group.lost}. They were ended; launch again.")
-        failures = [item.failure for item in rank_results if item.failure is not None]
-        if self._stopped is not None and all(failure.ended_by_us for failure in failures):
-            return stopped_error(worker_group.stopped_at, rank_results, self.folder)
-        return worker_error(rank_results, self.folder)
-
-    def _finish(self) -> None:
-        state, detail = self._end_state()
-        try:
-            self._run_context.take(StateChange(None, state, time.time(), detail))
-            self._keep_status(state, ended=self.view.ended)
-            self._run_context.record.close()
-            self._at_end(self._rank_results)
-        finally:
-            self._worker_group = None
-            self._over.set()
-
-    def _keep_status(self, state: State, ended: float | None = None) -> None:
-        """Write the run's status into its folder, for readers later or elsewhere."""
-        self._run_context.record.status(
-            name=self.name,
-            why=self.why,
-            state=state,
-            started=self.started,
-            ended=ended,
-            ranks=len(self.view.ranks),
-            error=str(self._error) if self._error else None,
-        )
-
-    def _snapshot_text(self, snapshot: StackSnapshot) -> str:
-        """A snapshot as text: the diagnosis, then every stack."""
-        if not snapshot.replies:
-            return ""
-        sources = self._run_context.sources
-        return f"{diagnosis(snapshot, sources)}\n\n{stacks_text(snapshot.replies, sources)}"
-
-    def _end_state(self) -> tuple[State, str]:
-        stopped_at = self._worker_group.stopped_at if self._worker_group is not None else None
-        if stopped_at is not None and isinstance(self._error, (StoppedError, type(None))):
-            return "stopped", f"as requested, {stopped_at}"
-        if self._stopped is not None and (self._stopped != "finish" or isinstance(self._error, StoppedError)):
-            return "stopped", "as requested"
-        if self._error is None:
-            return "finished", ""
-        if isinstance(self._error, HangError):
-            return "failed", f"it had not ended after timeout={self._timeout:g} s"
-        lost = self._worker_group.lost if self._worker_group is not None else None
-        return "failed", f"the workers were lost: {lost}" if lost else ""
-
     def _warn_of_trouble(self) -> None:
-        trouble = self._run_context.record.trouble
-        if trouble is not None:
+        if (trouble := self._trouble()) is not None:
             warn_user(f"Not all of the run is kept in {self.folder}: {trouble}", RuntimeWarning)
-
-
-class InlineRun(Run):
-    """A run of one rank in the very process that waits for it."""
-
-    def start(self) -> Run:
-        """Begin in this thread, and return when the run is over."""
-        self._conduct()
-        return self

@@ -20,8 +20,8 @@ from accelerate_nb.launching.attached.call import AttachedCall, RankReport
 from accelerate_nb.launching.attached.tee import tee_output
 from accelerate_nb.launching.engines.inline import InlineWorkers
 from accelerate_nb.launching.front_end import FrontEnd
+from accelerate_nb.launching.launched_run import InlineRun
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
-from accelerate_nb.launching.run import InlineRun
 from accelerate_nb.launching.run_context import RunContext, Stop
 from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.sources.cells import current_sources

@@ -11,8 +11,8 @@ from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.errors import AccelerateNbError, HangError, WorkerError
 from accelerate_nb.events.checks import CheckResult, from_display
 from accelerate_nb.launching.front_end import RunHandle
+from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.launcher import prepare
-from accelerate_nb.launching.run import Run
 from accelerate_nb.worker.self_test import run_checks_on_rank
 
 # A test that takes longer than this hangs.
@@ -31,7 +31,7 @@ class SelfTest:
         self._config = _for_a_test(config)
         self._on_check = on_check
         self._checks: dict[str, CheckResult] = {}
-        self._run: Run | None = None
+        self._run: LaunchedRun | None = None
         self._stopped = threading.Event()
 
     @property

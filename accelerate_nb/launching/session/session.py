@@ -18,9 +18,9 @@ from accelerate_nb.errors import HangError, LaunchError
 from accelerate_nb.events.model import OVER, Event, StateChange, TaskDone
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.front_end import RunHandle
+from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.launcher import prepare
 from accelerate_nb.launching.planning.placement import choose
-from accelerate_nb.launching.run import Run
 from accelerate_nb.launching.run_context import Stop
 from accelerate_nb.launching.session.cell_run import CellRun
 from accelerate_nb.launching.session.task_dispatcher import FREEING, TaskDispatcher
@@ -84,7 +84,7 @@ class Session:
         launching_config = replace(
             config.launching, timeout=None, max_restarts=0, hang_warning_after=0.0, results="main"
         )
-        self._run: Run = prepare(
+        self._run: LaunchedRun = prepare(
             task_loop.session, (), replace(config, launching=launching_config), _SilentFrontEnd(), self._on_event
         )
         self._tasks = TaskDispatcher(self, self._run, config, self._end_stuck)

@@ -15,7 +15,7 @@ from accelerate_nb.errors import ConfigurationError, HangError, LaunchError
 from accelerate_nb.events.model import TaskDone
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import hang_error, worker_error
-from accelerate_nb.launching.run import Run
+from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.session.cell_run import CellHost, CellResult, CellRun
 from accelerate_nb.launching.session.task_files import read_reply, write_request
 from accelerate_nb.transport.memory_file import memory_file
@@ -60,7 +60,9 @@ class TaskDispatcher:
     its last task, `pids` the process numbers of the ranks.
     """
 
-    def __init__(self, home: CellHost, run: Run, config: RunConfig, on_stuck: Callable[[HangError], None]) -> None:
+    def __init__(
+        self, home: CellHost, run: LaunchedRun, config: RunConfig, on_stuck: Callable[[HangError], None]
+    ) -> None:
         self.config = config
         self.lock = threading.RLock()
         self.names: dict[int, tuple[str, ...]] = {}

@@ -1,0 +1,241 @@
+"""A run that this process launched: its worker groups, one after the other, in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from accelerate_nb.errors import HangError, LaunchError, StoppedError
+from accelerate_nb.events.model import State, StateChange
+from accelerate_nb.failures.hang_report import StackSnapshot, diagnosis
+from accelerate_nb.failures.rank_result import RankResult
+from accelerate_nb.failures.stack_dumps import stacks_text
+from accelerate_nb.failures.worker_error import hang_error, stopped_error, worker_error
+from accelerate_nb.launching.front_end import FrontEnd
+from accelerate_nb.launching.resource_monitor import ResourceMonitor
+from accelerate_nb.launching.run import Run
+from accelerate_nb.launching.run_context import RunContext, Stop, stronger
+from accelerate_nb.sources.cells import CellSources
+
+
+class WorkerGroupLike(Protocol):
+    """One group of workers; a run has another after a restart."""
+
+    timed_out: StackSnapshot | None
+    lost: str | None
+
+    @property
+    def began(self) -> bool:
+        """Whether the function has begun on some rank."""
+
+    @property
+    def stopped_at(self) -> str | None:
+        """The point at which ranks stopped on request."""
+
+    def follow(self) -> tuple[RankResult, ...]:
+        """Run to the end."""
+
+    def stop(self, how: Stop) -> None:
+        """Request the end, from any thread."""
+
+    def send(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
+        """Send a message to a worker's inbox; whether it could be delivered."""
+
+    def restart_watchdog(self, timeout: float) -> None:
+        """Restart the idle watchdog, which warns after so many seconds."""
+
+    def snapshot(self) -> StackSnapshot:
+        """The stacks and collectives of every rank now."""
+
+
+class LaunchedRun(Run):
+    """A run whose worker groups this process starts and follows; the launcher makes it."""
+
+    def __init__(
+        self,
+        *,
+        run_context: RunContext,
+        worker_group: Callable[[int], WorkerGroupLike],
+        max_restarts: int,
+        timeout: float | None,
+        results: Literal["main", "all"],
+        front_end: FrontEnd,
+        name: str,
+        why: str,
+        at_end: Callable[[tuple[RankResult, ...]], None],
+        sampler: ResourceMonitor,
+    ) -> None:
+        super().__init__(
+            name=name,
+            why=why,
+            folder=run_context.record.folder,
+            view=run_context.view,
+            results=results,
+            front_end=front_end,
+            stop_grace_period=run_context.stop_grace_period,
+        )
+        self._run_context, self._make_worker_group, self._max_restarts = run_context, worker_group, max_restarts
+        self._timeout, self._at_end, self._sampler = timeout, at_end, sampler
+        self._worker_group: WorkerGroupLike | None = None
+        self._stopped: Stop | None = None
+        self._thread: threading.Thread | None = None
+
+    # ------------------------------------------------------------------------------------------------------ reading
+
+    def log_file(self, rank: int) -> Path:
+        """The file that holds all that a rank wrote so far; there is none where it wrote nothing."""
+        self._run_context.record.flush()
+        return super().log_file(rank)
+
+    def stacks(self) -> str:
+        """The position of every rank that still runs: which wait for which, then every stack with the notebook's own lines."""
+        worker_group = self._worker_group
+        return "" if worker_group is None or self.done else self._snapshot_text(worker_group.snapshot())
+
+    # ------------------------------------------------------------------------------------------------------- acting
+
+    def start(self) -> LaunchedRun:
+        """Begin, in a thread of the run's own."""
+        self._thread = threading.Thread(target=self._conduct, name="accelerate_nb run", daemon=True)
+        self._thread.start()
+        return self
+
+    def request_stop(self, how: Stop) -> None:
+        """Request the end, from any thread, without waiting for it: "finish", "interrupt" or "kill" (see `RunHandle`)."""
+        if self.done:
+            return
+        if self._stopped is None:
+            self._run_context.take(StateChange(None, "stopping", time.time(), "as requested"))
+        self._stopped = stronger(self._stopped, how)
+        if (worker_group := self._worker_group) is not None:
+            worker_group.stop(how)
+
+    def send(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
+        """Send a message to a worker's inbox; whether it could be delivered."""
+        worker_group = self._worker_group
+        return worker_group is not None and worker_group.send(rank, message, descriptors)
+
+    def restart_watchdog(self, timeout: float) -> None:
+        """Restart the idle watchdog, since workers got a new task; it warns after so many seconds, with 0 never."""
+        if (worker_group := self._worker_group) is not None:
+            worker_group.restart_watchdog(timeout)
+
+    def add_sources(self, sources: CellSources) -> None:
+        """Add cells that stacks may name."""
+        known = self._run_context.sources
+        self._run_context.sources = CellSources({**known.lines, **sources.lines}, {**known.numbers, **sources.numbers})
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    def _is_going_on(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _trouble(self) -> object | None:
+        return self._run_context.record.trouble
+
+    def _conduct(self) -> None:
+        try:
+            self._keep_status("running")
+            self._run_context.take(StateChange(None, "running", time.time(), self.why))
+            with self._sampler:
+                self._rank_results = self._worker_groups()
+        except KeyboardInterrupt:
+            # of a rank in this very process
+            self._stopped = stronger(self._stopped, "interrupt")
+            raise
+        except Exception as error:  # noqa: BLE001 - raised where the run is waited for
+            self._error = error
+        finally:
+            self._finish()
+
+    def _worker_groups(self) -> tuple[RankResult, ...]:
+        rank_results: tuple[RankResult, ...] = ()
+        for number in range(self._max_restarts + 1):
+            worker_group, rank_results = self._run_once(number)
+            if worker_group.lost is not None and not worker_group.began:
+                # what forks the workers died before the function had begun in any: nothing is done twice
+                worker_group, rank_results = self._run_once(number)
+            if all(rank_result.failure is None for rank_result in rank_results):
+                break
+            self._error = self._error_of(worker_group, rank_results)
+            if self._stopped is not None or worker_group.timed_out is not None:
+                break
+        else:
+            return rank_results
+        if all(rank_result.failure is None for rank_result in rank_results):
+            self._error = None
+        return rank_results
+
+    def _run_once(self, number: int) -> tuple[WorkerGroupLike, tuple[RankResult, ...]]:
+        self._worker_group = worker_group = self._make_worker_group(number)
+        if self._stopped is not None:
+            worker_group.stop(self._stopped)
+        return worker_group, worker_group.follow()
+
+    def _error_of(self, worker_group: WorkerGroupLike, rank_results: tuple[RankResult, ...]) -> BaseException:
+        if worker_group.timed_out is not None and self._timeout is not None:
+            error = hang_error(self._timeout, self._snapshot_text(worker_group.timed_out), rank_results, self.folder)
+            if error.hang is not None:
+                self._run_context.take(error.hang)
+            return error
+        if worker_group.lost is not None:
+            return LaunchError(f"The workers were lost: {worker_group.lost}. They were ended; launch again.")
+        failures = [item.failure for item in rank_results if item.failure is not None]
+        if self._stopped is not None and all(failure.ended_by_us for failure in failures):
+            return stopped_error(worker_group.stopped_at, rank_results, self.folder)
+        return worker_error(rank_results, self.folder)
+
+    def _finish(self) -> None:
+        state, detail = self._end_state()
+        try:
+            self._run_context.take(StateChange(None, state, time.time(), detail))
+            self._keep_status(state, ended=self.view.ended)
+            self._run_context.record.close()
+            self._at_end(self._rank_results)
+        finally:
+            self._worker_group = None
+            self._over.set()
+
+    def _keep_status(self, state: State, ended: float | None = None) -> None:
+        """Write the run's status into its folder, for readers later or elsewhere."""
+        self._run_context.record.status(
+            name=self.name,
+            why=self.why,
+            state=state,
+            started=self.started,
+            ended=ended,
+            ranks=len(self.view.ranks),
+            error=str(self._error) if self._error else None,
+        )
+
+    def _snapshot_text(self, snapshot: StackSnapshot) -> str:
+        """A snapshot as text: the diagnosis, then every stack."""
+        if not snapshot.replies:
+            return ""
+        sources = self._run_context.sources
+        return f"{diagnosis(snapshot, sources)}\n\n{stacks_text(snapshot.replies, sources)}"
+
+    def _end_state(self) -> tuple[State, str]:
+        stopped_at = self._worker_group.stopped_at if self._worker_group is not None else None
+        if stopped_at is not None and isinstance(self._error, (StoppedError, type(None))):
+            return "stopped", f"as requested, {stopped_at}"
+        if self._stopped is not None and (self._stopped != "finish" or isinstance(self._error, StoppedError)):
+            return "stopped", "as requested"
+        if self._error is None:
+            return "finished", ""
+        if isinstance(self._error, HangError):
+            return "failed", f"it had not ended after timeout={self._timeout:g} s"
+        lost = self._worker_group.lost if self._worker_group is not None else None
+        return "failed", f"the workers were lost: {lost}" if lost else ""
+
+
+class InlineRun(LaunchedRun):
+    """A run of one rank in the very process that waits for it."""
+
+    def start(self) -> InlineRun:
+        """Begin in this thread, and return when the run is over."""
+        self._conduct()
+        return self
