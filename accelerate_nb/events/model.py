@@ -213,6 +213,7 @@ TAGS: dict[str, type[Event]] = {
     "task_done": TaskDone,
 }
 _TAG_OF = {event_class: tag for tag, event_class in TAGS.items()}
+_FIELDS = {tag: frozenset(field.name for field in fields(event_class)) for tag, event_class in TAGS.items()}
 # Folders of runs before the tags name the class, under the key `event`.
 _FORMER_TAGS = {
     "LogLine": "log",
@@ -239,7 +240,11 @@ def to_line(event: Event) -> bytes:
 
 def from_line(line: bytes | str) -> Event:
     """The event that `to_line` wrote; `ValueError` names a tag that is not known here."""
-    values: dict[str, Any] = json.loads(line)
+    return from_values(json.loads(line))
+
+
+def from_values(values: dict[str, Any]) -> Event:
+    """The event of a decoded line, which is used up; `ValueError` names a tag that is not known here."""
     if "event" in values:
         tag = _FORMER_TAGS.get(former := values.pop("event"), former)
     else:
@@ -248,9 +253,12 @@ def from_line(line: bytes | str) -> Event:
             values["type"] = values.pop("exception", "")
     if tag not in TAGS:
         raise ValueError(f"A line holds an event of type {tag!r}; known types are {', '.join(TAGS)}.")
-    event_class = TAGS[tag]
-    known = {field.name for field in fields(event_class)}
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key in known}
-    if "frames" in values:
-        values["frames"] = tuple(Frame(*frame) for frame in values["frames"])
-    return event_class(**values)
+    if tag == "metric" and values.keys() == _FIELDS[tag]:
+        # there are a million of them in the folder of a long run
+        return Metric(**values)
+    known = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key in _FIELDS[tag]
+    }
+    if "frames" in known:
+        known["frames"] = tuple(Frame(*frame) for frame in known["frames"])
+    return TAGS[tag](**known)

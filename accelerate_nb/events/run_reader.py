@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
 from accelerate_nb.events.line_reader import shown_lines
 from accelerate_nb.events.meaning import LineClassifier
-from accelerate_nb.events.model import GOING_ON, OVER, Event, LogLine, State, StateChange, from_line
+from accelerate_nb.events.model import GOING_ON, OVER, Event, LogLine, State, StateChange, from_values
 from accelerate_nb.events.run_folder import folders, is_over, status_of
 from accelerate_nb.events.run_state import RunState
 
@@ -81,23 +83,92 @@ def view_of(run: SavedRun) -> RunState:
     The two streams of a rank are one in its log, and lines bear no time there. Lines and events that can't be read, since
     they were cut off or a newer version wrote them, are left out.
     """
-    view = RunState(run.ranks)
-    for event in _events(run.folder / "events.jsonl"):
-        view.apply(event)
-    for rank, path in rank_logs(run.folder).items():
-        earlier, lines = last_lines(path, _LINES)
-        view.note_earlier(rank, earlier)
-        meanings, time_ = LineClassifier(), run.ended or run.started
+    follower = RunFollower(run)
+    follower.update()
+    if run.is_over:
+        follower.finish(run)
+    return follower.view
+
+
+class RunFollower:
+    """
+    The state of a run, read from its folder while another process writes there.
+
+    >>> follower = RunFollower(kept_run(folder))
+    >>> follower.update()
+    >>> follower.view.state
+    'running'
+    """
+
+    def __init__(self, run: SavedRun) -> None:
+        self.view = RunState(run.ranks)
+        self._folder, self._time = run.folder, run.ended or run.started
+        self._events = _Tail(run.folder / "events.jsonl")
+        self._logs: dict[int, LogFollower] = {}
+        self._classifiers: dict[int, LineClassifier] = {}
+
+    def update(self) -> None:
+        """Take in what was written since the last call."""
+        lines = self._events.new()
+        for start in range(0, len(lines), _LINES):
+            for event in _events(lines[start : start + _LINES]):
+                self.view.apply(event)
+        for rank in rank_logs(self._folder):
+            if rank not in self._logs:
+                self._logs[rank] = LogFollower(rank, self._folder, _LINES)
+                self._classifiers[rank] = LineClassifier()
+            self._apply_lines(rank, self._logs[rank])
+        # lines that come from now on are of now
+        self._time = 0.0
+
+    def _apply_lines(self, rank: int, log: LogFollower) -> None:
+        lines = log.new()
+        if log.skipped:
+            self.view.note_earlier(rank, log.skipped)
+        when, meaning_of = self._time or time.time(), self._classifiers[rank].of
         for line in lines:
-            view.apply(LogLine(rank, "stdout", line, time_, meaning=meanings.of(line)))
-    if run.is_over and view.ended is None:
-        # what launched it died before it could say so
-        view.apply(StateChange(None, run.state, run.ended or _changed(run.folder) or run.started, run.error))
-    return view
+            self.view.apply(LogLine(rank, "stdout", line, when, meaning=meaning_of(line)))
+
+    def finish(self, run: SavedRun) -> None:
+        """Take in the last line of each rank, which may not have ended, and the end of a run whose launcher could not record it."""
+        for rank, log in self._logs.items():
+            for line in log.rest():
+                self.view.apply(LogLine(rank, "stdout", line, self._time, meaning=self._classifiers[rank].of(line)))
+        if self.view.ended is None:
+            ended = run.ended or _changed(run.folder) or run.started
+            self.view.apply(StateChange(None, run.state, ended, run.error))
 
 
-def last_lines(path: Path, most: int) -> tuple[int, list[str]]:
-    """The number of lines before the last ones of a rank's log, and those, as they are shown."""
+class _Tail:
+    """The whole lines of a file as it grows."""
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self.path, self.offset = path, offset
+
+    def new(self) -> list[bytes]:
+        """The whole lines since the last call."""
+        return self._read(whole=True)
+
+    def rest(self) -> list[bytes]:
+        """What came after the last whole line."""
+        return self._read(whole=False)
+
+    def _read(self, *, whole: bool) -> list[bytes]:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                came = file.read()
+        except OSError:
+            return []
+        if whole:
+            came = came[: came.rfind(b"\n") + 1]
+        self.offset += len(came)
+        lines = came.split(b"\n")
+        return lines if lines[-1] else lines[:-1]
+
+
+def last_lines(path: Path, most: int) -> tuple[int, list[str], int]:
+    """The number of lines before the last whole ones of a rank's log, those as they are shown, and the offset behind them."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -105,17 +176,18 @@ def last_lines(path: Path, most: int) -> tuple[int, list[str]]:
             earlier = _newlines(file, start)
             tail = file.read(size - start)
     except OSError:
-        return 0, []
-    lines = tail.split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
+        return 0, [], 0
+    end = tail.rfind(b"\n") + 1
+    lines = tail[:end].split(b"\n")[:-1]
     cut = max(0, len(lines) - most)
-    return earlier + cut, shown_lines(lines[cut:])
+    return earlier + cut, shown_lines(lines[cut:]), start + end
 
 
 class LogFollower:
     """
     Reads a rank's log as it grows, from its last lines on.
+
+    `skipped` is the number of lines before those of the last call.
 
     >>> follower = LogFollower(0, folder, lines=20)
     >>> follower.new()
@@ -124,25 +196,21 @@ class LogFollower:
 
     def __init__(self, rank: int, folder: Path, lines: int) -> None:
         self.rank = rank
-        self._path = folder / f"rank_{rank}.log"
+        self.skipped = 0
         self._wanted = lines
-        self._offset: int | None = None
+        self._tail = _Tail(folder / f"rank_{rank}.log", -1)
 
     def new(self) -> list[str]:
         """The whole lines since the last call; at the first call, the last ones that were there."""
-        if not self._path.is_file():
-            # what comes is seen from its beginning
-            self._offset = 0
-            return []
-        if self._offset is None:
-            self._offset = self._path.stat().st_size
-            return last_lines(self._path, self._wanted)[1] if self._wanted else []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            came = file.read()
-        whole = came[: came.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return shown_lines(whole.split(b"\n")[:-1])
+        self.skipped = 0
+        if self._tail.offset >= 0:
+            return shown_lines(self._tail.new())
+        self.skipped, lines, self._tail.offset = last_lines(self._tail.path, self._wanted)
+        return lines
+
+    def rest(self) -> list[str]:
+        """What the rank wrote after its last whole line."""
+        return shown_lines(self._tail.rest())
 
 
 def _newlines(file: Any, end: int) -> int:
@@ -155,19 +223,25 @@ def _newlines(file: Any, end: int) -> int:
     return count
 
 
-def _events(path: Path) -> Iterator[Event]:
+def _events(lines: list[bytes]) -> Iterator[Event]:
+    """The events of these lines; those that can't be read are left out."""
     try:
-        file = path.open("rb")
-    except OSError:
+        # one call of the parser for many lines: a long run has a million
+        for values in json.loads(b"[" + b",".join(lines) + b"]"):
+            yield from _event(values)
+    except ValueError:
+        for line in lines:
+            # cut off where its writer died
+            with suppress(ValueError):
+                yield from _event(json.loads(line))
+
+
+def _event(values: Any) -> Iterator[Event]:
+    try:
+        yield from_values(values)
+    except (ValueError, TypeError, AttributeError):
+        # of a type that only a newer version knows
         return
-    with file:
-        for line in file:
-            try:
-                event = from_line(line)
-            except (ValueError, TypeError, AttributeError):
-                # cut off where its writer died, or of a kind that only a newer version knows
-                continue
-            yield event
 
 
 def rank_logs(folder: Path) -> dict[int, Path]:

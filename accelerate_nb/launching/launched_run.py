@@ -67,6 +67,7 @@ class LaunchedRun(Run):
         why: str,
         at_end: Callable[[tuple[RankResult, ...]], None],
         sampler: ResourceMonitor,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(
             name=name,
@@ -79,6 +80,7 @@ class LaunchedRun(Run):
         )
         self._run_context, self._make_worker_group, self._max_restarts = run_context, worker_group, max_restarts
         self._timeout, self._at_end, self._sampler = timeout, at_end, sampler
+        self._facts = dict(facts or {})
         self._worker_group: WorkerGroupLike | None = None
         self._stopped: Stop | None = None
         self._thread: threading.Thread | None = None
@@ -209,6 +211,7 @@ class LaunchedRun(Run):
             ended=ended,
             ranks=len(self.view.ranks),
             error=str(self._error) if self._error else None,
+            **self._facts,
         )
 
     def _snapshot_text(self, snapshot: StackSnapshot) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from accelerate_nb.config.run_config import RunConfig, origin, setting_named
 from accelerate_nb.devices import xla
 from accelerate_nb.devices.cpu import cores
 from accelerate_nb.devices.probe import probe
-from accelerate_nb.errors import ConfigurationError, NeedsForkError
+from accelerate_nb.errors import ConfigurationError, LaunchError, NeedsForkError
 from accelerate_nb.events.model import Event
 from accelerate_nb.events.run_folder import RunRecorder, new_folder, prune
 from accelerate_nb.events.run_state import RunState
@@ -34,7 +34,7 @@ from accelerate_nb.launching.planning.plan import LaunchPlan
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.launching.run_context import RunContext
 from accelerate_nb.launching.worker_group import WorkerGroup
-from accelerate_nb.sources.cells import current_sources
+from accelerate_nb.sources.cells import CellSources, current_sources
 from accelerate_nb.transport.payload import FunctionCall, Payload, inherit, pack
 from accelerate_nb.transport.rank_info import on_loopback
 from accelerate_nb.transport.worker_spec import ProcessEnvironment, current_environment
@@ -48,6 +48,22 @@ def warm_early() -> None:
     except ConfigurationError:
         idle_timeout = None
     supervisor.warm(idle_timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """
+    A launch as values: the call in its payload, the plan of its workers, and the settings; any process of its user can conduct it.
+
+    `sources` are the notebook's lines, which errors quote, and `folder` is the run's own.
+    """
+
+    name: str
+    config: RunConfig
+    placement: Placement
+    plan: LaunchPlan
+    sources: CellSources
+    folder: Path
 
 
 def prepare(
@@ -65,16 +81,68 @@ def prepare(
     Raises `LaunchError` or `PayloadError` before anything has started.
     """
     __tracebackhide__ = True  # IPython shows the person's own frames alone
-    launching_config = config.launching
-    choice = choose(launching_config, probe(), can_fork=hasattr(os, "fork"), mesh=config.training.xla_mesh)
     call = FunctionCall(function, tuple(args))
+    choice = _choice(config)
     if choice.start == "inline":
         inline = _inline(call, {**config.environ(), **choice.shows})
-        return _run(InlineRun, config, choice, call.name, front_end, on_event, inline)
-    payload, choice = _payload(call, choice, is_method_requested=launching_config.start_method != "auto")
+        folder = new_folder(runs_folder(os.environ, config.launching.folder), call.name)
+        return _run(InlineRun, config, choice, call.name, folder, current_sources(), front_end, on_event, inline)
+    return run_of(_request(call, config, choice), LaunchedRun, front_end, on_event)
+
+
+def request(function: Callable[..., Any], args: Sequence[Any], config: RunConfig) -> RunRequest:
+    """
+    The values from which another process conducts a run of `function(*args)`; its folder is made here.
+
+    Raises `LaunchError` or `PayloadError`, also where the workers could only be forked from this very process.
+    """
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    choice = _choice(config)
+    if choice.start in {"inline", "fork"}:
+        how = "engine='inline'" if choice.start == "inline" else "start_method='fork'"
+        raise LaunchError(
+            f"detach=True was requested with {how}, which runs the function in this process or in a copy of it: it would "
+            "end with the notebook. Leave that setting out."
+        )
+    return _request(FunctionCall(function, tuple(args)), config, choice, can_inherit=False)
+
+
+def run_of(
+    request: RunRequest,
+    kind: type[LaunchedRun],
+    front_end: FrontEnd,
+    on_event: Callable[[Event], None] = lambda _: None,
+    facts: Mapping[str, Any] | None = None,
+) -> LaunchedRun:
+    """The run of a request, ready to be started in this process; `facts` are added to its status."""
+    choice, plan = request.placement, request.plan
     if choice.kind == "xla":
         supervisor.preload(xla.MODULES)
-    engine = _engine(choice, payload, launching_config)
+    worker_group = partial(WorkerGroup, plan, _engine(choice, plan.payload, request.config.launching))
+    return _run(
+        kind,
+        request.config,
+        choice,
+        request.name,
+        request.folder,
+        request.sources,
+        front_end,
+        on_event,
+        worker_group,
+        plan.payload,
+        facts,
+    )
+
+
+def _choice(config: RunConfig) -> Placement:
+    return choose(config.launching, probe(), can_fork=hasattr(os, "fork"), mesh=config.training.xla_mesh)
+
+
+def _request(call: FunctionCall, config: RunConfig, choice: Placement, *, can_inherit: bool = True) -> RunRequest:
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    launching_config = config.launching
+    is_method_requested = launching_config.start_method != "auto" or not can_inherit
+    payload, choice = _payload(call, choice, is_method_requested=is_method_requested)
     plan = LaunchPlan(
         payload=payload,
         size=choice.size,
@@ -85,8 +153,8 @@ def prepare(
         ranks_per_process=choice.ranks_per_process,
         through_xla=choice.kind == "xla",
     )
-    worker_group = partial(WorkerGroup, plan, engine)
-    return _run(LaunchedRun, config, choice, call.name, front_end, on_event, worker_group, payload)
+    folder = new_folder(runs_folder(os.environ, launching_config.folder), call.name)
+    return RunRequest(call.name, config, choice, plan, current_sources(), folder)
 
 
 def _process_environment(config: RunConfig, choice: Placement) -> ProcessEnvironment:
@@ -129,17 +197,19 @@ def _run(
     config: RunConfig,
     choice: Placement,
     name: str,
+    folder: Path,
+    sources: CellSources,
     front_end: FrontEnd,
     on_event: Callable[[Event], None],
     worker_group: Callable[[RunContext, int], Any],
     payload: Payload | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> LaunchedRun:
     launching_config = config.launching
-    parent = runs_folder(os.environ, launching_config.folder)
     run_context = RunContext(
-        sources=current_sources(),
+        sources=sources,
         view=RunState(choice.size),
-        record=RunRecorder(new_folder(parent, name)),
+        record=RunRecorder(folder),
         deadline=None if launching_config.timeout is None else time.monotonic() + launching_config.timeout,
         stop_grace_period=launching_config.stop_grace_period,
         hang_warning_after=launching_config.hang_warning_after,
@@ -149,10 +219,9 @@ def _run(
     def at_end(rank_results: tuple[RankResult, ...]) -> None:
         if payload is not None:
             payload.close()
-        prune(parent)
+        prune(folder.parent)
         supervisor.preload(module for rank_result in rank_results for module in rank_result.modules)
 
-    folders = [run_context.record.folder, Path.cwd()]
     return kind(
         run_context=run_context,
         worker_group=lambda number: worker_group(run_context, number),
@@ -163,7 +232,10 @@ def _run(
         name=name,
         why=choice.why,
         at_end=at_end,
-        sampler=ResourceMonitor(run_context.view, choice.size, choice.kind, {**os.environ, **choice.shows}, folders),
+        sampler=ResourceMonitor(
+            run_context.view, choice.size, choice.kind, {**os.environ, **choice.shows}, [folder, Path.cwd()]
+        ),
+        facts=facts or {},
     )
 
 

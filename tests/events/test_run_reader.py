@@ -67,7 +67,7 @@ def test_of_a_long_log_the_last_lines_are_read_and_the_others_counted(tmp_path):
 
 def test_a_log_larger_than_what_is_read_loses_no_count(tmp_path):
     (tmp_path / "rank_0.log").write_bytes(b"x" * 999 + b"\n" + b"y\n" * 2_500_000)
-    earlier, lines = last_lines(tmp_path / "rank_0.log", 10)
+    earlier, lines, _ = last_lines(tmp_path / "rank_0.log", 10)
     assert (earlier, lines) == (2_500_001 - 10, ["y"] * 10)
 
 
