@@ -13,6 +13,8 @@ _HOMES: dict[str, str] = {
     "debug_launcher": "accelerate_nb.notebook.api",
     "launch": "accelerate_nb.notebook.api",
     "Run": "accelerate_nb.launching.run",
+    "attach": "accelerate_nb.notebook.runs",
+    "runs": "accelerate_nb.notebook.runs",
     "config_picker": "accelerate_nb.notebook.picker.form",
     "load_ipython_extension": "accelerate_nb.notebook.extension",
     "unload_ipython_extension": "accelerate_nb.notebook.extension",
@@ -107,6 +109,7 @@ if TYPE_CHECKING:
         unload_ipython_extension as unload_ipython_extension,
     )
     from accelerate_nb.notebook.picker.form import config_picker as config_picker
+    from accelerate_nb.notebook.runs import attach as attach, runs as runs
     from accelerate_nb.runtime.accelerator.accelerator import Accelerator as Accelerator
     from accelerate_nb.runtime.compat.enums import (
         DDPCommunicationHookType as DDPCommunicationHookType,

@@ -60,6 +60,11 @@ class LaunchingConfig:
     results: Literal["main", "all"] = setting(
         "main", help="The result: rank 0's value ('main'), or a list of every rank's ('all').", group="kept"
     )
+    detach: bool = setting(
+        False,
+        help="Let the run outlive the notebook or the terminal that launches it; `attach` finds it again.",
+        group="kept",
+    )
     max_restarts: int = setting(
         0, minimum=0, help="Number of times that all workers are restarted after a failure.", group="failures"
     )

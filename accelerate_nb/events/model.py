@@ -256,7 +256,7 @@ def from_values(values: dict[str, Any]) -> Event:
     if tag == "metric" and values.keys() == _FIELDS[tag]:
         # there are a million of them in the folder of a long run
         return Metric(**values)
-    known = {
+    known: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key in _FIELDS[tag]
     }
     if "frames" in known:

@@ -23,6 +23,8 @@ KEPT_RUNS = 50
 _RUN = re.compile(r"\d{4}-\d\d-\d\d_\d{6}_")
 # A reader of the files sees what is no older than this, in seconds.
 _BETWEEN_FLUSHES = 0.5
+# The file that the process of a detached run holds locked.
+_LOCK = "host.lock"
 
 
 class RunRecorder:
@@ -141,7 +143,7 @@ def prune(parent: Path) -> None:
     """Remove the oldest runs that are over beyond those that are kept; only folders that a run made are touched."""
     names = folders(parent)
     for name in names[: max(0, len(names) - KEPT_RUNS)]:
-        if is_over(status_of(parent / name)):
+        if is_over(parent / name, status_of(parent / name)):
             shutil.rmtree(parent / name, ignore_errors=True)
 
 
@@ -167,25 +169,56 @@ def status_of(folder: Path) -> dict[str, Any] | None:
     return status if isinstance(status, dict) else {}
 
 
-def is_over(status: Mapping[str, Any] | None) -> bool:
-    """Whether a run with this status is over: its status is final, or the process that conducted it has gone."""
+def is_over(folder: Path, status: Mapping[str, Any] | None) -> bool:
+    """Whether the run of a folder, with this status, is over: its status is final, or the process that conducted it has gone."""
     if status is None:
         # it is only about to begin
         return False
-    return status.get("state") not in GOING_ON or not is_conducted(status)
+    return status.get("state") not in GOING_ON or not is_conducted(folder, status)
 
 
-def is_conducted(status: Mapping[str, Any]) -> bool:
+def is_conducted(folder: Path, status: Mapping[str, Any]) -> bool:
     """Whether the process that wrote a status is still there; of another machine's nothing is known, and it is believed."""
     import psutil
 
     if status.get("host") != socket.gethostname():
         return True
+    if status.get("detached"):
+        return _is_locked(folder)
     try:
         # numbers of processes are given again, but not with the same beginning
         return bool(abs(psutil.Process(status["pid"]).create_time() - status["process_began"]) < 1)
     except (psutil.Error, KeyError, TypeError, ValueError):
         return False
+
+
+def hold_lock(folder: Path) -> int:
+    """
+    Lock a run's folder for the process that conducts the run; returns the descriptor that holds the lock.
+
+    The system releases it when the process ends, however it ends, and no other process inherits it.
+    """
+    import fcntl
+
+    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def _is_locked(folder: Path) -> bool:
+    import fcntl
+
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def this_process() -> dict[str, Any]:

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -43,6 +43,17 @@ class SavedRun:
     ended: float | None
     ranks: int
     error: str
+    is_detached: bool = False
+    # what its status says; a run whose launcher died has failed all the same
+    last_state: State = "failed"
+    # the bar that moves, with what is done of how much, and the newest metrics: of a detached run
+    progress: tuple[str, float, float] | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the process that conducted it has gone without recording an end."""
+        return self.is_over and self.last_state in GOING_ON
 
     @property
     def is_over(self) -> bool:
@@ -63,7 +74,7 @@ def kept_run(folder: Path) -> SavedRun | None:
         return None
     facts = status or {}
     began, name = _from_name(folder)
-    state, error = _state(status), str(facts.get("error") or "")
+    state, error = _state(folder, status), str(facts.get("error") or "")
     return SavedRun(
         folder=folder,
         name=str(facts.get("name") or name),
@@ -73,6 +84,10 @@ def kept_run(folder: Path) -> SavedRun | None:
         ended=_end(facts, state),
         ranks=int(_number(facts.get("ranks"), len(rank_logs(folder)))),
         error=error or (_gone(facts) if state == "failed" != facts.get("state") else ""),
+        is_detached=bool(facts.get("detached")),
+        last_state=cast(State, facts["state"]) if facts.get("state") in get_args(State) else state,
+        progress=tuple(facts["progress"]) if isinstance(facts.get("progress"), list) else None,
+        metrics=facts["metrics"] if isinstance(facts.get("metrics"), dict) else {},
     )
 
 
@@ -269,11 +284,11 @@ def _changed(folder: Path) -> float | None:
         return None
 
 
-def _state(status: Mapping[str, Any] | None) -> State:
+def _state(folder: Path, status: Mapping[str, Any] | None) -> State:
     state = (status or {}).get("state")
     if state not in get_args(State):
         return "failed"
-    if state in GOING_ON and is_over(status):
+    if state in GOING_ON and is_over(folder, status):
         return "failed"
     return cast(State, state)
 

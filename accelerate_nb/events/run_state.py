@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -138,6 +139,15 @@ class RunState:
             self._rank(rank).lines.count += lines
             self._shown.count += lines
             self._line_count += lines
+
+    def replace_open_lines(self, lines: Iterable[LogLine]) -> None:
+        """Have these open lines and no others; for a run that another process conducts."""
+        with self._lock:
+            for rank in self._ranks.values():
+                rank.open_lines.clear()
+            for line in lines:
+                self._rank(line.rank).open_lines[line.stream] = line
+            self._changes += 1
 
     def _take_line(self, line: LogLine) -> None:
         rank = self._ranks.get(line.rank) or self._rank(line.rank)

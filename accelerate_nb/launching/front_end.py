@@ -30,6 +30,19 @@ class RunHandle(RunInfo, Protocol):
         """The file that holds all that a rank wrote so far; there is none where it wrote nothing."""
 
 
+class NoFrontEnd:
+    """Shows nothing."""
+
+    def opened(self, run: RunHandle) -> None:
+        """Nothing is drawn."""
+
+    def refresh(self) -> None:
+        """Nothing is drawn."""
+
+    follow = show = opened
+    closed = refresh
+
+
 class FrontEnd(Protocol):
     """A view of a run for a person; it reads the run's state and holds none of it."""
 

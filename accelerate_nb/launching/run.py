@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from accelerate_nb.errors import of_this_package
 from accelerate_nb.events.run_state import RunState
@@ -52,6 +52,9 @@ class Run(ABC):
         self._error: BaseException | None = None
         self._over = threading.Event()
         self._is_followed = False
+
+    # whether it outlives the process that launched it
+    is_detached: ClassVar[bool] = False
 
     # ------------------------------------------------------------------------------------------------------ reading
 
@@ -154,14 +157,23 @@ class Run(ABC):
     def _is_going_on(self) -> bool:
         """Whether it has begun, and may still end by itself."""
 
+    def _interrupt(self, interrupts: int) -> bool:
+        """Act on an interrupt of a wait, which has had so many; whether the wait ends at once."""
+        self.request_stop("interrupt" if interrupts == 1 else "kill")
+        return False
+
+    def _interrupted(self) -> KeyboardInterrupt:
+        """What a wait raises that was interrupted."""
+        text = f"the run was interrupted, and its workers have ended. All output: {self.folder}"
+        return of_this_package(KeyboardInterrupt(text))
+
     def _trouble(self) -> object | None:
         """The reason why not everything could be kept in the run's folder."""
         return None
 
     def _what_happened(self, interrupted: bool, timeout: float | None) -> BaseException | None:
         if interrupted:
-            text = f"the run was interrupted, and its workers have ended. All output: {self.folder}"
-            return of_this_package(KeyboardInterrupt(text))
+            return self._interrupted()
         if not self.done:
             text = f"The run has not ended after {timeout:g} s of waiting. It goes on; wait again, or stop it."
             return of_this_package(TimeoutError(text))
@@ -182,8 +194,10 @@ class Run(ABC):
                 # not one long wait: the kernel's interrupt does not wake a loop that sleeps (tornado's `add_callback`)
                 await asyncio.sleep(_BETWEEN_REFRESHES)
             except asyncio.CancelledError as error:
-                self.request_stop("interrupt" if cancelled is None else "kill")
+                is_over = self._interrupt(1 if cancelled is None else 2)
                 cancelled = error
+                if is_over:
+                    raise
         self._warn_of_trouble()
         return self._outcome(cancelled or self._error)
 
@@ -196,14 +210,16 @@ class Run(ABC):
                 self._front_end.opened(self)
             except KeyboardInterrupt:
                 interrupts += 1
-                self.request_stop("interrupt")
+                if self._interrupt(interrupts):
+                    return True
             while not self._over.is_set() and (deadline is None or time.monotonic() < deadline):
                 try:
                     self._over.wait(_BETWEEN_REFRESHES)
                     self._front_end.refresh()
                 except KeyboardInterrupt:
                     interrupts += 1
-                    self.request_stop("interrupt" if interrupts == 1 else "kill")
+                    if self._interrupt(interrupts):
+                        return True
         finally:
             self._front_end.closed()
         return interrupts > 0

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from accelerate_nb.events.model import Event
+from accelerate_nb.events.model import Event, Failure
 from accelerate_nb.events.run_folder import RunRecorder
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.sources.cells import CellSources
+from accelerate_nb.transport.outcome import Raised, Returned, outcome_of
 
 # Ended after a step that all ranks share, interrupted wherever they are, or killed on the spot.
 Stop: TypeAlias = Literal["finish", "interrupt", "kill"]
@@ -29,6 +30,7 @@ class RunContext:
     hang_warning_after: float = 0.0
     wake: Callable[[], None] = lambda: None
     on_event: Callable[[Event], None] = lambda _: None
+    read_outcome: Callable[[int, int], Returned | Raised | Failure | None] = outcome_of
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, event: Event) -> None:

@@ -25,7 +25,7 @@ from accelerate_nb.launching.rank_queries import RankQueries
 from accelerate_nb.launching.run_context import RunContext, Stop, stronger
 from accelerate_nb.rank.stop_request import TrainingPosition
 from accelerate_nb.transport.connection import Connection
-from accelerate_nb.transport.outcome import Raised, Returned, outcome_of
+from accelerate_nb.transport.outcome import Raised, Returned
 
 # Pipes are emptied at most this often: a reader that wakes for every line costs the workers more than the lines do.
 _BETWEEN_READS = 0.02
@@ -345,7 +345,7 @@ class WorkerGroup:
         return self._failed_at is not None and time.monotonic() - self._failed_at > timeout
 
     def _rank_result(self, rank: int) -> RankResult:
-        outcome = outcome_of(rank, self._connection[rank].outcome)
+        outcome = self._run_context.read_outcome(rank, self._connection[rank].outcome)
         if isinstance(outcome, Returned):
             return RankResult(rank, value=outcome.value, modules=outcome.modules)
         if isinstance(outcome, Raised):

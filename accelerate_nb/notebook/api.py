@@ -19,6 +19,7 @@ from accelerate_nb.launching import launcher as launching
 from accelerate_nb.launching.attached import call as launched
 from accelerate_nb.launching.attached.rendezvous import warn_of_size
 from accelerate_nb.launching.attached.run import prepare_attached
+from accelerate_nb.launching.detached.start import launch_detached
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.display import select
@@ -48,6 +49,7 @@ def notebook_launcher(
     timeout: float | None = None,
     results: str = unset("main"),
     panel: bool | str = unset("auto"),
+    detach: bool | None = None,
     config: RunConfig | None = None,
     config_file: str | Path | None = None,
     **settings: Any,
@@ -79,6 +81,8 @@ def notebook_launcher(
     - `results`: "main" for rank 0's return value, "all" for a list of every rank's.
     - `panel`: the display of the run: "widget" for a live panel, "html" for one that needs no kernel, "text" for lines, `False`
       or "off" for results and errors only, or "auto" for what the notebook or terminal can show.
+    - `detach`: let the run outlive this process: when the kernel is restarted or killed, it goes on, and `attach()` finds it
+      again, from any notebook or terminal. An interrupt ends the wait and leaves the run alone.
     - `config`: a whole configuration, such as a picker's `value`, in place of the environment and the file; arguments of
       the call win.
     - `config_file`: another configuration file; `""` for none.
@@ -115,6 +119,7 @@ def notebook_launcher(
         "start_method": start_method,
         "timeout": timeout,
         "results": results,
+        "detach": detach,
         **_shown(panel),
         **settings,
     }
@@ -155,7 +160,7 @@ def launch(
     In a notebook the run's panel appears under the cell and stays live while other cells run; lines of text are written
     where the run is waited for, or with `panel=True` under this cell, too. `panel=False` shows nothing but a line on a
     failure that no caller waits for; a text is the setting of that name, and `config` and `settings` are those of
-    `notebook_launcher`.
+    `notebook_launcher`. With `detach=True` the run outlives this process, and `attach()` gives it back.
 
     In processes that a launcher started already, each calls the function itself, as with `notebook_launcher`, and the run is
     over when it is given back: with every rank's result, numbers and last lines, and, where the processes share a disk, all
@@ -272,8 +277,9 @@ def _waited_for(run: Run) -> Any:
     try:
         return run.start().wait()
     except KeyboardInterrupt:
-        # one that came before the wait, which ends the workers at its own
-        run.stop(timeout=0)
+        if not run.is_detached:
+            # one that came before the wait, which ends the workers at its own
+            run.stop(timeout=0)
         raise
 
 
@@ -282,6 +288,8 @@ def _prepared(
 ) -> Run:
     __tracebackhide__ = True  # IPython shows the user's own frames alone
     shown = front_end or select.front_end(config.launching, os.environ)
+    if config.launching.detach:
+        return launch_detached(_checked(function), _as_arguments(args), config, shown)
     return launching.prepare(_checked(function), _as_arguments(args), config, shown)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import os
 import shutil
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 _NEWEST = 20
 _LINES = 20
-_WIDEST_NAME, _WIDEST_ERROR = 40, 120
 _POLL_INTERVAL = 0.2
 _RUN = "A number of the list (1 is the newest), a name or the beginning of one, a run's folder, or 'last' (default)."
 _PAGE = """<!doctype html>
@@ -113,35 +111,10 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _table(runs: Sequence[SavedRun]) -> list[str]:
     from accelerate_nb.events.terminal_lines import within
-    from accelerate_nb.reports.text import aligned
+    from accelerate_nb.reports.run_table import table_lines
 
-    head = ("", "when", "name", "state", "ranks", "time", "error")
-    rows = [_row(number, item) for number, item in enumerate(runs, 1)]
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    return [line if columns is None else within(line, columns - 1) for line in aligned([head, *rows])]
-
-
-def _row(number: int, run: SavedRun) -> tuple[str, ...]:
-    from accelerate_nb.reports.summary import SIGNS
-
-    name, error = _one_line(run.name, _WIDEST_NAME), _one_line(run.error, _WIDEST_ERROR)
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
-    return str(number), when, name, f"{SIGNS[run.state]} {run.state}", str(run.ranks), _lasted(run), error
-
-
-def _lasted(run: SavedRun) -> str:
-    from accelerate_nb.reports.number_format import time_text
-
-    if run.is_over and run.ended is None:
-        return ""
-    return time_text((run.ended or time.time()) - run.started)
-
-
-def _one_line(text: str, width: int) -> str:
-    from accelerate_nb.reports.ansi import plain
-
-    line = plain(text.strip().partition("\n")[0])
-    return line if len(line) <= width else line[: width - 1] + "…"
+    return [line if columns is None else within(line, columns - 1) for line in table_lines(runs)]
 
 
 # ---------------------------------------------------------------------------------------------------------------- finding
@@ -161,48 +134,9 @@ def _every(folder: str | None) -> list[SavedRun]:
 
 def _found(arguments: argparse.Namespace) -> SavedRun:
     """The requested run."""
-    from accelerate_nb.events.run_reader import kept_run
+    from accelerate_nb.events.find_run import find_run
 
-    word = arguments.run
-    if os.sep in word and (by_path := kept_run(Path(word).expanduser().absolute())) is not None:
-        return by_path
-    every = _every(arguments.folder)
-    if not every:
-        raise ConfigurationError(
-            f"The run {word!r} was requested, but there are no runs in {_runs_folder(arguments.folder)}."
-        )
-    chosen = chosen_of(word, every)
-    if len(chosen) == 1:
-        return chosen[0]
-    raise ConfigurationError(_which(word, every, chosen))
-
-
-def chosen_of(word: str, every: Sequence[SavedRun]) -> list[SavedRun]:
-    """The runs that a word may mean, of all that there are, newest first; exactly one where it is clear."""
-    if word == "last":
-        return list(every[:1])
-    if word.isdecimal() and 1 <= int(word) <= len(every):
-        return [every[int(word) - 1]]
-    ways: tuple[Callable[[SavedRun], bool], ...] = (
-        lambda item: word == item.folder.name,
-        lambda item: word == item.name,
-        lambda item: item.folder.name.startswith(word) or item.name.startswith(word),
-    )
-    return next((found for means in ways if (found := [item for item in every if means(item)])), [])
-
-
-def _which(word: str, every: Sequence[SavedRun], chosen: Sequence[SavedRun]) -> str:
-    """The error text where a word means no run, or several."""
-    numbers = {item.folder: number for number, item in enumerate(every, 1)}
-    if chosen:
-        listed = "\n".join(f"  {numbers[item.folder]:>3}  {item.folder.name}" for item in chosen[:8])
-        return f"{word!r} may mean any of {len(chosen)} runs. Name one by its number or its full name:\n{listed}"
-    names = [name for item in every for name in (item.folder.name, item.name)]
-    near = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
-    suggestion = f"Near to it {'is' if len(near) == 1 else 'are'} {', '.join(near)}. " if near else ""
-    return (
-        f"There is no run {word!r} among the {len(every)} that are kept. {suggestion}`accelerate-nb runs` lists them."
-    )
+    return find_run(arguments.run, _runs_folder(arguments.folder))
 
 
 def _path(arguments: argparse.Namespace) -> int:

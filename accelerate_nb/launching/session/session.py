@@ -17,7 +17,7 @@ from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import HangError, LaunchError
 from accelerate_nb.events.model import OVER, Event, StateChange, TaskDone
 from accelerate_nb.events.run_state import RunState
-from accelerate_nb.launching.front_end import RunHandle
+from accelerate_nb.launching.front_end import NoFrontEnd
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.launcher import prepare
 from accelerate_nb.launching.planning.placement import choose
@@ -29,19 +29,6 @@ from accelerate_nb.transport.session_tasks import CallFunction, PullNames, PushN
 from accelerate_nb.worker.session import task_loop
 
 _BETWEEN_REFRESHES = 0.1
-
-
-class _SilentFrontEnd:
-    """A session's own front end: cells have theirs."""
-
-    def opened(self, run: RunHandle) -> None:
-        """Nothing is drawn."""
-
-    def refresh(self) -> None:
-        """Nothing is drawn."""
-
-    follow = show = opened
-    closed = refresh
 
 
 class Session:
@@ -85,7 +72,7 @@ class Session:
             config.launching, timeout=None, max_restarts=0, hang_warning_after=0.0, results="main"
         )
         self._run: LaunchedRun = prepare(
-            task_loop.session, (), replace(config, launching=launching_config), _SilentFrontEnd(), self._on_event
+            task_loop.session, (), replace(config, launching=launching_config), NoFrontEnd(), self._on_event
         )
         self._tasks = TaskDispatcher(self, self._run, config, self._end_stuck)
 

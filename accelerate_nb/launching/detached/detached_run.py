@@ -1,0 +1,200 @@
+"""A run in the hands of its run host, as a process that attached to it sees it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from accelerate_nb.errors import LaunchError, of_this_package
+from accelerate_nb.events.run_folder import status_of
+from accelerate_nb.events.run_reader import RunFollower, SavedRun, kept_run
+from accelerate_nb.launching.detached.control_client import ControlClient
+from accelerate_nb.launching.detached.control_socket import check_owner
+from accelerate_nb.launching.detached.live_state import apply_live
+from accelerate_nb.launching.detached.saved_outcome import read_error, read_results
+from accelerate_nb.launching.front_end import FrontEnd
+from accelerate_nb.launching.run import Run
+from accelerate_nb.launching.run_context import Stop
+
+# How often the folder is read for what is new, and the run host is asked for what is not in it.
+_BETWEEN_READS = 0.1
+_BETWEEN_REQUESTS = 0.5
+# How often the folder is asked whether the run is over, where its host does not reply.
+_BETWEEN_CHECKS = 1.0
+_STACKS_TIMEOUT = 30.0
+
+
+class DetachedRun(Run):
+    """
+    A run that another process conducts; `attach` gives one. Its waits can be interrupted, and it goes on.
+
+    >>> run = attach()
+    >>> run.wait()
+    """
+
+    is_detached = True
+
+    def __init__(self, saved: SavedRun, results: Literal["main", "all"], front_end: FrontEnd) -> None:
+        check_owner(saved.folder)
+        status = status_of(saved.folder) or {}
+        self._follower = RunFollower(saved)
+        super().__init__(
+            name=saved.name,
+            why=saved.why,
+            folder=saved.folder,
+            view=self._follower.view,
+            results=results,
+            front_end=front_end,
+            stop_grace_period=float(status.get("stop_grace_period") or 0.0),
+        )
+        self.started = saved.started
+        control = status.get("control")
+        self._client = None if control is None else ControlClient(Path(control))
+        self._thread: threading.Thread | None = None
+        self._follower.update()
+        if saved.is_over:
+            self._end(saved)
+
+    # ------------------------------------------------------------------------------------------------------ reading
+
+    @property
+    def error(self) -> BaseException | None:
+        """The exception that `wait` raises once the run is done."""
+        self._read_outcome()
+        return self._error
+
+    @property
+    def results(self) -> list[Any]:
+        """
+        The return value of each rank's function, in the order of ranks; empty while it runs.
+
+        They are unpickled here: where a value's class is one of a notebook's, the cell that defines it has to run first.
+        """
+        self._read_outcome()
+        return super().results
+
+    def stacks(self) -> str:
+        """The position of every rank that still runs."""
+        if self.done:
+            return ""
+        return str(self._request({"do": "stacks"}, _STACKS_TIMEOUT).get("text", ""))
+
+    # ------------------------------------------------------------------------------------------------------- acting
+
+    def start(self) -> DetachedRun:
+        """Follow the run from now on, in a thread of its own."""
+        if not self.done and self._thread is None:
+            self._thread = threading.Thread(target=self._follow, name="accelerate_nb attach", daemon=True)
+            self._thread.start()
+        return self
+
+    def request_stop(self, how: Stop) -> None:
+        """Request the end, from any thread, without waiting for it: "finish", "interrupt" or "kill" (see `RunHandle`)."""
+        if not self.done:
+            self._request({"do": "stop", "how": how})
+
+    # ------------------------------------------------------------------------------------------------------- inside
+
+    def _request(self, message: dict[str, Any], timeout: float = 5.0) -> dict[str, Any]:
+        if self._client is None:
+            raise LaunchError(f"{self.name} runs in the process that launched it, and can be stopped only there.")
+        try:
+            return self._client.request(message, timeout)
+        except OSError as error:
+            raise LaunchError(
+                f"The process that conducts {self.name} did not reply: {error}. `accelerate-nb runs` shows what is known of it; "
+                f"its folder is {self.folder}."
+            ) from None
+
+    def _is_going_on(self) -> bool:
+        return not self.done
+
+    def _interrupt(self, interrupts: int) -> bool:
+        # the run lives on without this process, so it does so without its wait
+        return True
+
+    def _interrupted(self) -> KeyboardInterrupt:
+        text = f"the wait was interrupted, and {self.name} goes on. `run.stop()` ends it. All output: {self.folder}"
+        return of_this_package(KeyboardInterrupt(text))
+
+    def _outcome(self, error: BaseException | None) -> Any:
+        __tracebackhide__ = True
+        self._read_outcome()
+        return super()._outcome(error or (self._error if self.done else None))
+
+    def _follow(self) -> None:
+        next_request = next_check = 0.0
+        saved: SavedRun | None = None
+        while True:
+            is_over = False
+            now = time.monotonic()
+            if now >= next_request:
+                next_request = now + _BETWEEN_REQUESTS
+                is_over = self._take_live_state()
+            if is_over or now >= next_check:
+                next_check = now + _BETWEEN_CHECKS
+                saved = kept_run(self.folder)
+                is_over = saved is None or saved.is_over
+            # first the state, then the lines: what was written before the end is not missed
+            self._follower.update()
+            if is_over:
+                break
+            time.sleep(_BETWEEN_READS)
+        self._end(saved or self._removed())
+
+    def _take_live_state(self) -> bool:
+        """Take what the folder does not keep; whether the run host reports the end."""
+        if self._client is None:
+            return False
+        try:
+            reply = self._client.request({"do": "state"})
+            apply_live(self.view, reply.get("live", []))
+        except (OSError, ValueError, TypeError):
+            return True
+        return bool(reply.get("done"))
+
+    def _removed(self) -> SavedRun:
+        status = SavedRun(self.folder, self.name, self.why, "failed", self.started, None, len(self.view.ranks), "")
+        return replace(status, error="its folder was removed while it ran")
+
+    def _end(self, saved: SavedRun) -> None:
+        self.view.replace_open_lines(())
+        self._follower.finish(saved)
+        if saved.is_lost:
+            self._error = LaunchError(f"{self.name} was lost: {saved.error}. All output: {self.folder}")
+        if self._client is not None:
+            self._client.close()
+        self._over.set()
+
+    def _read_outcome(self) -> None:
+        """Unpickle the results, again where that failed before: a cell that defines a class may have run since."""
+        if not self.done or (self._rank_results and not _is_unreadable(self._rank_results)):
+            return
+        with suppress(OSError):
+            self._rank_results = read_results(self.folder, self.view)
+            lost = self._error if isinstance(self._error, LaunchError) and not self._rank_results else None
+            self._error = lost or self._what_ended_it()
+
+    def _what_ended_it(self) -> BaseException | None:
+        error = read_error(self.folder, self._rank_results, self.view)
+        unreadable = [item for item in self._rank_results if _is_unreadable([item])]
+        if error is not None or not unreadable:
+            return error
+        first = unreadable[0]
+        assert first.failure is not None
+        return LaunchError(
+            f"{self.name} has finished, but the result of rank {first.rank} can't be read in this process: "
+            f"{first.failure.message}. Run the cell that defines what is missing, then wait again."
+        )
+
+
+def _is_unreadable(rank_results: Any) -> bool:
+    """Whether a rank returned a value that could not be unpickled here."""
+    return any(
+        item.failure is not None and item.failure.exit_code is None and not item.failure.traceback
+        for item in rank_results
+    )

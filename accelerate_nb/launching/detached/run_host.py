@@ -1,0 +1,161 @@
+"""The process of a detached run: it conducts the run, keeps its outcome, and serves those who attach."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from accelerate_nb.events.run_folder import hold_lock
+from accelerate_nb.launching.detached.control_server import ControlServer
+from accelerate_nb.launching.detached.control_socket import ControlSocket
+from accelerate_nb.launching.detached.saved_outcome import save_error, save_result
+from accelerate_nb.launching.engines import supervisor
+from accelerate_nb.launching.front_end import NoFrontEnd
+from accelerate_nb.launching.launched_run import LaunchedRun
+from accelerate_nb.launching.launcher import RunRequest, run_of
+from accelerate_nb.transport.memory_file import read_entries
+from accelerate_nb.transport.outcome import Raised, Returned
+from accelerate_nb.transport.serializer import load
+
+# How often the run's status is brought up to date, for those who only read the folder.
+_BETWEEN_STATUS = 2.0
+# Where the folder could not take the outcome, since its disk is full, it is tried again so often, and for so long.
+_BETWEEN_TRIES = 5.0
+_LONGEST_TRY = 24 * 3600.0
+
+
+class HostedRun(LaunchedRun):
+    """A run whose results stay as their workers wrote them, for other processes to unpickle."""
+
+    def wait_until_over(self, timeout: float) -> bool:
+        """Wait for so many seconds at most; whether the run is over."""
+        return self._over.wait(timeout)
+
+    def keep(self, **facts: Any) -> None:
+        """Add facts to the run's status."""
+        self._facts |= facts
+
+    def update_status(self) -> None:
+        """Write the run's progress and newest metrics into its status."""
+        self.keep(**_progress(self))
+        self._keep_status(self.view.state)
+
+    def save_outcome(self) -> bool:
+        """Write what ended the run into its folder; whether that was possible."""
+        try:
+            save_error(self.folder, self.error)
+        except OSError:
+            return False
+        return True
+
+    def _finish(self) -> None:
+        # the outcome first: who sees the end of the run reads it
+        self.save_outcome()
+        self.keep(**_progress(self))
+        super()._finish()
+
+    def finish_again(self) -> bool:
+        """Write the outcome and the last status once more; whether both could be written."""
+        self._run_context.record.trouble = None
+        state = self.view.state
+        self._keep_status(state, ended=self.view.ended)
+        return self.save_outcome() and self._run_context.record.trouble is None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether all of the run could be written into its folder."""
+        return self._run_context.record.trouble is None
+
+    def take_outcomes(self) -> None:
+        """Have the outcomes of workers copied into the folder, and not unpickled here."""
+        self._run_context.read_outcome = self._copy_outcome
+
+    def _copy_outcome(self, rank: int, descriptor: int) -> Returned | Raised | None:
+        glance = self.view.rank(rank)
+        try:
+            has_left_one = save_result(self.folder, rank, descriptor)
+        except OSError as error:
+            self._run_context.record.trouble = error
+            has_left_one = True
+        if has_left_one and glance.failure is not None:
+            return Raised(glance.failure, None)
+        return Returned(None) if has_left_one and glance.state == "finished" else None
+
+
+def _progress(run: HostedRun) -> dict[str, Any]:
+    glances = run.view.glances()
+    bars = [bar for glance in glances for bar in glance.progress.values() if bar.total]
+    open_bars = [bar for bar in bars if not bar.closed] or bars
+    metrics = {name: metric.value for glance in reversed(glances) for name, metric in glance.metrics.items()}
+    bar = open_bars[0] if open_bars else None
+    return {"progress": None if bar is None else [bar.label, bar.done, bar.total], "metrics": metrics}
+
+
+def host(request: RunRequest, ready: int) -> None:
+    """Conduct a run to its end; `ready` is closed when processes can attach to it."""
+    lock = hold_lock(request.folder)
+    control = ControlSocket(request.folder)
+    facts = {"detached": True, "control": str(control.path), "devices": dict(request.placement.shows)}
+    facts["stop_grace_period"] = request.config.launching.stop_grace_period
+    run = run_of(request, HostedRun, NoFrontEnd(), facts=facts)
+    assert isinstance(run, HostedRun)
+    run.take_outcomes()
+    signal.signal(signal.SIGTERM, lambda *_: _stop(run))
+    # from this thread, which lasts as long as the process: the supervisor ends with it
+    supervisor.warm(request.config.launching.supervisor_idle_timeout)
+    with ControlServer(control, run):
+        run.update_status()
+        _ = run.start()
+        os.write(ready, b"1")
+        os.close(ready)
+        seen = -1
+        while not run.wait_until_over(_BETWEEN_STATUS):
+            if run.view.changes != seen:
+                seen = run.view.changes
+                run.update_status()
+        _save_at_last(run)
+    supervisor.cool()
+    os.close(lock)
+
+
+def _save_at_last(run: HostedRun) -> None:
+    deadline = time.monotonic() + _LONGEST_TRY
+    while not run.is_kept and not run.finish_again() and time.monotonic() < deadline:
+        time.sleep(_BETWEEN_TRIES)
+
+
+def _stop(run: HostedRun) -> None:
+    # not in the signal's handler: this thread may hold a lock that the run needs
+    threading.Thread(target=run.request_stop, args=("finish",), name="accelerate_nb signal", daemon=True).start()
+
+
+def main() -> NoReturn:
+    """Begin: `python -m accelerate_nb.launching.detached.run_host REQUEST READY`, the numbers of two descriptors."""
+    descriptor, ready = int(sys.argv[1]), int(sys.argv[2])
+    # a child of nobody: whoever ends the launching process with all of its children does not find it
+    if os.fork():
+        os._exit(0)
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    request: RunRequest = load(read_entries(descriptor))
+    os.close(descriptor)
+    _write_to(request.folder / "host.log")
+    host(request, ready)
+    sys.exit(0)
+
+
+def _write_to(path: Path) -> None:
+    """What this process prints goes into a file: the terminal or the kernel may be gone."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The start of a run host: a process in a session of its own, which outlives the one that starts it."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from accelerate_nb.config.run_config import RunConfig
+from accelerate_nb.errors import LaunchError
+from accelerate_nb.events.run_reader import kept_run
+from accelerate_nb.launching.detached.detached_run import DetachedRun
+from accelerate_nb.launching.front_end import FrontEnd
+from accelerate_nb.launching.launcher import RunRequest, request
+from accelerate_nb.transport.memory_file import memory_file, write_entries
+from accelerate_nb.transport.serializer import dump
+
+_TIMEOUT = 60.0
+
+
+def launch_detached(
+    function: Callable[..., Any], args: Sequence[Any], config: RunConfig, front_end: FrontEnd
+) -> DetachedRun:
+    """A run of `function(*args)` that outlives this process; it has begun, and `start` follows it."""
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    wanted = request(function, args, config)
+    start_run_host(wanted)
+    saved = kept_run(wanted.folder)
+    assert saved is not None, "the run host has written the run's status"
+    return DetachedRun(saved, config.launching.results, front_end)
+
+
+def start_run_host(run_request: RunRequest) -> None:
+    """Start a run host for a run_request, whose payload it takes over; returns when processes can attach to the run."""
+    descriptor = memory_file("accelerate_nb_request")
+    ready, far = os.pipe()
+    try:
+        write_entries(descriptor, dump(run_request))
+        payload = run_request.plan.payload
+        process = subprocess.Popen(
+            [sys.executable, "-m", "accelerate_nb.launching.detached.run_host", str(descriptor), str(far)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=(log := (run_request.folder / "host.log").open("ab")),
+            pass_fds=[descriptor, far, payload.descriptor, *payload.more],
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+    finally:
+        os.close(far)
+        os.close(descriptor)
+        run_request.plan.payload.close()
+    try:
+        process.wait(_TIMEOUT)
+        _wait_until(ready, run_request)
+    finally:
+        log.close()
+        os.close(ready)
+
+
+def _wait_until(ready: int, run_request: RunRequest) -> None:
+    readable, _, _ = select.select([ready], [], [], _TIMEOUT)
+    if readable and os.read(ready, 1):
+        return
+    log = (run_request.folder / "host.log").read_text(errors="replace")[-2000:].strip()
+    raise LaunchError(
+        f"{run_request.name} was to be run by a process that outlives this one, but that process "
+        f"{'ended' if readable else f'was not ready after {_TIMEOUT:g} s'}. It printed:\n{log}\nLeave detach out to run it from here."
+    )

@@ -1,0 +1,85 @@
+"""The functions that find runs again: those that outlive their notebook, and those that are over."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from accelerate_nb.config.environment import runs_folder
+from accelerate_nb.config.launch import LaunchingConfig
+from accelerate_nb.config.run_config import resolve
+from accelerate_nb.events.find_run import find_run
+from accelerate_nb.events.run_reader import SavedRun, kept_runs
+from accelerate_nb.launching.detached.detached_run import DetachedRun
+from accelerate_nb.launching.run import Run
+from accelerate_nb.notebook.display import select
+from accelerate_nb.reports.run_table import RunTable
+
+
+def runs(folder: str | os.PathLike[str] | None = None) -> RunTable:
+    """
+    All runs that are kept, the newest first: a table in a notebook, and a sequence of `SavedRun`.
+
+    `folder` is the parent of the runs' folders; without it, the one that the setting `folder` names, or that in the user's cache.
+
+    >>> runs()
+    >>> runs()[0].folder
+    """
+    return RunTable(kept_runs(_parent(folder)))
+
+
+def attach(
+    run: str | os.PathLike[str] | SavedRun | None = None,
+    *,
+    panel: bool | str | None = None,
+    folder: str | os.PathLike[str] | None = None,
+) -> Run:
+    """
+    The `Run` that goes on in another process: one that was launched with `detach=True`, from this notebook or another.
+
+    `run` is a run's folder, its name or number in `runs()`, or nothing for the newest one that is detached. The panel comes back
+    with everything that has happened meanwhile; `wait()`, `stop()`, `stacks()`, `logs()`, `results` and errors are those of the
+    run that `launch` gave. Several processes may attach at once, and an interrupt of `wait()` leaves the run alone. A run that
+    is over can be attached to for its results. A run that is not detached can be watched, and stopped only where it was launched.
+
+    `panel` is that of `launch`, `folder` that of `runs`.
+
+    Raises `ConfigurationError` where there is no such run.
+
+    >>> run = attach()
+    >>> run.wait()
+    """
+    __tracebackhide__ = True  # IPython shows the user's own frames alone
+    config = _launching_config(panel)
+    found = run if isinstance(run, SavedRun) else _found(run, _parent(folder))
+    front_end = select.front_end(config, os.environ)
+    attached = DetachedRun(found, config.results, front_end).start()
+    if panel is True or select.shows_at_once(front_end):
+        attached.follow()
+    return attached
+
+
+def _found(run: str | os.PathLike[str] | None, parent: Path) -> SavedRun:
+    __tracebackhide__ = True
+    if run is not None:
+        return find_run(run, parent)
+    every = kept_runs(parent)
+    detached = [item for item in every if item.is_detached]
+    going_on = [item for item in detached if not item.is_over]
+    for candidates in (going_on, detached):
+        if candidates:
+            return candidates[0]
+    return find_run("last", parent)
+
+
+def _parent(folder: str | os.PathLike[str] | None) -> Path:
+    requested = os.fspath(folder) if folder is not None else _launching_config(None).folder
+    return runs_folder(os.environ, requested)
+
+
+def _launching_config(panel: bool | str | None) -> LaunchingConfig:
+    """The settings of this process's environment that show a run and name its folder."""
+    __tracebackhide__ = True
+    chosen = {} if panel is None or panel is True else {"panel": "off" if panel is False else panel}
+    known = ("ACCELERATE_NB_FOLDER", "ACCELERATE_NB_PANEL", "ACCELERATE_NB_RESULTS")
+    return resolve(chosen, {name: os.environ[name] for name in known if name in os.environ}).launching

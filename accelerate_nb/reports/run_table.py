@@ -1,0 +1,100 @@
+"""A table of runs: when, what, its state, how far it is, its newest metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from typing import overload
+
+from accelerate_nb.events.run_reader import SavedRun
+from accelerate_nb.reports.ansi import plain
+from accelerate_nb.reports.number_format import time_text, value_text
+from accelerate_nb.reports.summary import SIGNS
+from accelerate_nb.reports.text import aligned
+
+_HEAD = ("", "when", "name", "state", "ranks", "time", "progress", "metrics", "error")
+_WIDEST_NAME, _WIDEST_ERROR = 40, 120
+_MOST_METRICS = 3
+_LEFT = ' style="text-align:left"'
+
+
+class RunTable(Sequence[SavedRun]):
+    """
+    Runs, the newest first: a sequence of what their folders say of them, which shows itself as a table.
+
+    >>> runs()[0].state
+    'running'
+    """
+
+    def __init__(self, runs: Iterable[SavedRun]) -> None:
+        self._runs = tuple(runs)
+
+    @overload
+    def __getitem__(self, index: int) -> SavedRun: ...
+    @overload
+    def __getitem__(self, index: slice) -> RunTable: ...
+    def __getitem__(self, index: int | slice) -> SavedRun | RunTable:
+        return RunTable(self._runs[index]) if isinstance(index, slice) else self._runs[index]
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __repr__(self) -> str:
+        return "\n".join(table_lines(self._runs)) if self._runs else "There are no runs."
+
+    def _repr_html_(self) -> str:
+        if not self._runs:
+            return "<div>There are no runs.</div>"
+        head, *rows = _columns([*_HEAD, "folder"], ((*row, str(run.folder)) for row, run in _rows(self._runs)))
+        body = "".join(f"<tr>{''.join(f'<td{_LEFT}>{escape(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
+        return f"<table><tr>{''.join(f'<th{_LEFT}>{name}</th>' for name in head)}</tr>\n{body}</table>"
+
+
+def table_lines(runs: Sequence[SavedRun]) -> list[str]:
+    """The table as lines of text; columns in which nothing stands are left out."""
+    return aligned(_columns(_HEAD, (row for row, _ in _rows(runs))))
+
+
+def _rows(runs: Sequence[SavedRun]) -> Iterator[tuple[tuple[str, ...], SavedRun]]:
+    for number, run in enumerate(runs, 1):
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
+        name, error = _one_line(run.name, _WIDEST_NAME), _one_line(run.error, _WIDEST_ERROR)
+        state = f"{SIGNS[run.state]} {run.state}"
+        if run.is_lost:
+            state = f"{SIGNS['failed']} lost (was {run.last_state})"
+        elif run.is_detached and not run.is_over:
+            state += ", detached"
+        yield (str(number), when, name, state, str(run.ranks), _lasted(run), _progress(run), _metrics(run), error), run
+
+
+def _columns(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
+    """The table without its columns of progress and metrics where no run has any."""
+    every = [tuple(head), *map(tuple, rows)]
+    optional = {"progress", "metrics"}
+    kept = [index for index, name in enumerate(head) if name not in optional or any(row[index] for row in every[1:])]
+    return [tuple(row[index] for index in kept) for row in every]
+
+
+def _lasted(run: SavedRun) -> str:
+    if run.is_over and run.ended is None:
+        return ""
+    return time_text((run.ended or time.time()) - run.started)
+
+
+def _progress(run: SavedRun) -> str:
+    if run.progress is None:
+        return ""
+    label, done, total = run.progress
+    percent = f" ({100 * done / total:.0f} %)" if total else ""
+    return f"{_one_line(label, 20)} {value_text(done)}/{value_text(total)}{percent}".strip()
+
+
+def _metrics(run: SavedRun) -> str:
+    newest = [f"{name} {value_text(value)}" for name, value in run.metrics.items()]
+    return ", ".join(newest[:_MOST_METRICS]) + (" …" if len(newest) > _MOST_METRICS else "")
+
+
+def _one_line(text: str, width: int) -> str:
+    line = plain(text.strip().partition("\n")[0])
+    return line if len(line) <= width else line[: width - 1] + "…"
