@@ -27,6 +27,11 @@ class CellOptions:
     restart: bool = setting(False, help="Restart the session first; its variables are gone then.", deprecated=["fresh"])
     timeout: float | None = setting(None, minimum=0, help="Seconds that the cell may take before it is interrupted.")
     background: bool = setting(False, help="Return at once; the output continues under the cell.")
+    detach: bool = setting(
+        False,
+        help="Run the cell in processes of its own, which outlive the notebook (`%accelerate runs`); it begins with the "
+        "notebook's variables that it names.",
+    )
     local: bool = setting(
         False, help="Run the cell in the notebook too, first: for imports and definitions.", deprecated=["also_here"]
     )
@@ -93,6 +98,7 @@ def line_commands() -> tuple[LineCommand, ...]:
         LineCommand("interrupt", "", "Interrupt the cell that runs in the background; the session goes on."),
         LineCommand("stacks", "", "Where every rank is at this moment."),
         LineCommand("logs", "", "The last lines of the ranks, also those that no cell shows.", settings(LogsOptions)),
+        LineCommand("runs", "", "All runs that are kept: what goes on, and what is over."),
         LineCommand("config", "", "Pick the settings of the next session in a form."),
     )
 

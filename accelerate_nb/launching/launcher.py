@@ -90,9 +90,11 @@ def prepare(
     return run_of(_request(call, config, choice), LaunchedRun, front_end, on_event)
 
 
-def request(function: Callable[..., Any], args: Sequence[Any], config: RunConfig) -> RunRequest:
+def request(
+    function: Callable[..., Any], args: Sequence[Any], config: RunConfig, folder: Path | None = None
+) -> RunRequest:
     """
-    The values from which another process conducts a run of `function(*args)`; its folder is made here.
+    The values from which another process conducts a run of `function(*args)`; its folder is made here, where none is given.
 
     Raises `LaunchError` or `PayloadError`, also where the workers could only be forked from this very process.
     """
@@ -104,7 +106,7 @@ def request(function: Callable[..., Any], args: Sequence[Any], config: RunConfig
             f"detach=True was requested with {how}, which runs the function in this process or in a copy of it: it would "
             "end with the notebook. Leave that setting out."
         )
-    return _request(FunctionCall(function, tuple(args)), config, choice, can_inherit=False)
+    return _request(FunctionCall(function, tuple(args)), config, choice, folder, can_inherit=False)
 
 
 def run_of(
@@ -138,7 +140,9 @@ def _choice(config: RunConfig) -> Placement:
     return choose(config.launching, probe(), can_fork=hasattr(os, "fork"), mesh=config.training.xla_mesh)
 
 
-def _request(call: FunctionCall, config: RunConfig, choice: Placement, *, can_inherit: bool = True) -> RunRequest:
+def _request(
+    call: FunctionCall, config: RunConfig, choice: Placement, folder: Path | None = None, *, can_inherit: bool = True
+) -> RunRequest:
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     launching_config = config.launching
     is_method_requested = launching_config.start_method != "auto" or not can_inherit
@@ -153,7 +157,7 @@ def _request(call: FunctionCall, config: RunConfig, choice: Placement, *, can_in
         ranks_per_process=choice.ranks_per_process,
         through_xla=choice.kind == "xla",
     )
-    folder = new_folder(runs_folder(os.environ, launching_config.folder), call.name)
+    folder = folder or new_folder(runs_folder(os.environ, launching_config.folder), call.name)
     return RunRequest(call.name, config, choice, plan, current_sources(), folder)
 
 

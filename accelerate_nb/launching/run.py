@@ -73,6 +73,10 @@ class Run(ABC):
         """The return value of each rank's function, in the order of ranks; `None` for one that failed; empty while it runs."""
         return [rank_result.value for rank_result in self._rank_results]
 
+    def wait_until_over(self, timeout: float | None) -> bool:
+        """Wait for so many seconds at most, and show nothing; whether the run is over."""
+        return self._over.wait(timeout)
+
     def log_file(self, rank: int) -> Path:
         """The file that holds all that a rank wrote so far; there is none where it wrote nothing."""
         return self.folder / f"rank_{rank}.log"

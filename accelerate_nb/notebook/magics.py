@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +11,11 @@ from typing import Any
 from accelerate_nb.config.magic_args import CellOptions, cell_flags, line_commands, ranks_of, read_cell_line
 from accelerate_nb.config.settings import section_name
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError, WorkerError
+from accelerate_nb.launching.detached.start import launch_detached
+from accelerate_nb.launching.run import Run
 from accelerate_nb.launching.session.cell_run import CellRun
 from accelerate_nb.launching.session.session import Session
+from accelerate_nb.notebook.api import resolved
 from accelerate_nb.notebook.cells import completion
 from accelerate_nb.notebook.cells.background_cell import BackgroundCell
 from accelerate_nb.notebook.cells.cell_output import CellOutput, results_of
@@ -24,6 +27,8 @@ from accelerate_nb.notebook.cells.panel_output import CellHandle, PanelOutput
 from accelerate_nb.notebook.cells.session_manager import NotebookSession
 from accelerate_nb.notebook.display.select import front_end
 from accelerate_nb.notebook.host import NotebookHost, host
+from accelerate_nb.transport.session_tasks import RunCell
+from accelerate_nb.worker.session.detached_cell import DetachedCell
 
 NAME = "accelerate"
 _HELP = frozenset({"-h", "--help", "help"})
@@ -58,8 +63,8 @@ class AccelerateCellMagic:
     kept: NotebookSession = field(repr=False)
     host: Callable[[], NotebookHost] = field(repr=False)
 
-    def __call__(self, line: str, cell: str) -> BackgroundCell | None:
-        """Run a cell; with `--background`, what runs it."""
+    def __call__(self, line: str, cell: str) -> BackgroundCell | Run | None:
+        """Run a cell; with `--background` or `--detach`, what runs it."""
         __tracebackhide__ = True
         if _HELP & set(line.split()):
             print_message(self.getdoc())
@@ -71,10 +76,12 @@ class AccelerateCellMagic:
         """The text of `%%accelerate?`."""
         return cell_help()
 
-    def _run(self, line: str, code: CellCode) -> BackgroundCell | None:
+    def _run(self, line: str, code: CellCode) -> BackgroundCell | Run | None:
         __tracebackhide__ = True
         options, given = read_cell_line(line)
         code.check()
+        if options.detach:
+            return self._detached(options, given, code)
         self._wait_for_background(options)
         session = self.kept.ready(given, restart=options.restart)
         ranks = ranks_of(options.ranks, session.size)
@@ -92,6 +99,24 @@ class AccelerateCellMagic:
             return self._in_background(session, run, options)
         self._in_foreground(session, run, options)
         return None
+
+    def _detached(self, options: CellOptions, given: Mapping[str, Any], code: CellCode) -> Run:
+        """The run of a cell that outlives the notebook, in processes of its own."""
+        __tracebackhide__ = True
+        refused = [name for name in ("ranks", "restart", "background", "local") if getattr(options, name)]
+        if refused:
+            raise ConfigurationError(
+                f"--{refused[0]} was given with --detach, and a detached cell has processes of its own, on all of whose ranks it "
+                "runs at once beside the notebook. Leave one of them out."
+            )
+        config = resolved({**self.kept.picked(), **given, "timeout": options.timeout}, None)
+        name = f"Cell In[{code.number}]"
+        text = "\n" * (FIRST_LINE - 1) + code.text
+        cell = DetachedCell(RunCell(text, code.filename(), code.number, silent=False), code.values(), name)
+        display = front_end(config.launching, os.environ)
+        run = launch_detached(cell, (), config, display).start()
+        run.follow()
+        return run
 
     def _in_foreground(self, session: Session, run: CellRun, options: CellOptions) -> None:
         __tracebackhide__ = True
@@ -204,6 +229,8 @@ def cell_help() -> str:
             "",
             "The first such cell starts the session. A cell without flags uses the session as it is; a setting with another",
             "value restarts it, with a message. There are `accelerator`, `rank`, `world_size` and `device`.",
+            "With --detach the cell is a run of its own, which outlives the notebook: it knows the notebook's variables that it",
+            "names, and none of the session's. `accelerate_nb.attach()` finds it again.",
             "`%accelerate?` lists the commands for the session.",
             "",
             "Of the cell:",

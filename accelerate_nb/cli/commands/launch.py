@@ -37,6 +37,7 @@ examples:
   accelerate-nb launch train.ipynb -n 4 -- --lr 3e-4   a notebook; its parameters follow `--`
   accelerate-nb launch train.ipynb --execute -n 4      the notebook itself, in a kernel; it keeps its outputs
   accelerate-nb launch --tpu train.py                  all cores of this machine's TPU, through torch_xla
+  accelerate-nb launch --detach train.py               let it outlive this terminal: `accelerate-nb runs attach`
   accelerate-nb launch --dry-run train.py              print what would happen, and start nothing
 
 Flags may be written with hyphens or underscores. Every flag of Hugging Face's `accelerate launch` is known; `--dry-run` shows
@@ -131,8 +132,21 @@ def _run_notebook(target: str, rest: list[str], arguments: argparse.Namespace) -
     program.check(parameters)
     for note in program.script.notes:
         print(f"{PROG}: {note}", file=sys.stderr)
+    with _folder_of_script(request, program, is_dry=arguments.dry_run) as folder:
+        return _run_program(program.program(parameters, folder), request, arguments.dry_run, program, folder)
+
+
+@contextmanager
+def _folder_of_script(request: LaunchRequest, program: NotebookProgram, *, is_dry: bool) -> Iterator[Path]:
+    """The folder that holds a notebook's script as long as it runs: of a detached run its own."""
+    from accelerate_nb.config.environment import runs_folder
+    from accelerate_nb.events.run_folder import new_folder
+
+    if request.config.launching.detach and not is_dry:
+        yield new_folder(runs_folder(os.environ, request.config.launching.folder), program.notebook.path.name)
+        return
     with tempfile.TemporaryDirectory(prefix="accelerate_nb_") as folder:
-        return _run_program(program.program(parameters, Path(folder)), request, arguments.dry_run, program)
+        yield Path(folder)
 
 
 def _execute(target: str, parameters: list[str], arguments: argparse.Namespace) -> int:
@@ -185,13 +199,22 @@ def _print_for_a_pod(what: list[str], request: LaunchRequest) -> int:
 
 
 def _run_program(
-    program: Program, request: LaunchRequest, is_dry: bool, notebook: NotebookProgram | None = None
+    program: Program,
+    request: LaunchRequest,
+    is_dry: bool,
+    notebook: NotebookProgram | None = None,
+    folder: Path | None = None,
 ) -> int:
     request.warn_of_unused_flags()
     if is_dry:
         from accelerate_nb.cli.launching import dry_run
 
         return dry_run.print_plan(request, program, notebook)
+    if request.config.launching.detach:
+        from accelerate_nb.cli.launching import detached
+
+        with set_variables(request.variables, os.environ):
+            return detached.launch(program, request, folder)
     return _conduct(program, request)
 
 

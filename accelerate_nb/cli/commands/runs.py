@@ -35,7 +35,7 @@ _PAGE = """<!doctype html>
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
-    parser.set_defaults(act=_list, rank=None, follow=False, html=None, open=False, lines=_LINES, run="last")
+    parser.set_defaults(act=_list, rank=None, follow=False, html=None, open=False, lines=_LINES, run="last", runs=())
     _add_listing(parser)
     commands = parser.add_subparsers(title="what is done", metavar="WHAT")
     _add_listing(_command(commands, "list", "List runs, the newest first (the default).", _list))
@@ -46,8 +46,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
     show = _command(commands, "show", "Show a run's report.", _show)
     show.add_argument("--html", metavar="FILE", help="Write the report as HTML into this file.")
     show.add_argument("--open", action="store_true", help="Open the report in a browser.")
+    attach = _command(commands, "attach", "Show the output of a run live; an interrupt leaves the run alone.", _attach)
+    stop = _command(commands, "stop", "Stop a detached run after a step that all ranks share.", _stop)
+    stop.add_argument("--kill", action="store_true", default=False, help="Kill its ranks at once.")
+    stop.add_argument(
+        "--timeout", type=float, metavar="SECONDS", default=None, help="Interrupt the ranks after this time."
+    )
+    prune = _command(commands, "prune", "Remove the folders of runs that are over.", _prune)
+    prune.add_argument(
+        "runs", metavar="RUN", nargs="*", help="The runs to remove; without any, those that the flags choose."
+    )
+    prune.add_argument(
+        "--keep", type=int, metavar="N", default=None, help="Keep the newest N runs, and remove the others."
+    )
+    prune.add_argument(
+        *("--older-than", "--older_than"),
+        type=float,
+        metavar="DAYS",
+        default=None,
+        help="Remove runs that began before.",
+    )
+    prune.add_argument(
+        *("--dry-run", "--dry_run"), action="store_true", default=False, help="Print what would be removed."
+    )
+    _add_folder(prune)
     path = _command(commands, "path", "Print the folder in which a run's output is kept.", _path)
-    for item in (logs, show, path):
+    for item in (logs, show, path, attach, stop):
         item.add_argument("run", metavar="RUN", nargs="?", help=_RUN)
         _add_folder(item)
 
@@ -142,6 +166,53 @@ def _found(arguments: argparse.Namespace) -> SavedRun:
 def _path(arguments: argparse.Namespace) -> int:
     print(_found(arguments).folder)
     return 0
+
+
+# ------------------------------------------------------------------------------------------------------- attaching, ending
+
+
+def _attach(arguments: argparse.Namespace) -> int:
+    from accelerate_nb.cli.launching import detached
+
+    return detached.attach(_found(arguments))
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    from accelerate_nb.cli.launching import detached
+
+    return detached.stop(_found(arguments), kill=arguments.kill, timeout=arguments.timeout)
+
+
+def _prune(arguments: argparse.Namespace) -> int:
+    chosen = _to_remove(arguments)
+    for item in chosen:
+        if arguments.dry_run:
+            print(f"would remove {item.folder}")
+            continue
+        shutil.rmtree(item.folder)
+        print(f"removed {item.folder}")
+    if not chosen:
+        print("There is nothing to remove.")
+    return 0
+
+
+def _to_remove(arguments: argparse.Namespace) -> list[SavedRun]:
+    """The requested runs; those that go on are refused by name, and passed over where flags choose."""
+    from accelerate_nb.events.find_run import find_run
+
+    if arguments.runs:
+        named = [find_run(word, _runs_folder(arguments.folder)) for word in arguments.runs]
+        if going_on := [item.folder.name for item in named if not item.is_over]:
+            raise ConfigurationError(
+                f"{', '.join(going_on)} should be removed, but goes on. `accelerate-nb runs stop` ends a detached run."
+            )
+        return named
+    if arguments.keep is None and arguments.older_than is None:
+        raise ConfigurationError("No run was named. Name runs, or choose them with --keep N or --older-than DAYS.")
+    every = _every(arguments.folder)
+    beyond = every[max(arguments.keep or 0, 0) :]
+    latest = time.time() - 86_400 * (arguments.older_than or 0.0)
+    return [item for item in beyond if item.is_over and item.started <= latest]
 
 
 # ------------------------------------------------------------------------------------------------------------------- logs

@@ -32,10 +32,6 @@ _LONGEST_TRY = 24 * 3600.0
 class HostedRun(LaunchedRun):
     """A run whose results stay as their workers wrote them, for other processes to unpickle."""
 
-    def wait_until_over(self, timeout: float) -> bool:
-        """Wait for so many seconds at most; whether the run is over."""
-        return self._over.wait(timeout)
-
     def keep(self, **facts: Any) -> None:
         """Add facts to the run's status."""
         self._facts |= facts

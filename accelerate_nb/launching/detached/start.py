@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from accelerate_nb.config.run_config import RunConfig
@@ -22,11 +23,19 @@ _TIMEOUT = 60.0
 
 
 def launch_detached(
-    function: Callable[..., Any], args: Sequence[Any], config: RunConfig, front_end: FrontEnd
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    config: RunConfig,
+    front_end: FrontEnd,
+    folder: Path | None = None,
 ) -> DetachedRun:
-    """A run of `function(*args)` that outlives this process; it has begun, and `start` follows it."""
+    """
+    A run of `function(*args)` that outlives this process; it has begun, and `start` follows it.
+
+    `folder` is the run's own, where it is there already.
+    """
     __tracebackhide__ = True  # IPython shows the person's own frames alone
-    wanted = request(function, args, config)
+    wanted = request(function, args, config, folder)
     start_run_host(wanted)
     saved = kept_run(wanted.folder)
     assert saved is not None, "the run host has written the run's status"

@@ -14,6 +14,8 @@ from accelerate_nb.errors import ConfigurationError, LaunchError
 
 # The line with the magic is above the code.
 FIRST_LINE = 2
+# What a rank has of its own.
+_OF_RANKS = frozenset({"accelerator", "rank", "world_size", "device"})
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,17 @@ class CellCode:
             shown_as(error, [*lines, "", "It failed in the notebook, and was not run on the ranks."])
             raise
 
+    def filename(self) -> str:
+        """The name of the file under which the shell knows the code's lines."""
+        return self._compiled()[0]
+
+    def values(self) -> dict[str, Any]:
+        """The notebook's variables that the code names, but for those that every rank has of its own."""
+        _, code = self._compiled()
+        names = set().union(*map(_global_names, code)) - _OF_RANKS
+        known, hidden = self.shell.user_ns, self.shell.user_ns_hidden
+        return {name: known[name] for name in sorted(names) if name in known and name not in hidden}
+
     def _compiled(self) -> tuple[str, tuple[CodeType, ...]]:
         """The name of the cell's file, and its code: the last expression apart, so that its value is shown."""
         above = FIRST_LINE - 1 + len(self.text) - len(self.text.lstrip("\n"))
@@ -70,6 +83,11 @@ class CellCode:
             warnings.simplefilter("ignore")
             compile(source, name, "exec", flags)
             return name, tuple(compile(part, name, mode, flags) for part, mode in _parts(ast.parse(source)))
+
+
+def _global_names(code: CodeType) -> set[str]:
+    inner = (const for const in code.co_consts if isinstance(const, CodeType))
+    return {*code.co_names}.union(*map(_global_names, inner))
 
 
 def shown_as(error: BaseException, lines: list[str]) -> BaseException:

@@ -23,6 +23,8 @@ from accelerate_nb.notebook.cells.cell_source import shown_as, titled
 from accelerate_nb.notebook.cells.messages import print_message
 from accelerate_nb.notebook.cells.session_manager import NotebookSession
 from accelerate_nb.notebook.host import NotebookHost
+from accelerate_nb.notebook.runs import runs
+from accelerate_nb.reports.run_table import RunTable
 from accelerate_nb.reports.summary import device_text
 from accelerate_nb.reports.text import aligned
 
@@ -86,6 +88,9 @@ class SessionCommands:
             return
         background.interrupt()
         print_message(f"{background.name} was interrupted.")
+
+    def _runs(self, rest: str, command: LineCommand) -> RunTable:
+        return runs(self.kept.settings.get("folder"))
 
     def _config(self, rest: str, command: LineCommand) -> Any:
         from accelerate_nb.notebook.picker.form import config_picker

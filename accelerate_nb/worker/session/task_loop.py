@@ -39,7 +39,7 @@ from accelerate_nb.worker.process_group_keys import begin_generation
 from accelerate_nb.worker.session.abort_collectives import abort_devices, cut_connections, cut_from_store
 
 # The variables that the first cell finds.
-_SETTING = """
+NAMESPACE = """
 from accelerate_nb import Accelerator
 accelerator = Accelerator()
 rank, world_size, device = accelerator.process_index, accelerator.num_processes, accelerator.device
@@ -136,7 +136,7 @@ class TaskLoop:
 
         sys.modules["__main__"] = self._main
         self._shell = new_shell(self._main)
-        exec(compile(_SETTING, "<accelerate_nb>", "exec"), vars(self._main))
+        exec(compile(NAMESPACE, "<accelerate_nb>", "exec"), vars(self._main))
         channel.on("task", self.on_task)
         channel.on("interrupt", self.on_interrupt)
         channel.on("close", self.on_close)
@@ -204,12 +204,12 @@ class TaskLoop:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - reported in the notebook; the worker goes on
-            return TaskReply(0.0) if _is_no_failure(error) else self._failed(error)
+            return TaskReply(0.0) if is_no_failure(error) else self._failed(error)
         return TaskReply(0.0)
 
     def _run(self, cell: RunCell) -> TaskReply:
         bundle, metadata, error = self._shell.run(cell)
-        if error is None or _is_no_failure(error):
+        if error is None or is_no_failure(error):
             return TaskReply(0.0) if cell.silent else TaskReply(0.0, result=bundle, metadata=metadata)
         return self._failed(error)
 
@@ -236,7 +236,7 @@ class TaskLoop:
             # it holds a file name of its own
             error.filename = sources.name(error.filename)
         frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-        failure = failure_of(error.with_traceback(_below(error.__traceback__, sources)), self._rank, sources)
+        failure = failure_of(error.with_traceback(below(error.__traceback__, sources)), self._rank, sources)
         _clear_frames(error)
         in_collective = any(part in frame for frame in frames for part in _COLLECTIVE)
         if in_collective and self._gone and not failure.advice:
@@ -265,7 +265,7 @@ class TaskLoop:
             return dump_homeward(failed_reply, self._known)
 
 
-def _is_no_failure(error: BaseException) -> bool:
+def is_no_failure(error: BaseException) -> bool:
     """Whether a cell or a function was left by an exit without an error."""
     return isinstance(error, SystemExit) and error.code in {None, 0}
 
@@ -296,7 +296,7 @@ def _clear_frames(error: BaseException) -> None:
             waiting += (found.__cause__, found.__context__)
 
 
-def _below(trace: TracebackType | None, sources: CellSources) -> TracebackType | None:
+def below(trace: TracebackType | None, sources: CellSources) -> TracebackType | None:
     """A traceback from the first line of a cell on: the frames above it are of no use to a reader."""
     first = trace
     while first is not None and first.tb_frame.f_code.co_filename not in sources.lines:
