@@ -56,6 +56,7 @@ def test_each_setting_of_a_session_is_a_flag_that_resolves():
     assert {setting.name for setting in all_settings()} - {session_flag.name for session_flag in session_flags()} == {
         "timeout",
         "results",
+        "detach",
         "max_restarts",
         "monitor_interval",
     }

@@ -241,6 +241,7 @@ EXAMPLES = {
     "enable_cpu_affinity": "yes",
     "timeout": "2.5",
     "results": "all",
+    "detach": "yes",
     "max_restarts": "1",
     "monitor_interval": "0.5",
     "supervisor_idle_timeout": "60",

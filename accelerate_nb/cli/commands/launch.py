@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelerate_nb.cli import hf_flags
-from accelerate_nb.cli.exit_codes import BROKEN_PIPE, BY_SIGNAL, INTERRUPTED
+from accelerate_nb.cli.exit_codes import BROKEN_PIPE, BY_SIGNAL, INTERRUPTED, exit_code
 from accelerate_nb.cli.launching import find_program
 from accelerate_nb.cli.launching.request import PROG, SETTINGS, LaunchRequest, check_ranks, read_request
 from accelerate_nb.cli.parser import CliParser, add_config_file, add_settings
@@ -286,19 +286,3 @@ def _waited_for(run: Run, front_end: FrontEnd) -> int:
     except BrokenPipeError:
         return BROKEN_PIPE
     return 0
-
-
-def exit_code(error: WorkerError) -> int:
-    """
-    The exit code of the command: that of the program itself, where it exited by itself.
-
-    A process that exits with 0 by itself is no failure, even if its Python did not run to its end.
-    """
-    first = next((failure for failure in error.failures if failure.rank == error.rank), None)
-    if first is None:
-        return 1
-    if first.type == "SystemExit":
-        return int(first.message) & 0xFF if re.fullmatch(r"-?\d+", first.message) else 1
-    if first.exit_code is None or first.exit_code < 0:
-        return 1
-    return first.exit_code or int(any(failure.exit_code != 0 for failure in error.failures))

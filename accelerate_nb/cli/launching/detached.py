@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accelerate_nb.cli.exit_codes import BROKEN_PIPE
+from accelerate_nb.cli.exit_codes import BROKEN_PIPE, exit_code
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError, StoppedError, WorkerError
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ def launch(program: Program, request: LaunchRequest, folder: Path | None) -> int
 
 def attach(saved: SavedRun) -> int:
     """Show a run's output from its last lines on until it is over; gives its exit code."""
-    from accelerate_nb.cli.commands.launch import exit_code
     from accelerate_nb.cli.terminal.front_end import terminal
 
     front_end = terminal()

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from accelerate_nb.cli.commands.runs import chosen_of
 from accelerate_nb.cli.main import main
+from accelerate_nb.events.find_run import chosen_of
 from accelerate_nb.events.model import Failure, Metric, StateChange
 from accelerate_nb.events.run_folder import RunRecorder
 from accelerate_nb.events.run_reader import kept_runs
@@ -210,5 +210,5 @@ def test_a_run_whose_launcher_died_is_told_from_one_that_runs(said, parent):
     folder = keep(parent, "killed", 9.0, state="running")
     status = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps({**status, "process_began": 0.0}))
-    assert "✖ failed" in said()[1].splitlines()[1]
+    assert "✖ lost (was running)" in said()[1].splitlines()[1]
     assert "has gone, and the run's end was not recorded" in said("show")[1]

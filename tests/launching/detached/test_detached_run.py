@@ -1,0 +1,261 @@
+"""A detached run outlives the process that launched it, and whoever attaches finds all of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from accelerate_nb import LaunchError, StoppedError, WorkerError, attach, launch, notebook_launcher, runs
+from accelerate_nb.launching.detached.control_socket import ControlSocket, connect
+from tests.launching.detached.trainings import (
+    SETTINGS,
+    are_gone,
+    as_another_user,
+    comes,
+    host_of,
+    launched_elsewhere,
+    processes_of,
+    status,
+    steps_of,
+    trains,
+    writes_lines,
+)
+
+
+def sleeps():
+    import time
+
+    time.sleep(100)
+
+
+def fails(rank_that_fails):
+    if os.environ["RANK"] == rank_that_fails:
+        {}["missing"]
+    return 1
+
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+
+def gives_a_point():
+    return Point(int(os.environ["RANK"]))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The parent of runs; nothing of them is left when the test is over."""
+    parent = tmp_path / "runs"
+    parent.mkdir()
+    yield parent
+    for kept in runs(parent):
+        if not kept.is_over:
+            for process in processes_of(kept.folder):
+                process.kill()
+
+
+def test_a_run_goes_on_when_its_launcher_was_killed_and_an_attached_process_finds_all_of_it(folder):
+    launcher, of_run = launched_elsewhere(6, 0.3, folder)
+    os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.wait()
+    assert comes(lambda: steps_of(folder) > [0, 0])
+    processes = processes_of(of_run)
+    (kept,) = runs(folder)
+    assert (kept.state, kept.is_detached, kept.is_over) == ("running", True, False)
+    run = attach(folder=folder, panel=False)
+    assert "trains" in run.stacks() or run.done
+    assert attach(of_run).wait() == (0, 6)
+    run.wait()
+    assert (run.results, run.error, run.view.state) == ([(0, 6), (1, 6)], None, "finished")
+    assert run.logs(1) == "".join(f"step {step}\n" for step in range(6))
+    assert [metric.step for metric in run.view.rank(0).series["loss"]] == list(range(6))
+    assert [line.text for line in run.view.rank(1).lines] == [f"step {step}" for step in range(6)]
+    assert are_gone(processes)
+    assert not (of_run / "control.sock").exists()
+    # it is over, and its results stay
+    again = attach(of_run.name, folder=folder, panel=False)
+    assert again.done
+    assert again.results == [(0, 6), (1, 6)]
+    assert "finished" in repr(runs(folder))
+
+
+def test_two_clients_stop_at_once_and_both_see_the_same_end(folder):
+    run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), results="all", **SETTINGS)
+    assert comes(lambda: steps_of(folder) > [1, 1])
+    other = attach(run.folder, panel=False)
+    threads = [threading.Thread(target=client.stop) for client in (run, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # the function checks, and returns what it has
+    first, second = run.wait(), other.wait()
+    assert first[0] == second
+    assert first[0][1] == first[1][1] < 10_000
+    assert run.view.state == other.view.state == "stopped"
+
+
+def test_an_interrupt_ends_the_wait_and_not_the_run(folder, monkeypatch):
+    run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), **SETTINGS)
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt, match="goes on"):
+        run.wait()
+    assert not run.done
+    before = steps_of(folder)
+    assert comes(lambda: steps_of(folder) > before)
+    run.request_stop("kill")
+    with pytest.raises(StoppedError):
+        run.wait()
+
+
+def test_an_error_comes_back_with_its_class_and_the_lines_that_raised_it(folder):
+    with pytest.raises(KeyError) as caught:
+        notebook_launcher(fails, ("1",), folder=str(folder), **SETTINGS)
+    error = caught.value
+    assert isinstance(error, WorkerError)
+    assert (error.rank, [failure.rank for failure in error.failures]) == (1, [1])
+    assert '{}["missing"]' in str(error)
+    assert runs(folder)[0].state == "failed"
+
+
+def test_a_value_of_a_class_of_the_callers_comes_back(folder):
+    found = notebook_launcher(gives_a_point, folder=str(folder), results="all", **SETTINGS)
+    assert [(type(point), point.x) for point in found] == [(Point, 0), (Point, 1)]
+
+
+def test_a_run_host_that_was_killed_takes_its_ranks_along_and_its_run_is_lost(folder):
+    run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), **SETTINGS)
+    assert comes(lambda: steps_of(folder) > [0, 0])
+    processes = processes_of(run.folder)
+    assert len(processes) >= 4
+    host_of(run.folder).kill()
+    assert are_gone(processes)
+    with pytest.raises(LaunchError, match="was lost"):
+        run.wait(20)
+    (kept,) = runs(folder)
+    assert (kept.is_lost, kept.last_state) == (True, "running")
+    assert "lost (was running)" in repr(runs(folder))
+    with pytest.raises(LaunchError, match="was lost"):
+        attach(run.folder, panel=False).wait()
+
+
+def test_the_supervisors_end_is_the_runs_and_its_host_records_it(folder):
+    run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), **SETTINGS)
+    assert comes(lambda: steps_of(folder) > [0, 0])
+    processes = processes_of(run.folder)
+    (supervisor,) = [
+        item
+        for item in processes
+        if "accelerate_nb.supervisor.main" in item.cmdline() and item.ppid() == processes[0].pid
+    ]
+    supervisor.kill()
+    with pytest.raises(LaunchError, match="workers were lost"):
+        run.wait(20)
+    assert are_gone(processes)
+    assert not runs(folder)[0].is_lost
+
+
+def test_a_worker_that_was_killed_is_named(folder):
+    run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), **SETTINGS)
+    assert comes(lambda: steps_of(folder) > [0, 0])
+    pid = next(int(glance.detail) for glance in run.view.glances() if glance.rank == 1)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match="rank 1 ended with SIGKILL"):
+        run.wait(20)
+
+
+def test_sigterm_to_the_run_host_lets_all_ranks_stop_after_the_same_step(folder):
+    run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), results="all", **SETTINGS)
+    assert comes(lambda: steps_of(folder) > [0, 0])
+    host_of(run.folder).terminate()
+    (first, second) = run.wait(20)
+    assert first[1] == second[1]
+    assert run.view.state == "stopped"
+
+
+def test_a_flood_of_lines_is_all_there_for_who_attaches_in_its_midst(folder):
+    run = launch(writes_lines, (50_000,), folder=str(folder), results="all", **SETTINGS)
+    other = attach(run.folder, panel=False)
+    assert other.wait() == 50_000
+    assert other.view.line_count == 100_000
+    assert other.logs(0).splitlines() == [f"line {number} of a flood" for number in range(50_000)]
+    assert run.wait() == [50_000] * 2
+
+
+def test_a_client_that_reads_nothing_keeps_nobody_waiting(folder):
+    run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), **SETTINGS)
+    with connect(Path(status(run.folder)["control"]), 5.0) as silent:
+        # requests whose replies are never read
+        silent.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            while True:
+                silent.send(b"\x00" * 65536)
+        before = steps_of(folder)
+        assert comes(lambda: steps_of(folder)[0] > before[0] + 5)
+        assert run.stacks()
+        run.request_stop("kill")
+        with pytest.raises(StoppedError):
+            run.wait(20)
+
+
+@pytest.mark.parametrize("setting", ["start_method", "engine"])
+def test_what_would_end_with_this_process_is_refused(folder, setting):
+    value = {"start_method": "fork", "engine": "inline"}[setting]
+    settings = {**SETTINGS, "num_processes": 1}
+    with pytest.raises(LaunchError, match="detach=True was requested"):
+        launch(trains, (1, 0, ""), folder=str(folder), **settings, **{setting: value})
+
+
+def test_the_socket_is_its_users_alone_and_works_at_a_long_path(tmp_path):
+    long = tmp_path / ("x" * 100)
+    long.mkdir(mode=0o700)
+    control = ControlSocket(long)
+    try:
+        assert stat.S_IMODE(control.path.stat().st_mode) == 0o600
+        with connect(control.path, 5.0) as client:
+            assert client.fileno() >= 0
+    finally:
+        control.close()
+    assert not control.path.exists()
+
+
+def test_where_a_folder_holds_no_sockets_another_place_is_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(socket.socket, "bind", _only_in_temporary_folders(socket.socket.bind, tmp_path))
+    control = ControlSocket(tmp_path)
+    try:
+        assert control.path.parent != tmp_path
+        assert stat.S_IMODE(control.path.parent.stat().st_mode) == 0o700
+    finally:
+        control.close()
+    assert not control.path.parent.exists()
+
+
+def _only_in_temporary_folders(bind, refused):
+    def bound(sock, address):
+        if str(address).startswith(str(refused)):
+            raise OSError(95, "Operation not supported")
+        return bind(sock, address)
+
+    return bound
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_can_not_open_the_socket(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("open")
+    for path in (folder, *folder.parents[:2]):
+        path.chmod(0o755)
+    control = ControlSocket(folder)
+    try:
+        done = as_another_user("socket.socket(socket.AF_UNIX).connect(sys.argv[1])", str(control.path))
+        assert "PermissionError" in done.stderr
+    finally:
+        control.close()
+    assert psutil.pid_exists(os.getpid())

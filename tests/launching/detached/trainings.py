@@ -1,0 +1,125 @@
+"""The functions of detached runs, and what a test knows of their processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+SETTINGS: dict[str, Any] = {"num_processes": 2, "cpu": True, "config_file": "", "detach": True, "panel": False}
+
+
+def trains(steps: int, pause: float, folder: str) -> tuple[int, int]:
+    """Steps that all ranks share, a line and a number for each; waits where the folder holds a file `wait`."""
+    import torch
+
+    from accelerate_nb import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(2, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    done = 0
+    for step in range(steps):
+        accelerator.backward(model(torch.ones(4, 2)).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        print("step", step)
+        accelerator.log({"loss": 1 / (step + 1)}, step=step)
+        (Path(folder) / f"step_{accelerator.process_index}").write_text(str(step))
+        done += 1
+        if accelerator.stop_requested:
+            break
+        time.sleep(pause)
+    return accelerator.process_index, done
+
+
+def writes_lines(count: int) -> int:
+    """Many lines."""
+    for number in range(count):
+        print("line", number, "of a flood")
+    return count
+
+
+_LAUNCHES = """
+import os, sys
+import accelerate_nb
+from tests.launching.detached.trainings import trains, SETTINGS
+run = accelerate_nb.launch(trains, (int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]), results="all", folder=sys.argv[3], **SETTINGS)
+print(run.folder, flush=True)
+sys.stdin.read()
+"""
+
+
+def launched_elsewhere(steps: int, pause: float, folder: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A process that has launched `trains` detached and waits, a kernel's place; and the run's folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _LAUNCHES, str(steps), str(pause), str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+def status(folder: Path) -> dict[str, Any]:
+    """The run's status in its folder."""
+    found: dict[str, Any] = json.loads((folder / "status.json").read_text())
+    return found
+
+
+def host_of(folder: Path) -> psutil.Process:
+    """The process that conducts a run."""
+    return psutil.Process(status(folder)["pid"])
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """The run host and every process that it has started."""
+    host = host_of(folder)
+    return [host, *host.children(recursive=True)]
+
+
+def are_gone(processes: list[psutil.Process], timeout: float = 10.0) -> bool:
+    """Whether these processes end in time."""
+    return comes(lambda: not any(map(_is_alive, processes)), timeout)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def comes(condition: Callable[[], object], timeout: float = 30.0) -> bool:
+    """Wait until something is so; whether it came."""
+    deadline = time.monotonic() + timeout
+    while not condition() and time.monotonic() < deadline:
+        threading.Event().wait(0.05)
+    return bool(condition())
+
+
+def steps_of(folder: Path, ranks: int = 2) -> list[int]:
+    """The last step of each rank; -1 before the first."""
+    return [int(text) if (text := _text(folder / f"step_{rank}")) else -1 for rank in range(ranks)]
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_text()
+    return ""
+
+
+def as_another_user(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code as a user without any rights."""
+    # what it imports is imported before: another user may not be able to read this Python
+    drop = "import os, socket, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+    return subprocess.run([sys.executable, "-c", drop + code, *words], capture_output=True, text=True)
