@@ -10,7 +10,7 @@ from accelerate_nb.events.run_state import RunInfo
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Facts that do not change while a run is shown; `host`, `background` and `can_act` are for a page that shows it live."""
+    """Facts that do not change while a run is shown; `host` and what follows are for a page that shows it live."""
 
     name: str
     why: str
@@ -20,6 +20,8 @@ class RunFacts:
     host: str = "jupyter"
     background: bool = False
     can_act: bool = True
+    # the call that shows a detached run again
+    attach: str = ""
 
     @classmethod
     def of(cls, run: RunInfo, host: str, *, background: bool, can_act: bool) -> RunFacts:
@@ -33,6 +35,7 @@ class RunFacts:
             host=host,
             background=background,
             can_act=can_act,
+            attach=f'accelerate_nb.attach("{run.folder}")' if getattr(run, "is_detached", False) else "",
         )
 
     def message(self) -> dict[str, Any]:

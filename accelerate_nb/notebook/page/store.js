@@ -13,7 +13,7 @@ const MOST_POINTS = 400_000; // of all charts together; beyond, the longest seri
 
 function emptyContent() {
   return {
-    run: { name: "", why: "", folder: "", started: null, size: 0, host: "", background: false, can_act: false },
+    run: { name: "", why: "", folder: "", started: null, size: 0, host: "", background: false, can_act: false, attach: "" },
     state: { state: "starting", detail: "", ended: null },
     ranks: new Map(), // rank -> what is known of it
     metrics: new Map(), // name -> rank -> Series
@@ -149,14 +149,16 @@ export function elapsed(store) {
   return (store.state.ended ?? store.lostAt ?? kernelNow(store)) - store.run.started;
 }
 
-/** The kernel has ended, and the run with it: what was told stands. Whether this is news. */
+/** The kernel has ended, and the run with it unless it is detached: what came before stands. Whether this is news. */
 export function endWithKernel(store, reason) {
   if (END_STATES.has(store.state.state) && !store.gone) return false;
   const isNews = !store.gone;
   // a kernel that died is restarted, too
-  if (isNews || reason === "died") store.gone = `The kernel ${reason}, and this run ended with it. The output until then is here; all output: ${store.run.folder}`;
-  if (isNews) store.state = { state: "stopped", detail: "", ended: store.lostAt ?? kernelNow(store) };
-  for (const rankState of store.ranks.values()) if (!END_STATES.has(rankState.state)) rankState.state = "stopped";
+  const { attach, folder } = store.run;
+  const follows = attach ? `and this run goes on without it. In any notebook, ${attach} shows it again. The` : "and this run ended with it. The";
+  if (isNews || reason === "died") store.gone = `The kernel ${reason}, ${follows} output until then is here; all output: ${folder}`;
+  if (isNews) store.state = { ...(attach ? store.state : { state: "stopped", detail: "" }), ended: store.lostAt ?? kernelNow(store) };
+  for (const rankState of attach ? [] : store.ranks.values()) if (!END_STATES.has(rankState.state)) rankState.state = "stopped";
   Object.assign(store, { idleWarning: null, stacksRequested: false, lostAt: null });
   store.changes++;
   return isNews;

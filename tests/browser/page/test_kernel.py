@@ -66,6 +66,16 @@ def test_the_end_of_the_kernel_is_the_end_of_the_run(told: Any, statuses: list[s
     assert "<script" in kept["data"]["text/html"]
 
 
+def test_a_detached_run_goes_on_without_the_kernel_and_the_panel_shows_how_to_attach(told: Any) -> None:
+    told.evaluate("""() => give({ seq: 3, run: { attach: 'accelerate_nb.attach("/runs/a")' } })""")
+    told.evaluate("() => session.statusChanged.emit('restarting')")
+    panel = told.locator(".anb")
+    expect(panel.get_by_role("note")).to_contain_text("goes on without it")
+    expect(panel.get_by_role("note")).to_contain_text('accelerate_nb.attach("/runs/a")')
+    expect(panel.locator(".anb-title .anb-chip")).to_have_text("▶running")
+    expect(panel.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
+
+
 def test_another_kernel_of_the_notebook_ends_it_too(told: Any) -> None:
     told.evaluate("() => session.kernelChanged.emit({})")
     expect(told.locator(".anb").get_by_role("button", name="Stop")).to_be_visible()
