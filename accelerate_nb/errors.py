@@ -119,6 +119,14 @@ class LaunchError(AccelerateNbError, RuntimeError):
     """The workers could not be started as requested."""
 
 
+class ProtocolError(AccelerateNbError, ValueError):
+    """A message from another process was refused; `refusal` is the reason in one word, the text says more."""
+
+    def __init__(self, refusal: str, text: str) -> None:
+        super().__init__(text)
+        self.refusal = refusal
+
+
 class PayloadError(LaunchError, TypeError):
     """The function, or something that it captures, can't travel to another process."""
 

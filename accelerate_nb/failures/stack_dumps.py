@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import linecache
 import os
 import re
@@ -12,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from traceback import FrameSummary
 from types import FrameType
-from typing import Any
 
 from accelerate_nb.failures.traceback_format import frames_text
 from accelerate_nb.sources.cells import CellSources
@@ -47,8 +45,8 @@ def dumps_since(files: Sequence[int], before: Sequence[int]) -> list[str]:
     return [os.pread(file, 1 << 20, start).decode(errors="replace") for file, start in zip(files, before, strict=True)]
 
 
-def read_replies(pipes: Mapping[int, int]) -> dict[int, Any]:
-    """The JSON that ranks wrote into pipes, as far as they did within a second; the pipes are closed."""
+def read_replies(pipes: Mapping[int, int]) -> dict[int, bytes]:
+    """The replies that ranks wrote into pipes, as far as they did within a second; the pipes are closed."""
     deadline = time.monotonic() + _TIMEOUT
     written = dict.fromkeys(pipes, b"")
     with selectors.DefaultSelector() as waiting:
@@ -63,7 +61,7 @@ def read_replies(pipes: Mapping[int, int]) -> dict[int, Any]:
         late = {key.data for key in waiting.get_map().values()}
     for pipe in pipes.values():
         os.close(pipe)
-    return {rank: json.loads(text) for rank, text in written.items() if text and rank not in late}
+    return {rank: data for rank, data in written.items() if data and rank not in late}
 
 
 def stacks_text(dumps: Mapping[int, str], sources: CellSources) -> str:

@@ -19,6 +19,7 @@ from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.launching.run import Run
 from accelerate_nb.launching.run_context import RunContext, Stop, stronger
 from accelerate_nb.sources.cells import CellSources
+from accelerate_nb.transport.messages import Message
 
 
 class WorkerGroupLike(Protocol):
@@ -41,7 +42,7 @@ class WorkerGroupLike(Protocol):
     def stop(self, how: Stop) -> None:
         """Request the end, from any thread."""
 
-    def send(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
+    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> bool:
         """Send a message to a worker's inbox; whether it could be delivered."""
 
     def restart_watchdog(self, timeout: float) -> None:
@@ -115,7 +116,7 @@ class LaunchedRun(Run):
         if (worker_group := self._worker_group) is not None:
             worker_group.stop(how)
 
-    def send(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
+    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> bool:
         """Send a message to a worker's inbox; whether it could be delivered."""
         worker_group = self._worker_group
         return worker_group is not None and worker_group.send(rank, message, descriptors)

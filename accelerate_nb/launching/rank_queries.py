@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from accelerate_nb.errors import ProtocolError
 from accelerate_nb.failures.stack_dumps import SIGNAL, dumps_since, lengths, read_replies
 from accelerate_nb.launching.engines.base import Workers
+from accelerate_nb.transport.channel import message_of
 from accelerate_nb.transport.connection import Connection
-from accelerate_nb.worker.control_channel import try_send
+from accelerate_nb.transport.messages import CollectivesReply, Message, QueryCollectives
 
 _READ_AT_ONCE = 1 << 20
 
@@ -29,14 +30,13 @@ class RankQueries:
     def __init__(self, connected: Collection[int]) -> None:
         self.connections: Sequence[Connection] = ()
         self._connected = connected
-        self._send_lock, self._stacks_lock = threading.Lock(), threading.Lock()
+        self._stacks_lock = threading.Lock()
         self._open: list[int] = []
         self._closed = False
 
-    def send(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
+    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> bool:
         """Send a message to a worker's inbox; whether it could be delivered."""
-        with self._send_lock:
-            return try_send(self.connections[rank].events, message, descriptors)
+        return self.connections[rank].inbox.try_send(message, descriptors)
 
     def stacks(self, ended: Callable[[], Collection[int]], workers: Workers) -> dict[int, str]:
         """The stack dump of every rank that has not ended; empty where a rank sends none."""
@@ -58,12 +58,13 @@ class RankQueries:
                 if rank not in self._connected or self._closed:
                     continue
                 pipes[rank], its = os.pipe()
-                self.send(rank, {"do": "collectives"}, [its])
+                self.send(rank, QueryCollectives(), [its])
                 os.close(its)
-            return read_replies(pipes)
+            replies = {rank: _message(data) for rank, data in read_replies(pipes).items()}
+        return {rank: list(reply.entries) for rank, reply in replies.items() if isinstance(reply, CollectivesReply)}
 
     def query(
-        self, rank: int, message: Mapping[str, Any], take: Callable[[Any], None], selector: selectors.BaseSelector
+        self, rank: int, message: Message, take: Callable[[Message | None], None], selector: selectors.BaseSelector
     ) -> None:
         """Send a worker a query; `take` gets the reply from the selector's loop, or `None` from one that can't reply."""
         mine, its = os.pipe()
@@ -81,7 +82,7 @@ class RankQueries:
             selector.unregister(mine)
             self._open.remove(mine)
             os.close(mine)
-            take(json.loads(data) if data else None)
+            take(_message(data))
 
         self._open.append(mine)
         selector.register(mine, selectors.EVENT_READ, on_reply)
@@ -94,3 +95,11 @@ class RankQueries:
         with self._stacks_lock:
             self._closed = True
             yield
+
+
+def _message(data: bytes) -> Message | None:
+    """A rank's reply; `None` where it left none, or what is none."""
+    try:
+        return message_of(data)
+    except ProtocolError:
+        return None

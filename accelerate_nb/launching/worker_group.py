@@ -6,10 +6,9 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from accelerate_nb.events.channel import EventReader
 from accelerate_nb.events.model import OVER, DeviceSample, Failure, HostSample, State, StateChange, TaskDone
@@ -23,8 +22,8 @@ from accelerate_nb.launching.output_reader import OutputReader
 from accelerate_nb.launching.planning.plan import LaunchPlan, rendezvous_socket
 from accelerate_nb.launching.rank_queries import RankQueries
 from accelerate_nb.launching.run_context import RunContext, Stop, stronger
-from accelerate_nb.rank.stop_request import TrainingPosition
 from accelerate_nb.transport.connection import Connection
+from accelerate_nb.transport.messages import HoldAtBoundary, HoldReply, LeaveGroup, Message, StopAt
 from accelerate_nb.transport.outcome import Raised, Returned
 
 # Pipes are emptied at most this often: a reader that wakes for every line costs the workers more than the lines do.
@@ -110,7 +109,7 @@ class WorkerGroup:
         self._requested_stop = stronger(self._requested_stop, how)
         self._run_context.wake()
 
-    def send(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
+    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> bool:
         """Send a message to a worker's inbox; whether it could be delivered."""
         return self._queries.send(rank, message, descriptors)
 
@@ -201,14 +200,14 @@ class WorkerGroup:
         ranks = [rank for rank in range(self._plan.size) if rank not in self._reported]
         negotiation = StopNegotiation(ranks, self._run_context.stop_grace_period, time.monotonic())
         for rank in ranks:
-            self._queries.query(rank, {"do": "hold"}, partial(self._take_position, negotiation, rank), self._urgent)
+            self._queries.query(rank, HoldAtBoundary(), partial(self._take_position, negotiation, rank), self._urgent)
         return negotiation
 
-    def _take_position(self, negotiation: StopNegotiation, rank: int, position: list[Any] | None) -> None:
-        negotiation.reply(rank, None if position is None else TrainingPosition(*position), time.monotonic())
+    def _take_position(self, negotiation: StopNegotiation, rank: int, reply: Message | None) -> None:
+        negotiation.reply(rank, reply.position if isinstance(reply, HoldReply) else None, time.monotonic())
         if negotiation.last_step is not None:
             for held_rank in negotiation.ranks:
-                self.send(held_rank, {"do": "until", **negotiation.stop_point_of(held_rank)._asdict()})
+                self.send(held_rank, StopAt(negotiation.stop_point_of(held_rank)))
 
     def _end_within(self, stop_grace_period: float) -> None:
         """Interrupt those that run, and kill those that are still there after `stop_grace_period` seconds."""
@@ -223,7 +222,7 @@ class WorkerGroup:
     def _until_gone(self) -> None:
         """Let the workers leave, and wait until each process has ended."""
         for rank in range(self._plan.size):
-            self.send(rank, {"do": "leave"})
+            self.send(rank, LeaveGroup())
         deadline = time.monotonic() + _PARTING
         while len(self._workers.exit_codes()) < self._plan.size and self._workers.lost() is None:
             if time.monotonic() > deadline:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
 import os
 import selectors
 import signal
@@ -13,13 +12,22 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 from accelerate_nb.supervisor.prefork_pool import PreforkPool, begin
-from accelerate_nb.transport.fd_messages import receive_message
+from accelerate_nb.transport.channel import Channel, ReceivedMessage
+from accelerate_nb.transport.messages import (
+    ForkWorker,
+    ImportModules,
+    KillGroup,
+    OpenGroup,
+    SignalRanks,
+    WorkerExited,
+    WorkerStarted,
+)
 from accelerate_nb.worker.process_session import die_with_parent, kill_session
 
 # The exit code after a module made this process unfit for forking (its name is the last line of the log).
@@ -27,30 +35,24 @@ UNFIT = 71
 # The one after a module that no worker can do without can't be loaded (why is the last line of the log). To try again in
 # the same process would raise something else, which hides the reason.
 BROKEN = 72
+# The one where kernel and supervisor don't speak the same version of the protocol.
+FOREIGN = 73
 _NEEDED = frozenset({"torch", "torch.distributed", "numpy"})
 
 
 @dataclass(slots=True)
 class ForkedGroup:
-    """The workers of one run, and the socket that reports on them to their kernel; closing it ends them."""
+    """The workers of one run, and the channel that reports on them to their kernel; closing it ends them."""
 
-    sock: socket.socket
-    workers: dict[int, list[int]] = field(default_factory=dict)  # process number to ranks
-    rest: bytes = b""
+    channel: Channel
+    workers: dict[int, tuple[int, ...]] = field(default_factory=dict)  # process number to ranks
     # whether its workers were signalled to end, some of which may take their time
     is_stopping: bool = False
 
     @property
     def is_left(self) -> bool:
         """Whether its kernel has left it: it is there only until those that were killed have ended."""
-        return self.sock.fileno() < 0
-
-    def send(self, **news: object) -> None:
-        """Send news to the kernel; where it has gone, the end of the socket is handled in its turn."""
-        try:
-            self.sock.sendall(json.dumps(news).encode() + b"\n")
-        except OSError:
-            return
+        return self.channel.is_closed
 
     def end(self) -> None:
         """Kill every worker that is left, and what it started."""
@@ -68,11 +70,22 @@ class ForkedGroup:
             if not set(process_ranks).isdisjoint(ranks):
                 os.kill(pid, number)
 
+    def receive(self) -> None:
+        """Carry out what the kernel has sent; where it has left, end the workers."""
+        for received in self.channel.receive_ready():
+            match received.message:
+                case SignalRanks(number, ranks):
+                    self.signal(number, ranks)
+                case KillGroup():
+                    self.end()
+                case _:
+                    self.channel.refuse(received)
+
 
 class Supervisor:
     """One kernel's supervisor: single-threaded from its first line to its last, so that it can fork at any time."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: Channel) -> None:
         self._control = control
         self._groups: dict[str, ForkedGroup] = {}
         self._wanted: deque[str] = deque()
@@ -133,62 +146,65 @@ class Supervisor:
             settle()
 
     def _on_control(self) -> None:
-        try:
-            message = receive_message(self._control)
-        except ConnectionError:
-            message = None
-        if message is None:
+        for received in self._control.receive_ready():
+            self._carry_out(received)
+        if self._control.refused["version"]:
+            # nothing that this kernel sends will ever be understood
+            sys.stderr.write(
+                f"{self._control.last_error}: the package was changed while the notebook ran. Restart its kernel.\n"
+            )
+            sys.stderr.flush()
+            self._close(FOREIGN)
+        if self._control.is_ended:
             self._close()
-        request, descriptors = message
-        if request["do"] == "group":
-            self._open_group(request["run"], socket.socket(fileno=descriptors[0]))
-        elif request["do"] == "fork":
-            self._start_worker(request["run"], request["ranks"], request["specs"], descriptors)
-        elif request["idle_for"]:
-            self._after_run.extend(request["names"])
-            self._idle_timeout, self._idle_since = request["idle_for"], time.monotonic()
-        else:
-            self._wanted.extend(request["names"])
 
-    def _open_group(self, run: str, sock: socket.socket) -> None:
-        self._groups[run] = ForkedGroup(sock)
-        self._selector.register(sock, selectors.EVENT_READ, lambda: self._on_group(run))
+    def _carry_out(self, received: ReceivedMessage) -> None:
+        message, descriptors = received
+        match message:
+            case OpenGroup(run):
+                self._open_group(run, Channel(socket.socket(fileno=descriptors[0])))
+            case ForkWorker():
+                self._start_worker(message, descriptors)
+            case ImportModules(names, idle_for) if idle_for:
+                self._after_run.extend(names)
+                self._idle_timeout, self._idle_since = idle_for, time.monotonic()
+            case ImportModules(names):
+                self._wanted.extend(names)
+            case _:
+                self._control.refuse(received)
+
+    def _open_group(self, run: str, channel: Channel) -> None:
+        self._groups[run] = ForkedGroup(channel)
+        self._selector.register(channel, selectors.EVENT_READ, lambda: self._on_group(run))
 
     def _on_group(self, run: str) -> None:
         group = self._groups[run]
-        try:
-            data = group.sock.recv(1 << 16)
-        except ConnectionError:
-            data = b""
-        if not data:
-            self._selector.unregister(group.sock)
-            group.sock.close()
+        group.receive()
+        if group.channel.is_ended:
+            self._selector.unregister(group.channel)
+            group.channel.close()
             group.end()
             if not group.workers:
                 del self._groups[run]
-            return
-        *lines, group.rest = (group.rest + data).split(b"\n")
-        for line in lines:
-            message = json.loads(line)
-            if "signal" in message:
-                group.signal(message["signal"], message["ranks"])
-            else:
-                group.end()
 
-    def _start_worker(self, run: str, ranks: list[int], specs: str, arrived: list[int]) -> None:
-        group = self._groups.get(run)
-        if group is not None and group.is_left:
-            group = None
-        pid = self._prefork_pool.use(specs, arrived) or self._fork(specs, arrived) if group is not None else 0
+    def _start_worker(self, request: ForkWorker, arrived: Sequence[int]) -> None:
+        group = self._groups.get(request.run)
+        if group is not None and not group.is_left:
+            # its kernel may have left it meanwhile: then nothing is forked for it any more
+            self._on_group(request.run)
+        pid = 0
+        if group is not None and not group.is_left:
+            pid = self._prefork_pool.use(request.specs, arrived) or self._fork(request.specs, arrived)
         for descriptor in arrived:
             os.close(descriptor)
-        if group is None:
+        if group is None or not pid:
             return
-        group.workers[pid] = ranks
+        group.workers[pid] = request.ranks
         self._prefork_pool.expect(len(group.workers))
-        group.send(pid=[ranks, pid])
+        # where the kernel has gone, the end of the channel is handled in its turn
+        group.channel.try_send(WorkerStarted(request.ranks, pid))
 
-    def _fork(self, specs: str, arrived: list[int]) -> int:
+    def _fork(self, specs: str, arrived: Sequence[int]) -> int:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -201,8 +217,10 @@ class Supervisor:
         signal.set_wakeup_fd(-1)
         self._selector.close()
         self._prefork_pool.forget()
-        for sock in (self._control, self._children, self._waker, *(group.sock for group in self._groups.values())):
-            sock.close()
+        for channel in (self._control, *(group.channel for group in self._groups.values())):
+            channel.close()
+        self._children.close()
+        self._waker.close()
 
     def _reap(self) -> None:
         self._children.recv(1 << 12)
@@ -223,15 +241,15 @@ class Supervisor:
                 # who launches again does so soon, above all after an interrupt
                 self._idle_since = time.monotonic()
                 kill_session(pid)
-                group.send(exit=[ranks, code])
+                group.channel.try_send(WorkerExited(ranks, code))
                 if group.is_left and not group.workers:
                     del self._groups[run]
 
-    def _close(self) -> NoReturn:
-        """The kernel has gone: nothing of it stays."""
+    def _close(self, code: int = 0) -> NoReturn:
+        """The kernel has gone, or can't be understood: nothing of it stays."""
         for group in self._groups.values():
             group.end()
-        os._exit(0)
+        os._exit(code)
 
 
 def load(name: str) -> None:
@@ -288,7 +306,7 @@ def main() -> NoReturn:
     if parent := int(sys.argv[2]):
         # not SIGKILL: it has workers to end, and a worker that has inherited the control socket may keep that from closing
         die_with_parent(parent, by=signal.SIGTERM)
-    supervisor = Supervisor(socket.socket(fileno=int(sys.argv[1])))
+    supervisor = Supervisor(Channel(socket.socket(fileno=int(sys.argv[1]))))
     for name in sys.argv[3].split(","):
         load(name)
     settle()

@@ -8,7 +8,8 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from accelerate_nb.transport.fd_messages import receive_message, send_message
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.messages import BeginWorker
 from accelerate_nb.transport.worker_spec import of_text
 from accelerate_nb.worker.main import work
 from accelerate_nb.worker.process_session import die_with_parent
@@ -22,7 +23,7 @@ class PreforkPool:
     """The processes that wait; each is a copy of the supervisor as it was, so they are given up when that changes."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, socket.socket] = {}
+        self._waiting: dict[int, Channel] = {}
         self._target = _FEWEST
 
     def expect(self, size: int) -> None:
@@ -41,32 +42,29 @@ class PreforkPool:
         if pid == 0:
             forget()
             near.close()
-            _wait(far, parent)
+            _wait(Channel(far), parent)
         far.close()
-        self._waiting[pid] = near
+        self._waiting[pid] = Channel(near)
 
     def use(self, specs: str, descriptors: Sequence[int]) -> int | None:
         """Make one of them a worker; returns its process number, or `None` where there is none."""
         while self._waiting:
-            pid, sock = self._waiting.popitem()
-            with sock:
-                try:
-                    send_message(sock, {"specs": specs}, descriptors)
-                except OSError:
-                    # it was killed
-                    continue
-            return pid
+            pid, channel = self._waiting.popitem()
+            with channel:
+                # one that was killed takes none
+                if channel.try_send(BeginWorker(specs), descriptors):
+                    return pid
         return None
 
     def gone(self, pid: int) -> None:
         """Forget a process that has ended, where it was in the pool."""
-        if (sock := self._waiting.pop(pid, None)) is not None:
-            sock.close()
+        if (channel := self._waiting.pop(pid, None)) is not None:
+            channel.close()
 
     def forget(self) -> None:
         """Close what this process holds of them; where no other does, they end."""
-        for sock in self._waiting.values():
-            sock.close()
+        for channel in self._waiting.values():
+            channel.close()
         self._waiting.clear()
 
 
@@ -75,16 +73,15 @@ def begin(specs: str, arrived: Sequence[int], parent: int) -> NoReturn:
     work(of_text(specs, arrived), parent)
 
 
-def _wait(sock: socket.socket, parent: int) -> NoReturn:
+def _wait(channel: Channel, parent: int) -> NoReturn:
     try:
         die_with_parent(parent)
         for number in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        message = receive_message(sock)
-        if message is not None:
-            sock.close()
-            content, arrived = message
-            begin(content["specs"], arrived, parent)
+        received = channel.receive()
+        if received is not None and isinstance(received.message, BeginWorker):
+            channel.close()
+            begin(received.message.specs, received.descriptors, parent)
     finally:
         # nobody needs it, or nobody is there any more
         os._exit(0)

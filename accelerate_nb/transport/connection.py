@@ -6,17 +6,19 @@ import os
 import socket
 from dataclasses import dataclass
 
+from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.worker_spec import WorkerDescriptors
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The kernel's ends; the worker's ends are in `far`, and closed here once the worker has them."""
+    """The kernel's ends; the worker's ends are in `far`, and closed here once the worker has them. `inbox` sends over `events`."""
 
     stdout: int
     stderr: int
     events: socket.socket
+    inbox: Channel
     outcome: int
     stacks: int
     far: WorkerDescriptors
@@ -34,7 +36,7 @@ class Connection:
         ends = WorkerDescriptors(
             stdout=out_write, stderr=err_write, events=far.detach(), outcome=os.dup(outcome), stacks=os.dup(stacks)
         )
-        return Connection(out_read, err_read, near, outcome, stacks, ends)
+        return Connection(out_read, err_read, near, Channel(near), outcome, stacks, ends)
 
     def close(self) -> None:
         """Close the worker's ends here: its death must be seen as the end of the stream."""

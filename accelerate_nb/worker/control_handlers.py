@@ -8,8 +8,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from accelerate_nb.rank.stop_request import StopPoint, current_stop_request
-from accelerate_nb.worker.control_channel import ControlChannel, Message
+from accelerate_nb.rank.stop_request import current_stop_request
+from accelerate_nb.transport.channel import frame
+from accelerate_nb.transport.messages import (
+    CollectivesReply,
+    HoldAtBoundary,
+    HoldReply,
+    Message,
+    QueryCollectives,
+    StopAt,
+)
+from accelerate_nb.worker.control_channel import ControlChannel
 
 # More of them than are sent would fill the pipe.
 _MOST_COLLECTIVES = 20
@@ -18,28 +27,28 @@ _MOST_COLLECTIVES = 20
 def install(channel: ControlChannel) -> None:
     """Reply to the kernel's messages from now on; a stop request inherited by a fork is forgotten."""
     current_stop_request().reset()
-    channel.on("hold", _hold)
-    channel.on("until", _until)
-    channel.on("collectives", _collectives)
+    channel.on(HoldAtBoundary, _hold)
+    channel.on(StopAt, _stop_at)
+    channel.on(QueryCollectives, _collectives)
 
 
-def _hold(_: Message, descriptors: Sequence[int]) -> None:
-    _reply(descriptors, current_stop_request().hold())
+def _hold(_: HoldAtBoundary, descriptors: Sequence[int]) -> None:
+    _reply(descriptors, HoldReply(current_stop_request().hold()))
 
 
-def _until(message: Message, _: Sequence[int]) -> None:
-    current_stop_request().until(StopPoint(**{name: message[name] for name in StopPoint._fields}))
+def _stop_at(message: StopAt, _: Sequence[int]) -> None:
+    current_stop_request().until(message.point)
 
 
-def _collectives(_: Message, descriptors: Sequence[int]) -> None:
-    _reply(descriptors, recorded()[-_MOST_COLLECTIVES:])
+def _collectives(_: QueryCollectives, descriptors: Sequence[int]) -> None:
+    _reply(descriptors, CollectivesReply(tuple(recorded()[-_MOST_COLLECTIVES:])))
 
 
-def _reply(descriptors: Sequence[int], value: Any) -> None:
+def _reply(descriptors: Sequence[int], reply: Message) -> None:
     (pipe,) = descriptors
     # nobody may wait for it any more
-    with suppress(BrokenPipeError), open(pipe, "w", encoding="utf-8") as file:
-        json.dump(value, file)
+    with suppress(BrokenPipeError), open(pipe, "wb") as file:
+        file.write(frame(reply))
 
 
 def recorded() -> list[dict[str, Any]]:

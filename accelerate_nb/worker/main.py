@@ -13,6 +13,8 @@ from multiprocessing import process, util
 from typing import Any, NoReturn
 
 from accelerate_nb.failures.stack_dumps import SIGNAL
+from accelerate_nb.transport.channel import message_of
+from accelerate_nb.transport.messages import BeginWorker
 from accelerate_nb.transport.payload import Payload
 from accelerate_nb.transport.rank_info import LOOPBACK
 from accelerate_nb.transport.worker_spec import WorkerSpec, of_text
@@ -127,9 +129,10 @@ def _part() -> None:
 
 def main() -> NoReturn:
     """Begin as a fresh Python: `python -m accelerate_nb.worker.main DESCRIPTOR`, where the specs can be read."""
-    with open(int(sys.argv[1]), encoding="utf-8") as file:
-        specs = of_text(file.read())
-    work(specs, os.getppid())
+    with open(int(sys.argv[1]), "rb") as file:
+        message = message_of(file.read())
+    assert isinstance(message, BeginWorker)
+    work(of_text(message.specs), os.getppid())
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -18,6 +17,8 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.engines import supervisor as supervised
 from accelerate_nb.launching.launcher import warm_early
 from accelerate_nb.supervisor.memory import supervisors
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.messages import ForkWorker, Message
 
 # How long a supervisor may take to be where a test wants it.
 TIMEOUT = 60.0
@@ -192,17 +193,17 @@ def test_a_launch_that_is_left_before_its_last_rank_is_forked_leaves_no_process(
     notebook_launcher(is_loaded, args=("torch",), num_processes=2)
     handle = supervised.warm()
     supervisor = psutil.Process(handle.pid)
-    send = supervised.send_message
+    send = Channel.send
 
-    def send_all_but_stay(sock: socket.socket, message: dict[str, Any], descriptors: Sequence[int]) -> None:
-        if message["do"] == "fork" and message["ranks"] == [1]:
+    def send_all_but_stay(channel: Channel, message: Message, descriptors: Sequence[int] = ()) -> None:
+        if isinstance(message, ForkWorker) and message.ranks == (1,):
             until(lambda: workers_of(supervisor))
             # it finds the request for rank 1 and the end of the launch at the same moment
             supervisor.suspend()
-            send(sock, message, descriptors)
+            send(channel, message, descriptors)
             sockets[-1].close()
             raise LeftAloneError
-        send(sock, message, descriptors)
+        send(channel, message, descriptors)
 
     sockets: list[socket.socket] = []
     make_pair = socket.socketpair
@@ -212,7 +213,7 @@ def test_a_launch_that_is_left_before_its_last_rank_is_forked_leaves_no_process(
         sockets.append(near)
         return near, far
 
-    monkeypatch.setattr(supervised, "send_message", send_all_but_stay)
+    monkeypatch.setattr(Channel, "send", send_all_but_stay)
     monkeypatch.setattr(supervised.socket, "socketpair", keep_near_end)
     try:
         with pytest.raises(LeftAloneError):

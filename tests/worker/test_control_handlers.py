@@ -8,6 +8,8 @@ from pathlib import Path
 
 from accelerate_nb import launch
 from accelerate_nb.failures.stack_dumps import SIGNAL
+from accelerate_nb.transport.channel import message_of
+from accelerate_nb.transport.messages import CollectivesReply, QueryCollectives
 
 SETTINGS = {"num_processes": 1, "cpu": True, "config_file": "", "timeout": 60, "panel": "off"}
 
@@ -31,13 +33,13 @@ def test_a_question_whose_asker_has_gone_harms_nobody(tmp_path):
     until_it_runs(run)
     gone, its = os.pipe()
     os.close(gone)
-    assert run.send(0, {"do": "collectives"}, [its])
+    assert run.send(0, QueryCollectives(), [its])
     os.close(its)
     mine, its = os.pipe()
-    assert run.send(0, {"do": "collectives"}, [its])
+    assert run.send(0, QueryCollectives(), [its])
     os.close(its)
     with open(mine, "rb") as reply_file:
-        assert reply_file.read() == b"[]"
+        assert message_of(reply_file.read()) == CollectivesReply(())
     end.touch()
     assert run.wait(60) == "well"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from accelerate_nb.config.environment import set_variables
@@ -16,6 +16,7 @@ from accelerate_nb.launching.run_context import RunContext, Stop
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.sources.cells import current_sources
+from accelerate_nb.transport.messages import Message
 from accelerate_nb.transport.outcome import failure_of
 
 
@@ -59,7 +60,7 @@ class InlineWorkers:
         self._run_context.take(StateChange(0, "finished", time.time()))
         return (RankResult(0, value=value),)
 
-    def send(self, rank: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> bool:
+    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> bool:
         """A call has no inbox."""
         return False
 

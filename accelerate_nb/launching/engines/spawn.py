@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from accelerate_nb.launching.engines.children import ChildProcesses
+from accelerate_nb.transport.channel import frame
+from accelerate_nb.transport.messages import BeginWorker
 from accelerate_nb.transport.worker_spec import WorkerSpec, as_text
 
 
@@ -25,16 +27,17 @@ def _spawn(specs: Sequence[WorkerSpec]) -> int:
     spec_reader, spec_writer = os.pipe()
     environ = {**specs[0].process_environment.environ, **specs[0].rank_info.environ()}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    with os.fdopen(spec_writer, "w", encoding="utf-8") as file:
+    descriptors = [descriptor for spec in specs for descriptor in spec.descriptors.all()]
+    with os.fdopen(spec_writer, "wb") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "accelerate_nb.worker.main", str(spec_reader)],
             stdin=subprocess.DEVNULL,
-            pass_fds=[spec_reader, *(descriptor for spec in specs for descriptor in spec.descriptors.all())],
+            pass_fds=[spec_reader, *descriptors],
             start_new_session=True,
             env=environ,
         )
         os.close(spec_reader)
-        file.write(as_text(specs))
+        file.write(frame(BeginWorker(as_text(specs))))
     # the process is waited for by its number, and Popen must not do it too when it is collected
     process.returncode = 0
     return process.pid

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -14,14 +13,22 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
 
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.devices import xla
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.supervisor.main import BROKEN, UNFIT
-from accelerate_nb.transport.fd_messages import send_message
+from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file
+from accelerate_nb.transport.messages import (
+    ForkWorker,
+    ImportModules,
+    KillGroup,
+    OpenGroup,
+    SignalRanks,
+    WorkerExited,
+    WorkerStarted,
+)
 from accelerate_nb.transport.worker_spec import WorkerSpec, as_text
 from accelerate_nb.worker.process_session import kill_session
 
@@ -44,7 +51,8 @@ class SupervisorHandle:
     def __init__(self, names: Iterable[str]) -> None:
         self.owner = os.getpid()
         self.loaded = dict.fromkeys(names)
-        self._control, far = socket.socketpair()
+        near, far = socket.socketpair()
+        self._control = Channel(near)
         self._log = memory_file("accelerate_nb_supervisor")
         self._lock = threading.Lock()
         self._open_groups = 0
@@ -93,18 +101,18 @@ class SupervisorHandle:
     def _last_line(self) -> str:
         return self.log().rstrip().rpartition("\n")[2]
 
-    def fork(self, run: str, specs: Sequence[Sequence[WorkerSpec]]) -> socket.socket:
-        """Have workers forked; returns the socket that reports on them."""
+    def fork(self, run: str, specs: Sequence[Sequence[WorkerSpec]]) -> Channel:
+        """Have workers forked; returns the channel that reports on them."""
         near, far = socket.socketpair()
         with far, self._lock:
-            send_message(self._control, {"do": "group", "run": run}, [far.fileno()])
+            self._control.send(OpenGroup(run), [far.fileno()])
             for process_specs in specs:
-                ranks = [spec.rank_info.rank for spec in process_specs]
-                message = {"do": "fork", "run": run, "ranks": ranks, "specs": as_text(process_specs)}
+                ranks = tuple(spec.rank_info.rank for spec in process_specs)
                 descriptors = [descriptor for spec in process_specs for descriptor in spec.descriptors.all()]
-                send_message(self._control, message, descriptors)
+                self._control.send(ForkWorker(run, ranks, as_text(process_specs)), descriptors)
             self._open_groups += 1
-        return near
+        near.setblocking(False)
+        return Channel(near)
 
     def release(self) -> None:
         """Note that the workers of one `fork` are no longer needed."""
@@ -123,7 +131,7 @@ class SupervisorHandle:
         if news and self.usable():
             self.loaded.update(dict.fromkeys(news))
             with self._lock, contextlib.suppress(OSError):
-                send_message(self._control, {"do": "import", "names": news, "idle_for": idle_for})
+                self._control.send(ImportModules(tuple(news), idle_for))
 
     def close(self) -> None:
         """End it, and every worker that it has."""
@@ -244,36 +252,31 @@ def _with_parents(name: str) -> Iterator[str]:
 class SupervisorWorkers:
     """Workers that a supervisor forked."""
 
-    def __init__(self, handle: SupervisorHandle, sock: socket.socket, size: int) -> None:
+    def __init__(self, handle: SupervisorHandle, channel: Channel, size: int) -> None:
         self._handle = handle
-        self._socket = sock
+        self._channel = channel
         self._size = size
-        self._rest = b""
-        self._ranks: dict[int, list[int]] = {}
+        self._ranks: dict[int, tuple[int, ...]] = {}
         self._codes: dict[int, int] = {}
         self._lost = self._withdrawn = False
-        self._lock = threading.Lock()
-        sock.setblocking(False)
 
     def exit_descriptors(self) -> Sequence[int]:
-        """The socket, while it is open."""
-        return [] if self._lost or self._withdrawn else [self._socket.fileno()]
+        """The channel's, while it is open."""
+        return [] if self._lost or self._withdrawn else [self._channel.fileno()]
 
     def news(self) -> None:
         """Read what the supervisor reports of the workers."""
         if self._withdrawn:
             return
-        try:
-            data = self._socket.recv(1 << 16)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._lost = True
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._take(json.loads(line))
+        for received in self._channel.receive_ready():
+            match received.message:
+                case WorkerStarted(ranks, pid):
+                    self._ranks[pid] = ranks
+                case WorkerExited(ranks, code):
+                    self._codes.update(dict.fromkeys(ranks, code))
+                case _:
+                    self._channel.refuse(received)
+        self._lost = self._channel.is_ended
 
     def exit_codes(self) -> Mapping[int, int]:
         """Rank to exit code."""
@@ -284,16 +287,16 @@ class SupervisorWorkers:
         if number == signal.SIGKILL and len(ranks) == self._size and not self._ranks:
             self._withdraw()
         elif ranks:
-            self._send(signal=int(number), ranks=list(ranks))
+            self._channel.try_send(SignalRanks(int(number), tuple(ranks)))
 
     def kill(self) -> None:
         """Have the supervisor kill all; where it has gone, do it here: nobody has reaped its children's numbers yet."""
         if not self._ranks and not self._lost:
             return self._withdraw()
-        self._send(kill=True)
+        self._channel.try_send(KillGroup())
         if self._lost:
             for pid, ranks in self._ranks.items():
-                if not self._codes.keys() & ranks:
+                if self._codes.keys().isdisjoint(ranks):
                     kill_session(pid)
                     self._codes.update(dict.fromkeys(ranks, -int(signal.SIGKILL)))
         return None
@@ -312,29 +315,16 @@ class SupervisorWorkers:
         return f"the supervisor (process {self._handle.pid}) ended with code {code}" + (f":\n{last}" if last else "")
 
     def close(self) -> None:
-        """Close the socket; the supervisor kills whatever is left."""
-        if self._socket.fileno() >= 0:
-            self._socket.close()
+        """Close the channel; the supervisor kills whatever is left."""
+        if not self._channel.is_closed:
+            self._channel.close()
             self._handle.release()
 
     def _withdraw(self) -> None:
-        """Take back what the supervisor has not come to yet, which may be loading modules: it forks nothing for a closed socket."""
+        """Take back what the supervisor has not come to yet, which may be loading modules: it forks nothing for a closed channel."""
         self._withdrawn = True
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._channel.shutdown()
         self._codes.update(dict.fromkeys(range(self._size), -int(signal.SIGKILL)))
-
-    def _send(self, **config: Any) -> None:
-        with self._lock, contextlib.suppress(OSError):
-            self._socket.sendall(json.dumps(config).encode() + b"\n")
-
-    def _take(self, message: dict[str, Any]) -> None:
-        if "pid" in message:
-            ranks, pid = message["pid"]
-            self._ranks[pid] = ranks
-        else:
-            ranks, code = message["exit"]
-            self._codes.update(dict.fromkeys(ranks, code))
 
 
 class SupervisorEngine:

@@ -25,6 +25,7 @@ from accelerate_nb.launching.run_context import Stop
 from accelerate_nb.launching.session.cell_run import CellRun
 from accelerate_nb.launching.session.task_dispatcher import FREEING, TaskDispatcher
 from accelerate_nb.sources.cells import CellSources
+from accelerate_nb.transport.messages import CloseSession
 from accelerate_nb.transport.session_tasks import CallFunction, PullNames, PushNames, RunCell
 from accelerate_nb.worker.session import task_loop
 
@@ -261,7 +262,7 @@ class Session:
         for cell in running:
             self.interrupt(cell)
         for rank in range(self.size):
-            self._run.send(rank, {"do": "close"})
+            self._run.send(rank, CloseSession())
         if not self._gone.wait(self._tasks.config.launching.stop_grace_period + FREEING):
             self._run.request_stop("kill")
             self._gone.wait(5)

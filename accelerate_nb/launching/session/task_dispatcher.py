@@ -19,6 +19,7 @@ from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.session.cell_run import CellHost, CellResult, CellRun
 from accelerate_nb.launching.session.task_files import read_reply, write_request
 from accelerate_nb.transport.memory_file import memory_file
+from accelerate_nb.transport.messages import BeginTask, InterruptTask
 from accelerate_nb.transport.session_tasks import RETURNED, CallFunction, PullNames, PushNames, RunCell, Task
 
 # After one rank has failed: how long the others may still come to their own end before they are interrupted.
@@ -119,7 +120,7 @@ class TaskDispatcher:
             if pending_cell is None:
                 return
             for rank in pending_cell.replies:
-                self._run.send(rank, {"do": "interrupt", "number": cell.number, "others": self._others(rank)})
+                self._run.send(rank, InterruptTask(cell.number, self._others(rank)))
             pending_cell.after(FREEING + self.config.launching.stop_grace_period, self._give_up)
 
     def end(self, error: BaseException | None) -> None:
@@ -143,18 +144,18 @@ class TaskDispatcher:
             takes_part = rank in pending_cell.cell.ranks
             if not takes_part and renewal is None:
                 continue
-            cell = {"number": pending_cell.cell.number, "renewal": renewal, "others": self._others(rank)}
+            message = BeginTask(pending_cell.cell.number, renewal, self._others(rank))
             reply = memory_file("accelerate_nb_reply")
             body = request if takes_part else write_request(None)
-            self._run.send(rank, {"do": "task", **cell}, (body, reply))
+            self._run.send(rank, message, (body, reply))
             if takes_part:
                 pending_cell.replies[rank] = reply
             else:
                 os.close(reply)
                 os.close(body)
 
-    def _others(self, rank: int) -> list[int]:
-        return [pid for other, pid in self.pids.items() if other != rank]
+    def _others(self, rank: int) -> tuple[int, ...]:
+        return tuple(pid for other, pid in self.pids.items() if other != rank)
 
     def _checked(self, ranks: Sequence[int] | None) -> tuple[int, ...]:
         __tracebackhide__ = True  # IPython shows the person's own frames alone

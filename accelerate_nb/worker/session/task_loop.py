@@ -21,6 +21,7 @@ from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.sources.cells import CellSources, sources_of
 from accelerate_nb.transport.exception_chain import portable
 from accelerate_nb.transport.memory_file import Bytes, map_entries, write_entries
+from accelerate_nb.transport.messages import BeginTask, CloseSession, InterruptTask
 from accelerate_nb.transport.outcome import failure_of
 from accelerate_nb.transport.serializer import dump_homeward, load
 from accelerate_nb.transport.session_tasks import (
@@ -34,7 +35,7 @@ from accelerate_nb.transport.session_tasks import (
 )
 from accelerate_nb.transport.unpicklable import explain
 from accelerate_nb.worker import stdio
-from accelerate_nb.worker.control_channel import ControlChannel, Message, current_inbox
+from accelerate_nb.worker.control_channel import ControlChannel, current_inbox
 from accelerate_nb.worker.process_group_keys import begin_generation
 from accelerate_nb.worker.session.abort_collectives import abort_devices, cut_connections, cut_from_store
 
@@ -96,22 +97,22 @@ class TaskLoop:
 
     # ---------------------------------------------------------------------------------------- in the inbox's thread
 
-    def on_task(self, message: Message, descriptors: Sequence[int]) -> None:
+    def on_task(self, message: BeginTask, descriptors: Sequence[int]) -> None:
         """Take a task that has come."""
         request, reply = descriptors
-        self._due.put(_PendingTask(message["number"], request, reply, message["renewal"], message["others"]))
+        self._due.put(_PendingTask(message.number, request, reply, message.renewal, message.others))
 
-    def on_interrupt(self, message: Message, _: Sequence[int]) -> None:
+    def on_interrupt(self, message: InterruptTask, _: Sequence[int]) -> None:
         """Interrupt a task, if it is the one that is being done."""
         with self._lock:
-            if self._number != message["number"]:
+            if self._number != message.number:
                 # it comes too early, and is seen when the task begins; or too late
-                self._early.add(message["number"])
+                self._early.add(message.number)
                 return
             self._is_interrupted = True
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         threading.Thread(
-            target=self._free, args=(message["number"], message["others"]), name="accelerate_nb freeing", daemon=True
+            target=self._free, args=(message.number, message.others), name="accelerate_nb freeing", daemon=True
         ).start()
 
     def on_close(self, *_: Any) -> None:
@@ -137,9 +138,9 @@ class TaskLoop:
         sys.modules["__main__"] = self._main
         self._shell = new_shell(self._main)
         exec(compile(NAMESPACE, "<accelerate_nb>", "exec"), vars(self._main))
-        channel.on("task", self.on_task)
-        channel.on("interrupt", self.on_interrupt)
-        channel.on("close", self.on_close)
+        channel.on(BeginTask, self.on_task)
+        channel.on(InterruptTask, self.on_interrupt)
+        channel.on(CloseSession, self.on_close)
         emit(TaskDone(self._rank, 0))
 
     def work(self) -> None:

@@ -1,0 +1,44 @@
+"""The supervisor forks on request, and nothing that it can't understand ends it without a reason."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from accelerate_nb import LaunchError, notebook_launcher
+from accelerate_nb.launching.engines import supervisor as engine
+from accelerate_nb.launching.engines.supervisor import SupervisorHandle
+from accelerate_nb.transport import channel
+from accelerate_nb.transport.channel import frame
+from accelerate_nb.transport.messages import HoldAtBoundary, KillGroup, LeaveGroup
+
+ONE = {"num_processes": 1, "cpu": True, "config_file": ""}
+
+
+@pytest.fixture
+def handle() -> Iterator[SupervisorHandle]:
+    engine.cool()
+    yield engine.warm()
+    engine.cool()
+
+
+def control(handle: SupervisorHandle) -> socket.socket:
+    """The socket to a supervisor, for whatever bytes."""
+    return socket.socket(fileno=os.dup(handle._control.fileno()))
+
+
+def test_what_it_can_not_understand_does_not_end_it(handle: SupervisorHandle) -> None:
+    with control(handle) as raw:
+        for data in (b"GET / HTTP/1.1\r\n\r\n", frame(KillGroup())[:-3], frame(LeaveGroup()), b"\x93ANB\x01\x00"):
+            socket.send_fds(raw, [data], [raw.fileno()])
+        socket.send_fds(raw, [frame(HoldAtBoundary(), 1)], [raw.fileno()])
+    assert notebook_launcher(os.getppid, **ONE) == handle.pid
+
+
+def test_a_kernel_of_another_version_is_told_to_restart(handle: SupervisorHandle, monkeypatch) -> None:
+    monkeypatch.setattr(channel, "VERSION", channel.VERSION + 1)
+    with pytest.raises(LaunchError, match=r"version 2 of the protocol, and 1 is understood here.*Restart its kernel"):
+        notebook_launcher(os.getppid, **ONE)

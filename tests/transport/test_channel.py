@@ -1,0 +1,313 @@
+"""Messages over a socket arrive whole, in order and with their descriptors, and nothing that comes harms who receives."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from accelerate_nb.errors import ProtocolError
+from accelerate_nb.transport.channel import SIZE_LIMIT, VERSION, Channel, FrameReader, frame, message_of
+from accelerate_nb.transport.messages import (
+    BeginTask,
+    ForkWorker,
+    HoldAtBoundary,
+    KillGroup,
+    LeaveGroup,
+    Message,
+    OpenGroup,
+    SignalRanks,
+    encode,
+)
+from tests.transport.test_messages import EXAMPLES
+
+HEAD = struct.Struct("<4sHHI")
+
+
+def headed(body: bytes, version: int = VERSION, descriptors: int = 0, length: int | None = None) -> bytes:
+    """Bytes with a head in front of them."""
+    return HEAD.pack(b"\x93ANB", version, descriptors, len(body) if length is None else length) + body
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    near, far = (Channel(end) for end in socket.socketpair())
+    with near, far:
+        yield near, far
+
+
+@pytest.fixture
+def raw_and_channel() -> Iterator[tuple[socket.socket, Channel]]:
+    raw, far = socket.socketpair()
+    with raw, Channel(far) as channel:
+        yield raw, channel
+
+
+@pytest.fixture
+def pipe() -> Iterator[int]:
+    read, write = os.pipe()
+    yield write
+    os.close(read)
+    os.close(write)
+
+
+def messages_in(channel: Channel) -> list[Message]:
+    return [received.message for received in channel.receive_ready()]
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"))
+
+
+# --------------------------------------------------------------------------------------------------- what is delivered
+
+
+def test_messages_come_in_order_however_large(ends: tuple[Channel, Channel]) -> None:
+    near, far = ends
+    messages = [ForkWorker(str(number), (number,), "ü\n" * size) for number, size in enumerate([0, 1, 500_000, 3])]
+    sending = threading.Thread(target=lambda: [near.send(message) for message in messages], daemon=True)
+    sending.start()
+    found = [far.receive() for _ in messages]
+    sending.join()
+    assert [received.message for received in found if received] == messages
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 253, 254, 700])
+def test_descriptors_come_with_their_message_and_stay_open_here(ends, pipe: int, count: int) -> None:
+    near, far = ends
+    held = [os.dup(pipe) for _ in range(count)]
+    before = open_descriptors()
+    sent: list[tuple[Message, Sequence[int]]] = [
+        (KillGroup(), []),
+        (ForkWorker("a", (1,), "x" * 1000), held),
+        (OpenGroup("after"), [pipe]),
+        (KillGroup(), []),
+    ]
+    sending = threading.Thread(target=lambda: [near.send(*item) for item in sent], daemon=True)
+    sending.start()
+    found = [received for received in (far.receive() for _ in sent) if received]
+    sending.join()
+    arrived = [number for received in found for number in received.descriptors]
+    try:
+        assert [received.message for received in found] == [message for message, _ in sent]
+        assert [len(received.descriptors) for received in found] == [0, count, 1, 0]
+        assert all(os.path.sameopenfile(number, pipe) for number in (*held, *arrived))
+        assert not any(os.get_inheritable(number) for number in arrived)
+    finally:
+        for number in (*held, *arrived):
+            os.close(number)
+    assert open_descriptors() == before - count
+
+
+def test_messages_from_many_threads_don_t_mix(ends: tuple[Channel, Channel]) -> None:
+    near, far = ends
+    threads = [
+        threading.Thread(target=lambda run=run: [near.send(ForkWorker(run, (n,), run * 3000)) for n in range(20)])
+        for run in "abcd"
+    ]
+    for thread in threads:
+        thread.start()
+    found = [far.receive() for _ in range(80)]
+    for thread in threads:
+        thread.join()
+    for run in "abcd":
+        messages = [
+            got.message for got in found if got and isinstance(got.message, ForkWorker) and got.message.run == run
+        ]
+        assert messages == [ForkWorker(run, (n,), run * 3000) for n in range(20)]
+    assert not far.refused
+
+
+def test_what_is_ready_is_received_without_waiting(ends: tuple[Channel, Channel]) -> None:
+    near, far = ends
+    assert messages_in(far) == []
+    near.send(KillGroup())
+    near.send(LeaveGroup())
+    assert messages_in(far) == [KillGroup(), LeaveGroup()]
+    assert not far.is_ended
+    near.send(KillGroup())
+    near.close()
+    assert messages_in(far) == [KillGroup()]
+    assert far.is_ended
+
+
+def test_the_other_side_s_end_is_no_message(ends: tuple[Channel, Channel]) -> None:
+    near, far = ends
+    near.close()
+    assert far.receive() is None
+    assert not far.try_send(KillGroup())
+
+
+def test_a_message_that_was_cut_off_is_none(raw_and_channel: tuple[socket.socket, Channel]) -> None:
+    raw, channel = raw_and_channel
+    raw.sendall(frame(KillGroup()) + frame(SignalRanks(2, (0,)))[:-1])
+    raw.close()
+    received = channel.receive()
+    assert received is not None
+    assert received.message == KillGroup()
+    assert channel.receive() is None
+
+
+def test_a_socket_between_machines_carries_messages_without_descriptors() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = Channel(socket.create_connection(server.getsockname()))
+        far = Channel(server.accept()[0])
+    with near, far:
+        near.send(SignalRanks(2, (0, 1)))
+        received = far.receive()
+        assert received is not None
+        assert received.message == SignalRanks(2, (0, 1))
+
+
+def test_a_reader_that_is_stuck_costs_a_message_and_not_the_stream() -> None:
+    one, other = socket.socketpair()
+    one.setblocking(False)
+    with Channel(one) as near, Channel(other) as far:
+        sent = 0
+        while near.try_send(SignalRanks(sent, ())):
+            sent += 1
+        assert messages_in(far) == [SignalRanks(number, ()) for number in range(sent)]
+        near.send(KillGroup())
+        assert messages_in(far) == [KillGroup()]
+        assert not far.refused
+
+
+def test_a_message_is_one_piece_of_bytes_where_there_is_no_socket() -> None:
+    assert [message_of(frame(message, message.carries or 0)) for message in EXAMPLES] == EXAMPLES
+    for data in (b"", b"{}", frame(KillGroup())[:-1], frame(KillGroup()) + b"more", 2 * frame(KillGroup())):
+        with pytest.raises(ProtocolError):
+            message_of(data)
+
+
+# ----------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (headed(b'{"type": "do_it"}'), "unknown"),
+        (headed(b'{"type": "kill_group", "now": 1}'), "malformed"),
+        (headed(b"\xff\x00{"), "malformed"),
+        (headed(b"[" * 100_000), "malformed"),
+        (headed(encode(KillGroup()), version=VERSION + 1), "version"),
+        (headed(encode(KillGroup()), descriptors=1), "descriptors"),
+        (headed(encode(HoldAtBoundary())), "descriptors"),
+        (headed(b"x" * 5000), "oversized"),
+        (headed(b"", length=0xFFFFFFFF), "oversized"),
+        (b"GET / HTTP/1.1\r\n\r\n", "malformed"),
+        (b"\x93ANX", "malformed"),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_can_t_be_understood_is_counted_and_the_next_message_arrives(
+    bad: bytes, reason: str, at_once: bool
+) -> None:
+    reader = FrameReader(size_limit=4000 if reason == "oversized" else SIZE_LIMIT)
+    good = frame(KillGroup())
+    found = []
+    data = good + bad + good + good
+    for piece in [data] if at_once else [data[at : at + 1] for at in range(len(data))]:
+        reader.feed(piece)
+        while (received := reader.next()) is not None:
+            found.append(received[0])
+    assert found == [KillGroup()] * 3
+    assert reader.refused == {reason: 1}
+    assert reader.is_empty
+
+
+@pytest.mark.parametrize("lacks", [1, 9, 50, 60, 65])
+def test_a_message_that_lacks_its_end_costs_no_other_than_itself(lacks: int) -> None:
+    reader = FrameReader()
+    reader.feed(frame(SignalRanks(2, (0, 1)))[:-lacks] + frame(KillGroup()) + frame(LeaveGroup()))
+    found = []
+    while (received := reader.next()) is not None:
+        found.append(received[0])
+    assert found == [KillGroup(), LeaveGroup()]
+    assert reader.refused == {"malformed": 1}
+
+
+def test_descriptors_of_refused_messages_are_closed(raw_and_channel, pipe: int) -> None:
+    raw, channel = raw_and_channel
+    before = open_descriptors()
+    bad = [
+        (headed(b'{"type": "do_it"}', descriptors=2), [pipe, pipe]),
+        (headed(encode(KillGroup()), descriptors=1), [pipe]),
+        (headed(encode(OpenGroup("a")), version=7, descriptors=1), [pipe]),
+        (headed(encode(OpenGroup("a")), descriptors=1), []),
+        (b"no message", [pipe]),
+    ]
+    for data, descriptors in bad:
+        socket.send_fds(raw, [data], descriptors)
+        assert messages_in(channel) == []
+    assert channel.refused == {"unknown": 1, "descriptors": 2, "version": 1, "malformed": 1}
+    socket.send_fds(raw, [frame(BeginTask(1, None, ()), 2)], [pipe, pipe])
+    (received,) = channel.receive_ready()
+    assert all(os.path.sameopenfile(number, pipe) for number in received.descriptors)
+    channel.refuse(received)
+    assert channel.refused["unexpected"] == 1
+    assert open_descriptors() == before
+
+
+def test_descriptors_that_nobody_received_are_closed_with_the_channel(raw_and_channel, pipe: int) -> None:
+    raw, channel = raw_and_channel
+    before = open_descriptors()
+    socket.send_fds(raw, [frame(OpenGroup("a"), 1)[:-1]], [pipe])
+    assert messages_in(channel) == []
+    assert open_descriptors() == before + 1
+    channel.close()
+    assert open_descriptors() == before - 1
+
+
+def test_what_is_too_long_or_has_other_descriptors_is_not_sent(ends, pipe: int) -> None:
+    near, far = ends
+    small = Channel(near._socket, size_limit=100)
+    for send, reason in (
+        (lambda: small.send(OpenGroup("x" * 100), [pipe]), "oversized"),
+        (lambda: near.send(OpenGroup("x")), "descriptors"),
+        (lambda: near.send(KillGroup(), [pipe]), "descriptors"),
+        (lambda: near.send(ForkWorker("x", (), ""), [pipe] * 4000), "descriptors"),
+    ):
+        with pytest.raises(ProtocolError) as caught:
+            send()
+        assert caught.value.refusal == reason
+    assert messages_in(far) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_bytes_whatever_raise_anything(seed: int) -> None:
+    draw = random.Random(seed)
+    raw, far = socket.socketpair()
+    with raw, Channel(far, size_limit=10_000) as channel:
+        before = open_descriptors()
+        for _ in range(100):
+            message = draw.choice(EXAMPLES)
+            data = bytearray(frame(message, message.carries or 0))
+            match draw.randrange(5):
+                case 0:
+                    data = bytearray(draw.randbytes(draw.randrange(200)))
+                case 1:
+                    del data[draw.randrange(len(data)) :]
+                case 2:
+                    for _ in range(draw.randrange(1, 5)):
+                        data[draw.randrange(len(data))] = draw.randrange(256)
+                case 3:
+                    data[draw.randrange(len(data)) :] = b"\x93ANB" + draw.randbytes(draw.randrange(20))
+                case _:
+                    pass
+            descriptors = [raw.fileno()] * draw.choice([0, 0, 1, 2])
+            if data:
+                socket.send_fds(raw, [bytes(data)], descriptors)
+            for received in channel.receive_ready():
+                assert isinstance(received.message, Message)
+                for number in received.descriptors:
+                    os.close(number)
+        assert channel.refused.total() > 10
+        # what came last may wait for its end; enough of what can be no message ends it
+        raw.sendall(b"\xff" * 10_100 + frame(KillGroup()))
+        assert messages_in(channel)[-1:] == [KillGroup()]
+        assert open_descriptors() == before

@@ -1,0 +1,129 @@
+"""A message arrives as it was sent, and what is none is refused with its reason."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import FrozenInstanceError, fields, is_dataclass
+
+import pytest
+
+from accelerate_nb.errors import ProtocolError
+from accelerate_nb.rank.stop_request import StopPoint, TrainingPosition
+from accelerate_nb.transport.messages import (
+    TAGS,
+    BeginTask,
+    BeginWorker,
+    CloseSession,
+    CollectivesReply,
+    ForkWorker,
+    HoldAtBoundary,
+    HoldReply,
+    ImportModules,
+    InterruptTask,
+    KillGroup,
+    LeaveGroup,
+    Message,
+    OpenGroup,
+    QueryCollectives,
+    SignalRanks,
+    StopAt,
+    WorkerExited,
+    WorkerStarted,
+    decode,
+    encode,
+)
+
+EXAMPLES = [
+    OpenGroup("grüße/0"),
+    ForkWorker("a/0", (0, 1), 'specs "\udcff"\n'),
+    ImportModules(("torch", "numpy"), 2.0),
+    ImportModules((), 0),
+    SignalRanks(2, (0,)),
+    KillGroup(),
+    WorkerStarted((0, 1), 77),
+    WorkerExited((1,), -9),
+    BeginWorker("[]"),
+    HoldAtBoundary(),
+    StopAt(StopPoint(7, True)),
+    StopAt(StopPoint(7, False, 3)),
+    QueryCollectives(),
+    LeaveGroup(),
+    BeginTask(1, None, ()),
+    BeginTask(1, "1", (77, 78)),
+    InterruptTask(1, (77,)),
+    CloseSession(),
+    HoldReply(None),
+    HoldReply(TrainingPosition(7, 0.25, False, True, 2)),
+    CollectivesReply(({"group": "0", "number": 3, "sizes": [[2, 2]]},)),
+]
+
+
+def refusal_of(body: bytes) -> str:
+    with pytest.raises(ProtocolError) as caught:
+        decode(body)
+    return f"{caught.value.refusal}: {caught.value}"
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
+def test_a_message_arrives_as_it_was_sent(message: Message) -> None:
+    body = encode(message)
+    assert body.isascii()
+    assert b"\n" not in body
+    assert decode(body) == message
+
+
+def test_every_message_has_a_tag_and_an_example() -> None:
+    assert {type(message) for message in EXAMPLES} == set(TAGS.values())
+    # `slots=True` makes a second class of each
+    assert {message_class.__name__ for message_class in Message.__subclasses__()} == {
+        message_class.__name__ for message_class in TAGS.values()
+    }
+    assert len(set(TAGS.values())) == len(TAGS)
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
+def test_a_message_can_not_change(message: Message) -> None:
+    assert is_dataclass(message)
+    for name in [field.name for field in fields(message)]:
+        with pytest.raises(FrozenInstanceError):
+            setattr(message, name, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "malformed: a message is no JSON"),
+        (b"\xff\xfe", "malformed: a message is no JSON"),
+        (b"[" * 100_000, "malformed: a message is no JSON"),
+        (b"[]", "malformed: a message is no object, but list"),
+        (b"{}", "unknown: a message is of type 'None'"),
+        (b'{"type": ["kill_group"]}', "unknown: "),
+        (b'{"type": "do_it"}', "unknown: a message is of type 'do_it'; known types are open_group"),
+        (b'{"type": "kill_group", "now": 1}', "malformed: a message of type 'kill_group' was refused: it has unknown"),
+        (b'{"type": "signal_ranks", "number": 2}', "malformed: a message of type 'signal_ranks' was refused: it lacks"),
+        (b'{"type": "open_group", "run": null}', "run: str was expected, not NoneType"),
+        (b'{"type": "signal_ranks", "number": true, "ranks": []}', "number: int was expected, not bool"),
+        (b'{"type": "signal_ranks", "number": 2.0, "ranks": []}', "number: int was expected, not float"),
+        (b'{"type": "signal_ranks", "number": 2, "ranks": "01"}', "ranks: list was expected, not str"),
+        (b'{"type": "signal_ranks", "number": 2, "ranks": [0, "1"]}', "ranks: int was expected, not str"),
+        (b'{"type": "begin_task", "number": 1, "renewal": 1, "others": []}', "renewal: NoneType was expected, not int"),
+        (b'{"type": "stop_at", "point": [1, true]}', "point: 3 items were expected, not 2"),
+        (b'{"type": "stop_at", "point": [1, 1, null]}', "point: bool was expected, not int"),
+        (b'{"type": "collectives_reply", "entries": [1]}', "entries: dict was expected, not int"),
+    ],
+)
+def test_what_is_no_message_is_refused_with_its_reason(body: bytes, reason: str) -> None:
+    assert reason in refusal_of(body)
+
+
+def test_no_value_of_any_other_type_gets_into_a_field() -> None:
+    others = [None, True, 1, 1.5, "text", [], [1], ["text"], [None], {}, {"a": 1}, [[1, 2]]]
+    for message in EXAMPLES:
+        good = json.loads(encode(message))
+        for name in good.keys() - {"type"}:
+            for other in others:
+                with suppress(ProtocolError):
+                    found = decode(json.dumps({**good, name: other}).encode())
+                    # what is accepted is a value of that field, and travels again
+                    assert decode(encode(found)) == found
