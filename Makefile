@@ -41,6 +41,9 @@ SELECTION := not slow
 OF_PROCESSES := $(addprefix tests/,browser cli contracts kernel launching notebooks worker)
 TESTS_TPU := tests/xla tests/contracts tests/devices -k 'xla or tpu_info' -o cache_dir=$(VENV_TPU)/.pytest_cache
 
+# How often `make chaos` makes each fault happen.
+ROUNDS ?= 20
+
 BUILD := build/notebooks
 BIN := $(VENV)/bin
 BIN_TPU := $(VENV_TPU)/bin
@@ -51,7 +54,7 @@ PIP := -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-of-processes test-of-the-rest test-gpu test-gpu-here test-tpu lint layout bench bench-gpu bench-gpu-here bench-tpu docs dist clean
+.PHONY: help demo test test-all test-of-processes test-of-the-rest test-gpu test-gpu-here test-tpu lint layout bench chaos bench-gpu bench-gpu-here bench-tpu docs dist clean
 
 help: ## list the commands
 	@echo "make demo    execute notebooks/01_first_run.ipynb on two processes, and say where the result is"
@@ -59,6 +62,7 @@ help: ## list the commands
 	@echo "make test-all    run the tests that make test leaves out: whole kernels, browsers, notebooks and faults"
 	@echo "make lint    check the code only"
 	@echo "make bench   measure the speeds that docs/performance.md gives"
+	@echo "make chaos   kill, suspend and flood detached runs $(ROUNDS) times each at random moments: about 40 minutes"
 	@echo "make layout  print the files of each folder, the longest files and the import cycles"
 	@echo "make docs    build the documentation as a site in build/site; a warning is an error"
 	@echo "make dist    build wheel and sdist in dist/, and run the first notebook from the wheel in a new environment"
@@ -132,6 +136,9 @@ layout:
 bench: $(VENV)/.test
 	@for bench in tests/bench/bench_*.py; do \
 	  echo "== $$bench"; PYTHONPATH=. $(BIN)/python $$bench || exit 1; echo; done
+
+chaos: $(VENV)/.test
+	PYTHONPATH=. $(BIN)/python -m tests.launching.detached.faults --rounds $(ROUNDS)
 
 bench-tpu: $(VENV_TPU)/.test-tpu
 	PYTHONPATH=. $(BIN_TPU)/python tests/bench/bench_tpu.py

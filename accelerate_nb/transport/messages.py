@@ -171,6 +171,44 @@ class CollectivesReply(Message):
     entries: tuple[Mapping[str, Any], ...]
 
 
+# ------------------------------------------------------------------------------------------ attached process to run host
+
+
+@dataclass(frozen=True, slots=True)
+class StopRun(Message):
+    """Request the end of the run (`Run.request_stop`); the reply is a `LiveState`."""
+
+    how: Literal["finish", "interrupt", "kill"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryStacks(Message):
+    """Reply with a `StacksReply`."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLiveState(Message):
+    """Reply with a `LiveState`."""
+
+
+# ------------------------------------------------------------------------------------------ run host to attached process
+
+
+@dataclass(frozen=True, slots=True)
+class StacksReply(Message):
+    """The position of every rank, as a person reads it."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LiveState(Message):
+    """The events that make up the part of a run's state that its folder does not keep, and whether the run is over."""
+
+    done: bool
+    events: tuple[Mapping[str, Any], ...]
+
+
 # The `type` tag of each message. A tag stays what it is when a class is renamed.
 TAGS: Mapping[str, type[Message]] = {
     "open_group": OpenGroup,
@@ -190,6 +228,11 @@ TAGS: Mapping[str, type[Message]] = {
     "close_session": CloseSession,
     "hold_reply": HoldReply,
     "collectives_reply": CollectivesReply,
+    "stop_run": StopRun,
+    "query_stacks": QueryStacks,
+    "query_live_state": QueryLiveState,
+    "stacks_reply": StacksReply,
+    "live_state": LiveState,
 }
 _TAG_OF = {message_class: tag for tag, message_class in TAGS.items()}
 

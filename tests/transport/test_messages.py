@@ -23,11 +23,16 @@ from accelerate_nb.transport.messages import (
     InterruptTask,
     KillGroup,
     LeaveGroup,
+    LiveState,
     Message,
     OpenGroup,
     QueryCollectives,
+    QueryLiveState,
+    QueryStacks,
     SignalRanks,
+    StacksReply,
     StopAt,
+    StopRun,
     WorkerExited,
     WorkerStarted,
     decode,
@@ -56,6 +61,11 @@ EXAMPLES = [
     HoldReply(None),
     HoldReply(TrainingPosition(7, 0.25, False, True, 2)),
     CollectivesReply(({"group": "0", "number": 3, "sizes": [[2, 2]]},)),
+    StopRun("finish"),
+    QueryStacks(),
+    QueryLiveState(),
+    StacksReply("rank 0:\n  grüße"),
+    LiveState(True, ({"type": "metric", "value": 0.5},)),
 ]
 
 

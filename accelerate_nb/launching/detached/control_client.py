@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 import threading
 from pathlib import Path
-from typing import Any
 
 from accelerate_nb.launching.detached.control_socket import connect
-from accelerate_nb.transport.fd_messages import receive_message, send_message
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.messages import Message
 
 _TIMEOUT = 5.0
 
@@ -19,26 +19,28 @@ class ControlClient:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._sock: socket.socket | None = None
+        self._channel: Channel | None = None
         self._lock = threading.Lock()
 
-    def request(self, message: dict[str, Any], timeout: float = _TIMEOUT) -> dict[str, Any]:
+    def request(self, message: Message, timeout: float = _TIMEOUT) -> Message:
         """The reply to a message; raises `OSError` where no run host replies in time."""
         with self._lock:
             try:
-                if self._sock is None:
+                if self._sock is None or self._channel is None:
                     self._sock = connect(self._path, _TIMEOUT)
+                    self._channel = Channel(self._sock)
                 self._sock.settimeout(timeout)
-                send_message(self._sock, message)
-                received = receive_message(self._sock)
+                self._channel.send(message)
+                received = self._channel.receive()
                 if received is None:
                     raise ConnectionError("the run host has closed the connection")
-            except (OSError, ValueError) as error:
+            except OSError:
                 self.close()
-                raise error if isinstance(error, OSError) else OSError(str(error)) from None
-            return received[0]
+                raise
+            return received.message
 
     def close(self) -> None:
         """Close the connection."""
-        if self._sock is not None:
-            self._sock.close()
-            self._sock = None
+        if self._channel is not None:
+            self._channel.close()
+        self._sock = self._channel = None

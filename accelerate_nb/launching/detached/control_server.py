@@ -5,15 +5,17 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
-from typing import Any
 
 from accelerate_nb.launching.detached.control_socket import ControlSocket, check_peer
 from accelerate_nb.launching.detached.live_state import live_values
 from accelerate_nb.launching.front_end import RunHandle
-from accelerate_nb.transport.fd_messages import receive_message, send_message
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.messages import LiveState, Message, QueryLiveState, QueryStacks, StacksReply, StopRun
 
 # A client that takes nothing for so many seconds is given up.
 _TIMEOUT = 30.0
+# Requests are short; a reply may hold the stacks of many ranks.
+_SIZE_LIMIT = 16 << 20
 
 
 class ControlServer:
@@ -47,19 +49,25 @@ class ControlServer:
             threading.Thread(target=self._serve, args=(client,), name="accelerate_nb client", daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        with client, suppress(OSError, ValueError):
+        with Channel(client, _SIZE_LIMIT) as channel, suppress(OSError):
             check_peer(client)
-            while (received := receive_message(client)) is not None:
+            while (received := channel.receive()) is not None:
+                reply = self._reply(received.message)
+                if reply is None:
+                    channel.refuse(received)
+                    continue
                 client.settimeout(_TIMEOUT)
-                send_message(client, self._reply(received[0]))
+                channel.send(reply)
                 client.settimeout(None)
 
-    def _reply(self, message: dict[str, Any]) -> dict[str, Any]:
-        match message.get("do"):
-            case "stop":
-                self._run.request_stop(message["how"])
-                return {}
-            case "stacks":
-                return {"text": self._run.stacks()}
+    def _reply(self, message: Message) -> Message | None:
+        match message:
+            case StopRun(how):
+                self._run.request_stop(how)
+            case QueryStacks():
+                return StacksReply(self._run.stacks())
+            case QueryLiveState():
+                pass
             case _:
-                return {"state": self._run.view.state, "done": self._run.done, "live": live_values(self._run.view)}
+                return None
+        return LiveState(self._run.done, tuple(live_values(self._run.view)))

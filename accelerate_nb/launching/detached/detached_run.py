@@ -19,6 +19,7 @@ from accelerate_nb.launching.detached.saved_outcome import read_error, read_resu
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.run import Run
 from accelerate_nb.launching.run_context import Stop
+from accelerate_nb.transport.messages import LiveState, Message, QueryLiveState, QueryStacks, StacksReply, StopRun
 
 # How often the folder is read for what is new, and the run host is asked for what is not in it.
 _BETWEEN_READS = 0.1
@@ -81,7 +82,8 @@ class DetachedRun(Run):
         """The position of every rank that still runs."""
         if self.done:
             return ""
-        return str(self._request({"do": "stacks"}, _STACKS_TIMEOUT).get("text", ""))
+        reply = self._request(QueryStacks(), _STACKS_TIMEOUT)
+        return reply.text if isinstance(reply, StacksReply) else ""
 
     # ------------------------------------------------------------------------------------------------------- acting
 
@@ -95,11 +97,11 @@ class DetachedRun(Run):
     def request_stop(self, how: Stop) -> None:
         """Request the end, from any thread, without waiting for it: "finish", "interrupt" or "kill" (see `RunHandle`)."""
         if not self.done:
-            self._request({"do": "stop", "how": how})
+            self._request(StopRun(how))
 
     # ------------------------------------------------------------------------------------------------------- inside
 
-    def _request(self, message: dict[str, Any], timeout: float = 5.0) -> dict[str, Any]:
+    def _request(self, message: Message, timeout: float = 5.0) -> Message:
         if self._client is None:
             raise LaunchError(f"{self.name} runs in the process that launched it, and can be stopped only there.")
         try:
@@ -151,11 +153,15 @@ class DetachedRun(Run):
         if self._client is None:
             return False
         try:
-            reply = self._client.request({"do": "state"})
-            apply_live(self.view, reply.get("live", []))
-        except (OSError, ValueError, TypeError):
+            reply = self._client.request(QueryLiveState())
+        except OSError:
             return True
-        return bool(reply.get("done"))
+        if not isinstance(reply, LiveState):
+            return False
+        # an event that only another version of this package knows
+        with suppress(ValueError, TypeError):
+            apply_live(self.view, reply.events)
+        return reply.done
 
     def _removed(self) -> SavedRun:
         status = SavedRun(self.folder, self.name, self.why, "failed", self.started, None, len(self.view.ranks), "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from accelerate_nb.events.model import Event, LogLine, from_values, to_line
@@ -15,7 +15,7 @@ def live_values(view: RunState) -> list[dict[str, Any]]:
     return [json.loads(to_line(event)) for event in _live_events(view)]
 
 
-def apply_live(view: RunState, values: Sequence[dict[str, Any]]) -> None:
+def apply_live(view: RunState, values: Sequence[Mapping[str, Any]]) -> None:
     """Bring another view of the same run to this state."""
     events = [from_values(dict(item)) for item in values]
     open_lines = [event for event in events if isinstance(event, LogLine)]

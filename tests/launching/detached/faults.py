@@ -1,0 +1,315 @@
+"""Faults that befall detached runs, each as a function that makes one happen and checks what is left: run as a program, many times."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from accelerate_nb import LaunchError, StoppedError, WorkerError, attach, launch, runs
+from accelerate_nb.events.run_reader import kept_run
+from accelerate_nb.launching.detached.control_socket import connect
+from accelerate_nb.reports.text import aligned
+from tests.launching.detached.trainings import (
+    SETTINGS,
+    are_gone,
+    comes,
+    host_of,
+    launched_elsewhere,
+    processes_of,
+    status,
+    steps_of,
+    trains,
+    writes_lines,
+)
+
+LONG = 100_000
+
+
+def dies(phase: str, at_step: int, folder: str) -> int:
+    """A training in which rank 1 is killed within a phase of a step."""
+    import torch
+
+    from accelerate_nb import Accelerator
+    from accelerate_nb.utils import ProjectConfiguration
+
+    accelerator = Accelerator(
+        cpu=True, project_config=ProjectConfiguration(folder, automatic_checkpoint_naming=True, total_limit=2)
+    )
+
+    def kill(*where: object) -> None:
+        if where == (phase, at_step) and accelerator.process_index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class Net(torch.nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            kill("forward", step)
+            return super().forward(inputs)
+
+    model = Net(2, 1)
+    model.weight.register_hook(lambda _: kill("backward", step))
+    prepared, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    for step in range(at_step + 50):
+        print("step", step)
+        loss = prepared(torch.ones(4, 2)).mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        if phase == "collective" and step == at_step:
+            # the other rank waits for it
+            if accelerator.process_index == 1:
+                time.sleep(0.2)
+            kill("collective", step)
+        accelerator.reduce(loss.detach())
+        if phase == "saving" and step == at_step and accelerator.process_index == 1:
+            threading.Timer(random.random() * 0.02, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        if phase == "saving":
+            accelerator.save_state()
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------------------------ faults
+
+
+def the_kernel_is_killed(folder: Path, chance: random.Random) -> None:
+    launcher, of_run = launched_elsewhere(20, 0.05, folder)
+    _sleep(chance, 2.0)
+    os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.wait()
+    _goes_on_to_its_end(of_run)
+
+
+def the_kernel_is_suspended(folder: Path, chance: random.Random) -> None:
+    launcher, of_run = launched_elsewhere(20, 0.05, folder)
+    _sleep(chance, 2.0)
+    os.killpg(launcher.pid, signal.SIGSTOP)
+    try:
+        _goes_on_to_its_end(of_run)
+    finally:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+
+
+def the_run_host_is_killed(folder: Path, chance: random.Random) -> None:
+    run, processes = _running(folder, chance)
+    host_of(run.folder).kill()
+    assert are_gone(processes), "a process outlives its run host"
+    _raises(run, LaunchError, "was lost")
+    kept = kept_run(run.folder)
+    assert kept is not None
+    assert (kept.is_lost, kept.last_state) == (True, "running")
+
+
+def the_supervisor_is_killed(folder: Path, chance: random.Random) -> None:
+    run, processes = _running(folder, chance)
+    host = processes[0]
+    next(item for item in processes if item.ppid() == host.pid).kill()
+    _raises(run, LaunchError, "workers were lost")
+    _is_over(run.folder, processes, "failed")
+
+
+def _worker_dies(phase: str, folder: Path, chance: random.Random) -> None:
+    at_step = chance.randrange(1, 20)
+    run = launch(dies, (phase, at_step, str(folder / "project")), folder=str(folder), **SETTINGS)
+    processes = processes_of(run.folder)
+    _raises(run, WorkerError, "rank 1 ended with SIGKILL")
+    _is_over(run.folder, processes, "failed")
+    lines = run.logs(1).splitlines()
+    assert lines == [f"step {step}" for step in range(len(lines))]
+    assert phase == "saving" or len(lines) == at_step + 1, f"of {at_step + 1} lines there are {len(lines)}"
+
+
+def a_worker_is_killed_in_forward(folder: Path, chance: random.Random) -> None:
+    _worker_dies("forward", folder, chance)
+
+
+def a_worker_is_killed_in_backward(folder: Path, chance: random.Random) -> None:
+    _worker_dies("backward", folder, chance)
+
+
+def a_worker_is_killed_in_a_collective(folder: Path, chance: random.Random) -> None:
+    _worker_dies("collective", folder, chance)
+
+
+def a_worker_is_killed_while_saving(folder: Path, chance: random.Random) -> None:
+    _worker_dies("saving", folder, chance)
+    checkpoints = folder / "project" / "checkpoints"
+    from accelerate_nb import Accelerator
+
+    for checkpoint in sorted(checkpoints.glob("checkpoint_*")):
+        # what stands under its name is whole
+        Accelerator(cpu=True).load_state(str(checkpoint))
+
+
+def two_clients_stop_at_once(folder: Path, chance: random.Random) -> None:
+    run, processes = _running(folder, chance)
+    other = attach(run.folder, panel=False)
+    threads = [threading.Thread(target=client.stop) for client in (run, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert run.wait(20)[1] == other.wait(20)[1] < LONG
+    _is_over(run.folder, processes, "stopped")
+
+
+def a_client_attaches_in_a_flood(folder: Path, chance: random.Random) -> None:
+    run = launch(writes_lines, (50_000,), folder=str(folder), **SETTINGS)
+    processes = processes_of(run.folder)
+    _sleep(chance, 3.0)
+    other = attach(run.folder, panel=False)
+    assert other.wait(60) == 50_000
+    assert other.view.line_count == 100_000, f"{other.view.line_count} lines of 100,000"
+    for rank in (0, 1):
+        written = [f"line {number} of a flood" for number in range(50_000)]
+        assert other.logs(rank).splitlines() == written, "a line is lost"
+        seen = [line.text for line in other.view.rank(rank).lines]
+        assert seen == written[-len(seen) :], "lines are in another order than in the file"
+    _is_over(run.folder, processes, "finished")
+
+
+def the_disk_is_full(folder: Path, chance: random.Random) -> None:
+    small = folder / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], check=True)
+    try:
+        run = launch(trains, (20, 0.05, str(folder)), folder=str(small), **SETTINGS)
+        processes = processes_of(run.folder)
+        ballast = os.open(small / "ballast", os.O_WRONLY | os.O_CREAT)
+        with contextlib.suppress(OSError):
+            while True:
+                os.write(ballast, b"x" * 4096)
+        os.close(ballast)
+        assert comes(lambda: min(steps_of(folder)) == 19), "the training did not go on"
+        # somebody makes room, and the outcome is written still
+        (small / "ballast").unlink()
+        assert run.wait(60) == (0, 20)
+        _is_over(run.folder, processes, "finished", timeout=20.0)
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def a_client_reads_nothing(folder: Path, chance: random.Random) -> None:
+    run, processes = _running(folder, chance)
+    with connect(Path(status(run.folder)["control"]), 5.0) as silent:
+        silent.setblocking(False)
+        with contextlib.suppress(OSError):
+            while True:
+                silent.send(b"\0" * 65536)
+        before = steps_of(folder)[0]
+        began = time.monotonic()
+        assert comes(lambda: steps_of(folder)[0] > before + 20)
+        assert time.monotonic() - began < 15, "the run slows down"
+        assert run.stacks()
+    run.request_stop("kill")
+    _raises(run, StoppedError, "")
+    _is_over(run.folder, processes, "stopped")
+
+
+FAULTS: tuple[Callable[[Path, random.Random], None], ...] = (
+    the_kernel_is_killed,
+    the_kernel_is_suspended,
+    the_run_host_is_killed,
+    the_supervisor_is_killed,
+    a_worker_is_killed_in_forward,
+    a_worker_is_killed_in_backward,
+    a_worker_is_killed_in_a_collective,
+    a_worker_is_killed_while_saving,
+    two_clients_stop_at_once,
+    a_client_attaches_in_a_flood,
+    the_disk_is_full,
+    a_client_reads_nothing,
+)
+
+
+# ------------------------------------------------------------------------------------------------------------- what is left
+
+
+def _running(folder: Path, chance: random.Random) -> tuple[Any, list[psutil.Process]]:
+    run = launch(trains, (LONG, 0.02, str(folder)), folder=str(folder), **SETTINGS)
+    assert comes(lambda: min(steps_of(folder)) >= 0)
+    _sleep(chance, 1.0)
+    return run, processes_of(run.folder)
+
+
+def _goes_on_to_its_end(of_run: Path) -> None:
+    processes = processes_of(of_run)
+    run = attach(of_run, panel=False)
+    assert run.wait(60) == (0, 20)
+    for rank in (0, 1):
+        written = [f"step {step}" for step in range(20)]
+        assert run.logs(rank).splitlines() == written == [line.text for line in run.view.rank(rank).lines]
+    _is_over(of_run, processes, "finished")
+
+
+def _is_over(of_run: Path, processes: list[psutil.Process], state: str, timeout: float = 10.0) -> None:
+    assert are_gone(processes, timeout), "a process is left"
+    kept = kept_run(of_run)
+    assert kept is not None
+    assert kept.state == state, f"the state is {kept.state}"
+    assert not list(of_run.glob("*.sock")), "a socket is left"
+
+
+def _raises(run: Any, kind: type[BaseException], text: str) -> None:
+    caught: BaseException | None = None
+    try:
+        run.wait(60)
+    except kind as error:
+        caught = error
+    assert caught is not None, f"no {kind.__name__} was raised"
+    assert text in str(caught), f"the error is {caught}"
+
+
+def _sleep(chance: random.Random, most: float) -> None:
+    time.sleep(chance.random() * most)
+
+
+def main() -> int:
+    """Make every fault happen some times at random moments, and print a table."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--rounds", type=int, default=20, help="how often each fault happens")
+    parser.add_argument("--only", nargs="+", choices=[fault.__name__ for fault in FAULTS], help="these faults only")
+    parser.add_argument("--seed", type=int, default=0, help="of the random moments")
+    arguments = parser.parse_args()
+    chance = random.Random(arguments.seed)
+    rows, failed = [("fault", "right", "of", "seconds each", "first fault found")], 0
+    for fault in FAULTS:
+        if arguments.only and fault.__name__ not in arguments.only:
+            continue
+        complaints, began = [], time.monotonic()
+        for number in range(arguments.rounds):
+            with tempfile.TemporaryDirectory(prefix="accelerate_nb_fault_", ignore_cleanup_errors=True) as folder:
+                try:
+                    fault(Path(folder), chance)
+                except Exception as error:  # whatever is wrong stands in the table
+                    complaints.append(f"round {number}: {type(error).__name__}: {error}".partition("\n")[0])
+                    print(f"{fault.__name__}: {complaints[-1]}", file=sys.stderr, flush=True)
+                for kept in runs(folder):
+                    if not kept.is_over:
+                        host_of(kept.folder).kill()
+        seconds = (time.monotonic() - began) / arguments.rounds
+        right = arguments.rounds - len(complaints)
+        rows.append(
+            (fault.__name__.replace("_", " "), str(right), str(arguments.rounds), f"{seconds:.1f}", *complaints[:1])
+        )
+        rows[-1] = (*rows[-1], "")[:5]
+        failed += len(complaints)
+        print(aligned(rows)[-1], flush=True)
+    print("\n" + "\n".join(aligned(rows)))
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""Whatever befalls a detached run, no process, no socket and no line is lost, and its end is recorded as it was."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from accelerate_nb import runs
+from tests.launching.detached.faults import FAULTS, the_disk_is_full
+from tests.launching.detached.trainings import host_of
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_run_stands_the_fault(fault, tmp_path: Path) -> None:
+    if fault is the_disk_is_full and os.getuid() != 0:
+        pytest.skip("only root can mount a disk of its own")
+    try:
+        fault(tmp_path, random.Random(0))
+    finally:
+        for kept in runs(tmp_path):
+            if not kept.is_over:
+                host_of(kept.folder).kill()
