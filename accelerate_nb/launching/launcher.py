@@ -29,6 +29,7 @@ from accelerate_nb.launching.engines.inline import InlineWorkers
 from accelerate_nb.launching.engines.spawn import SpawnEngine
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.launched_run import InlineRun, LaunchedRun
+from accelerate_nb.launching.planning.held_devices import devices_of, taken
 from accelerate_nb.launching.planning.placement import Placement, choose
 from accelerate_nb.launching.planning.plan import LaunchPlan
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
@@ -38,6 +39,7 @@ from accelerate_nb.sources.cells import CellSources, current_sources
 from accelerate_nb.transport.payload import FunctionCall, Payload, inherit, pack
 from accelerate_nb.transport.rank_info import on_loopback
 from accelerate_nb.transport.worker_spec import ProcessEnvironment, current_environment
+from accelerate_nb.user_warnings import warn_user
 
 
 def warm_early() -> None:
@@ -157,7 +159,10 @@ def _request(
         ranks_per_process=choice.ranks_per_process,
         through_xla=choice.kind == "xla",
     )
-    folder = folder or new_folder(runs_folder(os.environ, launching_config.folder), call.name)
+    parent = runs_folder(os.environ, launching_config.folder)
+    for text in taken(devices_of(choice, os.environ), parent):
+        warn_user(text)
+    folder = folder or new_folder(parent, call.name)
     return RunRequest(call.name, config, choice, plan, current_sources(), folder)
 
 

@@ -18,6 +18,7 @@ from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.front_end import NoFrontEnd
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.launcher import RunRequest, run_of
+from accelerate_nb.launching.planning.held_devices import devices_of
 from accelerate_nb.transport.memory_file import read_entries
 from accelerate_nb.transport.outcome import Raised, Returned
 from accelerate_nb.transport.serializer import load
@@ -96,7 +97,8 @@ def host(request: RunRequest, ready: int) -> None:
     """Conduct a run to its end; `ready` is closed when processes can attach to it."""
     lock = hold_lock(request.folder)
     control = ControlSocket(request.folder)
-    facts = {"detached": True, "control": str(control.path), "devices": dict(request.placement.shows)}
+    devices = devices_of(request.placement, request.plan.process_environment.environ)
+    facts = {"detached": True, "control": str(control.path), "devices": [*devices]}
     facts["stop_grace_period"] = request.config.launching.stop_grace_period
     run = run_of(request, HostedRun, NoFrontEnd(), facts=facts)
     assert isinstance(run, HostedRun)
