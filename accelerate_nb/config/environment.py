@@ -11,7 +11,7 @@ from pathlib import Path
 
 # The prefix of this package's variables, and the names of those that are no settings.
 PREFIX = "ACCELERATE_NB_"
-NO_SETTINGS = frozenset({"CONFIG_FILE", "WARM", "SCRIPT_WORDS"})
+NO_SETTINGS = frozenset({"CONFIG_FILE", "WARM", "SCRIPT_WORDS", "RUN_FOLDER", "ATTEMPT"})
 # Variables that mark a machine, or a notebook service's request, as a TPU.
 TPU_VARIABLES = ("PJRT_DEVICE", "TPU_NAME", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_1VM", "COLAB_TPU_ADDR")
 
@@ -27,6 +27,17 @@ def already_launched(environment: Mapping[str, str]) -> bool:
     if not (rank.isdecimal() and size.isdecimal()):
         return False
     return int(size) > 1 or "TORCHELASTIC_RUN_ID" in environment
+
+
+def attempt_variables(folder: Path, attempt: int) -> dict[str, str]:
+    """The variables through which a worker knows its run's folder, and which attempt of the run it belongs to."""
+    return {f"{PREFIX}RUN_FOLDER": str(folder), f"{PREFIX}ATTEMPT": str(attempt)}
+
+
+def attempt_of(environment: Mapping[str, str]) -> tuple[Path, int] | None:
+    """The folder of the run that this process is a worker of, and the number of the attempt; `None` where there is no run."""
+    folder, attempt = environment.get(f"{PREFIX}RUN_FOLDER"), environment.get(f"{PREFIX}ATTEMPT", "")
+    return (Path(folder), int(attempt)) if folder and attempt.isdecimal() else None
 
 
 def runs_folder(environment: Mapping[str, str], requested: str | None = None) -> Path:

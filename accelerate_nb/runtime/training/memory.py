@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from accelerate_nb.errors import OperationError, StateError
+from accelerate_nb.rank.attempt_notes import leave_note, notes
 from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree
 from accelerate_nb.runtime.world.registry import current_world, is_joined
 from accelerate_nb.runtime.xla import device as xla
 
+_NOTE = "batch too large"
 _OUT_OF_MEMORY = (
     " out of memory.",
     "MPS backend out of memory",
@@ -66,7 +69,7 @@ def find_executable_batch_size(
 
     All processes take the smaller size when one of them must, also those that wait for it in an operation of this package;
     one that waits in another collective (a backward of DDP) does so until that times out. Each call begins again with
-    `starting_batch_size`.
+    `starting_batch_size`; after a restart of the run, with the first size that was not too large before.
 
     >>> @find_executable_batch_size(starting_batch_size=64)
     ... def train(batch_size): return batch_size
@@ -88,15 +91,26 @@ def find_executable_batch_size(
                 f"{function.__name__} was called with {args!r}, but its first argument, the batch size, is filled in by "
                 "find_executable_batch_size. Leave it out."
             )
-        size = starting_batch_size
+        size, limit = starting_batch_size, _smallest_too_large(function)
         while size > 0:
-            fitted, result = _try_batch_size(function, size, args, kwargs)
-            if fitted:
-                return result
+            if size < limit:
+                fitted, result = _try_batch_size(function, size, args, kwargs)
+                if fitted:
+                    return result
             size = int(size * 0.9) if reduce_batch_size_fn is None else reduce_batch_size_fn()
         raise StateError("No executable batch size found, reached zero.")
 
     return with_a_size_that_fits
+
+
+def _smallest_too_large(function: Callable[..., Any]) -> float:
+    """The smallest batch size that was too large in a former attempt of the run."""
+    found = (note["size"] for note in notes(_NOTE, former=True) if note["function"] == _name_of(function))
+    return min(found, default=math.inf)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(type(function)))}"
 
 
 def _try_batch_size(function: Callable[..., Any], size: int, args: Any, kwargs: Any) -> tuple[bool, Any]:
@@ -112,6 +126,8 @@ def _try_batch_size(function: Callable[..., Any], size: int, args: Any, kwargs: 
     except RuntimeError as error:
         if not should_reduce_batch_size(error):
             raise
+        # at once: the others may wait elsewhere for this process until all of them are started again
+        leave_note(_NOTE, function=_name_of(function), size=size)
         return _everywhere(_TOO_LARGE), None
     return _everywhere(_FITS), result
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from accelerate_nb import Accelerator, PartialState
+from accelerate_nb.config.environment import attempt_variables
 from accelerate_nb.errors import StateError
 from accelerate_nb.utils.memory import find_executable_batch_size, release_memory, should_reduce_batch_size
 from tests.peers import Peer, under_both
@@ -40,6 +42,31 @@ def test_an_own_way_to_shrink_is_taken() -> None:
         return batch_size if batch_size == 3 else too_large()
 
     assert train() == 3
+
+
+def test_the_next_attempt_of_a_run_begins_with_a_size_that_was_not_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    @find_executable_batch_size(starting_batch_size=16)
+    def train(batch_size: int) -> int:
+        tried.append(batch_size)
+        if batch_size > 12:
+            too_large()
+        if len(tried) == 3:
+            raise ConnectionResetError
+        return batch_size
+
+    for name, value in attempt_variables(tmp_path, 0).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConnectionResetError):
+        train()
+    assert train() == 12
+    assert tried == [16, 14, 12, 16, 14, 12]  # within an attempt each call begins anew
+    monkeypatch.setenv("ACCELERATE_NB_ATTEMPT", "1")
+    assert train() == 12
+    assert tried[6:] == [12]
 
 
 def test_nothing_that_fits_is_an_error() -> None:

@@ -1,0 +1,59 @@
+"""Notes that the ranks of a run leave in its folder, for its next attempt."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from typing import Any
+
+from accelerate_nb.config.environment import attempt_of
+from accelerate_nb.rank_local import RankLocal
+
+_FILE = "attempt_notes.jsonl"
+_left: RankLocal[set[str]] = RankLocal(set)
+
+
+def leave_note(topic: str, **facts: Any) -> None:
+    """
+    Leave plain values under a topic, each once; a process that no launcher of this package started leaves none.
+
+    A note is there for others when this returns, whatever becomes of the process.
+    """
+    if (attempt := attempt_of(os.environ)) is None:
+        return
+    folder, number = attempt
+    line = json.dumps({"topic": topic, "attempt": number, **facts}) + "\n"
+    if line in _left.get():
+        return
+    _left.get().add(line)
+    # a training of hours is worth more than its notes
+    with suppress(OSError):
+        file = os.open(folder / _FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            # one write: lines of several ranks don't mix
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
+
+
+def notes(topic: str, *, former: bool) -> list[dict[str, Any]]:
+    """The notes of a topic, oldest first; with `former` only those of attempts before this one, which all ranks read alike."""
+    if (attempt := attempt_of(os.environ)) is None:
+        return []
+    folder, number = attempt
+    try:
+        lines = (folder / _FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = [note for line in lines if (note := _read(line)).get("topic") == topic]
+    return [note for note in found if not former or note["attempt"] < number]
+
+
+def _read(line: str) -> dict[str, Any]:
+    try:
+        note = json.loads(line)
+    except ValueError:
+        # a full disk, or a process that was killed, has cut it off
+        return {}
+    return note if isinstance(note, dict) and isinstance(note.get("attempt"), int) else {}
