@@ -14,8 +14,16 @@ from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
 from accelerate_nb.runtime.checkpoints.checkpoint import Checkpoint
-from accelerate_nb.runtime.checkpoints.folders import folder_to_read, number_of, paths_to_write, prune
+from accelerate_nb.runtime.checkpoints.folders import (
+    folder_to_read,
+    number_of,
+    numbered,
+    numbered_in,
+    paths_to_write,
+    prune,
+)
 from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite
+from accelerate_nb.runtime.checkpoints.newest import newest_checkpoint, note_save
 from accelerate_nb.runtime.checkpoints.offloaded import complete
 from accelerate_nb.runtime.checkpoints.saver import Saver
 from accelerate_nb.runtime.checkpoints.weights import save_model_files
@@ -92,6 +100,8 @@ class CheckpointMethods(ProcessMethods):
         paths = paths_to_write(output_dir, self.project_configuration)
         checkpoint, hooks = self._checkpoint, tuple(self._save_model_state_pre_hook.values())
         in_window = not self.gradient_state.sync_gradients
+        if checkpoint.writes:
+            note_save(paths.folder)
 
         def files(draft: Path) -> list[FileToWrite]:
             return checkpoint.files(draft, self.step, safe=safe_serialization, in_window=in_window, hooks=hooks)
@@ -142,6 +152,35 @@ class CheckpointMethods(ProcessMethods):
         if self.project_configuration.automatic_checkpoint_naming and (number := number_of(folder)) is not None:
             # the next save must not take a number that an older one has had, or it would be the first to be pruned
             self.project_configuration.iteration = max(self.project_configuration.iteration, number + 1)
+
+    def resume(
+        self,
+        input_dir: str | os.PathLike[str] | None = None,
+        load_kwargs: Mapping[str, Any] | None = None,
+        map_location: str | None = None,
+        **load_model_func_kwargs: Any,
+    ) -> bool:
+        """
+        Go on from the newest complete checkpoint, and return whether there was one; all processes call it, after `prepare`.
+
+        Without a folder it is the newest one under `checkpoints/` of the project, where checkpoints are named automatically,
+        whichever run saved it; else the newest one that this run has saved, before `max_restarts` started it again. A folder
+        is a checkpoint's own, or one that holds checkpoints, and need not be there yet. A checkpoint that was not saved to its
+        end is passed over. Raises `CheckpointError` where only some processes have one, and what `load_state` raises.
+
+        >>> accelerator.resume()
+        False
+        """
+        self.wait_for_checkpoint()
+        project = self.project_configuration
+        folder = newest_checkpoint(input_dir, project, self.world)
+        if folder is None:
+            return False
+        self.load_state(folder, load_kwargs, map_location, **load_model_func_kwargs)
+        if project.automatic_checkpoint_naming and (last := numbered(numbered_in(project))[-1:]):
+            # also of those that were passed over: a number is given once
+            project.iteration = max(project.iteration, (number_of(last[0]) or 0) + 1)
+        return True
 
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Keep these objects in checkpoints too; each has a `state_dict` and a `load_state_dict`."""

@@ -19,7 +19,7 @@ _NUMBERED = re.compile(r"checkpoint_(\d+)")
 def paths_to_write(requested: str | os.PathLike[str] | None, project: ProjectConfiguration) -> CheckpointPaths:
     """The paths of the next checkpoint: by the project's numbering, else the folder that was passed."""
     if project.automatic_checkpoint_naming:
-        folder = _numbered_in(project) / f"checkpoint_{project.iteration}"
+        folder = numbered_in(project) / f"checkpoint_{project.iteration}"
         if folder.exists():
             raise ConfigurationError(
                 f"Checkpoint directory {folder} ({project.iteration}) already exists. Set "
@@ -56,7 +56,7 @@ def folder_to_read(requested: str | os.PathLike[str] | None, project: ProjectCon
         raise ConfigurationError(
             "No input_dir provided and automatic checkpoint naming is disabled. Pass the folder that save_state wrote."
         )
-    return _newest(_numbered_in(project))
+    return _newest(numbered_in(project))
 
 
 def _newest(folder: Path) -> Path:
@@ -86,7 +86,7 @@ def prune(project: ProjectConfiguration) -> None:
     """Delete the oldest numbered checkpoints that are more than the project keeps, and what killed saves have left."""
     if not project.automatic_checkpoint_naming:
         return
-    home = _numbered_in(project)
+    home = numbered_in(project)
     existing = numbered(home)
     keep = len(existing) if project.total_limit is None else project.total_limit
     for folder in existing[: max(0, len(existing) - keep)]:
@@ -95,7 +95,8 @@ def prune(project: ProjectConfiguration) -> None:
         atomic_commit.sweep(left)
 
 
-def _numbered_in(project: ProjectConfiguration) -> Path:
+def numbered_in(project: ProjectConfiguration) -> Path:
+    """The folder in which a project's checkpoints are numbered."""
     if project.project_dir is None:
         raise ConfigurationError(
             "automatic_checkpoint_naming=True needs a folder to number checkpoints in. Pass project_dir as well."
