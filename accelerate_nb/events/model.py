@@ -184,6 +184,29 @@ class TaskDone:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """A rank has made its first optimizer step since its process was started."""
+
+    rank: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """
+    An attempt of the run has failed, and all ranks start again after `delay` seconds, as attempt number `attempt`.
+
+    The first attempt has the number 0, and at most `max_restarts` others follow. `reason` is the cause of the failure, in one line.
+    """
+
+    attempt: int
+    max_restarts: int
+    reason: str
+    delay: float
+    time: float
+
+
 Event: TypeAlias = (
     LogLine
     | Metric
@@ -196,6 +219,8 @@ Event: TypeAlias = (
     | Failure
     | Hang
     | TaskDone
+    | FirstStep
+    | Restart
 )
 
 # The `type` tag of each event in `events.jsonl`. A tag stays what it is when a class is renamed.
@@ -211,6 +236,8 @@ TAGS: dict[str, type[Event]] = {
     "failure": Failure,
     "hang": Hang,
     "task_done": TaskDone,
+    "first_step": FirstStep,
+    "restart": Restart,
 }
 _TAG_OF = {event_class: tag for tag, event_class in TAGS.items()}
 _FIELDS = {tag: frozenset(field.name for field in fields(event_class)) for tag, event_class in TAGS.items()}

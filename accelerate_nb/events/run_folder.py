@@ -21,6 +21,8 @@ from accelerate_nb.events.model import GOING_ON, DeviceSample, Event, HostSample
 KEPT_RUNS = 50
 # How `new_folder` names them.
 _RUN = re.compile(r"\d{4}-\d\d-\d\d_\d{6}_")
+# A former attempt's logs are in a folder of this name, with its number.
+ATTEMPT_FOLDER = "attempt_{}"
 # A reader of the files sees what is no older than this, in seconds.
 _BETWEEN_FLUSHES = 0.5
 # The file that the process of a detached run holds locked.
@@ -30,6 +32,8 @@ _LOCK = "host.lock"
 class RunRecorder:
     r"""
     A run's folder: `rank_N.log` (each rank's bytes), `metrics.jsonl`, `events.jsonl`, `status.json`.
+
+    The logs are those of the newest attempt; after a restart the former ones are in `attempt_0`, `attempt_1`, ...
 
     Log lines are not among the events, nor is what would fill a disk in a long run: bars that move, how busy things are.
     Who reads the folder while the run goes on finds lines at once, and events about half a second later.
@@ -61,6 +65,15 @@ class RunRecorder:
             file.write(data)
             # it is what one read of a rank's pipe gave, so there are no more writes than reads
             file.flush()
+
+    def put_logs_aside(self, attempt: int) -> None:
+        """Move the logs of an attempt that has ended into a folder of its own; each rank's next line begins another log."""
+        with self._as_far_as_possible():
+            aside = self.folder / ATTEMPT_FOLDER.format(attempt)
+            aside.mkdir(mode=0o700, exist_ok=True)
+            for name in [name for name in self._files if name.endswith(".log")]:
+                self._files.pop(name).close()
+                os.replace(self.folder / name, aside / name)
 
     def event(self, event: Event) -> None:
         """Keep an event, of bars only their ends; log lines are in the ranks' logs already."""

@@ -15,7 +15,7 @@ from typing import Any, cast, get_args
 from accelerate_nb.events.line_reader import shown_lines
 from accelerate_nb.events.meaning import LineClassifier
 from accelerate_nb.events.model import GOING_ON, OVER, Event, LogLine, State, StateChange, from_values
-from accelerate_nb.events.run_folder import folders, is_over, status_of
+from accelerate_nb.events.run_folder import ATTEMPT_FOLDER, folders, is_over, status_of
 from accelerate_nb.events.run_state import RunState
 
 # What a view keeps of each rank, in lines and in bytes.
@@ -32,7 +32,7 @@ class SavedRun:
     A run as its folder describes it.
 
     `started` and `ended` are in seconds since 1970; a run whose launcher died has failed, and its end is not known. `error`
-    is what its wait raised, or would have.
+    is what its wait raised, or would have; `restarts` is how often all ranks were started again.
     """
 
     folder: Path
@@ -43,6 +43,7 @@ class SavedRun:
     ended: float | None
     ranks: int
     error: str
+    restarts: int = 0
     is_detached: bool = False
     # what its status says; a run whose launcher died has failed all the same
     last_state: State = "failed"
@@ -84,6 +85,7 @@ def kept_run(folder: Path) -> SavedRun | None:
         ended=_end(facts, state),
         ranks=int(_number(facts.get("ranks"), len(rank_logs(folder)))),
         error=error or (_gone(facts) if state == "failed" != facts.get("state") else ""),
+        restarts=int(_number(facts.get("restarts"), 0)),
         is_detached=bool(facts.get("detached")),
         last_state=cast(State, facts["state"]) if facts.get("state") in get_args(State) else state,
         progress=tuple(facts["progress"]) if isinstance(facts.get("progress"), list) else None,
@@ -128,9 +130,10 @@ class RunFollower:
         for start in range(0, len(lines), _LINES):
             for event in _events(lines[start : start + _LINES]):
                 self.view.apply(event)
-        for rank in rank_logs(self._folder):
+        logs = (rank_logs(folder) for folder in (*former_attempts(self._folder), self._folder))
+        for rank in sorted({rank for found in logs for rank in found}):
             if rank not in self._logs:
-                self._logs[rank] = LogFollower(rank, self._folder, _LINES)
+                self._logs[rank] = LogFollower(rank, self._folder, _LINES, from_first=True)
                 self._classifiers[rank] = LineClassifier()
             self._apply_lines(rank, self._logs[rank])
         # lines that come from now on are of now
@@ -200,32 +203,46 @@ def last_lines(path: Path, most: int) -> tuple[int, list[str], int]:
 
 class LogFollower:
     """
-    Reads a rank's log as it grows, from its last lines on.
+    Reads a rank's log as it grows, from its last lines on, through all attempts that follow.
 
-    `skipped` is the number of lines before those of the last call.
+    `skipped` is the number of lines before those of the last call. With `from_first` the last lines of each former attempt
+    come first.
 
     >>> follower = LogFollower(0, folder, lines=20)
     >>> follower.new()
     ['step 1', 'step 2']
     """
 
-    def __init__(self, rank: int, folder: Path, lines: int) -> None:
+    def __init__(self, rank: int, folder: Path, lines: int, *, from_first: bool = False) -> None:
         self.rank = rank
         self.skipped = 0
-        self._wanted = lines
-        self._tail = _Tail(folder / f"rank_{rank}.log", -1)
+        self._folder, self._name, self._wanted = folder, f"rank_{rank}.log", lines
+        self._attempt = 0 if from_first else len(former_attempts(folder))
+        # of attempts that come later all lines are new
+        self._later = -1 if from_first else 0
+        self._tail = _Tail(folder / self._name, -1)
 
     def new(self) -> list[str]:
         """The whole lines since the last call; at the first call, the last ones that were there."""
         self.skipped = 0
-        if self._tail.offset >= 0:
-            return shown_lines(self._tail.new())
-        self.skipped, lines, self._tail.offset = last_lines(self._tail.path, self._wanted)
-        return lines
+        found: list[str] = []
+        for former in former_attempts(self._folder)[self._attempt :]:
+            self._tail.path = former / self._name
+            found += [*self._whole(), *self.rest()]
+            self._attempt += 1
+            self._tail = _Tail(self._folder / self._name, self._later)
+        return found + self._whole()
 
     def rest(self) -> list[str]:
         """What the rank wrote after its last whole line."""
         return shown_lines(self._tail.rest())
+
+    def _whole(self) -> list[str]:
+        if self._tail.offset >= 0:
+            return shown_lines(self._tail.new())
+        skipped, lines, self._tail.offset = last_lines(self._tail.path, self._wanted)
+        self.skipped += skipped
+        return lines
 
 
 def _newlines(file: Any, end: int) -> int:
@@ -257,6 +274,14 @@ def _event(values: Any) -> Iterator[Event]:
     except (ValueError, TypeError, AttributeError):
         # of a type that only a newer version knows
         return
+
+
+def former_attempts(folder: Path) -> list[Path]:
+    """The folders of the logs of a run's former attempts, oldest first."""
+    found: list[Path] = []
+    while (attempt := folder / ATTEMPT_FOLDER.format(len(found))).is_dir():
+        found.append(attempt)
+    return found
 
 
 def rank_logs(folder: Path) -> dict[int, Path]:

@@ -15,12 +15,14 @@ from accelerate_nb.events.model import (
     Display,
     Event,
     Failure,
+    FirstStep,
     Hang,
     HostSample,
     IdleWarning,
     LogLine,
     Metric,
     Progress,
+    Restart,
     State,
     StateChange,
     Stream,
@@ -31,6 +33,8 @@ Shown: TypeAlias = LogLine | Display
 _MILLION = 1_000_000
 # A loop that renames its bars each time has no end of them; these many are kept of a rank, those that move first.
 _MOST_BARS = 20
+# Of a run that restarts again and again, the newest restarts are kept.
+_MOST_RESTARTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,8 @@ class RunState:
         self._host: HostSample | None = None
         self._idle_warning: IdleWarning | None = None
         self._hang: Hang | None = None
+        self._restarts: tuple[Restart, ...] = ()
+        self._has_stepped = False
         self._ended: float | None = None
         self._line_count = 0
         self._changes = 0
@@ -130,6 +136,10 @@ class RunState:
                     self._rank(event.rank).devices[event.device] = event
                 case Failure():
                     self._rank(event.rank).failure = event
+                case FirstStep():
+                    self._has_stepped = True
+                case Restart():
+                    self._take_restart(event)
                 case HostSample() | IdleWarning() | Hang():
                     self._take_of_all(event)
 
@@ -167,6 +177,14 @@ class RunState:
             self._idle_warning = None
         else:
             self._rank(change.rank).take_state(change)
+
+    def _take_restart(self, restart: Restart) -> None:
+        self._restarts = (*self._restarts, restart)[-_MOST_RESTARTS:]
+        self._has_stepped = False
+        self._idle_warning = None
+        for rank in self._ranks.values():
+            # bars of processes that are gone move no more
+            rank.progress.clear()
 
     def _take_of_all(self, event: HostSample | IdleWarning | Hang) -> None:
         if isinstance(event, HostSample):
@@ -215,6 +233,16 @@ class RunState:
     def hang(self) -> Hang | None:
         """The positions of the ranks when the run's time was over; `None` where it was not."""
         return self._hang
+
+    @property
+    def restarts(self) -> tuple[Restart, ...]:
+        """The restarts so far, oldest first; the newest ones of very many."""
+        return self._restarts
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether some rank has made an optimizer step in this attempt."""
+        return self._has_stepped
 
     @property
     def changes(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from accelerate_nb.errors import StopRequested
 from accelerate_nb.events.model import StateChange
 from accelerate_nb.rank.event_sink import emit, outlet
+from accelerate_nb.rank.first_step import report_first_step
 from accelerate_nb.rank_local import RankLocal
 
 # How long a rank waits at a boundary to learn which one is the last; the reply takes milliseconds.
@@ -84,6 +85,7 @@ class StopRequest:
         self._stepped_at = time.monotonic()
         self._is_in_step, self._is_after_step = False, True
         self.steps += 1
+        report_first_step()
         if self._is_requested:
             self._hold(f"after step {self.steps}")
 

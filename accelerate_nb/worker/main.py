@@ -13,6 +13,7 @@ from multiprocessing import process, util
 from typing import Any, NoReturn
 
 from accelerate_nb.failures.stack_dumps import SIGNAL
+from accelerate_nb.rank import first_step
 from accelerate_nb.transport.channel import message_of
 from accelerate_nb.transport.messages import BeginWorker
 from accelerate_nb.transport.payload import Payload
@@ -90,6 +91,7 @@ def _settle(spec: WorkerSpec, parent: int) -> None:
     spec.process_environment.take_over()
     display.install()
     tqdm_hook.install()
+    first_step.install()
 
 
 def _host_store(spec: WorkerSpec) -> Any:

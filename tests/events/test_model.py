@@ -12,6 +12,7 @@ from accelerate_nb.events.model import (
     DeviceSample,
     Display,
     Failure,
+    FirstStep,
     Frame,
     Hang,
     HostSample,
@@ -19,6 +20,7 @@ from accelerate_nb.events.model import (
     LogLine,
     Metric,
     Progress,
+    Restart,
     StateChange,
     TaskDone,
     from_line,
@@ -40,6 +42,8 @@ EVENTS = [
     Failure(0, "E", "m", "t", 1.0, frames=(Frame("Cell In[3], line 7", "train", "x = 1 / 0", True),), advice="Do."),
     Hang(30.0, "rank 1 waits in gather", "stacks", 2.0),
     TaskDone(1, 7),
+    FirstStep(1, 2.5),
+    Restart(2, 3, "rank 1 ended with SIGKILL", 0.4, 3.0),
 ]
 
 

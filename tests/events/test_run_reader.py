@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from accelerate_nb.events.model import Failure, LogLine, Metric, Progress, StateChange
+from accelerate_nb.events.model import Failure, LogLine, Metric, Progress, Restart, StateChange
 from accelerate_nb.events.run_folder import RunRecorder, prune
 from accelerate_nb.events.run_reader import LogFollower, kept_run, kept_runs, last_lines, view_of
 from accelerate_nb.events.run_state import RunState
@@ -191,6 +191,32 @@ def test_lines_are_there_for_others_as_soon_as_they_are_kept(tmp_path):
         record.output(0, b"three\n")
         assert follower.new() == ["three"]
         assert follower.new() == []
+
+
+def test_each_attempt_has_its_own_logs_and_readers_find_them_all(tmp_path):
+    with RunRecorder(tmp_path) as record:
+        follower = LogFollower(0, tmp_path, 10)
+        record.output(0, b"first\n")
+        assert follower.new() == ["first"]
+        record.output(0, b"last\n")
+        for attempt in range(2):
+            record.put_logs_aside(attempt)
+            record.event(Restart(attempt + 1, 2, "rank 0 ended with SIGKILL", 0.1, 2.0))
+            record.output(0, b"again %d\n" % (attempt + 1))
+        record.status(**FACTS, state="running", restarts=2)
+        assert follower.new() == ["last", "again 1", "again 2"]
+        assert follower.new() == []
+        record.output(0, b"more\n")
+        assert follower.new() == ["more"]
+        assert LogFollower(0, tmp_path, 10).new() == ["again 2", "more"]
+    assert (tmp_path / "rank_0.log").read_text() == "again 2\nmore\n"
+    assert (tmp_path / "attempt_0" / "rank_0.log").read_text() == "first\nlast\n"
+    assert (tmp_path / "attempt_1" / "rank_0.log").read_text() == "again 1\n"
+    run = kept_run(tmp_path)
+    view = view_of(run)
+    assert run.restarts == 2
+    assert [line.text for line in view.tail(0, 10)] == ["first", "last", "again 1", "again 2", "more"]
+    assert [item.attempt for item in view.restarts] == [1, 2]
 
 
 def test_a_follower_begins_with_the_last_lines_and_shows_no_half_ones(folder):

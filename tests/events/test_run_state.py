@@ -13,9 +13,11 @@ from accelerate_nb.events.model import (
     DeviceSample,
     Display,
     Failure,
+    FirstStep,
     LogLine,
     Metric,
     Progress,
+    Restart,
     StateChange,
 )
 from accelerate_nb.events.run_state import RunState
@@ -168,6 +170,17 @@ def test_a_rank_that_starts_anew_has_not_failed():
     view = fed(line("57%", open=True), Failure(0, "KeyError", "x", "", 0.0), StateChange(0, "starting", 1.0))
     assert view.failures == ()
     assert view.open_lines() == ()
+
+
+def test_a_restart_begins_an_attempt_without_steps_and_without_the_bars_of_the_former():
+    view = fed(FirstStep(0, 1.0), Progress(0, "epoch", 1, 3, 1.0), size=2)
+    assert view.has_stepped
+    restart = Restart(1, 3, "rank 1 ended with SIGKILL", 0.1, 2.0)
+    view.apply(restart)
+    assert (view.restarts, view.has_stepped, view.rank(0).progress) == ((restart,), False, {})
+    for attempt in range(2, 500):
+        view.apply(Restart(attempt, 500, "", 0.0, 3.0))
+    assert [item.attempt for item in view.restarts][::99] == [400, 499]
 
 
 def test_a_rank_that_has_not_written_yet_can_be_read():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from accelerate_nb.config.environment import set_variables
-from accelerate_nb.events.model import StateChange
+from accelerate_nb.events.model import FirstStep, StateChange
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.graceful_stop import StopNegotiation
@@ -38,6 +38,8 @@ class InlineWorkers:
         try:
             return self._called()
         finally:
+            if stop_request.steps:
+                self._run_context.take(FirstStep(0, time.time()))
             # a stop of this call does not stop what this process does next
             self.stopped_at = stop_request.stopped_at
             stop_request.reset()
