@@ -8,7 +8,7 @@ from itertools import groupby
 
 from accelerate_nb.config.rank_lists import of_ranks
 from accelerate_nb.events.first_cause import cause
-from accelerate_nb.events.model import Failure, Frame, Hang
+from accelerate_nb.events.model import Failure, Frame, Hang, Restart
 from accelerate_nb.reports.ansi import plain
 from accelerate_nb.reports.number_format import counted, ranks_text
 from accelerate_nb.reports.size_limits import narrowed, shortened
@@ -94,6 +94,17 @@ def hang_headline(hang: Hang) -> str:
 def failure_line(failure: Failure) -> str:
     """A failure in one line."""
     return narrowed(_headline(failure), _WIDEST_LINE)
+
+
+def restart_line(restart: Restart) -> str:
+    """
+    A restart in one line, with why the attempt before it ended.
+
+    >>> restart_line(Restart(1, 3, "rank 1 ended with SIGKILL", 0.1, 0.0))
+    'restart 1 of 3, after 0.1 s: rank 1 ended with SIGKILL'
+    """
+    pause = f", after {restart.delay:g} s" if restart.delay else ""
+    return narrowed(f"restart {restart.attempt} of {restart.max_restarts}{pause}: {plain(restart.reason)}", _WIDEST_LINE)
 
 
 def _headline(failure: Failure) -> str:

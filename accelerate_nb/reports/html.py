@@ -60,6 +60,8 @@ def full_html(digest: RunSummary, size_limit: int) -> str:
 def _upper(digest: RunSummary, pictures: int) -> Iterator[str]:
     """All but the logs."""
     yield _head(digest)
+    if digest.restarts:
+        yield f"<div{_GAP}>{'<br>'.join(map(escape, digest.restarts))}</div>"
     if digest.idle_warning:
         yield f"<pre>{escape(fitted(digest.idle_warning, 6000, escape))}</pre>"
     if digest.cause is not None:

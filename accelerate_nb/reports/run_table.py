@@ -9,7 +9,7 @@ from typing import overload
 
 from accelerate_nb.events.run_reader import SavedRun
 from accelerate_nb.reports.ansi import plain
-from accelerate_nb.reports.number_format import time_text, value_text
+from accelerate_nb.reports.number_format import counted, time_text, value_text
 from accelerate_nb.reports.summary import SIGNS
 from accelerate_nb.reports.text import aligned
 
@@ -65,6 +65,8 @@ def _rows(runs: Sequence[SavedRun]) -> Iterator[tuple[tuple[str, ...], SavedRun]
             state = f"{SIGNS['failed']} lost (was {run.last_state})"
         elif run.is_detached and not run.is_over:
             state += ", detached"
+        if run.restarts:
+            state += f", {counted(run.restarts, 'restart')}"
         yield (str(number), when, name, state, str(run.ranks), _lasted(run), _progress(run), _metrics(run), error), run
 
 

@@ -9,7 +9,7 @@ from accelerate_nb.events.model import IdleWarning
 from accelerate_nb.events.run_state import RankState, RankSummary, RunInfo, RunState
 from accelerate_nb.events.terminal_lines import draws_a_bar
 from accelerate_nb.reports.ansi import plain
-from accelerate_nb.reports.failure_summary import failure_line
+from accelerate_nb.reports.failure_summary import failure_line, restart_line
 from accelerate_nb.reports.metric_curves import curves_of, names_of
 from accelerate_nb.reports.number_format import ranks_text, time_text
 from accelerate_nb.reports.size_limits import narrowed
@@ -86,28 +86,26 @@ class StatusLines:
     """Lines on what happens to a run, each shown once."""
 
     def __init__(self) -> None:
-        self._processes: dict[int, str] = {}
+        self._attempt = 0
         self._failed: set[int] = set()
         self._stopping = False
         self._shown_warning: IdleWarning | None = None
 
     def news(self, view: RunState, ranks: Sequence[RankSummary], time: float) -> Iterator[str]:
         """Lines on what has happened since the last call; `time` is in seconds since 1970."""
-        if self._have_restarted(ranks):
-            self._failed.clear()
-            yield "all processes have been started again"
+        yield from self._restarts(view)
         if view.state == "stopping" and not self._stopping:
             yield plain(view.detail) or "the run was asked to stop"
         self._stopping = view.state == "stopping"
         yield from self._failures(view, ranks, time)
         yield from self._idle_line(view.idle_warning)
 
-    def _have_restarted(self, ranks: Sequence[RankSummary]) -> bool:
-        """Whether another process has a rank now: the detail of a rank that runs is its process's number."""
-        now = {rank.rank: rank.detail for rank in ranks if rank.state == "running" and rank.detail}
-        others = any(self._processes.get(rank, process) != process for rank, process in now.items())
-        self._processes.update(now)
-        return others
+    def _restarts(self, view: RunState) -> Iterator[str]:
+        for restart in view.restarts:
+            if restart.attempt > self._attempt:
+                self._attempt = restart.attempt
+                self._failed.clear()
+                yield restart_line(restart)
 
     def _failures(self, view: RunState, ranks: Sequence[RankSummary], time: float) -> Iterator[str]:
         for rank in ranks if view.ended is None else ():

@@ -10,7 +10,7 @@ from itertools import groupby
 from accelerate_nb.events.model import DeviceSample, HostSample, LogLine, Progress
 from accelerate_nb.events.run_state import RankState, RankSummary, RunState
 from accelerate_nb.reports.ansi import plain
-from accelerate_nb.reports.failure_summary import FailureCause, cause_of, cause_of_hang
+from accelerate_nb.reports.failure_summary import FailureCause, cause_of, cause_of_hang, restart_line
 from accelerate_nb.reports.metric_curves import MOST_VALUES, MetricCurve, curves_of, names_of, sparkline
 from accelerate_nb.reports.number_format import bytes_text, counted, ranks_text, time_text, value_text
 from accelerate_nb.reports.run_info import RunFacts
@@ -22,6 +22,7 @@ _MOST_COLUMNS = 6
 _MOST_CURVES = 60
 _LIVE_VALUES = 20_000
 _MOST_BARS = 2
+_MOST_RESTARTS = 20
 _TAIL, _TAIL_OF_MANY = 100, 40
 _BAR = 12
 SIGNS = {"starting": "○", "running": "●", "stopping": "◌", "finished": "✔", "failed": "✖", "stopped": "■"}
@@ -50,7 +51,8 @@ class LogTail:
 @dataclass(frozen=True, slots=True)
 class RunSummary:
     """
-    A run at one moment: `head` is its function, `columns` name the metrics of the table, `curves` are all of them.
+    A run at one moment: `head` is its function, `columns` name the metrics of the table, `curves` are all of them, `restarts`
+    say why each former attempt ended.
 
     `unshown` names what was left out because there is too much of it.
     """
@@ -63,6 +65,7 @@ class RunSummary:
     columns: tuple[str, ...]
     rows: tuple[SummaryRow, ...]
     host: tuple[tuple[str, str], ...]
+    restarts: tuple[str, ...]
     idle_warning: str
     curves: tuple[MetricCurve, ...]
     unshown: str
@@ -89,6 +92,7 @@ def digest_of(facts: RunFacts, view: RunState, *, live: bool, error_limit: int) 
         columns=tuple(narrowed(plain(name), 60) for name in columns),
         rows=(*_rows(ranks, columns),),
         host=(*_host(view.host),),
+        restarts=tuple(map(restart_line, view.restarts[-_MOST_RESTARTS:])),
         idle_warning=narrowed(plain(view.idle_warning.text), 1500) if view.idle_warning is not None else "",
         curves=curves_of(ranks, shown, _LIVE_VALUES if live else MOST_VALUES),
         unshown=f"{counted(len(names) - len(shown), 'more metric')} not shown here" if len(names) > len(shown) else "",

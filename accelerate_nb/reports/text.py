@@ -48,6 +48,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def _upper(digest: RunSummary) -> Iterator[str]:
     detail = f", {digest.detail}" if digest.detail else ""
     yield f"{digest.head}  {SIGNS[digest.state]} {digest.state}{detail}  {digest.facts}\n{digest.why}"
+    if digest.restarts:
+        yield "\n".join(digest.restarts)
     if digest.idle_warning:
         yield fitted(digest.idle_warning, _NOTES)
     if digest.cause is not None:

@@ -16,7 +16,7 @@ import nbformat
 import pytest
 from nbconvert.preprocessors.sanitize import SanitizeHTML
 
-from accelerate_nb.events.model import DeviceSample, Failure, LogLine, Metric, Progress, StateChange
+from accelerate_nb.events.model import DeviceSample, Failure, LogLine, Metric, Progress, Restart, StateChange
 from accelerate_nb.notebook.display.saved_report import bundle
 from tests.reports import stories
 
@@ -99,6 +99,14 @@ ESSENTIAL = [
     "UserWarning: careful <script>alert(1)</script>",
     "/runs/train",
 ]
+
+
+def test_a_report_tells_why_former_attempts_ended():
+    view = stories.view_of(Restart(1, 3, "rank 1 stopped with Error: <b>", 0.1, stories.STARTED), size=2)
+    for live in (False, True):
+        made = report(view, live=live)
+        assert "restart 1 of 3, after 0.1 s: rank 1 stopped with Error: <b>" in made["text/plain"]
+        assert "restart 1 of 3, after 0.1 s: rank 1 stopped with Error: &lt;b&gt;" in made["text/html"]
 
 
 @pytest.mark.parametrize("essential", ESSENTIAL)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from accelerate_nb.events.model import Failure, IdleWarning, LogLine, Metric, Progress, StateChange
+from accelerate_nb.events.model import Failure, IdleWarning, LogLine, Metric, Progress, Restart, StateChange
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.text import PlainText
 from tests.notebook.paper import Paper
@@ -153,13 +153,15 @@ def test_a_run_without_metrics_and_bars_shows_its_lines_and_nothing_else(redraws
 # ------------------------------------------------------------------------------------------------------------- what happened
 
 
-def test_workers_that_are_started_again_are_told_of():
+def test_each_restart_is_told_of_once_with_why_the_former_attempt_ended():
     paper = StatusPaper()
     paper.feed(StateChange(0, "running", 1.0, "100"), StateChange(1, "running", 1.0, "101"))
     assert paper.texts == []
-    paper.feed(StateChange(0, "starting", 2.0), StateChange(0, "running", 2.0, "200"))
-    paper.feed(StateChange(1, "starting", 2.0))
-    assert paper.texts == ["... all processes have been started again ..."]
+    paper.feed(Restart(1, 3, "rank 1 ended with SIGKILL", 0.1, 2.0), StateChange(0, "starting", 2.0))
+    paper.feed(StateChange(0, "running", 2.0, "200"))
+    assert paper.texts == ["... restart 1 of 3, after 0.1 s: rank 1 ended with SIGKILL ..."]
+    paper.feed(Restart(2, 3, "rank 0 stopped with KeyError: 'x'", 0.0, 3.0))
+    assert paper.texts[1:] == ["... restart 2 of 3: rank 0 stopped with KeyError: 'x' ..."]
 
 
 def test_a_rank_that_failed_alone_is_told_of_once():

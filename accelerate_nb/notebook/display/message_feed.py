@@ -18,11 +18,12 @@ from accelerate_nb.events.model import (
     LogLine,
     Metric,
     Progress,
+    Restart,
     Stream,
 )
 from accelerate_nb.events.run_state import RankSummary, RunState, Shown
 from accelerate_nb.events.terminal_lines import draws_a_bar
-from accelerate_nb.reports.failure_summary import hang_headline, others_of
+from accelerate_nb.reports.failure_summary import hang_headline, others_of, restart_line
 from accelerate_nb.reports.run_info import RunFacts
 from accelerate_nb.reports.size_limits import first_within
 
@@ -34,6 +35,7 @@ _MOST_CHARACTERS = 1_000_000  # of all lines of one message
 _LONGEST_LINE = 20_000
 _LONGEST_TEXT = 200_000  # a traceback
 _MOST_POINTS = 5000  # of all metrics of one message
+_MOST_RESTARTS = 20
 _FROZEN_LINES = 1000  # what a page without a kernel shows
 _FROZEN_POINTS = 200  # of each metric of each rank
 
@@ -60,6 +62,7 @@ class MessageFeed:
         self._progress: dict[tuple[int, str], Progress] = {}
         self._devices: dict[tuple[int, str], DeviceSample] = {}
         self._open: dict[tuple[int, Stream], LogLine] = {}
+        self._restarts: tuple[Restart, ...] = ()
         self._failures: tuple[Failure, ...] = ()
         self._hang: Hang | None = None
         self._host: HostSample | None = None
@@ -141,8 +144,10 @@ class MessageFeed:
 
     def _small(self) -> Message:
         """Whatever else has changed: states, bars, devices, the machine, failures."""
+        restarts = self._new_restarts()
         glances = self._view.glances()
         found: Message = {
+            "restarts": restarts,
             "state": self._new_state(),
             "ranks": [*self._new_ranks(glances)],
             "progress": [*self._new_progress(glances)],
@@ -176,6 +181,14 @@ class MessageFeed:
             return None
         self._state = now
         return {"state": view.state, "detail": view.detail, "ended": view.ended}
+
+    def _new_restarts(self) -> list[list[Any]]:
+        if (now := self._view.restarts) == self._restarts:
+            return []
+        self._restarts = now
+        # the page drops the bars of processes that are gone
+        self._progress.clear()
+        return [[item.attempt, item.max_restarts, restart_line(item)] for item in now[-_MOST_RESTARTS:]]
 
     def _new_ranks(self, glances: Sequence[RankSummary]) -> Iterator[list[Any]]:
         for glance in glances:

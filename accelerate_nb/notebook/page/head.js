@@ -36,12 +36,14 @@ export class Head {
   }
 
   draw() {
-    const { run, state, ranks, lineCount, lostAt } = this.store;
+    const { run, state, ranks, lineCount, lostAt, restarts } = this.store;
     const over = END_STATES.has(state.state);
     setText(this.name, run.name || "run");
     this.chip.set(lostAt !== null ? "not connected" : this.stopPressed && !over ? "stopping" : state.state);
     const size = ranks.size || run.size;
-    setText(this.facts, [`${size} ${size === 1 ? "rank" : "ranks"}${deviceNames(ranks)}`, `${count(lineCount)} ${lineCount === 1 ? "line" : "lines"}`].join(" · "));
+    const facts = [`${size} ${size === 1 ? "rank" : "ranks"}${deviceNames(ranks)}`, `${count(lineCount)} ${lineCount === 1 ? "line" : "lines"}`];
+    if (restarts.length) facts.push(`restart ${restarts.at(-1)[0]} of ${restarts.at(-1)[1]}`);
+    setText(this.facts, facts.join(" · "));
     setText(this.why, run.why);
     show(this.buttons, this.view.canAct && !over);
     show(this.pause, run.background);

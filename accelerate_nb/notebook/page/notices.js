@@ -1,4 +1,4 @@
-// What a person should notice: no output for a while, a stop, the error, the stacks that were requested.
+// What a person should notice: restarts, no output for a while, a stop, the error, the stacks that were requested.
 
 import { copyButton } from "./text_export.js";
 import { button, div, h, setText, show, span } from "./elements.js";
@@ -10,10 +10,11 @@ export class Notices {
   constructor(view) {
     this.view = view;
     this.store = view.store;
-    this.shown = { failure: null, stacks: view.store.stacks };
+    this.shown = { failure: null, stacks: view.store.stacks, attempt: 0 };
+    this.restarts = h("div", { class: "anb-restarts", role: "note", "aria-label": "Restarts" });
     this.stopped = h("div", { class: "anb-stopped", role: "note" });
     this.failure = div("anb-failure-place");
-    const parts = [this.buildIdle(), this.stopped, this.failure, this.buildStacks()];
+    const parts = [this.restarts, this.buildIdle(), this.stopped, this.failure, this.buildStacks()];
     for (const part of parts) show(part, false);
     this.element = div("anb-notices", ...parts);
   }
@@ -56,6 +57,7 @@ export class Notices {
     show(this.idleWarning, Boolean(idleWarning));
     show(this.idleStacks, this.view.canAct);
     if (idleWarning) setText(this.idleText, idleWarning.text || `No output from any rank for ${duration(idleWarning.seconds)}.`);
+    this.drawRestarts();
     this.drawStopped();
     if (failure !== this.shown.failure) {
       this.shown.failure = failure;
@@ -70,6 +72,17 @@ export class Notices {
       if (stacks) this.stacksText.replaceChildren(...stacksView(stacks.text));
       this.view.announce("The stacks have arrived");
     }
+  }
+
+  /** Why each former attempt ended. */
+  drawRestarts() {
+    const { restarts } = this.store;
+    const attempt = restarts.at(-1)?.[0] ?? 0;
+    show(this.restarts, attempt > 0);
+    if (attempt === this.shown.attempt) return;
+    this.shown.attempt = attempt;
+    this.restarts.replaceChildren(...restarts.map(([, , text]) => div("anb-restart", text)));
+    if (attempt) this.view.announce(restarts.at(-1)[2]);
   }
 
   /** That ranks end with an interrupt is what a stop does: no error. */

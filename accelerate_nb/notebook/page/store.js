@@ -22,6 +22,7 @@ function emptyContent() {
     lineCount: 0,
     skipped: 0,
     points: 0,
+    restarts: [], // [attempt, most restarts, text], the newest last
     failure: null,
     idleWarning: null,
     gone: "", // what ended the kernel, and the run with it
@@ -104,6 +105,14 @@ function takeProgress(store, [rank, label, done, total, rate, unit, closed, name
   if (bars.size > 20) bars.delete([...bars.keys()].find((key) => bars.get(key).closed) ?? bars.keys().next().value);
 }
 
+function takeRestarts(store, restarts) {
+  const attempt = store.restarts.at(-1)?.[0] ?? 0;
+  store.restarts = restarts;
+  if (restarts.at(-1)[0] === attempt) return;
+  // bars of processes that are gone move no more
+  for (const rankState of store.ranks.values()) rankState.bars.clear();
+}
+
 /** Takes one message of the kernel in. */
 export function feed(store, message) {
   if (message.reset) Object.assign(store, emptyContent(), { epoch: store.epoch + 1, gaps: 0, seq: 0 });
@@ -118,6 +127,7 @@ export function feed(store, message) {
     Object.assign(store.run, message.run);
     for (let rank = 0; rank < (message.run.size || 0); rank++) rankOf(store, rank);
   }
+  if (message.restarts) takeRestarts(store, message.restarts);
   if (message.state) store.state = { detail: "", ended: null, ...message.state };
   for (const [rank, state, detail, lineCount] of message.ranks ?? []) {
     Object.assign(rankOf(store, rank), { state, detail, lineCount });

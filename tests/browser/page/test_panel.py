@@ -38,6 +38,19 @@ def _lines(number: int, size: int = 2) -> list[list[Any]]:
 # ------------------------------------------------------------------------------------------------------------------- head
 
 
+def test_restarts_are_counted_in_the_head_and_told_with_what_ended_each_attempt(page: Any, show: Any) -> None:
+    show(running(2))
+    expect(page.locator(".anb-restarts")).to_be_hidden()
+    expect(page.locator(".anb-ranks .anb-bar.anb-none")).to_have_count(0)
+    first, second = [1, 3, "restart 1 of 3: rank 1 <b>failed</b>"], [2, 3, "restart 2 of 3: rank 0 failed"]
+    _give(page, seq=3, restarts=[first])
+    expect(page.locator(".anb-facts")).to_contain_text("restart 1 of 3")
+    expect(page.locator(".anb-restarts")).to_have_text("restart 1 of 3: rank 1 <b>failed</b>")
+    expect(page.locator(".anb-ranks .anb-bar.anb-none")).to_have_count(2)
+    _give(page, seq=4, restarts=[first, second])
+    expect(page.locator(".anb-restart")).to_have_count(2)
+
+
 def test_it_says_hello_when_it_is_drawn(page: Any, show: Any) -> None:
     show(running(2))
     (hello,) = _sent(page, "hello")

@@ -11,7 +11,7 @@ import pytest
 
 from accelerate_nb.cli.main import main
 from accelerate_nb.events.find_run import chosen_of
-from accelerate_nb.events.model import Failure, Metric, StateChange
+from accelerate_nb.events.model import Failure, Metric, Restart, StateChange
 from accelerate_nb.events.run_folder import RunRecorder
 from accelerate_nb.events.run_reader import kept_runs
 
@@ -64,6 +64,15 @@ def test_runs_are_listed_newest_first_with_their_states_and_first_errors(said):
     ]
     assert "  01:01  " in out.splitlines()[2]
     assert out.splitlines()[2].endswith("  rank 1 stopped with ValueError: bad batch")
+
+
+def test_restarts_are_in_the_list_and_in_the_report(parent, said):
+    with RunRecorder(parent / "2024-01-01_000009_again") as record:
+        record.event(Restart(1, 3, "rank 1 ended with SIGKILL", 0.1, 4.0))
+        record.status(name="again", why="2 on the CPU", state="finished", started=9.0, ended=10.0, ranks=2, restarts=1)
+    assert "✔ finished, 1 restart  2" in said()[1]
+    assert "restart 1 of 3, after 0.1 s: rank 1 ended with SIGKILL" in said("show", "again")[1]
+    assert json.loads(said("list", "--json")[1])[0]["restarts"] == 1
 
 
 def test_a_list_for_programs_says_the_same(said):

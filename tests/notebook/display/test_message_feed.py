@@ -18,6 +18,7 @@ from accelerate_nb.events.model import (
     LogLine,
     Metric,
     Progress,
+    Restart,
     StateChange,
 )
 from accelerate_nb.events.run_state import RunState
@@ -228,6 +229,19 @@ def test_a_failure_is_told_once_and_taken_back_where_the_rank_starts_anew():
     assert "failure" not in (feed.news() or {})
     view.apply(StateChange(1, "starting", 3.0))
     assert (feed.news() or {})["failure"] is None
+
+
+def test_a_restart_is_told_with_the_former_ones_and_bars_are_told_anew():
+    view = applied(RunState(2), Progress(1, "epoch", 3, None, 1.0))
+    feed = fed(view)
+    applied(view, Restart(1, 2, "rank 1 ended with SIGKILL", 0.0, 2.0), Progress(1, "epoch", 1, None, 2.0))
+    message = feed.news()
+    assert message["restarts"] == [[1, 2, "restart 1 of 2: rank 1 ended with SIGKILL"]]
+    assert [bar[:3] for bar in message["progress"]] == [[1, "epoch", 1]]
+    applied(view, Restart(2, 2, "rank 0 stopped with KeyError", 0.0, 3.0))
+    assert [item[0] for item in feed.news()["restarts"]] == [1, 2]
+    (first,) = feed.backlog(FACTS)
+    assert len(first["restarts"]) == 2
 
 
 def test_ranks_that_were_stopped_have_not_failed():
