@@ -68,6 +68,13 @@ class LaunchingConfig:
     max_restarts: int = setting(
         0, minimum=0, help="Number of times that all workers are restarted after a failure.", group="failures"
     )
+    restart_delay: float = setting(
+        0.1,
+        minimum=0,
+        help="Seconds before the first restart; the pause doubles with each further one, up to a minute.",
+        group="failures",
+        advanced=True,
+    )
     monitor_interval: float = setting(
         0.1, minimum=0, help="Seconds between two checks of the workers.", group="failures", advanced=True
     )

@@ -16,7 +16,7 @@ from accelerate_nb.config.settings import Setting, setting, settings
 from accelerate_nb.errors import ConfigurationError
 
 # Settings of a function that runs to its end, which mean nothing to a session. `timeout` is the cell's own.
-_OF_LAUNCHES = frozenset({"timeout", "results", "detach", "max_restarts", "monitor_interval"})
+_OF_LAUNCHES = frozenset({"timeout", "results", "detach", "max_restarts", "restart_delay", "monitor_interval"})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -136,11 +136,7 @@ class RunState:
                     self._rank(event.rank).devices[event.device] = event
                 case Failure():
                     self._rank(event.rank).failure = event
-                case FirstStep():
-                    self._has_stepped = True
-                case Restart():
-                    self._take_restart(event)
-                case HostSample() | IdleWarning() | Hang():
+                case HostSample() | IdleWarning() | Hang() | FirstStep() | Restart():
                     self._take_of_all(event)
 
     def note_earlier(self, rank: int, lines: int) -> None:
@@ -186,9 +182,13 @@ class RunState:
             # bars of processes that are gone move no more
             rank.progress.clear()
 
-    def _take_of_all(self, event: HostSample | IdleWarning | Hang) -> None:
+    def _take_of_all(self, event: HostSample | IdleWarning | Hang | FirstStep | Restart) -> None:
         if isinstance(event, HostSample):
             self._host = event
+        elif isinstance(event, FirstStep):
+            self._has_stepped = True
+        elif isinstance(event, Restart):
+            self._take_restart(event)
         elif isinstance(event, IdleWarning):
             self._idle_warning = event if event.seconds else None
         else:

@@ -8,16 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from accelerate_nb.errors import HangError, LaunchError, StoppedError
-from accelerate_nb.events.model import State, StateChange
+from accelerate_nb.errors import HangError, LaunchError, StoppedError, WorkerError
+from accelerate_nb.events.first_cause import cause
+from accelerate_nb.events.model import Restart, State, StateChange
 from accelerate_nb.failures.hang_report import StackSnapshot, diagnosis
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.stack_dumps import stacks_text
 from accelerate_nb.failures.worker_error import hang_error, stopped_error, worker_error
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
+from accelerate_nb.launching.restart_policy import FailedAttempt, GiveUp, decide, explanation
 from accelerate_nb.launching.run import Run
 from accelerate_nb.launching.run_context import RunContext, Stop, stronger
+from accelerate_nb.reports.failure_summary import failure_line
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.messages import Message
 
@@ -68,6 +71,7 @@ class LaunchedRun(Run):
         why: str,
         at_end: Callable[[tuple[RankResult, ...]], None],
         sampler: ResourceMonitor,
+        restart_delay: float = 0.0,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(
@@ -79,11 +83,16 @@ class LaunchedRun(Run):
             front_end=front_end,
             stop_grace_period=run_context.stop_grace_period,
         )
-        self._run_context, self._make_worker_group, self._max_restarts = run_context, worker_group, max_restarts
+        self._run_context, self._make_worker_group = run_context, worker_group
+        self._max_restarts, self._restart_delay = max_restarts, restart_delay
         self._timeout, self._at_end, self._sampler = timeout, at_end, sampler
         self._facts = dict(facts or {})
         self._worker_group: WorkerGroupLike | None = None
         self._stopped: Stop | None = None
+        self._stop_requested = threading.Event()
+        self._why_given_up = ""
+        # the point at which all ranks stopped on request, once the run is over
+        self.stopped_at: str | None = None
         self._thread: threading.Thread | None = None
 
     # ------------------------------------------------------------------------------------------------------ reading
@@ -113,6 +122,7 @@ class LaunchedRun(Run):
         if self._stopped is None:
             self._run_context.take(StateChange(None, "stopping", time.time(), "as requested"))
         self._stopped = stronger(self._stopped, how)
+        self._stop_requested.set()
         if (worker_group := self._worker_group) is not None:
             worker_group.stop(how)
 
@@ -155,22 +165,50 @@ class LaunchedRun(Run):
             self._finish()
 
     def _worker_groups(self) -> tuple[RankResult, ...]:
-        rank_results: tuple[RankResult, ...] = ()
-        for number in range(self._max_restarts + 1):
-            worker_group, rank_results = self._run_once(number)
+        attempts: list[FailedAttempt] = []
+        while True:
+            began = time.monotonic()
+            worker_group, rank_results = self._run_once(len(attempts))
             if worker_group.lost is not None and not worker_group.began:
                 # what forks the workers died before the function had begun in any: nothing is done twice
-                worker_group, rank_results = self._run_once(number)
+                worker_group, rank_results = self._run_once(len(attempts))
             if all(rank_result.failure is None for rank_result in rank_results):
-                break
-            self._error = self._error_of(worker_group, rank_results)
-            if self._stopped is not None or worker_group.timed_out is not None:
-                break
-        else:
-            return rank_results
-        if all(rank_result.failure is None for rank_result in rank_results):
-            self._error = None
-        return rank_results
+                return rank_results
+            error = self._error_of(worker_group, rank_results)
+            attempts.append(self._failed_attempt(worker_group, rank_results, time.monotonic() - began))
+            decision = decide(attempts, self._max_restarts, self._restart_delay)
+            if isinstance(decision, GiveUp):
+                self._error, self._why_given_up = _explained(error, explanation(attempts, decision)), decision.reason
+                return rank_results
+            if self._stops_before_restart(
+                Restart(len(attempts), self._max_restarts, attempts[-1].reason, decision.delay, time.time())
+            ):
+                self._error = stopped_error(None, rank_results, self.folder)
+                return rank_results
+
+    def _failed_attempt(
+        self, worker_group: WorkerGroupLike, rank_results: Sequence[RankResult], seconds: float
+    ) -> FailedAttempt:
+        first = cause([item.failure for item in rank_results if item.failure is not None])
+        error = rank_results[first.rank].error
+        bases = [base.__name__ for base in type(error).__mro__] if error is not None else []
+        return FailedAttempt(
+            reason=f"the workers were lost: {worker_group.lost}" if worker_group.lost else failure_line(first),
+            exceptions=tuple(dict.fromkeys([first.type, *bases])),
+            has_stepped=self.view.has_stepped,
+            seconds=seconds,
+            was_stopped=self._stopped is not None,
+            timed_out=worker_group.timed_out is not None,
+        )
+
+    def _stops_before_restart(self, restart: Restart) -> bool:
+        """Begin another attempt, after its pause; whether a stop was requested meanwhile."""
+        self._run_context.record.put_logs_aside(restart.attempt - 1)
+        self._run_context.take(restart)
+        self._keep_status("running")
+        deadline = self._run_context.deadline
+        left = restart.delay if deadline is None else max(0.0, deadline - time.monotonic())
+        return self._stop_requested.wait(min(restart.delay, left))
 
     def _run_once(self, number: int) -> tuple[WorkerGroupLike, tuple[RankResult, ...]]:
         self._worker_group = worker_group = self._make_worker_group(number)
@@ -212,6 +250,7 @@ class LaunchedRun(Run):
             ended=ended,
             ranks=len(self.view.ranks),
             error=str(self._error) if self._error else None,
+            restarts=self.view.restarts[-1].attempt if self.view.restarts else 0,
             **self._facts,
         )
 
@@ -225,6 +264,7 @@ class LaunchedRun(Run):
     def _end_state(self) -> tuple[State, str]:
         stopped_at = self._worker_group.stopped_at if self._worker_group is not None else None
         if stopped_at is not None and isinstance(self._error, (StoppedError, type(None))):
+            self.stopped_at = stopped_at
             return "stopped", f"as requested, {stopped_at}"
         if self._stopped is not None and (self._stopped != "finish" or isinstance(self._error, StoppedError)):
             return "stopped", "as requested"
@@ -232,8 +272,21 @@ class LaunchedRun(Run):
             return "finished", ""
         if isinstance(self._error, HangError):
             return "failed", f"it had not ended after timeout={self._timeout:g} s"
+        if self._why_given_up:
+            return "failed", f"not started again: {self._why_given_up}"
         lost = self._worker_group.lost if self._worker_group is not None else None
         return "failed", f"the workers were lost: {lost}" if lost else ""
+
+
+def _explained(error: BaseException, text: str) -> BaseException:
+    """The error of a run with one more paragraph."""
+    if not text:
+        return error
+    if not isinstance(error, WorkerError):
+        return LaunchError(f"{error}\n\n{text}")
+    # the worker's class may be a frozen dataclass, which refuses plain assignment
+    object.__setattr__(error, "message", f"{error.message}\n\n{text}")
+    return error
 
 
 class InlineRun(LaunchedRun):

@@ -7,11 +7,10 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from accelerate_nb.config.environment import runs_folder
+from accelerate_nb.config.environment import attempt_variables, runs_folder
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import RunConfig, origin, setting_named
 from accelerate_nb.devices import xla
@@ -122,7 +121,12 @@ def run_of(
     choice, plan = request.placement, request.plan
     if choice.kind == "xla":
         supervisor.preload(xla.MODULES)
-    worker_group = partial(WorkerGroup, plan, _engine(choice, plan.payload, request.config.launching))
+    engine = _engine(choice, plan.payload, request.config.launching)
+
+    def worker_group(run_context: RunContext, number: int) -> WorkerGroup:
+        attempt = plan.with_variables(attempt_variables(request.folder, number))
+        return WorkerGroup(attempt, engine, run_context, number)
+
     return _run(
         kind,
         request.config,
@@ -198,7 +202,11 @@ def _engine(choice: Placement, payload: Payload, launching_config: LaunchingConf
 
 
 def _inline(call: FunctionCall, environ: dict[str, str]) -> Callable[[RunContext, int], InlineWorkers]:
-    return lambda run_context, _: InlineWorkers(call, environ, run_context)
+    def worker_group(run_context: RunContext, number: int) -> InlineWorkers:
+        variables = attempt_variables(run_context.record.folder, number)
+        return InlineWorkers(call, {**environ, **variables}, run_context)
+
+    return worker_group
 
 
 def _run(
@@ -235,6 +243,7 @@ def _run(
         run_context=run_context,
         worker_group=lambda number: worker_group(run_context, number),
         max_restarts=launching_config.max_restarts,
+        restart_delay=launching_config.restart_delay,
         timeout=launching_config.timeout,
         results=launching_config.results,
         front_end=front_end,

@@ -67,8 +67,8 @@ class WorkerGroup:
         # the ranks whose function has begun
         self._begun: set[int] = set()
         self._gone: set[int] = set()
-        # how many lines a session's rank had written when it was last idle: they are not its last words
-        self._idle_line_counts: dict[int, int] = {}
+        # how many lines a session's rank had written when it was last idle, or a former attempt's: they are not its last words
+        self._idle_line_counts = {rank: run_context.view.line_count_of(rank) for rank in range(plan.size)}
         self._negotiation: StopNegotiation | None = None
         self._idle_observer = IdleObserver(run_context, self.snapshot)
         self._output = OutputReader(run_context, self._idle_observer.restart)

@@ -104,7 +104,9 @@ def restart_line(restart: Restart) -> str:
     'restart 1 of 3, after 0.1 s: rank 1 ended with SIGKILL'
     """
     pause = f", after {restart.delay:g} s" if restart.delay else ""
-    return narrowed(f"restart {restart.attempt} of {restart.max_restarts}{pause}: {plain(restart.reason)}", _WIDEST_LINE)
+    return narrowed(
+        f"restart {restart.attempt} of {restart.max_restarts}{pause}: {plain(restart.reason)}", _WIDEST_LINE
+    )
 
 
 def _headline(failure: Failure) -> str:

@@ -58,6 +58,7 @@ def test_each_setting_of_a_session_is_a_flag_that_resolves():
         "results",
         "detach",
         "max_restarts",
+        "restart_delay",
         "monitor_interval",
     }
     assert resolve(read_cell_line("-n 2 --gradient-accumulation-steps 3 --cpu")[1], {}).launching.num_processes == 2

@@ -243,6 +243,7 @@ EXAMPLES = {
     "results": "all",
     "detach": "yes",
     "max_restarts": "1",
+    "restart_delay": "0.5",
     "monitor_interval": "0.5",
     "supervisor_idle_timeout": "60",
     "use_port": "29600",

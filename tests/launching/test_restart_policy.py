@@ -44,9 +44,15 @@ def test_an_evaluation_of_minutes_has_got_somewhere_without_a_step():
     ("exceptions", "reason"),
     [
         (("SyntaxError", "Exception"), "a restart does not heal a SyntaxError: the code can't be read"),
-        (("ModuleNotFoundError", "ImportError", "Exception"), "a restart does not heal a ModuleNotFoundError: a module is missing"),
+        (
+            ("ModuleNotFoundError", "ImportError", "Exception"),
+            "a restart does not heal a ModuleNotFoundError: a module is missing",
+        ),
         (("FileNotFoundError", "OSError"), "a restart does not heal a FileNotFoundError: a file is missing"),
-        (("NeedsForkError", "PayloadError", "LaunchError"), "a restart does not heal a NeedsForkError: something can't travel to another process"),
+        (
+            ("NeedsForkError", "PayloadError", "LaunchError"),
+            "a restart does not heal a NeedsForkError: something can't travel to another process",
+        ),
         (("StopRequested", "KeyboardInterrupt"), "a restart does not heal a StopRequested: it was interrupted"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from accelerate_nb.errors import LaunchError
@@ -31,6 +31,11 @@ class LaunchPlan:
         """The ranks of a rank's process, itself among them."""
         first = rank - rank % self.ranks_per_process
         return range(first, min(first + self.ranks_per_process, self.size))
+
+    def with_variables(self, variables: Mapping[str, str]) -> LaunchPlan:
+        """The same plan, with more variables in the environment of its workers."""
+        environ = {**self.process_environment.environ, **variables}
+        return replace(self, process_environment=replace(self.process_environment, environ=environ))
 
     def specs(
         self, connections: Sequence[Connection], rendezvous: socket.socket, restart_count: int

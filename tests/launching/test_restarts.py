@@ -1,0 +1,280 @@
+"""Ranks that fail start again from the newest checkpoint, with the numbers of a run that never failed; others end, and say why."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from accelerate_nb import Accelerator, StoppedError, WorkerError, launch, notebook_launcher
+from accelerate_nb.events.run_reader import kept_runs
+from accelerate_nb.utils.dataclasses import ProjectConfiguration
+from accelerate_nb.utils.memory import find_executable_batch_size
+from tests.contracts.places import until_here
+from tests.runtime.loops import flat, net, samples
+
+TWO = {"num_processes": 2, "cpu": True, "config_file": "", "timeout": 60, "results": "all", "restart_delay": 0.01}
+SAVE_EVERY = 3
+
+
+@pytest.fixture
+def again(tmp_path: Path) -> Any:
+    """Launches a function with restarts; its first argument is the folder of the test."""
+
+    def start(function: Any, *args: Any, max_restarts: int = 2, **settings: Any) -> Any:
+        asked = {**TWO, "folder": str(tmp_path / "runs"), "max_restarts": max_restarts, "panel": "off", **settings}
+        return launch(function, (str(tmp_path), *args), **asked)
+
+    return start
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until it is so."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def attempt() -> int:
+    return int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+
+def dies() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fails() -> None:
+    raise ConnectionResetError("a cable was pulled")
+
+
+class Training:
+    """Two epochs with all that has a state: dropout, momentum, a schedule, a shuffled loader, generators."""
+
+    def __init__(self, folder: str, numbered: bool) -> None:
+        torch.manual_seed(3)
+        random.seed(3)
+        self.folder = None if numbered else f"{folder}/saved"
+        project = ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=numbered, total_limit=2)
+        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, project_config=project)
+        model = net(dropout=0.3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        loader = DataLoader(samples(48), batch_size=3, shuffle=True)
+        self.model, self.optimizer, self.schedule, self.loader = self.accelerator.prepare(
+            model, optimizer, schedule, loader
+        )
+
+    def run(self, fault: Any, at: int) -> tuple[bool, Any]:
+        """Train to the end; in the first attempt rank 1 meets its fault at a micro-step."""
+        accelerator, draws = self.accelerator, 0.0
+        resumed = accelerator.resume()
+        for _ in range(self.loader.iteration, 2):
+            for inputs, targets in self.loader:
+                with accelerator.accumulate(self.model):
+                    loss = nn.functional.mse_loss(self.model(inputs), targets)
+                    accelerator.backward(loss)
+                    self.optimizer.step()
+                    self.schedule.step()
+                    self.optimizer.zero_grad()
+                draws = random.random() + torch.rand(1).item()
+                done = 8 * self.loader.iteration + self.loader.batches_read
+                if fault is not None and accelerator.process_index == 1 and attempt() == 0 and done == at:
+                    fault()
+                if done % SAVE_EVERY == 0:
+                    accelerator.save_state(self.folder)
+        moments = [value.tolist() for item in self.optimizer.state_dict()["state"].values() for value in item.values()]
+        return resumed, (flat(self.model), moments, self.schedule.get_last_lr(), draws, accelerator.step)
+
+
+def trains(folder: str, fault: Any = None, at: int = 0, numbered: bool = False) -> Any:
+    return Training(folder, numbered).run(fault, at)
+
+
+def dies_while_files_are_written() -> None:
+    """From now on, to have written a checkpoint's file is a process's last."""
+    from accelerate_nb.runtime.checkpoints.io import writer
+
+    writer.sync = lambda *_: dies()
+
+
+# ---------------------------------------------------------------------------------------------------------- the same numbers
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return [
+        found for _, found in launch(trains, (str(folder),), folder=str(folder / "runs"), panel="off", **TWO).wait()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fault", "at", "numbered"),
+    [
+        (dies, 5, True),
+        (dies_while_files_are_written, 8, False),
+        pytest.param(dies, 11, False, marks=pytest.mark.slow),
+        pytest.param(fails, 10, True, marks=pytest.mark.slow),
+    ],
+)
+def test_numbers_after_a_restart_are_those_of_a_run_that_never_failed(
+    again: Any, undisturbed: Any, fault: Any, at: int, numbered: bool
+) -> None:
+    run = again(trains, fault, at, numbered)
+    assert run.wait() == [(True, found) for found in undisturbed]
+    assert [item.attempt for item in run.view.restarts] == [1]
+    assert run.view.state == "finished"
+
+
+@pytest.mark.slow
+def test_a_failure_before_the_first_checkpoint_begins_anew(again: Any, undisturbed: Any) -> None:
+    assert again(trains, dies, 2).wait() == [(False, found) for found in undisturbed]
+
+
+# ------------------------------------------------------------------------------------------------------------ what is told
+
+
+def steps_then_fails(_: str, error: Any = "another", at: int = 0) -> int:
+    """Print the attempt, make a step of torch's own, fail; from attempt `at` on, return it."""
+    print("this is attempt", attempt(), flush=True)
+    parameter = nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.ones(1)
+    torch.optim.SGD([parameter]).step()
+    if attempt() >= at > 0:
+        return attempt()
+    if error == "another":
+        raise ConnectionResetError(f"failure {attempt()}")
+    raise error
+
+
+def test_each_attempt_has_its_own_logs_and_all_lines_are_shown(again: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    run = again(steps_then_fails, "another", 2, panel="text", num_processes=1)
+    assert run.wait() == [2]
+    logs = [run.folder / "attempt_0", run.folder / "attempt_1", run.folder]
+    assert [(folder / "rank_0.log").read_text() for folder in logs] == [f"this is attempt {i}\n" for i in range(3)]
+    assert run.logs(0) == "this is attempt 2\n"
+    shown = capfd.readouterr().out
+    assert [shown.count(f"this is attempt {i}\n") for i in range(3)] == [1, 1, 1]
+    assert "restart 1 of 2, after 0.01 s: rank 0 stopped with ConnectionResetError: failure 0" in shown
+    (kept,) = kept_runs(run.folder.parent)
+    assert (kept.restarts, kept.error) == (2, "")
+
+
+def test_an_error_after_the_last_restart_tells_all_attempts(again: Any) -> None:
+    run = again(steps_then_fails, num_processes=1, max_restarts=1)
+    with pytest.raises(ConnectionResetError, match="failure 1") as raised:
+        run.wait()
+    *_, why, first, second = str(raised.value).splitlines()
+    assert why == "It was not started again: max_restarts=1 is used up."
+    assert first.startswith("attempt 0 (")
+    assert first.endswith("s): rank 0 stopped with ConnectionResetError: failure 0")
+    assert second.endswith("s): rank 0 stopped with ConnectionResetError: failure 1")
+    assert run.view.detail == "not started again: max_restarts=1 is used up"
+
+
+def raises_at_once(_: str) -> None:
+    raise ConnectionResetError
+
+
+def test_an_attempt_that_ends_before_its_first_step_is_repeated_once(again: Any) -> None:
+    run = again(raises_at_once, num_processes=1, max_restarts=5)
+    with pytest.raises(ConnectionResetError, match="two attempts in a row ended before their first optimizer step"):
+        run.wait()
+    assert len(run.view.restarts) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            FileNotFoundError(2, "No such file", "data.bin"),
+            "a restart does not heal a FileNotFoundError: a file is missing",
+        ),
+        (
+            ModuleNotFoundError("No module named 'x'"),
+            "a restart does not heal a ModuleNotFoundError: a module is missing",
+        ),
+    ],
+)
+def test_an_error_that_does_not_heal_ends_the_run_and_says_so(again: Any, error: Any, reason: str) -> None:
+    run = again(steps_then_fails, error, num_processes=1)
+    with pytest.raises(type(error), match=reason):
+        run.wait()
+    assert run.view.restarts == ()
+
+
+# --------------------------------------------------------------------------------------------------------------- ended by us
+
+
+def trains_for_ever(folder: str) -> None:
+    accelerator = Accelerator(cpu=True)
+    model = net()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+    while True:
+        accelerator.backward(model(torch.ones(1, 8)).sum())
+        optimizer.step()
+        Path(folder, f"here_{accelerator.process_index}").touch()
+
+
+@pytest.mark.parametrize(
+    "how", ["finish", *(pytest.param(how, marks=pytest.mark.slow) for how in ("interrupt", "kill"))]
+)
+def test_a_run_that_is_stopped_is_not_started_again(again: Any, tmp_path: Path, how: Any) -> None:
+    run = again(trains_for_ever, stop_grace_period=1.0)
+    until_here(run, tmp_path, 2)
+    run.request_stop(how)
+    with pytest.raises(WorkerError):
+        run.wait(60)
+    assert run.view.restarts == ()
+    assert run.view.state == "stopped"
+
+
+def test_a_stop_in_the_pause_before_a_restart_ends_the_run(again: Any) -> None:
+    run = again(steps_then_fails, num_processes=1, restart_delay=60)
+    until(lambda: bool(run.view.restarts))
+    run.request_stop("finish")
+    with pytest.raises(StoppedError):
+        run.wait(30)
+    assert run.view.state == "stopped"
+
+
+# ----------------------------------------------------------------------------------------------------------- size of batches
+
+
+def finds_a_size(folder: str) -> list[int]:
+    accelerator = Accelerator(cpu=True)
+    tried: list[int] = []
+
+    @find_executable_batch_size(starting_batch_size=100)
+    def train(batch_size: int) -> None:
+        tried.append(batch_size)
+        if batch_size > 90 and accelerator.process_index == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        if attempt() == 0 and batch_size == 90:
+            dies()
+
+    train()
+    return tried
+
+
+def test_the_size_of_a_batch_that_fitted_is_known_after_a_restart(again: Any) -> None:
+    assert again(finds_a_size).wait() == [[90]] * 2
+
+
+@pytest.mark.slow
+def test_a_script_can_resume_without_restarts_and_a_fresh_one_has_nothing_to_resume(tmp_path: Path) -> None:
+    settings = {**TWO, "folder": str(tmp_path / "runs"), "panel": "off"}
+    first = notebook_launcher(trains, (str(tmp_path), None, 0, True), **settings)
+    second = notebook_launcher(trains, (str(tmp_path), None, 0, True), **settings)
+    assert [resumed for resumed, _ in (*first, *second)] == [False, False, True, True]
+    assert [numbers[0] for _, numbers in first] == [numbers[0] for _, numbers in second]
