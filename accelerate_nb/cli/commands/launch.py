@@ -236,7 +236,7 @@ def _take_seconds(arguments: argparse.Namespace) -> None:
 
 
 def _conduct(program: Program, request: LaunchRequest) -> int:
-    from accelerate_nb.cli.forward_signals import handed_on
+    from accelerate_nb.launching.end_signals import handed_on
     from accelerate_nb.launching.launcher import prepare
 
     with set_variables(request.variables, os.environ), _input_of(program) as whole:
