@@ -1,4 +1,4 @@
-"""Signals to a command that waits for a run: its workers end before it does."""
+"""Signals to a process that owns a run: its workers end before it does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from accelerate_nb.launching.run import Run
+from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.launching.run_context import Stop
 
 # An interrupt is Python's own; these request a graceful end, and a second one an immediate end.
@@ -24,13 +24,17 @@ _EXIT_TIMEOUT, _POLL_INTERVAL = 30.0, 0.2
 
 
 @contextmanager
-def handed_on(run: Run) -> Iterator[list[int]]:
+def end_on_signals(run: RunHandle) -> Iterator[list[int]]:
     """
     Inside the block a signal that would end this process requests the end of the run; gives the signals that have come.
 
-    The first lets all ranks stop after the same step, the next interrupts them, one more kills them. Programs that handle
-    the signal themselves, as those do that save before a cluster takes their machine away, get the first one as it is, and
-    have time to end. A signal that is ignored (`nohup`) stays so.
+    The first lets all ranks stop after the same step, where a function that checks `Accelerator.stop_requested` saves; the
+    next interrupts them, one more kills them. Programs that handle the signal themselves, as those do that save before a
+    cluster takes their machine away, get the first one as it is, and have time to end. A signal that is ignored (`nohup`)
+    stays so. Only in the main thread; elsewhere no signal is handled.
+
+    >>> with end_on_signals(run) as signals:
+    ...     run.start().wait()
     """
     received: list[int] = []
 
@@ -53,7 +57,7 @@ def handed_on(run: Run) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _end(run: Run, number: int, how: Stop) -> None:
+def _end(run: RunHandle, number: int, how: Stop) -> None:
     if how == "finish" and (handling := [pid for pid in _processes(run) if _handles(pid, number)]):
         for pid in handling:
             with suppress(ProcessLookupError):
@@ -64,7 +68,7 @@ def _end(run: Run, number: int, how: Stop) -> None:
     run.request_stop(how)
 
 
-def _processes(run: Run) -> list[int]:
+def _processes(run: RunHandle) -> list[int]:
     """The process numbers of the ranks that run."""
     ranks = [run.view.rank(rank) for rank in run.view.ranks]
     return [int(item.detail) for item in ranks if item.state == "running" and item.detail.isdecimal()]

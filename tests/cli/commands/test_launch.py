@@ -96,6 +96,22 @@ print("pids", os.getpid(), child.pid, flush=True)
 signal.pause()
 """
 
+GOES_ON = """
+import sys
+import torch
+from accelerate_nb import Accelerator
+
+accelerator = Accelerator(cpu=True)
+model = torch.nn.Linear(1, 1)
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+print("resumed", accelerator.resume("saved"), flush=True)
+while "once" not in sys.argv and not accelerator.stop_requested:
+    accelerator.backward(model(torch.ones(1, 1)).sum())
+    optimizer.step()
+accelerator.save_state("saved")
+print("saved", flush=True)
+"""
+
 SAVES = """
 import os, signal, sys
 
@@ -225,6 +241,19 @@ def test_modules_and_programs_run_too(capfd):
     assert capfd.readouterr().out.startswith("usage: ")
     assert main(["launch", *TWO, "--no_python", "sh", "-c", "echo $RANK of $WORLD_SIZE; exit $((RANK * 4))"]) == 4
     assert lines(capfd.readouterr().out) == ["[0] 0 of 2", "[1] 1 of 2"]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_told_to_end_saves_says_so_by_its_code_and_goes_on_when_it_is_run_again(place):
+    words = [sys.executable, "-m", "accelerate_nb", "launch", *TWO, script(GOES_ON)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as launched:
+        assert sorted(launched.stdout.readline() for _ in range(2)) == ["[0] resumed False\n", "[1] resumed False\n"]
+        launched.send_signal(signal.SIGTERM)
+        out, _ = launched.communicate(timeout=60)
+    assert launched.returncode == 75
+    assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
+    done = subprocess.run([*words, "once"], capture_output=True, text=True, timeout=60, check=True)
+    assert "[0] resumed True" in done.stdout.splitlines()
 
 
 @pytest.mark.slow
