@@ -73,7 +73,8 @@ def notebook_launcher(
     - `num_processes`: the number of processes; without it one for each accelerator of this machine.
     - `mixed_precision`: "no", "fp16" or "bf16", for an `Accelerator()` without an argument of its own.
     - `use_port`: the port of the rendezvous; without it, any free one of the loopback address.
-    - `max_restarts`: the number of times that all processes are restarted after one failed.
+    - `max_restarts`: the number of times that all processes are restarted after one failed; `Accelerator.resume()` in the function
+      goes on from the newest checkpoint.
     - `log_line_prefix_template`: the prefix of a line, with `${rank}`, `${local_rank}`, `${role_name}`.
     - `cpu`: compute on the CPU, also where there are accelerators.
     - `start_method`: "supervisor" (forked by a process that has touched no device), "fork", "spawn", or "auto".

@@ -256,6 +256,8 @@ class TerminalFrontEnd:
             # a program that exits has printed why; where it called sys.exit is no news
             if not _exited_by_itself(view):
                 yield from (self._styled(line) for text in more for line in text.splitlines())
+            if view.detail:
+                yield self._styled(view.detail)
         if not self._is_quiet:
             yield self._styled(f"All output: {run.folder}")
 
