@@ -78,11 +78,11 @@ class Run(ABC):
         return self._over.wait(timeout)
 
     def log_file(self, rank: int) -> Path:
-        """The file that holds all that a rank wrote so far; there is none where it wrote nothing."""
+        """The file that holds all that a rank wrote so far, since the last restart; there is none where it wrote nothing."""
         return self.folder / f"rank_{rank}.log"
 
     def logs(self, rank: int) -> str:
-        """All that a rank wrote; undecodable bytes are shown as escapes."""
+        """All that a rank wrote, since the last restart; undecodable bytes are shown as escapes."""
         path = self.log_file(rank)
         return path.read_bytes().decode(errors="backslashreplace") if path.exists() else ""
 

@@ -135,10 +135,7 @@ class TerminalFrontEnd:
         lines = [*self._new(run, is_last=False)]
         ranks = [glance for glance in run.view.glances() if glance.rank in self._ranks]
         if not self._is_quiet:
-            lines += [
-                LabelledLine("stderr", f"... {text} ...")
-                for text in self._happenings.news(run.view, ranks, time.time())
-            ]
+            lines += self._news(run, ranks)
             if self._board is None:
                 lines += [
                     LabelledLine("stderr", text if rank is None else self._label([rank], "stderr") + text)
@@ -146,8 +143,12 @@ class TerminalFrontEnd:
                 ]
         self._streams.write(lines, self._below(run, ranks))
 
+    def _news(self, run: RunHandle, ranks: Sequence[RankSummary]) -> list[LabelledLine]:
+        news = self._happenings.news(run.view, ranks, time.time())
+        return [LabelledLine("stderr", f"... {text} ...") for text in news]
+
     def _close(self, run: RunHandle) -> None:
-        lines = [*self._new(run, is_last=True)]
+        lines = [*self._new(run, is_last=True), *(() if self._is_quiet else self._news(run, ()))]
         last = [line for line in run.view.open_lines() if line.rank in self._ranks]
         # a finished bar is known by what follows it
         bars = {glance.rank: [*glance.progress.values()] for glance in run.view.glances()}

@@ -110,6 +110,7 @@ class PlainText:
         if self._view is None:
             return
         self._write(self._view)
+        self._note_news(self._view, self._view.glances())
         self._screen.show_open(())
         self._screen.write(self._labelled(self._view.open_lines()))
         if self._is_full:
@@ -206,8 +207,7 @@ class PlainText:
     def _show_status(self, view: RunState) -> None:
         """Show where the ranks are: below the lines, or now and then among them."""
         ranks = view.glances()
-        for news in self._happenings.news(view, ranks, time.time()):
-            self._note(news)
+        self._note_news(view, ranks)
         if not self._screen.redraws:
             seldom = self._prefixed(self._seldom.lines(self._clock(), ranks))
             self._screen.write([LabelledLine("stdout", text) for text in seldom])
@@ -216,6 +216,10 @@ class PlainText:
             self._status = self._prefixed(status_lines([undrawn(rank) for rank in ranks]))
             self._status_due = self._clock() + _BETWEEN_STATUS
         self._draw_open(ranks)
+
+    def _note_news(self, view: RunState, ranks: Sequence[RankSummary]) -> None:
+        for news in self._happenings.news(view, ranks, time.time()):
+            self._note(news)
 
     def _prefixed(self, status: Iterable[tuple[int | None, str]]) -> list[str]:
         return [text if rank is None else self._label(rank) + text for rank, text in status]

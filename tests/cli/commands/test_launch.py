@@ -257,6 +257,16 @@ def test_a_run_that_is_told_to_end_saves_says_so_by_its_code_and_goes_on_when_it
 
 
 @pytest.mark.slow
+def test_a_script_that_dies_is_started_again(capfd):
+    dies = "import os, signal\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os.kill(os.getpid(), signal.SIGKILL)\nprint('went on')"
+    assert main(["launch", *TWO, "--max-restarts", "1", script(dies)]) == 0
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["[0] went on", "[1] went on"]
+    assert "restart 1 of 1, after 0.1 s: rank " in err
+    assert "ended with SIGKILL" in err
+
+
+@pytest.mark.slow
 def test_a_program_that_handles_the_signal_saves_before_it_ends(place):
     words = [sys.executable, "-m", "accelerate_nb", "launch", *TWO, script(SAVES)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as launched:

@@ -87,11 +87,11 @@ def test_without_a_folder_it_is_the_newest_that_this_run_has_saved(tmp_path: Pat
     save(str(tmp_path), 7)
     of_a_run(0)
     assert found(str(tmp_path)) is None
-    save(str(tmp_path), 2, 1, 2)
+    save(str(tmp_path), 1, 3, 2, 3)
     of_a_run(1)
+    assert found(str(tmp_path)) == (3.0, 0)
+    shutil.rmtree(tmp_path / "at_3")
     assert found(str(tmp_path)) == (2.0, 0)
-    shutil.rmtree(tmp_path / "at_2")
-    assert found(str(tmp_path)) == (1.0, 0)
     of_a_run(0, "another")
     assert found(str(tmp_path)) is None
 
