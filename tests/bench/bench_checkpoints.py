@@ -67,7 +67,7 @@ def measure(rounds: int, folder: str) -> list[Row]:
     world = current_world()
     home = Path(folder, "bench_checkpoints")
     # Accelerate writes into a folder that is there; each save gets a folder of its own, as numbered ones do
-    theirs, ours = hugging_face(world.device), own()
+    theirs, ours = hugging_face(world.device), this_package()
     ways: dict[str, Callable[[Path], Any]] = {
         "save_state, Accelerate": theirs.save_state,
         "save_state, accelerate_nb": ours.save_state,
@@ -82,18 +82,18 @@ def measure(rounds: int, folder: str) -> list[Row]:
     gc.disable()
     for turn in range(rounds + 1):
         for number, (name, way) in enumerate(ways.items()):
-            place = fixed.get(name, home / f"{turn}-{number}")
+            path = fixed.get(name, home / f"{turn}-{number}")
             together()
             begin = time.perf_counter()
-            way(place)
+            way(path)
             together()  # what one process waits for is waited for by all
             took = (time.perf_counter() - begin) * 1000
             if turn > 0:  # the first turn allocates
                 taken[name].append(took)
             ours.wait_for_checkpoint()
             together()
-            if place not in fixed.values() and world.is_main:
-                shutil.rmtree(place)
+            if path not in fixed.values() and world.is_main:
+                shutil.rmtree(path)
     gc.enable()
     together()
     if world.is_main:
@@ -116,7 +116,7 @@ def together() -> None:
         dist.barrier()
 
 
-def own() -> Any:
+def this_package() -> Any:
     """A training with this package."""
     from accelerate_nb import Accelerator
 

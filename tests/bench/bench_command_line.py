@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench.rows import Row, tell
+from tests.bench.rows import Row, print_rows
 
 RANKS = 2
 # It imports what every training script does, connects the ranks, and says so.
@@ -51,7 +51,7 @@ def main() -> None:
         os.environ["ACCELERATE_NB_FOLDER"] = str(Path(folder, "runs"))
         os.environ["HF_HOME"] = folder
         rows = [*launches(arguments.rounds, Path(folder)), *helps(arguments.rounds)]
-    tell(rows, load, as_json=arguments.json)
+    print_rows(rows, load, as_json=arguments.json)
 
 
 def read_arguments() -> argparse.Namespace:
@@ -86,13 +86,13 @@ def launches(rounds: int, folder: Path) -> list[Row]:
 def compared(ours: str, other: str, costs: dict[str, list[Cost]]) -> list[Row]:
     """Medians of the one command beside those of the other."""
     rows = []
-    for field, told in (
+    for field, label in (
         ("first", "to every rank's first line"),
         ("whole", "to the end"),
         ("cpu", "CPU of all processes"),
     ):
         mine, peer = (statistics.median(getattr(cost, field) for cost in costs[name]) for name in (ours, other))
-        rows += [Row(f"{other}: {told}", peer, "s"), Row(f"{ours}: {told}", mine, "s", mine / peer, other)]
+        rows += [Row(f"{other}: {label}", peer, "s"), Row(f"{ours}: {label}", mine, "s", mine / peer, other)]
     return rows
 
 

@@ -56,20 +56,20 @@ def read_arguments() -> argparse.Namespace:
 
 def measure(processes: int, rounds: int) -> list[Row]:
     """Each round starts new processes for either package, the one that comes first in turn; rank 0 tells the times."""
-    told: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in PACKAGES}
+    times: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in PACKAGES}
     for turn in range(rounds):
         for name in PACKAGES[turn % 2 :] + PACKAGES[: turn % 2]:
-            told[name].append(run_on_ranks(created, processes, name)[0])
+            times[name].append(run_on_ranks(created, processes, name)[0])
     return [
         Row(
             name,
             processes,
-            statistics.median(first for first, _ in each),
-            min(first for first, _ in each),
-            statistics.median(statistics.median(following) for _, following in each),
-            min(min(following) for _, following in each),
+            statistics.median(first for first, _ in durations),
+            min(first for first, _ in durations),
+            statistics.median(statistics.median(following) for _, following in durations),
+            min(min(following) for _, following in durations),
         )
-        for name, each in told.items()
+        for name, durations in times.items()
     ]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.bench.rows import Row, tell
+from tests.bench.rows import Row, print_rows
 
 Epoch = Callable[[], None]
 
@@ -87,7 +87,7 @@ def main() -> None:
         return
     load = os.getloadavg()[0]
     shape = TINY if arguments.tiny else Shape()
-    tell(measure(shape, arguments.rounds), load, as_json=arguments.json, decimals=0)
+    print_rows(measure(shape, arguments.rounds), load, as_json=arguments.json, decimals=0)
 
 
 def read_arguments() -> argparse.Namespace:
@@ -129,7 +129,7 @@ def measure(shape: Shape, rounds: int, seconds: float = math.inf) -> list[Row]:
     hand = taken[names[0]]
     rows = []
     for name in names:
-        share = statistics.median(by_hand / own for by_hand, own in zip(hand, taken[name], strict=True))
+        share = statistics.median(by_hand / elapsed for by_hand, elapsed in zip(hand, taken[name], strict=True))
         speed = tokens / statistics.median(taken[name])
         compared = (None, "") if name == names[0] else (share, names[0])
         rows.append(Row(f"a GPT in bf16: {name}", speed, "tokens/s", *compared))

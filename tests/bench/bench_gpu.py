@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from tests.bench import bench_checkpoints, bench_gpt, bench_operations, bench_step
-from tests.bench.rows import Row, json_of, markdown_of, tell
+from tests.bench.rows import Row, json_of, markdown_of, print_rows
 from tests.ranks import run_on_ranks
 
 # The part of the time that a section may take; one that is not over by then is left out, and said to be.
@@ -47,7 +47,7 @@ def main() -> None:
             print(f"{name} is left out: {error}")
     about = machine(arguments.tiny)
     if rows:
-        tell(rows, load, as_json=False, about=", ".join(f"{key} {value}" for key, value in about.items()))
+        print_rows(rows, load, as_json=False, about=", ".join(f"{key} {value}" for key, value in about.items()))
     write(arguments.json, json_of(rows, load, machine=about, left_out=left_out))
     write(arguments.markdown, markdown_of(rows))
     sys.exit(1 if left_out else 0)
@@ -102,11 +102,11 @@ def alone(measure: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 def training(tiny: bool, seconds: float) -> list[Row]:
     """Tokens a second of a GPT on one GPU; ours is to be at least 0.99 of the hand-written loop's."""
-    rows: list[Row] = in_one_process(training_here, tiny, seconds / 2, limit=seconds)
+    rows: list[Row] = in_one_process(training_in_process, tiny, seconds / 2, limit=seconds)
     return rows
 
 
-def training_here(tiny: bool, seconds: float) -> list[Row]:
+def training_in_process(tiny: bool, seconds: float) -> list[Row]:
     """The same in this process, which wakes CUDA."""
     if tiny:
         return bench_gpt.measure(bench_gpt.TINY, 2)
@@ -137,10 +137,10 @@ def own_launch(tiny: bool) -> tuple[float, float]:
     """Seconds of one launch of ours, until the last rank's first line, and until the last rank's first number."""
     from accelerate_nb import launch
 
-    asked = {"num_processes": ranks(tiny), "cpu": tiny, "results": "all", "config_file": "", "panel": "off"}
+    settings = {"num_processes": ranks(tiny), "cpu": tiny, "results": "all", "config_file": "", "panel": "off"}
     with tempfile.TemporaryDirectory() as folder:
         begin = time.time()
-        found = launch(first_moments, (tiny,), folder=folder, **asked).wait(60)
+        found = launch(first_moments, (tiny,), folder=folder, **settings).wait(60)
     return max(begun for begun, _ in found) - begin, max(done for _, done in found) - begin
 
 

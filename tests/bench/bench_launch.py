@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.bench.rows import Row, tell
+from tests.bench.rows import Row, print_rows
 
 CAPTURED = 512 << 20  # bytes
 LINES = 25_000  # of each rank
@@ -43,7 +43,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     rows = [row for name in arguments.only or wanted for row in wanted[name](arguments.rounds)]
     resident = held.nbytes >> 20
-    tell(rows, load, as_json=arguments.json, about=f"{resident} MiB of data held", decimals=1, resident=resident)
+    print_rows(rows, load, as_json=arguments.json, about=f"{resident} MiB of data held", decimals=1, resident=resident)
 
 
 def read_arguments() -> argparse.Namespace:
@@ -89,16 +89,16 @@ def answer_of(program: str) -> str:
 # -------------------------------------------------------------------------------------------------------------- launch
 
 
-def meet() -> float:
+def rendezvous() -> float:
     """The whole work of a rank: an all-reduce with the others, and when it was done."""
     dist.init_process_group("gloo")
     dist.all_reduce(torch.ones(1))
     return time.time()
 
 
-def meet_and_note(folder: str) -> None:
+def rendezvous_and_record(folder: str) -> None:
     """The same for a launcher that returns nothing."""
-    done = meet()
+    done = rendezvous()
     Path(folder, os.environ["RANK"]).write_text(repr(done))
 
 
@@ -148,7 +148,7 @@ def ours(size: int, **settings: Any) -> float:
     with tempfile.TemporaryDirectory() as folder:
         begin = time.time()
         done = notebook_launcher(
-            meet, num_processes=size, cpu=True, results="all", folder=folder, config_file="", **settings
+            rendezvous, num_processes=size, cpu=True, results="all", folder=folder, config_file="", **settings
         )
         return max(done) - begin
 
@@ -158,33 +158,33 @@ def forkserver(size: int) -> float:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "numpy", __name__])
     begin = time.time()
-    with socket.create_server(("127.0.0.1", 0)) as meeting:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         store = dist.TCPStore(
             "127.0.0.1",
-            meeting.getsockname()[1],
+            listener.getsockname()[1],
             is_master=True,
             wait_for_workers=False,
-            master_listen_fd=os.dup(meeting.fileno()),
+            master_listen_fd=os.dup(listener.fileno()),
         )
-    here, there = context.Pipe(duplex=False)
-    workers = [context.Process(target=_meet_at, args=(rank, size, store.port, there)) for rank in range(size)]
+    receiver, sender = context.Pipe(duplex=False)
+    workers = [context.Process(target=_rendezvous_at, args=(rank, size, store.port, sender)) for rank in range(size)]
     for worker in workers:
         worker.start()
-    done = [here.recv() for _ in workers]
+    done = [receiver.recv() for _ in workers]
     for worker in workers:
         worker.join(10)
         worker.kill()
-    here.close()
-    there.close()
+    receiver.close()
+    sender.close()
     return max(done) - begin
 
 
-def _meet_at(rank: int, size: int, port: int, answers: Any) -> None:
-    place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in place.items()})
+def _rendezvous_at(rank: int, size: int, port: int, answers: Any) -> None:
+    variables = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in variables.items()})
     os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
-    answers.send(meet())
+    answers.send(rendezvous())
     sys.stdout.flush()
     os._exit(0)
 
@@ -200,7 +200,7 @@ def accelerate_s(size: int) -> float:
         try:
             with redirect_stdout(nothing), redirect_stderr(nothing):
                 begin = time.time()
-                notebook_launcher(meet_and_note, (folder,), num_processes=size, use_port=port)
+                notebook_launcher(rendezvous_and_record, (folder,), num_processes=size, use_port=port)
             return max(float(Path(folder, str(rank)).read_text()) for rank in range(size)) - begin
         finally:
             del os.environ["ACCELERATE_USE_CPU"]
@@ -215,9 +215,9 @@ def sums(tensors: Sequence[torch.Tensor]) -> tuple[float, int]:
     assert total >= 0
     dist.init_process_group("gloo")
     dist.barrier()
-    own = share_of_memory()
+    share = share_of_memory()
     dist.barrier()
-    return time.time(), own
+    return time.time(), share
 
 
 def share_of_memory() -> int:
@@ -244,7 +244,7 @@ def capturing(rounds: int) -> list[Row]:
                 )
             if turn:
                 taken[name].append(max(done for done, _ in found) - begin)
-                memory[name].append(sum(own for _, own in found))
+                memory[name].append(sum(share for _, share in found))
     extra = statistics.median(b - a for a, b in zip(taken["none"], taken["captured"], strict=True))
     more = statistics.median(b - a for a, b in zip(memory["none"], memory["captured"], strict=True))
     return [
@@ -323,14 +323,14 @@ def writing(rounds: int) -> list[Row]:
         if turn:
             rates.append(rate)
     training = Training()
-    beside, quiet = [], []
+    with_lines, without_lines = [], []
     try:
         for _ in range(min(rounds, 5)):
-            quiet.append(training.speed_while(lambda: steady(into_the_pipe=False)))
-            beside.append(training.speed_while(lambda: steady(into_the_pipe=True)))
+            without_lines.append(training.speed_while(lambda: steady(into_the_pipe=False)))
+            with_lines.append(training.speed_while(lambda: steady(into_the_pipe=True)))
     finally:
         training.end()
-    slower = statistics.median(1 - b / q for b, q in zip(beside, quiet, strict=True))
+    slower = statistics.median(1 - b / q for b, q in zip(with_lines, without_lines, strict=True))
     return [
         Row("lines from 4 ranks into RunView", statistics.median(rates), "lines/s"),
         Row("training beside 30,000 lines/s from 4 ranks: slower by", 100 * slower, "%"),

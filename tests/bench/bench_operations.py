@@ -147,7 +147,7 @@ def inputs(device: torch.device) -> dict[str, Any]:
 def ways(accelerator: Any, operations: Any, device: torch.device) -> dict[str, Call]:
     """The calls that both packages know."""
     given = inputs(device)
-    metrics, told = given["metrics"], given["object"]
+    metrics, payload = given["metrics"], given["object"]
     calls: dict[str, Call] = {}
     for name in ("64 B", "64 KB", "1 MB", "16 MB"):
         tensor = given[name]
@@ -156,8 +156,8 @@ def ways(accelerator: Any, operations: Any, device: torch.device) -> dict[str, C
         calls[f"broadcast {name}"] = lambda tensor=tensor: operations.broadcast(tensor)
     calls["pad_across_processes"] = lambda: accelerator.pad_across_processes(metrics[0], dim=1)
     calls["gather_for_metrics"] = lambda: accelerator.gather_for_metrics(metrics)
-    calls["gather_object"] = lambda: operations.gather_object(told)
-    calls["broadcast_object_list"] = lambda: operations.broadcast_object_list(told)
+    calls["gather_object"] = lambda: operations.gather_object(payload)
+    calls["broadcast_object_list"] = lambda: operations.broadcast_object_list(payload)
     return calls
 
 
@@ -165,7 +165,7 @@ def bare(device: torch.device) -> dict[str, Call]:
     """The calls as one writes them with nothing but PyTorch."""
     given = inputs(device)
     size = dist.get_world_size()
-    metrics, told = given["metrics"], given["object"]
+    metrics, payload = given["metrics"], given["object"]
 
     def gather(tensor: torch.Tensor) -> torch.Tensor:
         parts = [torch.empty_like(tensor) for _ in range(size)]
@@ -185,7 +185,7 @@ def bare(device: torch.device) -> dict[str, Call]:
         return torch.nn.functional.pad(metrics[0], (0, longest - metrics[0].shape[1]))
 
     def gather_object() -> None:
-        dist.all_gather_object([None] * size, told)
+        dist.all_gather_object([None] * size, payload)
 
     calls: dict[str, Call] = {}
     for name in ("64 B", "64 KB", "1 MB", "16 MB"):
@@ -196,7 +196,7 @@ def bare(device: torch.device) -> dict[str, Call]:
     calls["pad_across_processes"] = pad
     calls["gather_for_metrics"] = lambda: [gather(metric) for metric in metrics]
     calls["gather_object"] = gather_object
-    calls["broadcast_object_list"] = lambda: dist.broadcast_object_list(told, 0)
+    calls["broadcast_object_list"] = lambda: dist.broadcast_object_list(payload, 0)
     return dict(sorted(calls.items()))
 
 

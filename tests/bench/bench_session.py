@@ -130,8 +130,8 @@ def measured(name: str, folder: Path) -> list[dict[str, float]]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=True, env=environment)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        said = str(error.stderr or error).strip().splitlines()
-        print(f"{name} is left out of a round: {said[-1] if said else error}")
+        messages = str(error.stderr or error).strip().splitlines()
+        print(f"{name} is left out of a round: {messages[-1] if messages else error}")
         return []
     return [json.loads(done.stdout.splitlines()[-1])]
 
@@ -146,11 +146,11 @@ def report(found: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     """
     lines = []
     for cell in found["accelerate_nb"][0] if found["accelerate_nb"] else ():
-        own = statistics.median(item[cell] for item in found["accelerate_nb"])
+        ours = statistics.median(item[cell] for item in found["accelerate_nb"])
         for name, rounds in found.items():
             if rounds:
                 theirs = statistics.median(item[cell] for item in rounds)
-                ratio = "" if name == "accelerate_nb" else f"   {theirs / own:.1f} times ours"
+                ratio = "" if name == "accelerate_nb" else f"   {theirs / ours:.1f} times ours"
                 lines.append(f"{cell:12} {name:16} {theirs * 1e3:6.2f} ms{ratio}")
     return "\n".join(lines)
 

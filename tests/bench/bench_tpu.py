@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.bench.rows import Row, tell
+from tests.bench.rows import Row, print_rows
 
 STEPS, ACCUMULATION = 20, 4
 Epoch = Callable[[], None]
@@ -43,7 +43,7 @@ def main() -> None:
     }
     load = os.getloadavg()[0]
     rows = [row for name in arguments.only or wanted for row in wanted[name](arguments.rounds)]
-    tell(rows, load, as_json=arguments.json, about="one device of torch_xla's CPU backend")
+    print_rows(rows, load, as_json=arguments.json, about="one device of torch_xla's CPU backend")
 
 
 def read_arguments() -> argparse.Namespace:
@@ -60,9 +60,15 @@ def compared(taken: dict[str, list[float]], beside: str, unit: str, what: str) -
     rows = []
     for name, found in taken.items():
         ratio = statistics.median(mine / other for mine, other in zip(found, taken[beside], strict=True))
-        own = name == beside
+        is_reference = name == beside
         rows.append(
-            Row(f"{what}: {name}", statistics.median(found), unit, None if own else ratio, "" if own else beside)
+            Row(
+                f"{what}: {name}",
+                statistics.median(found),
+                unit,
+                None if is_reference else ratio,
+                "" if is_reference else beside,
+            )
         )
     return rows
 
@@ -166,7 +172,7 @@ def hugging_face(accumulation: int, width: int) -> Epoch:
 
 
 def prepared(
-    accelerator: Any, accumulation: int, width: int, tell: Callable[[torch.Tensor], object] | None = None
+    accelerator: Any, accumulation: int, width: int, print_loss: Callable[[torch.Tensor], object] | None = None
 ) -> Epoch:
     """The loop that both know."""
     assert accelerator.device.type == "xla", accelerator.device
@@ -182,8 +188,8 @@ def prepared(
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-            if tell is not None:
-                tell(loss)
+            if print_loss is not None:
+                print_loss(loss)
 
     return epoch
 
@@ -218,9 +224,9 @@ def programs_of(name: str) -> tuple[int, float]:
     epoch = WRITTEN[name](ACCUMULATION, 64)
     before = metrics.metric_data("CompileTime") or (0, 0.0)
     timed(epoch)
-    told = metrics.metric_data("CompileTime")
-    assert told is not None
-    return told[0] - before[0], (told[1] - before[1]) / 1e9
+    metric = metrics.metric_data("CompileTime")
+    assert metric is not None
+    return metric[0] - before[0], (metric[1] - before[1]) / 1e9
 
 
 # -------------------------------------------------------------------------------------------------------------- launch
@@ -297,14 +303,14 @@ def prints_in_turns(rounds: int) -> dict[str, list[float]]:
 
     torch.set_num_threads(1)
     accelerator = Accelerator()
-    tells: dict[str, Callable[[torch.Tensor], object] | None] = {
+    printers: dict[str, Callable[[torch.Tensor], object] | None] = {
         "no print": None,
         "print(loss)": print,
         "accelerator.print(loss)": accelerator.print,
         "accelerator.log": lambda loss: accelerator.log({"loss": loss}),
     }
-    epochs = {name: prepared(accelerator, 1, 64, tell) for name, tell in tells.items()}
-    with silence():
+    epochs = {name: prepared(accelerator, 1, 64, print_loss) for name, print_loss in printers.items()}
+    with no_output():
         for epoch in epochs.values():
             epoch()  # compiles
             epoch()
@@ -312,7 +318,7 @@ def prints_in_turns(rounds: int) -> dict[str, list[float]]:
 
 
 @contextmanager
-def silence() -> Iterator[None]:
+def no_output() -> Iterator[None]:
     """A block in which nothing that is printed is seen."""
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
         yield

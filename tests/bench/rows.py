@@ -34,7 +34,9 @@ def markdown_of(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def tell(rows: Sequence[Row], load: float, *, as_json: bool, about: str = "", decimals: int = 2, **more: Any) -> None:
+def print_rows(
+    rows: Sequence[Row], load: float, *, as_json: bool, about: str = "", decimals: int = 2, **more: Any
+) -> None:
     """Print what was measured, with the load of the machine before; `about` says more of it, `more` says it to a program."""
     if as_json:
         print(json_of(rows, load, **more))
