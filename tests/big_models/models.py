@@ -79,10 +79,10 @@ class Unused(nn.Module):
         return torch.nn.functional.linear(hidden, self.linear2.weight, self.linear2.bias)
 
 
-def seeded(kind, *args, seed: int = 0):
+def seeded(model_class, *args, seed: int = 0):
     """A model of this class with weights that are the same each time, ready to be evaluated."""
     torch.manual_seed(seed)
-    return kind(*args).eval()
+    return model_class(*args).eval()
 
 
 def gpt2(tied: bool = True):

@@ -38,9 +38,9 @@ def saved(tmp_path_factory):
         for name, make in MAKE.items():
             for size in ("10GB", "shards"):
                 for safe in (True, False):
-                    place = folder / f"{package.__name__}-{name}-{size}-{safe}"
+                    path = folder / f"{package.__name__}-{name}-{size}-{safe}"
                     accelerator.save_model(
-                        make(1), place, max_shard_size=size if size == "10GB" else SHARD[name], safe_serialization=safe
+                        make(1), path, max_shard_size=size if size == "10GB" else SHARD[name], safe_serialization=safe
                     )
     return folder
 
@@ -217,13 +217,13 @@ class Evil:
         return (os.mkdir, ("executed",))
 
 
-def write_damaged(kind: str, folder) -> str:
+def write_damaged(damage: str, folder) -> str:
     """A folder with something wrong in it; the file to load."""
     state = {name: tensor.clone() for name, tensor in seeded(Small).state_dict().items()}
-    name = "w.safetensors" if kind in {"cut", "text", "foreign", "other"} else "w.bin"
-    save_file(state, folder / "w.safetensors", metadata={"format": "tf"} if kind == "foreign" else None)
+    name = "w.safetensors" if damage in {"cut", "text", "foreign", "other"} else "w.bin"
+    save_file(state, folder / "w.safetensors", metadata={"format": "tf"} if damage == "foreign" else None)
     torch.save(state, folder / "w.bin")
-    match kind:
+    match damage:
         case "cut" | "cut-bin":
             path = folder / name
             path.write_bytes(path.read_bytes()[:-40])
@@ -247,7 +247,7 @@ def write_damaged(kind: str, folder) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("damage", "message"),
     [
         ("cut", r"w\.safetensors should be a safetensors file, but is damaged"),
         ("text", r"w\.safetensors should be a safetensors file, but is damaged"),
@@ -263,10 +263,10 @@ def write_damaged(kind: str, folder) -> str:
     ],
 )
 @pytest.mark.parametrize("device_map", [None, {"": "cpu"}])
-def test_a_damaged_or_foreign_file_is_named(kind, said, device_map, tmp_path, monkeypatch):
+def test_a_damaged_or_foreign_file_is_named(damage, message, device_map, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = write_damaged(kind, tmp_path)
-    with pytest.raises(CheckpointError, match=said):
+    path = write_damaged(damage, tmp_path)
+    with pytest.raises(CheckpointError, match=message):
         ours.load_checkpoint_in_model(seeded(Small), path, device_map)
     assert not (tmp_path / "executed").exists()
 

@@ -98,7 +98,7 @@ def test_a_model_may_look_at_numbers_that_are_no_weights(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "says"),
+    ("name", "arguments", "message"),
     [
         ("nothing", {}, "has no nothing. It has Net, net"),
         ("needs", {}, "missing a required argument: 'hidden'"),
@@ -108,10 +108,10 @@ def test_a_model_may_look_at_numbers_that_are_no_weights(tmp_path):
         ("", {}, "has several models: Net, net"),
     ],
 )
-def test_what_is_wrong_with_a_name_is_told(code, name, arguments, says):
+def test_what_is_wrong_with_a_name_is_told(code, name, arguments, message):
     with pytest.raises(ConfigurationError) as caught:
         outline(f"{code}:{name}" if name else code, arguments)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_an_error_of_the_persons_own_code_stays_one(code):
@@ -120,16 +120,16 @@ def test_an_error_of_the_persons_own_code_stays_one(code):
 
 
 @pytest.mark.parametrize(
-    ("said", "says"),
+    ("source", "message"),
     [
         ("meta-llama/Llama-3", "nothing is downloaded"),
         ("no_such_package.models:Net", "There is no module no_such_package"),
         ("none.py:Net", "is not there"),
     ],
 )
-def test_what_is_not_here_is_told(said, says):
-    with pytest.raises(ConfigurationError, match=says):
-        outline(said)
+def test_what_is_not_here_is_told(source, message):
+    with pytest.raises(ConfigurationError, match=message):
+        outline(source)
 
 
 def test_a_notebook_is_to_be_exported_first(tmp_path):
@@ -144,7 +144,7 @@ def test_the_beginning_of_a_file_is_enough(tmp_path, name):
     save_file(weights, tmp_path / "model.safetensors")
     found = outline(str(tmp_path / name))
     assert {weight.name: (weight.shape, weight.itemsize) for weight in found.weights} == {
-        name: (tuple(each.shape), each.element_size()) for name, each in weights.items()
+        name: (tuple(tensor.shape), tensor.element_size()) for name, tensor in weights.items()
     }
     assert [buffer.name for buffer in found.buffers] == ["flag"]
     assert {weight.layer for weight in found.weights if weight.name.startswith("head")} == {"head"}

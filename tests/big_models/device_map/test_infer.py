@@ -196,8 +196,8 @@ def test_tied_parameters_are_found_and_tied_again(model):
     tied = ours.find_tied_parameters(model)
     for group in tied:
         for name in group[1:]:
-            owner, _, own = name.rpartition(".")
-            setattr(model.get_submodule(owner), own, nn.Parameter(torch.zeros_like(model.get_parameter(name))))
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, nn.Parameter(torch.zeros_like(model.get_parameter(name))))
     assert ours.find_tied_parameters(model) == []
     ours.retie_parameters(model, tied)
     assert sorted(ours.find_tied_parameters(model)) == sorted(tied)
@@ -254,9 +254,9 @@ def test_tied_weights_on_two_devices_are_told(caplog):
 
 def test_a_walk_is_told_when_asked(capsys):
     ours.infer_auto_device_map(seeded(Small), {0: 200, "cpu": 10**4}, verbose=True)
-    told = capsys.readouterr().out
-    assert "Treating module linear1" in told
-    assert "Putting linear2" in told
+    output = capsys.readouterr().out
+    assert "Treating module linear1" in output
+    assert "Putting linear2" in output
 
 
 def test_devices_that_stay_empty_are_told(caplog):

@@ -286,11 +286,11 @@ def test_models_take_turns_on_an_accelerator():
     from accelerate_nb import cpu_offload_with_hook
 
     device = torch.accelerator.current_accelerator().type
-    first, one = cpu_offload_with_hook(nn.Linear(2, 2))
-    second, two = cpu_offload_with_hook(nn.Linear(2, 2), prev_module_hook=one)
+    first, first_hook = cpu_offload_with_hook(nn.Linear(2, 2))
+    second, second_hook = cpu_offload_with_hook(nn.Linear(2, 2), prev_module_hook=first_hook)
     hidden = first(torch.ones(1, 2))
     assert (first.weight.device.type, second.weight.device.type) == (device, "cpu")
     second(hidden)
     assert (first.weight.device.type, second.weight.device.type) == ("cpu", device)
-    two.offload()
+    second_hook.offload()
     assert second.weight.device.type == "cpu"

@@ -18,7 +18,7 @@ def test_layers_compute_what_accelerates_compute(options):
     for package in (theirs, ours):
         model = seeded(Small)
         package.attach_layerwise_casting_hooks(model, torch.bfloat16, torch.float32, **options)
-        found.append((model(torch.ones(2, 3)), {name: each.dtype for name, each in model.named_parameters()}))
+        found.append((model(torch.ones(2, 3)), {name: parameter.dtype for name, parameter in model.named_parameters()}))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
     assert found[1][1]["batchnorm.weight"] == torch.float32
