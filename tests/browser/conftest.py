@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.jlab import PATIENCE, Notebook, Server, browser_file, chromium as started, opened_in
+from tests.browser.jlab import TIMEOUT, Notebook, Server, browser_file, chromium as started, opened_in
 
 
 def _runs(browser: str | None) -> bool:
@@ -30,7 +30,7 @@ def chromium() -> Iterator[Any]:
         pytest.skip("there is no Chromium that runs on this machine; on Debian: apt-get install chromium")
     from playwright.sync_api import expect
 
-    expect.set_options(timeout=PATIENCE * 1000)
+    expect.set_options(timeout=TIMEOUT * 1000)
     with started() as browser:
         yield browser
 
@@ -75,7 +75,7 @@ def _our_scripts_are_well(_page_errors: list[str]) -> Iterator[None]:
 def window(chromium: Any, _page_errors: list[str]) -> Iterator[Any]:
     """A window of the browser, whose tabs share what they have loaded."""
     context = chromium.new_context(viewport={"width": 1400, "height": 1000})
-    context.set_default_timeout(PATIENCE * 1000)
+    context.set_default_timeout(TIMEOUT * 1000)
     context.on("weberror", lambda found: _page_errors.append(f"{found.error} {found.error.stack}"))
     yield context
     context.close()

@@ -23,7 +23,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from tests.kernelspecs import install
 
 # How long anything that a person would wait for may take, on a machine that does other things too.
-PATIENCE = 120.0
+TIMEOUT = 120.0
 # A person's notebook has none of these, with which other things happen to output and threads.
 _OF_A_SHELL = {"PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "OMP_NUM_THREADS"}
 _FLAGS = {
@@ -87,7 +87,7 @@ class Server:
                 self._process.wait()
 
     def _environment(self) -> dict[str, str]:
-        own = {name: value for name, value in os.environ.items() if name not in _OF_A_SHELL}
+        variables = {name: value for name, value in os.environ.items() if name not in _OF_A_SHELL}
         folders = {
             "JUPYTER_CONFIG_DIR": "config",
             "JUPYTER_DATA_DIR": "data",
@@ -98,7 +98,7 @@ class Server:
             "XDG_CACHE_HOME": "cache",
         }
         return {
-            **{name: value for name, value in own.items() if not name.lower().endswith("_proxy")},
+            **{name: value for name, value in variables.items() if not name.lower().endswith("_proxy")},
             **{name: str(self.folder / folder) for name, folder in folders.items()},
             "JUPYTER_NO_CONFIG": "1",
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
@@ -107,7 +107,7 @@ class Server:
 
     def _wait_until_it_answers(self) -> None:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while True:
             try:
                 opener.open(f"{self.url}/api/status", timeout=2).close()
@@ -147,13 +147,13 @@ class Notebook:
 
     def open(self, *, kernel: bool = True) -> Notebook:
         """Load the page, anew where it is there already; with `kernel`, wait until that is ready."""
-        one = f"/doc/tree/{self.name}?reset" if self.server.app == "lab" else f"/notebooks/{self.name}"
-        self.page.goto(self.server.url + one, timeout=PATIENCE * 1000)
+        address = f"/doc/tree/{self.name}?reset" if self.server.app == "lab" else f"/notebooks/{self.name}"
+        self.page.goto(self.server.url + address, timeout=TIMEOUT * 1000)
         # the page may load itself once more on its way, which ends what is evaluated in it and not what is waited for
-        self.page.wait_for_function("() => window.jupyterapp?.restored.then(() => true)", timeout=PATIENCE * 1000)
-        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=PATIENCE * 1000)
+        self.page.wait_for_function("() => window.jupyterapp?.restored.then(() => true)", timeout=TIMEOUT * 1000)
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=TIMEOUT * 1000)
         if kernel:
-            self.page.wait_for_function(_IDLE, timeout=PATIENCE * 1000)
+            self.page.wait_for_function(_IDLE, timeout=TIMEOUT * 1000)
         return self
 
     def give(self, *cells: str) -> Notebook:
@@ -196,7 +196,7 @@ class Notebook:
             ".finally(() => { window.__ran = true }) }"
         )
 
-    def wait(self, timeout: float = PATIENCE) -> None:
+    def wait(self, timeout: float = TIMEOUT) -> None:
         """Wait until the cells that were started have run."""
         self.page.wait_for_function("() => window.__ran === true", timeout=timeout * 1000)
 

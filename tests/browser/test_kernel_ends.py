@@ -38,7 +38,7 @@ def shut_down(notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "says", "cells"),
+    ("end", "message", "cells"),
     [
         (restart, "The kernel was restarted", (TRAIN, RUN)),
         (kill, "The kernel died", (TRAIN, "run = launch(train, num_processes=2, cpu=True)", ALIVE)),
@@ -50,7 +50,7 @@ def shut_down(notebook: Notebook) -> None:
     ],
 )
 def test_what_came_of_a_run_outlives_its_kernel(
-    lab: Server, opened: Callable[..., Notebook], end: Callable[[Notebook], None], says: str, cells: tuple[str, ...]
+    lab: Server, opened: Callable[..., Notebook], end: Callable[[Notebook], None], message: str, cells: tuple[str, ...]
 ) -> None:
     notebook = opened(lab, *cells)
     notebook.start()
@@ -58,12 +58,12 @@ def test_what_came_of_a_run_outlives_its_kernel(
     moves(panel)
     end(notebook)
     note = panel.get_by_role("note")
-    expect(note).to_contain_text(says)
+    expect(note).to_contain_text(message)
     expect(panel.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
     # nobody saves the notebook: a page that is loaded anew shows the panel from the file alone
     notebook.page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
     notebook.open(kernel=False)
-    expect(note).to_contain_text(says)
+    expect(note).to_contain_text(message)
     expect(panel.get_by_role("log").first).to_contain_text("step")
     expect(panel.get_by_role("group", name="metric loss")).to_be_visible()
     assert "Error displaying widget" not in notebook.output(1)

@@ -46,19 +46,21 @@ def test_a_page_loaded_anew_saves_the_report(
     request: pytest.FixtureRequest, opened: Callable[..., Notebook], app: str, while_it_ends: str, tmp_path
 ) -> None:
     server: Server = request.getfixturevalue(app)
-    told = tmp_path / "told"
+    stop_file = tmp_path / "told"
     notebook = opened(
-        server, TRAIN + ENDS_WHEN_TOLD, f"notebook_launcher(until_told, ({str(told)!r},), num_processes=2, cpu=True)"
+        server,
+        TRAIN + ENDS_WHEN_TOLD,
+        f"notebook_launcher(until_told, ({str(stop_file)!r},), num_processes=2, cpu=True)",
     )
     notebook.start()
     begun(notebook)
     assert kinds(notebook) == [{WIDGET, "text/html", "text/plain"}]
     if while_it_ends == "open":
         begun(notebook.open(kernel=False))
-        told.touch()
+        stop_file.touch()
     else:
         notebook.page.goto("about:blank")
-        told.touch()
+        stop_file.touch()
         notebook.open()
     expect(notebook.cell(1)).to_contain_text("it was told to end")
     # the panel gives way to the report, which is drawn by a document of its own rules
@@ -72,11 +74,11 @@ def test_a_page_loaded_anew_saves_the_report(
 
 
 def test_the_kernel_is_busy_as_long_as_the_cell_runs(lab: Server, opened: Callable[..., Notebook], tmp_path) -> None:
-    told = tmp_path / "told"
+    stop_file = tmp_path / "told"
     notebook = opened(
         lab,
         TRAIN + ENDS_WHEN_TOLD,
-        f"notebook_launcher(until_told, ({str(told)!r},), num_processes=2, cpu=True)",
+        f"notebook_launcher(until_told, ({str(stop_file)!r},), num_processes=2, cpu=True)",
         ALIVE,
     )
     notebook.start()
@@ -91,6 +93,6 @@ def test_the_kernel_is_busy_as_long_as_the_cell_runs(lab: Server, opened: Callab
     panel.get_by_role("button", name="Stacks", exact=True).first.click()
     expect(panel.get_by_role("region", name="Stacks")).to_contain_text("until_told")
     expect(status).to_contain_text("Busy")
-    told.touch()
+    stop_file.touch()
     notebook.wait()
     expect(status).to_contain_text("Idle")

@@ -32,29 +32,29 @@ def saved() -> nbformat.NotebookNode:
     return new_notebook(cells=[cell], metadata={"kernelspec": spec})
 
 
-def is_static(place: Any) -> None:
+def is_static(root: Any) -> None:
     """What a reader sees without a script: tables, pictures that could be drawn, the error, the logs."""
     from playwright.sync_api import expect
 
-    expect(place.get_by_text("rank 1 stopped with ValueError").first).to_be_visible()
-    expect(place.get_by_text("loss = criterion(model(x), y)").first).to_be_visible()
-    expect(place.get_by_text("pass drop_last=True").first).to_be_visible()
-    pictures = place.locator("img[alt^='chart of']")
+    expect(root.get_by_text("rank 1 stopped with ValueError").first).to_be_visible()
+    expect(root.get_by_text("loss = criterion(model(x), y)").first).to_be_visible()
+    expect(root.get_by_text("pass drop_last=True").first).to_be_visible()
+    pictures = root.locator("img[alt^='chart of']")
     expect(pictures).to_have_count(2)
     for picture in pictures.all():
         assert picture.evaluate("async picture => { await picture.decode(); return picture.naturalWidth }") > 0
-    expect(place.get_by_role("tab")).to_have_count(0)
+    expect(root.get_by_role("tab")).to_have_count(0)
 
 
-def is_panel(place: Any) -> None:
+def is_panel(root: Any) -> None:
     """The panel has taken the report's place, and answers."""
     from playwright.sync_api import expect
 
-    expect(place.get_by_role("tab", name="All ranks")).to_be_visible()
-    expect(place.locator("img[alt^='chart of']").first).to_be_hidden()
-    expect(place.get_by_text("loss = criterion(model(x), y)").first).to_be_visible()
-    place.get_by_placeholder("Search").fill("step   290")
-    expect(place.get_by_text("step   290").first).to_be_visible()
+    expect(root.get_by_role("tab", name="All ranks")).to_be_visible()
+    expect(root.locator("img[alt^='chart of']").first).to_be_hidden()
+    expect(root.get_by_text("loss = criterion(model(x), y)").first).to_be_visible()
+    root.get_by_placeholder("Search").fill("step   290")
+    expect(root.get_by_text("step   290").first).to_be_visible()
 
 
 def hacked(page: Any) -> bool:

@@ -11,8 +11,10 @@ import pytest
 
 from tests.browser.page.feeds import PAGE
 
-HERE = Path(__file__).parent
-FILES = {"/": HERE / "page.html"} | {f"/{file.name}": file for file in PAGE.iterdir() if file.suffix in {".js", ".css"}}
+FOLDER = Path(__file__).parent
+FILES = {"/": FOLDER / "page.html"} | {
+    f"/{file.name}": file for file in PAGE.iterdir() if file.suffix in {".js", ".css"}
+}
 KINDS = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css"}
 ROOM = {"width": 1280, "height": 1400}
 ADDRESS = "http://127.0.0.1:1/"  # nothing listens there: every file is given by `serve`
@@ -42,16 +44,16 @@ def page(tab: Any) -> Iterator[Any]:
     """An empty page with the modules loaded as `panel`; errors of its scripts fail the test."""
     errors: list[str] = []
 
-    def hear(error: Any) -> None:
+    def record_error(error: Any) -> None:
         errors.append(str(error))
 
-    tab.on("pageerror", hear)
+    tab.on("pageerror", record_error)
     tab.set_viewport_size(ROOM)
     tab.emulate_media(color_scheme="light")
     tab.goto(ADDRESS)
     tab.wait_for_function("window.ready === true")
     yield tab
-    tab.remove_listener("pageerror", hear)
+    tab.remove_listener("pageerror", record_error)
     assert errors == []
 
 

@@ -31,14 +31,14 @@ NOTEBOOK = """
 
 
 @pytest.fixture
-def told(page: Any, show: Any) -> Any:
+def panel_page(page: Any, show: Any) -> Any:
     """The page of a run in a notebook whose kernel is there."""
     page.evaluate(NOTEBOOK)
     return show(running(2))
 
 
 @pytest.mark.parametrize(
-    ("statuses", "says"),
+    ("statuses", "message"),
     [
         (["restarting"], "The kernel was restarted"),
         (["restarting", "autorestarting"], "The kernel died"),
@@ -46,73 +46,73 @@ def told(page: Any, show: Any) -> Any:
         (["terminating"], "The kernel was shut down"),
     ],
 )
-def test_the_end_of_the_kernel_is_the_end_of_the_run(told: Any, statuses: list[str], says: str) -> None:
-    told.evaluate("(statuses) => statuses.forEach((one) => session.statusChanged.emit(one))", statuses)
-    panel = told.locator(".anb")
-    expect(panel.get_by_role("note")).to_contain_text(says)
+def test_the_end_of_the_kernel_is_the_end_of_the_run(panel_page: Any, statuses: list[str], message: str) -> None:
+    panel_page.evaluate("(statuses) => statuses.forEach((one) => session.statusChanged.emit(one))", statuses)
+    panel = panel_page.locator(".anb")
+    expect(panel.get_by_role("note")).to_contain_text(message)
     expect(panel.locator(".anb-title .anb-chip")).to_have_text("■stopped")
     for name in ("Stop", "Stacks", "Whole file"):
         expect(panel.get_by_role("button", name=name, exact=True)).to_have_count(0)
     clock = panel.locator(".anb-elapsed").inner_text()
-    told.wait_for_timeout(1300)
+    panel_page.wait_for_timeout(1300)
     assert panel.locator(".anb-elapsed").inner_text() == clock
     # the notebook keeps what the page knows, in the panel's place, and is saved
-    told.wait_for_function("window.saved === 1")
-    [kept] = told.evaluate("window.outputs")
+    panel_page.wait_for_function("window.saved === 1")
+    [kept] = panel_page.evaluate("window.outputs")
     assert set(kept["data"]) == {"text/html", "text/plain"}
-    assert says in kept["data"]["text/plain"]
+    assert message in kept["data"]["text/plain"]
     assert "saving checkpoint" not in kept["data"]["text/plain"]  # a line that has not ended
     assert "step   234" in kept["data"]["text/plain"]
     assert "<script" in kept["data"]["text/html"]
 
 
-def test_a_detached_run_goes_on_without_the_kernel_and_the_panel_shows_how_to_attach(told: Any) -> None:
-    told.evaluate("""() => give({ seq: 3, run: { attach: 'accelerate_nb.attach("/runs/a")' } })""")
-    told.evaluate("() => session.statusChanged.emit('restarting')")
-    panel = told.locator(".anb")
+def test_a_detached_run_goes_on_without_the_kernel_and_the_panel_shows_how_to_attach(panel_page: Any) -> None:
+    panel_page.evaluate("""() => give({ seq: 3, run: { attach: 'accelerate_nb.attach("/runs/a")' } })""")
+    panel_page.evaluate("() => session.statusChanged.emit('restarting')")
+    panel = panel_page.locator(".anb")
     expect(panel.get_by_role("note")).to_contain_text("goes on without it")
     expect(panel.get_by_role("note")).to_contain_text('accelerate_nb.attach("/runs/a")')
     expect(panel.locator(".anb-title .anb-chip")).to_have_text("▶running")
     expect(panel.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
 
 
-def test_another_kernel_of_the_notebook_ends_it_too(told: Any) -> None:
-    told.evaluate("() => session.kernelChanged.emit({})")
-    expect(told.locator(".anb").get_by_role("button", name="Stop")).to_be_visible()
-    told.evaluate("() => { session.session = null; session.kernelChanged.emit({}) }")
-    expect(told.locator(".anb").get_by_role("note")).to_contain_text("The kernel was shut down")
+def test_another_kernel_of_the_notebook_ends_it_too(panel_page: Any) -> None:
+    panel_page.evaluate("() => session.kernelChanged.emit({})")
+    expect(panel_page.locator(".anb").get_by_role("button", name="Stop")).to_be_visible()
+    panel_page.evaluate("() => { session.session = null; session.kernelChanged.emit({}) }")
+    expect(panel_page.locator(".anb").get_by_role("note")).to_contain_text("The kernel was shut down")
 
 
-def test_a_lost_connection_stops_the_clock_until_it_is_there_again(told: Any) -> None:
-    panel = told.locator(".anb")
-    told.evaluate("() => session.connectionStatusChanged.emit('connecting')")
+def test_a_lost_connection_stops_the_clock_until_it_is_there_again(panel_page: Any) -> None:
+    panel = panel_page.locator(".anb")
+    panel_page.evaluate("() => session.connectionStatusChanged.emit('connecting')")
     expect(panel.locator(".anb-title .anb-chip")).to_have_text("•not connected")
     expect(panel.locator(".anb-notes")).to_contain_text("the kernel can't be reached")
     expect(panel.get_by_role("button", name="Stop")).to_have_count(0)
     clock = panel.locator(".anb-elapsed").inner_text()
-    told.wait_for_timeout(1300)
+    panel_page.wait_for_timeout(1300)
     assert panel.locator(".anb-elapsed").inner_text() == clock
-    hellos = told.evaluate("() => model.sent.filter((one) => one.do === 'hello').length")
-    told.evaluate("() => session.connectionStatusChanged.emit('connected')")
+    hellos = panel_page.evaluate("() => model.sent.filter((one) => one.do === 'hello').length")
+    panel_page.evaluate("() => session.connectionStatusChanged.emit('connected')")
     expect(panel.get_by_role("button", name="Stop")).to_be_visible()
     expect(panel.locator(".anb-elapsed")).not_to_have_text(clock)
     # all that came meanwhile is told anew
-    sent = told.evaluate("() => model.sent.filter((one) => one.do === 'hello')")
+    sent = panel_page.evaluate("() => model.sent.filter((one) => one.do === 'hello')")
     assert len(sent) == hellos + 1
     assert sent[-1]["seq"] == 0
 
 
-def test_a_run_that_is_over_outlives_its_kernel(told: Any) -> None:
-    told.evaluate("(end) => give(end)", {"seq": 3, "state": {"state": "finished", "ended": STARTED + 75}})
-    told.evaluate("() => session.statusChanged.emit('restarting')")
-    expect(told.locator(".anb-title .anb-chip")).to_have_text("✓finished")
-    assert told.evaluate("window.outputs[0].data['text/html']") == "old"
+def test_a_run_that_is_over_outlives_its_kernel(panel_page: Any) -> None:
+    panel_page.evaluate("(end) => give(end)", {"seq": 3, "state": {"state": "finished", "ended": STARTED + 75}})
+    panel_page.evaluate("() => session.statusChanged.emit('restarting')")
+    expect(panel_page.locator(".anb-title .anb-chip")).to_have_text("✓finished")
+    assert panel_page.evaluate("window.outputs[0].data['text/html']") == "old"
 
 
-def test_what_the_page_keeps_is_the_panel_again(told: Any) -> None:
-    told.evaluate("() => give({ lines: [[0, 1, 'UserWarning: slow', 9e9, 0, 'warning']] })")
-    told.evaluate("() => session.statusChanged.emit('restarting')")
-    kept = told.evaluate(
+def test_what_the_page_keeps_is_the_panel_again(panel_page: Any) -> None:
+    panel_page.evaluate("() => give({ lines: [[0, 1, 'UserWarning: slow', 9e9, 0, 'warning']] })")
+    panel_page.evaluate("() => session.statusChanged.emit('restarting')")
+    kept = panel_page.evaluate(
         """async () => {
             const html = await new Promise((found) => { const look = () => window.saved ? found(outputs[0].data["text/html"]) : setTimeout(look, 50); look(); });
             const packed = html.match(/"([^"]+)" "accelerate-nb-p1"/)[1];
@@ -121,12 +121,12 @@ def test_what_the_page_keeps_is_the_panel_again(told: Any) -> None:
         }"""
     )
     assert (kept["code"], kept["css"]) == ("code", "css")
-    told.evaluate(
+    panel_page.evaluate(
         "(messages) => { document.getElementById('here').replaceChildren();"
         " window.panel.mount(document.getElementById('here'), messages, ''); }",
         kept["messages"],
     )
-    panel = told.locator(".anb")
+    panel = panel_page.locator(".anb")
     expect(panel.get_by_role("note")).to_contain_text("The kernel was restarted")
     expect(panel.get_by_role("log").first).to_contain_text("step   234")
     expect(panel.locator("[data-means=warning]")).to_contain_text("UserWarning: slow")
@@ -136,8 +136,8 @@ def test_what_the_page_keeps_is_the_panel_again(told: Any) -> None:
     )
 
 
-def test_what_is_saved_first_of_a_kernel_that_died_is_the_report(told: Any) -> None:
-    shows_the_panel = told.evaluate(
+def test_what_is_saved_first_of_a_kernel_that_died_is_the_report(panel_page: Any) -> None:
+    shows_the_panel = panel_page.evaluate(
         """async (view) => {
             for (const status of ["autorestarting", "restarting", "starting"]) session.statusChanged.emit(status);
             while (!window.saved) await new Promise((next) => setTimeout(next, 20));

@@ -15,8 +15,8 @@ from tests.browser.page.feeds import GIB, NOTEBOOK_CSS, STACKS, STARTED, failed,
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
 
-def _sent(page: Any, kind: str) -> list[dict[str, Any]]:
-    return page.evaluate("(kind) => model.sent.filter((one) => one.do === kind)", kind)
+def _sent(page: Any, action: str) -> list[dict[str, Any]]:
+    return page.evaluate("(action) => model.sent.filter((message) => message.do === action)", action)
 
 
 def _give(page: Any, **message: Any) -> None:
@@ -249,7 +249,7 @@ def test_lines_of_all_ranks_of_one_and_side_by_side(page: Any, show: Any) -> Non
     expect(page.locator(".anb-side-box")).to_have_count(0)
 
 
-MEANT = [
+LINES_BY_LEVEL = [
     [0, 0, "printed", 1.0, 0],
     [0, 1, "INFO:root:begins", 1.0, 0],
     [0, 1, "WARNING:root:slow", 1.0, 0, "warning"],
@@ -260,7 +260,7 @@ MEANT = [
 
 def test_a_line_is_marked_by_what_it_means_and_by_more_than_colour(page: Any, show: Any) -> None:
     show([start(1)])
-    _give(page, seq=2, lines=MEANT)
+    _give(page, seq=2, lines=LINES_BY_LEVEL)
     rows = _log(page).locator(".anb-line")
     expect(rows.locator(".anb-mark")).to_have_text(["", "╎ standard error ", "! warning ", "✖ error ", ""])
     plain, other, warning, error, bar = (
@@ -275,11 +275,11 @@ def test_a_line_is_marked_by_what_it_means_and_by_more_than_colour(page: Any, sh
 
 def test_errors_alone_can_be_looked_at_and_searched(page: Any, show: Any) -> None:
     show([start(1)])
-    _give(page, seq=2, lines=MEANT)
+    _give(page, seq=2, lines=LINES_BY_LEVEL)
     page.get_by_role("button", name="Errors only").click()
     rows = _log(page).locator(".anb-line .anb-text")
     expect(rows).to_have_text(["ValueError: wrong\n"])
-    _give(page, seq=3, lines=[*MEANT, [0, 1, "KeyError: wrong too", 1.0, 0, "error"]])
+    _give(page, seq=3, lines=[*LINES_BY_LEVEL, [0, 1, "KeyError: wrong too", 1.0, 0, "error"]])
     expect(rows).to_have_text(["ValueError: wrong\n", "ValueError: wrong\n", "KeyError: wrong too\n"])
     page.get_by_role("searchbox").fill("r")
     expect(page.locator(".anb-found")).to_have_text("3 matches")
