@@ -18,7 +18,7 @@ from accelerate_nb.commands.launch import launch_command, launch_command_parser
 from accelerate_nb.config.hf import files
 from accelerate_nb.errors import ConfigurationError
 
-SAYS = {
+CONFIG = {
     "compute_environment": "LOCAL_MACHINE",
     "distributed_type": "MULTI_CPU",
     "mixed_precision": "bf16",
@@ -28,10 +28,10 @@ SAYS = {
 
 def test_a_loaded_configuration_says_of_its_keys_what_it_says_under_accelerate(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump({**SAYS, "use_cpu": True, "dynamo_config": {"dynamo_backend": "EAGER"}}))
+    path.write_text(yaml.safe_dump({**CONFIG, "use_cpu": True, "dynamo_config": {"dynamo_backend": "EAGER"}}))
     ours, theirs = load_config_from_file(path), load_theirs(str(path)).to_dict()
     assert ours.to_dict().items() <= theirs.items()
-    assert ours.to_dict().items() >= SAYS.items()
+    assert ours.to_dict().items() >= CONFIG.items()
     assert ours.num_processes == 2
 
 
@@ -82,8 +82,8 @@ def test_transformers_tells_its_environment_with_this_package_in_the_place_of_ac
     if importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(SAYS))
+    path.write_text(yaml.safe_dump(CONFIG))
     words = [sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN, str(path)]
-    told = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout
-    assert "- mixed_precision: bf16" in told
-    assert "- num_processes: 2" in told
+    output = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout
+    assert "- mixed_precision: bf16" in output
+    assert "- num_processes: 2" in output

@@ -48,52 +48,52 @@ def _no_file_of_the_person(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.setenv("HF_HOME", str(tmp_path))
 
 
-def long(one: argparse.Action) -> str:
+def long(flag: argparse.Action) -> str:
     """A flag as they document it."""
-    return next(name for name in one.option_strings if name.startswith("--"))
+    return next(name for name in flag.option_strings if name.startswith("--"))
 
 
-def values(one: argparse.Action) -> list[str]:
+def values(flag: argparse.Action) -> list[str]:
     """Words behind a flag that their parser takes: each choice, or one of its type; none where it takes none."""
-    if one.nargs == 0:
+    if flag.nargs == 0:
         return []
-    if long(one) in SENSIBLE:
-        return [SENSIBLE[long(one)]]
-    if long(one) == "--dynamo_backend":
+    if long(flag) in SENSIBLE:
+        return [SENSIBLE[long(flag)]]
+    if long(flag) == "--dynamo_backend":
         # their list has a name misspelled, which they refuse where they use it
-        return [name for name in one.choices if name.upper() in DynamoBackend.list()]
-    return list(one.choices) if one.choices else ["1" if one.type in {int, float} else "true"]
+        return [name for name in flag.choices if name.upper() in DynamoBackend.list()]
+    return list(flag.choices) if flag.choices else ["1" if flag.type in {int, float} else "true"]
 
 
-def asked(*words: str) -> LaunchRequest:
+def request_of(*words: str) -> LaunchRequest:
     """What our command line makes of these words."""
     parser = CliParser(prog=PROG)
     configure(parser)
     return read_request(parser.parse_args([*words, "script.py"]))
 
 
-def lines(one: argparse.Action) -> Iterator[list[str]]:
+def lines(flag: argparse.Action) -> Iterator[list[str]]:
     """A flag in each of its spellings, with each of its values."""
-    for spelling in one.option_strings:
-        for value in values(one) or [None]:
+    for spelling in flag.option_strings:
+        for value in values(flag) or [None]:
             yield [spelling] if value is None else [spelling, value]
 
 
-@pytest.mark.parametrize("one", ACTIONS, ids=long)
-def test_a_flag_of_theirs_is_known_in_every_spelling_with_every_value(one: argparse.Action) -> None:
-    for words in lines(one):
+@pytest.mark.parametrize("flag", ACTIONS, ids=long)
+def test_a_flag_of_theirs_is_known_in_every_spelling_with_every_value(flag: argparse.Action) -> None:
+    for words in lines(flag):
         launch_command_parser().parse_args([*words, "script.py"])
         # what is not offered is known all the same
         with suppress(NotYetError):
-            asked(*words)
+            request_of(*words)
 
 
-@pytest.mark.parametrize("one", [item for item in ACTIONS if item.choices], ids=long)
-def test_a_value_that_they_refuse_is_refused(one: argparse.Action) -> None:
+@pytest.mark.parametrize("flag", [item for item in ACTIONS if item.choices], ids=long)
+def test_a_value_that_they_refuse_is_refused(flag: argparse.Action) -> None:
     with pytest.raises(SystemExit):
-        launch_command_parser().parse_args([long(one), "nonsense", "script.py"])
+        launch_command_parser().parse_args([long(flag), "nonsense", "script.py"])
     with pytest.raises(ConfigurationError, match="nonsense"):
-        asked(long(one), "nonsense")
+        request_of(long(flag), "nonsense")
 
 
 def test_the_table_has_their_flags_and_no_others() -> None:
@@ -122,7 +122,7 @@ def test_what_the_table_calls_a_setting_is_one() -> None:
 )
 def test_what_is_not_offered_is_named(words: list[str], what: str) -> None:
     with pytest.raises(NotYetError, match=what):
-        asked(*words)
+        request_of(*words)
 
 
 def test_ways_to_train_exclude_each_other_as_they_do_there() -> None:
@@ -130,11 +130,11 @@ def test_ways_to_train_exclude_each_other_as_they_do_there() -> None:
     with pytest.raises(ValueError, match="only use one of"):
         _validate_launch_command(launch_command_parser().parse_args([*words, "script.py"]))
     with pytest.raises(ConfigurationError, match="--cpu and --multi_gpu were requested together"):
-        asked(*words)
+        request_of(*words)
 
 
 def test_an_option_of_what_was_not_asked_for_changes_nothing_and_says_so() -> None:
-    found = asked("--fsdp_version", "2", "--same_network")
+    found = request_of("--fsdp_version", "2", "--same_network")
     assert found.theirs.surprises(on_tpus=False) == [
         "--fsdp_version changes nothing: it is an option of FSDP, which --use_fsdp requests."
     ]
@@ -147,15 +147,18 @@ def test_workers_find_the_variables_that_accelerate_sets(monkeypatch: pytest.Mon
     words += ["--dynamo_backend", "eager", "--dynamo_mode", "max-autotune", "--dynamo_use_fullgraph"]
     words += ["--num_cpu_threads_per_process", "3"]
     arguments, *_ = _validate_launch_command(launch_command_parser().parse_args([*words, "script.py"]))
-    _, there = prepare_simple_launcher_cmd_env(arguments)
-    found = asked(*words)
-    here = dry_run.variables(found, choose(found.config.launching, AvailableDevices("cpu", "CPU", 0, 2), can_fork=True))
-    names = {name for name in there if name not in os.environ or there[name] != os.environ[name]}
+    _, their_variables = prepare_simple_launcher_cmd_env(arguments)
+    found = request_of(*words)
+    variables = dry_run.variables(
+        found, choose(found.config.launching, AvailableDevices("cpu", "CPU", 0, 2), can_fork=True)
+    )
+    names = {name for name in their_variables if name not in os.environ or their_variables[name] != os.environ[name]}
     # they pin all processes to the same cores with the one, and the other goes with it; what was not said is false there
     expected = {
-        name: {"1": "true"}.get(there[name], there[name].lower()) for name in names - {"KMP_AFFINITY", "KMP_BLOCKTIME"}
+        name: {"1": "true"}.get(their_variables[name], their_variables[name].lower())
+        for name in names - {"KMP_AFFINITY", "KMP_BLOCKTIME"}
     }
-    assert {name: here.get(name, "false").lower() for name in expected} == expected
+    assert {name: variables.get(name, "false").lower() for name in expected} == expected
     assert expected["ACCELERATE_MIXED_PRECISION"] == "bf16"
     assert expected["OMP_NUM_THREADS"] == "3"
 
@@ -176,12 +179,12 @@ def test_options_of_fp8_are_the_variables_that_accelerate_sets() -> None:
     words += ["--fp8_amax_history_len", "16", "--fp8_amax_compute_algo", "max", "--fp8_use_autocast_during_eval"]
     words += ["--fp8_override_linear_precision", "false,true,false", "--fp8_pad_inner_dim", "false"]
     words += ["--fp8_enable_fsdp_float8_all_gather", "true"]
-    there = setup_fp8_env(launch_command_parser().parse_args([*words, "script.py"]), {})
+    variables = setup_fp8_env(launch_command_parser().parse_args([*words, "script.py"]), {})
     # argparse gives their store_true a True, and their str_to_bool a 1
     plain = {"1": "True", "0": "False"}
-    yes_no = {name for name in there if "PAD" in name or "GATHER" in name or "OVERRIDE" in name}
-    expected = {name: plain.get(value, value) if name in yes_no else value for name, value in there.items()}
-    assert asked(*words).theirs.variables() == expected
+    yes_no = {name for name in variables if "PAD" in name or "GATHER" in name or "OVERRIDE" in name}
+    expected = {name: plain.get(value, value) if name in yes_no else value for name, value in variables.items()}
+    assert request_of(*words).theirs.variables() == expected
 
 
 def test_a_mistake_reaches_the_person_as_one_line(capsys: pytest.CaptureFixture[str]) -> None:

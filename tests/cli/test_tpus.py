@@ -37,13 +37,13 @@ def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def file_of(tmp_path: Path, **said: object) -> str:
+def file_of(tmp_path: Path, **entries: object) -> str:
     path = tmp_path / "tpu.yaml"
-    path.write_text(yaml.safe_dump({**POD, **said}))
+    path.write_text(yaml.safe_dump({**POD, **entries}))
     return str(path)
 
 
-def asked(*words: str) -> LaunchRequest:
+def request_of(*words: str) -> LaunchRequest:
     parser = CliParser(prog=PROG)
     configure(parser)
     return read_request(parser.parse_args([*words, "script.py"]))
@@ -52,9 +52,9 @@ def asked(*words: str) -> LaunchRequest:
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     """The words of the one line that a command prints; beside it, a person is told that nothing was run."""
     assert main(list(words)) == 0
-    told = capsys.readouterr()
-    (line,) = told.out.splitlines()
-    assert "nothing was" in told.err
+    output = capsys.readouterr()
+    (line,) = output.out.splitlines()
+    assert "nothing was" in output.err
     return shlex.split(line)
 
 
@@ -62,7 +62,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
 
 
 def test_tpu_is_a_launch_through_torch_xla_whatever_the_file_says(tmp_path):
-    found = asked(
+    found = request_of(
         "--tpu", "--config_file", file_of(tmp_path, distributed_type="NO", use_cpu=True, tpu_use_cluster=False)
     )
     assert (found.config.launching.engine, found.config.launching.cpu) == ("xla", False)
@@ -72,14 +72,14 @@ def test_tpu_is_a_launch_through_torch_xla_whatever_the_file_says(tmp_path):
 
 def test_a_file_for_tpus_asks_for_the_same_and_cpu_takes_it_back(tmp_path):
     path = file_of(tmp_path, tpu_use_cluster=False)
-    assert asked("--config_file", path).config.launching.engine == "xla"
-    assert not asked("--config_file", path, "--cpu").on_tpus
+    assert request_of("--config_file", path).config.launching.engine == "xla"
+    assert not request_of("--config_file", path, "--cpu").on_tpus
 
 
 def test_an_engine_that_is_another_is_refused():
-    assert asked("--tpu", "--engine", "xla").on_tpus
+    assert request_of("--tpu", "--engine", "xla").on_tpus
     with pytest.raises(ConfigurationError, match="requests engine=xla, together with engine=local"):
-        asked("--tpu", "--engine", "local")
+        request_of("--tpu", "--engine", "local")
 
 
 @pytest.mark.parametrize(
@@ -87,30 +87,33 @@ def test_an_engine_that_is_another_is_refused():
     [([], None), (["--main_training_function", "go"], "go"), (["--main-training-function", "main"], "main")],
 )
 def test_the_script_runs_where_no_function_is_named(tmp_path, words, function):
-    assert asked("--tpu", *words).function == function
-    assert asked("--tpu", *words, "--config_file", file_of(tmp_path)).function == function
+    assert request_of("--tpu", *words).function == function
+    assert request_of("--tpu", *words, "--config_file", file_of(tmp_path)).function == function
 
 
 def test_a_function_that_a_file_names_is_called_and_the_flag_wins(tmp_path):
     path = file_of(tmp_path, main_training_function="train")
-    assert asked("--config_file", path).function == "train"
-    assert asked("--config_file", path, "--main_training_function", "main").function == "main"
-    assert asked("--config_file", path, "--cpu").function is None
+    assert request_of("--config_file", path).function == "train"
+    assert request_of("--config_file", path, "--main_training_function", "main").function == "main"
+    assert request_of("--config_file", path, "--cpu").function is None
 
 
 def test_workers_find_what_makes_bf16_keep_doubles(tmp_path):
     words = ["--tpu", "--mixed_precision", "bf16"]
-    assert asked(*words, "--downcast_bf16").variables["XLA_DOWNCAST_BF16"] == "1"
-    assert asked(*words, "--config_file", file_of(tmp_path, downcast_bf16="yes")).variables["XLA_DOWNCAST_BF16"] == "1"
-    assert asked(*words, "--config_file", file_of(tmp_path, downcast_bf16="no")).variables == {}
+    assert request_of(*words, "--downcast_bf16").variables["XLA_DOWNCAST_BF16"] == "1"
+    assert (
+        request_of(*words, "--config_file", file_of(tmp_path, downcast_bf16="yes")).variables["XLA_DOWNCAST_BF16"]
+        == "1"
+    )
+    assert request_of(*words, "--config_file", file_of(tmp_path, downcast_bf16="no")).variables == {}
 
 
 def test_a_flag_of_tpus_without_one_changes_nothing_and_says_so():
-    found = asked("--tpu_use_sudo", "--vm", "a", "--vm", "b")
+    found = request_of("--tpu_use_sudo", "--vm", "a", "--vm", "b")
     assert found.theirs.surprises(on_tpus=found.on_tpus) == [
         "--tpu_use_sudo changes nothing: it is an option of a TPU, which --tpu requests."
     ]
-    assert asked("--tpu", "--tpu_use_sudo").theirs.surprises(on_tpus=True) == []
+    assert request_of("--tpu", "--tpu_use_sudo").theirs.surprises(on_tpus=True) == []
 
 
 def test_any_program_is_refused_there(capsys):
@@ -145,17 +148,17 @@ def test_a_pods_line_is_printed_and_run_by_nobody(tmp_path, capsys, monkeypatch)
 
 def test_what_a_pods_machines_run_asks_there_for_what_was_asked_here(tmp_path, capsys):
     words = ["--config_file", file_of(tmp_path, main_training_function="go", downcast_bf16="yes"), "--timeout", "9"]
-    here = asked(*words)
-    assert here.is_for_a_pod
+    launcher = request_of(*words)
+    assert launcher.is_for_a_pod
     line = printed(capsys, "launch", *words, "-m", "package.train", "x")
     environment, assignment, *command = shlex.split(line[-1])
     assert (environment, assignment, command[:2]) == ("env", "A=1", ["accelerate-nb", "launch"])
     assert command[-3:] == ["-m", "package.train", "x"]
-    there = asked(*command[2:-3])
-    assert there.config == here.config
-    assert there.tpus.function == here.tpus.function == "go"
-    assert there.variables == here.variables
-    assert not there.is_for_a_pod
+    machine = request_of(*command[2:-3])
+    assert machine.config == launcher.config
+    assert machine.tpus.function == launcher.tpus.function == "go"
+    assert machine.variables == launcher.variables
+    assert not machine.is_for_a_pod
 
 
 def test_a_shell_takes_the_line_apart_as_it_was_meant(tmp_path, capsys):
@@ -187,7 +190,7 @@ def test_a_notebook_is_launched_on_a_pod_with_its_parameters_behind_it(capsys):
 
 
 def test_the_machines_of_a_pod_launch_for_themselves(tmp_path):
-    assert not asked("--config_file", file_of(tmp_path), "--no_tpu_cluster").is_for_a_pod
+    assert not request_of("--config_file", file_of(tmp_path), "--no_tpu_cluster").is_for_a_pod
 
 
 def test_a_pod_without_a_name_is_asked_for_one(capsys):
@@ -213,11 +216,11 @@ def test_it_runs_what_accelerates_own_command_would(tmp_path, capsys, words):
     from accelerate.commands.tpu import tpu_command_launcher, tpu_command_parser
 
     (tmp_path / "setup.sh").write_text("mkdir data\nls 'a b'\n")
-    said = [str(tmp_path / "setup.sh") if word == "FILE" else word for word in words]
-    said = ["--config_file", file_of(tmp_path), *said, "--debug"]
-    tpu_command_launcher(tpu_command_parser().parse_args(said))
+    arguments = [str(tmp_path / "setup.sh") if word == "FILE" else word for word in words]
+    arguments = ["--config_file", file_of(tmp_path), *arguments, "--debug"]
+    tpu_command_launcher(tpu_command_parser().parse_args(arguments))
     theirs = capsys.readouterr().out.removeprefix("Running ").strip()
-    line = printed(capsys, "tpu-config", *said)
+    line = printed(capsys, "tpu-config", *arguments)
     assert "--worker=all" in line
     # theirs quotes nothing, and names the machines last
     assert " ".join(word for word in line if word != "--worker=all") == theirs.removesuffix(" --worker all")
@@ -231,13 +234,13 @@ def test_this_package_is_what_it_installs(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--command", "ls"], "no pod was named"),
         (["--tpu_name", "mine"], "no command was given"),
         (["--tpu_name", "mine", "--command_file", "gone.sh"], "gone.sh can't be read"),
     ],
 )
-def test_what_is_missing_is_named(capsys, words, told):
+def test_what_is_missing_is_named(capsys, words, message):
     assert main(["tpu-config", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -99,15 +99,15 @@ def test_the_persons_own_shell_is_meant_where_none_is_named(monkeypatch, capsys)
 
 
 def test_a_terminal_is_told_how_to_install_it():
-    here, there = pty.openpty()
+    controller, terminal = pty.openpty()
     try:
         program = [sys.executable, "-m", "accelerate_nb.cli.main", "completion", "bash"]
-        with subprocess.Popen(program, stdout=there, stderr=subprocess.PIPE, text=True) as process:
-            os.close(there)
-            _read_all(here)
+        with subprocess.Popen(program, stdout=terminal, stderr=subprocess.PIPE, text=True) as process:
+            os.close(terminal)
+            _read_all(controller)
             _, error = process.communicate(timeout=60)
     finally:
-        os.close(here)
+        os.close(controller)
     assert "source <(accelerate-nb completion bash)" in error
 
 

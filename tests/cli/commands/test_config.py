@@ -132,23 +132,23 @@ def test_another_file_can_be_named(path, tmp_path, keyboard):
 
 def test_this_machine_is_the_suggestion(keyboard):
     keyboard(ENTER * 5)
-    said, outlook = prompt(DEFAULTS, SERVER, can_fork=True)
-    assert said == {"num_processes": 4}
+    settings, outlook = prompt(DEFAULTS, SERVER, can_fork=True)
+    assert settings == {"num_processes": 4}
     assert outlook.choice.size == 4
 
 
 def test_what_cannot_be_on_this_machine_is_told_and_asked_again(keyboard, capsys):
     keyboard(ENTER + CLEAR + "9" + ENTER * 3 + ENTER + CLEAR + "3" + ENTER)
-    said, _ = prompt(DEFAULTS, SERVER, can_fork=True)
-    assert said == {"num_processes": 3}
+    settings, _ = prompt(DEFAULTS, SERVER, can_fork=True)
+    assert settings == {"num_processes": 3}
     assert "num_processes=9 was requested, but this machine has 4 GPUs" in capsys.readouterr().out
 
 
 def test_every_setting_can_be_reached(keyboard):
     groups = len({setting.group for setting in all_settings() if setting.name not in FIRST})
     keyboard(ENTER * 4 + (SPACE + DOWN) * groups + ENTER + ENTER * (len(all_settings()) - len(FIRST)))
-    said, _ = prompt(DEFAULTS, LAPTOP, can_fork=True)
-    assert said == {"num_processes": 1}
+    settings, _ = prompt(DEFAULTS, LAPTOP, can_fork=True)
+    assert settings == {"num_processes": 1}
 
 
 def test_advice_is_told(keyboard, capsys):
@@ -160,10 +160,10 @@ def test_advice_is_told(keyboard, capsys):
 def test_without_a_terminal_the_other_ways_are_named(path, capsys, monkeypatch):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
     assert main(["config"]) == 2
-    told = capsys.readouterr().err
-    assert "no terminal" in told
-    assert "--yes" in told
-    assert "config default" in told
+    message = capsys.readouterr().err
+    assert "no terminal" in message
+    assert "--yes" in message
+    assert "config default" in message
     assert not path.exists()
 
 
@@ -205,27 +205,27 @@ def test_a_pods_file_is_written_on_a_laptop_and_accelerate_reads_it(path, keyboa
 
 
 def test_the_present_answers_on_tpus_are_what_one_begins_with(path, keyboard, capsys):
-    said = TpusConfig(function="train", is_pod=True, name="mine", environment=("A=1",))
-    written(path, **{"distributed_type": "XLA", "num_processes": 4, **said.keys(), "commands": ["ls"]})
+    config = TpusConfig(function="train", is_pod=True, name="mine", environment=("A=1",))
+    written(path, **{"distributed_type": "XLA", "num_processes": 4, **config.keys(), "commands": ["ls"]})
     keyboard(ENTER * 11)
     assert main(["config"]) == 0
     content = files.read(path)
-    assert tpu_pods.of(content) == said
+    assert tpu_pods.of(content) == config
     assert content["commands"] == ["ls"]
     assert content["distributed_type"] == "XLA"
 
 
 def test_all_cores_of_a_tpu_are_the_suggestion(keyboard):
     keyboard(ENTER * 4)
-    said, outlook = prompt({**DEFAULTS, "engine": "xla"}, TPU, can_fork=True, tpus=TpusConfig())
-    assert said == {"engine": "xla"}
+    settings, outlook = prompt({**DEFAULTS, "engine": "xla"}, TPU, can_fork=True, tpus=TpusConfig())
+    assert settings == {"engine": "xla"}
     assert outlook.choice.size == 8
 
 
 def test_some_cores_of_a_tpu_are_refused_and_asked_again(keyboard, capsys):
     keyboard("3" + ENTER * 4 + CLEAR + "1" + ENTER)
-    said, _ = prompt({**DEFAULTS, "engine": "xla"}, TPU, can_fork=True, tpus=TpusConfig())
-    assert said == {"engine": "xla", "num_processes": 1}
+    settings, _ = prompt({**DEFAULTS, "engine": "xla"}, TPU, can_fork=True, tpus=TpusConfig())
+    assert settings == {"engine": "xla", "num_processes": 1}
     assert "num_processes=3 was requested" in capsys.readouterr().out
 
 
@@ -237,9 +237,9 @@ def test_yes_writes_a_pods_file_without_a_question(path, capsys):
     assert load_config_from_file(str(path)).tpu_use_cluster is True
     capsys.readouterr()
     assert main(["config", "show"]) == 0
-    told = capsys.readouterr().out
-    assert re.search(r"tpu_name +mine +the configuration file", told)
-    assert re.search(r"engine +xla +the configuration file", told)
+    output = capsys.readouterr().out
+    assert re.search(r"tpu_name +mine +the configuration file", output)
+    assert re.search(r"engine +xla +the configuration file", output)
 
 
 def test_a_tpu_and_the_cpu_together_are_refused(path, capsys):
@@ -299,10 +299,10 @@ def test_update_writes_an_old_file_as_today_and_shows_what_changed(path, capsys)
     )
     content = files.read(path)
     assert main(["config", "update"]) == 0
-    told = capsys.readouterr().out
-    assert "-fp16: true" in told
-    assert "+mixed_precision: fp16" in told
-    assert "+#| timeout: 5" in told
+    output = capsys.readouterr().out
+    assert "-fp16: true" in output
+    assert "+mixed_precision: fp16" in output
+    assert "+#| timeout: 5" in output
     assert files.read(path) == {"compute_environment": "LOCAL_MACHINE", **content}
     theirs = load_config_from_file(str(path))
     assert theirs.dynamo_config == {"dynamo_backend": "INDUCTOR"}
@@ -339,21 +339,21 @@ def test_show_tells_each_value_and_where_it_was_said(path, capsys, monkeypatch):
     written(path, num_processes=3)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     assert main(["config", "show"]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith(f"Configuration file: {path}\n")
-    assert re.search(r"num_processes +3 +the configuration file", told)
-    assert re.search(r"mixed_precision +bf16 +the variable ACCELERATE_MIXED_PRECISION", told)
-    assert re.search(r"engine +auto +default", told)
-    assert all(re.search(rf"^  {one.name} ", told, re.MULTILINE) for one in all_settings())
+    output = capsys.readouterr().out
+    assert output.startswith(f"Configuration file: {path}\n")
+    assert re.search(r"num_processes +3 +the configuration file", output)
+    assert re.search(r"mixed_precision +bf16 +the variable ACCELERATE_MIXED_PRECISION", output)
+    assert re.search(r"engine +auto +default", output)
+    assert all(re.search(rf"^  {setting.name} ", output, re.MULTILINE) for setting in all_settings())
 
 
 def test_show_tells_what_a_launch_would_refuse_and_all_the_rest(path, capsys):
     written(path, distributed_type="FSDP", mixed_precision="fp17", num_processes=3)
     assert main(["config", "show"]) == 1
-    told = capsys.readouterr()
-    assert "requests FSDP" in told.err
-    assert "mixed_precision in the configuration file is 'fp17'" in told.err
-    assert re.search(r"num_processes +3 +the configuration file", told.out)
+    output = capsys.readouterr()
+    assert "requests FSDP" in output.err
+    assert "mixed_precision in the configuration file is 'fp17'" in output.err
+    assert re.search(r"num_processes +3 +the configuration file", output.out)
 
 
 def test_the_file_stands_before_or_behind_the_command(tmp_path, capsys):

@@ -41,13 +41,13 @@ def _home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def told(capsys, *words) -> dict:
+def environment_report(capsys, *words) -> dict:
     assert main(["env", "--json", *words]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_what_is_told_is_true(capsys, tmp_path):
-    facts = told(capsys)
+    facts = environment_report(capsys)
     assert facts.keys() == KEYS
     assert facts["python"]["version"] == platform.python_version()
     assert facts["torch"]["version"] == torch.__version__
@@ -62,7 +62,7 @@ def test_what_is_told_is_true(capsys, tmp_path):
 
 
 def test_the_text_holds_the_same_facts(capsys):
-    facts = told(capsys)
+    facts = environment_report(capsys)
     assert main(["env"]) == 0
     text = capsys.readouterr().out
     assert "\x1b" not in text
@@ -80,9 +80,9 @@ def test_torch_is_imported_only_where_it_is_asked_for():
         done = subprocess.run(
             [sys.executable, "-c", code.format(words)], capture_output=True, text=True, check=True, timeout=60
         )
-        said, _, last = done.stdout.strip().rpartition("\n")
+        report, _, last = done.stdout.strip().rpartition("\n")
         assert last == imported
-        assert ("torch_build" in json.loads(said)) == (imported == "True")
+        assert ("torch_build" in json.loads(report)) == (imported == "True")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_torch_is_imported_only_where_it_is_asked_for():
 )
 def test_what_may_be_a_secret_is_masked(monkeypatch, capsys, name, value):
     monkeypatch.setenv(name, value)
-    assert told(capsys)["environment"][name] == "********"
+    assert environment_report(capsys)["environment"][name] == "********"
     assert main(["env"]) == 0
     assert value not in capsys.readouterr().out.split(name)[1].splitlines()[0]
 
@@ -127,7 +127,7 @@ def test_the_configuration_is_told_with_where_each_setting_comes_from(tmp_path, 
     file = tmp_path / "mine.yaml"
     file.write_text("num_processes: 3\nuse_cpu: true\n")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    found = told(capsys, "--config_file", str(file))["configuration"]
+    found = environment_report(capsys, "--config_file", str(file))["configuration"]
     assert found["file"] == str(file)
     assert found["content"].splitlines()[:2] == ["num_processes: 3", "use_cpu: true"]
     assert found["error"] is None
@@ -150,16 +150,16 @@ def test_what_may_be_a_secret_in_the_configuration_is_masked(tmp_path, capsys):
 
 
 def test_the_default_file_is_found(tmp_path, capsys):
-    place = tmp_path / "hf" / "accelerate" / "default_config.yaml"
-    place.parent.mkdir(parents=True)
-    place.write_text("folder: " + str(tmp_path / "elsewhere"))
-    facts = told(capsys)
-    assert facts["configuration"]["file"] == str(place)
+    path = tmp_path / "hf" / "accelerate" / "default_config.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("folder: " + str(tmp_path / "elsewhere"))
+    facts = environment_report(capsys)
+    assert facts["configuration"]["file"] == str(path)
     assert facts["runs"]["folder"] == str(tmp_path / "elsewhere")
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (b"num_processes: [", "line 1"),
         (b"num_processes: many", "num_processes should be"),
@@ -167,16 +167,16 @@ def test_the_default_file_is_found(tmp_path, capsys):
         (b"distributed_type: DEEPSPEED", "DeepSpeed"),
     ],
 )
-def test_a_broken_configuration_is_told_in_its_place(tmp_path, capsys, content, says):
+def test_a_broken_configuration_is_told_in_its_place(tmp_path, capsys, content, message):
     file = tmp_path / "mine.yaml"
     file.write_bytes(content)
-    facts = told(capsys, "--config-file", str(file))
-    assert says in facts["configuration"]["error"]
+    facts = environment_report(capsys, "--config-file", str(file))
+    assert message in facts["configuration"]["error"]
     assert facts.keys() == KEYS
 
 
 def test_a_configuration_that_is_not_there_is_told(capsys):
-    assert "does not exist" in told(capsys, "--config-file", "/no/such/file")["configuration"]["error"]
+    assert "does not exist" in environment_report(capsys, "--config-file", "/no/such/file")["configuration"]["error"]
 
 
 @pytest.mark.parametrize(
@@ -187,11 +187,11 @@ def test_the_notebook_service_is_named(variable, service):
 
 
 def test_a_terminal_gets_headings_that_stand_out():
-    here, there = pty.openpty()
-    with os.fdopen(here, "rb", buffering=0) as screen:
+    controller, terminal = pty.openpty()
+    with os.fdopen(controller, "rb", buffering=0) as screen:
         program = [sys.executable, "-m", "accelerate_nb.cli.main", "env"]
-        process = subprocess.Popen(program, stdout=there, env={**os.environ, "TERM": "xterm", "COLUMNS": "80"})
-        os.close(there)
+        process = subprocess.Popen(program, stdout=terminal, env={**os.environ, "TERM": "xterm", "COLUMNS": "80"})
+        os.close(terminal)
         shown = b""
         while piece := _read(screen):
             shown += piece
@@ -226,10 +226,10 @@ def test_a_tpus_chips_and_who_holds_them_are_told(monkeypatch):
     monkeypatch.setattr(tpu_info, "generation", lambda: "v5e")
     found = gather({})["devices"]
     assert (found["kind"], found["count"]) == ("xla", 8)
-    told = found["xla"]
-    assert (told["tpu_chips"], told["generation"], told["device"], told["count"]) == (8, "v5e", "TPU", 8)
-    assert told["trouble"] is None
-    mine, gone = told["held_by"]
+    report = found["xla"]
+    assert (report["tpu_chips"], report["generation"], report["device"], report["count"]) == (8, "v5e", "TPU", 8)
+    assert report["trouble"] is None
+    mine, gone = report["held_by"]
     assert mine == {"process": os.getpid(), "name": psutil.Process().name()}
     assert gone == {"process": 1 << 30, "name": None}
 

@@ -15,13 +15,13 @@ LINEAR = ["estimate-memory", "torch.nn:Linear", "--args", '{"in_features": 1024,
 MIB = 1 << 20
 
 
-def told(capsys, *words):
+def estimate(capsys, *words):
     assert main([*LINEAR, "--json", *words]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_the_figures_are_in_bytes_under_stable_keys(capsys):
-    facts = told(capsys, "-n", "2", "--memory", "1GiB")
+    facts = estimate(capsys, "-n", "2", "--memory", "1GiB")
     assert (facts["parameters"], facts["buffers"], facts["num_processes"]) == (MIB, 0, 2)
     assert facts["device_memory"] == 1 << 30
     assert {fact["dtype"]: fact["total"] for fact in facts["inference"]} == {
@@ -62,7 +62,10 @@ def test_one_rank_has_nothing_to_share(capsys):
 
 
 def test_accelerates_flag_chooses_types(capsys):
-    assert [item["dtype"] for item in told(capsys, "--dtypes", "int8", "float32")["inference"]] == ["int8", "float32"]
+    assert [item["dtype"] for item in estimate(capsys, "--dtypes", "int8", "float32")["inference"]] == [
+        "int8",
+        "float32",
+    ]
 
 
 def test_a_file_is_estimated(tmp_path, capsys):
@@ -72,7 +75,7 @@ def test_a_file_is_estimated(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["--args", "{hidden: 1}"], "should be JSON"),
         (["--args", "[1]"], "by their names"),
@@ -82,13 +85,13 @@ def test_a_file_is_estimated(tmp_path, capsys):
         (["--dtypes", "float8"], "float8"),
     ],
 )
-def test_a_wrong_word_is_told(capsys, words, says):
+def test_a_wrong_word_is_told(capsys, words, message):
     assert main([*LINEAR, *words]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("code", "says"),
+    ("code", "message"),
     [
         ("import os\nos.environ['NOWHERE']", "KeyError: 'NOWHERE'"),
         ("import no_such_module", "No module named 'no_such_module'"),
@@ -96,18 +99,18 @@ def test_a_wrong_word_is_told(capsys, words, says):
         ("import sys\nsys.exit(3)", "SystemExit: 3"),
     ],
 )
-def test_code_that_fails_is_told_in_one_line(tmp_path, capsys, code, says):
+def test_code_that_fails_is_told_in_one_line(tmp_path, capsys, code, message):
     (tmp_path / "train.py").write_text(code)
     assert main(["estimate-memory", f"{tmp_path}/train.py:Net"]) == 2
-    told = capsys.readouterr().err
-    assert says in told
-    assert f"train.py, line {code.count(chr(10)) + 1})" in told
-    assert told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert f"train.py, line {code.count(chr(10)) + 1})" in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "text"),
     [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.50 KiB"), (1 << 40, "1.00 TiB"), (1 << 52, "4096.00 TiB")],
 )
-def test_sizes_are_said_as_people_say_them(number, said):
-    assert size(number) == said
+def test_sizes_are_said_as_people_say_them(number, text):
+    assert size(number) == text

@@ -19,11 +19,11 @@ def train(tmp_path):
 
 def test_the_script_stands_beside_the_notebook_and_runs(train, capsys):
     assert main(["export", str(train)]) == 0
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     path = train.with_suffix(".py")
-    assert told.out == ""
-    assert "train.ipynb, cell 3, line 1: the cell was left out" in told.err
-    assert f"python {path}, or accelerate-nb launch {path}" in told.err
+    assert output.out == ""
+    assert "train.ipynb, cell 3, line 1: the cell was left out" in output.err
+    assert f"python {path}, or accelerate-nb launch {path}" in output.err
     done = subprocess.run([sys.executable, "-W", "error", path], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("42\n", "")
 
@@ -71,15 +71,15 @@ def test_a_notebook_that_cant_be_a_script_leaves_what_is_there(train, capsys):
     before = train.with_suffix(".py").read_text()
     notebook(train, "x = (", "ok = 1", "return x")
     assert main(["export", str(train)]) == 1
-    told = capsys.readouterr().err
-    assert "train.ipynb, cell 1, line 1: `x = (` is no Python: '(' was never closed" in told
-    assert "train.ipynb, cell 3, line 1: `return x` is no Python: 'return' outside function" in told
+    message = capsys.readouterr().err
+    assert "train.ipynb, cell 1, line 1: `x = (` is no Python: '(' was never closed" in message
+    assert "train.ipynb, cell 3, line 1: `return x` is no Python: 'return' outside function" in message
     assert train.with_suffix(".py").read_text() == before
     assert sorted(os.listdir(train.parent)) == ["train.ipynb", "train.py"]
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["nothing.ipynb"], "there is no such file"),
         (["nothing.py"], "there is no such file"),
@@ -89,12 +89,12 @@ def test_a_notebook_that_cant_be_a_script_leaves_what_is_there(train, capsys):
         (["train.ipynb", "-o", "no/folder/train.py"], "it can't be: No such file or directory"),
     ],
 )
-def test_what_cant_be_read_or_written_is_told_in_one_line(train, monkeypatch, capsys, words, says):
+def test_what_cant_be_read_or_written_is_told_in_one_line(train, monkeypatch, capsys, words, message):
     monkeypatch.chdir(train.parent)
     assert main(["export", *words]) == 1
-    told = capsys.readouterr().err
-    assert says in told
-    assert told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def test_exporting_imports_nothing_heavy(train):
@@ -111,9 +111,9 @@ def test_exporting_imports_nothing_heavy(train):
 def test_a_script_does_not_hide_the_module_of_its_name(tmp_path, capsys, name, cell):
     book = notebook(tmp_path / f"{name}.ipynb", cell)
     assert main(["export", str(book)]) == 1
-    told = capsys.readouterr().err
-    assert f"`import {name}` would find that" in told
-    assert f"-o {tmp_path / name}_script.py" in told
+    message = capsys.readouterr().err
+    assert f"`import {name}` would find that" in message
+    assert f"-o {tmp_path / name}_script.py" in message
     assert os.listdir(tmp_path) == [book.name]
     assert main(["export", str(book), "-o", str(tmp_path / f"{name}_script.py")]) == 0
 

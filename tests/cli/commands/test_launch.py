@@ -128,7 +128,7 @@ while True:
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which one works, with runs and configuration of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
@@ -181,7 +181,7 @@ def test_code_for_any_launcher_runs_on_connected_processes(peer, capfd):
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "told"),
+    ("how", "code", "message"),
     [
         ("raise", 1, "rank 1 stopped with KeyError: 'raise'"),
         ("kill", 1, "rank 1 ended with SIGKILL"),
@@ -191,10 +191,10 @@ def test_code_for_any_launcher_runs_on_connected_processes(peer, capfd):
         ("0", 0, "finished"),
     ],
 )
-def test_the_command_ends_as_its_first_cause(how, code, told, capfd):
+def test_the_command_ends_as_its_first_cause(how, code, message, capfd):
     assert main(["launch", *TWO, script(FAILS), how]) == code
     out, err = capfd.readouterr()
-    assert told in err
+    assert message in err
     assert ("[0] rank 0 is done" in out) == (how == "0")
     if how == "raise":
         # the person's own lines, and none of this package's
@@ -216,8 +216,8 @@ def test_the_command_ends_as_its_first_cause(how, code, told, capfd):
 def test_a_signal_to_the_command_leaves_no_process_behind(number, code):
     words = [sys.executable, "-m", "accelerate_nb", "launch", *TWO, script(WAITS)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launched:
-        told = [launched.stdout.readline() for _ in range(2)]
-        left = [psutil.Process(int(word)) for line in told for word in line.split()[2:]]
+        printed = [launched.stdout.readline() for _ in range(2)]
+        left = [psutil.Process(int(word)) for line in printed for word in line.split()[2:]]
         left += psutil.Process(launched.pid).children(recursive=True)
         assert len(left) >= 5
         launched.send_signal(number)
@@ -244,7 +244,7 @@ def test_modules_and_programs_run_too(capfd):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_told_to_end_saves_says_so_by_its_code_and_goes_on_when_it_is_run_again(place):
+def test_a_run_that_is_told_to_end_saves_says_so_by_its_code_and_goes_on_when_it_is_run_again(folder):
     words = [sys.executable, "-m", "accelerate_nb", "launch", *TWO, script(GOES_ON)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as launched:
         assert sorted(launched.stdout.readline() for _ in range(2)) == ["[0] resumed False\n", "[1] resumed False\n"]
@@ -267,7 +267,7 @@ def test_a_script_that_dies_is_started_again(capfd):
 
 
 @pytest.mark.slow
-def test_a_program_that_handles_the_signal_saves_before_it_ends(place):
+def test_a_program_that_handles_the_signal_saves_before_it_ends(folder):
     words = [sys.executable, "-m", "accelerate_nb", "launch", *TWO, script(SAVES)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as launched:
         assert sorted(launched.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
@@ -275,12 +275,12 @@ def test_a_program_that_handles_the_signal_saves_before_it_ends(place):
         out, _ = launched.communicate(timeout=60)
     assert launched.returncode == 143
     assert sorted(out.splitlines()) == ["[0] saves", "[1] saves"]
-    assert sorted(path.name for path in place.glob("saved_*")) == ["saved_0", "saved_1"]
+    assert sorted(path.name for path in folder.glob("saved_*")) == ["saved_0", "saved_1"]
 
 
-def test_a_module_that_is_not_in_its_package_is_named(place, capfd):
-    (place / "package").mkdir()
-    (place / "package" / "__init__.py").touch()
+def test_a_module_that_is_not_in_its_package_is_named(folder, capfd):
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").touch()
     assert main(["launch", "--cpu", "-m", "package.missing"]) == 1
     assert "ModuleNotFoundError: No module named 'package.missing'" in capfd.readouterr().err
 
@@ -288,14 +288,14 @@ def test_a_module_that_is_not_in_its_package_is_named(place, capfd):
 # ------------------------------------------------------------------------------------------------------------ notebooks
 
 
-def test_a_notebook_runs_where_it_lies_with_its_parameters(place, capfd):
-    (place / "deep").mkdir()
-    (place / "deep" / "beside.py").write_text("HERE = 'beside'")
+def test_a_notebook_runs_where_it_lies_with_its_parameters(folder, capfd):
+    (folder / "deep").mkdir()
+    (folder / "deep" / "beside.py").write_text("HERE = 'beside'")
     cells = ["import os, sys\nfrom beside import HERE", "print(os.getcwd(), HERE, lr, epochs)", "print(missing[lr])"]
     name = notebook(*cells, name="deep/train.ipynb", tagged="lr = 0.1  # how far\nepochs = 3")
     assert main(["launch", name, *TWO, "--", "--lr", "0.5"]) == 1
     out, err = capfd.readouterr()
-    assert lines(out) == [f"[{rank}] {place / 'deep'} beside 0.5 3" for rank in range(2)]
+    assert lines(out) == [f"[{rank}] {folder / 'deep'} beside 0.5 3" for rank in range(2)]
     assert "train.ipynb failed" in err
     assert "train.ipynb, cell 4, line 1" in err
     assert "name 'missing' is not defined" in err
@@ -303,7 +303,7 @@ def test_a_notebook_runs_where_it_lies_with_its_parameters(place, capfd):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--", "--lrr", "1"], "there is no option --lrr; did you mean --lr?"),
         (["--", "--lr", "much"], "'much' was given, and it takes a number"),
@@ -311,19 +311,19 @@ def test_a_notebook_runs_where_it_lies_with_its_parameters(place, capfd):
         (["more"], "accelerate-nb launch train.ipynb -- more"),
     ],
 )
-def test_wrong_parameters_are_told_before_any_process_starts(words, told, place, capsys):
+def test_wrong_parameters_are_told_before_any_process_starts(words, message, folder, capsys):
     name = notebook("print(lr)", tagged="lr = 0.1")
     assert ended(["launch", name, *TWO, *words]) == 2
-    assert told in capsys.readouterr().err
-    assert not (place / "runs").exists()
+    assert message in capsys.readouterr().err
+    assert not (folder / "runs").exists()
 
 
 def test_the_help_of_a_notebook_lists_its_parameters(capsys):
     name = notebook("print(lr)", tagged="lr = 0.1  # how far a step goes")
     assert main(["launch", name, "--help"]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("usage: accelerate-nb launch")
-    assert told.endswith("parameters of train.ipynb, after `--`:\n  --lr float  how far a step goes (default: 0.1)\n")
+    output = capsys.readouterr().out
+    assert output.startswith("usage: accelerate-nb launch")
+    assert output.endswith("parameters of train.ipynb, after `--`:\n  --lr float  how far a step goes (default: 0.1)\n")
     assert main(["launch", notebook("1", name="none.ipynb"), "-h"]) == 0
     assert "none.ipynb has no parameters" in capsys.readouterr().out
 
@@ -332,7 +332,7 @@ def test_the_help_of_a_notebook_lists_its_parameters(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         ([], 2, "No program was given"),
         (["scrpt.py"], 2, "Did you mean script.py?"),
@@ -352,14 +352,14 @@ def test_the_help_of_a_notebook_lists_its_parameters(capsys):
         (["--config_file", "none.yaml", "script.py"], 2, "none.yaml was requested, and does not exist"),
     ],
 )
-def test_what_can_not_be_run_is_told_before_any_process_starts(words, code, told, place, capsys):
+def test_what_can_not_be_run_is_told_before_any_process_starts(words, code, message, folder, capsys):
     script("print('ran')")
     script("print('never'", "broken.py")
     assert main(["launch", *words]) == code
     out, err = capsys.readouterr()
-    assert told in err
+    assert message in err
     assert "ran" not in out
-    assert not any(path.name == "rank_0.log" for path in place.rglob("*"))
+    assert not any(path.name == "rank_0.log" for path in folder.rglob("*"))
 
 
 @pytest.mark.parametrize("words", [["--num_processes", "2", "my train.py"], ["train.py"], ["train.ipynb", "-n", "2"]])
@@ -388,9 +388,9 @@ def read(*words: str):
 
 
 def test_nothing_is_said_that_was_not():
-    asked, what = read("script.py", "--cpu")
-    assert asked.settings == {}
-    assert asked.theirs.values == {}
+    request, what = read("script.py", "--cpu")
+    assert request.settings == {}
+    assert request.theirs.values == {}
     assert what == ["script.py", "--cpu"]
 
 
@@ -404,18 +404,18 @@ ON_ONE_MACHINE = {
 
 
 def test_every_setting_is_a_flag_as_other_front_ends_spell_it():
-    said = {setting.name: ON_ONE_MACHINE.get(setting.name, _sample(setting)) for setting in all_settings()}
-    words = command(said, "train.py").replace("accelerate-nb launch ", "")
+    settings = {setting.name: ON_ONE_MACHINE.get(setting.name, _sample(setting)) for setting in all_settings()}
+    words = command(settings, "train.py").replace("accelerate-nb launch ", "")
 
-    asked, what = read(*shlex.split(words))
-    assert asked.settings == said
+    request, what = read(*shlex.split(words))
+    assert request.settings == settings
     assert what == ["train.py"]
-    assert asked.config == resolve(said, {})
+    assert request.config == resolve(settings, {})
 
 
-def _sample(one):
-    if one.choices:
-        return one.choices[0]
+def _sample(setting):
+    if setting.choices:
+        return setting.choices[0]
     return {
         "Integer": 1,
         "Number": 0.5,
@@ -424,19 +424,19 @@ def _sample(one):
         "DeviceIds": "all",
         "MeshAxes": "fsdp",
         "NamedValues": {"a": "b"},
-    }[type(one.value_type).__name__]
+    }[type(setting.value_type).__name__]
 
 
 def test_quiet_alone_tells_less_and_with_a_number_is_the_setting():
-    asked, what = read("--quiet", "train.py")
-    assert (asked.quiet, asked.settings, what) == (True, {}, ["train.py"])
-    asked, what = read("--quiet", "30", "--cpu", "train.py", "--quiet", "5")
-    assert (asked.quiet, asked.settings) == (False, {"cpu": True, "hang_warning_after": 30.0})
+    request, what = read("--quiet", "train.py")
+    assert (request.quiet, request.settings, what) == (True, {}, ["train.py"])
+    request, what = read("--quiet", "30", "--cpu", "train.py", "--quiet", "5")
+    assert (request.quiet, request.settings) == (False, {"cpu": True, "hang_warning_after": 30.0})
     assert what == ["train.py", "--quiet", "5"]
     assert read("--quiet-seconds", "0", "train.py")[0].config.launching.hang_warning_after == 0
 
 
-def test_a_flag_wins_over_the_environment_and_that_over_the_file(place, monkeypatch):
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(folder, monkeypatch):
     Path("file.yaml").write_text("num_processes: 5\nmixed_precision: fp16\ndebug: true\n")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     config = read("--config_file", "file.yaml", "--no-debug", "train.py")[0].config
@@ -462,8 +462,8 @@ def test_the_exit_code_is_the_first_causes(failures, code):
     error = WorkerError()
     error.rank = 0
     error.failures = tuple(
-        Failure(**{"rank": rank, "message": "", "traceback": "", "time": 0.0, **one})
-        for rank, one in enumerate(failures)
+        Failure(**{"rank": rank, "message": "", "traceback": "", "time": 0.0, **fields})
+        for rank, fields in enumerate(failures)
     )
     assert exit_code(error) == code
 

@@ -44,17 +44,17 @@ def parent(tmp_path):
 
 
 @pytest.fixture
-def said(parent, capsys):
-    def say(*words):
+def runs_command(parent, capsys):
+    def run_command(*words):
         code = main(["runs", *words, "--folder", str(parent)])
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        output = capsys.readouterr()
+        return code, output.out, output.err
 
-    return say
+    return run_command
 
 
-def test_runs_are_listed_newest_first_with_their_states_and_first_errors(said):
-    code, out, _ = said()
+def test_runs_are_listed_newest_first_with_their_states_and_first_errors(runs_command):
+    code, out, _ = runs_command()
     rows = [line.split() for line in out.splitlines()]
     assert code == 0
     assert [(row[0], *row[3:6]) for row in rows[1:]] == [
@@ -66,17 +66,17 @@ def test_runs_are_listed_newest_first_with_their_states_and_first_errors(said):
     assert out.splitlines()[2].endswith("  rank 1 stopped with ValueError: bad batch")
 
 
-def test_restarts_are_in_the_list_and_in_the_report(parent, said):
+def test_restarts_are_in_the_list_and_in_the_report(parent, runs_command):
     with RunRecorder(parent / "2024-01-01_000009_again") as record:
         record.event(Restart(1, 3, "rank 1 ended with SIGKILL", 0.1, 4.0))
         record.status(name="again", why="2 on the CPU", state="finished", started=9.0, ended=10.0, ranks=2, restarts=1)
-    assert "✔ finished, 1 restart  2" in said()[1]
-    assert "restart 1 of 3, after 0.1 s: rank 1 ended with SIGKILL" in said("show", "again")[1]
-    assert json.loads(said("list", "--json")[1])[0]["restarts"] == 1
+    assert "✔ finished, 1 restart  2" in runs_command()[1]
+    assert "restart 1 of 3, after 0.1 s: rank 1 ended with SIGKILL" in runs_command("show", "again")[1]
+    assert json.loads(runs_command("list", "--json")[1])[0]["restarts"] == 1
 
 
-def test_a_list_for_programs_says_the_same(said):
-    listed = json.loads(said("list", "--json")[1])
+def test_a_list_for_programs_says_the_same(runs_command):
+    listed = json.loads(runs_command("list", "--json")[1])
     assert [(item["number"], item["name"], item["state"]) for item in listed] == [
         (1, "train", "running"),
         (2, "evaluate", "failed"),
@@ -85,11 +85,11 @@ def test_a_list_for_programs_says_the_same(said):
     assert all(os.path.isdir(item["folder"]) for item in listed)
 
 
-def test_the_newest_are_listed_and_all_where_that_is_asked(said, parent):
+def test_the_newest_are_listed_and_all_where_that_is_asked(runs_command, parent):
     for number in range(30):
         keep(parent, "many", 10.0 + number)
-    assert said()[1].splitlines()[-1] == "… and 13 more; --all lists them"
-    assert len(said("--all")[1].splitlines()) == 34
+    assert runs_command()[1].splitlines()[-1] == "… and 13 more; --all lists them"
+    assert len(runs_command("--all")[1].splitlines()) == 34
 
 
 def test_a_machine_on_which_nothing_has_run_says_so(tmp_path, capsys):
@@ -117,22 +117,22 @@ def test_a_run_goes_by_a_number_a_name_or_the_beginning_of_one(parent, word, nam
     assert [item.folder.name for item in chosen_of(word, kept_runs(parent))] == names
 
 
-def test_a_name_that_several_runs_have_is_answered_with_their_numbers(said):
-    code, out, err = said("path", "train")
+def test_a_name_that_several_runs_have_is_answered_with_their_numbers(runs_command):
+    code, out, err = runs_command("path", "train")
     assert (code, out) == (2, "")
     assert "may mean any of 2 runs" in err
     assert "1  2024-01-01_000003_train" in err
     assert "3  2024-01-01_000001_train" in err
 
 
-def test_a_name_that_no_run_has_is_answered_with_near_ones(said):
-    code, _, err = said("show", "evaluat1")
+def test_a_name_that_no_run_has_is_answered_with_near_ones(runs_command):
+    code, _, err = runs_command("show", "evaluat1")
     assert code == 2
     assert "evaluate" in err
 
 
-def test_a_runs_folder_is_printed_and_is_a_name_of_it_too(said, parent):
-    folder = said("path", "2")[1].strip()
+def test_a_runs_folder_is_printed_and_is_a_name_of_it_too(runs_command, parent):
+    folder = runs_command("path", "2")[1].strip()
     assert folder == str(parent / "2024-01-01_000002_evaluate")
     assert main(["runs", "path", folder]) == 0
 
@@ -140,20 +140,22 @@ def test_a_runs_folder_is_printed_and_is_a_name_of_it_too(said, parent):
 # ------------------------------------------------------------------------------------------------------------------- logs
 
 
-def test_the_last_lines_of_all_ranks_or_of_one_are_shown(said):
-    assert said("logs")[1].splitlines() == [f"[{rank}] line {number}" for rank in (0, 1) for number in range(10, 30)]
-    assert said("logs", "1", "--rank", "1", "--lines", "2")[1] == "line 28\nline 29\n"
+def test_the_last_lines_of_all_ranks_or_of_one_are_shown(runs_command):
+    assert runs_command("logs")[1].splitlines() == [
+        f"[{rank}] line {number}" for rank in (0, 1) for number in range(10, 30)
+    ]
+    assert runs_command("logs", "1", "--rank", "1", "--lines", "2")[1] == "line 28\nline 29\n"
 
 
-def test_a_rank_that_there_was_not_is_refused(said):
-    code, _, err = said("logs", "--rank", "2")
+def test_a_rank_that_there_was_not_is_refused(runs_command):
+    code, _, err = runs_command("logs", "--rank", "2")
     assert code == 2
     assert "ranks 0 to 1" in err
 
 
-def test_a_log_is_shown_without_what_would_disturb_a_reader(said, parent):
+def test_a_log_is_shown_without_what_would_disturb_a_reader(runs_command, parent):
     keep(parent, "noisy", 9.0, output=b"\x1b[31mred\x1b[0m\x1b[2K\n10%\r90%\n\xff\n")
-    assert said("logs", "--rank", "0")[1] == "red\n90%\n\\xff\n"
+    assert runs_command("logs", "--rank", "0")[1] == "red\n90%\n\\xff\n"
 
 
 def test_a_log_that_is_followed_goes_on_until_the_run_is_over(parent):
@@ -195,13 +197,13 @@ def test_a_reader_that_has_seen_enough_ends_the_command_without_a_word(parent):
         "All output: ",
     ],
 )
-def test_a_report_says_what_became_of_the_run(said, essential):
-    assert essential in said("show", "evaluate")[1]
+def test_a_report_says_what_became_of_the_run(runs_command, essential):
+    assert essential in runs_command("show", "evaluate")[1]
 
 
-def test_a_report_that_is_a_page_needs_nothing_else(said, tmp_path):
+def test_a_report_that_is_a_page_needs_nothing_else(runs_command, tmp_path):
     page = tmp_path / "report.html"
-    assert said("show", "evaluate", "--html", str(page)) == (0, f"{page}\n", "")
+    assert runs_command("show", "evaluate", "--html", str(page)) == (0, f"{page}\n", "")
     text = page.read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>")
     assert "the traceback of bad batch" in text
@@ -209,15 +211,15 @@ def test_a_report_that_is_a_page_needs_nothing_else(said, tmp_path):
     assert "http" not in text.replace("http://www.w3.org", "")
 
 
-def test_a_page_that_cannot_be_written_is_said_in_one_line(said, tmp_path):
-    code, _, err = said("show", "--html", str(tmp_path / "no" / "where.html"))
+def test_a_page_that_cannot_be_written_is_said_in_one_line(runs_command, tmp_path):
+    code, _, err = runs_command("show", "--html", str(tmp_path / "no" / "where.html"))
     assert code == 2
     assert err.count("\n") == 1
 
 
-def test_a_run_whose_launcher_died_is_told_from_one_that_runs(said, parent):
+def test_a_run_whose_launcher_died_is_told_from_one_that_runs(runs_command, parent):
     folder = keep(parent, "killed", 9.0, state="running")
     status = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps({**status, "process_began": 0.0}))
-    assert "✖ lost (was running)" in said()[1].splitlines()[1]
-    assert "has gone, and the run's end was not recorded" in said("show")[1]
+    assert "✖ lost (was running)" in runs_command()[1].splitlines()[1]
+    assert "has gone, and the run's end was not recorded" in runs_command("show")[1]

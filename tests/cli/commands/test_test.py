@@ -75,12 +75,12 @@ def test_an_interrupt_ends_the_workers(monkeypatch, capsys):
     with_step(monkeypatch, "loader", hangs)
     take = command._CheckList.take
 
-    def interrupt_there(self, check):
+    def interrupt_loader(self, check):
         take(self, check)
         if (check.name, check.state) == ("loader", "running"):
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(command._CheckList, "take", interrupt_there)
+    monkeypatch.setattr(command._CheckList, "take", interrupt_loader)
     before = children()
     assert main([*CPU, "--start-method", "fork", "--stop-grace-period", "0"]) == 130
     assert capsys.readouterr().out.endswith("Interrupted. No process of the test is left.\n")
@@ -95,18 +95,18 @@ def children() -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("distributed_type: MEGATRON_LM", "requests Megatron-LM"),
         ("mixed_precision: fp32", "mixed_precision should be"),
         ("a: [", "line 1"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_a_failed_check(tmp_path, capsys, content, says):
+def test_a_configuration_that_cannot_be_is_a_failed_check(tmp_path, capsys, content, message):
     file = tmp_path / "mine.yaml"
     file.write_text(content)
     assert main(["test", "--config-file", str(file)]) == 1
-    assert says in capsys.readouterr().out
+    assert message in capsys.readouterr().out
     assert main(["test", "--config-file", str(file), "--json"]) == 1
     (check,) = json.loads(capsys.readouterr().out)["checks"]
     assert (check["name"], check["state"]) == ("settings", "failed")

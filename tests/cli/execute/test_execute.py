@@ -56,8 +56,12 @@ def printed(cell: Any) -> str:
 
 def environment(folder: Path) -> dict[str, str]:
     """This process's environment, with runs and configuration of its own."""
-    own = {"HF_HOME": str(folder / "home"), "ACCELERATE_NB_FOLDER": str(folder / "runs"), "ACCELERATE_NB_TIMEOUT": "90"}
-    return {**os.environ, **own}
+    variables = {
+        "HF_HOME": str(folder / "home"),
+        "ACCELERATE_NB_FOLDER": str(folder / "runs"),
+        "ACCELERATE_NB_TIMEOUT": "90",
+    }
+    return {**os.environ, **variables}
 
 
 # ------------------------------------------------------------------------------------------------------- one execution
@@ -274,10 +278,10 @@ def test_a_second_signal_kills_a_kernel_that_does_not_stop(tmp_path):
 )
 def test_a_parameters_cell_gives_what_the_command_line_says(tmp_path, words, values):
     path = notebook(tmp_path / "a.ipynb", tagged(PARAMETERS, "parameters"))
-    said = execute.parameter_values(read(path), words)
-    assert said == values
+    parameters = execute.parameter_values(read(path), words)
+    assert parameters == values
     names: dict[str, Any] = {}
-    exec(execute.source_of(said), names)
+    exec(execute.source_of(parameters), names)
     assert {name: names[name] for name in values} == values
 
 
@@ -301,11 +305,11 @@ def test_a_wrong_parameter_ends_the_command_before_a_kernel_starts(tmp_path, cap
 
 def test_settings_reach_the_kernel_as_variables_that_say_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = {"num_processes": 3, "cpu": True, "folder": "runs", "mixed_precision": "bf16"}
-    found = execute.kernel_environment(said, "file.yaml", "auto", {})
-    there = resolve({}, found)
-    assert (there.launching.num_processes, there.launching.cpu, there.training.mixed_precision) == (3, True, "bf16")
-    assert (there.launching.folder, there.launching.panel) == (str(tmp_path / "runs"), "html")
+    settings = {"num_processes": 3, "cpu": True, "folder": "runs", "mixed_precision": "bf16"}
+    found = execute.kernel_environment(settings, "file.yaml", "auto", {})
+    config = resolve({}, found)
+    assert (config.launching.num_processes, config.launching.cpu, config.training.mixed_precision) == (3, True, "bf16")
+    assert (config.launching.folder, config.launching.panel) == (str(tmp_path / "runs"), "html")
     assert found["ACCELERATE_NB_CONFIG_FILE"] == str(tmp_path / "file.yaml")
 
 
@@ -323,9 +327,9 @@ def test_a_dry_run_tells_and_starts_nothing(tmp_path, capsys, monkeypatch):
     path = notebook(tmp_path / "a.ipynb", tagged("lr = 1", "parameters"))
     before = path.read_bytes()
     assert main(["launch", str(path), "--execute", "--dry-run", "-n", "2", "--", "--lr", "2"]) == 0
-    told = capsys.readouterr().out
-    assert "lr = 2\n" in told
-    assert "ACCELERATE_NB_NUM_PROCESSES=2\n" in told
+    output = capsys.readouterr().out
+    assert "lr = 2\n" in output
+    assert "ACCELERATE_NB_NUM_PROCESSES=2\n" in output
     assert path.read_bytes() == before
 
 
@@ -333,7 +337,7 @@ def test_a_dry_run_tells_and_starts_nothing(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["launch", "a.ipynb", "--execute", "-o", "a.py"], "which is no notebook's name"),
         (["launch", "a.ipynb", "--execute", "-o", "folder.ipynb"], "which is a folder"),
@@ -344,14 +348,14 @@ def test_a_dry_run_tells_and_starts_nothing(tmp_path, capsys, monkeypatch):
         (["export", "a.ipynb", "--execute", "--stdout"], "Name a file with -o"),
     ],
 )
-def test_what_can_not_be_is_refused_before_a_kernel_starts(tmp_path, monkeypatch, capsys, words, told):
+def test_what_can_not_be_is_refused_before_a_kernel_starts(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     notebook(tmp_path / "a.ipynb", "1")
     (tmp_path / "a.py").touch()
     (tmp_path / "folder.ipynb").mkdir()
     assert main(words) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_missing_package_names_its_extra(tmp_path, monkeypatch):
@@ -366,9 +370,9 @@ def test_a_missing_package_names_its_extra(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("form", ["3", "4.2", "no ids", "broken"])
 def test_an_old_or_broken_notebook_is_written_as_a_valid_one(tmp_path, form):
-    there = tagged("lr = 1", "parameters")
-    there.update(execution_count=7, outputs=[nbformat.v4.new_output("stream", text="old")])
-    content = new_notebook(cells=[new_markdown_cell("# Title"), there], metadata={**PYTHON, "widgets": {}})
+    parameters_cell = tagged("lr = 1", "parameters")
+    parameters_cell.update(execution_count=7, outputs=[nbformat.v4.new_output("stream", text="old")])
+    content = new_notebook(cells=[new_markdown_cell("# Title"), parameters_cell], metadata={**PYTHON, "widgets": {}})
     if form == "3":
         content = nbformat.convert(content, 3)
     raw = json.loads(nbformat.writes(content, version=nbformat.NO_CONVERT))

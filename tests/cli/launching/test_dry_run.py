@@ -16,7 +16,7 @@ from accelerate_nb.cli.main import main
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a script, in which one works, with runs and configuration of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
@@ -26,7 +26,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[dict[str, list[str]], str]:
+def dry_run_output(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[dict[str, list[str]], str]:
     """What is told, by headings, and what is complained of."""
     assert main(["launch", "--dry-run", *words]) == code
     out, err = capsys.readouterr()
@@ -34,23 +34,23 @@ def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tupl
     return {title: [" ".join(line.split()) for line in rows] for title, *rows in parts}, err
 
 
-def test_each_setting_is_told_with_the_place_where_it_was_said(place, capsys, monkeypatch):
-    (place / "file.yaml").write_text("mixed_precision: fp16\nnum_processes: 2\n")
+def test_each_setting_is_told_with_the_place_where_it_was_said(folder, capsys, monkeypatch):
+    (folder / "file.yaml").write_text("mixed_precision: fp16\nnum_processes: 2\n")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
-    parts, _ = told(capsys, "--config_file", "file.yaml", "--debug", "train.py", "a", "b c")
-    assert parts["What is run"] == [f"script {place / 'train.py'}", "arguments a 'b c'", f"works in {place}"]
+    parts, _ = dry_run_output(capsys, "--config_file", "file.yaml", "--debug", "train.py", "a", "b c")
+    assert parts["What is run"] == [f"script {folder / 'train.py'}", "arguments a 'b c'", f"works in {folder}"]
     assert "cpu True the variable ACCELERATE_USE_CPU" in parts["Engine and devices"]
     assert "num_processes 2 file.yaml" in parts["Processes"]
     assert "mixed_precision fp16 file.yaml" in parts["Precision"]
     assert "debug True the command line" in parts["Training"]
     assert "stop_grace_period 2.0 default" in parts["Time limits, failures"]
     assert parts["What starts"] == ["processes 2", "device cpu", "why 2 on the CPU; forked by a supervisor"]
-    assert not [*place.rglob("runs")]
+    assert not [*folder.rglob("runs")]
 
 
 @pytest.mark.slow
 def test_the_line_for_torchrun_starts_the_same_processes(capsys):
-    parts, _ = told(capsys, "--cpu", "-n", "2", "--mixed_precision", "bf16", "train.py", "--lr", "0.1")
+    parts, _ = dry_run_output(capsys, "--cpu", "-n", "2", "--mixed_precision", "bf16", "train.py", "--lr", "0.1")
     (line,) = parts["The same with torchrun"]
     assert "ACCELERATE_MIXED_PRECISION=bf16 " in line
     assert line.endswith("torchrun --standalone --nproc-per-node 2 train.py --lr 0.1")
@@ -69,7 +69,7 @@ def test_the_line_for_torchrun_starts_the_same_processes(capsys):
     ],
 )
 def test_the_line_for_torchrun_says_what_was_asked_for(words, line, capsys):
-    parts, _ = told(capsys, "--cpu", *words)
+    parts, _ = dry_run_output(capsys, "--cpu", *words)
     sh = next(
         path for path in ("/usr/bin/sh", "/bin/sh") if path in parts["The same with torchrun"][0] or path == "/bin/sh"
     )
@@ -82,7 +82,7 @@ def test_a_notebook_is_told_with_its_cells_and_parameters(capsys):
     made.cells += [nbformat.v4.new_code_cell("!pip install nothing\nprint(lr)"), nbformat.v4.new_code_cell("")]
     made.cells[1].metadata["tags"] = ["parameters"]
     nbformat.write(made, "train.ipynb")
-    parts, _ = told(capsys, "train.ipynb", "--cpu", "-n", "2", "--", "--lr", "0.5")
+    parts, _ = dry_run_output(capsys, "train.ipynb", "--cpu", "-n", "2", "--", "--lr", "0.5")
     assert parts["What is run"] == [
         "notebook train.ipynb",
         "cells of code 2",
@@ -96,7 +96,9 @@ def test_a_notebook_is_told_with_its_cells_and_parameters(capsys):
 
 
 def test_flags_that_change_nothing_are_told_with_the_reason(capsys):
-    parts, err = told(capsys, "--cpu", "--same_network", "--zero_stage", "2", "--fp8_backend", "ao", "train.py")
+    parts, err = dry_run_output(
+        capsys, "--cpu", "--same_network", "--zero_stage", "2", "--fp8_backend", "ao", "train.py"
+    )
     assert parts["Flags that change nothing"] == [
         "--same_network the rendezvous of one machine uses its loopback address",
         "--zero_stage it is an option of DeepSpeed, which --use_deepspeed requests",
@@ -108,7 +110,7 @@ def test_flags_that_change_nothing_are_told_with_the_reason(capsys):
 
 
 def test_what_would_not_start_is_told_as_the_launch_would_tell_it(capsys):
-    parts, err = told(capsys, "--engine", "inline", "-n", "2", "--cpu", "train.py", code=1)
+    parts, err = dry_run_output(capsys, "--engine", "inline", "-n", "2", "--cpu", "train.py", code=1)
     assert "engine inline the command line" in parts["Engine and devices"]
     assert "What starts" not in parts
     assert main(["launch", "--engine", "inline", "-n", "2", "--cpu", "train.py"]) == 1

@@ -49,12 +49,12 @@ class CapturedStreams:
 
     def __init__(self, size=2, out=False, err=False, environment=None, **options):
         self.out, self.err = (item if isinstance(item, io.StringIO) else Screen(item) for item in (out, err))
-        self.now, self.asked = 100.0, []
+        self.now, self.stop_requests = 100.0, []
         self.view = RunState(size)
         streams = StandardStreams(self.out, self.err, {"TERM": "xterm", **(environment or {})})
         self.front_end = TerminalFrontEnd(streams, clock=lambda: self.now, **options)
         facts = {"view": self.view, "folder": FOLDER, "name": "train.py", "why": "", "started": BEGAN}
-        self.front_end.opened(SimpleNamespace(**facts, request_stop=self.asked.append))
+        self.front_end.opened(SimpleNamespace(**facts, request_stop=self.stop_requests.append))
 
     def feed(self, *events, after=1.0):
         for event in events:
@@ -125,8 +125,8 @@ def test_where_the_ranks_are_is_said_seldom_in_a_pipe():
     for done in range(100):
         captured.feed(bar(0, done, 100), after=1.0)
     _, err = captured.end()
-    told = [item for item in err if "train █" in item or "train ░" in item]
-    assert 2 <= len(told) <= 4
+    bars = [item for item in err if "train █" in item or "train ░" in item]
+    assert 2 <= len(bars) <= 4
 
 
 def test_every_line_is_flushed_when_it_comes():
@@ -153,7 +153,7 @@ def test_whoever_reads_no_more_ends_the_run_quietly():
     captured = CapturedStreams(out=Gone())
     captured.feed(line("a"))
     captured.feed(line("b"))
-    assert captured.asked == ["interrupt"]
+    assert captured.stop_requests == ["interrupt"]
     with pytest.raises(BrokenPipeError):
         captured.end("stopped")
 
@@ -427,9 +427,9 @@ def test_a_real_launch_in_a_terminal_shows_lines_board_and_cause(launched):
     assert code == 1
     assert "[0-1] hello" in screen
     assert re.search(r"train .*█.*/30", re.sub(r"\x1b\[[\d;]*m", "", raw))
-    told = screen.index("✖ rank 1 stopped with ValueError: the end of rank 1")
-    assert 'raise ValueError("the end of rank 1")' in screen[told + 2]
-    assert screen[told + 3] == "ValueError: the end of rank 1"
+    headline = screen.index("✖ rank 1 stopped with ValueError: the end of rank 1")
+    assert 'raise ValueError("the end of rank 1")' in screen[headline + 2]
+    assert screen[headline + 3] == "ValueError: the end of rank 1"
     assert screen.count("ValueError: the end of rank 1") == 1
     assert any(item.startswith("  loss  ") for item in screen)
     assert screen[-2].startswith("All output: ")
