@@ -62,7 +62,7 @@ def test_what_the_environment_says_for_a_while_is_taken_back():
 
 
 @pytest.mark.parametrize(
-    ("environment", "asks"),
+    ("environment", "requested"),
     [
         ({"PJRT_DEVICE": "TPU"}, True),
         ({"TPU_NAME": ""}, True),
@@ -75,5 +75,5 @@ def test_what_the_environment_says_for_a_while_is_taken_back():
         ({}, False),
     ],
 )
-def test_a_tpu_is_seen_in_the_environment(environment, asks):
-    assert requests_tpu(environment) is asks
+def test_a_tpu_is_seen_in_the_environment(environment, requested):
+    assert requests_tpu(environment) is requested

@@ -26,17 +26,17 @@ HARMLESS = {
 }
 
 
-def other_than_default(one):
+def other_than_default(setting):
     """A value of a setting that is not its default."""
-    if one.name in HARMLESS:
-        return HARMLESS[one.name]
-    match one.value_type:
+    if setting.name in HARMLESS:
+        return HARMLESS[setting.name]
+    match setting.value_type:
         case OneOf():
-            return next(word for word in one.choices if word != one.default)
+            return next(word for word in setting.choices if word != setting.default)
         case Boolean():
-            return not one.default
+            return not setting.default
         case Integer():
-            return int(one.value_type.minimum or 0) + 3
+            return int(setting.value_type.minimum or 0) + 3
         case Number():
             return 7.5
         case NamedValues():
@@ -47,51 +47,51 @@ def other_than_default(one):
             return "data=2,fsdp"
         case Text():
             return '-${rank} “it\'s”, "a\\b": '
-    raise AssertionError(f"{one.name} is of a kind that this test does not know")
+    raise AssertionError(f"{setting.name} is of a kind that this test does not know")
 
 
-EACH = [{setting.name: other_than_default(setting)} for setting in all_settings()]
-ALL = {name: value for item in EACH for name, value in item.items()}
-SEVERAL = [{}, *EACH, ALL, {"debug": False}, {"mixed_precision": "no", "num_processes": 2}]
+SINGLE_SETTINGS = [{setting.name: other_than_default(setting)} for setting in all_settings()]
+ALL = {name: value for item in SINGLE_SETTINGS for name, value in item.items()}
+SEVERAL = [{}, *SINGLE_SETTINGS, ALL, {"debug": False}, {"mixed_precision": "no", "num_processes": 2}]
 
 
 def notebook_launcher(function, **settings):
     return settings
 
 
-@pytest.mark.parametrize("said", SEVERAL, ids=lambda said: ",".join(said)[:40] or "nothing")
+@pytest.mark.parametrize("settings", SEVERAL, ids=lambda settings: ",".join(settings)[:40] or "nothing")
 class TestEverySetting:
-    def test_what_differs_makes_the_same_configuration_again(self, said):
-        config = resolve(said, {})
+    def test_what_differs_makes_the_same_configuration_again(self, settings):
+        config = resolve(settings, {})
         assert resolve(differing(config), {}) == config
         assert differing(config) == {
-            name: value for name, value in said.items() if values(resolve({}, {}))[name] != value
+            name: value for name, value in settings.items() if values(resolve({}, {}))[name] != value
         }
 
-    def test_the_cell_says_it(self, said):
-        config = resolve(said, {})
+    def test_the_cell_says_it(self, settings):
+        config = resolve(settings, {})
         cell = formats.call(formats.explicit_settings(config))
         evaluated = eval(cell, {"notebook_launcher": notebook_launcher, "train": None})
         assert resolve(evaluated, {}) == config
 
-    def test_the_command_line_says_it(self, said):
-        config = resolve(said, {})
+    def test_the_command_line_says_it(self, settings):
+        config = resolve(settings, {})
         words = shlex.split(formats.command(formats.explicit_settings(config), "my script.py"))
         assert words[:2] == ["accelerate-nb", "launch"]
         found, rest = formats.read_words(words[2:], all_settings(), "a command line")
         assert resolve(found, {}) == config
         assert rest == ["my script.py"]
 
-    def test_the_magic_says_it(self, said):
-        config = resolve(said, {})
+    def test_the_magic_says_it(self, settings):
+        config = resolve(settings, {})
         line = formats.magic(formats.explicit_settings(config))
         name, *words = shlex.split(line)
         assert name == "%%accelerate"
         assert "\n" not in line
         assert resolve(formats.read_words(words, all_settings(), name)[0], {}) == config
 
-    def test_the_file_says_it_and_accelerate_loads_it(self, said, tmp_path):
-        config = resolve(said, {})
+    def test_the_file_says_it_and_accelerate_loads_it(self, settings, tmp_path):
+        config = resolve(settings, {})
         path = tmp_path / "config.yaml"
         content = formats.keys(config, "NO")
         files.draft(path, content).write()
@@ -99,12 +99,14 @@ class TestEverySetting:
         assert resolve({}, {}, files.read(path)) == config
         assert load_config_from_file(str(path)).distributed_type.value == "NO"
 
-    def test_a_json_file_says_it_or_is_refused_as_accelerate_would_refuse_it(self, said, tmp_path):
-        config = resolve(said, {})
+    def test_a_json_file_says_it_or_is_refused_as_accelerate_would_refuse_it(self, settings, tmp_path):
+        config = resolve(settings, {})
         path = tmp_path / "config.json"
         content = formats.keys(config, "NO")
-        if own := formats.extension_keys(content):
-            with pytest.raises(ConfigurationError, match=rf"can't hold {', '.join(own)}.*Name a \.yaml file"):
+        if extension_keys := formats.extension_keys(content):
+            with pytest.raises(
+                ConfigurationError, match=rf"can't hold {', '.join(extension_keys)}.*Name a \.yaml file"
+            ):
                 files.draft(path, content)
             path.write_text(json.dumps(content))
             with pytest.raises(ValueError, match="unknown keys"):
@@ -117,7 +119,7 @@ class TestEverySetting:
 
 @pytest.mark.parametrize("distributed_type", ["NO", "MULTI_CPU", "MULTI_GPU"])
 def test_accelerate_understands_the_file_for_its_launch(tmp_path, distributed_type):
-    said = {
+    settings = {
         "num_processes": 3,
         "mixed_precision": "bf16",
         "cpu": distributed_type == "MULTI_CPU",
@@ -131,11 +133,11 @@ def test_accelerate_understands_the_file_for_its_launch(tmp_path, distributed_ty
         "timeout": 60,
     }
     path = tmp_path / "config.yaml"
-    files.draft(path, formats.keys(resolve(said, {}), distributed_type)).write()
-    asked = launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
-    asked.nondefault = set()
-    theirs, _, _ = _validate_launch_command(asked)
-    assert (theirs.num_processes, theirs.mixed_precision, theirs.use_cpu) == (3, "bf16", said["cpu"])
+    files.draft(path, formats.keys(resolve(settings, {}), distributed_type)).write()
+    arguments = launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
+    arguments.nondefault = set()
+    theirs, _, _ = _validate_launch_command(arguments)
+    assert (theirs.num_processes, theirs.mixed_precision, theirs.use_cpu) == (3, "bf16", settings["cpu"])
     assert (theirs.debug, theirs.main_process_port, theirs.gpu_ids) == (True, 29511, "0,2,3")
     assert theirs.multi_gpu is (distributed_type == "MULTI_GPU")
     assert (theirs.dynamo_backend, theirs.dynamo_mode) == ("inductor", "reduce-overhead")
@@ -171,7 +173,7 @@ def test_a_long_call_stands_on_several_lines():
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["--num-proceses", "2"], "Did you mean --num-processes?"),
         (["--num-processes"], "without a value"),
@@ -179,19 +181,19 @@ def test_a_long_call_stands_on_several_lines():
         (["--no-num-processes"], "Did you mean --num-processes?"),
     ],
 )
-def test_a_command_line_that_means_nothing_is_told(words, says):
-    with pytest.raises(ConfigurationError, match=says.replace("?", r"\?")):
+def test_a_command_line_that_means_nothing_is_told(words, message):
+    with pytest.raises(ConfigurationError, match=message.replace("?", r"\?")):
         formats.read_words(words, all_settings(), "The command line")
 
 
 def test_where_each_value_was_said_is_known():
     environment = {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_USE_CPU": "1"}
     found = origins({"cpu": False}, environment, {"num_processes": 2, "mixed_precision": "fp16"})
-    assert {name: (one.value, one.source) for name, one in found.items() if one.source} == {
+    assert {name: (origin.value, origin.source) for name, origin in found.items() if origin.source} == {
         "cpu": (False, "the call"),
         "mixed_precision": ("bf16", "the variable ACCELERATE_MIXED_PRECISION"),
         "num_processes": (2, "the configuration file"),
     }
-    assert {name: one.value for name, one in found.items()} == values(
+    assert {name: origin.value for name, origin in found.items()} == values(
         resolve({"cpu": False}, environment, {"num_processes": 2, "mixed_precision": "fp16"})
     )

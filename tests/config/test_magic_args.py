@@ -41,18 +41,20 @@ def test_yes_or_no_needs_no_value(line, value):
 
 
 def test_what_is_asked_of_the_cell_is_told_from_the_settings():
-    wish, said = read_cell_line("--ranks 0,2-3 --restart --timeout 1.5 --background --local --mixed-precision BF16")
-    assert wish == CellOptions(ranks="0,2-3", restart=True, timeout=1.5, background=True, local=True)
-    assert said == {"mixed_precision": "bf16"}
+    options, values = read_cell_line(
+        "--ranks 0,2-3 --restart --timeout 1.5 --background --local --mixed-precision BF16"
+    )
+    assert options == CellOptions(ranks="0,2-3", restart=True, timeout=1.5, background=True, local=True)
+    assert values == {"mixed_precision": "bf16"}
 
 
 def test_each_setting_of_a_session_is_a_flag_that_resolves():
     texts = {"Integer": "1", "Number": "1", "Text": "", "DeviceIds": "0", "MeshAxes": "fsdp", "NamedValues": "a=b"}
     texts["Boolean"] = "yes"
-    for one in session_flags():
-        text = one.choices[0] if one.choices else texts[type(one.value_type).__name__]
-        _, said = read_cell_line(f"{one.flag}={text}")
-        assert list(said) == [one.name]
+    for session_flag in session_flags():
+        text = session_flag.choices[0] if session_flag.choices else texts[type(session_flag.value_type).__name__]
+        _, values = read_cell_line(f"{session_flag.flag}={text}")
+        assert list(values) == [session_flag.name]
     assert {setting.name for setting in all_settings()} - {session_flag.name for session_flag in session_flags()} == {
         "timeout",
         "results",
@@ -70,7 +72,7 @@ def test_flags_of_settings_and_of_cells_never_share_a_name():
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("--mixed-precison bf16", "Did you mean --mixed-precision?"),
         ("--background-run", "Did you mean --background?"),
@@ -84,10 +86,10 @@ def test_flags_of_settings_and_of_cells_never_share_a_name():
         ("--folder 'a", "a quotation mark is open"),
     ],
 )
-def test_a_mistake_is_told_with_what_to_do(line, said):
+def test_a_mistake_is_told_with_what_to_do(line, message):
     with pytest.raises(ConfigurationError) as raised:
         read_cell_line(line)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_what_is_not_offered_yet_says_so():

@@ -88,9 +88,9 @@ def test_a_choice_that_comes_later_is_said_to_come_later(arguments):
         resolve(arguments, {})
 
 
-@pytest.mark.parametrize("said", [{}, {"fp8_config": {"backend": "AO", "pad_inner_dim": True}}])
-def test_a_file_may_ask_for_fp8_by_torchao(said):
-    assert resolve({}, {}, {"mixed_precision": "fp8", **said}).training.mixed_precision == "fp8"
+@pytest.mark.parametrize("entries", [{}, {"fp8_config": {"backend": "AO", "pad_inner_dim": True}}])
+def test_a_file_may_ask_for_fp8_by_torchao(entries):
+    assert resolve({}, {}, {"mixed_precision": "fp8", **entries}).training.mixed_precision == "fp8"
 
 
 def test_a_file_that_asks_for_fp8_by_another_package_is_not_trained_by_torchao():
@@ -166,11 +166,11 @@ def test_what_one_machine_can_do_is_accepted(arguments):
 
 
 @pytest.mark.parametrize(
-    ("said_as", "gpu_ids"),
+    ("value", "gpu_ids"),
     [("all", "all"), ("ALL", "all"), ("0", "0"), (1, "1"), (" 0, 2", "0,2"), ("GPU-8f,1", "GPU-8f,1")],
 )
-def test_accelerators_are_named_by_number_or_all(said_as, gpu_ids):
-    assert resolve({"gpu_ids": said_as}, {}).launching.gpu_ids == gpu_ids
+def test_accelerators_are_named_by_number_or_all(value, gpu_ids):
+    assert resolve({"gpu_ids": value}, {}).launching.gpu_ids == gpu_ids
 
 
 @pytest.mark.parametrize("value", ["", ",", "0,", "0,0", "-1", "first", "0,all", True, 1.5, [0]])
@@ -185,10 +185,10 @@ def test_compilers_are_accelerates_and_torch_s_for_xla():
 
 
 @pytest.mark.parametrize(
-    ("said_as", "port"), [(None, 0), (unset("29500"), 0), (0, 0), ("0", 0), ("29501", 29501), (80, 80)]
+    ("value", "port"), [(None, 0), (unset("29500"), 0), (0, 0), ("0", 0), ("29501", 29501), (80, 80)]
 )
-def test_a_port_is_any_free_one_unless_it_was_said(said_as, port):
-    assert resolve({"use_port": said_as}, {}).launching.port == port
+def test_a_port_is_any_free_one_unless_it_was_said(value, port):
+    assert resolve({"use_port": value}, {}).launching.port == port
 
 
 @pytest.mark.parametrize("value", ["http", -1, 65536, True])
@@ -220,10 +220,10 @@ def test_what_workers_are_told_is_resolved_to_the_same_again():
 def test_a_setting_has_one_spelling_on_each_way_in():
     settings = {setting.name: setting for setting in all_settings()}
     assert len(settings) == len(all_settings())
-    one = settings["mixed_precision"]
-    assert one.flag == "--mixed-precision"
-    assert one.choices == ("no", "fp16", "bf16", "fp8")
-    assert one.variables == ("ACCELERATE_NB_MIXED_PRECISION", PRECISION)
+    setting = settings["mixed_precision"]
+    assert setting.flag == "--mixed-precision"
+    assert setting.choices == ("no", "fp16", "bf16", "fp8")
+    assert setting.variables == ("ACCELERATE_NB_MIXED_PRECISION", PRECISION)
     assert settings["cpu"].keys == ("cpu", "use_cpu")
 
 
@@ -272,13 +272,13 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("one", all_settings(), ids=lambda one: one.name)
-def test_every_setting_can_be_said_in_the_environment_and_in_a_file(one):
-    text = EXAMPLES[one.name]
-    by_variable = resolve({}, {one.variables[0]: text})
-    by_file = resolve({}, {}, {one.keys[0]: text})
-    value = getattr(getattr(by_variable, one.section), one.name)
-    assert value == one.parse(text, "")
+@pytest.mark.parametrize("setting", all_settings(), ids=lambda setting: setting.name)
+def test_every_setting_can_be_said_in_the_environment_and_in_a_file(setting):
+    text = EXAMPLES[setting.name]
+    by_variable = resolve({}, {setting.variables[0]: text})
+    by_file = resolve({}, {}, {setting.keys[0]: text})
+    value = getattr(getattr(by_variable, setting.section), setting.name)
+    assert value == setting.parse(text, "")
     assert by_variable == by_file
 
 

@@ -51,12 +51,12 @@ def test_a_pods_file_is_read_whole(of_todays_accelerate):
 
 
 def test_what_is_written_is_read_again_and_accelerate_reads_it_too(tmp_path):
-    path, said = (
+    path, tpus_config = (
         tmp_path / "tpu.yaml",
         TpusConfig(function="go", downcasts=True, is_pod=True, name="n", environment=("A=1",)),
     )
-    path.write_text(yaml.safe_dump({"distributed_type": "XLA", **said.keys()}))
-    assert tpu_pods.of(files.read(path)) == said
+    path.write_text(yaml.safe_dump({"distributed_type": "XLA", **tpus_config.keys()}))
+    assert tpu_pods.of(files.read(path)) == tpus_config
     theirs = ClusterConfig.from_yaml_file(str(path))
     assert (theirs.main_training_function, theirs.downcast_bf16) == ("go", True)
     assert (theirs.tpu_use_cluster, theirs.tpu_name, theirs.tpu_env) == (True, "n", ["A=1"])
@@ -67,9 +67,9 @@ def test_a_file_that_says_nothing_of_tpus_leaves_the_defaults():
     assert resolve({}, {}, {"num_processes": 2}).launching.engine == "auto"
 
 
-@pytest.mark.parametrize("kind", ["XLA", "TPU", "xla"])
-def test_a_file_for_tpus_takes_all_cores_as_it_does_with_accelerate(kind):
-    found = origins({}, {}, {"distributed_type": kind, "num_processes": 4})
+@pytest.mark.parametrize("distributed_type", ["XLA", "TPU", "xla"])
+def test_a_file_for_tpus_takes_all_cores_as_it_does_with_accelerate(distributed_type):
+    found = origins({}, {}, {"distributed_type": distributed_type, "num_processes": 4})
     assert (found["engine"].value, found["engine"].source) == ("xla", "the configuration file")
     assert found["num_processes"].value is None
 

@@ -10,7 +10,7 @@ from accelerate_nb.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(
-    ("said", "kept"),
+    ("mesh", "kept"),
     [
         ("fsdp", "fsdp"),
         ("fsdp=-1", "fsdp"),
@@ -19,14 +19,14 @@ from accelerate_nb.errors import ConfigurationError
         ("tensor=2,fsdp=2", "tensor=2,fsdp=2"),
     ],
 )
-def test_a_mesh_is_kept_in_one_spelling(said, kept):
-    assert resolve({"xla_mesh": said}, {}).training.xla_mesh == kept
-    assert resolve({}, {"ACCELERATE_NB_XLA_MESH": said}).training.xla_mesh == kept
+def test_a_mesh_is_kept_in_one_spelling(mesh, kept):
+    assert resolve({"xla_mesh": mesh}, {}).training.xla_mesh == kept
+    assert resolve({}, {"ACCELERATE_NB_XLA_MESH": mesh}).training.xla_mesh == kept
     assert resolve({}, {"ACCELERATE_NB_XLA_MESH": kept}).training.environ()["ACCELERATE_NB_XLA_MESH"] == kept
 
 
 @pytest.mark.parametrize(
-    ("said", "wrong"),
+    ("mesh", "wrong"),
     [
         ("fspd", r"There is no axis 'fspd'. Did you mean fsdp\? The axes are data, fsdp, tensor."),
         ("model=2", "There is no axis 'model'. The axes are"),
@@ -38,9 +38,9 @@ def test_a_mesh_is_kept_in_one_spelling(said, kept):
         (4, "should be axes of a mesh with their sizes"),
     ],
 )
-def test_what_is_no_mesh_is_refused_with_what_is_wrong(said, wrong):
+def test_what_is_no_mesh_is_refused_with_what_is_wrong(mesh, wrong):
     with pytest.raises(ConfigurationError, match=wrong) as error:
-        resolve({"xla_mesh": said}, {})
+        resolve({"xla_mesh": mesh}, {})
     assert "Pass such a value, or leave it out." in str(error.value)
 
 

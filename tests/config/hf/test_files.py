@@ -52,15 +52,15 @@ def test_a_questionnaires_file_is_read(tmp_path):
 def test_the_default_file_is_found_where_accelerate_has_it(tmp_path):
     places = [("HF_HOME",), ("HF_HOME", "XDG_CACHE_HOME"), ("XDG_CACHE_HOME",), ()]
     environments = [
-        {"HOME": f"{tmp_path}/{i}", **{name: f"{tmp_path}/{i}/{name}" for name in place}}
-        for i, place in enumerate(places)
+        {"HOME": f"{tmp_path}/{i}", **{name: f"{tmp_path}/{i}/{name}" for name in names}}
+        for i, names in enumerate(places)
     ]
     code = """
 import importlib, json, os, sys
 from accelerate.commands.config import config_args
-for said in json.loads(sys.argv[1]):
+for environment in json.loads(sys.argv[1]):
     for name in ("HF_HOME", "XDG_CACHE_HOME"): os.environ.pop(name, None)
-    os.environ.update(said)
+    os.environ.update(environment)
     print(importlib.reload(config_args).default_yaml_config_file)
 """
     done = subprocess.run(
@@ -77,15 +77,15 @@ for said in json.loads(sys.argv[1]):
 
 
 def test_a_file_that_was_said_wins(tmp_path):
-    default, said = tmp_path / "accelerate" / "default_config.yaml", tmp_path / "mine.yaml"
+    default, explicit = tmp_path / "accelerate" / "default_config.yaml", tmp_path / "mine.yaml"
     default.parent.mkdir()
     default.touch()
-    said.touch()
+    explicit.touch()
     environment = {"HF_HOME": str(tmp_path)}
     assert files.find(environment) == default
-    assert files.find(environment, said) == said
-    assert files.find({**environment, "ACCELERATE_NB_CONFIG_FILE": str(said)}) == said
-    assert files.find({**environment, "ACCELERATE_NB_CONFIG_FILE": str(said)}, default) == default
+    assert files.find(environment, explicit) == explicit
+    assert files.find({**environment, "ACCELERATE_NB_CONFIG_FILE": str(explicit)}) == explicit
+    assert files.find({**environment, "ACCELERATE_NB_CONFIG_FILE": str(explicit)}, default) == default
 
 
 @pytest.mark.parametrize("how", ["argument", "variable"])
@@ -105,13 +105,13 @@ def test_a_file_that_was_said_and_is_not_there_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "place"),
+    ("text", "position"),
     [("num_processes: 2\n  mixed_precision: [no\n", "line 2, column 18"), ('{"a": 1,\n "b" 2}', "line 2, column 6")],
 )
-def test_a_broken_file_is_named_with_line_and_column(tmp_path, text, place):
+def test_a_broken_file_is_named_with_line_and_column(tmp_path, text, position):
     path = tmp_path / "broken.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigurationError, match=rf"broken\.yaml, {place} can't be read"):
+    with pytest.raises(ConfigurationError, match=rf"broken\.yaml, {position} can't be read"):
         files.read(path)
 
 
@@ -178,7 +178,7 @@ def test_a_way_to_train_that_nobody_knows_names_the_nearest(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("a: 1\n", "the unknown key 'a' in line 1, column 1"),
         ("use_cpu: true\nnum_proceses: 2\n", r"'num_proceses' in line 2, column 1 \(did you mean num_processes\?\)"),
@@ -187,37 +187,39 @@ def test_a_way_to_train_that_nobody_knows_names_the_nearest(tmp_path):
         ("a: 1\nb: 2\n", "'a' in line 1, column 1; the unknown key 'b' in line 2.*Correct them"),
     ],
 )
-def test_an_unknown_key_is_named_with_its_place_and_the_nearest(tmp_path, text, says):
+def test_an_unknown_key_is_named_with_its_place_and_the_nearest(tmp_path, text, message):
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigurationError, match=says):
+    with pytest.raises(ConfigurationError, match=message):
         files.read(path)
 
 
 RELEASED = sorted((Path(__file__).parents[1] / "released").glob("*/*.yaml"))
-_HERE = {"NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MPS", "use_mps_device", "basic", "TPU", "XLA"}
+_SUPPORTED = {"NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MPS", "use_mps_device", "basic", "TPU", "XLA"}
 
 
 @pytest.mark.parametrize("path", RELEASED, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_files_of_every_release_of_accelerate_are_read(path):
     content = files.read(path)
-    said = yaml.safe_load(path.read_text())
+    entries = yaml.safe_load(path.read_text())
     is_for_tpus = path.stem in {"TPU", "XLA"}
-    assert content["distributed_type"] == ("XLA" if is_for_tpus else said["distributed_type"])
-    if path.stem not in _HERE:
+    assert content["distributed_type"] == ("XLA" if is_for_tpus else entries["distributed_type"])
+    if path.stem not in _SUPPORTED:
         with pytest.raises(NotYetError, match="requests"):
             resolve({}, {}, content)
         return
     config = resolve({}, {}, content)
-    assert config.training.mixed_precision == said["mixed_precision"] == "bf16"
+    assert config.training.mixed_precision == entries["mixed_precision"] == "bf16"
     # their launcher starts one for each core of a TPU, whatever the file says
-    assert (config.launching.num_processes or -1) == (-1 if is_for_tpus else said["num_processes"])
+    assert (config.launching.num_processes or -1) == (-1 if is_for_tpus else entries["num_processes"])
     assert config.launching.engine == ("xla" if is_for_tpus else "auto")
-    assert config.launching.cpu is bool(said.get("use_cpu"))
-    assert config.launching.port == (said.get("main_process_port") or 0)
-    compiler = {"dynamo_backend": said.get("dynamo_backend"), **(said.get("dynamo_config") or {})}["dynamo_backend"]
+    assert config.launching.cpu is bool(entries.get("use_cpu"))
+    assert config.launching.port == (entries.get("main_process_port") or 0)
+    compiler = {"dynamo_backend": entries.get("dynamo_backend"), **(entries.get("dynamo_config") or {})}[
+        "dynamo_backend"
+    ]
     assert (config.training.dynamo_backend or "no").upper() == (compiler or "NO")
-    assert config.launching.gpu_ids == (said.get("gpu_ids") or "all")
+    assert config.launching.gpu_ids == (entries.get("gpu_ids") or "all")
 
 
 @pytest.mark.slow
@@ -326,8 +328,8 @@ def test_a_link_and_the_rights_of_a_file_stay(tmp_path):
     assert real.stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.parametrize("place", ["", "file.yaml/config.yaml"])
-def test_a_place_that_cannot_be_written_is_told(tmp_path, place):
+@pytest.mark.parametrize("path", ["", "file.yaml/config.yaml"])
+def test_a_place_that_cannot_be_written_is_told(tmp_path, path):
     (tmp_path / "file.yaml").write_text("")
     with pytest.raises(ConfigurationError, match="to be written to"):
-        saved(tmp_path / place, {})
+        saved(tmp_path / path, {})

@@ -10,7 +10,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 VERSIONS = [
     "0.11.0",
     "0.12.0",
@@ -39,12 +39,12 @@ def unpacked(folder: Path, *wheels: str) -> list[str]:
     """Fetch wheels and unpack each into a folder of its own."""
     found = []
     for wheel in wheels:
-        place = folder / wheel
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", wheel, "-d", str(place)]
+        target = folder / wheel
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", wheel, "-d", str(target)]
         subprocess.run(command, check=True)
-        (file,) = place.glob("*.whl")
-        zipfile.ZipFile(file).extractall(place / "unpacked")
-        found.append(str(place / "unpacked"))
+        (file,) = target.glob("*.whl")
+        zipfile.ZipFile(file).extractall(target / "unpacked")
+        found.append(str(target / "unpacked"))
     return found
 
 
@@ -55,10 +55,10 @@ def main() -> None:
         for version in VERSIONS:
             # some releases import pkg_resources, which newer setuptools have no more
             path = unpacked(Path(temporary, version), f"accelerate=={version}", "setuptools==68.2.2")
-            folder = HERE / version
+            folder = FOLDER / version
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
-            command = [sys.executable, "-W", "ignore", str(HERE / "write.py"), str(folder)]
+            command = [sys.executable, "-W", "ignore", str(FOLDER / "write.py"), str(folder)]
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
             subprocess.run(command, check=True, cwd=temporary, env=environment)
             for file in folder.glob("*.yaml"):

@@ -46,7 +46,7 @@ def nested(table):
     return {key: VALUES.get(key, "no" if "config_file" not in key else "zero3.json") for key in sorted(keys)}
 
 
-def cluster_file(name, **asked):
+def cluster_file(name, **options):
     fields = config_args.ClusterConfig.__dataclass_fields__
     wanted = {
         "compute_environment": "LOCAL_MACHINE",
@@ -63,10 +63,10 @@ def cluster_file(name, **asked):
         "same_network": True,
         "downcast_bf16": "no",
         "dynamo_backend": "NO",
-        **asked,
+        **options,
     }
-    said = {key: value for key, value in wanted.items() if key in fields}
-    config_args.ClusterConfig(**said).to_yaml_file(str(folder / (name + ".yaml")))
+    settings = {key: value for key, value in wanted.items() if key in fields}
+    config_args.ClusterConfig(**settings).to_yaml_file(str(folder / (name + ".yaml")))
 
 
 OWN = {
@@ -96,7 +96,7 @@ if "parallelism_config" in config_args.ClusterConfig.__dataclass_fields__:
     degrees = {"parallelism_config_dp_replicate_size": 2, "parallelism_config_tp_size": 2}
     cluster_file("parallelism", distributed_type="MULTI_GPU", parallelism_config=degrees)
 fields = config_args.SageMakerConfig.__dataclass_fields__
-asked = {
+sagemaker_settings = {
     "compute_environment": "AMAZON_SAGEMAKER",
     "distributed_type": SageMakerDistributedType.NO.value,
     "mixed_precision": "fp16",
@@ -110,7 +110,7 @@ asked = {
     "image_uri": None,
     "dynamo_backend": "NO",
 }
-config_args.SageMakerConfig(**{key: value for key, value in asked.items() if key in fields}).to_yaml_file(
+config_args.SageMakerConfig(**{key: value for key, value in sagemaker_settings.items() if key in fields}).to_yaml_file(
     str(folder / "sagemaker.yaml")
 )
 write_basic_config("bf16", str(folder / "basic.yaml"))
