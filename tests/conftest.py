@@ -38,8 +38,8 @@ def _an_environment_of_our_own() -> None:
     for name in [*OF_A_LAUNCHER, *(name for name in os.environ if name.startswith("ACCELERATE_"))]:
         os.environ.pop(name, None)
     # kernels and scripts that tests start import this checkout, wherever they run, installed or not
-    own = [str(TESTS.parent), str(TESTS / "without")]
-    os.environ["PYTHONPATH"] = os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = [str(TESTS.parent), str(TESTS / "without")]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
     # a job that a script starts in the background ignores these, and hands that on to all that it starts
     for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -76,8 +76,8 @@ KEPT_OF: dict[str, tuple[str, ...]] = {
 
 def is_left_to_test_all(name: str) -> bool:
     """Whether the table leaves the test of this name to `make test-all`."""
-    for place, kept in KEPT_OF.items():
-        if name.startswith((f"{place}/", f"{place}::")):
+    for prefix, kept in KEPT_OF.items():
+        if name.startswith((f"{prefix}/", f"{prefix}::")):
             return not any(part in name for part in kept)
     return False
 
