@@ -10,33 +10,40 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.places import SESSIONS, STARTS, Engine, SessionPlace, place as place_of, process_environment
+from tests.contracts.places import (
+    SESSIONS,
+    STARTS,
+    Engine,
+    SessionExecutor,
+    executor_of,
+    process_environment,
+)
 
 
 @pytest.fixture(params=STARTS, scope="module")
 def engine(request, tmp_path_factory) -> Iterator[Engine]:
     """Each engine in its turn, awake already."""
     _can_be(request.param)
-    made = place_of(request.param, tmp_path_factory.mktemp(f"runs_{request.param}"))
+    made = executor_of(request.param, tmp_path_factory.mktemp(f"runs_{request.param}"))
     assert isinstance(made, Engine)
     with process_environment(request.param):
         yield made
 
 
 @pytest.fixture(params=[*STARTS, *SESSIONS], scope="module")
-def place(request, tmp_path_factory) -> Iterator[Engine | SessionPlace]:
+def executor(request, tmp_path_factory) -> Iterator[Engine | SessionExecutor]:
     """Each engine, and a session on each, in its turn."""
     _can_be(request.param)
-    made = place_of(request.param, tmp_path_factory.mktemp(f"runs_{request.param}"))
+    made = executor_of(request.param, tmp_path_factory.mktemp(f"runs_{request.param}"))
     with process_environment(request.param):
         yield made
         made.close()
 
 
 @pytest.fixture
-def apart(place) -> Engine | SessionPlace:
-    """The place, where it has processes of its own."""
-    return _isolated(place)
+def apart(executor) -> Engine | SessionExecutor:
+    """The executor, where it has processes of its own."""
+    return _isolated(executor)
 
 
 @pytest.fixture
@@ -46,8 +53,8 @@ def isolated(engine) -> Engine:
 
 
 @pytest.fixture
-def apart_alone(apart) -> Engine | SessionPlace:
-    """The place, where each rank has a process of its own."""
+def apart_alone(apart) -> Engine | SessionExecutor:
+    """The executor, where each rank has a process of its own."""
     return _no_threads(apart)
 
 
@@ -83,15 +90,15 @@ def _can_be(name):
         pytest.skip("torch_xla is not installed here: `make test-tpu` has it")
 
 
-def _no_threads(one):
-    if one.threads:
+def _no_threads(executor):
+    if executor.threads:
         pytest.skip("ranks are threads here: torch.distributed's default group and random generators are the process's")
-    return one
+    return executor
 
 
-def _isolated(one):
-    if not one.isolated:
+def _isolated(executor):
+    if not executor.isolated:
         pytest.skip(
             "the function runs in this very process: it can't be ended from outside, nor have another environment"
         )
-    return one
+    return executor

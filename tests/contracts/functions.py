@@ -135,8 +135,8 @@ def writes_into(tensor, array):
     before = float(tensor[0]), float(array[0])
     tensor.fill_(rank() + 1)
     array.fill(rank() + 1)
-    own = float(tensor.mean()), float(array.mean())
-    return before, own
+    after = float(tensor.mean()), float(array.mean())
+    return before, after
 
 
 def logs():

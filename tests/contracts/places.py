@@ -37,8 +37,14 @@ class Engine:
 
     def launch(self, function: Any, args: Any = (), kwargs: Any = None, **settings: Any) -> Run:
         """Start the function; nothing is read from this machine's configuration."""
-        asked = {"num_processes": self.size, "folder": str(self.folder), "cpu": True, "results": "all", **self.settings}
-        return launch(function, args, kwargs, config_file="", **{**asked, **settings})
+        options = {
+            "num_processes": self.size,
+            "folder": str(self.folder),
+            "cpu": True,
+            "results": "all",
+            **self.settings,
+        }
+        return launch(function, args, kwargs, config_file="", **{**options, **settings})
 
     def run(self, function: Any, *args: Any, **settings: Any) -> Any:
         """Start the function and wait for it."""
@@ -49,7 +55,7 @@ class Engine:
 
 
 @dataclass
-class SessionPlace:
+class SessionExecutor:
     """A session that is asked to call functions; one that has ended is started again."""
 
     name: str
@@ -63,14 +69,14 @@ class SessionPlace:
     def launch(self, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None) -> CellRun:
         """Ask for a call."""
         if self.session is None or not self.session.alive:
-            asked = {
+            options = {
                 "num_processes": self.size,
                 "folder": str(self.folder),
                 "cpu": True,
                 "stop_grace_period": 0.5,
                 **self.settings,
             }
-            self.session = Session.start(resolve(asked, {}))
+            self.session = Session.start(resolve(options, {}))
         return self.session.call(function, args, kwargs, timeout=timeout)
 
     def run(self, function: Any, *args: Any, **settings: Any) -> Any:
@@ -97,11 +103,11 @@ STARTS: dict[str, tuple[dict[str, Any], int]] = {
 SESSIONS = {f"session-{name}": name for name in STARTS if name not in {"inline", "xla-processes", "xla-threads"}}
 
 
-def place(name: str, folder: Path) -> Engine | SessionPlace:
+def executor_of(name: str, folder: Path) -> Engine | SessionExecutor:
     """The engine or the session of this name."""
     if name in SESSIONS:
         settings, size = STARTS[SESSIONS[name]]
-        return SessionPlace(name, settings, folder, size)
+        return SessionExecutor(name, settings, folder, size)
     settings, size = STARTS[name]
     return Engine(name, settings, size, name != "inline", folder, name == "xla-threads")
 
@@ -121,14 +127,16 @@ def process_environment(name: str) -> Iterator[None]:
         if name.endswith("xla-processes"):
             counts = xla_placement._on_cpu
 
-            def on_chips(*wish: Any) -> Any:
-                return replace(counts(*wish), shows={"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"}, ranks_per_process=1)
+            def on_chips(*arguments: Any) -> Any:
+                return replace(
+                    counts(*arguments), shows={"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"}, ranks_per_process=1
+                )
 
             patch.setattr(xla_placement, "_on_cpu", on_chips)
         yield
 
 
-def until_here(run: RunHandle, folder: str | Path, size: int) -> None:
+def wait_for_ranks(run: RunHandle, folder: str | Path, size: int) -> None:
     """Wait until every rank has said that it is there."""
     pause = threading.Event()
     for _ in range(3000):

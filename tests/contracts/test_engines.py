@@ -17,11 +17,11 @@ import torch
 from accelerate_nb import WorkerError
 from accelerate_nb.errors import CheckpointError
 from tests.contracts import functions
-from tests.contracts.places import until_here
+from tests.contracts.places import wait_for_ranks
 
 
 @pytest.fixture(scope="module")
-def told(engine):
+def facts_run(engine):
     """One run that tells what its workers found: the run, and what it ought to have found."""
     random.seed(7)
     np.random.seed(7)
@@ -49,9 +49,9 @@ def returned(engine):
 def test_every_rank_returns_its_own_result(engine, returned):
     _, found = returned
     assert [item["rank"] for item in found] == list(range(engine.size))
-    for one in found:
-        assert torch.equal(one["base"], torch.arange(functions.LARGE, dtype=torch.float32))
-        assert np.array_equal(one["array"], np.arange(12.0).reshape(3, 4).T)
+    for result in found:
+        assert torch.equal(result["base"], torch.arange(functions.LARGE, dtype=torch.float32))
+        assert np.array_equal(result["array"], np.arange(12.0).reshape(3, 4).T)
 
 
 def test_tensors_that_share_memory_in_a_worker_share_it_here(returned):
@@ -63,8 +63,8 @@ def test_the_main_result_is_that_of_rank_0(returned):
     assert returned[0]["rank"] == 0
 
 
-def test_arguments_arrive(engine, told):
-    for found in told[0].results:
+def test_arguments_arrive(engine, facts_run):
+    for found in facts_run[0].results:
         assert found["args"] == (1, "two")
         assert found["kwargs"] == {"three": [3]}
 
@@ -93,40 +93,40 @@ def test_what_workers_do_to_globals_of_the_notebook_stays_with_them(isolated, ce
 # -------------------------------------------------------------------------------------------------------- surroundings
 
 
-def test_workers_know_their_place_as_torchrun_tells_it(isolated, told):
+def test_workers_know_their_place_as_torchrun_tells_it(isolated, facts_run):
     ports = set()
-    for rank, found in enumerate(told[0].results):
-        said = found["environment"]
+    for rank, found in enumerate(facts_run[0].results):
+        environment = found["environment"]
         size = str(isolated.size)
         for name in ("RANK", "LOCAL_RANK", "ROLE_RANK"):
-            assert said[name] == str(rank)
+            assert environment[name] == str(rank)
         for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"):
-            assert said[name] == size
-        assert (said["GROUP_RANK"], said["GROUP_WORLD_SIZE"]) == ("0", "1")
-        assert said["MASTER_ADDR"] == "127.0.0.1"
-        assert said["TORCHELASTIC_USE_AGENT_STORE"] == "True"
-        assert (said["TORCHELASTIC_RESTART_COUNT"], said["TORCHELASTIC_MAX_RESTARTS"]) == ("0", "0")
-        ports.add((said["MASTER_PORT"], said["TORCHELASTIC_RUN_ID"]))
+            assert environment[name] == size
+        assert (environment["GROUP_RANK"], environment["GROUP_WORLD_SIZE"]) == ("0", "1")
+        assert environment["MASTER_ADDR"] == "127.0.0.1"
+        assert environment["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+        assert (environment["TORCHELASTIC_RESTART_COUNT"], environment["TORCHELASTIC_MAX_RESTARTS"]) == ("0", "0")
+        ports.add((environment["MASTER_PORT"], environment["TORCHELASTIC_RUN_ID"]))
     assert len(ports) == 1
 
 
-def test_workers_find_the_folder_and_the_path_of_the_notebook(engine, told):
-    for found in told[0].results:
+def test_workers_find_the_folder_and_the_path_of_the_notebook(engine, facts_run):
+    for found in facts_run[0].results:
         assert found["folder"] == os.getcwd()
         assert found["path"] == sys.path
         assert found["thread"] != engine.threads
 
 
-def test_each_worker_leads_a_session_of_its_own(isolated, told):
-    sessions = [found["session"] for found in told[0].results]
-    assert sessions == [found["pid"] for found in told[0].results]
+def test_each_worker_leads_a_session_of_its_own(isolated, facts_run):
+    sessions = [found["session"] for found in facts_run[0].results]
+    assert sessions == [found["pid"] for found in facts_run[0].results]
     assert os.getsid(0) not in sessions
 
 
-def test_workers_start_from_the_random_states_of_the_notebook(engine, told):
+def test_workers_start_from_the_random_states_of_the_notebook(engine, facts_run):
     if engine.threads:
         pytest.skip("ranks are threads here, and draw from the generators of their process in turn")
-    run, expected = told
+    run, expected = facts_run
     assert [found["drawn"] for found in run.results] == [expected] * engine.size
 
 
@@ -154,8 +154,8 @@ def test_workers_read_one_copy_and_write_their_own(isolated):
 # -------------------------------------------------------------------------------------------------------------- output
 
 
-def test_what_a_rank_prints_is_kept_under_its_rank_and_in_order(isolated, told):
-    run, _ = told
+def test_what_a_rank_prints_is_kept_under_its_rank_and_in_order(isolated, facts_run):
+    run, _ = facts_run
     for rank in range(isolated.size):
         expected = [f"début {rank}", *(f"line {number}" for number in range(200)), "from C"]
         seen = run.view.rank(rank).lines
@@ -186,8 +186,8 @@ def test_what_a_worker_logs_is_kept_under_its_rank(isolated):
         assert "WARNING: careful" in run.logs(rank)
 
 
-def test_a_run_s_folder_is_complete(engine, told):
-    run, _ = told
+def test_a_run_s_folder_is_complete(engine, facts_run):
+    run, _ = facts_run
     status = json.loads((run.folder / "status.json").read_text())
     assert status["state"] == "finished"
     assert status["error"] is None
@@ -221,7 +221,7 @@ def test_restarts_have_an_end_and_the_folder_says_that_the_run_failed(engine):
 @pytest.mark.parametrize("function", [functions.waits, functions.waits_stubbornly])
 def test_a_run_can_be_stopped(isolated, function, tmp_path):
     run = isolated.launch(function, (str(tmp_path),), stop_grace_period=0.3)
-    until_here(run, tmp_path, isolated.size)
+    wait_for_ranks(run, tmp_path, isolated.size)
     run.stop()
     assert run.done
     with pytest.raises(WorkerError):
@@ -235,7 +235,7 @@ def test_a_group_is_started_again_after_a_failure(engine, tmp_path):
     assert [(tmp_path / f"attempts_{rank}").read_text() for rank in range(engine.size)] == ["xx"] * engine.size
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("facts_run")
 def test_nothing_is_left_or_changed_after_runs_that_return_fail_and_are_stopped(engine, tmp_path):
     before = belongings(), environment_and_signals()
     engine.run(functions.tensors)
@@ -243,7 +243,7 @@ def test_nothing_is_left_or_changed_after_runs_that_return_fail_and_are_stopped(
         engine.run(functions.raises, KeyError("x"), 0)
     if engine.isolated:
         run = engine.launch(functions.waits_stubbornly, (str(tmp_path),), stop_grace_period=0.1)
-        until_here(run, tmp_path, engine.size)
+        wait_for_ranks(run, tmp_path, engine.size)
         run.stop()
     assert (belongings(), environment_and_signals()) == before
 
@@ -255,11 +255,11 @@ def environment_and_signals():
 
 def belongings():
     """This process's threads, what its descriptors are, and its children with the workers among theirs."""
-    kinds = [os.readlink(f"/proc/self/fd/{one}").partition(":")[0] for one in open_descriptors()]
-    own = {child.pid for child in psutil.Process().children()}
+    kinds = [os.readlink(f"/proc/self/fd/{descriptor}").partition(":")[0] for descriptor in open_descriptors()]
+    child_pids = {child.pid for child in psutil.Process().children()}
     below = {child.pid for child in psutil.Process().children(recursive=True)}
     # what a supervisor keeps ready for the next launch comes and goes, in the supervisor's own session
-    children = sorted(pid for pid in below if pid in own or session_of(pid) not in {None, *own})
+    children = sorted(pid for pid in below if pid in child_pids or session_of(pid) not in {None, *child_pids})
     return sorted(thread.name for thread in threading.enumerate()), sorted(kinds), children
 
 
@@ -272,7 +272,7 @@ def session_of(pid):
 
 
 def open_descriptors():
-    return [one for one in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{one}")]
+    return [descriptor for descriptor in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{descriptor}")]
 
 
 # ----------------------------------------------------------------------------------------------------- what goes on behind

@@ -14,7 +14,7 @@ import pytest
 from accelerate_nb import HangError, WorkerError
 from accelerate_nb.errors import PayloadError
 from tests.contracts import functions
-from tests.contracts.places import until_here
+from tests.contracts.places import wait_for_ranks
 
 # What is raised where an interrupt was asked for: by a run, by a session, by a session that it did not reach.
 ENDED = (WorkerError, KeyboardInterrupt, HangError)
@@ -28,10 +28,10 @@ class Refused(Exception):
         self.code = code
 
 
-def test_a_worker_s_error_is_raised_here_with_its_rank_and_type(place):
-    last = place.size - 1
+def test_a_worker_s_error_is_raised_here_with_its_rank_and_type(executor):
+    last = executor.size - 1
     with pytest.raises(KeyError, match=f"rank {last} stopped with KeyError: 'digits'") as caught:
-        place.run(functions.raises, KeyError("digits"), last)
+        executor.run(functions.raises, KeyError("digits"), last)
     error = caught.value
     assert isinstance(error, WorkerError)
     assert error.rank == last
@@ -41,14 +41,14 @@ def test_a_worker_s_error_is_raised_here_with_its_rank_and_type(place):
     assert len(str(error).splitlines()) < 40
 
 
-def test_code_that_catches_torch_s_error_for_failed_children_catches_ours(place):
+def test_code_that_catches_torch_s_error_for_failed_children_catches_ours(executor):
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     with pytest.raises(ChildFailedError):
-        place.run(functions.raises, ValueError("wrong"), 0)
+        executor.run(functions.raises, ValueError("wrong"), 0)
 
 
-def test_an_error_defined_in_a_cell_is_caught_by_its_class_and_shows_the_cell_s_lines(place, cell):
+def test_an_error_defined_in_a_cell_is_caught_by_its_class_and_shows_the_cell_s_lines(executor, cell):
     main = cell(
         "class Diverged(Exception):\n"
         "    def __init__(self, loss, step):\n"
@@ -58,15 +58,15 @@ def test_an_error_defined_in_a_cell_is_caught_by_its_class_and_shows_the_cell_s_
         "    raise Diverged(0.5, 12)  # the line\n"
     )
     with pytest.raises(main.Diverged) as caught:
-        place.run(main.train)
+        executor.run(main.train)
     assert caught.value.step == 12
     assert "raise Diverged(0.5, 12)  # the line" in str(caught.value)
     assert isinstance(caught.value, WorkerError)
 
 
-def test_an_error_whose_constructor_wants_more_than_it_keeps_has_its_type(place):
+def test_an_error_whose_constructor_wants_more_than_it_keeps_has_its_type(executor):
     with pytest.raises(Refused, match="7: no") as caught:
-        place.run(functions.raises, Refused(7, "no"), 0)
+        executor.run(functions.raises, Refused(7, "no"), 0)
     assert caught.value.code == 7
 
 
@@ -76,14 +76,14 @@ def test_the_cause_leads_and_not_the_rank_that_lost_its_connection(apart_alone):
     assert caught.value.rank == apart_alone.size - 1
 
 
-def test_leaving_with_a_code_is_a_failure_that_does_not_end_this_process(place):
+def test_leaving_with_a_code_is_a_failure_that_does_not_end_this_process(executor):
     with pytest.raises(WorkerError, match="stopped with SystemExit: 3") as caught:
-        place.run(functions.leaves_early, 3)
+        executor.run(functions.leaves_early, 3)
     assert not isinstance(caught.value, SystemExit)
 
 
-def test_leaving_without_a_code_is_no_failure(place):
-    assert place.run(functions.leaves_early, 0) == [None] * place.size
+def test_leaving_without_a_code_is_no_failure(executor):
+    assert executor.run(functions.leaves_early, 0) == [None] * executor.size
 
 
 @pytest.mark.parametrize(("how", "name"), [("exit", "exit code 3"), ("kill", "SIGKILL"), ("segfault", "SIGSEGV")])
@@ -114,7 +114,7 @@ def test_a_run_that_takes_too_long_is_ended_with_every_rank_s_stack(apart):
 
 def test_stacks_can_be_asked_for_while_it_runs(apart, tmp_path):
     run = apart.launch(functions.waits, (str(tmp_path),))
-    until_here(run, tmp_path, apart.size)
+    wait_for_ranks(run, tmp_path, apart.size)
     stacks = run.stacks()
     run.request_stop("interrupt")
     with pytest.raises(ENDED):
@@ -125,7 +125,7 @@ def test_stacks_can_be_asked_for_while_it_runs(apart, tmp_path):
 @pytest.mark.parametrize("function", [functions.waits, functions.waits_stubbornly])
 def test_an_interrupt_ends_it_also_where_ranks_are_deaf_to_it(apart, function, tmp_path):
     run = apart.launch(function, (str(tmp_path),))
-    until_here(run, tmp_path, apart.size)
+    wait_for_ranks(run, tmp_path, apart.size)
     run.request_stop("interrupt")
     with pytest.raises(ENDED):
         run.wait()
@@ -157,9 +157,9 @@ GONE = """
 import sys
 from pathlib import Path
 from tests.contracts import functions
-from tests.contracts.places import place, process_environment
+from tests.contracts.places import executor_of, process_environment
 with process_environment(sys.argv[1]):
-    run = place(sys.argv[1], Path(sys.argv[2])).launch(functions.tells_its_process, (sys.argv[2],))
+    run = executor_of(sys.argv[1], Path(sys.argv[2])).launch(functions.tells_its_process, (sys.argv[2],))
     sys.stdin.read()
 """
 
@@ -167,18 +167,18 @@ with process_environment(sys.argv[1]):
 @pytest.mark.slow
 def test_no_rank_outlives_the_process_that_asked(apart, tmp_path):
     command = [sys.executable, "-c", GONE, apart.name, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as asks:
-        ranks = processes_of(tmp_path, apart.size, asks)
-        asks.send_signal(signal.SIGKILL)
-        asks.wait(30)
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as launcher:
+        ranks = processes_of(tmp_path, apart.size, launcher)
+        launcher.send_signal(signal.SIGKILL)
+        launcher.wait(30)
     _, left = psutil.wait_procs(ranks, timeout=10)
     assert not left
 
 
-def processes_of(folder, size, asks):
+def processes_of(folder, size, launcher):
     """The processes that have told their numbers."""
     pause = threading.Event()
-    while len(told := [path for path in folder.glob("pid_*") if path.read_text()]) < size:
-        assert asks.poll() is None
+    while len(paths := [path for path in folder.glob("pid_*") if path.read_text()]) < size:
+        assert launcher.poll() is None
         pause.wait(0.01)
-    return [psutil.Process(int(path.read_text())) for path in told]
+    return [psutil.Process(int(path.read_text())) for path in paths]
