@@ -26,7 +26,7 @@ class Chips:
         self.waits.set()
 
 
-def grpc_is_here() -> bool:
+def has_grpc() -> bool:
     return find_spec("tpu_info") is not None
 
 

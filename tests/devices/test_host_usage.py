@@ -119,8 +119,8 @@ def computing():
     process.stdout.close()
 
 
-def until(condition, patience=30.0):
-    deadline = time.monotonic() + patience
+def until(condition, timeout=30.0):
+    deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -222,7 +222,7 @@ class Driver:
 
 
 @pytest.mark.parametrize(
-    ("said", "busy"),
+    ("visible", "busy"),
     [
         (None, [10.0, 20.0]),
         ("1,0", [20.0, 10.0]),
@@ -235,10 +235,10 @@ class Driver:
         ("1,7,0", [20.0]),
     ],
 )
-def test_a_rank_s_gpu_is_the_one_that_it_sees(said, busy):
+def test_a_rank_s_gpu_is_the_one_that_it_sees(visible, busy):
     driver = Driver()
-    gpus = GpuGauge({} if said is None else {"CUDA_VISIBLE_DEVICES": said}, driver)
-    found = [one for rank in range(2) if (one := gpus.sample(rank, 3.0)) is not None]
+    gpus = GpuGauge({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}, driver)
+    found = [sample for rank in range(2) if (sample := gpus.sample(rank, 3.0)) is not None]
     assert [item.utilisation for item in found] == busy
     assert [item.device for item in found] == [f"cuda:{rank}" for rank in range(len(busy))]
     assert all(item.memory_total == 80 * GIB and item.memory_used % GIB == 0 for item in found)

@@ -44,9 +44,9 @@ for number in os.listdir("/proc/self/fd"):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was not built for CUDA")
-@pytest.mark.parametrize("said", ["", "0", "-1", "0,0", "99", "0,99"])
-def test_visible_gpus_are_those_that_torch_sees(said):
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": said}
+@pytest.mark.parametrize("visible", ["", "0", "-1", "0,0", "99", "0,99"])
+def test_visible_gpus_are_those_that_torch_sees(visible):
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
     code = "import torch; print(torch.cuda.device_count())"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=environment
@@ -55,7 +55,7 @@ def test_visible_gpus_are_those_that_torch_sees(said):
 
 
 @pytest.mark.parametrize(
-    ("said", "count"),
+    ("text", "count"),
     [
         (None, 4),
         ("", 0),
@@ -72,8 +72,8 @@ def test_visible_gpus_are_those_that_torch_sees(said):
         ("none", 0),
     ],
 )
-def test_a_process_sees_the_gpus_that_cuda_would_show_it(said, count):
-    assert cuda.visible(said, 4) == count
+def test_a_process_sees_the_gpus_that_cuda_would_show_it(text, count):
+    assert cuda.visible(text, 4) == count
 
 
 def test_no_gpu_is_visible_where_there_is_none():

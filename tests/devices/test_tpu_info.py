@@ -17,11 +17,11 @@ from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.notebook.display.message_feed import MessageFeed
 from accelerate_nb.reports.report import static
 from accelerate_nb.reports.run_info import RunFacts
-from tests.devices.chips import GIB, Chips, grpc_is_here, served
+from tests.devices.chips import GIB, Chips, has_grpc, served
 
 FACTS = RunFacts(name="train", why="", folder="", started=0.0, size=2)
 
-needs_library = pytest.mark.skipif(not grpc_is_here(), reason="tpu-info is not installed here: `make test-tpu` has it")
+needs_library = pytest.mark.skipif(not has_grpc(), reason="tpu-info is not installed here: `make test-tpu` has it")
 
 
 def of(size: int) -> RankProcesses:
@@ -80,12 +80,14 @@ def test_a_rank_that_drives_all_chips_shows_all(serving):
 
 
 @needs_library
-@pytest.mark.parametrize("tells_of_all", [True, False])
-def test_processes_of_one_chip_each_are_asked_at_their_ports(serving, tells_of_all):
+@pytest.mark.parametrize("reports_all_chips", [True, False])
+def test_processes_of_one_chip_each_are_asked_at_their_ports(serving, reports_all_chips):
     ports = []
     for number in range(2):
-        told = range(2) if tells_of_all else [number]
-        ports.append(serving(Chips(used={n: n for n in told}, total=dict.fromkeys(told, 9), busy={n: n for n in told})))
+        chips = range(2) if reports_all_chips else [number]
+        ports.append(
+            serving(Chips(used={n: n for n in chips}, total=dict.fromkeys(chips, 9), busy={n: n for n in chips}))
+        )
     tpus = TpuGauge({"TPU_RUNTIME_METRICS_PORTS": ",".join(map(str, ports))})
     assert [(sample.rank, sample.memory_used) for sample in tpus.samples(of(2), 0.0)] == [(0, 0), (1, 1)]
     tpus.close()
@@ -163,17 +165,17 @@ class Gauge:
         self.as_int = self.as_double = value
 
 
-def said(**values: Any) -> dict[int, Any]:
+def gauges(**values: Any) -> dict[int, Any]:
     return {int(number[1:]): Gauge(value) for number, value in values.items()}
 
 
 def test_how_busy_a_chip_is_holds_for_all_devices_on_it():
-    known = cores(said(n0=1, n1=2, n2=3, n3=4), said(n0=9, n1=9, n2=9, n3=9), said(n0=10.0, n1=20.0))
+    known = cores(gauges(n0=1, n1=2, n2=3, n3=4), gauges(n0=9, n1=9, n2=9, n3=9), gauges(n0=10.0, n1=20.0))
     assert [core.busy for core in known.values()] == [10.0, 10.0, 20.0, 20.0]
 
 
 def test_what_the_service_leaves_out_is_not_known():
     assert cores({}, {}, {}) == {}
-    assert cores(said(n0=1, n1=2), said(n0=9), {}) == {0: TpuCore(1, 9, None), 1: TpuCore(2, None, None)}
+    assert cores(gauges(n0=1, n1=2), gauges(n0=9), {}) == {0: TpuCore(1, 9, None), 1: TpuCore(2, None, None)}
     # three devices are not on two chips
-    assert {core.busy for core in cores(said(n0=1, n1=1, n2=1), {}, said(n0=1.0, n1=2.0)).values()} == {None}
+    assert {core.busy for core in cores(gauges(n0=1, n1=1, n2=1), {}, gauges(n0=1.0, n1=2.0)).values()} == {None}

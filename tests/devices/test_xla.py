@@ -77,7 +77,7 @@ def test_the_chips_of_a_tpu_are_counted_on_the_bus(bus, device, chips, environme
 
 
 @pytest.mark.parametrize(
-    ("environment", "count", "asked"),
+    ("environment", "count", "requested"),
     [
         ({"PJRT_DEVICE": "CPU"}, 1, True),
         ({"PJRT_DEVICE": "cpu", "CPU_NUM_DEVICES": "3", "TPU_NAME": "mine"}, 3, True),
@@ -85,9 +85,9 @@ def test_the_chips_of_a_tpu_are_counted_on_the_bus(bus, device, chips, environme
         ({"COLAB_TPU_1VM": ""}, 1, False),
     ],
 )
-def test_the_cpu_is_what_torch_xla_computes_on_where_there_is_no_tpu(bus, environment, count, asked):
+def test_the_cpu_is_what_torch_xla_computes_on_where_there_is_no_tpu(bus, environment, count, requested):
     found = detect_devices(environment, bus(), FITS)
-    assert (found.device, found.count, found.ranks_per_process, found.requested) == ("CPU", count, count, asked)
+    assert (found.device, found.count, found.ranks_per_process, found.requested) == ("CPU", count, count, requested)
     assert found.trouble == ""
 
 
@@ -101,7 +101,7 @@ def test_without_torch_xla_nothing_is_found_where_nothing_asks_for_a_tpu(bus, de
 
 
 @pytest.mark.parametrize(
-    ("environment", "chips", "installed", "says"),
+    ("environment", "chips", "installed", "message"),
     [
         (
             {"TPU_NAME": "mine"},
@@ -132,11 +132,11 @@ def test_without_torch_xla_nothing_is_found_where_nothing_asks_for_a_tpu(bus, de
         ({"TPU_VISIBLE_CHIPS": "0,1"}, 4, FITS, r"TPU_VISIBLE_CHIPS=0,1 shows some of this machine's 4 TPU chips"),
     ],
 )
-def test_what_keeps_torch_xla_from_its_devices_is_said_with_what_to_do(bus, environment, chips, installed, says):
+def test_what_keeps_torch_xla_from_its_devices_is_said_with_what_to_do(bus, environment, chips, installed, message):
     found = detect_devices(environment, bus(V4, chips), installed)
     assert found.count == 0
     assert found.requested
-    assert re.search(says, found.trouble)
+    assert re.search(message, found.trouble)
 
 
 @pytest.mark.parametrize("version", ["2.9.0+libtpu", "2.9.0.dev20251001", "unknown"])
@@ -145,8 +145,8 @@ def test_versions_of_one_numbering_fit_whatever_they_were_built_for(bus, version
 
 
 def test_what_a_notebook_service_says_of_one_process_is_kept_from_several():
-    said = for_workers({**KAGGLE, "HOME": "/root", "PJRT_LOCAL_PROCESS_RANK": "0", "XLA_USE_SPMD": "1"})
-    assert said == {
+    environment = for_workers({**KAGGLE, "HOME": "/root", "PJRT_LOCAL_PROCESS_RANK": "0", "XLA_USE_SPMD": "1"})
+    assert environment == {
         "PJRT_DEVICE": "TPU",
         "TPU_ACCELERATOR_TYPE": "v5litepod-8",
         "TPU_SKIP_MDS_QUERY": "1",
@@ -222,8 +222,8 @@ def test_gpus_are_computed_on_where_some_library_has_loaded_torch_xla(monkeypatc
 
 
 def test_workers_on_gpus_are_told_of_no_device_of_torch_xla(monkeypatch):
-    said = {"PJRT_DEVICE": "CPU", "HOME": "/root"}
+    environment = {"PJRT_DEVICE": "CPU", "HOME": "/root"}
     monkeypatch.setattr(xla, "is_installed", lambda: False)
-    assert for_others(said) == {"HOME": "/root"}
+    assert for_others(environment) == {"HOME": "/root"}
     monkeypatch.setattr(xla, "is_installed", lambda: True)
-    assert for_others(said) == {"HOME": "/root", "PJRT_SELECT_DEFAULT_DEVICE": "0"}
+    assert for_others(environment) == {"HOME": "/root", "PJRT_SELECT_DEFAULT_DEVICE": "0"}
