@@ -51,14 +51,19 @@ def test_threads_that_send_at_once_don_t_mix_their_events():
         with far:
             sender = EventSender(far, rank=0)
             events = [[Metric(thread, "x" * 3000, float(i), i, 0.0) for i in range(100)] for thread in range(4)]
-            writing = [threading.Thread(target=lambda own=own: [sender.send(item) for item in own]) for own in events]
+            writing = [
+                threading.Thread(
+                    target=lambda thread_events=thread_events: [sender.send(item) for item in thread_events]
+                )
+                for thread_events in events
+            ]
             for thread in writing:
                 thread.start()
             for thread in writing:
                 thread.join()
         reading.join()
-    for thread, own in enumerate(events):
-        assert [event for event in found if event.rank == thread] == own
+    for thread, thread_events in enumerate(events):
+        assert [event for event in found if event.rank == thread] == thread_events
 
 
 def test_where_nobody_listens_any_more_events_are_dropped():

@@ -94,5 +94,5 @@ def test_a_line_says_its_type_and_the_exceptions_apart():
 
 
 def test_fields_of_a_later_version_are_passed_over():
-    said = json.loads(to_line(EVENTS[1])) | {"colour": "red"}
-    assert from_line(json.dumps(said)) == EVENTS[1]
+    fields = json.loads(to_line(EVENTS[1])) | {"colour": "red"}
+    assert from_line(json.dumps(fields)) == EVENTS[1]
