@@ -103,18 +103,16 @@ def test_texts_of_several_lines_keep_their_text(text):
         ast.parse(source)
     except SyntaxError:
         pytest.skip("this Python has no such texts")
-    said: list[object] = []
-    exec("\n".join(laid_out(source)), {"__name__": "__main__", "show": lambda *values: said.append(values)})
-    assert said == [(eval(text, {"x": 3}), 2)]
+    calls: list[object] = []
+    exec("\n".join(laid_out(source)), {"__name__": "__main__", "show": lambda *values: calls.append(values)})
+    assert calls == [(eval(text, {"x": 3}), 2)]
 
 
 def test_tabs_and_spaces_go_on_to_mean_the_same():
-    source = (
-        "for x in (1, 2):\n\tif x == 1:\n\t    said.append(x)\n\telse:\n\t\tsaid.append(-x)\nif said:\n  said.append(9)"
-    )
-    said: list[int] = []
-    exec("\n".join(laid_out(source)), {"__name__": "__main__", "said": said})
-    assert said == [1, -2, 9]
+    source = "for x in (1, 2):\n\tif x == 1:\n\t    numbers.append(x)\n\telse:\n\t\tnumbers.append(-x)\nif numbers:\n  numbers.append(9)"
+    numbers: list[int] = []
+    exec("\n".join(laid_out(source)), {"__name__": "__main__", "numbers": numbers})
+    assert numbers == [1, -2, 9]
 
 
 @pytest.mark.parametrize(

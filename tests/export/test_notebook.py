@@ -96,7 +96,7 @@ def test_another_language_is_named(tmp_path, metadata):
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("print('hello')", "holds no JSON"),
         ("", "holds no JSON"),
@@ -109,10 +109,10 @@ def test_another_language_is_named(tmp_path, metadata):
         (b"\xff\xfe\x00", "holds no JSON"),
     ],
 )
-def test_what_is_no_notebook_is_told_in_one_line(tmp_path, content, says):
+def test_what_is_no_notebook_is_told_in_one_line(tmp_path, content, message):
     path = tmp_path / "a.ipynb"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ExportError, match=says) as caught:
+    with pytest.raises(ExportError, match=message) as caught:
         read(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -10,7 +10,7 @@ from tests.export.making import code, script
 
 
 @pytest.mark.parametrize(
-    ("source", "kind"),
+    ("source", "value_type"),
     [
         ("a = 3", "int"),
         ("a = -3", "int"),
@@ -44,10 +44,10 @@ from tests.export.making import code, script
         ("a: Any = 'x'", "str"),
     ],
 )
-def test_the_type_is_what_the_annotation_or_the_value_says(source, kind):
+def test_the_type_is_what_the_annotation_or_the_value_says(source, value_type):
     found = parameters_of(source)
     assert found.problems == ()
-    assert [(item.name, item.type) for item in found.found] == [("a", kind)]
+    assert [(item.name, item.type) for item in found.found] == [("a", value_type)]
 
 
 def test_help_is_what_the_comment_or_the_annotation_says():
@@ -71,7 +71,7 @@ quiet = False
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "message"),
     [
         ("a = load()", "the value of `a = load()` is no literal"),
         ("a = {'b': 1}", "is no literal"),
@@ -91,9 +91,9 @@ quiet = False
         ("_a = 1\na = 2", "would be the same option"),
     ],
 )
-def test_what_can_be_no_option_is_named_with_its_line(source, says):
+def test_what_can_be_no_option_is_named_with_its_line(source, message):
     (problem,) = parameters_of(source).problems
-    assert says in problem.text
+    assert message in problem.text
     assert problem.line in (1, len(source.split("\n")))
 
 

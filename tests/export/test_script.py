@@ -127,12 +127,12 @@ def test_values_that_a_run_was_given_are_none_of_a_script(tmp_path):
 def test_every_cell_that_is_no_python_is_named_in_one_error(tmp_path):
     with pytest.raises(ExportError) as caught:
         script(tmp_path, "x = = 1", "fine = 1", "\nprint 'a'", "return 3", "def f():\n    await g()")
-    told = str(caught.value)
-    assert "train.ipynb, cell 1, line 1: `x = = 1` is no Python: invalid syntax" in told
-    assert "train.ipynb, cell 3, line 2: `print 'a'` is no Python: Missing parentheses" in told
-    assert "train.ipynb, cell 4, line 1: `return 3` is no Python: 'return' outside function" in told
-    assert "train.ipynb, cell 5, line 2: `await g()` is no Python: 'await' outside async function" in told
-    assert "cell 2" not in told
+    message = str(caught.value)
+    assert "train.ipynb, cell 1, line 1: `x = = 1` is no Python: invalid syntax" in message
+    assert "train.ipynb, cell 3, line 2: `print 'a'` is no Python: Missing parentheses" in message
+    assert "train.ipynb, cell 4, line 1: `return 3` is no Python: 'return' outside function" in message
+    assert "train.ipynb, cell 5, line 2: `await g()` is no Python: 'await' outside async function" in message
+    assert "cell 2" not in message
 
 
 @pytest.mark.parametrize(

@@ -217,13 +217,13 @@ def as_script(cell: str, folder: Path) -> Done:
 def test_a_cell_does_in_a_script_what_it_does_in_ipython(
     cell: str, shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as there:
-        clean_environment(there, tmp_path / "notebook")
+    with monkeypatch.context() as notebook_patch:
+        clean_environment(notebook_patch, tmp_path / "notebook")
         expected = in_ipython(shell, cell, tmp_path / "notebook")
     for name in expected.environment:
         monkeypatch.delenv(name, raising=False)
-    with monkeypatch.context() as here:
-        clean_environment(here, tmp_path / "script")
+    with monkeypatch.context() as script_patch:
+        clean_environment(script_patch, tmp_path / "script")
         found = as_script(cell, tmp_path / "script")
     for name in found.environment:
         monkeypatch.delenv(name, raising=False)

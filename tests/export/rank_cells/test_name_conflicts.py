@@ -24,14 +24,16 @@ def cells_of(*sources: str) -> list[NotebookCell]:
 
 def problems_of(found: RankCells) -> list[str]:
     """What keeps a notebook from being exported."""
-    inside = [f"{number}:{one.line} {one.text}" for number, cell in found.cells.items() for one in cell.problems]
-    return inside + [f"{number}:{one.line} {one.text}" for number, one in found.problems]
+    inside = [
+        f"{number}:{problem.line} {problem.text}" for number, cell in found.cells.items() for problem in cell.problems
+    ]
+    return inside + [f"{number}:{problem.line} {problem.text}" for number, problem in found.problems]
 
 
 def notes_of(found: RankCells) -> list[str]:
     """What is to be told of it."""
-    inside = [f"{number}:{one.line} {one.text}" for number, cell in found.cells.items() for one in cell.notes]
-    return inside + [f"{number}:{one.line} {one.text}" for number, one in found.notes]
+    inside = [f"{number}:{note.line} {note.text}" for number, cell in found.cells.items() for note in cell.notes]
+    return inside + [f"{number}:{note.line} {note.text}" for number, note in found.notes]
 
 
 # ------------------------------------------------------------------------------------------------ two namespaces as one
@@ -39,27 +41,27 @@ def notes_of(found: RankCells) -> list[str]:
 
 def in_the_notebook(sources: list[str]) -> list[Any]:
     """What cells tell where the notebook and one rank have their own names, and copies go between them."""
-    told: list[Any] = []
-    here: dict[str, Any] = {"tell": lambda value: told.append(shown(value))}
-    there: dict[str, Any] = {**here, **SESSION}
+    outputs: list[Any] = []
+    notebook_names: dict[str, Any] = {"tell": lambda value: outputs.append(shown(value))}
+    rank_names: dict[str, Any] = {**notebook_names, **SESSION}
     for source in sources:
         if source.startswith("%%accelerate"):
             first, _, body = source.partition("\n")
-            for names in [here, there] if "--local" in first else [there]:
-                before = len(told)
+            for names in [notebook_names, rank_names] if "--local" in first else [rank_names]:
+                before = len(outputs)
                 exec(body, names)
                 # the script tells it once
-                told[before:] = told[before:] if names is there else []
+                outputs[before:] = outputs[before:] if names is rank_names else []
             continue
         for line in blocks(source):
             words = line.split()
             if words[:2] == ["%accelerate", "push"]:
-                there[words[2]] = sent(here[words[2]])
+                rank_names[words[2]] = sent(notebook_names[words[2]])
             elif words[:2] == ["%accelerate", "pull"]:
-                here[words[2]] = sent(there[words[2]])
+                notebook_names[words[2]] = sent(rank_names[words[2]])
             else:
-                exec(line, here)
-    return told
+                exec(line, notebook_names)
+    return outputs
 
 
 def shown(value: Any) -> str:
@@ -72,7 +74,7 @@ def sent(value: Any) -> Any:
     if not callable(value):
         return copy.deepcopy(value)
     names = {name: value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__}
-    apart = {name: sent(one) if one is not value else one for name, one in names.items()}
+    apart = {name: sent(item) if item is not value else item for name, item in names.items()}
     return type(value)(value.__code__, {"__builtins__": __builtins__, **apart})
 
 
@@ -89,14 +91,14 @@ def blocks(source: str) -> Iterator[str]:
 
 def in_the_script(sources: list[str], found: RankCells) -> list[Any]:
     """What the same cells tell as the code of a script, in one process."""
-    told: list[Any] = []
-    names: dict[str, Any] = {"tell": lambda value: told.append(shown(value))}
+    outputs: list[Any] = []
+    names: dict[str, Any] = {"tell": lambda value: outputs.append(shown(value))}
     names |= {"push": lambda value: value, "pull": sent}
     for number, source in enumerate(sources, start=1):
         if number == found.first:
             names |= SESSION
         exec(found.cells[number].source if number in found.cells else source, names)
-    return told
+    return outputs
 
 
 def any_statement(draw: random.Random) -> str:
@@ -129,11 +131,11 @@ def any_statement(draw: random.Random) -> str:
 
 def any_cell(draw: random.Random) -> str:
     """A cell of the notebook, of the ranks or of both, or a command."""
-    kind = draw.choice(["notebook", "notebook", "ranks", "ranks", "push", "pull", "both"])
-    if kind in {"push", "pull"}:
-        return f"%accelerate {kind} {draw.choice(NAMES)}"
+    cell_type = draw.choice(["notebook", "notebook", "ranks", "ranks", "push", "pull", "both"])
+    if cell_type in {"push", "pull"}:
+        return f"%accelerate {cell_type} {draw.choice(NAMES)}"
     body = "\n".join(any_statement(draw) for _ in range(draw.randrange(1, 4)))
-    return body if kind == "notebook" else f"%%accelerate{' --local' * (kind == 'both')}\n{body}"
+    return body if cell_type == "notebook" else f"%%accelerate{' --local' * (cell_type == 'both')}\n{body}"
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 4))])

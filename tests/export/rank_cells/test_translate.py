@@ -105,7 +105,7 @@ def test_functions_of_the_notebook_keep_their_names():
 
 
 @pytest.mark.parametrize(
-    ("sources", "said"),
+    ("sources", "message"),
     [
         (["x = 1\n%%accelerate -n 2"], "1:2 %%accelerate is below other lines"),
         (["# two\n%%accelerate -n 2\nx = 1"], "1:2 %%accelerate is below other lines"),
@@ -128,8 +128,8 @@ def test_functions_of_the_notebook_keep_their_names():
         (["x = %accelerate status"], "1:1 x = %accelerate status keeps what a script does not have"),
     ],
 )
-def test_what_a_script_can_t_do_is_told_with_its_cell_and_line(sources, said):
-    assert said in "\n".join(problems_of(of(*sources)))
+def test_what_a_script_can_t_do_is_told_with_its_cell_and_line(sources, message):
+    assert message in "\n".join(problems_of(of(*sources)))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_what_keeps_the_session_as_it_is_can_be_said_again(sources):
 
 
 @pytest.mark.parametrize(
-    ("sources", "said"),
+    ("sources", "message"),
     [
         (["%%accelerate --background --timeout 3\nx = 1"], "1:1 --background was left out"),
         (["%%accelerate --background --timeout 3\nx = 1"], "1:1 --timeout was left out"),
@@ -161,15 +161,15 @@ def test_what_keeps_the_session_as_it_is_can_be_said_again(sources):
         ),
     ],
 )
-def test_what_a_person_should_know_is_noted(sources, said):
-    assert said in "\n".join(notes_of(of(*sources)))
+def test_what_a_person_should_know_is_noted(sources, message):
+    assert message in "\n".join(notes_of(of(*sources)))
 
 
 # --------------------------------------------------------------------------------------------------------------- names
 
 
 @pytest.mark.parametrize(
-    ("sources", "said"),
+    ("sources", "message"),
     [
         (
             ["x = 1", "%%accelerate\nx = 2", "print(x)"],
@@ -193,8 +193,8 @@ def test_what_a_person_should_know_is_noted(sources, said):
         (["from os import path", "%%accelerate\nfrom sys import path", "path"], "3:1 path is read here"),
     ],
 )
-def test_a_name_that_would_mean_another_value_is_refused(sources, said):
-    assert said in "\n".join(problems_of(of(*sources)))
+def test_a_name_that_would_mean_another_value_is_refused(sources, message):
+    assert message in "\n".join(problems_of(of(*sources)))
 
 
 @pytest.mark.parametrize(
