@@ -58,8 +58,8 @@ GROUPS = [builtins.ExceptionGroup("g", [ValueError("in")])] if sys.version_info 
 )
 def test_the_error_is_caught_by_the_worker_s_class_by_ours_and_by_torch_s(error):
     found = worker_error([RankResult(0, value=1), raised(1, error)], FOLDER)
-    for kind in (type(error), WorkerError, ChildFailedError):
-        with pytest.raises(kind):
+    for error_class in (type(error), WorkerError, ChildFailedError):
+        with pytest.raises(error_class):
             raise found
     assert type(found).__name__ == type(error).__name__
     assert found.args == error.args
