@@ -79,6 +79,6 @@ def goes_on_while_it_is_written(device: str, folder: str) -> tuple[list[float], 
 def test_what_is_written_is_of_the_moment_of_the_call(
     launched: Callable[..., Any], device: str, tmp_path: Path
 ) -> None:
-    for then, later, loaded, kind in launched(goes_on_while_it_is_written, device, str(tmp_path / "saved")):
+    for then, later, loaded, device_type in launched(goes_on_while_it_is_written, device, str(tmp_path / "saved")):
         assert loaded == then != later
-        assert kind == device
+        assert device_type == device

@@ -100,13 +100,13 @@ def test_a_session_goes_on_after_a_cell_in_which_memory_ran_out(notebook: Kernel
     assert cell.error is not None
     advice = "Take a smaller batch" if notebook.value("kind") == "cuda" else "The machine's memory is full"
     assert advice in cell.text
-    told = notebook.ok("""
+    cell = notebook.ok("""
     %%accelerate
     print("still", before.sum().item(), 0 if device.type == "cpu" else torch.cuda.memory_allocated(device))
     """)
-    lines = [line.split()[-2:] for line in told.stdout.splitlines() if "still" in line]
+    lines = [line.split()[-2:] for line in cell.stdout.splitlines() if "still" in line]
     assert lines
-    assert all(total == "8.0" and int(held) < 64 * MIB for total, held in lines), told.text
+    assert all(total == "8.0" and int(held) < 64 * MIB for total, held in lines), cell.text
     notebook.ok("%accelerate stop")
 
 

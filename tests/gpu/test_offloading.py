@@ -97,4 +97,4 @@ def test_an_automatic_map_fills_the_device_then_the_host_then_the_disk(
     assert set(places) == set(order)
     assert {parameter.device.type for parameter in model[0].parameters()} == {device}
     assert torch.allclose(run(model, device).cpu(), computed, atol=1e-4)
-    assert sum(parameter.is_meta for parameter in model.parameters()) == 2 * sum(place != first for place in places)
+    assert sum(parameter.is_meta for parameter in model.parameters()) == 2 * sum(target != first for target in places)

@@ -39,28 +39,28 @@ def everything(device: str, backend: str | None = None) -> dict[str, Any]:
     accelerator = connected(device, backend)
     rank = accelerator.process_index
     assert accelerator.device.type == device
-    own = torch.full((3,), rank + 1.0, device=accelerator.device)
+    small = torch.full((3,), rank + 1.0, device=accelerator.device)
     large = torch.full((LARGE,), rank + 1.0, device=accelerator.device)
     ragged = torch.full((rank + 1, 2), rank + 1, device=accelerator.device)
     results: dict[str, Any] = {
-        "gather": accelerator.gather(own),
+        "gather": accelerator.gather(small),
         "gather large": accelerator.gather(large)[::LARGE],
-        "gather half": accelerator.gather(own.bfloat16()).float(),
-        "sum": accelerator.reduce(own, "sum"),
-        "mean": accelerator.reduce(own, "mean"),
+        "gather half": accelerator.gather(small.bfloat16()).float(),
+        "sum": accelerator.reduce(small, "sum"),
+        "mean": accelerator.reduce(small, "mean"),
         "sum large": accelerator.reduce(large, "sum")[:1],
-        "broadcast": broadcast(own.clone()),
+        "broadcast": broadcast(small.clone()),
         "broadcast large": broadcast(large)[:1],
         "padded": accelerator.gather(accelerator.pad_across_processes(ragged))[:, 0],
     }
     assert all(result.device == accelerator.device for result in results.values())
-    bare = own.clone()
+    bare = small.clone()
     dist.all_reduce(bare)
     results["bare"] = bare
     objects = gather_object([rank])
     accelerator.wait_for_everyone()
     return {
-        **{name: each.tolist() for name, each in results.items()},
+        **{name: tensor.tolist() for name, tensor in results.items()},
         "objects": objects,
         "backend": dist.get_backend(),
     }
@@ -108,15 +108,15 @@ def differing(device: str, backend: str | None) -> tuple[str, list[float]]:
     return str(caught.value), total.tolist()
 
 
-def assert_told(found: list[tuple[str, list[float]]]) -> None:
+def assert_every_call_is_named(found: list[tuple[str, list[float]]]) -> None:
     """Every rank names the calls of all, and the next call works."""
-    for said, total in found:
-        assert all(f"  rank {rank}: gather(" in said for rank in range(len(found))), said
+    for message, total in found:
+        assert all(f"  rank {rank}: gather(" in message for rank in range(len(found))), message
         assert total == [float(len(found))] * 2
 
 
 def test_calls_that_differ_are_an_error_on_ranks_that_share_a_device(device: str) -> None:
-    assert_told(run_on_ranks(differing, 2, device, "gloo"))
+    assert_every_call_is_named(run_on_ranks(differing, 2, device, "gloo"))
 
 
 def test_calls_that_differ_are_an_error_on_ranks_of_their_own_devices(
@@ -124,7 +124,7 @@ def test_calls_that_differ_are_an_error_on_ranks_of_their_own_devices(
 ) -> None:
     if ranks == 1:
         pytest.skip("calls of one rank can't differ: this takes two GPUs")
-    assert_told(launched(differing, device, None))
+    assert_every_call_is_named(launched(differing, device, None))
 
 
 # --------------------------------------------------------------------------------------------------- beside a busy device
