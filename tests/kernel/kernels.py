@@ -24,7 +24,7 @@ from nbformat.v4 import new_code_cell, new_notebook, output_from_msg
 
 ROOT = Path(__file__).resolve().parents[2]
 # How long a cell may take where a test says nothing else.
-PATIENCE = 60.0
+TIMEOUT = 60.0
 # Every process that a kernel starts inherits this variable, however its parents end.
 _MARK = "TESTED_KERNEL"
 # A person's notebook has none of these, with which other things happen to output and threads.
@@ -54,12 +54,12 @@ class Cell:
     outputs: list[NotebookNode] = field(default_factory=list)
     _shown: dict[str, list[NotebookNode]] = field(default_factory=dict)
 
-    def wait(self, timeout: float = PATIENCE) -> Cell:
+    def wait(self, timeout: float = TIMEOUT) -> Cell:
         """Wait until the cell has run, whatever came of it."""
         self.until(lambda: self.done, timeout)
         return self
 
-    def until(self, happened: Callable[[], bool], timeout: float = PATIENCE) -> None:
+    def until(self, happened: Callable[[], bool], timeout: float = TIMEOUT) -> None:
         """Wait until something has happened in the cell; the cell says what it put out if that takes too long."""
         deadline = time.monotonic() + timeout
         while not happened():
@@ -67,9 +67,9 @@ class Cell:
                 raise TimeoutError(f"nothing of it after {timeout:g} s; the cell has put out:\n{self.text}")
             if self.done:
                 raise AssertionError(f"the cell has run, and it did not happen; it put out:\n{self.text}")
-            self.kernel.hear(0.2)
+            self.kernel.receive(0.2)
 
-    def until_said(self, text: str, timeout: float = PATIENCE) -> None:
+    def until_output(self, text: str, timeout: float = TIMEOUT) -> None:
         """Wait until a text is among what the cell wrote."""
         self.until(lambda: text in self.stdout + self.stderr, timeout)
 
@@ -115,15 +115,15 @@ class Cell:
 
     def take(self, message: dict[str, Any]) -> None:
         """One message of the kernel about this cell, as a front end keeps it."""
-        kind, content = message["msg_type"], message["content"]
-        if kind == "status" and content["execution_state"] == "idle":
+        message_type, content = message["msg_type"], message["content"]
+        if message_type == "status" and content["execution_state"] == "idle":
             self.done, self.seconds = True, time.monotonic() - self.began
-        elif kind == "execute_input":
+        elif message_type == "execute_input":
             self.number = content["execution_count"]
-        elif kind == "update_display_data":
+        elif message_type == "update_display_data":
             for shown in self._shown.get(content["transient"]["display_id"], []):
                 shown.data = content["data"]
-        elif kind in _OUTPUTS:
+        elif message_type in _OUTPUTS:
             self._keep(output_from_msg(message), content.get("transient", {}).get("display_id"))
 
     def _keep(self, output: NotebookNode, display_id: str | None) -> None:
@@ -157,29 +157,29 @@ class Kernel:
         self._cells[message] = cell = Cell(self, message, began)
         return cell
 
-    def run(self, code: str, timeout: float = PATIENCE) -> Cell:
+    def run(self, code: str, timeout: float = TIMEOUT) -> Cell:
         """Run a cell to its end, whatever comes of it."""
         return self.start(code).wait(timeout)
 
-    def ok(self, code: str, timeout: float = PATIENCE) -> Cell:
+    def ok(self, code: str, timeout: float = TIMEOUT) -> Cell:
         """Run a cell that must not raise."""
         return self.run(code, timeout).result()
 
-    def value(self, expression: str, timeout: float = PATIENCE) -> Any:
+    def value(self, expression: str, timeout: float = TIMEOUT) -> Any:
         """What an expression of plain values is in the kernel."""
-        said = {"said": f"__import__('json').dumps({expression})"}
-        message = self._client.execute("", silent=True, user_expressions=said)
+        expressions = {"value": f"__import__('json').dumps({expression})"}
+        message = self._client.execute("", silent=True, user_expressions=expressions)
         deadline = time.monotonic() + timeout
         while (reply := self._client.get_shell_msg(timeout=deadline - time.monotonic()))["parent_header"].get(
             "msg_id"
         ) != message:
             continue
-        answer = reply["content"]["user_expressions"]["said"]
+        answer = reply["content"]["user_expressions"]["value"]
         assert answer["status"] == "ok", f"{expression}: {answer}"
         # the text is the repr of a str of JSON
         return json.loads(_unquoted(answer["data"]["text/plain"]))
 
-    def hear(self, timeout: float) -> None:
+    def receive(self, timeout: float) -> None:
         """Take the next message that the kernel sends, if one comes in time."""
         try:
             message = self._client.get_iopub_msg(timeout=timeout)
@@ -202,9 +202,9 @@ class Kernel:
         """What the notebook's stop button does."""
         self._manager.interrupt_kernel()
 
-    def send(self, kind: str, content: dict[str, Any], **metadata: Any) -> str:
+    def send(self, message_type: str, content: dict[str, Any], **metadata: Any) -> str:
         """Send a message on the channel of cells, as a page does; gives its name."""
-        message = self._client.session.msg(kind, content, metadata=metadata)
+        message = self._client.session.msg(message_type, content, metadata=metadata)
         self._client.shell_channel.send(message)
         return str(message["header"]["msg_id"])
 
@@ -249,8 +249,12 @@ class Kernel:
 
     def workers(self) -> list[psutil.Process]:
         """What is there of launches: not the supervisor, what it keeps ready, or the tracker that multiprocessing starts."""
-        own = {supervisor.pid for supervisor in self.supervisors()}
-        return [process for process in self.processes() if _session(process) not in own and not _is_tracker(process)]
+        supervisor_pids = {supervisor.pid for supervisor in self.supervisors()}
+        return [
+            process
+            for process in self.processes()
+            if _session(process) not in supervisor_pids and not _is_tracker(process)
+        ]
 
     def supervisors(self) -> list[psutil.Process]:
         """The kernel's children that fork workers: one at most."""
@@ -287,18 +291,18 @@ class Kernel:
 def kernel(folder: Path, **environment: str) -> Iterator[Kernel]:
     """A new kernel that works in `folder` and keeps its runs there; `environment` is added to a person's own."""
     mark = uuid.uuid4().hex
-    own = {name: value for name, value in os.environ.items() if name not in _OF_A_SHELL}
-    own["CUDA_VISIBLE_DEVICES"] = ""  # a machine without accelerators, whatever this one has
+    variables = {name: value for name, value in os.environ.items() if name not in _OF_A_SHELL}
+    variables["CUDA_VISIBLE_DEVICES"] = ""  # a machine without accelerators, whatever this one has
     shown = {"ACCELERATE_NB_PANEL": "text"}  # what a run says is in the cell's text
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environ = {**own, "PYTHONPATH": path, "XDG_CACHE_HOME": str(folder), _MARK: mark, **shown, **environment}
+    environ = {**variables, "PYTHONPATH": path, "XDG_CACHE_HOME": str(folder), _MARK: mark, **shown, **environment}
     manager = KernelManager(kernel_name="python3")
     manager.start_kernel(env=environ, cwd=str(folder))
     client = manager.blocking_client()
     client.start_channels()
     running = Kernel(manager, client, mark)
     try:
-        client.wait_for_ready(timeout=PATIENCE)
+        client.wait_for_ready(timeout=TIMEOUT)
         running.ok("from accelerate_nb import launch, notebook_launcher")
         yield running
     finally:

@@ -6,34 +6,34 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.kernel.kernels import PATIENCE, Kernel
+from tests.kernel.kernels import TIMEOUT, Kernel
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 class Page:
-    """A page that shows a kernel's panels; `told` is what the newest panel was told, `widgets` are all."""
+    """A page that shows a kernel's panels; `messages` are those that each panel was sent, `widgets` are all."""
 
     def __init__(self, kernel: Kernel, *, acknowledges: bool = True) -> None:
         self.kernel = kernel
         self.widgets: dict[str, dict[str, Any]] = {}
         self.shown: list[str] = []
-        self.told: dict[str, list[dict[str, Any]]] = {}
+        self.messages: dict[str, list[dict[str, Any]]] = {}
         self.buffers: list[bytes] = []
         self.closed: list[str] = []
         self.acknowledges = acknowledges
-        kernel.listeners.append(self._hear)
+        kernel.listeners.append(self._receive)
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        kind, content = message["msg_type"], message["content"]
-        if kind == "comm_open" and "_esm" in content["data"].get("state", {}):
+    def _receive(self, message: dict[str, Any]) -> None:
+        message_type, content = message["msg_type"], message["content"]
+        if message_type == "comm_open" and "_esm" in content["data"].get("state", {}):
             self.widgets[content["comm_id"]] = content["data"]["state"]
-            self.told[content["comm_id"]] = []
-        elif kind == "display_data" and (view := content["data"].get(VIEW)) is not None:
+            self.messages[content["comm_id"]] = []
+        elif message_type == "display_data" and (view := content["data"].get(VIEW)) is not None:
             self.shown.append(view["model_id"])
-        elif kind == "comm_close":
+        elif message_type == "comm_close":
             self.closed.append(content["comm_id"])
-        elif kind == "comm_msg" and content["comm_id"] in self.widgets:
+        elif message_type == "comm_msg" and content["comm_id"] in self.widgets:
             self._take(content["comm_id"], content["data"], message)
 
     def _take(self, comm: str, data: dict[str, Any], message: dict[str, Any]) -> None:
@@ -42,30 +42,30 @@ class Page:
         if data["method"] != "custom":
             return
         self.buffers += [bytes(item) for item in message.get("buffers", [])]
-        self.told[comm].append(data["content"])
+        self.messages[comm].append(data["content"])
         if self.acknowledges:
-            self.say({"do": "ack", "seq": data["content"]["seq"]}, comm)
+            self.send({"do": "ack", "seq": data["content"]["seq"]}, comm)
 
     @property
     def panel(self) -> str:
         """The newest panel."""
         return next(reversed(self.widgets))
 
-    def say(self, content: dict[str, Any], panel: str | None = None) -> None:
+    def send(self, content: dict[str, Any], panel: str | None = None) -> None:
         """Send what a panel sends."""
         data = {"method": "custom", "content": content}
         self.kernel.send("comm_msg", {"comm_id": panel or self.panel, "data": data})
 
     def hello(self, panel: str | None = None, seq: int = 0) -> None:
         """Say that a panel is drawn."""
-        self.say({"do": "hello", "view": "1", "seq": seq}, panel)
+        self.send({"do": "hello", "view": "1", "seq": seq}, panel)
 
-    def until(self, happened: Callable[[], Any], timeout: float = PATIENCE) -> None:
+    def until(self, happened: Callable[[], Any], timeout: float = TIMEOUT) -> None:
         """Hear messages until something has happened."""
         deadline = time.monotonic() + timeout
         while not happened():
-            assert time.monotonic() < deadline, f"not within {timeout:g} s; told: {str(self.told)[-3000:]}"
-            self.kernel.hear(0.1)
+            assert time.monotonic() < deadline, f"not within {timeout:g} s; messages: {str(self.messages)[-3000:]}"
+            self.kernel.receive(0.1)
 
     def until_shown(self, number: int = 1) -> str:
         """Hear messages until so many panels are in cells, which is when a page draws them; the newest."""
@@ -76,10 +76,10 @@ class Page:
 
     def all_of(self, key: str, panel: str | None = None) -> list[Any]:
         """Everything that messages since the last reset say under a key, lists joined."""
-        messages = self.told[panel or self.panel]
-        begin = max((number for number, one in enumerate(messages) if one.get("reset")), default=0)
+        messages = self.messages[panel or self.panel]
+        begin = max((number for number, message in enumerate(messages) if message.get("reset")), default=0)
         found = [message[key] for message in messages[begin:] if key in message]
-        return [item for one in found for item in one] if found and isinstance(found[0], list) else found
+        return [item for items in found for item in items] if found and isinstance(found[0], list) else found
 
     def lines(self, panel: str | None = None) -> list[str]:
         """The texts of all lines."""

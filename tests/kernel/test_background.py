@@ -38,17 +38,17 @@ def page(kernel: Kernel) -> Page:
 def test_two_runs_live_side_by_side(kernel: Kernel, page: Page, tmp_path) -> None:
     go = str(tmp_path / "go")
     first = kernel.ok(f"a = launch(train, ('a', {go!r}), num_processes=2)")
-    one = page.until_shown(1)
+    first_panel = page.until_shown(1)
     second = kernel.ok(f"b = launch(train, ('b', {go!r}), num_processes=2)")
-    other = page.until_shown(2)
-    for panel, name in ((one, "a"), (other, "b")):
+    second_panel = page.until_shown(2)
+    for panel, name in ((first_panel, "a"), (second_panel, "b")):
         page.hello(panel)
         page.until(lambda panel=panel, name=name: page.lines(panel).count(f"begin {name}") == 2)
     assert kernel.value("[a.done, b.done]") == [False, False]
     assert kernel.ok("1 + 1").displays[0]["text/plain"] == "2"
     (tmp_path / "go").touch()
     assert kernel.ok("a.wait() + b.wait()").displays[0]["text/plain"] == "'ab'"
-    for panel, name in ((one, "a"), (other, "b")):
+    for panel, name in ((first_panel, "a"), (second_panel, "b")):
         page.until(lambda panel=panel: page.state(panel) == "finished")
         assert page.lines(panel).count(f"end {name}") == 2
     # each cell keeps the report of its own run, in the place of the panel

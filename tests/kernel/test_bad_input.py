@@ -9,10 +9,10 @@ import pytest
 from tests.kernel.kernels import Cell, Kernel
 
 
-def refused(cell: Cell, kind: str) -> str:
+def refused(cell: Cell, error_name: str) -> str:
     """The text of the error with which a cell was refused, which shows no frame but the person's own."""
     assert cell.error is not None, cell.text
-    assert cell.error.name == kind
+    assert cell.error.name == error_name
     assert "accelerate_nb/" not in cell.error.traceback
     return cell.error.text
 
@@ -123,7 +123,7 @@ def test_a_launcher_inside_a_worker_calls_the_function_in_the_workers_that_are_t
     shared = notebook_launcher(shares_code_with_a_script, num_processes=2, results="all")
     """)
     shared = kernel.value("shared")
-    everyone = [own for *_, own in shared]
+    everyone = [rank_and_pid for *_, rank_and_pid in shared]
     assert [rank for rank, _ in everyone] == [0, 1]
     assert [item[:2] for item in shared] == [[everyone, everyone]] * 2
 

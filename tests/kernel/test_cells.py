@@ -121,8 +121,8 @@ def test_collectives_work_and_tensors_come_to_the_notebook(two: Kernel) -> None:
     weights = torch.arange(3.0, device=device, requires_grad=True) + rank
     total = accelerator.reduce(weights.detach(), reduction="sum")
     """)
-    told = two.ok("%accelerate pull total")
-    assert "total is in the notebook now, from rank 0: Tensor of shape (3,), float32" in told.stdout
+    cell = two.ok("%accelerate pull total")
+    assert "total is in the notebook now, from rank 0: Tensor of shape (3,), float32" in cell.stdout
     assert two.value("total.tolist()") == [1.0, 3.0, 5.0]
     two.ok("%accelerate pull weights --rank 1")
     assert two.value("[weights.tolist(), weights.requires_grad]") == [[1.0, 2.0, 3.0], False]
@@ -141,9 +141,9 @@ def test_a_variable_that_is_not_there_is_named_with_those_that_are(two: Kernel) 
 
 def test_values_of_the_notebook_go_to_every_rank(two: Kernel) -> None:
     two.ok("import torch\ntable = torch.ones(2, 3)\nrate = 0.5")
-    told = two.ok("%accelerate push table rate").stdout
-    assert "table is on ranks 0-1 now: Tensor of shape (2, 3), float32" in told
-    assert "rate is on ranks 0-1 now: 0.5" in told
+    output = two.ok("%accelerate push table rate").stdout
+    assert "table is on ranks 0-1 now: Tensor of shape (2, 3), float32" in output
+    assert "rate is on ranks 0-1 now: 0.5" in output
     assert two.ok("%%accelerate\nprint((table * rate).sum().item())").stdout == "[0-1] 3.0\n"
 
 
@@ -224,13 +224,13 @@ def test_an_error_is_shown_with_the_cells_own_lines_and_the_session_goes_on(two:
     """)
     assert cell.error is not None
     assert cell.error.name == "ZeroDivisionError"
-    told = cell.error.traceback
-    assert "rank 0" in told
-    assert f"Cell In[{cell.number}], line 3" in told
-    assert "return 1 / by" in told
-    assert "The session goes on" in told
+    text = cell.error.traceback
+    assert "rank 0" in text
+    assert f"Cell In[{cell.number}], line 3" in text
+    assert "return 1 / by" in text
+    assert "The session goes on" in text
     for noise in ("run_cell_magic", "magic.py", "interactiveshell"):
-        assert noise not in told
+        assert noise not in text
     assert two.ok("%%accelerate\nprint(stays)").stdout == "[0-1] 7\n"
 
 
@@ -259,7 +259,7 @@ def test_a_syntax_error_names_the_line_of_the_whole_cell(two: Kernel) -> None:
 def test_an_interrupt_stops_the_cell_and_not_the_session(two: Kernel) -> None:
     two.ok("%%accelerate\nstays = 8")
     cell = two.start("%%accelerate\nimport time\nprint('began')\nwhile True: time.sleep(0.01)")
-    cell.until_said("began")
+    cell.until_output("began")
     two.interrupt()
     cell.wait(30)
     assert cell.error is not None
@@ -347,7 +347,7 @@ def test_a_cell_in_the_background_gives_the_notebook_back_and_its_output_goes_on
     assert refused.error is not None
     assert "runs in the background already" in refused.error.text
     behind = two.start("%%accelerate\nprint('behind')")
-    behind.until_said("waits for")
+    behind.until_output("waits for")
     two.interrupt()
     behind.wait(30)
     assert behind.error is not None

@@ -274,8 +274,8 @@ def test_failures_of_several_ranks_are_all_told(kernel: Kernel) -> None:
     """)
     text = raised(cell)
     assert kernel.value("[one.type for one in several.failures]") == ["KeyError", "ValueError", "TypeError"]
-    for rank, kind in enumerate(("KeyError", "ValueError", "TypeError")):
-        assert f"rank {rank} stopped with {kind}" in text
+    for rank, error_name in enumerate(("KeyError", "ValueError", "TypeError")):
+        assert f"rank {rank} stopped with {error_name}" in text
 
 
 def test_a_failure_shows_its_type_to_the_debugger(kernel: Kernel) -> None:
@@ -294,7 +294,7 @@ DEATHS = {
 
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_process_that_dies_is_told_with_its_rank_its_code_and_its_last_lines(kernel: Kernel, death: str) -> None:
-    code, said = DEATHS[death]
+    code, message = DEATHS[death]
     cell = kernel.run(f"""
     import ctypes, os, signal, time
     def dies():
@@ -308,7 +308,7 @@ def test_a_process_that_dies_is_told_with_its_rank_its_code_and_its_last_lines(k
     assert cell.error is not None
     assert cell.error.name == "WorkerError"
     text = raised(cell)
-    assert text.startswith(said)
+    assert text.startswith(message)
     assert "step 99" in text
     assert "rank 0 was ended because of it" in text
     assert cell.seconds < SOON

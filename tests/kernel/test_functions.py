@@ -192,7 +192,7 @@ UNPICKLABLE = {
 
 @pytest.mark.parametrize("name", UNPICKLABLE)
 def test_what_cannot_travel_is_named_with_its_type_and_the_cell_that_captures_it(kernel: Kernel, name: str) -> None:
-    made, kind = UNPICKLABLE[name]
+    made, type_name = UNPICKLABLE[name]
     cell = kernel.run(f"""
     {name} = {made}
     def stuck():
@@ -204,7 +204,7 @@ def test_what_cannot_travel_is_named_with_its_type_and_the_cell_that_captures_it
     assert cell.error is not None
     assert cell.error.name == "PayloadError"
     assert f"'{name}'" in cell.error.text
-    assert kind in cell.error.text
+    assert type_name in cell.error.text
     assert f"by 'stuck' in Cell In[{cell.number}], line 2" in cell.error.text
     assert len(cell.error.traceback.splitlines()) < 40
 

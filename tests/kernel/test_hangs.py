@@ -59,9 +59,9 @@ def test_a_skipped_collective_is_told_with_the_stack_of_every_rank(kernel: Kerne
     assert f"timeout={limit}" in text
     assert f"rank 0 waits in all_reduce, at Cell In[{cell.number}], line 8: dist.all_reduce(torch.ones(1))" in text
     assert f"rank 1 is elsewhere, at Cell In[{cell.number}], line 7: time.sleep(60)" in text
-    zero, one = text.index("rank 0:"), text.index("rank 1:")
-    assert zero < text.index(f"Cell In[{cell.number}], line 8, in skips\n    dist.all_reduce(torch.ones(1))") < one
-    assert one < text.index(f"Cell In[{cell.number}], line 7, in skips\n    time.sleep(60)")
+    rank_0, rank_1 = text.index("rank 0:"), text.index("rank 1:")
+    assert rank_0 < text.index(f"Cell In[{cell.number}], line 8, in skips\n    dist.all_reduce(torch.ones(1))") < rank_1
+    assert rank_1 < text.index(f"Cell In[{cell.number}], line 7, in skips\n    time.sleep(60)")
     assert cell.stdout.count("together") == 2
     assert limit <= cell.seconds < limit + INTERRUPTED
     assert_launches_and_leaves_nothing(kernel)
@@ -198,8 +198,8 @@ def test_an_interrupt_at_any_moment_of_a_launch_ends_it(kernel: Kernel) -> None:
     kernel.ok("notebook_launcher(print, num_processes=2)")
     for hundredths in range(12):
         cell = kernel.start("print('now'); notebook_launcher(__import__('time').sleep, (60,), num_processes=2)")
-        cell.until_said("now")
-        kernel.hear(hundredths / 100)
+        cell.until_output("now")
+        kernel.receive(hundredths / 100)
         assert interrupted(cell) < INTERRUPTED
     assert_launches_and_leaves_nothing(kernel)
 
@@ -228,7 +228,7 @@ def test_an_interrupt_between_the_start_and_the_wait_ends_the_launch(kernel: Ker
 def test_an_interrupt_while_the_first_launch_warms_up_ends_it(fresh_kernel: Kernel) -> None:
     cell = fresh_kernel.start("print('now'); notebook_launcher(__import__('time').sleep, (60,), num_processes=2)")
     cell.until(lambda: "now" in cell.stdout and bool(fresh_kernel.supervisors()))
-    fresh_kernel.hear(0.2)
+    fresh_kernel.receive(0.2)
     assert interrupted(cell) < INTERRUPTED
     assert_launches_and_leaves_nothing(fresh_kernel)
 
@@ -263,7 +263,7 @@ def test_an_interrupted_cell_says_where_the_output_is(kernel: Kernel) -> None:
     run = launch(speaks, num_processes=2)
     run.wait()
     """)
-    cell.until_said("words")
+    cell.until_output("words")
     interrupted(cell)
     assert kernel.value("str(run.folder)") in cell.text
     assert "words" in kernel.value("run.logs(0)")
@@ -297,8 +297,8 @@ def reading(kernel: Kernel, method: str) -> list[psutil.Process]:
     cell = kernel.start(f"notebook_launcher(reads, num_processes=2, start_method={method!r})")
     cell.until(lambda: cell.stdout.count("reading") == 4)
     processes = kernel.processes()
-    said = {int(line.split()[-1]) for line in cell.stdout.splitlines() if "reading" in line}
-    assert said <= {process.pid for process in processes}
+    pids = {int(line.split()[-1]) for line in cell.stdout.splitlines() if "reading" in line}
+    assert pids <= {process.pid for process in processes}
     assert len(processes) >= 6  # two ranks and four workers of their loaders at least
     return processes
 

@@ -34,7 +34,7 @@ def test_a_flood_of_lines_is_kept_whole_bounded_in_the_cell_and_leaves_the_kerne
     cell.until(lambda: bool(cell.outputs) or cell.done)
     while not cell.done:
         waits.append(kernel.answers(timeout=5))
-        kernel.hear(0.05)
+        kernel.receive(0.05)
     cell.result()
     assert max(waits) < 2
     assert kernel.beats
@@ -281,7 +281,7 @@ def test_output_comes_while_the_ranks_run(kernel: Kernel) -> None:
         time.sleep(60)
     notebook_launcher(speaks_early, num_processes=2)
     """)
-    cell.until_said("[1] early")
+    cell.until_output("[1] early")
     assert not cell.done
     kernel.interrupt()
     cell.wait()

@@ -75,10 +75,10 @@ def test_a_page_is_told_and_heard_while_the_cell_runs(any_kernel: Kernel) -> Non
     cell, page = running_panel(any_kernel)
     assert page.all_of("run")[0]["size"] == 2
     assert page.all_of("run")[0]["can_act"] is True
-    page.say({"do": "stacks"})
+    page.send({"do": "stacks"})
     page.until(lambda: page.all_of("stacks"))
     assert "time.sleep(0.02)" in page.all_of("stacks")[0]["text"]
-    page.say({"do": "stop"})
+    page.send({"do": "stop"})
     cell.wait()
     assert cell.error is not None
     assert page.state() == "stopped"
@@ -101,7 +101,7 @@ def test_the_stop_button_gives_the_cell_what_an_evaluation_has(kernel: Kernel) -
     kernel.ok(EVALUATE)
     cell, page = running_panel(kernel, "found = notebook_launcher(evaluate, num_processes=2, results='all')")
     page.until(lambda: len(page.lines()) > 4)
-    page.say({"do": "stop"})
+    page.send({"do": "stop"})
     assert cell.wait().error is None
     first, second = kernel.value("found")
     assert first == second
@@ -132,7 +132,7 @@ def test_a_page_that_is_loaded_anew_gets_its_widgets_while_the_cell_runs(any_ker
     request = any_kernel.send("comm_msg", {"comm_id": page.panel, "data": {"method": "request_state"}})
     page.until(lambda: request in parents, 10)
     assert not cell.done
-    page.say({"do": "kill"})
+    page.send({"do": "kill"})
     cell.wait()
 
 
@@ -165,7 +165,7 @@ def test_a_background_run_is_told_and_heard(any_kernel: Kernel) -> None:
     assert page.all_of("run")[0]["background"] is True
     before = len(page.lines())
     page.until(lambda: len(page.lines()) > before)
-    page.say({"do": "stop"})
+    page.send({"do": "stop"})
     page.until(lambda: page.state() == "stopped")
     assert any_kernel.run("run.wait()").error is not None
 
@@ -182,11 +182,11 @@ def test_without_a_page_the_run_is_shown_as_html_until_one_comes(fresh: Kernel) 
     page.until(lambda: VIEW not in cell.displays[0] and "round" in cell.displays[0]["text/plain"])
     first = cell.displays[0]["text/html"]
     page.until(lambda: cell.displays[0]["text/html"] != first)
-    assert not page.told[page.panel], "nobody was there to be told"
+    assert not page.messages[page.panel], "nobody was there to be told"
     page.hello()
     page.until(lambda: VIEW in cell.displays[0])
     page.until(page.lines)
-    page.say({"do": "kill"})
+    page.send({"do": "kill"})
     cell.wait()
     assert VIEW not in cell.displays[0]
 
@@ -211,16 +211,16 @@ def test_the_report_that_stays_is_small_however_much_was_written(kernel: Kernel)
 
 def test_a_page_that_is_loaded_anew_is_told_everything_again_and_a_second_view_nothing_twice(kernel: Kernel) -> None:
     cell, page = running_panel(kernel)
-    resets = lambda: sum(bool(item.get("reset")) for item in page.told[page.panel])  # noqa: E731
+    resets = lambda: sum(bool(item.get("reset")) for item in page.messages[page.panel])  # noqa: E731
     assert resets() == 1
-    page.hello(seq=page.told[page.panel][-1]["seq"])
-    before = len(page.told[page.panel])
-    page.until(lambda: len(page.told[page.panel]) > before + 3)
+    page.hello(seq=page.messages[page.panel][-1]["seq"])
+    before = len(page.messages[page.panel])
+    page.until(lambda: len(page.messages[page.panel]) > before + 3)
     assert resets() == 1
     page.hello()
     page.until(lambda: resets() == 2)
     assert page.lines()[0].startswith("round 0")
-    page.say({"do": "kill"})
+    page.send({"do": "kill"})
     cell.wait()
 
 
@@ -232,35 +232,35 @@ def test_a_page_that_does_not_answer_is_told_no_more_until_it_does(kernel: Kerne
     page.until_shown()
     page.hello()
     page.until(page.lines)
-    told = lambda: page.told[page.panel]  # noqa: E731
+    messages = lambda: page.messages[page.panel]  # noqa: E731
 
     def is_quiet() -> bool:
-        before = len(told())
+        before = len(messages())
         deadline = time.monotonic() + 1
         while time.monotonic() < deadline:
-            kernel.hear(0.1)
-        return len(told()) == before
+            kernel.receive(0.1)
+        return len(messages()) == before
 
     page.until(is_quiet, 60)
-    count = len(told())
-    page.say({"do": "ack", "seq": told()[-1]["seq"]})
-    page.until(lambda: len(told()) > count)
-    numbers = [item["seq"] for item in told()]
+    count = len(messages())
+    page.send({"do": "ack", "seq": messages()[-1]["seq"]})
+    page.until(lambda: len(messages()) > count)
+    numbers = [item["seq"] for item in messages()]
     assert numbers == list(range(1, len(numbers) + 1))
-    page.say({"do": "kill"})
+    page.send({"do": "kill"})
     cell.wait()
     kernel.ok("panel._BACKLOG_TIMEOUT = 20.0")
 
 
 def test_a_whole_log_is_fetched(kernel: Kernel) -> None:
     cell, page = running_panel(kernel)
-    page.say({"do": "log", "rank": 1})
+    page.send({"do": "log", "rank": 1})
     page.until(lambda: page.buffers)
     assert page.buffers[0].startswith(b"round 0\nround 1\n")
     assert page.all_of("log")[0] == {"rank": 1, "name": "rank_1.log"}
-    page.say({"do": "log", "rank": "../../secret"})
-    page.say({"do": "nonsense"})
-    page.say({"do": "kill"})
+    page.send({"do": "log", "rank": "../../secret"})
+    page.send({"do": "nonsense"})
+    page.send({"do": "kill"})
     cell.wait()
     assert len(page.buffers) == 1
 

@@ -248,10 +248,10 @@ def grown(kernel: Kernel, before: Counter[str], launches: int) -> dict[str, int]
     # a kernel looks every ten seconds for what its streams still hold of threads that have ended
     deadline = time.monotonic() + 12
     while True:
-        more = {kind: count for kind, count in (held(kernel) - before).items() if count >= launches}
+        more = {resource: count for resource, count in (held(kernel) - before).items() if count >= launches}
         if not more or time.monotonic() > deadline:
             return more
-        kernel.hear(0.5)
+        kernel.receive(0.5)
 
 
 def test_fifteen_launches_leak_nothing(fresh_kernel: Kernel) -> None:
