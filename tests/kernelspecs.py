@@ -45,8 +45,10 @@ def fetched(ipykernel: str) -> Path:
 
 def python_path(ipykernel: str) -> str:
     """The `PYTHONPATH` with which a kernel of this environment has this ipykernel and this checkout."""
-    own = [] if ipykernel == INSTALLED else [fetched(ipykernel)]
-    return os.pathsep.join(map(str, [*own, ROOT, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
+    folders = [] if ipykernel == INSTALLED else [fetched(ipykernel)]
+    return os.pathsep.join(
+        map(str, [*folders, ROOT, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
+    )
 
 
 def install(ipykernel: str, kernels: Path) -> str:
