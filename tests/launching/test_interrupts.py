@@ -15,7 +15,7 @@ import torch.distributed as dist
 from accelerate_nb import StoppedError, launch, notebook_launcher
 from accelerate_nb.launching.engines import supervisor
 from tests.contracts import functions
-from tests.contracts.places import until_here
+from tests.contracts.places import wait_for_ranks
 
 TWO = {"num_processes": 2, "cpu": True, "results": "all"}
 # `INTERRUPTS=100 pytest tests/launching/test_interrupts.py` interrupts a hundred times.
@@ -68,7 +68,7 @@ def test_after_an_interrupt_at_any_moment_the_next_launch_works(tmp_path, record
         folder.mkdir()
         run = launch(MOMENTS[moment], (str(folder),), stop_grace_period=0.2, **TWO)
         if moment != "starting":
-            until_here(run, folder, 2)
+            wait_for_ranks(run, folder, 2)
         time.sleep(draw.uniform(0, 0.05))  # the moment itself
         run.request_stop("interrupt")
         with pytest.raises(StoppedError):
@@ -109,7 +109,7 @@ def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.slow
 def test_after_a_long_run_the_supervisor_waits_anew_before_it_loads_what_has_time(late):
     run = launch(functions.waits_stubbornly, (str(late),), stop_grace_period=0.2, **TWO)
-    until_here(run, late, 2)
+    wait_for_ranks(run, late, 2)
     time.sleep(IDLE_TIME)  # so long it is to be idle, and is not
     run.request_stop("interrupt")
     ended = time.time()

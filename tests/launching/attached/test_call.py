@@ -375,8 +375,8 @@ def test_a_group_that_the_script_made_goes_on_after_a_call(found):
 
 def test_the_rank_that_fails_raises_what_it_raised_and_the_others_tell_of_it(found):
     assert found[1]["around failed"] == ["KeyError", "'here'", True, None]
-    kind, message, is_worker_error, rank = found[0]["around failed"]
-    assert (kind, is_worker_error, rank) == ("KeyError", True, 1)
+    error_name, message, is_worker_error, rank = found[0]["around failed"]
+    assert (error_name, is_worker_error, rank) == ("KeyError", True, 1)
     assert message.startswith("rank 1 stopped with KeyError: 'here'")
 
 
@@ -424,8 +424,8 @@ def test_a_run_that_has_failed_raises_where_it_is_waited_for(found):
 
 
 def test_there_are_no_sessions_in_a_launched_process(found):
-    kind, message = both(found, "run session")
-    assert kind == "LaunchError"
+    error_name, message = both(found, "run session")
+    assert error_name == "LaunchError"
     assert "A session was requested inside rank 0 of 2" in message
 
 

@@ -95,12 +95,12 @@ def test_a_test_can_be_stopped(monkeypatch):
     monkeypatch.setattr(in_a_worker, "STEPS", tuple(steps))
     reported = []
 
-    def stop_there(check):
+    def stop_at_loader(check):
         reported.append(check)
         if (check.name, check.state) == ("loader", "running"):
             test.stop()
 
-    test = self_test.SelfTest(config_of(start_method="fork", stop_grace_period=0.0), stop_there)
+    test = self_test.SelfTest(config_of(start_method="fork", stop_grace_period=0.0), stop_at_loader)
     checks = test.run()
     assert [item.state for item in checks] == ["passed"] * 4 + ["left out"] * 3
 

@@ -203,15 +203,15 @@ def test_steps_are_counted_anew_in_each_cell(session):
 
 def test_what_is_written_while_nothing_runs_arrives(session):
     session.run(
-        "import os, threading\ntold = threading.Event()\n"
-        "threading.Thread(target=lambda: (told.wait(60), os.write(1, b'late\\n')), daemon=True).start()",
+        "import os, threading\nwrite_now = threading.Event()\n"
+        "threading.Thread(target=lambda: (write_now.wait(60), os.write(1, b'late\\n')), daemon=True).start()",
         ranks=[0],
     ).wait()
     cursor = session.view.since(0).cursor
     pause, selector = threading.Event(), session._run._worker_group._urgent
     while session._run._worker_group._output.fileno() not in selector.get_map():
         pause.wait(0.01)  # until the pipes are watched, and not looked into
-    session.run("told.set()", ranks=[0]).wait()
+    session.run("write_now.set()", ranks=[0]).wait()
     while "late" not in [entry.text for entry in session.view.since(cursor).shown]:
         pause.wait(0.01)
 
