@@ -18,7 +18,7 @@ from accelerate_nb import (
 )
 from accelerate_nb.errors import LaunchError, NotYetError
 
-ASKED = ("RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
+VARIABLES = ("RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
 
 
 @pytest.fixture(autouse=True)
@@ -27,17 +27,21 @@ def _folders(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
 
 
-def told():
+def launch_environment():
     """What a worker's environment says."""
-    return {name: os.environ[name] for name in ASKED if name in os.environ}
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 @pytest.mark.parametrize("name", ["notebook_launcher", "debug_launcher"])
 def test_a_call_written_for_accelerate_means_the_same_here(name):
     theirs = inspect.signature(getattr(accelerate, name)).parameters.values()
     ours = list(inspect.signature(getattr(accelerate_nb, name)).parameters.values())
-    for number, one in enumerate(theirs):
-        assert (ours[number].name, ours[number].kind, ours[number].default) == (one.name, one.kind, one.default)
+    for number, parameter in enumerate(theirs):
+        assert (ours[number].name, ours[number].kind, ours[number].default) == (
+            parameter.name,
+            parameter.kind,
+            parameter.default,
+        )
     assert all(our.kind in {our.KEYWORD_ONLY, our.VAR_KEYWORD} for our in ours[number + 1 :])
 
 
@@ -47,21 +51,21 @@ def test_the_launchers_stand_under_accelerates_module_name_too():
 
 
 def test_rank_0s_value_comes_back():
-    assert notebook_launcher(lambda x, y: (x + y, told()["RANK"]), (1, 2), 2, cpu=True) == (3, "0")
+    assert notebook_launcher(lambda x, y: (x + y, launch_environment()["RANK"]), (1, 2), 2, cpu=True) == (3, "0")
 
 
 def test_every_ranks_value_comes_back_where_that_was_asked():
-    found = notebook_launcher(told, num_processes=2, cpu=True, results="all", mixed_precision="bf16")
+    found = notebook_launcher(launch_environment, num_processes=2, cpu=True, results="all", mixed_precision="bf16")
     assert [item["RANK"] for item in found] == ["0", "1"]
     assert {item["ACCELERATE_MIXED_PRECISION"] for item in found} == {"bf16"}
 
 
 def test_what_was_not_said_is_left_to_the_accelerator():
-    assert "ACCELERATE_MIXED_PRECISION" not in notebook_launcher(told, num_processes=1, cpu=True)
+    assert "ACCELERATE_MIXED_PRECISION" not in notebook_launcher(launch_environment, num_processes=1, cpu=True)
 
 
 def test_further_settings_are_said_by_name():
-    found = notebook_launcher(told, num_processes=1, cpu=True, gradient_accumulation_steps=4)
+    found = notebook_launcher(launch_environment, num_processes=1, cpu=True, gradient_accumulation_steps=4)
     assert found["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
 
 
@@ -69,16 +73,16 @@ def test_the_configuration_file_says_what_the_call_does_not(tmp_path):
     file = tmp_path / "hf" / "accelerate" / "default_config.yaml"
     file.parent.mkdir(parents=True)
     file.write_text("num_processes: 2\nmixed_precision: bf16\nuse_cpu: true\n")
-    found = notebook_launcher(told, results="all")
+    found = notebook_launcher(launch_environment, results="all")
     assert [item["ACCELERATE_MIXED_PRECISION"] for item in found] == ["bf16", "bf16"]
-    assert notebook_launcher(told, config_file="", num_processes=1)["WORLD_SIZE"] == "1"
+    assert notebook_launcher(launch_environment, config_file="", num_processes=1)["WORLD_SIZE"] == "1"
 
 
 def test_a_debug_launch_is_on_two_cpu_processes_whatever_the_file_says(tmp_path):
     file = tmp_path / "hf" / "accelerate" / "default_config.yaml"
     file.parent.mkdir(parents=True)
     file.write_text("mixed_precision: bf16\nnum_processes: 3\n")
-    assert debug_launcher(told) == {"RANK": "0", "WORLD_SIZE": "2", "ACCELERATE_MIXED_PRECISION": "no"}
+    assert debug_launcher(launch_environment) == {"RANK": "0", "WORLD_SIZE": "2", "ACCELERATE_MIXED_PRECISION": "no"}
 
 
 def test_a_launch_does_not_wait(tmp_path):
@@ -110,7 +114,7 @@ def fail():
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "says"),
+    ("settings", "error", "message"),
     [
         ({"num_processes": 0}, ConfigurationError, "num_processes was given as 0"),
         ({"num_processes": -2}, ConfigurationError, "whole number, at least 1"),
@@ -124,22 +128,22 @@ def fail():
     ],
 )
 @pytest.mark.parametrize("launcher", [notebook_launcher, launch])
-def test_a_wrong_call_is_told_before_anything_starts(launcher, settings, error, says):
-    with pytest.raises(error, match=says):
-        launcher(told, **settings)
+def test_a_wrong_call_is_told_before_anything_starts(launcher, settings, error, message):
+    with pytest.raises(error, match=message):
+        launcher(launch_environment, **settings)
 
 
 @pytest.mark.parametrize("launcher", [notebook_launcher, launch, debug_launcher])
 def test_what_is_no_function_is_told(launcher):
     with pytest.raises(ConfigurationError, match="without parentheses"):
-        launcher(told())
+        launcher(launch_environment())
 
 
 def test_a_tpu_is_not_left_out_unnoticed(monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
     with pytest.raises(LaunchError, match=r"PJRT_DEVICE=TPU requests a TPU, but .* pass cpu=True"):
-        notebook_launcher(told, num_processes=1)
-    assert notebook_launcher(told, num_processes=1, cpu=True)["WORLD_SIZE"] == "1"
+        notebook_launcher(launch_environment, num_processes=1)
+    assert notebook_launcher(launch_environment, num_processes=1, cpu=True)["WORLD_SIZE"] == "1"
 
 
 # --------------------------------------------------------------------------------------- in a process that was launched
@@ -149,7 +153,7 @@ def test_a_tpu_is_not_left_out_unnoticed(monkeypatch):
 def test_a_launcher_inside_a_worker_calls_its_function_there(launcher):
     def outer():
         pids = notebook_launcher(os.getpid, num_processes=2, cpu=True, results="all")
-        return launcher(told, num_processes=2)["RANK"], pids, os.getpid()
+        return launcher(launch_environment, num_processes=2)["RANK"], pids, os.getpid()
 
     ranks = notebook_launcher(outer, num_processes=2, cpu=True, results="all")
     assert [rank for rank, *_ in ranks] == ["0", "0"]
@@ -158,7 +162,7 @@ def test_a_launcher_inside_a_worker_calls_its_function_there(launcher):
 
 def test_a_launch_inside_a_worker_is_a_run_in_the_workers_that_are_there():
     def outer():
-        run = launch(told, num_processes=2, cpu=True)
+        run = launch(launch_environment, num_processes=2, cpu=True)
         return [result["RANK"] for result in run.results], run.wait()["RANK"], run.logs(1)
 
     assert notebook_launcher(outer, num_processes=2, cpu=True, results="all") == [(["0", "1"], "0", "")] * 2

@@ -41,10 +41,10 @@ class Supervisor:
 
 @pytest.fixture
 def supervisor(monkeypatch):
-    asked = Supervisor()
+    stub = Supervisor()
     for name in ("warm", "cool", "preload"):
-        monkeypatch.setattr(supervised, name, getattr(asked, name))
-    return asked
+        monkeypatch.setattr(supervised, name, getattr(stub, name))
+    return stub
 
 
 @pytest.fixture

@@ -115,25 +115,25 @@ def test_the_help_of_both_says_every_flag_and_every_command(shell, capsys):
 
 @pytest.mark.parametrize("name", ["%%accelerate", "%accelerate"])
 def test_a_question_mark_shows_the_help(shell, name):
-    told = shell.object_inspect_mime(name)["text/plain"]
-    assert "a session, which keeps" in told or "Manage the session" in told
-    assert ("--mixed-precision" in told) == (name == "%%accelerate")
+    text = shell.object_inspect_mime(name)["text/plain"]
+    assert "a session, which keeps" in text or "Manage the session" in text
+    assert ("--mixed-precision" in text) == (name == "%%accelerate")
 
 
 def test_a_syntax_error_looks_as_in_any_cell_and_no_session_starts(shell, capsys):
-    told, error = failed(shell, "%%accelerate\nx = 1\n\ny = = 2\n", capsys)
+    output, error = failed(shell, "%%accelerate\nx = 1\n\ny = = 2\n", capsys)
     assert isinstance(error, LaunchError)
-    assert re.search(r"(line |:)4\b", told)
-    assert "y = = 2" in told
-    assert "SyntaxError: invalid syntax" in told
-    assert "magic.py" not in told
+    assert re.search(r"(line |:)4\b", output)
+    assert "y = = 2" in output
+    assert "SyntaxError: invalid syntax" in output
+    assert "magic.py" not in output
     assert shell.find_cell_magic("accelerate").kept.session is None
 
 
 @pytest.mark.parametrize("above", ["", "\n\n", "# a comment\n"])
 def test_lines_above_the_code_count(shell, capsys, above):
-    told, _ = failed(shell, f"%%accelerate\n{above}y = = 2\n", capsys)
-    assert re.search(rf"(line |:){2 + above.count(chr(10))}\b", told)
+    output, _ = failed(shell, f"%%accelerate\n{above}y = = 2\n", capsys)
+    assert re.search(rf"(line |:){2 + above.count(chr(10))}\b", output)
 
 
 @pytest.mark.parametrize("code", ["%pwd", "!true", "await accelerator", "x = !ls", "%%time\nx = 1"])
@@ -142,14 +142,14 @@ def test_what_only_a_notebook_understands_is_no_syntax_error(shell, code):
 
 
 def test_errors_of_ours_are_told_shortly(shell, capsys):
-    told, error = failed(shell, "%%accelerate --mixed-precison bf16\npass", capsys)
+    output, error = failed(shell, "%%accelerate --mixed-precison bf16\npass", capsys)
     assert isinstance(error, ConfigurationError)
-    assert "Did you mean --mixed-precision?" in told
-    assert len(told.splitlines()) == 1
+    assert "Did you mean --mixed-precision?" in output
+    assert len(output.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("stat", "Did you mean status?"),
         ("zzz", "It knows status, stop, restart"),
@@ -165,10 +165,10 @@ def test_errors_of_ours_are_told_shortly(shell, capsys):
         ("pull x --rnk 1", "Did you mean --rank?"),
     ],
 )
-def test_a_command_that_makes_no_sense_says_what_would(shell, capsys, line, said):
+def test_a_command_that_makes_no_sense_says_what_would(shell, capsys, line, message):
     shell.user_ns["learning_rate"] = 0.1
-    told, _ = failed(shell, f"%accelerate {line}", capsys)
-    assert said in told
+    output, _ = failed(shell, f"%accelerate {line}", capsys)
+    assert message in output
 
 
 def test_without_a_session_its_status_says_how_to_start_one(shell, capsys):
@@ -191,10 +191,10 @@ def test_code_that_runs_here_too_shows_its_value_and_its_own_lines(shell, capsys
     assert "42" in capsys.readouterr().out
     with pytest.raises(ZeroDivisionError) as raised:
         magics.CellCode(shell, "def f():\n    return 1 / 0\nf()").run_locally()
-    told = without_colours("\n".join(raised.value._render_traceback_()))
-    assert "return 1 / 0" in told
-    assert "was not run on the ranks" in told
-    assert "cell_code.py" not in told
+    text = without_colours("\n".join(raised.value._render_traceback_()))
+    assert "return 1 / 0" in text
+    assert "was not run on the ranks" in text
+    assert "cell_code.py" not in text
     with pytest.raises(ConfigurationError, match="awaits"):
         magics.CellCode(shell, "await f()").run_locally()
 
@@ -240,11 +240,11 @@ def kept(monkeypatch, tmp_path):
 
 def test_a_session_starts_once_and_stays(kept, capsys):
     first = kept.ready({"num_processes": 2, "mixed_precision": "bf16"})
-    for said in ({}, {"num_processes": 2}, {"mixed_precision": "bf16"}, {"cpu": False}):
-        assert kept.ready(said) is first
-    told = capsys.readouterr().out
-    assert "2 processes are ready after" in told
-    assert len(told.splitlines()) == 1
+    for options in ({}, {"num_processes": 2}, {"mixed_precision": "bf16"}, {"cpu": False}):
+        assert kept.ready(options) is first
+    output = capsys.readouterr().out
+    assert "2 processes are ready after" in output
+    assert len(output.splitlines()) == 1
 
 
 def test_another_setting_starts_it_anew_and_says_which(kept, capsys):
@@ -253,8 +253,8 @@ def test_another_setting_starts_it_anew_and_says_which(kept, capsys):
     assert first.closed == 1
     assert second.config.launching.num_processes == 4
     assert second.config.training.mixed_precision == "bf16"  # what was said before still holds
-    told = capsys.readouterr().out
-    assert "restarts (num_processes was 2 and is 4 now); its variables are gone" in told
+    output = capsys.readouterr().out
+    assert "restarts (num_processes was 2 and is 4 now); its variables are gone" in output
 
 
 def test_how_cells_are_shown_and_ended_changes_without_a_new_session(kept, capsys):
@@ -288,8 +288,8 @@ def test_a_session_that_has_died_is_followed_by_a_new_one_that_says_why(kept, ca
         kept.there("%accelerate pull")
     second = kept.ready()
     assert second.config.launching.num_processes == 2
-    told = capsys.readouterr().out
-    assert "The session has ended, and its variables are gone: rank 1 ended with SIGKILL: out of memory." in told
+    output = capsys.readouterr().out
+    assert "The session has ended, and its variables are gone: rank 1 ended with SIGKILL: out of memory." in output
 
 
 def test_no_session_starts_in_a_worker(kept, monkeypatch):

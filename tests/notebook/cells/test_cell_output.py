@@ -62,11 +62,11 @@ def test_a_quiet_cell_shows_nothing():
 
 def test_a_silence_is_told_of_once_and_again_when_it_has_doubled():
     task_loop = Desk()
-    said = ["... Nothing has come.", "... rank 0 waits"]
+    lines = ["... Nothing has come.", "... rank 0 waits"]
     task_loop.feed(IdleWarning(60.0, "Nothing has come.\nrank 0 waits", 0.0))
-    assert task_loop.refresh() == task_loop.refresh() == said
+    assert task_loop.refresh() == task_loop.refresh() == lines
     task_loop.feed(IdleWarning(120.0, "Still nothing.", 0.0))
-    assert task_loop.refresh() == [*said, "... Still nothing."]
+    assert task_loop.refresh() == [*lines, "... Still nothing."]
     task_loop.feed(IdleWarning(0.0, "", 0.0))
     task_loop.refresh()
     task_loop.feed(IdleWarning(60.0, "Again.", 0.0))

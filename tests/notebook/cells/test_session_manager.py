@@ -10,18 +10,18 @@ from accelerate_nb.notebook.cells.session_manager import NotebookSession
 
 
 def test_a_start_that_takes_a_while_says_so_meanwhile(monkeypatch):
-    said, was_said = [], threading.Event()
+    messages, has_message = [], threading.Event()
 
-    def say(text):
-        said.append(text)
-        was_said.set()
+    def record(text):
+        messages.append(text)
+        has_message.set()
 
     def start(config):
-        assert was_said.wait(30)
+        assert has_message.wait(30)
         return SimpleNamespace(size=2, why="2 on the CPU", alive=True)
 
-    monkeypatch.setattr(session_manager, "print_message", say)
+    monkeypatch.setattr(session_manager, "print_message", record)
     monkeypatch.setattr(session_manager.Session, "start", start)
     NotebookSession().ready({"num_processes": 2, "cpu": True})
-    assert said[0] == "starting 2 processes…"
-    assert said[1].startswith("2 processes are ready after")
+    assert messages[0] == "starting 2 processes…"
+    assert messages[1].startswith("2 processes are ready after")

@@ -18,39 +18,39 @@ from accelerate_nb.notebook.display.text_sinks import CellSink
 from accelerate_nb.notebook.host import NotebookHost
 
 
-def place(kind: Any = "jupyter", service: Any = None, reader: Any = "page") -> NotebookHost:
-    return NotebookHost(kind, service, CellSink, reader)
+def notebook_host(frontend: Any = "jupyter", service: Any = None, reader: Any = "page") -> NotebookHost:
+    return NotebookHost(frontend, service, CellSink, reader)
 
 
 @pytest.mark.parametrize(
-    ("wish", "here", "way"),
+    ("setting", "host", "way"),
     [
-        ("auto", place(), "panel"),
-        ("auto", place(service="colab"), "panel"),
-        ("auto", place(service="vscode"), "panel"),
-        ("auto", place(service="kaggle"), "html"),
-        ("auto", place(reader="file"), "text"),
-        ("auto", place(reader="console"), "text"),
-        ("auto", place("script"), "text"),
-        ("auto", place("ipython"), "text"),
-        ("widget", place(reader="file"), "panel"),
-        ("widget", place("script"), "text"),
-        ("html", place(), "html"),
-        ("html", place(reader="file"), "html"),
-        ("html", place("script"), "text"),
-        ("text", place(), "text"),
-        ("off", place(), "off"),
-        ("off", place("script"), "off"),
+        ("auto", notebook_host(), "panel"),
+        ("auto", notebook_host(service="colab"), "panel"),
+        ("auto", notebook_host(service="vscode"), "panel"),
+        ("auto", notebook_host(service="kaggle"), "html"),
+        ("auto", notebook_host(reader="file"), "text"),
+        ("auto", notebook_host(reader="console"), "text"),
+        ("auto", notebook_host("script"), "text"),
+        ("auto", notebook_host("ipython"), "text"),
+        ("widget", notebook_host(reader="file"), "panel"),
+        ("widget", notebook_host("script"), "text"),
+        ("html", notebook_host(), "html"),
+        ("html", notebook_host(reader="file"), "html"),
+        ("html", notebook_host("script"), "text"),
+        ("text", notebook_host(), "text"),
+        ("off", notebook_host(), "off"),
+        ("off", notebook_host("script"), "off"),
     ],
 )
-def test_the_way_fits_the_wish_and_the_place(wish, here, way):
-    assert choose(wish, here, has_widgets=True).way == way
+def test_the_way_fits_the_wish_and_the_place(setting, host, way):
+    assert choose(setting, host, has_widgets=True).way == way
 
 
 def test_without_widgets_a_notebook_is_shown_html():
-    assert choose("auto", place(), has_widgets=False).way == "html"
+    assert choose("auto", notebook_host(), has_widgets=False).way == "html"
     with pytest.raises(MissingExtraError, match="pip install anywidget"):
-        choose("widget", place(), has_widgets=False)
+        choose("widget", notebook_host(), has_widgets=False)
 
 
 def test_a_script_gets_lines_of_text_and_is_not_shown_what_nobody_waits_for():
@@ -71,20 +71,20 @@ class Run:
         self.done = True
 
 
-@pytest.mark.parametrize(("state", "said"), [("failed", True), ("finished", False), ("stopped", False)])
-def test_a_failure_that_nobody_waits_for_is_told_though_nothing_is_shown(state, said):
-    told = io.StringIO()
-    FailureOnly(told.write).follow(Run(state))  # type: ignore[arg-type]
+@pytest.mark.parametrize(("state", "is_reported"), [("failed", True), ("finished", False), ("stopped", False)])
+def test_a_failure_that_nobody_waits_for_is_told_though_nothing_is_shown(state, is_reported):
+    output = io.StringIO()
+    FailureOnly(output.write).follow(Run(state))  # type: ignore[arg-type]
     for thread in threading.enumerate():
         if thread.name == "accelerate_nb panel":
             thread.join(10)
-    assert ("train has failed" in told.getvalue()) is said
+    assert ("train has failed" in output.getvalue()) is is_reported
 
 
 def test_a_failure_that_somebody_waits_for_is_raised_there():
-    told = io.StringIO()
-    nothing = FailureOnly(told.write)
+    output = io.StringIO()
+    nothing = FailureOnly(output.write)
     nothing.opened(Run("failed"))  # type: ignore[arg-type]
     nothing.refresh()
     nothing.closed()
-    assert not told.getvalue()
+    assert not output.getvalue()

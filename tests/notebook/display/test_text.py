@@ -248,8 +248,8 @@ def test_whatever_ranks_write_a_cell_stays_under_a_megabyte(text):
 def saved_size(lines):
     """The bytes of these lines in a notebook's file, every change of stream an output of its own."""
     outputs = [
-        nbformat.v4.new_output("stream", name=stream, text="".join(f"{one.text}\n" for one in group))
-        for stream, group in itertools.groupby(lines, key=lambda one: one.stream)
+        nbformat.v4.new_output("stream", name=stream, text="".join(f"{line.text}\n" for line in group))
+        for stream, group in itertools.groupby(lines, key=lambda line: line.stream)
     ]
     cell = nbformat.v4.new_code_cell(outputs=outputs)
     return len(nbformat.writes(nbformat.v4.new_notebook(cells=[cell])).encode())

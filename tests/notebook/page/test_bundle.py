@@ -24,7 +24,7 @@ def test_each_module_stands_once_behind_what_it_imports() -> None:
 
 
 @pytest.mark.parametrize(
-    ("modules", "says"),
+    ("modules", "message"),
     [
         ({"top": 'import { b } from "./b.js";\nconst one = 1;\n', "b": "export const b = 1;\nfunction one() {}\n"}, "both have one"),
         ({"top": 'import { c } from "./b.js";\n', "b": "export const b = 1;\n"}, "imports c from b.js"),
@@ -35,8 +35,8 @@ def test_each_module_stands_once_behind_what_it_imports() -> None:
         ({"top": "const { one, two } = three;\n"}, "has the line"),
     ],
 )  # fmt: skip
-def test_what_can_not_be_joined_is_refused(modules: dict[str, str], says: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(says)):
+def test_what_can_not_be_joined_is_refused(modules: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         bundle.joined(modules, "top")
 
 

@@ -20,7 +20,7 @@ from accelerate_nb.devices.xla import XlaDevices
 from accelerate_nb.errors import NotYetError
 from accelerate_nb.notebook.picker import html
 from accelerate_nb.notebook.picker.validation import appraise, begin, several_machines
-from tests.config.test_formats import EACH
+from tests.config.test_formats import SINGLE_SETTINGS
 
 LAPTOP = AvailableDevices("cpu", "CPU", 0, 2)
 SERVER = AvailableDevices("cuda", "GPU", 2, 32)
@@ -40,15 +40,15 @@ def default_file(tmp_path):
     return path
 
 
-def machine_for(said):
+def machine_for(settings):
     """A machine on which each setting alone is possible: it has the GPUs that are named."""
-    return AvailableDevices("cuda", "GPU", 8, 64) if "gpu_ids" in said else LAPTOP
+    return AvailableDevices("cuda", "GPU", 8, 64) if "gpu_ids" in settings else LAPTOP
 
 
-def every(widget, kind):
+def every(widget, widget_type):
     """All widgets of a kind in a form, in its order."""
-    found = [widget] if isinstance(widget, kind) else []
-    return found + [item for child in getattr(widget, "children", ()) for item in every(child, kind)]
+    found = [widget] if isinstance(widget, widget_type) else []
+    return found + [item for child in getattr(widget, "children", ()) for item in every(child, widget_type)]
 
 
 def control(picker, name):
@@ -82,14 +82,14 @@ def test_every_setting_has_a_labelled_field_with_its_help_under_a_known_heading(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("said", EACH, ids=lambda said: next(iter(said)))
-def test_each_setting_goes_through_the_form_unchanged(said, monkeypatch):
-    monkeypatch.setattr("accelerate_nb.notebook.picker.form.probe", lambda: machine_for(said))
+@pytest.mark.parametrize("settings", SINGLE_SETTINGS, ids=lambda settings: next(iter(settings)))
+def test_each_setting_goes_through_the_form_unchanged(settings, monkeypatch):
+    monkeypatch.setattr("accelerate_nb.notebook.picker.form.probe", lambda: machine_for(settings))
     picker = config_picker()
     before = picker.value
-    picker.set(**said)
-    assert picker.value == resolve(said, {})
-    picker.set(**dict.fromkeys(said))
+    picker.set(**settings)
+    assert picker.value == resolve(settings, {})
+    picker.set(**dict.fromkeys(settings))
     assert picker.value == before
 
 
@@ -104,8 +104,8 @@ def test_what_is_typed_is_in_the_value_and_in_every_spelling():
     control(picker, "num_processes").value = " 2 "
     control(picker, "mixed_precision").value = "bf16"
     control(picker, "cpu").value = True
-    said = {"num_processes": 2, "mixed_precision": "bf16", "cpu": True}
-    assert differing(picker.value) == said
+    settings = {"num_processes": 2, "mixed_precision": "bf16", "cpu": True}
+    assert differing(picker.value) == settings
     text = shown(picker)
     for spelled in (
         "notebook_launcher(train, num_processes=2, cpu=True, mixed_precision=&quot;bf16&quot;)",
@@ -281,9 +281,9 @@ def test_the_note_on_several_machines_is_true():
         assert not several_machines()
 
 
-@pytest.mark.parametrize("said", EACH, ids=lambda said: next(iter(said)))
-def test_the_cells_first_line_is_understood_by_the_cell(said):
-    found = appraise(values(resolve(said, {})), machine_for(said), {})
+@pytest.mark.parametrize("form_settings", SINGLE_SETTINGS, ids=lambda form_settings: next(iter(form_settings)))
+def test_the_cells_first_line_is_understood_by_the_cell(form_settings):
+    found = appraise(values(resolve(form_settings, {})), machine_for(form_settings), {})
     if found.config is None:
         pytest.skip(f"not possible on a laptop: {found.wrong}")
     _, settings = read_cell_line(found.magic.removeprefix("%%accelerate"))
