@@ -26,7 +26,7 @@ LIMIT = 3 * SECONDS  # nor than that on a machine that is slow or busy
 
 # What is asked of a notebook when it has come to its end.
 _WEIGHTS = "sha256(b''.join(value.numpy().tobytes() for value in result['weights'].values())).hexdigest()"
-ASKED = {
+ANSWER_EXPRESSIONS = {
     "01_first_run.ipynb": "[{key: result[key] for key in ('losses', 'accuracies', 'processes', 'precision')}, "
     f"len(test_images), {_WEIGHTS}]",
     "02_same_numbers.ipynb": "runs",
@@ -51,11 +51,11 @@ class Executed:
 Executing = Callable[[str], Executed]
 
 
-def asked(name: str) -> NotebookNode:
+def notebook_with_answer(name: str) -> NotebookNode:
     """A notebook with a last cell that writes down what it came to; in a script, the first of its processes does."""
     notebook = nbformat.read(FOLDER / name, as_version=4)
     source = "import json, os\nfrom hashlib import sha256\nif os.environ.get('RANK', '0') == '0':\n"
-    source += f"    with open({_ANSWER!r}, 'w') as _file:\n        json.dump({ASKED[name]}, _file)"
+    source += f"    with open({_ANSWER!r}, 'w') as _file:\n        json.dump({ANSWER_EXPRESSIONS[name]}, _file)"
     notebook.cells.append(new_code_cell(source))
     return notebook
 
@@ -67,7 +67,7 @@ def answer(folder: Path) -> Any:
 
 def executed(name: str, folder: Path) -> Executed:
     """A notebook after a run in a kernel, in this folder."""
-    notebook = asked(name)
+    notebook = notebook_with_answer(name)
     began = time.monotonic()
     client = NotebookClient(notebook, timeout=LIMIT, kernel_name="python3", resources={"metadata": {"path": folder}})
     client.execute(env={**os.environ, **INTO_A_FILE, **ALIKE})

@@ -13,7 +13,7 @@ import pytest
 
 from accelerate_nb.export.notebook import read
 from accelerate_nb.export.script import as_script
-from tests.notebooks.executing import ALIKE, LIMIT, NOTEBOOKS, Executing, answer, asked
+from tests.notebooks.executing import ALIKE, LIMIT, NOTEBOOKS, Executing, answer, notebook_with_answer
 
 LAUNCHERS = {
     "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
@@ -24,7 +24,7 @@ LAUNCHERS = {
 def came_to(name: str, folder: Path, launcher: str | None = None) -> Any:
     """What a notebook comes to as a script, run by plain Python or by a launcher; `accelerate-nb` takes the notebook itself."""
     notebook = folder / name
-    nbformat.write(asked(name), notebook)
+    nbformat.write(notebook_with_answer(name), notebook)
     script = notebook.with_suffix(".py")
     script.write_text(as_script(read(notebook)).text, encoding="utf-8")
     words = [sys.executable, script.name]

@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.notebooks.executing import ASKED, LIMIT, NOTEBOOKS, Executing, pictures, printed
+from tests.notebooks.executing import ANSWER_EXPRESSIONS, LIMIT, NOTEBOOKS, Executing, pictures, printed
 
 # on a busy machine a notebook takes its time
 pytestmark = pytest.mark.timeout(2 * LIMIT)
@@ -111,7 +111,7 @@ def test_a_notebook_is_saved_clean(path: Path) -> None:
 def test_each_notebook_is_executed_by_a_test() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     assert [path.name for path in NOTEBOOKS if path.name not in text] == []
-    assert list(ASKED) == [path.name for path in NOTEBOOKS]
+    assert list(ANSWER_EXPRESSIONS) == [path.name for path in NOTEBOOKS]
 
 
 def test_the_panel_s_notebook_shows_both_runs_where_no_page_is(run_of: Executing) -> None:
