@@ -57,23 +57,23 @@ class _Rank:
     stacks: Path
     result: Any = None
     complaint: str | None = None
-    heard: bool = False
+    has_reply: bool = False
 
     def listen(self) -> None:
         """Take what the process sent, or how it died."""
-        self.heard = True
+        self.has_reply = True
         try:
-            succeeded, said = pickle.loads(self.pipe.recv_bytes())
+            succeeded, reply = pickle.loads(self.pipe.recv_bytes())
         except EOFError:
             self.process.join(LAST_WORDS)
             self.complaint = f"died without a word, exit code {self.process.exitcode}"
             return
         if succeeded:
-            self.result = said
+            self.result = reply
         else:
-            self.complaint = said
+            self.complaint = reply
 
-    def tell_where_it_hangs(self) -> None:
+    def report_hang(self) -> None:
         """Make a complaint of the stacks of a process that has not answered."""
         if self.process.pid is not None and self.process.is_alive():
             os.kill(self.process.pid, signal.SIGUSR1)
@@ -116,7 +116,7 @@ def _collect(ranks: list[_Rank], limit: float) -> None:
             if rank.complaint is not None:
                 end = min(end, time.monotonic() + LAST_WORDS)
     for rank in silent.values():
-        rank.tell_where_it_hangs()
+        rank.report_hang()
 
 
 @contextmanager
@@ -129,22 +129,22 @@ def _started(function: Callable[..., Any], world_size: int, args: tuple[Any, ...
     with tempfile.TemporaryDirectory() as folder:
         try:
             for number in range(world_size):
-                here, there = context.Pipe()
+                test_end, rank_end = context.Pipe()
                 stacks = Path(folder, f"{number}.stacks")
                 stacks.touch()
                 environment = {**os.environ, **_place(number, world_size, store.port)}
                 process = context.Process(
-                    target=_work, args=(there, function, args, environment, str(stacks)), name=f"rank {number}"
+                    target=_work, args=(rank_end, function, args, environment, str(stacks)), name=f"rank {number}"
                 )
                 process.start()
-                there.close()
-                ranks.append(_Rank(number, process, here, stacks))
+                rank_end.close()
+                ranks.append(_Rank(number, process, test_end, stacks))
             yield ranks
         finally:
             for rank in ranks:
                 rank.pipe.close()  # they may go now
             for rank in ranks:
-                if rank.heard:
+                if rank.has_reply:
                     rank.process.join(LAST_WORDS)
                 rank.process.kill()
                 rank.process.join()
