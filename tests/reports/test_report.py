@@ -110,10 +110,10 @@ def test_a_report_tells_why_former_attempts_ended():
 
 
 @pytest.mark.parametrize("essential", ESSENTIAL)
-@pytest.mark.parametrize("kind", ["text/html", "text/plain"])
-def test_html_and_text_say_the_same(kind, essential):
-    made = report(stories.failed())[kind]
-    read = Reader(made).text if kind == "text/html" else " ".join(made.split())
+@pytest.mark.parametrize("mime_type", ["text/html", "text/plain"])
+def test_html_and_text_say_the_same(mime_type, essential):
+    made = report(stories.failed())[mime_type]
+    read = Reader(made).text if mime_type == "text/html" else " ".join(made.split())
     assert essential in read
 
 
