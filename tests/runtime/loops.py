@@ -151,6 +151,6 @@ def flat(model: nn.Module) -> list[list[float]]:
     return [parameter.detach().flatten().tolist() for parameter in model.parameters()]
 
 
-def same(one: Tensor, other: Tensor) -> bool:
+def same(tensor: Tensor, other: Tensor) -> bool:
     """Whether two tensors hold the same bits."""
-    return one.shape == other.shape and bool(torch.equal(one, other))
+    return tensor.shape == other.shape and bool(torch.equal(tensor, other))

@@ -50,12 +50,12 @@ def later() -> list[Any]:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_have_the_same_fields_with_the_same_defaults(name: str) -> None:
-    mine, other_one = (
+    mine, expected = (
         {field.name: default(field) for field in fields(getattr(package, name)) if field.init}
         for package in (ours, theirs)
     )
-    assert mine == other_one
-    assert list(mine) == list(other_one)
+    assert mine == expected
+    assert list(mine) == list(expected)
 
 
 def default(field: Any) -> Any:
@@ -64,8 +64,8 @@ def default(field: Any) -> Any:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_can_be_made(name: str) -> None:
-    kind = getattr(ours, name)
-    assert isinstance(kind(), kind)
+    settings_class = getattr(ours, name)
+    assert isinstance(settings_class(), settings_class)
 
 
 @pytest.mark.parametrize("function", later())
@@ -171,10 +171,10 @@ def test_the_ways_to_split_a_sequence_are_accelerates(
     assert settled(getattr(ours, name), given) == settled(getattr(theirs, name), given)
 
 
-def settled(kind: Any, given: dict[str, Any]) -> Any:
+def settled(settings_class: Any, given: dict[str, Any]) -> Any:
     """The settings as they are filled in, or that they are refused."""
     try:
-        return vars(kind(**given))
+        return vars(settings_class(**given))
     except ValueError:
         return "refused"
 
@@ -184,10 +184,10 @@ def test_the_axes_of_a_mesh_are_accelerates(sizes: dict[str, int]) -> None:
     assert ours.ParallelismConfig(**sizes)._get_mesh() == TheirConfig(**sizes)._get_mesh()
 
 
-def described(kind: Any, sizes: dict[str, Any]) -> Any:
+def described(config_class: Any, sizes: dict[str, Any]) -> Any:
     """What sizes mean, or that they are refused."""
     try:
-        config = kind(**sizes)
+        config = config_class(**sizes)
     except ValueError:
         return "refused"
     handlers = [type(getattr(config, f"{axis}_handler")).__name__ for axis in ("tp", "cp", "sp")]

@@ -13,7 +13,7 @@ from accelerate_nb.utils import gather, gather_object
 from tests.ranks import run_on_ranks
 
 
-def one_life(precision: str, steps: int, *, ends: bool) -> list[Any]:
+def accelerator_facts(precision: str, steps: int, *, ends: bool) -> list[Any]:
     accelerator = Accelerator(mixed_precision=precision, gradient_accumulation_steps=steps, cpu=True)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 2))
@@ -38,8 +38,8 @@ def one_life(precision: str, steps: int, *, ends: bool) -> list[Any]:
     return found
 
 
-def lives(ends: bool) -> list[Any]:
-    return [one_life(precision, steps, ends=ends) for precision, steps in (("no", 2), ("bf16", 1), ("no", 3))]
+def accelerators_in_turn(ends: bool) -> list[Any]:
+    return [accelerator_facts(precision, steps, ends=ends) for precision, steps in (("no", 2), ("bf16", 1), ("no", 3))]
 
 
 def expected() -> list[Any]:
@@ -51,12 +51,12 @@ def expected() -> list[Any]:
 
 
 def test_a_new_accelerator_works_after_the_former_one_has_ended() -> None:
-    for found in run_on_ranks(lives, 2, True):
+    for found in run_on_ranks(accelerators_in_turn, 2, True):
         assert found == expected()
 
 
 def test_a_new_accelerator_can_compute_in_other_numbers_beside_the_former_one() -> None:
-    for found in run_on_ranks(lives, 2, False):
+    for found in run_on_ranks(accelerators_in_turn, 2, False):
         assert found == expected()
 
 

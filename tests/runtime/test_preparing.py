@@ -62,8 +62,8 @@ def test_one_object_comes_back_alone(accelerator: Accelerator) -> None:
 def test_preparing_twice_is_preparing_once(accelerator: Accelerator) -> None:
     once = accelerator.prepare(*parts())
     again = accelerator.prepare(*once)
-    assert all(one is other for one, other in zip(once, again, strict=True))
-    assert all(len(kind) == 1 for kind in (accelerator._models, accelerator._optimizers, accelerator._schedulers))
+    assert all(first is second for first, second in zip(once, again, strict=True))
+    assert all(len(objects) == 1 for objects in (accelerator._models, accelerator._optimizers, accelerator._schedulers))
     assert len(accelerator._dataloaders) == 1
     assert all(item._is_accelerate_prepared for item in once)
 
@@ -75,8 +75,8 @@ def test_freed_memory_is_forgotten(accelerator: Accelerator) -> None:
     assert model is None
     assert loader is None
     assert accelerator.step == 0
-    kinds = (accelerator._models, accelerator._optimizers, accelerator._schedulers, accelerator._dataloaders)
-    assert all(kind == [] for kind in kinds)
+    all_objects = (accelerator._models, accelerator._optimizers, accelerator._schedulers, accelerator._dataloaders)
+    assert all(objects == [] for objects in all_objects)
 
 
 def test_placements_are_one_for_each(accelerator: Accelerator) -> None:
@@ -135,11 +135,11 @@ def test_an_unwrapped_model_can_lose_its_mixed_forward() -> None:
 
 def test_autocast_blocks_obey_their_handler() -> None:
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
-    layer, one = nn.Linear(2, 2), torch.ones(1, 2)
+    layer, inputs = nn.Linear(2, 2), torch.ones(1, 2)
     with accelerator.autocast():
-        assert layer(one).dtype == torch.bfloat16
+        assert layer(inputs).dtype == torch.bfloat16
         with accelerator.autocast(AutocastKwargs(enabled=False)):
-            assert layer(one).dtype == torch.float32
+            assert layer(inputs).dtype == torch.float32
     accelerator.end_training()
 
 
@@ -255,32 +255,32 @@ def test_an_overflow_leaves_the_step_and_the_schedule_out() -> None:
 
 
 def test_two_optimizers_clipped_together_step_by_their_true_gradients() -> None:
-    accelerator, first, one = fp16(init_scale=1024.0)
+    accelerator, first, first_optimizer = fp16(init_scale=1024.0)
     second = nn.Parameter(torch.ones(1))
-    other = accelerator.prepare(torch.optim.SGD([second], lr=0.1))
+    second_optimizer = accelerator.prepare(torch.optim.SGD([second], lr=0.1))
     for _ in range(2):
         accelerator.backward(first.sum() + second.sum())
         accelerator.clip_grad_norm_([first], 10.0)
         accelerator.clip_grad_norm_([second], 10.0)
-        one.step()
-        other.step()
-        one.zero_grad()
-        other.zero_grad()
+        first_optimizer.step()
+        second_optimizer.step()
+        first_optimizer.zero_grad()
+        second_optimizer.zero_grad()
     assert (round(first.item(), 4), round(second.item(), 4)) == (0.8, 0.8)
     accelerator.end_training()
 
 
 def test_gradients_left_from_another_loss_are_not_taken_for_true_ones() -> None:
-    accelerator, first, one = fp16(init_scale=1024.0)
+    accelerator, first, first_optimizer = fp16(init_scale=1024.0)
     second = nn.Parameter(torch.ones(1))
-    other = accelerator.prepare(torch.optim.SGD([second], lr=0.1))
+    second_optimizer = accelerator.prepare(torch.optim.SGD([second], lr=0.1))
     accelerator.backward(first.sum() + second.sum())  # the discriminator's loss reaches the generator, too
     accelerator.clip_grad_norm_([first], 10.0)
-    one.step()
-    other.zero_grad()
+    first_optimizer.step()
+    second_optimizer.zero_grad()
     accelerator.backward(second.sum())
     accelerator.clip_grad_norm_([second], 10.0)
-    other.step()
+    second_optimizer.step()
     assert round(second.item(), 4) == 0.9
     accelerator.end_training()
 
@@ -324,7 +324,7 @@ def test_gradients_stay_here_until_they_are_sent() -> None:
     assert run_on_ranks(held, 2) == [(False, True, True)] * 2
 
 
-def second_life(first: str, second: str) -> list[Any]:
+def second_generation(first: str, second: str) -> list[Any]:
     seen: list[Any] = []
     model = Autocast()
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -349,7 +349,7 @@ def second_life(first: str, second: str) -> list[Any]:
 def test_what_was_prepared_before_the_end_is_prepared_anew(size: int) -> None:
     steps = [False, True] if size == 1 else [True]
     expected = [(torch.bfloat16, True, steps), (torch.float32, True, steps), True]
-    assert run_on_ranks(second_life, size, "bf16", "no") == [expected] * size
+    assert run_on_ranks(second_generation, size, "bf16", "no") == [expected] * size
 
 
 def test_a_second_accelerator_may_compute_in_other_numbers() -> None:
@@ -432,11 +432,11 @@ def clipped(peer: Peer) -> list[Any]:
     model = net()
     prepared, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     found: list[Any] = []
-    for norm, kind in ((0.1, 2), (0.1, float("inf")), (100.0, 1)):
+    for norm, norm_type in ((0.1, 2), (0.1, float("inf")), (100.0, 1)):
         accelerator.backward(prepared(torch.ones(4, 8)).square().sum())
         accelerator.unscale_gradients()
         accelerator.unscale_gradients(optimizer)
-        found.append(accelerator.clip_grad_norm_(prepared.parameters(), norm, norm_type=kind).item())
+        found.append(accelerator.clip_grad_norm_(prepared.parameters(), norm, norm_type=norm_type).item())
         found.append([parameter.grad.tolist() for parameter in model.parameters()])
         accelerator.clip_grad_value_(prepared.parameters(), 0.01)
         found.append([parameter.grad.tolist() for parameter in model.parameters()])

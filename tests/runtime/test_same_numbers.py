@@ -74,10 +74,10 @@ def test_plain_pytorch_gives_the_same_numbers(recipe: Recipe, size: int) -> None
 
 def test_two_processes_gather_what_one_computes() -> None:
     recipe = Recipe(samples=43, batch=8, shuffle=False, epochs=1, schedule="lambda")
-    one = run_on_ranks(evaluate, 1, recipe)[0]
-    two = run_on_ranks(evaluate, 2, Recipe(samples=43, batch=4, shuffle=False, epochs=1))
-    assert two[0] == two[1]
-    assert two[0] == pytest.approx(one)
+    of_one_process = run_on_ranks(evaluate, 1, recipe)[0]
+    of_two_processes = run_on_ranks(evaluate, 2, Recipe(samples=43, batch=4, shuffle=False, epochs=1))
+    assert of_two_processes[0] == of_two_processes[1]
+    assert of_two_processes[0] == pytest.approx(of_one_process)
 
 
 def evaluate(recipe: Recipe) -> list[float]:

@@ -100,8 +100,8 @@ def notices(split: bool, with_optimizer: bool) -> list[str]:
 
 
 def test_a_schedule_that_moves_several_times_in_a_step_says_so_once() -> None:
-    (told,), nothing = run_on_ranks(notices, 2, False, True)
-    assert "moves 2 times in a step" in told
+    (message,), nothing = run_on_ranks(notices, 2, False, True)
+    assert "moves 2 times in a step" in message
     assert nothing == []
     assert run_on_ranks(notices, 1, False, True) == [[]]
     assert run_on_ranks(notices, 2, True, True) == [[], []]

@@ -34,7 +34,7 @@ def one_step(accelerator, model, optimizer):
         optimizer.zero_grad()
 
 
-def says_that_it_trains(folder, step):
+def report_step(folder, step):
     if step == 3:
         Path(folder, os.environ["RANK"]).touch()
 
@@ -52,7 +52,7 @@ def looks(folder, accumulation):
     model, optimizer = prepared(accelerator)
     for step in range(ENDLESS):
         one_step(accelerator, model, optimizer)
-        says_that_it_trains(folder, step)
+        report_step(folder, step)
         if accelerator.stop_requested:
             total = accelerator.gather(torch.tensor([step]))
             return step, total.tolist()
@@ -79,7 +79,7 @@ def saves_on_an_interrupt(folder):
     try:
         for step in range(ENDLESS):
             one_step(accelerator, model, optimizer)
-            says_that_it_trains(folder, step)
+            report_step(folder, step)
     except StopRequested:
         # it takes as long as it takes: the others wait here, for longer than the grace
         accelerator.wait_for_everyone()
@@ -107,7 +107,7 @@ def one_rank_looks(folder):
     model, optimizer = prepared(accelerator)
     for step in range(ENDLESS):
         one_step(accelerator, model, optimizer)
-        says_that_it_trains(folder, step)
+        report_step(folder, step)
         if accelerator.is_main_process and accelerator.stop_requested:
             return step
     return None
@@ -119,7 +119,7 @@ def without_a_model(folder):
     pause = threading.Event()
     for step in range(ENDLESS):
         optimizer.step()
-        says_that_it_trains(folder, step)
+        report_step(folder, step)
         # the ranks are at different steps
         pause.wait(0.001 + 0.01 * accelerator.process_index)
     return
@@ -132,7 +132,7 @@ def averages_now_and_then(folder):
         for step in range(ENDLESS):
             one_step(accelerator, model, optimizer)
             local.step()
-            says_that_it_trains(folder, step)
+            report_step(folder, step)
 
 
 @pytest.mark.parametrize("function", [one_rank_looks, without_a_model, averages_now_and_then])
@@ -153,7 +153,7 @@ def evaluates(folder):
     for batch in range(ENDLESS):
         with torch.no_grad():
             accelerator.gather_for_metrics(model(torch.ones(2, 4)))
-        says_that_it_trains(folder, batch)
+        report_step(folder, batch)
         if accelerator.stop_requested:
             return batch, accelerator.gather(torch.tensor([batch])).tolist()
     return None
@@ -175,7 +175,7 @@ def steps_with_an_optimizer_of_its_own(folder):
     for step in range(ENDLESS):
         accelerator.backward(model(torch.ones(2, 4)).mean())
         optimizer.step()
-        says_that_it_trains(folder, step)
+        report_step(folder, step)
         if accelerator.stop_requested:
             return step, accelerator.gather(torch.tensor([step])).tolist()
     return None
@@ -202,7 +202,7 @@ def generates_at_its_own_pace(folder):
         pause.wait(0.002 if accelerator.is_main_process else 0.2)
         texts.append("text")
         # the main process is far ahead when it says so
-        says_that_it_trains(folder, len(texts) - 97 if accelerator.is_main_process else len(texts))
+        report_step(folder, len(texts) - 97 if accelerator.is_main_process else len(texts))
     return len(texts)
 
 
@@ -218,7 +218,7 @@ def only_the_main_process_looks(folder):
     accelerator = Accelerator()
     pause = threading.Event()
     for step in range(ENDLESS):
-        says_that_it_trains(folder, step)
+        report_step(folder, step)
         pause.wait(0.01)
         if accelerator.is_main_process and accelerator.stop_requested:
             return step
@@ -238,7 +238,7 @@ def looks_at_odd_times(folder):
         found = [accelerator.stop_requested for _ in range(1 + accelerator.process_index)]
         if any(found):
             return step
-        says_that_it_trains(folder, step)
+        report_step(folder, step)
     return None
 
 
@@ -258,7 +258,7 @@ def one_rank_has_no_more_steps(folder):
     optimizer = accelerator.prepare(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
     for step in range(ENDLESS if accelerator.is_main_process else 5):
         optimizer.step()
-        says_that_it_trains(folder, step)
+        report_step(folder, step)
     accelerator.wait_for_everyone()
 
 
@@ -290,7 +290,7 @@ def saves_slowly(folder):
     model, optimizer = prepared(accelerator)
     done = Path(folder, f"saved {os.environ['RANK']}")
 
-    def slow(models, weights, place):
+    def slow(models, weights, output_dir):
         Path(folder, os.environ["RANK"]).touch()
         # far longer than the grace
         threading.Event().wait(2.5)
@@ -318,7 +318,7 @@ def fails_when_it_is_stopped(folder):
     model, optimizer = prepared(accelerator)
     for step in range(ENDLESS):
         one_step(accelerator, model, optimizer)
-        says_that_it_trains(folder, step)
+        report_step(folder, step)
         if accelerator.stop_requested:
             raise OSError("no space left for what is to be saved")
 
@@ -375,7 +375,7 @@ class Nothing:
         """Nothing."""
 
 
-def here(folder):
+def trains_inline(folder):
     accelerator = Accelerator()
     model, optimizer = prepared(accelerator)
     for step in range(ENDLESS):
@@ -387,7 +387,7 @@ def here(folder):
     return None
 
 
-def evaluates_here(folder):
+def evaluates_inline(folder):
     accelerator = Accelerator()
     for batch in range(ENDLESS):
         if batch == 3:
@@ -397,10 +397,10 @@ def evaluates_here(folder):
     return None
 
 
-@pytest.mark.parametrize("function", [here, evaluates_here])
+@pytest.mark.parametrize("function", [trains_inline, evaluates_inline])
 def test_a_function_in_this_process_is_asked_too(tmp_path, function):
-    wish = resolve({"engine": "inline", "cpu": True, "folder": str(tmp_path / "runs")}, {})
-    run = prepare(function, (str(tmp_path),), wish, Nothing())
+    config = resolve({"engine": "inline", "cpu": True, "folder": str(tmp_path / "runs")}, {})
+    run = prepare(function, (str(tmp_path),), config, Nothing())
 
     def stops():
         until_training(run, tmp_path, ranks=2)
@@ -428,8 +428,8 @@ class Impatient(Nothing):
 
 
 def test_an_interrupt_before_anything_is_shown_ends_the_workers(tmp_path):
-    wish = resolve({"num_processes": 2, "cpu": True, "stop_grace_period": 0.1, "folder": str(tmp_path)}, {})
-    run = prepare(has_no_accelerator, (str(tmp_path),), wish, Impatient())
+    config = resolve({"num_processes": 2, "cpu": True, "stop_grace_period": 0.1, "folder": str(tmp_path)}, {})
+    run = prepare(has_no_accelerator, (str(tmp_path),), config, Impatient())
     run.start()
     with pytest.raises(KeyboardInterrupt):
         run.wait(60)
@@ -442,8 +442,8 @@ def is_interrupted():
 
 
 def test_a_function_in_this_process_that_is_interrupted_was_stopped(tmp_path):
-    wish = resolve({"engine": "inline", "cpu": True, "folder": str(tmp_path)}, {})
-    run = prepare(is_interrupted, (), wish, Nothing())
+    config = resolve({"engine": "inline", "cpu": True, "folder": str(tmp_path)}, {})
+    run = prepare(is_interrupted, (), config, Nothing())
     with pytest.raises(KeyboardInterrupt):
         run.start()
     assert run.view.state == "stopped"

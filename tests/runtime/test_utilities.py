@@ -49,8 +49,8 @@ def answer(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         return function(*args, **kwargs)
     except Exception as error:
-        kinds = [kind for kind in type(error).__mro__ if kind.__module__ == "builtins"]
-        return f"raises {kinds[0].__name__}"
+        error_classes = [error_class for error_class in type(error).__mro__ if error_class.__module__ == "builtins"]
+        return f"raises {error_classes[0].__name__}"
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def variables_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     "text", ["y", "YES", "t", "True", "on", "1", "n", "No", "f", "FALSE", "off", "0", "", "2", "maybe", "none"]
 )
 def test_a_text_says_yes_or_no(text: str, to_bool: bool) -> None:
-    mine, other_one = answer(ours.str_to_bool, text, to_bool), answer(theirs.str_to_bool, text, to_bool)
-    assert (mine, type(mine)) == (other_one, type(other_one))
+    mine, expected = answer(ours.str_to_bool, text, to_bool), answer(theirs.str_to_bool, text, to_bool)
+    assert (mine, type(mine)) == (expected, type(expected))
 
 
 @pytest.mark.parametrize("values", [{}, {"A": "3"}, {"A": "-2", "B": "5"}, {"A": "0", "B": "1"}, {"B": "x"}])
@@ -85,8 +85,8 @@ def test_the_first_number_among_variables_counts(values: dict[str, str], variabl
 def test_a_flag_and_a_choice_are_read(text: str | None, default: bool, variables_as: Callable[..., None]) -> None:
     variables_as(**({} if text is None else {"SOME_FLAG": text}))
     for name in ("parse_flag_from_env", "parse_choice_from_env"):
-        mine, other_one = getattr(ours, name), getattr(theirs, name)
-        assert answer(mine, "SOME_FLAG", default) == answer(other_one, "SOME_FLAG", default)
+        mine, their_function = getattr(ours, name), getattr(theirs, name)
+        assert answer(mine, "SOME_FLAG", default) == answer(their_function, "SOME_FLAG", default)
 
 
 @pytest.mark.parametrize("held", [None, "", "/a", "/a::/b", ":"])
@@ -210,9 +210,9 @@ def test_bytes_have_a_unit(size: float) -> None:
 def test_dictionaries_are_merged(source: dict[str, Any], destination: dict[str, Any]) -> None:
     import copy
 
-    mine, other_one = copy.deepcopy(destination), copy.deepcopy(destination)
+    mine, expected = copy.deepcopy(destination), copy.deepcopy(destination)
     assert ours.merge_dicts(source, mine) is mine
-    assert mine == theirs.merge_dicts(source, other_one)
+    assert mine == theirs.merge_dicts(source, expected)
 
 
 class Named:
@@ -245,8 +245,8 @@ def test_a_thing_has_a_pretty_name(thing: Any) -> None:
 @pytest.mark.parametrize("path", ["weight", "weight.shape", "weight.grad.shape", "nothing", "weight.data.dtype"])
 def test_an_attribute_is_found_along_its_path(path: str) -> None:
     layer = nn.Linear(2, 3)
-    mine, other_one = (answer(item.recursive_getattr, layer, path) for item in (ours, theirs))
-    assert mine is other_one or mine == other_one
+    mine, expected = (answer(item.recursive_getattr, layer, path) for item in (ours, theirs))
+    assert mine is expected or mine == expected
 
 
 # Versions, packages, devices
@@ -262,9 +262,11 @@ def test_versions_are_compared(operation: str, version: str) -> None:
 
 
 def test_a_package_that_is_not_installed_has_no_version() -> None:
-    asked = ("no-such-package", ">", "1")
+    requirement = ("no-such-package", ">", "1")
     assert (
-        answer(ours.compare_versions, *asked) == answer(theirs.compare_versions, *asked) == "raises ModuleNotFoundError"
+        answer(ours.compare_versions, *requirement)
+        == answer(theirs.compare_versions, *requirement)
+        == "raises ModuleNotFoundError"
     )
 
 
@@ -279,9 +281,9 @@ def test_availability_asks_for_a_version(version: str) -> None:
         assert getattr(our_imports, name)(version) == bool(getattr(imports, name)(version))
 
 
-@pytest.mark.parametrize("asked", [None, "1", "no"])
-def test_rich_is_there_only_where_it_was_asked_for(asked: str | None, variables_as: Callable[..., None]) -> None:
-    variables_as(**({} if asked is None else {"ACCELERATE_ENABLE_RICH": asked}))
+@pytest.mark.parametrize("value", [None, "1", "no"])
+def test_rich_is_there_only_where_it_was_asked_for(value: str | None, variables_as: Callable[..., None]) -> None:
+    variables_as(**({} if value is None else {"ACCELERATE_ENABLE_RICH": value}))
     assert ours.is_rich_available() == theirs.is_rich_available()
 
 
@@ -397,8 +399,8 @@ def test_a_port_is_in_use_while_someone_listens() -> None:
 def test_modules_are_listed_from_the_inside() -> None:
     model = nn.Sequential(nn.Linear(1, 2), nn.Sequential(nn.ReLU(), nn.Linear(2, 2)), nn.ModuleDict({"a": nn.Tanh()}))
     for named in (False, True):
-        mine, other_one = (item.get_module_children_bottom_up(model, named) for item in (ours, theirs))
-        assert mine == other_one
+        mine, expected = (item.get_module_children_bottom_up(model, named) for item in (ours, theirs))
+        assert mine == expected
     for name in ("Linear", "ReLU", "Sequential", "Nothing"):
         found = [item.get_module_class_from_name(model, name) for item in (dataclasses, their_kinds)]
         assert found[0] is found[1]
@@ -419,8 +421,8 @@ def test_a_model_knows_over_how_many_processes_it_is_split(attributes: dict[str,
 def test_what_was_saved_is_loaded_without_running_code(tmp_path: Path) -> None:
     path = tmp_path / "saved"
     torch.save({"array": np.arange(3, dtype=np.uint32), "tensor": torch.ones(2), "number": 3}, path)
-    mine, other_one = ours.load(path), theirs.load(path)
-    assert mine["array"].tolist() == other_one["array"].tolist() == [0, 1, 2]
+    mine, expected = ours.load(path), theirs.load(path)
+    assert mine["array"].tolist() == expected["array"].tolist() == [0, 1, 2]
     torch.save({"an object": AnObject()}, path)
     for load in (ours.load, theirs.load):
         with pytest.raises(Exception, match="Weights only load failed"):
@@ -485,11 +487,11 @@ OURS = {"DynamoBackend": {"OPENXLA"}}
 
 @pytest.mark.parametrize("name", ENUMS)
 def test_a_kind_has_the_same_values(name: str) -> None:
-    mine, other_one = getattr(dataclasses, name), getattr(their_kinds, name)
-    more = {item.name for item in mine} - {item.name for item in other_one}
+    mine, their_enum = getattr(dataclasses, name), getattr(their_kinds, name)
+    more = {item.name for item in mine} - {item.name for item in their_enum}
     assert more == OURS.get(name, set())
     assert {item.name: item.value for item in mine if item.name not in more} == {
-        item.name: item.value for item in other_one
+        item.name: item.value for item in their_enum
     }
 
 
@@ -502,16 +504,16 @@ def test_the_names_of_kinds_are_all_here() -> None:
 # A process of another launcher, and what an Accelerator is asked
 
 
-def place() -> tuple[str | None, ...]:
+def rank_variables() -> tuple[str | None, ...]:
     return tuple(os.environ.get(name) for name in ("LOCAL_RANK", "RANK", "FORK_LAUNCHED"))
 
 
-@pytest.mark.parametrize("kind", ["NO", "MULTI_CPU", "MULTI_GPU", "XLA"])
-def test_a_process_of_another_launcher_knows_its_rank(kind: str) -> None:
+@pytest.mark.parametrize("distributed_type", ["NO", "MULTI_CPU", "MULTI_GPU", "XLA"])
+def test_a_process_of_another_launcher_knows_its_rank(distributed_type: str) -> None:
     seen: list[tuple[str | None, ...]] = []
     for package in (theirs, ours):
         with package.clear_environment(), package.patch_environment(NPROC=2, NODE_RANK=3):
-            package.PrepareForLaunch(lambda mark: seen.append((mark, *place())), kind)(1, "called")
+            package.PrepareForLaunch(lambda mark: seen.append((mark, *rank_variables())), distributed_type)(1, "called")
     assert seen[0] == seen[1]
     assert seen[0][0] == "called"
 

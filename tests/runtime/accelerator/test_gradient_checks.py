@@ -59,19 +59,19 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_that_raises_nothing_is_told_once(mistake):
-    for told in run_on_ranks(mistake, 2):
-        assert len(told) == 1
-        assert MISTAKES[mistake] in told[0]
+    for messages in run_on_ranks(mistake, 2):
+        assert len(messages) == 1
+        assert MISTAKES[mistake] in messages[0]
 
 
 def everything_right():
     accelerator, model, optimizer = made(gradient_accumulation_steps=2)
     model, optimizer = accelerator.prepare(model, optimizer)
-    told = steps(model, model, optimizer, accelerator.backward)
+    messages = steps(model, model, optimizer, accelerator.backward)
     with LocalSGD(accelerator, model, local_sgd_steps=2) as local:
-        told += steps(model, model, optimizer, accelerator.backward)
+        messages += steps(model, model, optimizer, accelerator.backward)
         local.step()
-    return told
+    return messages
 
 
 def a_plain_backward_where_it_does_not_matter():
@@ -93,8 +93,8 @@ def two_that_take_turns():
     model, other, optimizer, second = accelerator.prepare(
         model, other, optimizer, torch.optim.SGD(other.parameters(), lr=0.1)
     )
-    told = steps(model, model, optimizer, accelerator.backward)
-    return told + steps(other, other, second, accelerator.backward)
+    messages = steps(model, model, optimizer, accelerator.backward)
+    return messages + steps(other, other, second, accelerator.backward)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def each_in_a_folder_of_its_own(peer: Peer) -> Any:
     found, texts = [], []
     for turn in range(2):
         torch.manual_seed(10 * turn + rank)
-        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as told:
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for _ in loader:
                 break
@@ -40,7 +40,7 @@ def each_in_a_folder_of_its_own(peer: Peer) -> Any:
             drawn = torch.rand(3).tolist()
             accelerator.load_state(folder)
             found.append((sorted(names), drawn == torch.rand(3).tolist()))
-            texts += [str(item.message) for item in told if "on the main process" in str(item.message)]
+            texts += [str(item.message) for item in caught if "on the main process" in str(item.message)]
         left = [path.name for path in Path(folder).parent.glob(f".{Path(folder).name}*")]
         assert left == []
     accelerator.wait_for_everyone()
@@ -50,7 +50,7 @@ def each_in_a_folder_of_its_own(peer: Peer) -> Any:
 def test_ranks_that_save_to_folders_of_their_own_have_their_own_files_there(tmp_path: Path) -> None:
     both = under_both(each_in_a_folder_of_its_own, 2)
     assert [found for found, _ in both.ours] == [found for found, _ in both.theirs]
-    assert [told for _, told in both.ours] == [0, 2]
+    assert [count for _, count in both.ours] == [0, 2]
 
 
 def main_process_first_saves_another(folder: str, blocking: bool) -> list[str]:
@@ -143,7 +143,7 @@ def runs_with_a_rank_that(how: str, folder: Path) -> str:
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    place = {
+    environment = {
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
@@ -154,7 +154,7 @@ def runs_with_a_rank_that(how: str, folder: Path) -> str:
     main, other = (
         subprocess.Popen(
             [sys.executable, "-c", SCRIPT, str(folder), how],
-            env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank},
+            env={**os.environ, **environment, "RANK": rank, "LOCAL_RANK": rank},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -165,11 +165,11 @@ def runs_with_a_rank_that(how: str, folder: Path) -> str:
     with main, other:
         try:
             other.wait(60)
-            said, _ = main.communicate("go\n", timeout=60)
+            output, _ = main.communicate("go\n", timeout=60)
         finally:
             main.kill()
             other.kill()
-    return said
+    return output
 
 
 @pytest.mark.slow

@@ -118,13 +118,13 @@ def test_damage_to_a_large_file_is_found_where_it_was_summed(tmp_path: Path) -> 
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(nn.Linear(3000, 2000, bias=False))  # 24 MB: the first 16 MiB, and the one after them
     path = accelerator.save_state(tmp_path / "saved") / "model.safetensors"
-    for place in (15 << 20, (16 << 20) + 5):
+    for offset in (15 << 20, (16 << 20) + 5):
         content = bytearray(path.read_bytes())
-        content[place] ^= 1
+        content[offset] ^= 1
         path.write_bytes(content)
         with pytest.raises(CheckpointError, match="is damaged: its content"):
             accelerator.load_state(tmp_path / "saved")
-        content[place] ^= 1
+        content[offset] ^= 1
         path.write_bytes(content)
     accelerator.load_state(tmp_path / "saved")
     path.write_bytes(path.read_bytes()[:-1])

@@ -59,17 +59,17 @@ class Everything:
         with self.accelerator.accumulate(*self.models):
             loss = nn.functional.mse_loss(self.models[1](self.models[0](inputs)), targets)
             self.accelerator.backward(loss)
-            for each in (*self.optimizers, *self.schedules):
-                each.step()
-            for each in self.optimizers:
-                each.zero_grad()
+            for part in (*self.optimizers, *self.schedules):
+                part.step()
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
         self.customs[1].count += 2
         return float(loss.detach())
 
     def steps(self) -> list[float]:
         return [self.step(*batch) for batch in DataLoader(samples(12), batch_size=4)]
 
-    def all_there_is(self) -> dict[str, Any]:
+    def contents(self) -> dict[str, Any]:
         accelerator = self.accelerator
         return {
             "weights": [accelerator.unwrap_model(model).state_dict() for model in self.models],
@@ -89,15 +89,15 @@ def writes(peer: Peer, folder: str, safe: bool) -> Any:
     training.accelerator.save_state(f"{folder}/{peer.name}", safe_serialization=safe)
     training.accelerator.wait_for_everyone()
     # a copy of the state: the steps that follow change it
-    there = {name: _copied(value) for name, value in training.all_there_is().items()}
-    return there, training.draws(), training.steps(), training.all_there_is()
+    before = {name: _copied(value) for name, value in training.contents().items()}
+    return before, training.draws(), training.steps(), training.contents()
 
 
 def reads_the_others(peer: Peer, folder: str) -> Any:
     training = Everything(peer, seed=2)
     training.accelerator.load_state(f"{folder}/{'accelerate' if peer.is_ours else 'accelerate_nb'}")
-    there = {name: _copied(value) for name, value in training.all_there_is().items()}
-    return there, training.draws(), training.steps(), training.all_there_is()
+    before = {name: _copied(value) for name, value in training.contents().items()}
+    return before, training.draws(), training.steps(), training.contents()
 
 
 def _copied(value: Any) -> Any:
@@ -111,8 +111,8 @@ def _copied(value: Any) -> Any:
 def test_everything_goes_on_in_the_other_package(tmp_path: Path, size: int, safe: bool) -> None:
     written = under_both(writes, size, str(tmp_path), safe)
     read = under_both(reads_the_others, size, str(tmp_path))
-    for one, other in ((written.ours, read.theirs), (written.theirs, read.ours)):
-        for saved, loaded in zip(one, other, strict=True):
+    for source, target in ((written.ours, read.theirs), (written.theirs, read.ours)):
+        for saved, loaded in zip(source, target, strict=True):
             torch.testing.assert_close(loaded, saved, rtol=0, atol=0)
     kept = {"checkpoint.json", *(f"positions_{rank}.pkl" for rank in range(size))}
     theirs, ours = ({path.name for path in (tmp_path / name).iterdir()} for name in ("accelerate", "accelerate_nb"))
@@ -140,12 +140,12 @@ def numbers(peer: Peer, folder: str, start: int) -> Any:
     training.accelerator.project_configuration.iteration = start
     if start:
         training.accelerator.load_state()
-    before = _copied(training.all_there_is())
+    before = _copied(training.contents())
     for _ in range(3):
         training.steps()
         training.accelerator.save_state()
     training.accelerator.wait_for_everyone()
-    return before, training.all_there_is(), sorted(path.name for path in Path(folder, "checkpoints").iterdir())
+    return before, training.contents(), sorted(path.name for path in Path(folder, "checkpoints").iterdir())
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ def numbers_in_turn(peer: Peer, folder: str) -> Any:
 def numbers_the_others_last(peer: Peer, folder: str) -> Any:
     training = Everything(peer, seed=8, project=folder)
     training.accelerator.load_state()
-    return str(training.all_there_is()["weights"]), training.customs[1].count
+    return str(training.contents()["weights"]), training.customs[1].count
 
 
 def parts(peer: Peer, folder: str) -> Any:

@@ -60,16 +60,16 @@ def fill(model: nn.Module, value: float) -> None:
 
 def saves_and_dies(folder: str, moment: str, numbered: bool, rank: int, blocking: bool) -> None:
     accelerator, model = training(folder, numbered)
-    place = None if numbered else f"{folder}/saved"
+    path = None if numbered else f"{folder}/saved"
     fill(model, 1.0)
-    accelerator.save_state(place)
+    accelerator.save_state(path)
     (Path(folder) / "saved" / "notes.txt").write_text("mine") if not numbered else None
     accelerator.wait_for_everyone()
     module, name, call, _ = MOMENTS[moment]
     if accelerator.process_index == rank:
         make_deadly(module, name, call)
     fill(model, 2.0)
-    accelerator.save_state(place, blocking=blocking)
+    accelerator.save_state(path, blocking=blocking)
     accelerator.wait_for_checkpoint()
 
 
@@ -184,10 +184,10 @@ def saves_on_the_main_process_alone(folder: str) -> tuple[list[str], list[str]]:
 def test_a_save_on_the_main_process_alone_ends_as_it_does_with_accelerate_and_says_who_is_missing(
     tmp_path: Path,
 ) -> None:
-    (first, said), (second, nothing) = run_on_ranks(saves_on_the_main_process_alone, 2, str(tmp_path))
+    (first, messages), (second, other_messages) = run_on_ranks(saves_on_the_main_process_alone, 2, str(tmp_path))
     assert first == second
-    assert [item for item in said if "not on rank 1" in item] == said
-    assert len(said) == 1
-    assert nothing == []
+    assert [item for item in messages if "not on rank 1" in item] == messages
+    assert len(messages) == 1
+    assert other_messages == []
     assert "random_states_0.pkl" in first
     assert "random_states_1.pkl" not in first

@@ -47,12 +47,12 @@ def write_shards(folder: str) -> None:
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    own = get_model_state_dict(model)
+    weights = get_model_state_dict(model)
     for name, saved in (
-        ("pytorch_model_fsdp_0", {"model": own}),
+        ("pytorch_model_fsdp_0", {"model": weights}),
         ("optimizer_0", {"optimizer": get_optimizer_state_dict(model, optimizer)}),
-        ("plain", own),
-        ("both", {"model": own, "optimizer": get_optimizer_state_dict(model, optimizer), "step": 3}),
+        ("plain", weights),
+        ("both", {"model": weights, "optimizer": get_optimizer_state_dict(model, optimizer), "step": 3}),
     ):
         dcp.save(saved, storage_writer=dcp.FileSystemWriter(str(Path(folder, name))))
     dist.destroy_process_group()
@@ -210,7 +210,7 @@ def another_list(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "says"),
+    ("damage", "message"),
     [
         (unlisted, "the save has not come to its end"),
         (missing, r"not beside it: __1_0\.distcp"),
@@ -220,9 +220,9 @@ def another_list(folder: Path) -> None:
         (another_list, "holds something else"),
     ],
 )
-def test_damage_is_told(checkpoint, tmp_path, damage, says):
+def test_damage_is_told(checkpoint, tmp_path, damage, message):
     damage(checkpoint / "pytorch_model_fsdp_0")
-    with pytest.raises((CheckpointError, ConfigurationError), match=says):
+    with pytest.raises((CheckpointError, ConfigurationError), match=message):
         merge(checkpoint / "pytorch_model_fsdp_0", tmp_path, removes=True)
     assert not (tmp_path / "model.safetensors").exists()
     assert (checkpoint / "pytorch_model_fsdp_0" / "__0_0.distcp").exists()
@@ -251,7 +251,7 @@ def test_a_shard_runs_no_code(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("files", "says"),
+    ("files", "message"),
     [
         ([], "It holds nothing"),
         (["model.safetensors"], "need no merging"),
@@ -259,11 +259,11 @@ def test_a_shard_runs_no_code(tmp_path, monkeypatch):
         (["optimizer_0/.metadata"], "Its folders optimizer_0 do"),
     ],
 )
-def test_a_folder_without_shards_says_what_it_holds(tmp_path, files, says):
+def test_a_folder_without_shards_says_what_it_holds(tmp_path, files, message):
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    with pytest.raises(ConfigurationError, match=says):
+    with pytest.raises(ConfigurationError, match=message):
         reading.find(tmp_path)
 
 

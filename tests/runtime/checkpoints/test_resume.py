@@ -132,9 +132,9 @@ def resumed_by_skipping(folder: str) -> dict[str, Any]:
     return found
 
 
-def compare(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
+def compare(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> None:
     names = ("losses, batches, draws and rates", "weights", "moments", "scaler", "micro-steps")
-    for before, after in zip(one, other, strict=True):
+    for before, after in zip(first, second, strict=True):
         for kind in after:
             for name, expected, found in zip(names, before[kind], after[kind], strict=True):
                 assert found == expected, f"{name} of {kind}"

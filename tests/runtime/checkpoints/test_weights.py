@@ -57,8 +57,8 @@ def test_new_weights_replace_old_ones_of_every_other_kind(tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text("{}")
     kinds: list[tuple[str, bool]] = [("10GB", True), ("20KB", True), ("10GB", False), ("20KB", False)]
     # each kind comes after each other one
-    for value, kind in enumerate((0, 1, 2, 3, 0, 2, 0, 3, 1, 3, 2, 1, 0)):
-        size, safe = kinds[kind]
+    for value, index in enumerate((0, 1, 2, 3, 0, 2, 0, 3, 1, 3, 2, 1, 0)):
+        size, safe = kinds[index]
         accelerator.save_model(filled(float(value)), tmp_path, max_shard_size=size, safe_serialization=safe)
         assert reads_with_accelerate(tmp_path) == value
     assert (tmp_path / "config.json").exists()

@@ -92,13 +92,15 @@ class List(Numbers):
         return torch.tensor(index)
 
 
-def told(ask: Any) -> Any:
+def value_or_error(ask: Any) -> Any:
     """What was said, or which kind of error was raised."""
     try:
         return ask()
     except (TypeError, AttributeError, ValueError, RuntimeError) as error:
         return next(
-            kind.__name__ for kind in (TypeError, AttributeError, ValueError, RuntimeError) if isinstance(error, kind)
+            error_class.__name__
+            for error_class in (TypeError, AttributeError, ValueError, RuntimeError)
+            if isinstance(error, error_class)
         )
 
 
@@ -112,29 +114,29 @@ def seen(peer: Peer, cases: list[Case]) -> list[dict[str, Any]]:
             split_batches=case.split, even_batches=case.even, dispatch_batches=case.dispatch
         )
         accelerator = peer.Accelerator(dataloader_config=config)
-        prepared = told(partial(accelerator.prepare, loader(case)))
-        said: dict[str, Any] = {"batches": [], "ends": [], "remainders": [], "gathered": [], "weighed": []}
+        prepared = value_or_error(partial(accelerator.prepare, loader(case)))
+        facts: dict[str, Any] = {"batches": [], "ends": [], "remainders": [], "gathered": [], "weighed": []}
         if isinstance(prepared, str):
-            found.append({**said, "len": prepared})
+            found.append({**facts, "len": prepared})
             continue
         for name in ("total_batch_size", "total_dataset_length"):
-            said[name] = told(partial(getattr, prepared, name))
-        said["len"] = told(prepared.__len__)
+            facts[name] = value_or_error(partial(getattr, prepared, name))
+        facts["len"] = value_or_error(prepared.__len__)
         for _ in range(2):
             for batch in prepared:
-                said["batches"].append(batch.tolist())
-                said["ends"].append(prepared.end_of_dataloader)
-                said["remainders"].append(prepared.remainder)
+                facts["batches"].append(batch.tolist())
+                facts["ends"].append(prepared.end_of_dataloader)
+                facts["remainders"].append(prepared.remainder)
                 if case.kind != "batches of any size" and case.reads_as_often(accelerator.num_processes):
                     loss = batch.float().mean()
-                    said["weighed"].append(accelerator.gather_for_metrics(loss.repeat(case.size)).tolist())
+                    facts["weighed"].append(accelerator.gather_for_metrics(loss.repeat(case.size)).tolist())
                 if not case.even and case.dispatch is False:
                     continue  # processes may have different numbers of batches, or of samples
                 if case.kind == "batches of any size":
-                    said["gathered"] += accelerator.gather_for_metrics(batch.tolist())
+                    facts["gathered"] += accelerator.gather_for_metrics(batch.tolist())
                 else:
-                    said["gathered"] += accelerator.gather_for_metrics(batch).tolist()
-        found.append(said)
+                    facts["gathered"] += accelerator.gather_for_metrics(batch).tolist()
+        found.append(facts)
     return found
 
 

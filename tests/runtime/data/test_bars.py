@@ -20,21 +20,21 @@ class Listener:
     rank = 0
 
     def __init__(self) -> None:
-        self.said: list[Any] = []
+        self.events: list[Any] = []
 
     def send(self, event: Any) -> None:
-        self.said.append(event)
+        self.events.append(event)
 
     @property
     def bars(self) -> list[Progress]:
-        return [event for event in self.said if isinstance(event, Progress)]
+        return [event for event in self.events if isinstance(event, Progress)]
 
 
 @pytest.fixture
 def listener():
-    one = Listener()
-    connect(one)
-    yield one
+    recorder = Listener()
+    connect(recorder)
+    yield recorder
     connect(None)
 
 
@@ -60,9 +60,9 @@ def test_each_epoch_is_a_bar_that_begins_and_ends(listener, capfd):
 
 
 def test_bars_of_several_loaders_are_told_apart(listener):
-    one, other = prepared(DataLoader(Numbers(6), 2), DataLoader(Numbers(4), 2), progress=True)
-    for _ in one:
-        list(other)
+    first, second = prepared(DataLoader(Numbers(6), 2), DataLoader(Numbers(4), 2), progress=True)
+    for _ in first:
+        list(second)
         break
     assert {(bar.bar, bar.label) for bar in listener.bars} == {
         ("loader 0", "epoch 0"),
@@ -104,12 +104,14 @@ def epoch() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [True, False])
-def test_a_launch_asks_for_the_bars_of_all_its_loaders(asked):
-    run = launch(epoch, num_processes=2, cpu=True, config_file="", timeout=60, panel="off", loader_progress=asked)
+@pytest.mark.parametrize("loader_progress", [True, False])
+def test_a_launch_asks_for_the_bars_of_all_its_loaders(loader_progress):
+    run = launch(
+        epoch, num_processes=2, cpu=True, config_file="", timeout=60, panel="off", loader_progress=loader_progress
+    )
     run.wait(60)
     bars = [glance.progress.get("loader 0") for glance in run.view.glances()]
-    if asked:
+    if loader_progress:
         assert [(bar.label, bar.done, bar.total, bar.closed) for bar in bars] == [("epoch 0", 2, 2, True)] * 2
     else:
         assert bars == [None, None]

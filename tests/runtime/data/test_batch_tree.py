@@ -31,7 +31,7 @@ class Encoding(UserDict):
     """A batch as tokenizers of transformers make it: a mapping that can move itself."""
 
     def to(self, device: Any, **_: Any) -> Encoding:
-        return Encoding({name: each.to(device) if hasattr(each, "to") else each for name, each in self.items()})
+        return Encoding({name: value.to(device) if hasattr(value, "to") else value for name, value in self.items()})
 
 
 def batch_of(kind: str, numbers: torch.Tensor) -> Any:
@@ -56,17 +56,17 @@ def batch_of(kind: str, numbers: torch.Tensor) -> Any:
 KINDS = ["record", "named tuple", "mapping", "encoding", "names", "list", "numbers and a scalar"]
 
 
-def same(one: Any, other: Any) -> bool:
+def same(value: Any, other: Any) -> bool:
     """Whether two batches are equal in kind, structure and numbers."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, Record):
-        return isinstance(other, Record) and same(list(vars(one).values()), list(vars(other).values()))
-    if isinstance(one, (dict, UserDict)):
-        return type(one) is type(other) and same(list(one.items()), list(other.items()))
-    if isinstance(one, (list, tuple)):
-        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+    if isinstance(value, torch.Tensor):
+        return torch.equal(value, other)
+    if isinstance(value, Record):
+        return isinstance(other, Record) and same(list(vars(value).values()), list(vars(other).values()))
+    if isinstance(value, (dict, UserDict)):
+        return type(value) is type(other) and same(list(value.items()), list(other.items()))
+    if isinstance(value, (list, tuple)):
+        return type(value) is type(other) and len(value) == len(other) and all(map(same, value, other))
+    return bool(value == other)
 
 
 def wrong_ones(dispatch: bool, split: bool) -> list[str]:
@@ -90,10 +90,10 @@ def wrong_ones(dispatch: bool, split: bool) -> list[str]:
                 wrong.append(f"{kind}: {batch} for {numbers}")
             gathered.append(accelerator.gather_for_metrics(batch))
         step = 4 if split else 8
-        for index, each in enumerate(gathered):
+        for index, result in enumerate(gathered):
             expected = batch_of(kind, torch.arange(index * step, min(11, (index + 1) * step)))
-            if not same(as_gathered(expected), as_gathered(each)):
-                wrong.append(f"{kind}: gathered {each} instead of {expected}")
+            if not same(as_gathered(expected), as_gathered(result)):
+                wrong.append(f"{kind}: gathered {result} instead of {expected}")
     return wrong
 
 
@@ -133,7 +133,7 @@ def test_a_data_class_goes_to_the_device_wherever_it_stands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "says"),
+    ("act", "message"),
     [
         (lambda: size_of({"a": 3}), "no separate samples"),
         (lambda: cut([torch.ones(4), torch.ones(1, 3)], slice(0, 2), 4), r"4 samples .* shape \(1, 3\)"),
@@ -141,6 +141,6 @@ def test_a_data_class_goes_to_the_device_wherever_it_stands() -> None:
         (lambda: joined([[torch.ones(1)], [torch.ones(1), torch.ones(1)]]), "hold 1, 2 things"),
     ],
 )
-def test_what_cannot_be_told_apart_is_an_error(act: Any, says: str) -> None:
-    with pytest.raises(DataError, match=says):
+def test_what_cannot_be_told_apart_is_an_error(act: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         act()

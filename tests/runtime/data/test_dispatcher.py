@@ -89,10 +89,10 @@ def breaks() -> Any:
 
 
 def test_an_error_of_the_reader_reaches_all() -> None:
-    (first, said), (second, told) = run_on_ranks(breaks, 2)
+    (first, main_message), (second, other_message) = run_on_ranks(breaks, 2)
     assert (first, second) == ([], [])  # the error comes while the main process looks for a batch after the first
-    assert said == "the disk is gone"
-    assert told == "The main process could not read the next batch: OSError: the disk is gone"
+    assert main_message == "the disk is gone"
+    assert other_message == "The main process could not read the next batch: OSError: the disk is gone"
 
 
 def unpicklable() -> None:
@@ -167,20 +167,20 @@ def test_one_process_reads_what_could_not_be_cut() -> None:
 def leaves_alone(who: int) -> tuple[str, list[int]]:
     loader = prepare_data_loader(DataLoader(Numbers(12), 2), CPU, put_on_device=True, dispatch_batches=True)
     rank = current_world().rank
-    said = ""
+    message = ""
     try:
         for _ in loader:
             if rank == who:
                 break
         gather(torch.tensor([rank]))
     except OperationError as error:
-        said = str(error)
-    return said, gather(torch.tensor([rank])).tolist()
+        message = str(error)
+    return message, gather(torch.tensor([rank])).tolist()
 
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_process_that_leaves_a_loader_alone_is_an_error_on_all(who: int) -> None:
-    for said, after in run_on_ranks(leaves_alone, 2, who):
-        assert f"rank {1 - who}: next(a loader whose batches the main process dispatches)" in said
-        assert f"rank {who}: gather(int64[1])" in said
+    for message, after in run_on_ranks(leaves_alone, 2, who):
+        assert f"rank {1 - who}: next(a loader whose batches the main process dispatches)" in message
+        assert f"rank {who}: gather(int64[1])" in message
         assert after == [0, 1]

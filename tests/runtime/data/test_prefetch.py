@@ -87,19 +87,19 @@ def names_of_threads() -> list[str]:
     return [item.name for item in threading.enumerate() if item.name.startswith("accelerate-nb batches")]
 
 
-def told(batch: Any) -> tuple[Any, str]:
+def batch_and_thread(batch: Any) -> tuple[Any, str]:
     """In place of what sends a batch: the thread that did."""
     return batch, threading.current_thread().name
 
 
 def test_batches_are_sent_by_a_thread_that_ends_with_the_epoch() -> None:
-    sent = list(one_copy_ahead(read([], 3), BackgroundCopier(told)))
+    sent = list(one_copy_ahead(read([], 3), BackgroundCopier(batch_and_thread)))
     assert sent == [((number, "accelerate-nb batches"), number == 2) for number in range(3)]
     assert names_of_threads() == []
 
 
 def test_the_thread_ends_where_a_loop_is_left() -> None:
-    batches = one_copy_ahead(read([], 3), BackgroundCopier(told))
+    batches = one_copy_ahead(read([], 3), BackgroundCopier(batch_and_thread))
     next(batches)
     assert len(names_of_threads()) == 1
     batches.close()
@@ -107,7 +107,7 @@ def test_the_thread_ends_where_a_loop_is_left() -> None:
 
 
 def test_the_thread_ends_where_nobody_refers_to_the_loop_any_more() -> None:
-    knot: list[Any] = [one_copy_ahead(read([], 3), BackgroundCopier(told))]
+    knot: list[Any] = [one_copy_ahead(read([], 3), BackgroundCopier(batch_and_thread))]
     knot.append(knot)
     next(knot[0])
     del knot
@@ -116,7 +116,7 @@ def test_the_thread_ends_where_nobody_refers_to_the_loop_any_more() -> None:
 
 
 def test_what_only_its_own_code_can_move_is_sent_by_the_loop() -> None:
-    (((_, thread), _),) = one_copy_ahead([(object(), True)], BackgroundCopier(told))
+    (((_, thread), _),) = one_copy_ahead([(object(), True)], BackgroundCopier(batch_and_thread))
     assert thread == threading.current_thread().name
 
 
@@ -128,7 +128,7 @@ def breaks_at(number: int) -> Iterator[tuple[int, bool]]:
 def test_an_error_of_the_next_batch_is_raised_when_its_turn_comes() -> None:
     seen = []
     with pytest.raises(KeyError, match="is broken") as caught:
-        for (batch, _), _ in one_copy_ahead(breaks_at(2), BackgroundCopier(told)):
+        for (batch, _), _ in one_copy_ahead(breaks_at(2), BackgroundCopier(batch_and_thread)):
             seen.append(batch)
     assert seen == [0, 1]
     assert "breaks_at" in "".join(traceback.format_tb(caught.tb))
@@ -159,7 +159,7 @@ class Drawn(torch.utils.data.Dataset[Any]):
 def sending(data: Any, **settings: Any) -> Any:
     """A loader whose batches are to be brought elsewhere."""
     loader = prepare_data_loader(DataLoader(data, 1, **settings), torch.device("meta"), 1, 0, put_on_device=True)
-    loader.send = told
+    loader.send = batch_and_thread
     return loader
 
 
@@ -189,7 +189,7 @@ def test_a_loader_that_torchdata_reads_is_not_read_ahead() -> None:
         put_on_device=True,
         use_stateful_dataloader=True,
     )
-    loader.send = told
+    loader.send = batch_and_thread
     reader = iter(loader)
     next(reader)
     state = loader.state_dict()

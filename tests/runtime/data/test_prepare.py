@@ -154,15 +154,15 @@ def test_a_prepared_loader_is_a_torch_loader_with_its_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "says"),
+    ("options", "error", "message"),
     [
         ({"dispatch_batches": True}, ConfigurationError, "requires `put_on_device=True`"),
         ({"split_batches": True, "num_processes": 3}, ConfigurationError, r"batch size \(4\).*processes \(3\)"),
         ({"torch_device_mesh": object()}, NotYetError, "torch_device_mesh"),
     ],
 )
-def test_what_cannot_be_prepared_is_an_error(options: dict[str, Any], kind: type, says: str) -> None:
-    with pytest.raises(kind, match=says):
+def test_what_cannot_be_prepared_is_an_error(options: dict[str, Any], error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
         ours.prepare_data_loader(make("in order", 8, 4), **options)
 
 

@@ -39,34 +39,34 @@ def test_the_last_batch_is_known_to_be_the_last(kind: str, workers: int) -> None
 
 
 def test_nothing_is_read_ahead_of_its_batch() -> None:
-    asked: list[int] = []
+    indices: list[int] = []
 
     class Watched(Numbers):
         def __getitem__(self, index: int) -> Any:
-            asked.append(index)
+            indices.append(index)
             return super().__getitem__(index)
 
     for number, _ in enumerate(prepared(Watched(6)), start=1):
-        assert len(asked) == 2 * number
+        assert len(indices) == 2 * number
 
 
 def test_what_is_done_between_batches_is_no_reason_to_read_on_when_a_loop_is_left() -> None:
-    told: list[str] = []
+    events: list[str] = []
 
-    class Told(Stream):
+    class RecordedStream(Stream):
         def __iter__(self) -> Any:
             try:
                 yield from super().__iter__()
             finally:
-                told.append("not read any more")
+                events.append("not read any more")
 
-    loader = prepared(Told(8))
-    loader.between = lambda: told.append("between")
+    loader = prepared(RecordedStream(8))
+    loader.between = lambda: events.append("between")
     batches = iter(loader)
     next(batches)
-    ends, loader.end = loader.end, lambda: (told.append("left"), ends())
+    ends, loader.end = loader.end, lambda: (events.append("left"), ends())
     batches.close()
-    assert told == ["between", "not read any more", "left"]
+    assert events == ["between", "not read any more", "left"]
 
 
 @pytest.mark.parametrize("kind", ["indices", "stream"])
@@ -135,19 +135,19 @@ def go_on(how: str, stop: int, workers: int, persistent: bool = False) -> bool:
     list(loader)
     straight: list[Any] = []
     position: dict[str, Any] = {}
-    present = torch.get_rng_state()
+    rng_state = torch.get_rng_state()
     for number, batch in enumerate(loader, start=1):
         straight.append((plain(batch), loader.end_of_dataloader, torch.rand(draws).sum().item()))
         if number == stop:
             position = copy.deepcopy(loader.position())
-            present = torch.get_rng_state()
+            rng_state = torch.get_rng_state()
             straight.clear()
     straight += [(plain(batch), loader.end_of_dataloader, torch.rand(draws).sum().item()) for batch in loader]
 
     torch.manual_seed(77)
     again = make()
     again.resume(pickle.loads(pickle.dumps(position)))
-    torch.set_rng_state(present)
+    torch.set_rng_state(rng_state)
     resumed: list[Any] = []
     for _ in range(2 if len(straight) > again_length(again) else 1):
         resumed += [(plain(batch), again.end_of_dataloader, torch.rand(draws).sum().item()) for batch in again]

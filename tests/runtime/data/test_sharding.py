@@ -50,7 +50,7 @@ def test_batches_are_dealt_out_as_accelerate_does(processes: int, split: bool, e
         dealt = shards(ours, make, processes, **options)
         expected = shards(theirs, make, processes, **options)
         assert [batches for _, batches in dealt] == [batches for _, batches in expected], (length, size)
-        assert all(told == len(batches) for told, batches in dealt), (
+        assert all(count == len(batches) for count, batches in dealt), (
             "Accelerate counts a part that a process doesn't get"
         )
 

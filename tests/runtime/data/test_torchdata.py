@@ -27,19 +27,19 @@ class Counting(Stream):
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
-        self.place = 0
+        self.position = 0
 
     def __iter__(self) -> Any:
-        while self.place < len(self.numbers):
-            self.place += 1
-            yield self.numbers[self.place - 1]
-        self.place = 0
+        while self.position < len(self.numbers):
+            self.position += 1
+            yield self.numbers[self.position - 1]
+        self.position = 0
 
     def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
+        return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.place = state["place"]
+        self.position = state["position"]
 
 
 KINDS = ["indices", "shuffled", "seedable", "stream", "shuffled stream", "dispatched", "dispatched indices"]

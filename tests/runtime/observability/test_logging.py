@@ -85,8 +85,8 @@ def test_a_line_names_the_place_that_it_was_written_at(caplog: pytest.LogCapture
         logger.warning_once("mine")
 
     helper()
-    here = "test_a_line_names_the_place_that_it_was_written_at" if COUNTS_CALLERS_ONLY else "helper"
-    assert [record.funcName for record in caplog.records] == ["helper", here, "helper"]
+    caller = "test_a_line_names_the_place_that_it_was_written_at" if COUNTS_CALLERS_ONLY else "helper"
+    assert [record.funcName for record in caplog.records] == ["helper", caller, "helper"]
 
 
 class Wrapped(logging.LoggerAdapter):  # Python 3.10's takes no type
@@ -126,18 +126,18 @@ def test_a_logger_around_ours_counts_as_around_accelerates() -> None:
 
 def in_turn(rounds: int) -> list[int]:
     state = PartialState(cpu=True)
-    told: list[int] = []
+    moments: list[int] = []
 
-    class Teller(logging.Handler):
+    class MomentHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            told.append(time.monotonic_ns())  # of the machine, so that all its processes read the same clock
+            moments.append(time.monotonic_ns())  # of the machine, so that all its processes read the same clock
 
     logger = get_logger("turns", log_level="info")
-    logger.logger.addHandler(Teller())
+    logger.logger.addHandler(MomentHandler())
     for _ in range(rounds):
         logger.info("mine", in_order=True)
     assert state.num_processes == 2
-    times: list[int] = gather_object([told])
+    times: list[int] = gather_object([moments])
     return [rank for _, rank in sorted((when, rank) for rank, mine in enumerate(times) for when in mine)]
 
 

@@ -17,11 +17,11 @@ from tests.ranks import ONE_OR_TWO
 
 
 def profiled(peer: Peer, folder: str) -> list[Any]:
-    kind = peer.door("utils").ProfileKwargs
+    kwargs_class = peer.door("utils").ProfileKwargs
     traces = Path(folder, peer.name)
     ready: list[int] = []
     schedule = {"wait": 1, "warmup": 1, "active": 1, "repeat": 2, "skip_first": 1}
-    of_accelerator = kind(
+    of_accelerator = kwargs_class(
         activities=["cpu"], schedule_option=schedule, on_trace_ready=lambda trace: ready.append(trace.step_num)
     )
     accelerator = peer.Accelerator(cpu=True, kwargs_handlers=[of_accelerator])
@@ -29,7 +29,9 @@ def profiled(peer: Peer, folder: str) -> list[Any]:
         for _ in range(8):
             torch.ones(3, 3) @ torch.ones(3, 3)
             profiler.step()
-    with accelerator.profile(kind(record_shapes=True, with_flops=True, output_trace_dir=str(traces))) as profiler:
+    with accelerator.profile(
+        kwargs_class(record_shapes=True, with_flops=True, output_trace_dir=str(traces))
+    ) as profiler:
         torch.ones(3, 4) @ torch.ones(4, 5)
     files = sorted(path.name for path in traces.iterdir())
     names = {event.get("name") for event in json.loads((traces / files[-1]).read_text())["traceEvents"]}

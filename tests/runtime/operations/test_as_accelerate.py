@@ -67,7 +67,7 @@ def shapes(rank: int) -> dict[str, torch.Tensor]:
     }
 
 
-def told(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """A result in plain values: with the type of every container and tensor, and every number as it is."""
     if isinstance(value, torch.Tensor):
         whole = value.detach().to("cpu")
@@ -75,15 +75,15 @@ def told(value: Any) -> Any:
         numbers = (whole.float() if odd else whole).contiguous().numpy().tobytes()
         return str(value.dtype), tuple(value.shape), value.requires_grad, numbers
     if isinstance(value, (dict, UserDict)):
-        return type(value).__name__, [(key, told(each)) for key, each in value.items()]
+        return type(value).__name__, [(key, plain_value(item)) for key, item in value.items()]
     if isinstance(value, (list, tuple)):
-        return type(value).__name__, [told(item) for item in value]
+        return type(value).__name__, [plain_value(item) for item in value]
     return repr(value)
 
 
 def tried(call: Callable[[], Any]) -> Any:
     try:
-        return told(call())
+        return plain_value(call())
     except Exception as error:
         return "raised", isinstance(error, TypeError)
 
@@ -109,7 +109,7 @@ def everything(peer: Peer) -> dict[str, Any]:
     for dtype in WHOLE:
         for reduction in ("sum", "max"):
             tensor = drawn(rank, 4, dtype=dtype)
-            found[f"reduce {reduction}, {dtype}"] = told(accelerator.reduce(tensor, reduction))
+            found[f"reduce {reduction}, {dtype}"] = plain_value(accelerator.reduce(tensor, reduction))
     return found
 
 
@@ -179,7 +179,7 @@ def gathered(peer: Peer) -> list[Any]:
     doors, rank = peer.door("utils.operations"), accelerator.process_index
     sizes = [accelerator.pad_across_processes(torch.ones(rank + 1, rows), pad_index=-1) for rows in (2, 5000)]
     return [
-        told(
+        plain_value(
             [
                 accelerator.gather([shape for shape in shapes(rank).values() if shape.dtype not in ODD]),
                 accelerator.gather(sizes),
@@ -197,12 +197,12 @@ def test_results_are_accelerates_among_three() -> None:
     assert both.ours == both.theirs
 
 
-def shapes_told() -> list[Any]:
+def shared_shapes() -> list[Any]:
     rank = PartialState(cpu=True).process_index
     found = []
     for number, dtype in enumerate(operations.TENSOR_TYPE_TO_INT, start=1):
-        shape, told_number = operations.gather_tensor_shape(drawn(1, 2, 0, 3, dtype=dtype) if rank else None)
-        assert told_number == number == their_numbers[dtype]
+        shape, dtype_number = operations.gather_tensor_shape(drawn(1, 2, 0, 3, dtype=dtype) if rank else None)
+        assert dtype_number == number == their_numbers[dtype]
         found.append(shape.tolist())
     with pytest.raises(OperationError, match="no number"):
         operations.gather_tensor_shape(torch.ones(1, dtype=torch.complex64) if rank else None)
@@ -211,4 +211,4 @@ def shapes_told() -> list[Any]:
 
 def test_the_shape_that_one_process_knows_is_told_to_all_with_its_zeros() -> None:
     # Accelerate drops the zeros, and adds up memory that nobody has written: its answers differ from call to call
-    assert run_on_ranks(shapes_told, 2) == [[[2, 0, 3]] * 10] * 2
+    assert run_on_ranks(shared_shapes, 2) == [[[2, 0, 3]] * 10] * 2

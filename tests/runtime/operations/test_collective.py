@@ -66,19 +66,19 @@ def test_results_are_accelerates(large: bool, size: int) -> None:
     mine, their = (run_on_ranks(work, size, package, large) for package in ("accelerate_nb", "accelerate"))
     for (tensors, objects), (their_tensors, their_objects) in zip(mine, their, strict=True):
         assert objects == their_objects
-        for one, other in zip(tensors, their_tensors, strict=True):
+        for result, expected in zip(tensors, their_tensors, strict=True):
             assert (
-                one == pytest.approx(other)
-                if isinstance(one, list) and one and isinstance(one[0], float)
-                else one == other
+                result == pytest.approx(expected)
+                if isinstance(result, list) and result and isinstance(result[0], float)
+                else result == expected
             )
 
 
 def any_type() -> list[Any]:
     rank = alone_rank()
-    kinds = [torch.bool, torch.complex64, torch.int16]
-    small = [torch.full((2,), rank).to(kind) for kind in kinds]
-    large = [torch.full((5000,), rank).to(kind) for kind in kinds]
+    dtypes = [torch.bool, torch.complex64, torch.int16]
+    small = [torch.full((2,), rank).to(dtype) for dtype in dtypes]
+    large = [torch.full((5000,), rank).to(dtype) for dtype in dtypes]
     return [plain(alone.gather(small)), [len(set(item.tolist())) for item in alone.gather(large)]]
 
 
@@ -173,7 +173,7 @@ def mismatch(kind: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "calls"),
     [
         ("shape", ["float32[4, 3]", "float32[3, 3]"]),
         ("large shape", ["float32[4, 3000]", "float32[3, 3000]"]),
@@ -185,10 +185,10 @@ def mismatch(kind: str) -> str:
         ("dimensions", ["tensor of 1 dim", "tensor of 2 dim"]),
     ],
 )
-def test_calls_that_do_not_fit_together_are_errors_on_all(kind: str, said: list[str]) -> None:
+def test_calls_that_do_not_fit_together_are_errors_on_all(kind: str, calls: list[str]) -> None:
     for message in run_on_ranks(mismatch, 2, kind):
         assert message.startswith("OperationError")
-        for rank, part in enumerate(said):
+        for rank, part in enumerate(calls):
             assert f"rank {rank}: " in message
             assert part in message
 

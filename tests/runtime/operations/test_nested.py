@@ -103,7 +103,7 @@ def test_what_knows_how_to_move_moves_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "kind", "says"),
+    ("call", "error", "message"),
     [
         (lambda: ours.find_batch_size([]), ValueError, "empty list"),
         (lambda: ours.find_batch_size({"a": "text"}), TypeError, "in a str"),
@@ -112,8 +112,8 @@ def test_what_knows_how_to_move_moves_itself() -> None:
         (lambda: ours.recursively_apply(torch.neg, [1], error_on_other_type=True), TypeError, "neg was given a int"),
     ],
 )
-def test_what_cannot_be_worked_on_is_an_error(call: Any, kind: type, says: str) -> None:
-    with pytest.raises(kind, match=says) as caught:
+def test_what_cannot_be_worked_on_is_an_error(call: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
         call()
     assert isinstance(caught.value, AccelerateNbError)
 

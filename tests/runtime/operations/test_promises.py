@@ -43,21 +43,21 @@ def misfits() -> list[str]:
         lambda: operations.pad_across_processes(torch.ones(2, 2), dim=int(last)),
         lambda: operations.copy_tensor_to_devices(torch.ones(1)),
     ]
-    said = []
+    messages = []
     for call in calls:
-        said.append(error_of(call))
+        messages.append(error_of(call))
         # who has raised goes on with the others, with small tensors and large ones
         for rows in (1, 30000):
             assert operations.gather(torch.full((rows,), rank)).unique().tolist() == list(range(current_world().size))
-    return said
+    return messages
 
 
 @pytest.mark.parametrize("size", TWO_OR_THREE)
 def test_a_mismatch_is_an_error_on_every_process_and_never_a_hang_or_garbage(size: int) -> None:
-    for said in run_on_ranks(misfits, size, limit=SECONDS):
-        assert [message for message in said if not message.startswith("OperationError")] == []
-        assert "rank 0: gather(float32[2])" in said[0]
-        assert f"rank {size - 1}: gather(float32[3])" in said[0]
+    for messages in run_on_ranks(misfits, size, limit=SECONDS):
+        assert [message for message in messages if not message.startswith("OperationError")] == []
+        assert "rank 0: gather(float32[2])" in messages[0]
+        assert f"rank {size - 1}: gather(float32[3])" in messages[0]
 
 
 def interrupted() -> list[Any]:

@@ -104,7 +104,7 @@ def test_a_model_is_converted_where_it_is() -> None:
     convert_model_to_fp8_ao(model, module_filter_func=lambda module, name: name == "4")
     assert has_ao_layers(model)
     assert [type(module).__name__ == "Float8Linear" for module in model] == [False] * 4 + [True] + [False] * 2
-    assert all(one is other for one, other in zip(weights, model.parameters(), strict=True))
+    assert all(weight is other for weight, other in zip(weights, model.parameters(), strict=True))
 
 
 def test_layers_are_chosen_by_place_and_size() -> None:
@@ -119,22 +119,22 @@ def test_layers_are_chosen_by_place_and_size() -> None:
 
 @pytest.mark.skipif(is_torchao_available(), reason="torchao is installed")
 def test_torchao_is_named_where_it_is_missing() -> None:
-    for asks in (AORecipeKwargs, lambda: has_ao_layers(wide()), lambda: Accelerator(cpu=True, mixed_precision="fp8")):
+    for call in (AORecipeKwargs, lambda: has_ao_layers(wide()), lambda: Accelerator(cpu=True, mixed_precision="fp8")):
         with pytest.raises(MissingExtraError, match="pip install torchao"):
-            asks()
+            call()
 
 
 @pytest.mark.skipif(is_transformer_engine_available(), reason="Transformer Engine is installed")
 def test_transformer_engine_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "te")
-    for asks in (
+    for call in (
         TERecipeKwargs,
         lambda: has_transformer_engine_layers(wide()),
         lambda: apply_fp8_autowrap(wide(), None),
         lambda: Accelerator(cpu=True, mixed_precision="fp8"),
     ):
         with pytest.raises(ImportError, match="Transformer Engine, which is not installed"):
-            asks()
+            call()
     with pytest.raises(ImportError), pytest.warns(FutureWarning, match="FP8RecipeKwargs is deprecated"):
         FP8RecipeKwargs(backend="TE")
 
@@ -151,7 +151,7 @@ def test_a_recipe_without_the_precision_is_an_error() -> None:
         Accelerator(cpu=True, mixed_precision="bf16", kwargs_handlers=[MSAMPRecipeKwargs()])
 
 
-def asked(peer: Peer) -> list[Any]:
+def recipe_settings(peer: Peer) -> list[Any]:
     os.environ.update(ACCELERATE_FP8_OPT_LEVEL="O1", ACCELERATE_FP8_PAD_INNER_DIM="no")
     recipe = peer.door("utils").MSAMPRecipeKwargs()
     found = [recipe.opt_level, recipe.to_kwargs(), str(peer.Accelerator(cpu=True).fp8_backend)]
@@ -164,7 +164,7 @@ def asked(peer: Peer) -> list[Any]:
 
 @pytest.mark.slow
 def test_recipes_read_accelerates_variables() -> None:
-    both = under_both(asked, 1)
+    both = under_both(recipe_settings, 1)
     assert both.ours == both.theirs
 
 
@@ -186,5 +186,5 @@ def precision_of_a_worker() -> tuple[str, bool]:
 def test_a_launch_and_a_configuration_file_ask_for_fp8(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("distributed_type: MULTI_CPU\nmixed_precision: fp8\nfp8_config: {backend: AO}\nuse_cpu: true\n")
-    for said in ({"mixed_precision": "fp8", "config_file": "", "cpu": True}, {"config_file": str(file)}):
-        assert notebook_launcher(precision_of_a_worker, num_processes=1, timeout=60, **said) == ("fp8", True)
+    for settings in ({"mixed_precision": "fp8", "config_file": "", "cpu": True}, {"config_file": str(file)}):
+        assert notebook_launcher(precision_of_a_worker, num_processes=1, timeout=60, **settings) == ("fp8", True)

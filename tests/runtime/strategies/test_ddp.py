@@ -26,7 +26,7 @@ from tests.ranks import run_on_ranks
 from tests.runtime.loops import net, samples
 
 
-def lives(count: int) -> int:
+def models_in_turn(count: int) -> int:
     for _ in range(count):
         model = DDP(current_world()).wrap_model(nn.Linear(4, 4))
         for _ in range(3):
@@ -37,7 +37,7 @@ def lives(count: int) -> int:
 
 
 def test_a_model_may_outlive_its_process_group() -> None:
-    assert run_on_ranks(lives, 2, 20, limit=30) == [20, 20]
+    assert run_on_ranks(models_in_turn, 2, 20, limit=30) == [20, 20]
 
 
 def holds_its_group() -> bool:
@@ -218,8 +218,8 @@ def joined_by_hand() -> list[Any]:
 def test_uneven_inputs_are_joined_as_one_would_by_hand() -> None:
     by_hand = run_on_ranks(joined_by_hand, 2)
     assert [len(losses) for losses, _ in by_hand] == [6, 4]
-    for asked, of_loader in ((False, True), (None, False)):
-        ours = run_on_ranks(joined, 2, asked, of_loader)
+    for even_batches, of_loader in ((False, True), (None, False)):
+        ours = run_on_ranks(joined, 2, even_batches, of_loader)
         assert [found[:2] for found in ours] == by_hand
         assert [found[2] for found in ours] == [of_loader, of_loader]
     assert [len(found[0]) for found in run_on_ranks(joined, 2, True, False)] == [6, 6]

@@ -23,7 +23,7 @@ def quantised(**places: Any) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("places", "says"),
+    ("places", "message"),
     [
         ({"a": "cpu"}, "CPU or disk offload"),
         ({"a": 1, "b": "disk"}, "CPU or disk offload"),
@@ -31,8 +31,8 @@ def quantised(**places: Any) -> nn.Module:
         ({"a": torch.device("cuda", 0)}, "on a different device"),
     ],
 )
-def test_quantised_weights_in_the_wrong_place_are_refused(places: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
+def test_quantised_weights_in_the_wrong_place_are_refused(places: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         check_quantised(quantised(**places), GPU)
 
 
@@ -46,7 +46,7 @@ def answers(peer: Peer) -> list[str]:
     """What is said of models that lie on several devices."""
     import os
 
-    said = []
+    outcomes = []
     accelerator = peer.Accelerator(cpu=True)
     for marks in ({"hf_device_map": {"a": 0, "b": "cpu"}}, {"hf_device_map": {"": "cpu"}, "is_loaded_in_4bit": True}):
         for evaluated in (False, True):
@@ -54,15 +54,15 @@ def answers(peer: Peer) -> list[str]:
             vars(model).update(marks)
             try:
                 accelerator.prepare_model(model, evaluation_mode=evaluated)
-                said.append("taken")
+                outcomes.append("taken")
             except ValueError as error:
-                said.append("device_map" if "device_map='auto'" in str(error) else "offload")
+                outcomes.append("device_map" if "device_map='auto'" in str(error) else "offload")
     os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
     model = nn.Linear(1, 1)
     model.hf_device_map = {"a": 0, "b": "cpu"}  # type: ignore[assignment]  # as transformers marks it
-    said.append(type(accelerator.prepare_model(model)).__name__)
+    outcomes.append(type(accelerator.prepare_model(model)).__name__)
     accelerator.end_training()
-    return said
+    return outcomes
 
 
 def test_models_on_several_devices_are_refused_as_accelerate_refuses_them() -> None:

@@ -31,17 +31,17 @@ def train(
     more: Callable[[Any], None] | None = None,
 ) -> int:
     """Log `VALUES` with a tracker that keeps them below `folder`, in a place of the package's own; `more` logs more."""
-    place = Path(folder, peer.name)
-    place.mkdir(exist_ok=True)
-    os.chdir(place)
+    peer_folder = Path(folder, peer.name)
+    peer_folder.mkdir(exist_ok=True)
+    os.chdir(peer_folder)
     os.environ.update(
-        WANDB_DIR=str(place),
-        TRACKIO_DIR=str(place / "trackio"),
-        COMET_OFFLINE_DIRECTORY=str(place / "comet"),
-        CLEARML_CACHE_DIR=str(place / "clearml"),
-        MLFLOW_TRACKING_URI=(place / "mlruns").as_uri(),
+        WANDB_DIR=str(peer_folder),
+        TRACKIO_DIR=str(peer_folder / "trackio"),
+        COMET_OFFLINE_DIRECTORY=str(peer_folder / "comet"),
+        CLEARML_CACHE_DIR=str(peer_folder / "clearml"),
+        MLFLOW_TRACKING_URI=(peer_folder / "mlruns").as_uri(),
     )
-    accelerator = peer.Accelerator(log_with=tracker, project_dir=str(place))
+    accelerator = peer.Accelerator(log_with=tracker, project_dir=str(peer_folder))
     accelerator.init_trackers("digits", dict(SETTINGS), init_kwargs)
     for step, values in enumerate(VALUES):
         accelerator.log(dict(values), step=step)

@@ -11,12 +11,12 @@ from tests.runtime.trackers.script import COURSES, SETTINGS, needs, records
 pytestmark = needs("aim")
 
 
-def read(place):
+def read(folder):
     from aim import Repo, Run
 
-    (name,) = Repo(str(place)).list_all_runs()
+    (name,) = Repo(str(folder)).list_all_runs()
     # opened as if it were to go on: only then does Aim look at what is not in its index yet
-    run = Run(name, repo=str(place), system_tracking_interval=None)
+    run = Run(name, repo=str(folder), system_tracking_interval=None)
     courses = {}
     for metric in run.metrics():
         frame = metric.dataframe()

@@ -14,11 +14,11 @@ from tests.runtime.trackers.script import COURSES, SETTINGS, needs, records
 pytestmark = needs("clearml")
 
 
-def read(place):
-    (folder,) = (path for path in (place / "clearml" / "offline").iterdir() if path.is_dir())
-    task = json.loads((folder / "task.json").read_text())
+def read(folder):
+    (run_folder,) = (path for path in (folder / "clearml" / "offline").iterdir() if path.is_dir())
+    task = json.loads((run_folder / "task.json").read_text())
     courses = {}
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
+    for line in (run_folder / "metrics.jsonl").read_text().splitlines():
         for event in json.loads(line):
             if "value" in event and not event["metric"].startswith(":monitor"):
                 courses.setdefault((event["metric"], event["variant"]), []).append((event["iter"], event["value"]))

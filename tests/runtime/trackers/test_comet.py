@@ -13,8 +13,8 @@ from tests.runtime.trackers.script import COURSES, SETTINGS, needs, records
 pytestmark = needs("comet_ml")
 
 
-def read(place):
-    (archive,) = (place / "comet").glob("*.zip")
+def read(folder):
+    (archive,) = (folder / "comet").glob("*.zip")
     with zipfile.ZipFile(archive) as content:
         messages = [json.loads(line) for line in content.read("messages.json").splitlines()]
     settings, courses, others = {}, {}, {}

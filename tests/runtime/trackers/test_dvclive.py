@@ -13,12 +13,12 @@ from tests.runtime.trackers.script import COURSES, SETTINGS, needs, records
 pytestmark = needs("dvclive")
 
 
-def read(place):
+def read(folder):
     courses = {}
-    for file in sorted((place / "live" / "plots" / "metrics").rglob("*.tsv")):
+    for file in sorted((folder / "live" / "plots" / "metrics").rglob("*.tsv")):
         with file.open(newline="") as lines:
             courses[file.stem] = [(int(row["step"]), row[file.stem]) for row in csv.DictReader(lines, delimiter="\t")]
-    return yaml.safe_load((place / "live" / "params.yaml").read_text()), courses
+    return yaml.safe_load((folder / "live" / "params.yaml").read_text()), courses
 
 
 def log_more(accelerator):

@@ -14,10 +14,10 @@ from tests.runtime.trackers.script import COURSES, SETTINGS, needs, records
 pytestmark = needs("mlflow")
 
 
-def read(place):
+def read(folder):
     import mlflow
 
-    client = mlflow.MlflowClient(tracking_uri=(place / "mlruns").as_uri())
+    client = mlflow.MlflowClient(tracking_uri=(folder / "mlruns").as_uri())
     experiment = client.get_experiment_by_name("digits")
     (run,) = client.search_runs([experiment.experiment_id])
     courses = {

@@ -30,9 +30,9 @@ class Listener:
 
 @pytest.fixture
 def listener():
-    own = Listener()
-    connect(own)
-    yield own
+    recorder = Listener()
+    connect(recorder)
+    yield recorder
     connect(None)
 
 

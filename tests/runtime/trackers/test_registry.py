@@ -32,7 +32,9 @@ class Own(GeneralTracker):
 def choose(peer):
     """What each wish gives, or the class of error that Accelerate raises for it."""
     door, kinds = peer.door("tracking"), peer.door("utils").LoggerType
-    own = type("Own", (door.GeneralTracker,), {"name": "own", "requires_logging_directory": False, "tracker": None})()
+    tracker = type(
+        "Own", (door.GeneralTracker,), {"name": "own", "requires_logging_directory": False, "tracker": None}
+    )()
     export_options = [
         (None, None),
         ([], None),
@@ -42,19 +44,19 @@ def choose(peer):
         (("tensorboard",), "logs"),
         ("tensorboard", None),
         ("nonsense", "logs"),
-        (own, None),
-        ([own, "tensorboard"], "logs"),
+        (tracker, None),
+        ([tracker, "tensorboard"], "logs"),
         ("all", "logs"),
-        ([own, kinds.ALL, "tensorboard"], "logs"),
-        (type(own), "logs"),
+        ([tracker, kinds.ALL, "tensorboard"], "logs"),
+        (type(tracker), "logs"),
         (3, "logs"),
     ]
-    return [told(door.filter_trackers, *wish) for wish in export_options]
+    return [tracker_names(door.filter_trackers, *arguments) for arguments in export_options]
 
 
-def told(function, *wish):
+def tracker_names(function, *arguments):
     try:
-        return sorted("own" if type(item).__name__ == "Own" else str(item) for item in function(*wish))
+        return sorted("own" if type(item).__name__ == "Own" else str(item) for item in function(*arguments))
     except ValueError:
         return "ValueError"
 
@@ -123,7 +125,7 @@ def register(peer, folder):
         type("B", (door.GeneralTracker,), {"name": "", "requires_logging_directory": True}),
         type("C", (door.GeneralTracker,), {"name": "c"}),
     ]
-    refused = [told(door.register_tracker_class, item) for item in unfit]
+    refused = [tracker_names(door.register_tracker_class, item) for item in unfit]
     made.clear()
     door.register_tracker_class(Mine)
     with warnings.catch_warnings(record=True) as caught:
@@ -131,7 +133,13 @@ def register(peer, folder):
         door.register_tracker_class(Mine)
     accelerator = peer.Accelerator(log_with=["mine", "mine"], project_dir=folder)
     accelerator.init_trackers("digits", {"lr": 1}, {"mine": {"colour": "red"}, "other": {"a": 1}})
-    return refused, made, len(caught), told(door.filter_trackers, "mine"), door.LOGGER_TYPE_TO_CLASS["mine"] is Mine
+    return (
+        refused,
+        made,
+        len(caught),
+        tracker_names(door.filter_trackers, "mine"),
+        door.LOGGER_TYPE_TO_CLASS["mine"] is Mine,
+    )
 
 
 def test_a_class_of_ones_own_is_known_by_its_name_once_registered(tmp_path):
@@ -156,13 +164,13 @@ def test_the_known_names_are_accelerates():
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS as theirs
     from accelerate.utils import LoggerType as Theirs
 
-    assert {name: each.__name__ for name, each in theirs.items()} == {
-        name: each.__name__ for name, each in registry.LOGGER_TYPE_TO_CLASS.items()
+    assert {name: tracker_class.__name__ for name, tracker_class in theirs.items()} == {
+        name: tracker_class.__name__ for name, tracker_class in registry.LOGGER_TYPE_TO_CLASS.items()
     }
     assert {(Their.name, Their.value) for Their in Theirs} == {(item.name, item.value) for item in LoggerType}
-    for name, each in theirs.items():
+    for name, tracker_class in theirs.items():
         ours = LOGGER_TYPE_TO_CLASS[name]
-        assert (each.main_process_only, each.requires_logging_directory) == (
+        assert (tracker_class.main_process_only, tracker_class.requires_logging_directory) == (
             ours.main_process_only,
             ours.requires_logging_directory,
         )

@@ -11,11 +11,11 @@ from tests.runtime.trackers.script import COURSES, SETTINGS, needs, records
 pytestmark = needs("swanlab")
 
 
-def read(place):
+def read(folder):
     from swanlab.proto.swanlab.record.v1 import record_pb2
     from swanlab.sdk.internal.core_python.store import DataStoreReader
 
-    (file,) = place.glob("swanlog/run-*/run-*.swanlab")
+    (file,) = folder.glob("swanlog/run-*/run-*.swanlab")
     reader = DataStoreReader()
     reader.open(file)
     courses = {}

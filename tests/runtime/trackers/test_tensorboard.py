@@ -14,12 +14,12 @@ from tests.runtime.trackers.script import COURSES, SETTINGS, needs, records
 pytestmark = needs("tensorboard")
 
 
-def read(place):
+def read(base):
     """Every event of all files, by the names that TensorBoard shows."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import plugin_data_pb2
 
-    run = place / "digits"
+    run = base / "digits"
     found = {"settings": [yaml.safe_load(file.read_text()) for file in run.glob("*/hparams.yml")]}
     for file in sorted(run.rglob("events.*")):
         events = EventAccumulator(str(file), size_guidance={"images": 0}).Reload()

@@ -13,8 +13,8 @@ from tests.runtime.trackers.script import COURSES, SETTINGS, needs, records
 pytestmark = needs("trackio")
 
 
-def read(place):
-    with closing(sqlite3.connect(place / "trackio" / "digits.db")) as database:
+def read(folder):
+    with closing(sqlite3.connect(folder / "trackio" / "digits.db")) as database:
         rows = database.execute("select step, metrics from metrics order by id").fetchall()
         ((config,),) = database.execute("select config from configs").fetchall()
     courses = {}

@@ -21,15 +21,15 @@ class Diary:
     requires_logging_directory = False
 
     def __init__(self, name="diary", fails=()):
-        self.name, self.told, self.fails = name, [], fails
+        self.name, self.entries, self.fails = name, [], fails
         super().__init__()
 
     @property
     def tracker(self):
-        return self.told
+        return self.entries
 
     def write(self, *entry):
-        self.told.append(entry)
+        self.entries.append(entry)
         if entry[0] in self.fails:
             raise ConnectionError(f"{self.name} can't {entry[0]}")
 
@@ -64,9 +64,9 @@ def keep_diaries(peer):
     accelerator.log({"loss": 0.5}, step=3, log_kwargs={"second": {"commit": False}})
     accelerator.log({"loss": "a text", "inner": {"a": 1}})
     found = accelerator.get_tracker("first"), accelerator.get_tracker("second", unwrap=True)
-    same = (found[0] is first, found[1] is second.told)
+    same = (found[0] is first, found[1] is second.entries)
     accelerator.end_training()
-    return base in blank, same, len(accelerator.trackers), first.told, second.told
+    return base in blank, same, len(accelerator.trackers), first.entries, second.entries
 
 
 def test_trackers_are_told_the_same_as_by_accelerate():
@@ -109,7 +109,7 @@ def test_a_tracker_that_fails_keeps_nothing_from_the_others():
         accelerator.log({"loss": 1.0}, step=torch.tensor(2))
     with pytest.raises(ConnectionError, match="second can't finish"):
         accelerator.end_training()
-    assert first.told == third.told == [("start",), ("log", {"loss": 1.0}, 2, {}), ("finish",)]
+    assert first.entries == third.entries == [("start",), ("log", {"loss": 1.0}, 2, {}), ("finish",)]
     assert not is_joined()
 
 
@@ -119,8 +119,8 @@ def test_a_tracker_that_can_not_start_is_not_ended():
     with pytest.raises(ConnectionError, match="second can't start"):
         accelerator.init_trackers("digits", {"lr": 1})
     accelerator.end_training()
-    assert first.told == [("start",), ("finish",)]
-    assert second.told == [("start",)]
+    assert first.entries == [("start",), ("finish",)]
+    assert second.entries == [("start",)]
 
 
 def test_a_second_run_ends_the_first_and_each_ends_once():
@@ -131,7 +131,7 @@ def test_a_second_run_ends_the_first_and_each_ends_once():
     accelerator.log({"loss": 1})
     accelerator.end_training()
     accelerator.end_training()
-    assert [entry[0] for entry in diary.told] == ["start", "finish", "start", "log", "finish"]
+    assert [entry[0] for entry in diary.entries] == ["start", "finish", "start", "log", "finish"]
 
 
 def test_a_tracker_that_was_added_by_hand_is_told_and_ended():
@@ -139,7 +139,7 @@ def test_a_tracker_that_was_added_by_hand_is_told_and_ended():
     accelerator.trackers.append(diary)
     accelerator.log({"loss": 1})
     accelerator.end_training()
-    assert [entry[0] for entry in diary.told] == ["log", "finish"]
+    assert [entry[0] for entry in diary.entries] == ["log", "finish"]
 
 
 def test_values_that_no_tracker_was_begun_for_are_told_of_once():
@@ -163,9 +163,9 @@ def test_an_unknown_tracker_lists_those_there_are():
 
 def test_trackers_are_told_in_the_order_in_which_they_were_named():
     first, second = OurDiary("first"), OurDiary("second")
-    second.told = first.told
+    second.entries = first.entries
     accelerator = Accelerator(log_with=[first, second], cpu=True)
     accelerator.init_trackers("digits")
     accelerator.log({"loss": 1}, log_kwargs={"first": {"place": 1}, "second": {"place": 2}})
     accelerator.end_training()
-    assert [entry[3]["place"] for entry in first.told if entry[0] == "log"] == [1, 2]
+    assert [entry[3]["place"] for entry in first.entries if entry[0] == "log"] == [1, 2]

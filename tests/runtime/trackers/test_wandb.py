@@ -24,18 +24,18 @@ def parts(data):
         if left < HEADER:
             at += left
             continue
-        _, length, kind = struct.unpack("<IHB", data[at : at + HEADER])
+        _, length, record_type = struct.unpack("<IHB", data[at : at + HEADER])
         record += data[at + HEADER : at + HEADER + length]
         at += HEADER + length
-        if kind in (1, 4):  # whole, or its last part
+        if record_type in (1, 4):  # whole, or its last part
             yield record
             record = b""
 
 
-def read(place):
+def read(folder):
     from wandb.proto import wandb_internal_pb2
 
-    (file,) = place.glob("wandb/offline-run-*/*.wandb")
+    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
     config, courses = {}, {}
     for part in parts(file.read_bytes()):
         record = wandb_internal_pb2.Record.FromString(part)
@@ -66,8 +66,8 @@ def test_the_run_holds_what_accelerates_holds(tmp_path):
     init = {"wandb": {"tags": ["first"], "settings": {"disable_git": True}}}
     theirs, ours = records("wandb", tmp_path, read, init, log_more)
     assert theirs == ours
-    settings, courses, drawn, ending = ours
-    assert (settings, ending) == (SETTINGS, "exit")
+    settings, courses, drawn, last_record = ours
+    assert (settings, last_record) == (SETTINGS, "exit")
     assert {"table/path", "pictures/filenames"} <= set(drawn)
     assert {name: courses[name] for name in COURSES} == COURSES
     assert courses["both/eval"] == [(4, 2)]

@@ -86,9 +86,9 @@ def one_after_the_other(training: Training) -> None:
 
 def side_by_side(training: Training) -> None:
     first, second = training.loaders
-    for one, other in zip(first, second, strict=False):
-        training.micro_step(one)
-        training.micro_step(other)
+    for first_batch, second_batch in zip(first, second, strict=False):
+        training.micro_step(first_batch)
+        training.micro_step(second_batch)
 
 
 def nested(training: Training) -> None:
@@ -224,21 +224,21 @@ def test_a_window_that_is_taken_up_again_is_as_long_as_it_was() -> None:
 def two_models(steps: int) -> tuple[list[bool], list[bool], list[float], list[float]]:
     accelerator = Accelerator(gradient_accumulation_steps=steps)
     torch.manual_seed(0)
-    one, other = nn.Linear(8, 1), nn.Linear(8, 1)
-    first, second = (torch.optim.SGD(item.parameters(), lr=0.05) for item in (one, other))
-    made, judged, first, second, data = accelerator.prepare(one, other, first, second, loader(40))
+    first_model, second_model = nn.Linear(8, 1), nn.Linear(8, 1)
+    first, second = (torch.optim.SGD(item.parameters(), lr=0.05) for item in (first_model, second_model))
+    made, judged, first, second, data = accelerator.prepare(first_model, second_model, first, second, loader(40))
     flags: list[list[bool]] = [[], []]
     for inputs, targets in data:
-        for place, model, optimizer in ((0, judged, second), (1, made, first)):
+        for index, model, optimizer in ((0, judged, second), (1, made, first)):
             with accelerator.accumulate(model):
                 accelerator.backward(nn.functional.mse_loss(model(inputs), targets))
                 optimizer.step()
                 optimizer.zero_grad()
-                flags[place].append(accelerator.sync_gradients)
-    return flags[0], flags[1], flat(one.parameters()), flat(other.parameters())
+                flags[index].append(accelerator.sync_gradients)
+    return flags[0], flags[1], flat(first_model.parameters()), flat(second_model.parameters())
 
 
-def each_alone(steps: int) -> tuple[list[float], list[float]]:
+def models_alone(steps: int) -> tuple[list[float], list[float]]:
     accelerator = Accelerator(gradient_accumulation_steps=steps)
     torch.manual_seed(0)
     models = nn.Linear(8, 1), nn.Linear(8, 1)
@@ -255,7 +255,7 @@ def each_alone(steps: int) -> tuple[list[float], list[float]]:
 @pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_two_models_that_take_turns_both_step(size: int) -> None:
     for steps in (2, 3):
-        together, alone = run_on_ranks(two_models, size, steps), run_on_ranks(each_alone, size, steps)
+        together, alone = run_on_ranks(two_models, size, steps), run_on_ranks(models_alone, size, steps)
         batches = 10 // size
         expected = [number % steps == 0 or number == batches for number in range(1, batches + 1)]
         for (judged, made, *weights), apart in zip(together, alone, strict=True):

@@ -122,9 +122,9 @@ def whole_and_not(backend: str) -> list[Any]:
 
 @pytest.mark.slow
 def test_a_compiled_model_holds_its_gradients_where_it_is_told_to() -> None:
-    one, two = run_on_ranks(whole_and_not, 2, "aot_eager")
-    assert one[:2] == two[:2] == [False, True]
-    assert one[2] != two[2]
+    first, second = run_on_ranks(whole_and_not, 2, "aot_eager")
+    assert first[:2] == second[:2] == [False, True]
+    assert first[2] != second[2]
 
 
 def by_inductor() -> float:
@@ -200,20 +200,20 @@ def test_a_backend_that_torch_has_no_more_names_the_one_that_it_has(gone: str) -
         Accelerator(cpu=True, dynamo_backend=gone)
 
 
-def asked(peer: Peer) -> list[Any]:
+def plugin_settings(peer: Peer) -> list[Any]:
     import os
 
     plugin = peer.door("utils").TorchDynamoPlugin
     os.environ.update(ACCELERATE_DYNAMO_BACKEND="aot_eager", ACCELERATE_DYNAMO_MODE="reduce-overhead")
     os.environ.update(ACCELERATE_DYNAMO_USE_DYNAMIC="no", ACCELERATE_DYNAMO_USE_FULLGRAPH="yes")
     from_environment = plugin()
-    said = plugin(backend="INDUCTOR", mode="default", dynamic=True, fullgraph=False, use_regional_compilation=True)
-    plugins = (from_environment, said, plugin(options={"a": 1}, disable=True))
+    explicit = plugin(backend="INDUCTOR", mode="default", dynamic=True, fullgraph=False, use_regional_compilation=True)
+    plugins = (from_environment, explicit, plugin(options={"a": 1}, disable=True))
     accelerator = peer.Accelerator(cpu=True)
     state = accelerator.state.dynamo_plugin
     return [[item.to_dict(), item.to_kwargs(), str(item.backend)] for item in (*plugins, state)]
 
 
 def test_a_plugin_reads_accelerates_variables() -> None:
-    both = under_both(asked, 1)
+    both = under_both(plugin_settings, 1)
     assert both.ours == both.theirs

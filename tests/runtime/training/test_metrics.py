@@ -54,7 +54,7 @@ def of_every_kind(length: int) -> dict[str, Any]:
     accelerator = Accelerator()
     rank = accelerator.process_index
     found: dict[str, Any] = {}
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for numbers in accelerator.prepare(DataLoader(torch.arange(length), batch_size=4)):
             names = [f"n{number}" for number in numbers.tolist()]
@@ -70,7 +70,7 @@ def of_every_kind(length: int) -> dict[str, Any]:
                 "dictionary as an object": accelerator.gather_for_metrics({"rank": rank}, use_gather_object=True),
                 "samples of any length": accelerator.gather_for_metrics([[name] * rank for name in names]),
             }
-        warned = [str(item.message) for item in said if "gather_for_metrics was given" in str(item.message)]
+        warned = [str(item.message) for item in caught if "gather_for_metrics was given" in str(item.message)]
         found["warned"] = warned
         return found
 
@@ -194,32 +194,32 @@ def statistics() -> Any:
     """What is gathered of a tensor that has not one row a sample, at a loader's end."""
     accelerator = Accelerator()
     kept = torch.zeros(0)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in accelerator.prepare(DataLoader(torch.arange(9), batch_size=4)):
             kept = accelerator.gather_for_metrics(torch.ones(3) * accelerator.process_index)
-    return kept.tolist(), [str(item.message) for item in said]
+    return kept.tolist(), [str(item.message) for item in caught]
 
 
 def test_what_has_not_one_row_a_sample_is_kept_whole_and_said() -> None:
-    for kept, said in run_on_ranks(statistics, 2):
+    for kept, messages in run_on_ranks(statistics, 2):
         assert kept == [0, 0, 0, 1, 1, 1]
-        assert len(said) == 1
-        assert "7 of 8 samples of the loader's last step are repeated ones" in said[0]
-        assert "given 3 rows for the 4 samples" in said[0]
+        assert len(messages) == 1
+        assert "7 of 8 samples of the loader's last step are repeated ones" in messages[0]
+        assert "given 3 rows for the 4 samples" in messages[0]
 
 
 def epochs(counted: bool) -> list[str]:
     """What is said in two epochs of training on repeated samples."""
     accelerator = Accelerator()
     loader = accelerator.prepare(DataLoader(torch.arange(11), batch_size=4))
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
             for batch in loader:
                 if counted:
                     accelerator.gather_for_metrics(batch)
-    return [str(item.message).split(",")[0] for item in said]
+    return [str(item.message).split(",")[0] for item in caught]
 
 
 def test_repeated_samples_are_said_once_by_the_main_process_unless_they_are_left_out() -> None:

@@ -37,9 +37,9 @@ def test_algorithms_can_be_made_deterministic() -> None:
 
 def own_seed() -> tuple[Any, Any]:
     ours.set_seed(3, device_specific=True)
-    own = drawn()
+    specific = drawn()
     ours.set_seed(3)
-    return own, drawn()
+    return specific, drawn()
 
 
 def test_each_process_can_have_its_own_seed() -> None:
@@ -47,12 +47,12 @@ def test_each_process_can_have_its_own_seed() -> None:
     assert first == shared == also_shared != second
 
 
-def synchronized(kind: str) -> list[float]:
+def synchronized(rng_type: str) -> list[float]:
     from accelerate_nb.runtime.world.registry import current_world
 
     torch.manual_seed(current_world().rank)
     generator = torch.Generator().manual_seed(10 + current_world().rank)
-    ours.synchronize_rng_states([kind], generator)
+    ours.synchronize_rng_states([rng_type], generator)
     return [torch.rand(1).item(), torch.rand(1, generator=generator).item()]
 
 
@@ -63,7 +63,7 @@ def test_a_synchronized_generator_is_the_main_processs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "error", "says"),
+    ("rng_type", "error", "message"),
     [
         ("dice", ConfigurationError, "Known ones are torch, cuda"),
         ("generator", ConfigurationError, "without a generator"),
@@ -71,9 +71,9 @@ def test_a_synchronized_generator_is_the_main_processs() -> None:
         ("xla", ConfigurationError, "Leave it out"),
     ],
 )
-def test_a_generator_that_is_not_there_is_an_error(kind: str, error: type, says: str) -> None:
-    with pytest.raises(error, match=says):
-        ours.synchronize_rng_state(kind)
+def test_a_generator_that_is_not_there_is_an_error(rng_type: str, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        ours.synchronize_rng_state(rng_type)
 
 
 def seeded(peer: Peer) -> list[Any]:
@@ -81,8 +81,8 @@ def seeded(peer: Peer) -> list[Any]:
     accelerator = peer.Accelerator()
     utils, rank = peer.door("utils"), accelerator.process_index
     found: list[Any] = []
-    for own in (False, True):
-        utils.set_seed(5, device_specific=own)
+    for device_specific in (False, True):
+        utils.set_seed(5, device_specific=device_specific)
         found.append(drawn())
     generator = torch.Generator().manual_seed(rank)
     utils.synchronize_rng_states(["torch", "generator"], generator=generator)

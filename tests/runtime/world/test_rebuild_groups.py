@@ -26,7 +26,7 @@ def trains_on(kwargs):
         rebuild_groups(f"{number}")
         assert dist.group.WORLD is not group
         after = gradient(model, rank)
-        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
     gathered = accelerator.gather(torch.tensor([rank]))
     accelerator.end_training()
     return after[0].tolist(), gathered.tolist(), accelerator.process_index

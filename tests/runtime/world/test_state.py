@@ -124,19 +124,19 @@ def test_the_first_state_shares_with_the_next_ones_and_is_reset_with_them() -> N
 
 
 def state_resets() -> list[str]:
-    said = []
+    messages = []
     try:
         AcceleratorState()
     except StateError as error:
-        said.append(str(error))
+        messages.append(str(error))
     accelerator = Accelerator()
     state = accelerator.state
     AcceleratorState._reset_state(True)
     try:
         state.mixed_precision  # noqa: B018 - what is tested
     except AttributeError as error:
-        said.append(str(error))
-    return said
+        messages.append(str(error))
+    return messages
 
 
 def test_a_state_without_an_accelerator_says_what_to_do() -> None:
@@ -146,7 +146,7 @@ def test_a_state_without_an_accelerator_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "says"),
+    ("options", "error", "message"),
     [
         ({"mixed_precision": "bf15"}, ConfigurationError, "'no', 'fp8', 'fp16', 'bf16'"),
         ({"fsdp_plugin": object()}, NotYetError, "fsdp_plugin"),
@@ -154,8 +154,8 @@ def test_a_state_without_an_accelerator_says_what_to_do() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused_at_once(options: dict[str, Any], kind: type[Exception], says: str) -> None:
-    with pytest.raises(kind, match=says):
+def test_what_cannot_be_is_refused_at_once(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         Accelerator(**options)
 
 
@@ -198,12 +198,12 @@ def logs(folder: str) -> str:
 
 def test_log_lines_know_their_rank(tmp_path: Any) -> None:
     lines = run_on_ranks(logs, 2, str(tmp_path))[0].splitlines()
-    here = "(test_state.py)"
+    source = "(test_state.py)"
     assert lines == [
-        f"[RANK 0] main only {here}",
-        f"[RANK 0] in turn {here}",
-        f"[RANK 1] in turn {here}",
-        f"[RANK 0] once {here}",
+        f"[RANK 0] main only {source}",
+        f"[RANK 0] in turn {source}",
+        f"[RANK 1] in turn {source}",
+        f"[RANK 0] once {source}",
     ]
 
 

@@ -22,16 +22,16 @@ def seen() -> tuple[int, int, int, int, str, str | None]:
 
 
 def total() -> float:
-    one = torch.ones(1, device=current_world().device)
+    tensor = torch.ones(1, device=current_world().device)
     if current_world().size > 1:
-        dist.all_reduce(one)
-    return one.item()
+        dist.all_reduce(tensor)
+    return tensor.item()
 
 
 def test_a_process_alone_has_no_group() -> None:
-    (place,) = run_on_ranks(seen, 1)
-    assert place[:4] == (0, 1, 0, 1)
-    assert place[5] is None
+    (facts,) = run_on_ranks(seen, 1)
+    assert facts[:4] == (0, 1, 0, 1)
+    assert facts[5] is None
 
 
 def test_ranks_are_connected_with_nothing_set() -> None:
@@ -98,14 +98,14 @@ def test_a_place_is_read_from_torchruns_variables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "kind", "says"),
+    ("environment", "error", "message"),
     [
         ({"RANK": "2", "WORLD_SIZE": "2"}, LaunchError, "ranks count from 0 to 1"),
         ({"RANK": "first", "WORLD_SIZE": "2"}, ConfigurationError, "RANK should be a whole number, but is 'first'"),
     ],
 )
-def test_a_place_that_cannot_be_is_an_error(environment: dict[str, str], kind: type, says: str) -> None:
-    with pytest.raises(kind, match=says):
+def test_a_place_that_cannot_be_is_an_error(environment: dict[str, str], error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
         RankPlace.read(environment)
 
 
@@ -137,9 +137,9 @@ def meets_at_an_address() -> float:
     store = Rendezvous().rendezvous()
     hosts = HostGroup(None, "127.0.0.1")
     hosts.connect(int(os.environ["RANK"]), 2, dist.PrefixStore("hosts", store))
-    one = torch.ones(1)
-    hosts.group.allreduce([one]).wait()
-    return one.item()
+    tensor = torch.ones(1)
+    hosts.group.allreduce([tensor]).wait()
+    return tensor.item()
 
 
 def test_hosts_of_several_machines_talk_over_the_address_that_the_others_reach() -> None:

@@ -69,7 +69,7 @@ def fails_in_the_background(folder: str) -> list[str]:
         return write(self, to, blocks)
 
     writer.FileToWrite.write = full  # type: ignore[method-assign]
-    told = []
+    messages = []
     for call in (
         lambda: accelerator.save_state(f"{folder}/saved"),
         lambda: accelerator.load_state(f"{folder}/saved"),
@@ -80,15 +80,15 @@ def fails_in_the_background(folder: str) -> list[str]:
         accelerator.save_state(f"{folder}/saved", blocking=False)
         with pytest.raises(CheckpointError) as failure:
             call()
-        told.append(str(failure.value))
-    return told
+        messages.append(str(failure.value))
+    return messages
 
 
 @pytest.mark.parametrize("size", ONE_OR_TWO)
 def test_a_failure_in_the_background_is_told_at_the_next_call_on_every_rank(tmp_path: Path, size: int) -> None:
-    for told in run_on_ranks(fails_in_the_background, size, str(tmp_path)):
-        assert len(told) == 4
-        for message in told:
+    for messages in run_on_ranks(fails_in_the_background, size, str(tmp_path)):
+        assert len(messages) == 4
+        for message in messages:
             assert "optimizer.bin could not be written" in message
             assert "No space left on device" in message
     accelerator, model = training(str(tmp_path), False)
@@ -178,9 +178,9 @@ def saves_in_every_step(folder: str) -> tuple[Any, list[Any]]:
 
 
 def test_saving_in_the_background_changes_no_number(tmp_path: Path) -> None:
-    import tests.runtime.checkpoints.io.test_background_write as here
+    import tests.runtime.checkpoints.io.test_background_write as this_module
 
-    ((weights, losses),) = run_on_ranks(here.saves_in_every_step, 1, str(tmp_path / "saved"))
+    ((weights, losses),) = run_on_ranks(this_module.saves_in_every_step, 1, str(tmp_path / "saved"))
     made = Training()
     for inputs, targets in made.loader:
         made.step(inputs, targets)
