@@ -136,8 +136,8 @@ def test_every_way_finds_the_same(ended: dict[str, Ended]) -> None:
     assert len(found["first"]) == len(found["second"]) == 3 * 4
     assert found["first"][0] == found["second"][0]
     assert found["first"][-1] != found["second"][-1]
-    for way, one in ended.items():
-        assert one.found == found, f"{way}: {one.output}"
+    for way, result in ended.items():
+        assert result.found == found, f"{way}: {result.output}"
 
 
 @pytest.mark.slow

@@ -35,14 +35,14 @@ def on_each_rank() -> dict[str, Any]:
     weight = torch.ones(2, requires_grad=True)
     found["grad"] = pull(weight * 2).requires_grad
     found["model"] = type(pull(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1)))).__name__
-    found["errors"] = [said(lambda: pull(rank, rank=2)), said(lambda: pull(item for item in ()))]
-    found["missing"] = said(lambda: pull_from(1, lambda: {}[rank]))
+    found["errors"] = [error_of(lambda: pull(rank, rank=2)), error_of(lambda: pull(item for item in ()))]
+    found["missing"] = error_of(lambda: pull_from(1, lambda: {}[rank]))
     # after all of that the ranks still hear each other
     found["after"] = pull(rank, every=True)
     return found
 
 
-def said(call: Any) -> tuple[str, str]:
+def error_of(call: Any) -> tuple[str, str]:
     """The error of a call."""
     try:
         call()
@@ -115,9 +115,9 @@ def test_in_one_process_a_push_is_the_value_itself_and_a_pull_is_a_copy_of_it() 
 
 
 def test_what_a_called_function_does_to_its_arguments_is_not_seen_where_they_came_from() -> None:
-    asked: list[int] = []
-    assert run(lambda one: [*one, one.append(1)], asked) == [None]
-    assert asked == []
+    numbers: list[int] = []
+    assert run(lambda values: [*values, values.append(1)], numbers) == [None]
+    assert numbers == []
 
 
 def test_tensors_that_share_memory_share_it_afterwards() -> None:

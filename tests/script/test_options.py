@@ -24,11 +24,11 @@ OPTIONS = {
 
 
 @pytest.fixture(autouse=True)
-def _nothing_said_before(monkeypatch):
+def _no_script_words(monkeypatch):
     monkeypatch.setenv("ACCELERATE_NB_SCRIPT_WORDS", "[]")
 
 
-def said(monkeypatch: pytest.MonkeyPatch, *words: str, name: str = "__main__") -> dict[str, object]:
+def option_values(monkeypatch: pytest.MonkeyPatch, *words: str, name: str = "__main__") -> dict[str, object]:
     monkeypatch.setattr(sys, "argv", ["train.py", *words])
     options = parameters(name, "/home/train.py", "Train a model", **OPTIONS)
     assert isinstance(options, OptionValues)
@@ -62,13 +62,13 @@ def said(monkeypatch: pytest.MonkeyPatch, *words: str, name: str = "__main__") -
     ],
 )
 def test_options_have_their_types(monkeypatch, words, found):
-    values = said(monkeypatch, *words.split())
+    values = option_values(monkeypatch, *words.split())
     assert values == found
     assert {key: type(value) for key, value in values.items()} == {key: type(value) for key, value in found.items()}
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ("--batch-sise 3", "there is no option --batch-sise; did you mean --batch-size?"),
         ("--no-fast-mod", "there is no option --no-fast-mod; did you mean --no-fast-mode?"),
@@ -81,39 +81,39 @@ def test_options_have_their_types(monkeypatch, words, found):
         ("--rate", "--rate: expected one argument"),
     ],
 )
-def test_what_is_no_option_is_told_and_ends_the_script(monkeypatch, capsys, words, says):
+def test_what_is_no_option_is_told_and_ends_the_script(monkeypatch, capsys, words, message):
     with pytest.raises(SystemExit) as caught:
-        said(monkeypatch, *words.split())
+        option_values(monkeypatch, *words.split())
     assert caught.value.code == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert says in told.err
-    assert told.err.startswith("train.py: ")
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert message in output.err
+    assert output.err.startswith("train.py: ")
 
 
 def test_help_lists_the_options_with_their_defaults(monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
-        said(monkeypatch, "--help")
+        option_values(monkeypatch, "--help")
     assert caught.value.code == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "usage: train.py" in told
-    assert "Train a model" in told
-    assert "--rate FLOAT learning rate (default: 1e-3)" in told
-    assert "--batch-size INT 100% of a batch (default: 8)" in told
-    assert "--kind {adam,sgd}" in told
-    assert "--fast_mode" not in told
+    output = " ".join(capsys.readouterr().out.split())
+    assert "usage: train.py" in output
+    assert "Train a model" in output
+    assert "--rate FLOAT learning rate (default: 1e-3)" in output
+    assert "--batch-size INT 100% of a batch (default: 8)" in output
+    assert "--kind {adam,sgd}" in output
+    assert "--fast_mode" not in output
 
 
 @pytest.mark.parametrize("words", ["--help", "--nothing"])
 def test_one_of_many_processes_speaks(monkeypatch, capsys, words):
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(SystemExit):
-        said(monkeypatch, words)
+        option_values(monkeypatch, words)
     assert capsys.readouterr() == ("", "")
 
 
 def test_what_imports_the_script_for_its_data_loaders_has_the_same_values(monkeypatch):
-    assert said(monkeypatch, "--rate", "3") == {"rate": 3.0}
+    assert option_values(monkeypatch, "--rate", "3") == {"rate": 3.0}
     # such a process has other words of its own
-    assert said(monkeypatch, "--multiprocessing-fork", name="__mp_main__") == {"rate": 3.0}
-    assert said(monkeypatch, "--whatever", name="train") == {}
+    assert option_values(monkeypatch, "--multiprocessing-fork", name="__mp_main__") == {"rate": 3.0}
+    assert option_values(monkeypatch, "--whatever", name="train") == {}

@@ -80,19 +80,19 @@ def test_the_words_of_the_launch_say_the_same_settings() -> None:
     words = launch_words("train.py", ["--num-processes", "9"], settings)
     assert words[:3] == ["-m", "accelerate_nb", "launch"]
     script = words.index(os.path.abspath("train.py"))
-    said, others = read_words(words[3:script], all_settings(), "A command line")
-    assert resolve(said, {}) == resolve(settings, {})
+    values, others = read_words(words[3:script], all_settings(), "A command line")
+    assert resolve(values, {}) == resolve(settings, {})
     assert others == []
     assert words[script + 1 :] == ["--num-processes", "9"]
 
 
-SAID = {"num_processes": 2, "mixed_precision": "bf16"}
+SETTINGS = {"num_processes": 2, "mixed_precision": "bf16"}
 SCRIPT = f"""
 import sys
 print("before")
 sys.executable = "./telling"
 from accelerate_nb.script.relaunch import needed
-needed(__file__, **{SAID})
+needed(__file__, **{SETTINGS})
 raise SystemExit("not reached")
 """
 # What stands in for Python: it tells how it was called, and ends with a code of its own.
@@ -120,7 +120,7 @@ def test_plain_python_becomes_the_launch_with_its_flags_and_ends_with_its_code(t
     assert process.returncode == 7
     assert first == "before"
     assert pid == str(process.pid)
-    launch = launch_words(str(tmp_path / "train.py"), ["--epochs", "3"], SAID)
+    launch = launch_words(str(tmp_path / "train.py"), ["--epochs", "3"], SETTINGS)
     assert words[-len(launch) :] == launch
     # the environment may say more of this kind
     assert {"-O", "-Wignore", "-X", "dev"} <= set(words[: -len(launch)])

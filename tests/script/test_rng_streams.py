@@ -49,10 +49,10 @@ def drawn_in_a_kernel(path: Path) -> list[str]:
         env={**os.environ, "ACCELERATE_NB_PANEL": "text"}
     )
     outputs = [output for cell in content.cells for output in cell.get("outputs", ())]
-    return told("".join(output.text for output in outputs if output.get("name") == "stdout"))
+    return number_lines("".join(output.text for output in outputs if output.get("name") == "stdout"))
 
 
-def told(text: str) -> list[str]:
+def number_lines(text: str) -> list[str]:
     """The lines that tell numbers, without who wrote them."""
     return [line.removeprefix("[0-1] ") for line in text.splitlines() if "= " in line]
 
@@ -74,7 +74,7 @@ def test_under_torchrun_every_process_draws_what_the_notebook_draws(tmp_path: Pa
         for name in ("stdout", "stderr")
     }
     assert done.returncode == 0, (done.stderr, logs["stderr"])
-    first, second = map(told, logs["stdout"])
+    first, second = map(number_lines, logs["stdout"])
     assert first == second
     kernel = drawn_in_a_kernel(tmp_path / "train.ipynb")
     assert len(kernel) == 13

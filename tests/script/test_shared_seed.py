@@ -87,10 +87,10 @@ def test_a_python_begins_again_once_in_place_with_its_words_and_seeds_what_it_im
         monkeypatch.setenv(name, value)
     command = [sys.executable, "-O", "train.py", "a b"]
     processes = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [process.communicate(timeout=60)[0].splitlines() for process in processes]
+    outputs = [process.communicate(timeout=60)[0].splitlines() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     found = []
-    for process, lines in zip(processes, told, strict=True):
+    for process, lines in zip(processes, outputs, strict=True):
         assert lines[:2] == ["begun", "begun"]
         assert len(lines) == 3
         pid, _, rest = lines[2].partition(" ")

@@ -44,10 +44,10 @@ def on_ranks(code: str, *, ranks: int = 3, **more: str) -> list[subprocess.Compl
         )
         for rank in range(ranks)
     ]
-    said = [process.communicate(timeout=60) for process in processes]
+    outputs = [process.communicate(timeout=60) for process in processes]
     return [
         subprocess.CompletedProcess(process.args, process.returncode, out, err)
-        for process, (out, err) in zip(processes, said, strict=True)
+        for process, (out, err) in zip(processes, outputs, strict=True)
     ]
 
 
@@ -156,14 +156,14 @@ def test_cells_give_back_what_they_are_asked_for() -> None:
 
 def test_cd_goes_back_and_says_where_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLDPWD", "/")
-    here = os.getcwd()
+    folder = os.getcwd()
     Path("inner").mkdir()
     shell_commands.cd("inner")
     shell_commands.cd("-", quiet=True)
     shell_commands.cd("nowhere", quiet=True)
-    assert os.getcwd() == here
+    assert os.getcwd() == folder
     assert capsys.readouterr().out.split("\n")[:2] == [
-        f"{here}/inner",
+        f"{folder}/inner",
         "[Errno 2] No such file or directory: 'nowhere'",
     ]
 
