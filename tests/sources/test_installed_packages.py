@@ -9,9 +9,9 @@ from accelerate_nb.sources.installed_packages import is_installed, loaded_since
 
 
 def test_installed_packages_are_told_from_the_rest(monkeypatch):
-    own = types.ModuleType("my_model")
-    own.__file__ = "/home/me/site/my_model.py"
-    monkeypatch.setitem(sys.modules, "my_model", own)
+    module = types.ModuleType("my_model")
+    module.__file__ = "/home/me/site/my_model.py"
+    monkeypatch.setitem(sys.modules, "my_model", module)
     monkeypatch.setitem(sys.modules, "hidden", None)
     assert is_installed("pytest")
     assert is_installed("_pytest.config")

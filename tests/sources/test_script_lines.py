@@ -27,12 +27,12 @@ SOURCES = [
 
 def test_every_line_of_every_cell_is_found_and_nothing_else(tmp_path):
     lines = script(tmp_path, *CELLS).text.split("\n")
-    found = {(one.cell, one.line): lines[number - 1] for number, one in table(lines).items()}
+    found = {(origin.cell, origin.line): lines[number - 1] for number, origin in table(lines).items()}
     for cell, source in enumerate(SOURCES, start=1):
         for line, text in enumerate(source.split("\n"), start=1):
-            there = found[cell, line].strip()
+            script_line = found[cell, line].strip()
             bare = text.strip().replace(": int", "")
-            assert there in (bare, f"# {bare}", f"shown({bare})"), (cell, line)
+            assert script_line in (bare, f"# {bare}", f"shown({bare})"), (cell, line)
 
 
 def test_a_place_reads_as_a_person_says_it(tmp_path):

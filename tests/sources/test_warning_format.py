@@ -14,7 +14,7 @@ from tests.export.making import exported
 WARNS = "def careful():\n    x = 1\n    warnings.warn('take care')\n\ncareful()"
 
 
-def said(folder: Path, *cells: str, flags: tuple[str, ...] = ()) -> str:
+def stderr_of(folder: Path, *cells: str, flags: tuple[str, ...] = ()) -> str:
     """What a script writes to its standard error under plain Python."""
     path = exported(folder, "import warnings\nwarnings.simplefilter('always')", *cells)
     done = subprocess.run([sys.executable, *flags, path.name], cwd=folder, capture_output=True, text=True, check=False)
@@ -27,7 +27,7 @@ def test_a_warning_names_notebook_cell_and_line(tmp_path: Path) -> None:
         "import asyncio, os\nos.chdir('/')\nawait asyncio.sleep(0)\n\nwarnings.warn('old', DeprecationWarning)\nx = 1",
         "from accelerate_nb.user_warnings import warn_user\nwarn_user('of this package')\nx = 2",
     ]
-    assert said(tmp_path, *cells).splitlines() == [
+    assert stderr_of(tmp_path, *cells).splitlines() == [
         "train.ipynb, cell 2, line 3: UserWarning: take care",
         "  warnings.warn('take care')",
         "train.ipynb, cell 3, line 5: DeprecationWarning: old",
@@ -40,7 +40,7 @@ def test_a_warning_names_notebook_cell_and_line(tmp_path: Path) -> None:
 def test_warnings_of_other_files_look_as_ever(tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text("import warnings\nwarnings.warn('elsewhere')\n")
     assert (
-        said(tmp_path, "import other")
+        stderr_of(tmp_path, "import other")
         == f"{tmp_path / 'other.py'}:2: UserWarning: elsewhere\n  warnings.warn('elsewhere')\n"
     )
 
@@ -52,7 +52,7 @@ WARNED = "train.ipynb, cell 3, line 3: UserWarning: take care\n  warnings.warn('
 
 
 @pytest.mark.parametrize(
-    ("hook", "told"),
+    ("hook", "output"),
     [
         (
             f"def show(message, category, filename, *_):\n{PRINTS}\nwarnings.showwarning = show",
@@ -74,27 +74,27 @@ WARNED = "train.ipynb, cell 3, line 3: UserWarning: take care\n  warnings.warn('
     ],
     ids=["showwarning", "formatwarning", "formatwarning that calls the one before", "logging", "a filter"],
 )
-def test_hooks_and_filters_of_the_person_s_own_go_on(hook: str, told: str, tmp_path: Path) -> None:
-    assert said(tmp_path, f"import os, sys\n{hook}", WARNS) == told
+def test_hooks_and_filters_of_the_person_s_own_go_on(hook: str, output: str, tmp_path: Path) -> None:
+    assert stderr_of(tmp_path, f"import os, sys\n{hook}", WARNS) == output
 
 
 def test_a_warning_that_is_made_an_error_ends_the_script_at_its_line(tmp_path: Path) -> None:
-    told = said(tmp_path, "warnings.resetwarnings()\nwarnings.simplefilter('error')", WARNS)
-    assert "  train.ipynb, cell 3, line 3, in careful\n" in told
-    assert told.endswith("UserWarning: take care\n")
-    assert "train.py" not in told
+    output = stderr_of(tmp_path, "warnings.resetwarnings()\nwarnings.simplefilter('error')", WARNS)
+    assert "  train.ipynb, cell 3, line 3, in careful\n" in output
+    assert output.endswith("UserWarning: take care\n")
+    assert "train.py" not in output
 
 
 def test_what_collects_warnings_collects_them(tmp_path: Path) -> None:
     cell = f"import pytest, sys\n{WARNS[:-10]}with pytest.warns(UserWarning, match='care') as found:\n    careful()\n"
-    assert said(tmp_path, f"{cell}print(len(found), found[0].lineno > 10, file=sys.stderr)") == "1 True\n"
+    assert stderr_of(tmp_path, f"{cell}print(len(found), found[0].lineno > 10, file=sys.stderr)") == "1 True\n"
 
 
 def test_where_a_file_was_opened_that_nobody_closed_is_told_in_the_same_words(tmp_path: Path) -> None:
     cell = "def left_open():\n    open(os.devnull)\n\nimport os\nleft_open()\nx = 1"
-    told = said(tmp_path, cell, flags=("-X", "tracemalloc=5"))
-    assert told.startswith("train.ipynb, cell 2, line 2: ResourceWarning: unclosed file")
-    assert told.endswith(
+    output = stderr_of(tmp_path, cell, flags=("-X", "tracemalloc=5"))
+    assert output.startswith("train.ipynb, cell 2, line 2: ResourceWarning: unclosed file")
+    assert output.endswith(
         "Object allocated at (most recent call last):\n"
         "  train.ipynb, cell 2, line 5\n    left_open()\n  train.ipynb, cell 2, line 2\n    open(os.devnull)\n"
     )
@@ -102,8 +102,8 @@ def test_where_a_file_was_opened_that_nobody_closed_is_told_in_the_same_words(tm
 
 def test_a_second_script_in_the_same_process_names_its_own_lines(tmp_path: Path) -> None:
     second = exported(tmp_path, "import warnings", "\nwarnings.warn('second')", name="second.ipynb")
-    told = said(tmp_path, f"import runpy\nrunpy.run_path({os.fspath(second)!r}, run_name='__main__')", WARNS)
-    assert told.splitlines()[::2] == [
+    output = stderr_of(tmp_path, f"import runpy\nrunpy.run_path({os.fspath(second)!r}, run_name='__main__')", WARNS)
+    assert output.splitlines()[::2] == [
         "second.ipynb, cell 2, line 2: UserWarning: second",
         "train.ipynb, cell 3, line 3: UserWarning: take care",
     ]
