@@ -72,17 +72,22 @@ def wrong_parameters(name: str, ours: Any, theirs: list[str]) -> Iterator[str]:
     wanted = [their.rstrip("=") for their in theirs if their not in {"self", "cls"}]
     if wanted and set(wanted) <= {"args", "kwargs"}:
         return  # a decorator of Accelerate's hides what the function takes
-    own = {name: each for name, each in inspect.signature(ours).parameters.items() if name != "self"}
-    takes_more = any(item.kind in (item.VAR_POSITIONAL, item.VAR_KEYWORD) for item in own.values())
-    for parameter in wanted:
-        if parameter not in own and not (takes_more and parameter.endswith("args")):
-            yield f"{name}({parameter})"
+    our_parameters = {
+        name: parameter for name, parameter in inspect.signature(ours).parameters.items() if name != "self"
+    }
+    takes_more = any(item.kind in (item.VAR_POSITIONAL, item.VAR_KEYWORD) for item in our_parameters.values())
+    for parameter_name in wanted:
+        if parameter_name not in our_parameters and not (takes_more and parameter_name.endswith("args")):
+            yield f"{name}({parameter_name})"
     optional = {their[:-1] for their in theirs if their.endswith("=")}
-    for parameter, each in own.items():
-        needed = each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-        if needed and (parameter in optional or parameter not in wanted):
-            yield f"{name}({parameter}: needed here, optional there)"
-    places = [wanted.index(parameter) for parameter in own if parameter in wanted]
+    for parameter_name, parameter in our_parameters.items():
+        needed = parameter.default is parameter.empty and parameter.kind in (
+            parameter.POSITIONAL_OR_KEYWORD,
+            parameter.KEYWORD_ONLY,
+        )
+        if needed and (parameter_name in optional or parameter_name not in wanted):
+            yield f"{name}({parameter_name}: needed here, optional there)"
+    places = [wanted.index(parameter) for parameter in our_parameters if parameter in wanted]
     if places != sorted(places):
         yield f"{name}(parameters in another order)"
 

@@ -84,13 +84,13 @@ def wrong_layers(sources: list[Module]) -> Iterator[str]:
             if folder == module.folder:
                 continue
             if folder not in LAYERS:
-                yield f"{place(module, item)}: {folder} re-exports for users; import the module that defines it"
+                yield f"{location(module, item)}: {folder} re-exports for users; import the module that defines it"
             elif LAYERS[folder] >= LAYERS[module.folder]:
-                yield f"{place(module, item)}: layer {LAYERS[module.folder]} imports {folder} of layer {LAYERS[folder]}"
+                yield f"{location(module, item)}: layer {LAYERS[module.folder]} imports {folder} of layer {LAYERS[folder]}"
             elif (module.folder, folder) in ONLY_IN_FUNCTIONS and item.when == "import":
-                yield f"{place(module, item)}: {module.folder} imports {folder} inside of functions"
+                yield f"{location(module, item)}: {module.folder} imports {folder} inside of functions"
             elif (module.folder, folder) in FORBIDDEN:
-                yield f"{place(module, item)}: {module.folder} never imports {folder}"
+                yield f"{location(module, item)}: {module.folder} never imports {folder}"
 
 
 def wrong_torch(sources: list[Module]) -> Iterator[str]:
@@ -105,7 +105,7 @@ def wrong_torch(sources: list[Module]) -> Iterator[str]:
             ):
                 continue
             if item.when == "import" or module.folder not in TORCH_IN_FUNCTIONS:
-                yield f"{place(module, item)}: torch is imported {'with the file' if item.when == 'import' else 'here'}"
+                yield f"{location(module, item)}: torch is imported {'with the file' if item.when == 'import' else 'here'}"
 
 
 def wrong_optional(sources: list[Module]) -> Iterator[str]:
@@ -118,7 +118,7 @@ def wrong_optional(sources: list[Module]) -> Iterator[str]:
                 and item.when != "types"
                 and {module.path.stem, module.path.parent.name}.isdisjoint(owner.split())
             ):
-                yield f"{place(module, item)}: only a file named {owner.replace(' ', '.py or ')}.py imports {top(item)}"
+                yield f"{location(module, item)}: only a file named {owner.replace(' ', '.py or ')}.py imports {top(item)}"
 
 
 def wrong_re_exports(sources: list[Module]) -> Iterator[str]:
@@ -144,7 +144,7 @@ def top(item: Import) -> str:
     return item.target.split(".")[0]
 
 
-def place(module: Module, item: Import) -> str:
+def location(module: Module, item: Import) -> str:
     """Where an import stands."""
     return f"{module.path.name}:{item.line} ({module.name})"
 

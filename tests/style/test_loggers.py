@@ -41,8 +41,8 @@ def wrong_name(name: str) -> str | None:
 
 def test_a_level_that_is_set_under_the_path_of_accelerate_is_in_force(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("accelerate_nb.utils.modeling")
-    for level, said in ((logging.ERROR, 0), (logging.WARNING, 1)):
+    for level, count in ((logging.ERROR, 0), (logging.WARNING, 1)):
         caplog.clear()
         with caplog.at_level(level, logger.name):
             get_max_memory({torch.cuda.device_count() + 7: "1GB", "cpu": "1GB"})
-        assert len(caplog.records) == said
+        assert len(caplog.records) == count

@@ -18,8 +18,8 @@ RE_EXPORTING = [module for module in modules() if re_exports(module)]
 
 def public_names() -> list[str]:
     """Each public name with its module, as the package has them now."""
-    own = {f"accelerate_nb.{name}" for name in accelerate_nb.__all__}
-    return sorted(own.union(*(passed_on(module) for module in RE_EXPORTING)))
+    names = {f"accelerate_nb.{name}" for name in accelerate_nb.__all__}
+    return sorted(names.union(*(passed_on(module) for module in RE_EXPORTING)))
 
 
 def passed_on(module: Module) -> set[str]:

@@ -41,17 +41,17 @@ POSSIBLE = {
 DOWN, ENTER, SPACE, CLEAR = "\x1b[B", "\r", " ", "\x15"
 
 
-def another(one: Setting) -> Any:
+def another(setting: Setting) -> Any:
     """A value that is not the default, where one machine has another."""
-    if one.name in POSSIBLE:
-        return POSSIBLE[one.name]
-    match one.value_type:
+    if setting.name in POSSIBLE:
+        return POSSIBLE[setting.name]
+    match setting.value_type:
         case OneOf():
-            return next(word for word in one.choices if word != one.default)
+            return next(word for word in setting.choices if word != setting.default)
         case Boolean():
-            return not one.default
+            return not setting.default
         case Integer():
-            return int(one.value_type.minimum or 0) + 2
+            return int(setting.value_type.minimum or 0) + 2
         case Number():
             return 7.5
         case NamedValues():
@@ -62,7 +62,7 @@ def another(one: Setting) -> Any:
             return "data=2,fsdp"
         case Text():
             return "runs of ${rank}"
-    raise AssertionError(f"{one.name} is of a kind that this test does not know")
+    raise AssertionError(f"{setting.name} is of a kind that this test does not know")
 
 
 def as_text(value: Any) -> str:
@@ -72,23 +72,23 @@ def as_text(value: Any) -> str:
 ANOTHER = {setting.name: another(setting) for setting in all_settings()}
 
 
-def only(one: Setting) -> RunConfig:
+def only(setting: Setting) -> RunConfig:
     """What a run should be where this setting alone is said."""
-    return resolve({one.name: ANOTHER[one.name]}, {})
+    return resolve({setting.name: ANOTHER[setting.name]}, {})
 
 
 @pytest.fixture(autouse=True)
-def _nothing_else_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
 
 
 def test_no_two_settings_share_a_name_anywhere() -> None:
     for names in ("name", "flag"):
-        said = [getattr(setting, names) for setting in all_settings()]
-        assert len(set(said)) == len(said)
+        spellings = [getattr(setting, names) for setting in all_settings()]
+        assert len(set(spellings)) == len(spellings)
     for names in ("variables", "keys"):
-        said = [name for setting in all_settings() for name in getattr(setting, names)]
-        assert len(set(said)) == len(said)
+        spellings = [name for setting in all_settings() for name in getattr(setting, names)]
+        assert len(set(spellings)) == len(spellings)
 
 
 def test_each_setting_can_be_said_in_a_call() -> None:
@@ -100,10 +100,10 @@ def test_each_setting_is_a_flag_of_the_launch() -> None:
     parser = CliParser(prog="accelerate-nb launch")
     launch.configure(parser)
     for setting in all_settings():
-        said = parser.parse_args([*formats.flags({setting.name: ANOTHER[setting.name]}), "train.py"])
-        launch._take_seconds(said)
-        assert said.what == ["train.py"], setting.name
-        assert read_request(said).config == only(setting), setting.name
+        arguments = parser.parse_args([*formats.flags({setting.name: ANOTHER[setting.name]}), "train.py"])
+        launch._take_seconds(arguments)
+        assert arguments.what == ["train.py"], setting.name
+        assert read_request(arguments).config == only(setting), setting.name
 
 
 def test_each_setting_has_variables_of_the_environment() -> None:
@@ -114,13 +114,13 @@ def test_each_setting_has_variables_of_the_environment() -> None:
 
 def test_each_setting_is_kept_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    for one in all_settings():
-        files.draft(path, formats.keys(only(one), "NO")).write()
-        assert resolve({}, {}, files.read(path)) == only(one), one.name
+    for setting in all_settings():
+        files.draft(path, formats.keys(only(setting), "NO")).write()
+        assert resolve({}, {}, files.read(path)) == only(setting), setting.name
         path.unlink()
-        for key in one.keys:
-            path.write_text(f"{key}: {json.dumps(ANOTHER[one.name])}\n")
-            assert resolve({}, {}, files.read(path)) == only(one), key
+        for key in setting.keys:
+            path.write_text(f"{key}: {json.dumps(ANOTHER[setting.name])}\n")
+            assert resolve({}, {}, files.read(path)) == only(setting), key
         path.unlink(missing_ok=True)
 
 
@@ -131,12 +131,12 @@ def in_the_order_of_questions() -> Iterator[Setting]:
     yield from (item for group in GROUPS for item in rest if item.group == group)
 
 
-def answer(one: Setting) -> str:
+def answer(setting: Setting) -> str:
     """The keys that answer a setting's question with another value than its default."""
-    if isinstance(one.value_type, (Boolean, OneOf)):
-        listed = [*([None] if one.nullable else []), *(one.choices or (True, False))]
-        return DOWN * ((listed.index(ANOTHER[one.name]) - listed.index(one.default)) % len(listed)) + ENTER
-    return CLEAR + as_text(ANOTHER[one.name]) + ENTER
+    if isinstance(setting.value_type, (Boolean, OneOf)):
+        listed = [*([None] if setting.nullable else []), *(setting.choices or (True, False))]
+        return DOWN * ((listed.index(ANOTHER[setting.name]) - listed.index(setting.default)) % len(listed)) + ENTER
+    return CLEAR + as_text(ANOTHER[setting.name]) + ENTER
 
 
 def test_each_setting_has_a_question_whose_answer_counts() -> None:
@@ -154,8 +154,10 @@ def test_each_setting_has_a_question_whose_answer_counts() -> None:
 def controls(widget: Any) -> dict[str, Any]:
     """What one types into, in a form and all that it holds, by the names beside it."""
     kinds = (ipywidgets.Text, ipywidgets.Dropdown, ipywidgets.Checkbox)
-    own = {widget.description: widget} if isinstance(widget, kinds) else {}
-    return own | {name: one for child in getattr(widget, "children", ()) for name, one in controls(child).items()}
+    found = {widget.description: widget} if isinstance(widget, kinds) else {}
+    return found | {
+        name: control for child in getattr(widget, "children", ()) for name, control in controls(child).items()
+    }
 
 
 def test_each_setting_has_a_field_whose_value_counts(monkeypatch: pytest.MonkeyPatch) -> None:
