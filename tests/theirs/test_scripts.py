@@ -19,7 +19,7 @@ import torch
 
 from tests.theirs.scripts import run_script
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 RUN_HERE = {
     "test_ops.py",
     "test_sync.py",
@@ -91,15 +91,15 @@ class OnTheCpu(torch.nn.parallel.DistributedDataParallel):
 
 def hooks_without_a_gpu(script: Any) -> None:
     torch.nn.parallel.DistributedDataParallel = OnTheCpu  # what it compares with; this package has the original
-    kind = script.DDPCommunicationHookType
+    hook_types = script.DDPCommunicationHookType
     for hook, wrapper, options in (
-        (kind.NO, kind.NO, {}),
-        (kind.FP16, kind.NO, {}),
-        (kind.POWER_SGD, kind.NO, {}),
-        (kind.POWER_SGD, kind.FP16, {}),
-        (kind.POWER_SGD, kind.NO, {"matrix_approximation_rank": 2}),
-        (kind.BATCHED_POWER_SGD, kind.NO, {}),
-        (kind.BATCHED_POWER_SGD, kind.FP16, {}),
+        (hook_types.NO, hook_types.NO, {}),
+        (hook_types.FP16, hook_types.NO, {}),
+        (hook_types.POWER_SGD, hook_types.NO, {}),
+        (hook_types.POWER_SGD, hook_types.FP16, {}),
+        (hook_types.POWER_SGD, hook_types.NO, {"matrix_approximation_rank": 2}),
+        (hook_types.BATCHED_POWER_SGD, hook_types.NO, {}),
+        (hook_types.BATCHED_POWER_SGD, hook_types.FP16, {}),
     ):
         # without bf16, which torch averages on CUDA and XPU only
         script.test_ddp_comm_hook(hook, wrapper, options)
@@ -200,7 +200,7 @@ script.main()
 @pytest.mark.slow
 def test_the_notebook_launcher(tmp_path: Path) -> None:
     environment = {**os.environ, "ACCELERATE_NUM_PROCESSES": "2", "ACCELERATE_USE_CPU": "true"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(HERE / "everywhere"), environment["PYTHONPATH"]])
+    environment["PYTHONPATH"] = os.pathsep.join([str(FOLDER / "everywhere"), environment["PYTHONPATH"]])
     done = subprocess.run(
         [sys.executable, "-c", NOTEBOOK],
         cwd=tmp_path,
