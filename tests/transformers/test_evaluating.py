@@ -88,12 +88,12 @@ def evaluated(setting: Setting, folder: str) -> dict[str, Any]:
         compute_metrics=Summed(),
     )
     found = trainer.evaluate()
-    told = {name: found[name] for name in sorted(found) if not name.endswith(("time", "runtime", "per_second"))}
+    metrics = {name: found[name] for name in sorted(found) if not name.endswith(("time", "runtime", "per_second"))}
     if arguments.batch_eval_metrics:
-        return told
+        return metrics
     predicted = trainer.predict(Stream(samples) if setting.stream else samples)
     held = predicted.predictions
-    return {**told, "predictions": None if held is None else torch.as_tensor(held).flatten().tolist()}
+    return {**metrics, "predictions": None if held is None else torch.as_tensor(held).flatten().tolist()}
 
 
 class Model(torch.nn.Module):

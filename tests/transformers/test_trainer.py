@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 SAMPLES, AT_ONCE, STEPS = 240, 8, 30
 
 
-def train(folder: str, on_each: int) -> dict[str, Any]:
+def train(folder: str, per_device_batch: int) -> dict[str, Any]:
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 
     class Seen(TrainerCallback):
@@ -38,7 +38,7 @@ def train(folder: str, on_each: int) -> dict[str, Any]:
     arguments = TrainingArguments(
         folder,
         max_steps=STEPS,
-        per_device_train_batch_size=on_each,
+        per_device_train_batch_size=per_device_batch,
         learning_rate=1e-2,
         logging_steps=5,
         save_strategy="no",
@@ -67,10 +67,10 @@ def train(folder: str, on_each: int) -> dict[str, Any]:
     }
 
 
-def train_under_alias(folder: str, on_each: int) -> dict[str, Any]:
+def train_under_alias(folder: str, per_device_batch: int) -> dict[str, Any]:
     install()
     os.environ["ACCELERATE_USE_CPU"] = "true"
-    result = train(folder, on_each)
+    result = train(folder, per_device_batch)
     import accelerate
 
     assert accelerate.__name__ == "accelerate_nb"
@@ -79,9 +79,9 @@ def train_under_alias(folder: str, on_each: int) -> dict[str, Any]:
 
 def launched(folder: str, processes: int) -> list[dict[str, Any]]:
     """Trained in workers of this package's launcher, with Hugging Face's own Accelerate."""
-    on_each = AT_ONCE // processes
+    per_device_batch = AT_ONCE // processes
     found: list[dict[str, Any]] = notebook_launcher(
-        train, (folder, on_each), num_processes=processes, cpu=True, results="all", timeout=90
+        train, (folder, per_device_batch), num_processes=processes, cpu=True, results="all", timeout=90
     )
     return found
 
