@@ -203,11 +203,11 @@ def test_a_long_chain_keeps_what_is_nearest():
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="groups are of Python 3.11")
 def test_the_exceptions_of_a_group_have_their_causes_too():
     inner = caught(three)
-    kind = builtins.ExceptionGroup
-    group = kind("several", [inner, Holding(threading.Lock()), kind("more", [OSError(2, "no")])])
+    group_class = builtins.ExceptionGroup
+    group = group_class("several", [inner, Holding(threading.Lock()), group_class("more", [OSError(2, "no")])])
     found = arrived(group)
-    assert (type(found), found.message) == (kind, "several")
-    assert [type(item) for item in found.exceptions] == [RuntimeError, Holding, kind]
+    assert (type(found), found.message) == (group_class, "several")
+    assert [type(item) for item in found.exceptions] == [RuntimeError, Holding, group_class]
     assert links(found.exceptions[0]) == ["RuntimeError", "ValueError", "KeyError"]
     assert traceback.format_tb(found.exceptions[0].__traceback__) == traceback.format_tb(inner.__traceback__)
     assert found.exceptions[2].exceptions[0].errno == 2

@@ -194,8 +194,8 @@ def test_a_homeward_value_names_the_notebook_s_classes(monkeypatch):
         entries = dump_homeward([value, main.Homeward])
         assert b"Homeward" in bytes(entries[0])
         assert len(entries[0]) < 100
-        found, kind = load(entries)
-        assert type(found) is kind is main.Homeward
+        found, loaded_class = load(entries)
+        assert type(found) is loaded_class is main.Homeward
     finally:
         del main.Homeward
 

@@ -66,17 +66,17 @@ def adds(queue, lock, event, counter, connection, shared):
 def test_workers_use_the_notebook_s_queues_locks_and_shared_tensors(start_method, tmp_path):
     context = SPAWN if start_method != "fork" else multiprocessing.get_context("fork")
     queue, lock, event, counter = context.SimpleQueue(), context.Lock(), context.Event(), context.Value("i", 0)
-    near, there = context.Pipe()
+    test_end, worker_end = context.Pipe()
     shared = torch.zeros(3).share_memory_()
     settings = {"num_processes": 2, "cpu": True, "start_method": start_method, "folder": str(tmp_path), "timeout": 60}
-    run = launch(adds, (queue, lock, event, counter, there, shared), results="all", config_file="", **settings)
+    run = launch(adds, (queue, lock, event, counter, worker_end, shared), results="all", config_file="", **settings)
     assert sorted([queue.get(), queue.get()]) == [0, 1]
-    assert near.recv() == "from 0"
+    assert test_end.recv() == "from 0"
     event.set()
     assert run.wait() == [0, 1]
     assert counter.value == 2
     assert float(shared[0]) in {1, 2}  # two that add at once may overwrite each other
-    for end in (near, there):
+    for end in (test_end, worker_end):
         end.close()
     queue.close()
 
