@@ -43,9 +43,9 @@ def of_a_child():
     queue = context.Queue()
     process = context.Process(target=child, args=(queue,))
     process.start()
-    told = queue.get(timeout=30)
+    facts = queue.get(timeout=30)
     process.join()
-    return told
+    return facts
 
 def main():
     main = sys.modules["__main__"]
@@ -144,9 +144,9 @@ class Nobody:
 )
 def test_a_program_finds_what_python_would_give_it(folder, what, words):
     arguments = ["--lr", "3", "--", "-x"]
-    there, _ = by_python(folder, *words, *arguments)
+    in_python, _ = by_python(folder, *words, *arguments)
     in_worker, written = by_workers(folder, Program(what(folder), tuple(arguments), path=path_behind(words)))
-    assert in_worker == there
+    assert in_worker == in_python
     # what Python does when a program's last line has run is done, too
     assert sorted(written.splitlines()) == ["at exit", "from a pool", "from a thread"]
 

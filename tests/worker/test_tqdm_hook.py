@@ -38,8 +38,8 @@ def progress_of(loop, *arguments, **settings):
 def bar_named(name):
     from importlib import import_module
 
-    module, _, kind = name.rpartition(".")
-    return getattr(import_module(module), kind)
+    module, _, class_name = name.rpartition(".")
+    return getattr(import_module(module), class_name)
 
 
 def goes_through(name):
