@@ -35,8 +35,8 @@ def on_xla(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Callable[..., list[Any]
         function: Callable[..., Any], *args: Any, num_processes: int = 1, devices: int | None = None, **settings: Any
     ) -> list[Any]:
         monkeypatch.setenv("CPU_NUM_DEVICES", str(devices or num_processes))
-        asked = {"config_file": "", "folder": str(tmp_path / "runs"), "results": "all", "panel": "off", **settings}
-        return launch(function, args, num_processes=num_processes, **asked).wait(110)
+        options = {"config_file": "", "folder": str(tmp_path / "runs"), "results": "all", "panel": "off", **settings}
+        return launch(function, args, num_processes=num_processes, **options).wait(110)
 
     return run
 
@@ -47,9 +47,9 @@ def launched_on_xla(tmp_path_factory) -> Iterator[Callable[..., list[Any]]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PJRT_DEVICE", "CPU")
         patch.setenv("CPU_NUM_DEVICES", "1")
-        asked = {"config_file": "", "folder": str(tmp_path_factory.mktemp("runs")), "results": "all", "panel": "off"}
+        options = {"config_file": "", "folder": str(tmp_path_factory.mktemp("runs")), "results": "all", "panel": "off"}
 
         def run(function: Callable[..., Any], *args: Any) -> list[Any]:
-            return launch(function, args, num_processes=1, **asked).wait(110)
+            return launch(function, args, num_processes=1, **options).wait(110)
 
         yield run

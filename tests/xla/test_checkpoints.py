@@ -70,7 +70,7 @@ class Training:
         self.custom = Remembering(self.accelerator.device)
         self.accelerator.register_for_checkpointing(self.custom)
         self.count = 0
-        self.told: list[Any] = []
+        self.records: list[Any] = []
 
     def epochs(self, count: int, *, at: dict[int, Any] | None = None) -> None:
         for _ in range(count):
@@ -82,21 +82,24 @@ class Training:
                 self.optimizer.zero_grad()
                 self.custom.mean += inputs.detach()[0, :3]
                 self.count += 1
-                self.told.append((loss.detach(), random.random(), float(np.random.rand()), inputs.sum()))
+                self.records.append((loss.detach(), random.random(), float(np.random.rand()), inputs.sum()))
                 if at and self.count in at:
                     at[self.count]()
 
     def numbers(self, since: int = 0) -> Any:
         """All that has happened since a step, and what has become of the training, in plain numbers."""
-        told = [(loss.item(), one, other, total.item()) for loss, one, other, total in self.told[since:]]
-        return told, self.state()
+        records = [
+            (loss.item(), python_draw, numpy_draw, total.item())
+            for loss, python_draw, numpy_draw, total in self.records[since:]
+        ]
+        return records, self.state()
 
     def state(self) -> dict[str, Any]:
         """What the training is now."""
         inner = self.accelerator.unwrap_model(self.model)
-        weights = {name: each.float().tolist() for name, each in inner.state_dict().items()}
+        weights = {name: tensor.float().tolist() for name, tensor in inner.state_dict().items()}
         kept = {
-            number: {name: each.float().tolist() for name, each in values.items()}
+            number: {name: tensor.float().tolist() for name, tensor in values.items()}
             for number, values in self.optimizer.state_dict()["state"].items()
         }
         rate = self.schedule.get_last_lr()
@@ -222,17 +225,17 @@ def test_saving_changes_nothing_of_a_training(saved):
 
 @pytest.mark.parametrize("kind", ["plain", "background"])
 def test_a_resumed_training_goes_on_bit_for_bit(saved, folder, xla, kind):
-    told, state = saved["straight"]
-    assert xla(resumes, str(folder), kind) == (told[3:], state)
+    records, state = saved["straight"]
+    assert xla(resumes, str(folder), kind) == (records[3:], state)
 
 
 def test_files_are_plain_tensors_of_the_cpu(saved, folder):
     written = [path for path in folder.rglob("*") if path.suffix in {".pkl", ".bin", ".pt"}]
     assert len(written) > 10
-    for each in written:
-        content = each.read_bytes().replace(b"xm_seed", b"")
-        assert b"xla" not in content, each
-        assert b"_rebuild_device" not in content, each  # as torch pickles tensors without a storage
+    for path in written:
+        content = path.read_bytes().replace(b"xm_seed", b"")
+        assert b"xla" not in content, path
+        assert b"_rebuild_device" not in content, path  # as torch pickles tensors without a storage
 
 
 def test_weights_of_one_memory_are_in_a_file_once(saved, folder):
@@ -308,9 +311,11 @@ def test_ranks_that_are_threads_save_together(on_xla, tmp_path):
     before = on_xla(on_threads, str(folder), num_processes=2)
     assert {"random_states_0.pkl", "random_states_1.pkl", "positions_1.pkl"} <= {path.name for path in folder.iterdir()}
     after = on_xla(resumed_on_threads, str(folder), num_processes=2)
-    for (told, state), (told_after, state_after) in zip(before, after, strict=True):
+    for (records, state), (records_after, state_after) in zip(before, after, strict=True):
         # what Python and numpy draw is the process's, so threads take it from each other
-        assert [(loss, total) for loss, _, _, total in told_after] == [(loss, total) for loss, _, _, total in told]
+        assert [(loss, total) for loss, _, _, total in records_after] == [
+            (loss, total) for loss, _, _, total in records
+        ]
         assert state_after["optimizer"] == state["optimizer"]
     # the statistics of norms, and registered objects, are those of the main rank in every checkpoint
     assert after[0][1] == before[0][1]

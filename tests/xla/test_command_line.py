@@ -68,8 +68,8 @@ threading.Event().wait()
 @pytest.fixture
 def process_environment(tmp_path: Path) -> dict[str, str]:
     """An environment in which torch_xla computes on the CPU, and nothing of the person's is read."""
-    own = {"PJRT_DEVICE": "CPU", "HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    return {**os.environ, **own}
+    variables = {"PJRT_DEVICE": "CPU", "HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    return {**os.environ, **variables}
 
 
 def written(tmp_path: Path, text: str) -> str:
@@ -130,17 +130,17 @@ def test_a_script_of_accelerate_computes_as_it_is(tmp_path, process_environment)
 def test_a_function_that_is_not_there_is_named_with_those_that_are(tmp_path, process_environment):
     path = written(tmp_path, SCRIPT.format(package="accelerate_nb"))
     words = ["launch", "--tpu", "--main_training_function", "mian", path]
-    told = called(process_environment, *words, code=1)
-    assert "The function mian of train.py was to be called" in told.stderr + told.stdout
+    output = called(process_environment, *words, code=1)
+    assert "The function mian of train.py was to be called" in output.stderr + output.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_an_error_is_told_with_its_rank_and_line(tmp_path, process_environment, devices):
     done = called(process_environment, "launch", "--tpu", written(tmp_path, FAILS), devices=devices, code=1)
-    told = done.stdout + done.stderr
-    assert f"rank {devices - 1} stopped with KeyError: 'gone'" in told
-    assert 'train.py", line 6' in told
+    output = done.stdout + done.stderr
+    assert f"rank {devices - 1} stopped with KeyError: 'gone'" in output
+    assert 'train.py", line 6' in output
 
 
 @pytest.mark.slow
@@ -160,10 +160,10 @@ def test_an_interrupt_ends_every_rank(tmp_path, process_environment, devices):
         for _ in range(devices):
             next(waiting)
         command.send_signal(signal.SIGINT)
-        _, told = command.communicate(timeout=60)
+        _, output = command.communicate(timeout=60)
     finally:
         command.kill()
-    assert command.returncode == 130, told
+    assert command.returncode == 130, output
 
 
 @pytest.mark.slow
@@ -192,14 +192,14 @@ def test_the_machine_passes_every_check(process_environment, devices):
 def test_the_machine_is_described(process_environment):
     facts = json.loads(called(process_environment, "env", "--json", devices=3).stdout)
     assert facts["devices"]["kind"] == "xla"
-    told = facts["devices"]["xla"]
-    assert (told["device"], told["count"], told["trouble"]) == ("CPU", 3, None)
+    report = facts["devices"]["xla"]
+    assert (report["device"], report["count"], report["trouble"]) == ("CPU", 3, None)
     assert facts["environment"]["CPU_NUM_DEVICES"] == "3"
 
 
 def test_a_dry_run_starts_nothing_and_tells_what_would_run(tmp_path, process_environment):
     path = written(tmp_path, SCRIPT.format(package="accelerate_nb"))
-    told = called(process_environment, "launch", "--tpu", "--dry-run", path, devices=2).stdout
-    assert "device     xla" in told
-    assert "processes  2" in told
-    assert "torchrun" not in told
+    output = called(process_environment, "launch", "--tpu", "--dry-run", path, devices=2).stdout
+    assert "device     xla" in output
+    assert "processes  2" in output
+    assert "torchrun" not in output

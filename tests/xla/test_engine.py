@@ -10,7 +10,7 @@ import pytest
 from accelerate_nb import LaunchError
 
 
-def place():
+def device_facts():
     from accelerate_nb import Accelerator
 
     accelerator = Accelerator()
@@ -39,7 +39,7 @@ def variables():
 
 
 def test_a_function_computes_on_an_xla_device(on_xla):
-    assert on_xla(place) == [("xla:0", 1, "CPU")]
+    assert on_xla(device_facts) == [("xla:0", 1, "CPU")]
 
 
 def test_the_cpu_is_as_many_devices_as_there_are_ranks_of_one_process(on_xla, monkeypatch):
@@ -48,7 +48,7 @@ def test_the_cpu_is_as_many_devices_as_there_are_ranks_of_one_process(on_xla, mo
     found = on_xla(variables, num_processes=2)
     assert len({pid for pid, _ in found}) == 1
     expected = [{"RANK": rank, "CPU_NUM_DEVICES": "2", "TPU_PROCESS_ADDRESSES": None} for rank in ("0", "1")]
-    assert [said for _, said in found] == expected
+    assert [environment for _, environment in found] == expected
 
 
 def test_a_mesh_is_one_rank_that_drives_all_devices(on_xla):
@@ -60,18 +60,18 @@ def test_the_cpu_that_was_asked_for_is_without_torch_xla_whatever_a_library_load
 
 
 @pytest.mark.parametrize(
-    ("environment", "says"),
+    ("environment", "message"),
     [
         ({"PJRT_DEVICE": "TPU"}, "no TPU chip on this machine's PCI bus"),
         ({"PJRT_DEVICE": "CUDA"}, "GPUs are used without torch_xla"),
         ({"CPU_NUM_DEVICES": "two"}, "CPU_NUM_DEVICES='two'"),
     ],
 )
-def test_devices_that_are_not_there_are_told_before_anything_starts(environment, says, monkeypatch):
+def test_devices_that_are_not_there_are_told_before_anything_starts(environment, message, monkeypatch):
     from accelerate_nb import notebook_launcher
 
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(LaunchError, match=says):
-        notebook_launcher(place, config_file="", panel="off")
+    with pytest.raises(LaunchError, match=message):
+        notebook_launcher(device_facts, config_file="", panel="off")

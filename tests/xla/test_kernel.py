@@ -39,14 +39,14 @@ def place():
 def run(code, folder, **environment):
     """What a Python of its own prints as JSON; as a notebook's does, it starts its supervisor before it needs it."""
     (folder / "notebook.py").write_text(PLACE + code)
-    said = {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "XDG_CACHE_HOME": str(folder), **environment}
+    variables = {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "XDG_CACHE_HOME": str(folder), **environment}
     done = subprocess.run(
         [sys.executable, "notebook.py"],
         capture_output=True,
         text=True,
         timeout=180,
         cwd=folder,
-        env={**{name: value for name, value in os.environ.items() if name != "PJRT_DEVICE"}, **said},
+        env={**{name: value for name, value in os.environ.items() if name != "PJRT_DEVICE"}, **variables},
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -80,10 +80,10 @@ run = launch(place, num_processes=1, start_method="fork", engine="xla", {SETTING
 forked = run.wait()
 print(json.dumps([device, forked, run.why, "torch_xla" in sys.modules, "PJRT_DEVICE" in os.environ]))
 """
-    device, forked, why, is_loaded, is_said = run(code, tmp_path)
+    device, forked, why, is_loaded, is_in_environment = run(code, tmp_path)
     assert (device, forked) == ("xla:0", "xla:0")
     assert why.startswith("1 XLA CPU device, through torch_xla: there is no TPU; ")
-    assert (is_loaded, is_said) == (False, False)
+    assert (is_loaded, is_in_environment) == (False, False)
 
 
 @pytest.mark.slow
@@ -131,9 +131,9 @@ xla_model.get_xla_supported_devices = lambda: []
 xla_model.set_replication = lambda *_: None
 runtime.addressable_runtime_device_count = lambda: 8
 found = []
-for said, process, processes in json.loads(sys.argv[1]):
+for variables, process, processes in json.loads(sys.argv[1]):
     os.environ.clear()
-    os.environ.update(xla.for_workers({"PJRT_DEVICE": "TPU", "PJRT_DYNAMIC_PLUGINS": "1", **said}))
+    os.environ.update(xla.for_workers({"PJRT_DEVICE": "TPU", "PJRT_DYNAMIC_PLUGINS": "1", **variables}))
     xla.wake(process, processes)
     found.append({name: os.environ[name] for name in sorted(os.environ) if name.startswith(("TPU_PROCESS", "TPU_VIS", "TPU_CHIPS_PER_P", "CLOUD"))})
 print(json.dumps(found))

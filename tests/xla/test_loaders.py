@@ -199,8 +199,8 @@ def test_a_batch_that_is_sent_by_a_thread_holds_what_it_held(found):
 
 
 def test_what_is_said_of_a_loader_is_said_of_the_batch_at_hand(found):
-    said = [rest for _, *rest in found["ahead"]["seen"]]
-    assert said == [[False, 1, 1], [False, 1, 2], [False, 1, 3], [True, 1, 0]]
+    facts = [rest for _, *rest in found["ahead"]["seen"]]
+    assert facts == [[False, 1, 1], [False, 1, 2], [False, 1, 3], [True, 1, 0]]
     assert found["ahead"]["resumed"] == [["a", "a"], ["a", "a"], ["a"]]
 
 

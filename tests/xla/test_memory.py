@@ -28,9 +28,9 @@ def much(traces: str) -> dict[str, Any]:
     @find_executable_batch_size(starting_batch_size=1 << 50)
     def train(batch_size: int) -> int:
         tried.append(batch_size)
-        asked = torch.zeros(batch_size if batch_size > 1 << 49 else 8, device=accelerator.device)
+        tensor = torch.zeros(batch_size if batch_size > 1 << 49 else 8, device=accelerator.device)
         torch_xla.sync()
-        return asked.numel()
+        return tensor.numel()
 
     fitted = train()
     set_seed(3)
@@ -56,7 +56,7 @@ for seed in (int(text) for text in sys.argv[1:]):
 @pytest.fixture
 def by_hand() -> Any:
     def run(*seeds: int) -> list[list[list[float]]]:
-        told = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-c", _BY_HAND, *map(str, seeds)],
             env={"PJRT_DEVICE": "CPU", "PATH": ""},
             capture_output=True,
@@ -65,7 +65,7 @@ def by_hand() -> Any:
         ).stdout
         return [
             [[float(item) for item in part.strip("[]").split(",")] for part in line.split(";")]
-            for line in told.split("\n")
+            for line in output.split("\n")
             if line
         ]
 

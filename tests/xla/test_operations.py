@@ -75,19 +75,19 @@ def everything() -> dict[str, Any]:
     accelerator.wait_for_everyone()
     before = counts() if through_xla else {}
     found = of_tensors(accelerator, given)
-    said = misfits(accelerator)
+    messages = misfits(accelerator)
     objects = of_objects(accelerator)
     meanwhile = {name: count - before[name] for name, count in counts().items()} if through_xla else {}
     accelerator.wait_for_everyone()
     return {
-        "found": told(found) | told(objects),
-        "said": said,
+        "found": plain_value(found) | plain_value(objects),
+        "messages": messages,
         "meanwhile": meanwhile,
         "device": str(accelerator.device),
-        "uneven": told(uneven(accelerator)),
+        "uneven": plain_value(uneven(accelerator)),
         "gradient": gradient(accelerator),
-        "dispatched": told(dispatched(accelerator)),
-        "averaged": told(averaged(accelerator)),
+        "dispatched": plain_value(dispatched(accelerator)),
+        "averaged": plain_value(averaged(accelerator)),
         "seeds": seeds(accelerator),
     }
 
@@ -137,13 +137,13 @@ def misfits(accelerator: Any) -> list[str]:
         lambda: gather_object([1]) if rank else accelerator.gather(torch.ones(50000, device=device)),
         lambda: accelerator.gather("text"),
     ]
-    said = []
+    messages = []
     for call in calls:
         try:
-            said.append(f"nothing raised: {call()}")
+            messages.append(f"nothing raised: {call()}")
         except (RuntimeError, TypeError) as error:
-            said.append(f"{type(error).__name__}: {error}")
-    return said
+            messages.append(f"{type(error).__name__}: {error}")
+    return messages
 
 
 def uneven(accelerator: Any) -> dict[str, Any]:
@@ -205,14 +205,14 @@ def seeds(accelerator: Any) -> list[Any]:
     """The device's numbers after each seed, and once they were made equal."""
     from accelerate_nb.utils import set_seed, synchronize_rng_states
 
-    kind = "xla" if accelerator.device.type == "xla" else "torch"
+    rng_type = "xla" if accelerator.device.type == "xla" else "torch"
     drawn: list[Any] = []
     for device_specific in (True, True, False):
         set_seed(5, device_specific=device_specific)
         accelerator.wait_for_everyone()
         drawn.append(torch.rand(2, device=accelerator.device))
     set_seed(5, device_specific=True)
-    synchronize_rng_states([kind])
+    synchronize_rng_states([rng_type])
     drawn.append(torch.rand(2, device=accelerator.device))
     accelerator.wait_for_everyone()
     return [item.tolist() for item in drawn]
@@ -226,14 +226,14 @@ def counts() -> dict[str, int]:
     return {name: (metrics.metric_data(name) or (0,))[0] for name in names}
 
 
-def told(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """A result in plain values: with the type of every container and tensor, and every number as it is."""
     if isinstance(value, torch.Tensor):
         return str(value.dtype), tuple(value.shape), value.detach().tolist()
     if isinstance(value, dict):
-        return {key: told(each) for key, each in value.items()}
+        return {key: plain_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value).__name__, [told(item) for item in value]
+        return type(value).__name__, [plain_value(item) for item in value]
     return repr(value)
 
 
@@ -260,8 +260,8 @@ def test_no_operation_computes_or_reads_anything(both: tuple[list[Any], list[Any
 
 def test_calls_that_do_not_fit_together_are_an_error_on_all_ranks(both: tuple[list[Any], list[Any]]) -> None:
     for ours, theirs in zip(*both, strict=True):
-        assert ours["said"] == theirs["said"]
-        assert all("Error: " in our for our in ours["said"])
+        assert ours["messages"] == theirs["messages"]
+        assert all("Error: " in our for our in ours["messages"])
 
 
 @pytest.mark.parametrize("what", ["uneven", "gradient", "dispatched", "averaged"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 
-class Heard:
+class TotalTracker:
     """A tracker that keeps what it is told before it ends."""
 
     name = "heard"
@@ -33,9 +33,9 @@ def printed() -> dict[str, Any]:
     from accelerate_nb import Accelerator, PartialState
     from accelerate_nb.runtime.xla import device as xla
 
-    heard = Heard()
+    tracker = TotalTracker()
     accelerator = Accelerator()
-    accelerator.trackers = [heard]
+    accelerator.trackers = [tracker]
     total = torch.zeros((), device=accelerator.device)
     xla.sync()
     accelerator.print("before", 1)
@@ -51,7 +51,7 @@ def printed() -> dict[str, Any]:
     total += 100
     accelerator.print("last", total)
     accelerator.end_training()
-    return {"counts": counts, "heard": heard.values}
+    return {"counts": counts, "values": tracker.values}
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_printing_and_logging_compile_nothing(run):
 
 
 def test_a_tracker_is_told_everything_before_it_ends(run):
-    assert run[0]["heard"] == [(n, 2.0 * n + 2) for n in range(6)]
+    assert run[0]["values"] == [(n, 2.0 * n + 2) for n in range(6)]
 
 
 def test_logged_values_reach_the_record_with_their_steps(run, tmp_path_factory):

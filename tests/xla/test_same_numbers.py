@@ -91,8 +91,8 @@ def by_us(case: Case) -> Weights:
     return by_accelerator(Accelerator, case)
 
 
-def by_accelerator(kind: Callable[..., Any], case: Case) -> Weights:
-    accelerator = kind(mixed_precision=case.precision, gradient_accumulation_steps=case.accumulation)
+def by_accelerator(accelerator_class: Callable[..., Any], case: Case) -> Weights:
+    accelerator = accelerator_class(mixed_precision=case.precision, gradient_accumulation_steps=case.accumulation)
     assert accelerator.device.type == "xla"
     model, optimizer, loader, schedule = accelerator.prepare(*parts(case))
     for inputs, targets in loader:
@@ -126,8 +126,8 @@ def found(launched_on_xla) -> dict[str, dict[str, Weights]]:
 @pytest.mark.parametrize("other", ["by hand", "Accelerate"])
 def test_the_weights_are_the_same(found, name, other):
     tolerance = 2e-2 if CASES[name].precision == "bf16" else 1e-6
-    for one, expected in zip(found[name]["ours"], found[name][other], strict=True):
-        torch.testing.assert_close(torch.tensor(one), torch.tensor(expected), rtol=tolerance, atol=tolerance)
+    for weight, expected in zip(found[name]["ours"], found[name][other], strict=True):
+        torch.testing.assert_close(torch.tensor(weight), torch.tensor(expected), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -108,12 +108,12 @@ def trained(axes, settings, **how):
     counts, batches = epoch(accelerator, model, optimizer, loader)
     weights = accelerator.get_state_dict(model)
     ones = torch.arange(8.0, device=accelerator.device)
-    told = {
+    results = {
         "counts": counts,
         "batches": batches,
         "weights": weights,
         "devices": {item.device.type for item in weights.values()},
-        "parts": {name: spmd_tensors.parts_of(each) for name, each in model.named_parameters()},
+        "parts": {name: spmd_tensors.parts_of(parameter) for name, parameter in model.named_parameters()},
         "states": {
             name: {
                 tuple(spmd_tensors.parts_of(item))
@@ -129,7 +129,7 @@ def trained(axes, settings, **how):
         "state": str(accelerator.state),
     }
     accelerator.end_training()
-    return told
+    return results
 
 
 def resumed(folder):
@@ -175,12 +175,12 @@ def misfit(axes):
 
 def everything(folder):
     """All that is shown here, in one process: it takes seconds to begin."""
-    told = {axes: trained(axes, settings) for axes, settings in MESHES.items()}
-    told["accumulated"] = trained("fsdp", {}, gradient_accumulation_steps=2)
-    told["bf16"] = trained("fsdp", {}, mixed_precision="bf16")
-    told["launched"] = str(launched_state())
-    told["misfit"] = misfit("data=3,fsdp")
-    return told | resumed(folder)
+    results = {axes: trained(axes, settings) for axes, settings in MESHES.items()}
+    results["accumulated"] = trained("fsdp", {}, gradient_accumulation_steps=2)
+    results["bf16"] = trained("fsdp", {}, mixed_precision="bf16")
+    results["launched"] = str(launched_state())
+    results["misfit"] = misfit("data=3,fsdp")
+    return results | resumed(folder)
 
 
 def launched_state():
@@ -196,18 +196,18 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def told(folder):
+def results(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PJRT_DEVICE", "CPU")
         patch.setenv("CPU_NUM_DEVICES", str(DEVICES))
         patch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")  # compiles in a third of the time
-        asked = {"config_file": "", "folder": str(folder.parent / "runs"), "panel": "off", "xla_mesh": "fsdp=4"}
-        return launch(everything, (str(folder),), num_processes=1, **asked).wait(390)
+        options = {"config_file": "", "folder": str(folder.parent / "runs"), "panel": "off", "xla_mesh": "fsdp=4"}
+        return launch(everything, (str(folder),), num_processes=1, **options).wait(390)
 
 
-def far(one, other):
-    assert list(one) == list(other)
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
+def far(weights, references):
+    assert list(weights) == list(references)
+    return max(float((weights[name] - references[name]).abs().max()) for name in weights)
 
 
 each_mesh = pytest.mark.parametrize("axes", MESHES)
@@ -215,10 +215,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @each_mesh
-def test_a_mesh_trains_what_a_cpu_trains(told, axes):
-    assert told[axes]["tied"]
-    assert far(told[axes]["weights"], on_the_cpu()) < 1e-4
-    assert told[axes]["devices"] == {"cpu"}
+def test_a_mesh_trains_what_a_cpu_trains(results, axes):
+    assert results[axes]["tied"]
+    assert far(results[axes]["weights"], on_the_cpu()) < 1e-4
+    assert results[axes]["devices"] == {"cpu"}
 
 
 @pytest.mark.parametrize(
@@ -230,75 +230,75 @@ def test_a_mesh_trains_what_a_cpu_trains(told, axes):
         ("fsdp=2,tensor=2", (16, 16), (16, 16), (16,)),
     ],
 )
-def test_each_device_has_its_part_of_weights_and_of_what_the_optimizer_remembers(told, axes, embedding, up, bias):
-    parts, states = told[axes]["parts"], told[axes]["states"]
+def test_each_device_has_its_part_of_weights_and_of_what_the_optimizer_remembers(results, axes, embedding, up, bias):
+    parts, states = results[axes]["parts"], results[axes]["states"]
     assert parts["embedding.weight"] == [embedding] * DEVICES
     assert parts["layers.0.up.weight"] == [up] * DEVICES
     assert parts["layers.0.up.bias"] == [bias] * DEVICES
-    assert states == {name: {tuple(each)} for name, each in parts.items()}
+    assert states == {name: {tuple(part)} for name, part in parts.items()}
 
 
 @pytest.mark.parametrize(
     ("axes", "rows", "last"),
     [("data", 2, 6), ("fsdp", 2, 6), ("data=2,fsdp=2", 2, 3), ("fsdp=2,tensor=2", 4, 3)],
 )
-def test_each_device_has_its_samples_of_a_batch_as_far_as_they_divide(told, axes, rows, last):
-    assert told[axes]["batches"] == [[(rows, 6)] * DEVICES] * 3 + [[(last, 6)] * DEVICES]
+def test_each_device_has_its_samples_of_a_batch_as_far_as_they_divide(results, axes, rows, last):
+    assert results[axes]["batches"] == [[(rows, 6)] * DEVICES] * 3 + [[(last, 6)] * DEVICES]
 
 
 @pytest.mark.parametrize("axes", [*MESHES, "bf16"])
-def test_nothing_is_compiled_after_the_second_step_but_for_a_batch_of_another_size(told, axes):
-    first, second, third, last = told[axes]["counts"]
+def test_nothing_is_compiled_after_the_second_step_but_for_a_batch_of_another_size(results, axes):
+    first, second, third, last = results[axes]["counts"]
     assert first < second == third - 1
     assert last == third
 
 
-def test_accumulated_gradients_make_the_steps_of_a_cpu(told):
-    assert far(told["accumulated"]["weights"], on_the_cpu(every=2)) < 1e-4
+def test_accumulated_gradients_make_the_steps_of_a_cpu(results):
+    assert far(results["accumulated"]["weights"], on_the_cpu(every=2)) < 1e-4
 
 
-def test_bf16_stays_near(told):
-    weights = told["bf16"]["weights"]
+def test_bf16_stays_near(results):
+    weights = results["bf16"]["weights"]
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
     assert 0 < far(weights, on_the_cpu()) < 0.05
 
 
-def test_it_is_one_process_whose_tensors_are_whole(told):
+def test_it_is_one_process_whose_tensors_are_whole(results):
     for axes in MESHES:
-        assert told[axes]["place"] == (0, 1, "xla:0")
-        assert told[axes]["gathered"] == list(range(8))
-        assert told[axes]["reduced"] == list(range(8))
+        assert results[axes]["place"] == (0, 1, "xla:0")
+        assert results[axes]["gathered"] == list(range(8))
+        assert results[axes]["reduced"] == list(range(8))
 
 
-def test_the_state_names_the_mesh(told):
-    assert "XLA mesh: data=2,fsdp=2\n" in told["data=2,fsdp=2"]["state"]
-    assert "XLA mesh: fsdp=4\n" in told["launched"]
+def test_the_state_names_the_mesh(results):
+    assert "XLA mesh: data=2,fsdp=2\n" in results["data=2,fsdp=2"]["state"]
+    assert "XLA mesh: fsdp=4\n" in results["launched"]
 
 
-def test_a_mesh_that_does_not_fit_the_devices_is_an_error(told):
-    assert "needs a multiple of 3 devices, but there are 4" in told["misfit"]
+def test_a_mesh_that_does_not_fit_the_devices_is_an_error(results):
+    assert "needs a multiple of 3 devices, but there are 4" in results["misfit"]
 
 
-def test_a_resumed_training_equals_a_straight_one(told):
-    assert far(told["loaded over fsdp"], told["saved"]) == 0
-    assert far(told["resumed over fsdp"], told["straight"]) == 0
-    assert told["parts over fsdp"] == [[(8, 16)], [(8, 16)]]
+def test_a_resumed_training_equals_a_straight_one(results):
+    assert far(results["loaded over fsdp"], results["saved"]) == 0
+    assert far(results["resumed over fsdp"], results["straight"]) == 0
+    assert results["parts over fsdp"] == [[(8, 16)], [(8, 16)]]
 
 
-def test_a_checkpoint_loads_over_another_mesh(told):
-    assert far(told["loaded over data=2,fsdp=2"], told["saved"]) == 0
-    assert far(told["resumed over data=2,fsdp=2"], told["straight"]) < 1e-4
-    assert told["parts over data=2,fsdp=2"] == [[(16, 16)], [(16, 16)]]
+def test_a_checkpoint_loads_over_another_mesh(results):
+    assert far(results["loaded over data=2,fsdp=2"], results["saved"]) == 0
+    assert far(results["resumed over data=2,fsdp=2"], results["straight"]) < 1e-4
+    assert results["parts over data=2,fsdp=2"] == [[(16, 16)], [(16, 16)]]
 
 
-def test_a_checkpoint_of_a_mesh_loads_on_a_cpu(told, folder):
+def test_a_checkpoint_of_a_mesh_loads_on_a_cpu(results, folder):
     from safetensors.torch import load_file
 
     accelerator = Accelerator(cpu=True)
     model, _, _ = accelerator.prepare(*made())
     accelerator.load_state(folder)
-    assert far(model.state_dict(), told["saved"]) == 0
-    assert load_file(folder.with_name("checkpoint-model") / "model.safetensors").keys() == set(told["saved"]) - {
+    assert far(model.state_dict(), results["saved"]) == 0
+    assert load_file(folder.with_name("checkpoint-model") / "model.safetensors").keys() == set(results["saved"]) - {
         "head.weight"
     }
     accelerator.end_training()

@@ -27,8 +27,8 @@ def start(tmp_path_factory):
         folder = str(tmp_path_factory.mktemp("runs"))
 
         def start(function, *args, **settings):
-            asked = {"config_file": "", "folder": folder, "results": "all", "panel": "off", **settings}
-            return launch(function, args, num_processes=SIZE, **asked)
+            options = {"config_file": "", "folder": folder, "results": "all", "panel": "off", **settings}
+            return launch(function, args, num_processes=SIZE, **options)
 
         yield start
 
@@ -86,7 +86,7 @@ def test_the_ranks_share_a_process_and_have_a_device_each(spoken):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "line",
     [
         "rank {} prints",
         "WARNING:training:rank {} logs",
@@ -96,11 +96,11 @@ def test_the_ranks_share_a_process_and_have_a_device_each(spoken):
         "bar of rank {}: 100%",
     ],
 )
-def test_what_a_rank_says_is_under_its_rank_alone(spoken, said):
+def test_what_a_rank_says_is_under_its_rank_alone(spoken, line):
     for rank in range(SIZE):
         text = spoken.logs(rank)
-        assert said.format(rank) in text
-        assert said.format(1 - rank) not in text
+        assert line.format(rank) in text
+        assert line.format(1 - rank) not in text
 
 
 def test_an_exception_in_a_thread_of_a_rank_is_told_under_the_rank(spoken):

@@ -30,14 +30,14 @@ def trained(
 
     accelerator = Accelerator(mixed_precision=precision, gradient_accumulation_steps=steps, cpu=cpu)
     model, data = model_and_data(samples)
-    own: torch.optim.Optimizer = (
+    prepared_optimizer: torch.optim.Optimizer = (
         torch.optim.AdamW(model.parameters(), 0.01)
         if optimizer == "adamw"
         else torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(own, lambda step: min(1.0, step / 3))
+    schedule = torch.optim.lr_scheduler.LambdaLR(prepared_optimizer, lambda step: min(1.0, step / 3))
     loader = DataLoader(data, batch_size=4)
-    model, own, loader, schedule = accelerator.prepare(model, own, loader, schedule)
+    model, prepared_optimizer, loader, schedule = accelerator.prepare(model, prepared_optimizer, loader, schedule)
     count = (lambda: 0) if cpu else xla.compilations
     counts = []
     before = count()
@@ -49,9 +49,9 @@ def trained(
                 loss.backward() if raw else accelerator.backward(loss)
                 if clips and accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), 0.5)
-                own.step()
+                prepared_optimizer.step()
                 schedule.step()
-                own.zero_grad()
+                prepared_optimizer.zero_grad()
             accelerator.log({"loss": loss})
             if len(counts) % 5 == 0:
                 accelerator.print(len(counts), loss)
@@ -78,30 +78,30 @@ def all_ways(cpu: bool) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def here() -> list[Any]:
+def cpu_trainings() -> list[Any]:
     """The trainings on the CPU without torch_xla."""
     return all_ways(cpu=True)
 
 
 @pytest.fixture(scope="module")
-def there(launched_on_xla) -> list[Any]:
+def xla_trainings(launched_on_xla) -> list[Any]:
     """The same trainings on one XLA device."""
     return launched_on_xla(all_ways, False)[0]
 
 
 @pytest.mark.parametrize("number", range(len(WAYS)), ids=["-".join(map(str, way)) for way in WAYS])
-def test_nothing_is_compiled_after_the_second_step(there, number):
-    counts, _ = there[number]
+def test_nothing_is_compiled_after_the_second_step(xla_trainings, number):
+    counts, _ = xla_trainings[number]
     steps = WAYS[number][2]
     assert counts[-1] == counts[2 * steps], counts
 
 
 @pytest.mark.parametrize("number", range(len(WAYS)), ids=["-".join(map(str, way)) for way in WAYS])
-def test_the_weights_are_those_of_the_cpu(here, there, number):
-    expected, found = here[number][1], there[number][1]
+def test_the_weights_are_those_of_the_cpu(cpu_trainings, xla_trainings, number):
+    expected, found = cpu_trainings[number][1], xla_trainings[number][1]
     tolerance = 2e-2 if WAYS[number][1] == "bf16" else 2e-5
-    for one, other in zip(expected, found, strict=True):
-        torch.testing.assert_close(torch.tensor(other), torch.tensor(one), rtol=tolerance, atol=tolerance)
+    for weight, xla_weight in zip(expected, found, strict=True):
+        torch.testing.assert_close(torch.tensor(xla_weight), torch.tensor(weight), rtol=tolerance, atol=tolerance)
 
 
 def peculiarities() -> dict[str, Any]:
@@ -149,11 +149,11 @@ def peculiarities() -> dict[str, Any]:
     found["several steps with a batch"] = counts
 
     uneven = _TwoHeads()
-    uneven, own = accelerator.prepare(uneven, torch.optim.AdamW(uneven.parameters(), weight_decay=0.5))
+    uneven, uneven_optimizer = accelerator.prepare(uneven, torch.optim.AdamW(uneven.parameters(), weight_decay=0.5))
     before = uneven.unused.weight.detach().cpu().clone()
     accelerator.backward(uneven(torch.ones(2, 4, device=accelerator.device)).sum())
     norm = accelerator.clip_grad_norm_(uneven.parameters(), 0.1)
-    own.step()
+    uneven_optimizer.step()
     found["norm"] = norm.device.type
     found["unused stays"] = torch.equal(before, uneven.unused.weight.detach().cpu())
     accelerator.end_training()
@@ -245,9 +245,15 @@ def test_two_ranks_that_are_threads_get_the_weights_of_two_processes(on_xla, tmp
     from accelerate_nb import launch
 
     found = on_xla(ranks_train, num_processes=2)
-    asked: dict[str, Any] = {"config_file": "", "folder": str(tmp_path), "results": "all", "panel": "off", "cpu": True}
-    expected = launch(ranks_train_plainly, num_processes=2, **asked).wait(110)
+    options: dict[str, Any] = {
+        "config_file": "",
+        "folder": str(tmp_path),
+        "results": "all",
+        "panel": "off",
+        "cpu": True,
+    }
+    expected = launch(ranks_train_plainly, num_processes=2, **options).wait(110)
     assert found[0] == found[1]
     for way, plain in zip(found[0], expected[0], strict=True):
-        for one, other in zip(way, plain, strict=True):
-            torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=2e-5, atol=2e-5)
+        for weight, plain_weight in zip(way, plain, strict=True):
+            torch.testing.assert_close(torch.tensor(weight), torch.tensor(plain_weight), rtol=2e-5, atol=2e-5)

@@ -26,18 +26,20 @@ def gan(cpu: bool) -> list[list[float]]:
     maker, judge, makes, judges, loader = accelerator.prepare(
         maker, judge, makes, judges, DataLoader(data, batch_size=4)
     )
-    says = nn.functional.binary_cross_entropy_with_logits
+    cross_entropy = nn.functional.binary_cross_entropy_with_logits
     for batch in loader:
         real, noise = batch[:, :4], batch[:, 4:]
         made = maker(noise)
         with accelerator.accumulate(judge):
             seen, made_up = judge(real), judge(made.detach())
-            accelerator.backward(says(seen, torch.ones_like(seen)) + says(made_up, torch.zeros_like(made_up)))
+            accelerator.backward(
+                cross_entropy(seen, torch.ones_like(seen)) + cross_entropy(made_up, torch.zeros_like(made_up))
+            )
             judges.step()
             judges.zero_grad()
         with accelerator.accumulate(maker):
             fooled = judge(made)
-            accelerator.backward(says(fooled, torch.ones_like(fooled)))
+            accelerator.backward(cross_entropy(fooled, torch.ones_like(fooled)))
             makes.step()
             makes.zero_grad()
     weights = [item.detach().cpu().flatten().tolist() for item in (*maker.parameters(), *judge.parameters())]
@@ -69,9 +71,9 @@ def branches(cpu: bool) -> tuple[list[list[float]], bool]:
         accelerator.backward(model(inputs, head).mean())
         optimizer.step()
         optimizer.zero_grad()
-    own = accelerator.unwrap_model(model)
-    weights = [parameter.detach().cpu().flatten().tolist() for parameter in own.parameters()]
-    never = own.heads[2].weight.grad is None
+    inner = accelerator.unwrap_model(model)
+    weights = [parameter.detach().cpu().flatten().tolist() for parameter in inner.parameters()]
+    never = inner.heads[2].weight.grad is None
     accelerator.end_training()
     return weights, never
 
@@ -91,8 +93,8 @@ def normalised(cpu: bool) -> list[list[float]]:
         optimizer.zero_grad()
     model.eval()  # DistributedDataParallel sends buffers when the model is called
     model(torch.ones(2, 4, device=accelerator.device))
-    own = accelerator.unwrap_model(model)
-    found = [item.detach().cpu().flatten().tolist() for item in (*own.parameters(), *own.buffers())]
+    inner = accelerator.unwrap_model(model)
+    found = [item.detach().cpu().flatten().tolist() for item in (*inner.parameters(), *inner.buffers())]
     accelerator.end_training()
     return found
 
@@ -197,19 +199,19 @@ def runs(tmp_path_factory) -> tuple[list[Any], list[Any], str]:
     """The trainings on two threads of one process with an XLA device each, and on two processes; what the former said."""
     from accelerate_nb import launch
 
-    asked: dict[str, Any] = {"config_file": "", "results": "all", "panel": "off", "num_processes": 2}
-    there, here = (tmp_path_factory.mktemp(name) for name in ("xla", "cpu"))
+    options: dict[str, Any] = {"config_file": "", "results": "all", "panel": "off", "num_processes": 2}
+    xla_folder, cpu_folder = (tmp_path_factory.mktemp(name) for name in ("xla", "cpu"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PJRT_DEVICE", "CPU")
         patch.setenv("CPU_NUM_DEVICES", "2")
-        found = launch(on_devices, folder=str(there), **asked).wait(110)
-    expected = launch(on_cpus, folder=str(here), cpu=True, **asked).wait(110)
-    said = "".join(path.read_text() for path in there.rglob("rank_*.log"))
-    return found, expected, said
+        found = launch(on_devices, folder=str(xla_folder), **options).wait(110)
+    expected = launch(on_cpus, folder=str(cpu_folder), cpu=True, **options).wait(110)
+    output = "".join(path.read_text() for path in xla_folder.rglob("rank_*.log"))
+    return found, expected, output
 
 
-def alike(one: Any, other: Any) -> None:
-    for mine, expected in zip(one, other, strict=True):
+def alike(results: Any, references: Any) -> None:
+    for mine, expected in zip(results, references, strict=True):
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(expected), rtol=2e-5, atol=2e-5)
 
 
@@ -242,11 +244,11 @@ def test_a_loader_that_divides_by_nothing_gives_each_sample_once(runs):
 
 
 def test_weights_of_no_prepared_model_are_averaged_and_told_of(runs):
-    found, _, said = runs
+    found, _, output = runs
     assert found[0]["unprepared"] == pytest.approx([0.1, 0.1])
     assert found[1]["unprepared"] == pytest.approx([0.1, 0.1])
     # Python warns once a process
-    assert said.count("The optimizer's weights are in no prepared model") == 1
+    assert output.count("The optimizer's weights are in no prepared model") == 1
 
 
 def test_uneven_inputs_can_t_be_joined_and_it_says_what_to_do(runs):
@@ -255,4 +257,4 @@ def test_uneven_inputs_can_t_be_joined_and_it_says_what_to_do(runs):
 
 def test_the_devices_random_numbers_are_made_equal(runs):
     first, second = (run["synchronised"] for run in runs[0])
-    assert [one == other for one, other in zip(first, second, strict=True)] == [False, True, False, True]
+    assert [mine == other for mine, other in zip(first, second, strict=True)] == [False, True, False, True]

@@ -26,21 +26,21 @@ OF_TORCHRUN = {
 PLACE = "from tests.xla import test_world; print(test_world.place())"
 
 
-def place() -> tuple[Any, ...]:
+def rank_facts() -> tuple[Any, ...]:
     from accelerate_nb import PartialState
 
     state = PartialState()
     numbers = state.process_index, state.num_processes, state.local_process_index, state.world.local_size
-    kind = state.distributed_type.value, state.backend, str(state.device), str(state.default_device)
-    return *numbers, *kind, state.is_main_process, state.is_last_process
+    device_facts = state.distributed_type.value, state.backend, str(state.device), str(state.default_device)
+    return *numbers, *device_facts, state.is_main_process, state.is_last_process
 
 
-def lives() -> dict[str, Any]:
+def two_generations() -> dict[str, Any]:
     """Two lives of a rank, the second after all have left the first, and what it hears when another leaves alone."""
     from accelerate_nb import Accelerator, PartialState
     from accelerate_nb.runtime.world.registry import forget
 
-    found: dict[str, Any] = {"place": place()}
+    found: dict[str, Any] = {"place": rank_facts()}
     state = PartialState()
     rank = state.process_index
     PartialState().mine = rank  # type: ignore[attr-defined]  # states take whatever they are given
@@ -52,7 +52,7 @@ def lives() -> dict[str, Any]:
     state.wait_for_everyone()
     forget()
     accelerator = Accelerator()
-    found["again"] = place()
+    found["again"] = rank_facts()
     found["fresh"] = not hasattr(PartialState(), "mine")
     accelerator.wait_for_everyone()
     found["lost"] = alone(accelerator, leaves=rank == 1)
@@ -77,16 +77,16 @@ def alone(accelerator: Any, *, leaves: bool) -> str:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return on_threads(lives, tmp_path_factory.mktemp("world"))
+    return on_threads(two_generations, tmp_path_factory.mktemp("world"))
 
 
 def test_each_thread_of_torch_xla_s_own_launch_is_a_rank(found: list[dict[str, Any]]) -> None:
-    for rank, each in enumerate(found):
-        kind = "XLA", "xla", f"xla:{rank}", "xla"
-        assert each["place"] == (rank, 2, rank, 2, *kind, rank == 0, rank == 1)
-        assert each["state"] == (rank, True)
-        assert each["share"] == [["a", "b"], ["c"]][rank]
-        assert each["only"] == [("main", None), (None, "second")][rank]
+    for rank, facts in enumerate(found):
+        device_facts = "XLA", "xla", f"xla:{rank}", "xla"
+        assert facts["place"] == (rank, 2, rank, 2, *device_facts, rank == 0, rank == 1)
+        assert facts["state"] == (rank, True)
+        assert facts["share"] == [["a", "b"], ["c"]][rank]
+        assert facts["only"] == [("main", None), (None, "second")][rank]
 
 
 def test_a_world_that_was_left_is_joined_anew(found: list[dict[str, Any]]) -> None:
@@ -100,17 +100,17 @@ def test_who_waits_for_a_rank_that_has_gone_is_told_of_a_lost_connection(found: 
 
 @pytest.mark.parametrize("given", [{}, OF_TORCHRUN], ids=["script", "torchrun"])
 def test_one_process_is_one_rank_on_its_device(given: dict[str, str]) -> None:
-    assert said(given).stdout.strip().endswith("(0, 1, 0, 1, 'XLA', None, 'xla:0', 'xla', True, True)")
+    assert place_report(given).stdout.strip().endswith("(0, 1, 0, 1, 'XLA', None, 'xla:0', 'xla', True, True)")
 
 
 def test_processes_that_torch_xla_does_not_connect_are_an_error() -> None:
-    assert "torch_xla knows of 1 rank" in said({**OF_TORCHRUN, "WORLD_SIZE": "2"}).stderr
+    assert "torch_xla knows of 1 rank" in place_report({**OF_TORCHRUN, "WORLD_SIZE": "2"}).stderr
 
 
-def said(given: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def place_report(given: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """What a process says of its place."""
     environment = {name: text for name, text in os.environ.items() if name not in (*OF_TORCHRUN, "MASTER_ADDR")}
     environment |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1", **given}
     command = [sys.executable, "-c", PLACE]
-    here = Path(__file__).parents[2]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, cwd=here, check=False)
+    root = Path(__file__).parents[2]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, cwd=root, check=False)

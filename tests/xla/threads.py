@@ -25,9 +25,9 @@ def on_threads(function: Callable[[], Any], folder: Path, devices: int = 2) -> l
     environment |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices), "GLOO_SOCKET_IFNAME": "lo"}
     found = folder / f"{function.__name__}.pickle"
     command = [sys.executable, "-m", __name__, function.__module__, function.__name__, str(found)]
-    here = Path(__file__).parents[2]
+    root = Path(__file__).parents[2]
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=LIMIT + 20, cwd=here, check=False
+        command, env=environment, capture_output=True, text=True, timeout=LIMIT + 20, cwd=root, check=False
     )
     assert found.exists(), f"exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-6000:]}"
     results: list[Any] = pickle.loads(found.read_bytes())
