@@ -27,7 +27,9 @@ def test_another_notebook_finds_the_run_whose_kernel_was_restarted_and_stops_it(
     restart(first)
     expect(panel.get_by_role("note")).to_contain_text("this run goes on without it")
     expect(panel.get_by_role("note")).to_contain_text("accelerate_nb.attach(")
-    with opened_in(window, lab, "second.ipynb", ["import accelerate_nb\nrun = accelerate_nb.attach()", "run"]) as second:
+    with opened_in(
+        window, lab, "second.ipynb", ["import accelerate_nb\nrun = accelerate_nb.attach()", "run"]
+    ) as second:
         second.run_cell(0)
         other = second.page.locator(".anb").first
         moves(other)
