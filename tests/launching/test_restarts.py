@@ -19,7 +19,7 @@ from accelerate_nb import Accelerator, StoppedError, WorkerError, launch, notebo
 from accelerate_nb.events.run_reader import kept_runs
 from accelerate_nb.utils.dataclasses import ProjectConfiguration
 from accelerate_nb.utils.memory import find_executable_batch_size
-from tests.contracts.places import until_here
+from tests.contracts.places import wait_for_ranks
 from tests.runtime.loops import flat, net, samples
 
 TWO = {"num_processes": 2, "cpu": True, "config_file": "", "timeout": 60, "results": "all", "restart_delay": 0.01}
@@ -231,7 +231,7 @@ def trains_for_ever(folder: str) -> None:
 )
 def test_a_run_that_is_stopped_is_not_started_again(again: Any, tmp_path: Path, how: Any) -> None:
     run = again(trains_for_ever, stop_grace_period=1.0)
-    until_here(run, tmp_path, 2)
+    wait_for_ranks(run, tmp_path, 2)
     run.request_stop(how)
     with pytest.raises(WorkerError):
         run.wait(60)
