@@ -151,7 +151,8 @@ class RunFollower:
         """Take in the last line of each rank, which may not have ended, and the end of a run whose launcher could not record it."""
         for rank, log in self._logs.items():
             for line in log.rest():
-                self.view.apply(LogLine(rank, "stdout", line, self._time, meaning=self._classifiers[rank].of(line)))
+                when = self._time or time.time()
+                self.view.apply(LogLine(rank, "stdout", line, when, meaning=self._classifiers[rank].of(line)))
         if self.view.ended is None:
             ended = run.ended or _changed(run.folder) or run.started
             self.view.apply(StateChange(None, run.state, ended, run.error))

@@ -7,9 +7,7 @@ import signal
 import socket
 import stat
 import threading
-from pathlib import Path
 
-import psutil
 import pytest
 
 from accelerate_nb import LaunchError, StoppedError, WorkerError, attach, launch, notebook_launcher, runs
@@ -22,10 +20,8 @@ from tests.launching.detached.trainings import (
     host_of,
     launched_elsewhere,
     processes_of,
-    status,
     steps_of,
     trains,
-    writes_lines,
 )
 
 
@@ -87,22 +83,6 @@ def test_a_run_goes_on_when_its_launcher_was_killed_and_an_attached_process_find
     assert "finished" in repr(runs(folder))
 
 
-def test_two_clients_stop_at_once_and_both_see_the_same_end(folder):
-    run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), results="all", **SETTINGS)
-    assert comes(lambda: steps_of(folder) > [1, 1])
-    other = attach(run.folder, panel=False)
-    threads = [threading.Thread(target=client.stop) for client in (run, other)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    # the function checks, and returns what it has
-    first, second = run.wait(), other.wait()
-    assert first[0] == second
-    assert first[0][1] == first[1][1] < 10_000
-    assert run.view.state == other.view.state == "stopped"
-
-
 def test_an_interrupt_ends_the_wait_and_not_the_run(folder, monkeypatch):
     run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), **SETTINGS)
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -131,47 +111,6 @@ def test_a_value_of_a_class_of_the_callers_comes_back(folder):
     assert [(type(point), point.x) for point in found] == [(Point, 0), (Point, 1)]
 
 
-def test_a_run_host_that_was_killed_takes_its_ranks_along_and_its_run_is_lost(folder):
-    run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), **SETTINGS)
-    assert comes(lambda: steps_of(folder) > [0, 0])
-    processes = processes_of(run.folder)
-    assert len(processes) >= 4
-    host_of(run.folder).kill()
-    assert are_gone(processes)
-    with pytest.raises(LaunchError, match="was lost"):
-        run.wait(20)
-    (kept,) = runs(folder)
-    assert (kept.is_lost, kept.last_state) == (True, "running")
-    assert "lost (was running)" in repr(runs(folder))
-    with pytest.raises(LaunchError, match="was lost"):
-        attach(run.folder, panel=False).wait()
-
-
-def test_the_supervisors_end_is_the_runs_and_its_host_records_it(folder):
-    run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), **SETTINGS)
-    assert comes(lambda: steps_of(folder) > [0, 0])
-    processes = processes_of(run.folder)
-    (supervisor,) = [
-        item
-        for item in processes
-        if "accelerate_nb.supervisor.main" in item.cmdline() and item.ppid() == processes[0].pid
-    ]
-    supervisor.kill()
-    with pytest.raises(LaunchError, match="workers were lost"):
-        run.wait(20)
-    assert are_gone(processes)
-    assert not runs(folder)[0].is_lost
-
-
-def test_a_worker_that_was_killed_is_named(folder):
-    run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), **SETTINGS)
-    assert comes(lambda: steps_of(folder) > [0, 0])
-    pid = next(int(glance.detail) for glance in run.view.glances() if glance.rank == 1)
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(WorkerError, match="rank 1 ended with SIGKILL"):
-        run.wait(20)
-
-
 def test_sigterm_to_the_run_host_lets_all_ranks_stop_after_the_same_step(folder):
     run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), results="all", **SETTINGS)
     assert comes(lambda: steps_of(folder) > [0, 0])
@@ -179,31 +118,6 @@ def test_sigterm_to_the_run_host_lets_all_ranks_stop_after_the_same_step(folder)
     (first, second) = run.wait(20)
     assert first[1] == second[1]
     assert run.view.state == "stopped"
-
-
-def test_a_flood_of_lines_is_all_there_for_who_attaches_in_its_midst(folder):
-    run = launch(writes_lines, (50_000,), folder=str(folder), results="all", **SETTINGS)
-    other = attach(run.folder, panel=False)
-    assert other.wait() == 50_000
-    assert other.view.line_count == 100_000
-    assert other.logs(0).splitlines() == [f"line {number} of a flood" for number in range(50_000)]
-    assert run.wait() == [50_000] * 2
-
-
-def test_a_client_that_reads_nothing_keeps_nobody_waiting(folder):
-    run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), **SETTINGS)
-    with connect(Path(status(run.folder)["control"]), 5.0) as silent:
-        # requests whose replies are never read
-        silent.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            while True:
-                silent.send(b"\x00" * 65536)
-        before = steps_of(folder)
-        assert comes(lambda: steps_of(folder)[0] > before[0] + 5)
-        assert run.stacks()
-        run.request_stop("kill")
-        with pytest.raises(StoppedError):
-            run.wait(20)
 
 
 @pytest.mark.parametrize("setting", ["start_method", "engine"])
@@ -258,4 +172,3 @@ def test_another_user_can_not_open_the_socket(tmp_path_factory):
         assert "PermissionError" in done.stderr
     finally:
         control.close()
-    assert psutil.pid_exists(os.getpid())
