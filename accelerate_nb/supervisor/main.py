@@ -20,11 +20,13 @@ from typing import NoReturn
 from accelerate_nb.supervisor.prefork_pool import PreforkPool, begin
 from accelerate_nb.transport.channel import Channel, ReceivedMessage
 from accelerate_nb.transport.messages import (
+    ForkSupervisor,
     ForkWorker,
     ImportModules,
     KillGroup,
     OpenGroup,
     SignalRanks,
+    SupervisorStarted,
     WorkerExited,
     WorkerStarted,
 )
@@ -165,6 +167,8 @@ class Supervisor:
                 self._open_group(run, Channel(socket.socket(fileno=descriptors[0])))
             case ForkWorker():
                 self._start_worker(message, descriptors)
+            case ForkSupervisor():
+                self._fork_supervisor(descriptors[0])
             case ImportModules(names, idle_for) if idle_for:
                 self._after_run.extend(names)
                 self._idle_timeout, self._idle_since = idle_for, time.monotonic()
@@ -203,6 +207,17 @@ class Supervisor:
         self._prefork_pool.expect(len(group.workers))
         # where the kernel has gone, the end of the channel is handled in its turn
         group.channel.try_send(WorkerStarted(request.ranks, pid))
+
+    def _fork_supervisor(self, control: int) -> None:
+        """Fork a supervisor for another process; it ends with that one, and not with this one."""
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            self._forget()
+            self._control = Channel(socket.socket(fileno=control))
+            self._control.try_send(SupervisorStarted(os.getpid()))
+            Supervisor(self._control).serve()
+        os.close(control)
 
     def _fork(self, specs: str, arrived: Sequence[int]) -> int:
         parent = os.getpid()

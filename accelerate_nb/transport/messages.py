@@ -38,6 +38,13 @@ class OpenGroup(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class ForkSupervisor(Message):
+    """Fork a supervisor like this one; the descriptor is its end of the socket over which another process uses it."""
+
+    carries: ClassVar[int | None] = 1
+
+
+@dataclass(frozen=True, slots=True)
 class ForkWorker(Message):
     """Fork a worker with these ranks; `specs` are theirs (`of_text`), the descriptors those of the specs, in their order."""
 
@@ -69,6 +76,13 @@ class KillGroup(Message):
 
 
 # ------------------------------------------------------------------------------------------------- supervisor to kernel
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorStarted(Message):
+    """The first message of a forked supervisor."""
+
+    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +226,12 @@ class LiveState(Message):
 # The `type` tag of each message. A tag stays what it is when a class is renamed.
 TAGS: Mapping[str, type[Message]] = {
     "open_group": OpenGroup,
+    "fork_supervisor": ForkSupervisor,
     "fork_worker": ForkWorker,
     "import_modules": ImportModules,
     "signal_ranks": SignalRanks,
     "kill_group": KillGroup,
+    "supervisor_started": SupervisorStarted,
     "worker_started": WorkerStarted,
     "worker_exited": WorkerExited,
     "begin_worker": BeginWorker,

@@ -15,6 +15,7 @@ from accelerate_nb.launching.detached.control_server import ControlServer
 from accelerate_nb.launching.detached.control_socket import ControlSocket
 from accelerate_nb.launching.detached.saved_outcome import save_error, save_result
 from accelerate_nb.launching.engines import supervisor
+from accelerate_nb.launching.engines.supervisor_handle import SupervisorOffer
 from accelerate_nb.launching.front_end import NoFrontEnd
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.launcher import RunRequest, run_of
@@ -93,8 +94,8 @@ def _progress(run: HostedRun) -> dict[str, Any]:
     return {"progress": None if bar is None else [bar.label, bar.done, bar.total], "metrics": metrics}
 
 
-def host(request: RunRequest, ready: int) -> None:
-    """Conduct a run to its end; `ready` is closed when processes can attach to it."""
+def host(request: RunRequest, offer: SupervisorOffer | None, ready: int) -> None:
+    """Conduct a run to its end; `ready` is closed when processes can attach to it, and an offered supervisor is taken."""
     lock = hold_lock(request.folder)
     control = ControlSocket(request.folder)
     devices = devices_of(request.placement, request.plan.process_environment.environ)
@@ -104,13 +105,15 @@ def host(request: RunRequest, ready: int) -> None:
     assert isinstance(run, HostedRun)
     run.take_outcomes()
     signal.signal(signal.SIGTERM, lambda *_: _stop(run))
-    # from this thread, which lasts as long as the process: the supervisor ends with it
-    supervisor.warm(request.config.launching.supervisor_idle_timeout)
     with ControlServer(control, run):
         run.update_status()
-        _ = run.start()
         os.write(ready, b"1")
         os.close(ready)
+        if offer is not None:
+            supervisor.adopt(offer)
+        # from this thread, which lasts as long as the process: a supervisor that is started here ends with it
+        supervisor.warm(request.config.launching.supervisor_idle_timeout)
+        _ = run.start()
         seen = -1
         while not run.wait_until_over(_BETWEEN_STATUS):
             if run.view.changes != seen:
@@ -140,10 +143,12 @@ def main() -> NoReturn:
         os._exit(0)
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    request: RunRequest = load(read_entries(descriptor))
+    request: RunRequest
+    offer: SupervisorOffer | None
+    request, offer = load(read_entries(descriptor))
     os.close(descriptor)
     _write_to(request.folder / "host.log")
-    host(request, ready)
+    host(request, offer, ready)
     sys.exit(0)
 
 

@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.run_reader import kept_run
 from accelerate_nb.launching.detached.detached_run import DetachedRun
+from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.launcher import RunRequest, request
 from accelerate_nb.transport.memory_file import memory_file, write_entries
@@ -46,21 +48,30 @@ def start_run_host(run_request: RunRequest) -> None:
     """Start a run host for a run_request, whose payload it takes over; returns when processes can attach to the run."""
     descriptor = memory_file("accelerate_nb_request")
     ready, far = os.pipe()
+    offer = None
     try:
-        write_entries(descriptor, dump(run_request))
+        if run_request.placement.start == "supervisor":
+            with suppress(OSError):
+                offer = supervisor.warm().offer()
+        write_entries(descriptor, dump((run_request, offer)))
         payload = run_request.plan.payload
         process = subprocess.Popen(
             [sys.executable, "-m", "accelerate_nb.launching.detached.run_host", str(descriptor), str(far)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=(log := (run_request.folder / "host.log").open("ab")),
-            pass_fds=[descriptor, far, payload.descriptor, *payload.more],
+            pass_fds=[
+                *(descriptor, far, payload.descriptor, *payload.more),
+                *(() if offer is None else (offer.control, offer.log)),
+            ],
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
     finally:
         os.close(far)
         os.close(descriptor)
+        if offer is not None:
+            os.close(offer.control)
         run_request.plan.payload.close()
     try:
         process.wait(_TIMEOUT)

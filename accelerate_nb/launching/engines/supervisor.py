@@ -1,35 +1,31 @@
-"""Workers forked by a supervisor: its handle in the kernel."""
+"""Workers forked by a supervisor, and the one supervisor that this process has."""
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+
+import psutil
 
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.devices import xla
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.supervisor.main import BROKEN, UNFIT
+from accelerate_nb.launching.engines.supervisor_handle import AdoptedProcess, SupervisorHandle, SupervisorOffer
 from accelerate_nb.transport.channel import Channel
-from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.messages import (
-    ForkWorker,
-    ImportModules,
     KillGroup,
-    OpenGroup,
     SignalRanks,
+    SupervisorStarted,
     WorkerExited,
     WorkerStarted,
 )
-from accelerate_nb.transport.worker_spec import WorkerSpec, as_text
+from accelerate_nb.transport.worker_spec import WorkerSpec
 from accelerate_nb.worker.process_session import kill_session
 
 # What every supervisor has loaded: torch, what a worker shows things with, and the worker side of this package (by name:
@@ -39,111 +35,6 @@ _PRELOADED = ("torch", "torch.distributed", "numpy", "IPython.display", "acceler
 # launch can begin, when the first optimizer is made.
 _LOADED_WHEN_IDLE = ("torch._dynamo",)
 _IDLE_BEFORE_LOADING = 2.0
-# One thread while modules load: OpenMP and BLAS start theirs as they are imported, and a process with threads can't fork safely.
-_SINGLE_THREADED = dict.fromkeys(
-    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
-)
-
-
-class SupervisorHandle:
-    """The kernel's end of one supervisor process; what is sent before it is ready waits in the socket."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self.owner = os.getpid()
-        self.loaded = dict.fromkeys(names)
-        near, far = socket.socketpair()
-        self._control = Channel(near)
-        self._log = memory_file("accelerate_nb_supervisor")
-        self._lock = threading.Lock()
-        self._open_groups = 0
-        self._last_used = time.monotonic()
-        # its death signal fires when the thread that made it ends: only the main thread lasts as long as the process
-        parent = self.owner if threading.current_thread() is threading.main_thread() else 0
-        arguments = [str(far.fileno()), str(parent), ",".join(self.loaded)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "accelerate_nb.supervisor.main", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            pass_fds=[far.fileno()],
-            start_new_session=True,
-            env={**os.environ, **_SINGLE_THREADED, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-        far.close()
-
-    @property
-    def pid(self) -> int:
-        """The supervisor's process number."""
-        return self._process.pid
-
-    def usable(self) -> bool:
-        """Whether it still runs, and is this process's own."""
-        return self.owner == os.getpid() and self._process.poll() is None
-
-    def ended(self, timeout: float = 2.0) -> int | None:
-        """Its exit code, where it ends within `timeout` seconds."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout)
-        return self._process.returncode
-
-    def unfit_module(self) -> str | None:
-        """The module that made it end itself, where that is why it ended."""
-        return self._last_line() if self._process.poll() == UNFIT else None
-
-    def broken_module(self) -> str | None:
-        """The module that every worker needs and that can't be imported, with the error, where that is why it ended."""
-        return self._last_line() if self._process.poll() == BROKEN else None
-
-    def log(self) -> str:
-        """Its output."""
-        return os.pread(self._log, 1 << 20, 0).decode(errors="replace")
-
-    def _last_line(self) -> str:
-        return self.log().rstrip().rpartition("\n")[2]
-
-    def fork(self, run: str, specs: Sequence[Sequence[WorkerSpec]]) -> Channel:
-        """Have workers forked; returns the channel that reports on them."""
-        near, far = socket.socketpair()
-        with far, self._lock:
-            self._control.send(OpenGroup(run), [far.fileno()])
-            for process_specs in specs:
-                ranks = tuple(spec.rank_info.rank for spec in process_specs)
-                descriptors = [descriptor for spec in process_specs for descriptor in spec.descriptors.all()]
-                self._control.send(ForkWorker(run, ranks, as_text(process_specs)), descriptors)
-            self._open_groups += 1
-        near.setblocking(False)
-        return Channel(near)
-
-    def release(self) -> None:
-        """Note that the workers of one `fork` are no longer needed."""
-        with self._lock:
-            self._open_groups -= 1
-            self._last_used = time.monotonic()
-
-    def idle_seconds(self) -> float:
-        """The seconds since a launch last used it; 0 while workers run."""
-        with self._lock:
-            return 0.0 if self._open_groups else time.monotonic() - self._last_used
-
-    def load(self, names: Iterable[str], idle_for: float = 0.0) -> None:
-        """Have modules imported when nothing runs, and has not for `idle_for` seconds."""
-        news = [name for name in names if name not in self.loaded]
-        if news and self.usable():
-            self.loaded.update(dict.fromkeys(news))
-            with self._lock, contextlib.suppress(OSError):
-                self._control.send(ImportModules(tuple(news), idle_for))
-
-    def close(self) -> None:
-        """End it, and every worker that it has."""
-        self._control.close()
-        if self.owner != os.getpid():
-            return
-        # while it loads modules it does not see that its socket has been closed
-        self._process.terminate()
-        if self.ended() is None:
-            self._process.kill()
-            self._process.wait()
-        os.close(self._log)
 
 
 class _SupervisorState:
@@ -209,7 +100,7 @@ def warm(idle_timeout: float | None = None) -> SupervisorHandle:
             if held.handle is not None:
                 _learn_from(held.handle, held)
                 held.handle.close()
-            held.handle = SupervisorHandle(held.fit((*_PRELOADED, *xla.loaded_early(os.environ))))
+            held.handle = SupervisorHandle.start(held.fit((*_PRELOADED, *xla.loaded_early(os.environ))))
             atexit.unregister(cool)
             atexit.register(cool)
             held.handle.load(held.fit(held.preloads))
@@ -217,6 +108,27 @@ def warm(idle_timeout: float | None = None) -> SupervisorHandle:
         if held.idle_timer is None and held.idle_timeout:
             held.watch_idle(held.idle_timeout)
         return held.handle
+
+
+def adopt(offer: SupervisorOffer, timeout: float = 60.0) -> None:
+    """Make an offered supervisor this process's own; where it does not come in time, the next launch starts another."""
+    sock = socket.socket(fileno=offer.control)
+    sock.settimeout(timeout)
+    channel = Channel(sock)
+    try:
+        received = channel.receive()
+        assert received is not None
+        assert isinstance(received.message, SupervisorStarted)
+        process = AdoptedProcess(received.message.pid)
+    except (OSError, AssertionError, psutil.Error):
+        channel.close()
+        os.close(offer.log)
+        return
+    sock.settimeout(None)
+    held = _warmth.get()
+    with held.lock:
+        held.handle = SupervisorHandle(process, channel, offer.log, offer.loaded)
+        atexit.register(cool)
 
 
 def preload(names: Iterable[str]) -> None:

@@ -31,6 +31,7 @@ from tests.launching.detached.trainings import (
     processes_of,
     status,
     steps_of,
+    supervisor_of,
     trains,
     writes_lines,
 )
@@ -114,8 +115,7 @@ def the_run_host_is_killed(folder: Path, chance: random.Random) -> None:
 
 def the_supervisor_is_killed(folder: Path, chance: random.Random) -> None:
     run, processes = _running(folder, chance)
-    host = processes[0]
-    next(item for item in processes if item.ppid() == host.pid).kill()
+    supervisor_of(run.folder).kill()
     _raises(run, LaunchError, "workers were lost")
     _is_over(run.folder, processes, "failed")
 

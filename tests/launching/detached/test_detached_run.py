@@ -54,8 +54,7 @@ def folder(tmp_path):
     yield parent
     for kept in runs(parent):
         if not kept.is_over:
-            for process in processes_of(kept.folder):
-                process.kill()
+            host_of(kept.folder).kill()
 
 
 def test_a_run_goes_on_when_its_launcher_was_killed_and_an_attached_process_finds_all_of_it(folder):

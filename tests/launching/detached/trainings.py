@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from accelerate_nb.events.run_reader import kept_run, view_of
+
 SETTINGS: dict[str, Any] = {"num_processes": 2, "cpu": True, "config_file": "", "detach": True, "panel": False}
 
 
@@ -82,10 +84,26 @@ def host_of(folder: Path) -> psutil.Process:
     return psutil.Process(status(folder)["pid"])
 
 
+def supervisor_of(folder: Path) -> psutil.Process:
+    """The process that has forked a run's workers, as soon as there are any."""
+    assert comes(lambda: _pids_of_ranks(folder)), "no rank has started"
+    return psutil.Process(psutil.Process(_pids_of_ranks(folder)[0]).ppid())
+
+
+def _pids_of_ranks(folder: Path) -> list[int]:
+    kept = kept_run(folder)
+    details = () if kept is None else (glance.detail for glance in view_of(kept).glances())
+    return [int(detail) for detail in details if detail.isdecimal()]
+
+
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """The run host and every process that it has started."""
-    host = host_of(folder)
-    return [host, *host.children(recursive=True)]
+    """The run host, the supervisor, and every process that they have started."""
+    found: set[psutil.Process] = set()
+    for process_of in (host_of, supervisor_of):
+        # a run of a moment may be over already
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found |= {process_of(folder), *process_of(folder).children(recursive=True)}
+    return list(found)
 
 
 def are_gone(processes: list[psutil.Process], timeout: float = 10.0) -> bool:
