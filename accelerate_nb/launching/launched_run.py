@@ -180,9 +180,7 @@ class LaunchedRun(Run):
             if isinstance(decision, GiveUp):
                 self._error, self._why_given_up = _explained(error, explanation(attempts, decision)), decision.reason
                 return rank_results
-            if self._stops_before_restart(
-                Restart(len(attempts), self._max_restarts, attempts[-1].reason, decision.delay, time.time())
-            ):
+            if self._stops_before_restart(len(attempts), attempts[-1].reason, decision.delay):
                 self._error = stopped_error(None, rank_results, self.folder)
                 return rank_results
 
@@ -201,14 +199,14 @@ class LaunchedRun(Run):
             timed_out=worker_group.timed_out is not None,
         )
 
-    def _stops_before_restart(self, restart: Restart) -> bool:
-        """Begin another attempt, after its pause; whether a stop was requested meanwhile."""
-        self._run_context.record.put_logs_aside(restart.attempt - 1)
-        self._run_context.take(restart)
+    def _stops_before_restart(self, attempt: int, reason: str, delay: float) -> bool:
+        """Announce another attempt, and wait through its pause; whether a stop was requested meanwhile."""
+        self._run_context.record.put_logs_aside(attempt - 1)
+        self._run_context.take(Restart(attempt, self._max_restarts, reason, delay, time.time()))
         self._keep_status("running")
         deadline = self._run_context.deadline
-        left = restart.delay if deadline is None else max(0.0, deadline - time.monotonic())
-        return self._stop_requested.wait(min(restart.delay, left))
+        left = delay if deadline is None else max(0.0, deadline - time.monotonic())
+        return self._stop_requested.wait(min(delay, left))
 
     def _run_once(self, number: int) -> tuple[WorkerGroupLike, tuple[RankResult, ...]]:
         self._worker_group = worker_group = self._make_worker_group(number)
