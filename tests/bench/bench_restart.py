@@ -27,7 +27,8 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
-        restart(Path(folder, "first"))  # the supervisor has not imported anything before
+        for name in ("first", "second"):
+            restart(Path(folder, name))  # what workers need is loaded when the first run has ended
         found = [restart(Path(folder, str(number))) for number in range(arguments.rounds)]
     delay = LaunchingConfig().restart_delay
     middle = statistics.median(found)
