@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,3 +84,28 @@ def test_what_is_written_is_of_the_moment_of_the_call(
     for then, later, loaded, device_type in launched(goes_on_while_it_is_written, device, str(tmp_path / "saved")):
         assert loaded == then != later
         assert device_type == device
+
+
+def trains(folder: str, dies: bool) -> tuple[bool, list[float]]:
+    """Six steps with dropout; the last rank's first process dies after the fifth, where it is asked to."""
+    torch.manual_seed(5)
+    accelerator = Accelerator()
+    model = nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.2), nn.Linear(32, 1))
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+    is_resumed = accelerator.resume()
+    for step in range(3 if is_resumed else 0, 6):
+        accelerator.backward(model(torch.full((8, 32), step + 1.0, device=accelerator.device)).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 2:
+            accelerator.save_state(f"{folder}/saved_{dies}")
+        if step == 4 and dies and not is_resumed and accelerator.is_last_process:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return is_resumed, [value.item() for parameter in model.parameters() for value in parameter.flatten()]
+
+
+def test_ranks_that_start_again_go_on_with_the_same_numbers(launched: Callable[..., list[Any]], tmp_path: Path) -> None:
+    undisturbed = launched(trains, str(tmp_path), False)
+    again = launched(trains, str(tmp_path), True, max_restarts=1)
+    assert [is_resumed for is_resumed, _ in (*undisturbed, *again)] == [False] * len(undisturbed) + [True] * len(again)
+    assert [numbers for _, numbers in again] == [numbers for _, numbers in undisturbed]

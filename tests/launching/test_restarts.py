@@ -137,6 +137,13 @@ def test_numbers_after_a_restart_are_those_of_a_run_that_never_failed(
 
 
 @pytest.mark.slow
+def test_a_detached_run_starts_again_too(again: Any, undisturbed: Any) -> None:
+    run = again(trains, dies, 5, True, detach=True)
+    assert run.wait(60) == [(True, found) for found in undisturbed]
+    assert [item.attempt for item in run.view.restarts] == [1]
+
+
+@pytest.mark.slow
 def test_a_failure_before_the_first_checkpoint_begins_anew(again: Any, undisturbed: Any) -> None:
     assert again(trains, dies, 2).wait() == [(False, found) for found in undisturbed]
 
