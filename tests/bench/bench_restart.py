@@ -15,7 +15,7 @@ from torch import nn
 
 from accelerate_nb import Accelerator, launch
 from accelerate_nb.config.launch import LaunchingConfig
-from tests.bench.rows import Row, tell
+from tests.bench.rows import Row, print_rows
 
 # What torchft publishes for a replica that is killed and joins again, in seconds.
 TORCHFT = 1.05
@@ -37,7 +37,7 @@ def main() -> None:
         Row("the slowest of them", max(found), "s", max(found) / TORCHFT, "torchft's figure"),
         Row("of which restart_delay", delay, "s"),
     ]
-    tell(rows, load, as_json=arguments.json, decimals=3, rounds=arguments.rounds)
+    print_rows(rows, load, as_json=arguments.json, decimals=3, rounds=arguments.rounds)
 
 
 def read_arguments() -> argparse.Namespace:
