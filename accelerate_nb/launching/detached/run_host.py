@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,6 +13,7 @@ from accelerate_nb.events.run_folder import hold_lock
 from accelerate_nb.launching.detached.control_server import ControlServer
 from accelerate_nb.launching.detached.control_socket import ControlSocket
 from accelerate_nb.launching.detached.saved_outcome import save_error, save_result
+from accelerate_nb.launching.end_signals import end_on_signals
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.engines.supervisor_handle import SupervisorOffer
 from accelerate_nb.launching.front_end import NoFrontEnd
@@ -104,8 +104,7 @@ def host(request: RunRequest, offer: SupervisorOffer | None, ready: int) -> None
     run = run_of(request, HostedRun, NoFrontEnd(), facts=facts)
     assert isinstance(run, HostedRun)
     run.take_outcomes()
-    signal.signal(signal.SIGTERM, lambda *_: _stop(run))
-    with ControlServer(control, run):
+    with end_on_signals(run), ControlServer(control, run):
         run.update_status()
         os.write(ready, b"1")
         os.close(ready)
@@ -128,11 +127,6 @@ def _save_at_last(run: HostedRun) -> None:
     deadline = time.monotonic() + _LONGEST_TRY
     while not run.is_kept and not run.finish_again() and time.monotonic() < deadline:
         time.sleep(_BETWEEN_TRIES)
-
-
-def _stop(run: HostedRun) -> None:
-    # not in the signal's handler: this thread may hold a lock that the run needs
-    threading.Thread(target=run.request_stop, args=("finish",), name="accelerate_nb signal", daemon=True).start()
 
 
 def main() -> NoReturn:
