@@ -271,9 +271,13 @@ class Channel:
     # ---------------------------------------------------------------------------------------------------- receiving
 
     def receive(self) -> ReceivedMessage | None:
-        """The next message, waited for; `None` where the other end has gone. Raises `OSError` as sockets do."""
+        """
+        The next message, waited for; `None` where the other end has gone, or speaks another version. Raises `OSError` as
+        sockets do.
+        """
         while (received := self._next()) is None:
-            if self.is_ended:
+            # nothing of another version will ever be understood
+            if self.is_ended or self.refused["version"]:
                 return None
             self._read(0)
         return received

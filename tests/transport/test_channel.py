@@ -278,6 +278,13 @@ def test_what_is_too_long_or_has_other_descriptors_is_not_sent(ends, pipe: int) 
     assert messages_in(far) == []
 
 
+def test_who_waits_for_a_message_does_not_wait_for_another_version(raw_and_channel) -> None:
+    raw, channel = raw_and_channel
+    raw.sendall(headed(encode(KillGroup()), version=VERSION + 1))
+    assert channel.receive() is None
+    assert channel.refused == {"version": 1}
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_no_bytes_whatever_raise_anything(seed: int) -> None:
     draw = random.Random(seed)
