@@ -22,9 +22,10 @@ from accelerate_nb.launching.output_reader import OutputReader
 from accelerate_nb.launching.planning.plan import LaunchPlan, rendezvous_socket
 from accelerate_nb.launching.rank_queries import RankQueries
 from accelerate_nb.launching.run_context import RunContext, Stop, stronger
-from accelerate_nb.transport.connection import Connection
+from accelerate_nb.transport.connection import Connection, local_workers
 from accelerate_nb.transport.messages import HoldAtBoundary, HoldReply, LeaveGroup, Message, StopAt
 from accelerate_nb.transport.outcome import Raised, Returned
+from accelerate_nb.transport.rank_info import MasterAddress
 
 # Pipes are emptied at most this often: a reader that wakes for every line costs the workers more than the lines do.
 _BETWEEN_READS = 0.02
@@ -134,7 +135,9 @@ class WorkerGroup:
             for rank, connection in enumerate(self._connection):
                 self._listen(rank, connection)
                 self._run_context.take(StateChange(rank, "starting", time.time()))
-            self._workers = self._engine.start(self._plan.specs(self._connection, rendezvous, self._number))
+            specs = self._plan.specs(MasterAddress(*rendezvous.getsockname()), self._number)
+            workers = local_workers(specs, self._connection, self._plan.payload, rendezvous.fileno())
+            self._workers = self._engine.start(workers)
         for connection in self._connection:
             connection.close()
         for descriptor in self._workers.exit_descriptors():

@@ -30,6 +30,7 @@ from accelerate_nb.transport.messages import (
     WorkerExited,
     WorkerStarted,
 )
+from accelerate_nb.transport.worker_spec import LocalWorker
 from accelerate_nb.worker.process_session import die_with_parent, kill_session
 
 # The exit code after a module made this process unfit for forking (its name is the last line of the log).
@@ -198,7 +199,7 @@ class Supervisor:
             self._on_group(request.run)
         pid = 0
         if group is not None and not group.is_left:
-            pid = self._prefork_pool.use(request.specs, arrived) or self._fork(request.specs, arrived)
+            pid = self._prefork_pool.use(request.workers, arrived) or self._fork(request.workers, arrived)
         for descriptor in arrived:
             os.close(descriptor)
         if group is None or not pid:
@@ -219,12 +220,12 @@ class Supervisor:
             Supervisor(self._control).serve()
         os.close(control)
 
-    def _fork(self, specs: str, arrived: Sequence[int]) -> int:
+    def _fork(self, workers: Sequence[LocalWorker], arrived: Sequence[int]) -> int:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             self._forget()
-            begin(specs, arrived, parent)
+            begin(workers, arrived, parent)
         return pid
 
     def _forget(self) -> None:

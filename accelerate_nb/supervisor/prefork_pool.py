@@ -1,4 +1,4 @@
-"""Processes that are forked before they are needed: a launch only has to send them their specs."""
+"""Processes that are forked before they are needed: a launch only has to send them what they are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.messages import BeginWorker
-from accelerate_nb.transport.worker_spec import of_text
+from accelerate_nb.transport.worker_spec import LocalWorker, arrived_workers
 from accelerate_nb.worker.main import work
 from accelerate_nb.worker.process_session import die_with_parent
 
@@ -46,13 +46,13 @@ class PreforkPool:
         far.close()
         self._waiting[pid] = Channel(near)
 
-    def use(self, specs: str, descriptors: Sequence[int]) -> int | None:
-        """Make one of them a worker; returns its process number, or `None` where there is none."""
+    def use(self, workers: Sequence[LocalWorker], descriptors: Sequence[int]) -> int | None:
+        """Make one of them the process of workers; returns its process number, or `None` where there is none."""
         while self._waiting:
             pid, channel = self._waiting.popitem()
             with channel:
                 # one that was killed takes none
-                if channel.try_send(BeginWorker(specs), descriptors):
+                if channel.try_send(BeginWorker(tuple(workers)), descriptors):
                     return pid
         return None
 
@@ -68,9 +68,9 @@ class PreforkPool:
         self._waiting.clear()
 
 
-def begin(specs: str, arrived: Sequence[int], parent: int) -> NoReturn:
-    """Be the process of worker specs whose descriptors have arrived."""
-    work(of_text(specs, arrived), parent)
+def begin(workers: Sequence[LocalWorker], arrived: Sequence[int], parent: int) -> NoReturn:
+    """Be the process of workers whose descriptors have arrived."""
+    work(arrived_workers(workers, arrived), parent)
 
 
 def _wait(channel: Channel, parent: int) -> NoReturn:
@@ -81,7 +81,7 @@ def _wait(channel: Channel, parent: int) -> NoReturn:
         received = channel.receive()
         if received is not None and isinstance(received.message, BeginWorker):
             channel.close()
-            begin(received.message.specs, received.descriptors, parent)
+            begin(received.message.workers, received.descriptors, parent)
     finally:
         # nobody needs it, or nobody is there any more
         os._exit(0)

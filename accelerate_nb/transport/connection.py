@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file
-from accelerate_nb.transport.worker_spec import WorkerDescriptors
+from accelerate_nb.transport.payload import Payload
+from accelerate_nb.transport.worker_spec import LocalWorker, WorkerDescriptors, WorkerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +50,28 @@ class Connection:
         self.events.close()
         for descriptor in (self.stdout, self.stderr, self.outcome, self.stacks):
             os.close(descriptor)
+
+
+def local_workers(
+    specs: Sequence[Sequence[WorkerSpec]], connections: Sequence[Connection], payload: Payload, store: int
+) -> list[list[LocalWorker]]:
+    """
+    The workers of each process on this node: their specs with their ends of the connections, in the order of local ranks.
+
+    Their payload is the node's own memory file, and `store` the listening socket of the rendezvous.
+    """
+    return [
+        [
+            LocalWorker(
+                spec,
+                replace(
+                    connections[spec.rank_info.local_rank].far,
+                    payload=payload.descriptor,
+                    more=payload.more,
+                    store=store if spec.rank_info.rank == 0 else -1,
+                ),
+            )
+            for spec in process_specs
+        ]
+        for process_specs in specs
+    ]

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, Union, cast, get_args, get
 
 from accelerate_nb.errors import ProtocolError
 from accelerate_nb.rank.stop_request import StopPoint, TrainingPosition
+from accelerate_nb.transport.worker_spec import LocalWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,16 @@ class ForkSupervisor(Message):
 
 @dataclass(frozen=True, slots=True)
 class ForkWorker(Message):
-    """Fork a worker with these ranks; `specs` are theirs (`of_text`), the descriptors those of the specs, in their order."""
+    """Fork one process that is these workers; the descriptors are theirs, in their order (`descriptors_of`)."""
 
     carries: ClassVar[int | None] = None
     run: str
-    ranks: tuple[int, ...]
-    specs: str
+    workers: tuple[LocalWorker, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of the process."""
+        return tuple(worker.rank for worker in self.workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +111,10 @@ class WorkerExited(Message):
 
 @dataclass(frozen=True, slots=True)
 class BeginWorker(Message):
-    """Be the worker of these specs (`of_text`); the descriptors are those of the specs, in their order."""
+    """Be the process of these workers; the descriptors are theirs, in their order (`descriptors_of`)."""
 
     carries: ClassVar[int | None] = None
-    specs: str
+    workers: tuple[LocalWorker, ...]
 
 
 # ----------------------------------------------------------------------------------------------------- kernel to worker

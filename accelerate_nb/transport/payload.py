@@ -15,6 +15,7 @@ from accelerate_nb.transport.memory_file import map_entries, memory_file, write_
 from accelerate_nb.transport.serializer import dump, load
 from accelerate_nb.transport.shared_handles import TransferredFd, collecting
 from accelerate_nb.transport.unpicklable import explain
+from accelerate_nb.transport.worker_spec import PayloadReference
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class InheritedCall:
     states: RandomStates
     descriptor: int = -1
     more: tuple[int, ...] = ()
+    reference: PayloadReference | None = None
 
     def unpack(self) -> Callable[[], Any]:
         """The call itself."""
@@ -77,6 +79,11 @@ class PackedCall:
     descriptor: int
     more: tuple[int, ...]
     sources: CellSources
+
+    @property
+    def reference(self) -> PayloadReference:
+        """The payload without its content."""
+        return PayloadReference(os.fstat(self.descriptor).st_size, len(self.more))
 
     def unpack(self) -> Callable[[], Any]:
         """The call, its arrays and tensors in the file's own memory."""

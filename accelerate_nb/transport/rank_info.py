@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from typing import NamedTuple
 
 LOOPBACK = "127.0.0.1"
 # The variables that differ from rank to rank.
@@ -11,17 +12,32 @@ RANK_VARIABLES = ("RANK", "LOCAL_RANK", "ROLE_RANK")
 _LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 
+class MasterAddress(NamedTuple):
+    """The host and the port of the store at which the ranks find each other."""
+
+    host: str
+    port: int
+
+
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """A worker's rank among `size` workers, and the port of their rendezvous."""
+    """
+    A worker's rank among `size` on `nodes` machines, its place on its own, and the store of their rendezvous.
+
+    `run` is the run's name, `restart_count` how often its workers were started again of at most `max_restarts` times, and
+    `ranks_per_process` how many ranks are threads of one process.
+    """
 
     rank: int
     size: int
-    port: int
+    local_rank: int
+    local_size: int
+    master: MasterAddress
     run: str
+    node_rank: int = 0
+    nodes: int = 1
     restart_count: int = 0
     max_restarts: int = 0
-    # how many ranks are threads of one process
     ranks_per_process: int = 1
 
     @property
@@ -36,22 +52,24 @@ class RankInfo:
 
     def environ(self) -> dict[str, str]:
         """
-        The variables that torchrun sets for a worker on one machine.
+        The variables that torchrun sets for a worker.
 
         `TORCHELASTIC_USE_AGENT_STORE` makes `init_process_group("env://")` a client of the store that is there already,
         on every rank (see `torch.distributed.rendezvous`).
         """
         rank, size = str(self.rank), str(self.size)
         return {
-            **dict.fromkeys(RANK_VARIABLES, rank),
+            "RANK": rank,
+            "LOCAL_RANK": str(self.local_rank),
+            "ROLE_RANK": rank,
             "WORLD_SIZE": size,
-            "LOCAL_WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": str(self.local_size),
             "ROLE_WORLD_SIZE": size,
             "ROLE_NAME": "default",
-            "GROUP_RANK": "0",
-            "GROUP_WORLD_SIZE": "1",
-            "MASTER_ADDR": LOOPBACK,
-            "MASTER_PORT": str(self.port),
+            "GROUP_RANK": str(self.node_rank),
+            "GROUP_WORLD_SIZE": str(self.nodes),
+            "MASTER_ADDR": self.master.host,
+            "MASTER_PORT": str(self.master.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RUN_ID": self.run,
             "TORCHELASTIC_RESTART_COUNT": str(self.restart_count),

@@ -1,15 +1,13 @@
-"""The spec of a worker before it starts: plain values, and the numbers of the descriptors that it inherits."""
+"""The spec of a worker before it starts, which is plain values, and the descriptors that it inherits on its node."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing import process
-from typing import Any
 
 from accelerate_nb.transport.rank_info import RankInfo
 
@@ -50,8 +48,28 @@ def current_environment(more: Mapping[str, str], threads: int | None) -> Process
 
 
 @dataclass(frozen=True, slots=True)
+class PayloadReference:
+    """A payload without its content: the bytes of its memory file, and how many of multiprocessing's descriptors it needs."""
+
+    size: int
+    handles: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """All that a worker needs to begin, as values that mean the same on every machine; a forked one inherits its payload."""
+
+    rank_info: RankInfo
+    process_environment: ProcessEnvironment
+    payload: PayloadReference | None = None
+    # whether torch_xla's runtime is to wake before the function is there; the environment alone does not show that
+    # it is wanted, since a launch on the CPU may be requested where it names TPUs
+    through_xla: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerDescriptors:
-    """A worker's ends of what connects it with the kernel, and the files it needs; `store` is the listening socket, for rank 0."""
+    """A worker's ends of what connects it with its node's agent, and the files it needs; `store` is the listening socket, for rank 0."""
 
     stdout: int
     stderr: int
@@ -69,36 +87,30 @@ class WorkerDescriptors:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSpec:
-    """All that a worker needs to begin."""
+class LocalWorker:
+    """A worker on its node: its spec, and the numbers of the descriptors that it inherits there."""
 
-    rank_info: RankInfo
-    process_environment: ProcessEnvironment
+    spec: WorkerSpec
     descriptors: WorkerDescriptors
-    # whether torch_xla's runtime is to wake before the function is there; the environment alone does not show that
-    # it is wanted, since a launch on the CPU may be requested where it names TPUs
-    through_xla: bool = False
 
-    def at(self, descriptors: WorkerDescriptors) -> WorkerSpec:
-        """The same for a process in which the descriptors have other numbers."""
-        return replace(self, descriptors=descriptors)
+    @property
+    def rank(self) -> int:
+        """Its rank."""
+        return self.spec.rank_info.rank
 
-    def to_json(self) -> str:
-        """The spec as one line."""
-        return json.dumps(asdict(self))
 
-    @staticmethod
-    def from_json(text: str) -> WorkerSpec:
-        """The spec that `to_json` wrote."""
-        values: dict[str, Any] = json.loads(text)
-        around, held = values["process_environment"], values["descriptors"]
-        around |= {"path": tuple(around["path"]), "argv": tuple(around["argv"])}
-        return WorkerSpec(
-            rank_info=RankInfo(**values["rank_info"]),
-            process_environment=ProcessEnvironment(**around),
-            descriptors=WorkerDescriptors(**{**held, "more": tuple(held["more"])}),
-            through_xla=values["through_xla"],
-        )
+def descriptors_of(workers: Sequence[LocalWorker]) -> list[int]:
+    """The descriptors of the workers of one process, whose ranks are threads where there are several, in their order."""
+    return [descriptor for worker in workers for descriptor in worker.descriptors.all()]
+
+
+def arrived_workers(workers: Sequence[LocalWorker], arrived: Iterable[int]) -> list[LocalWorker]:
+    """The workers in a process where their descriptors have arrived, in the order of `descriptors_of`, under other numbers."""
+    rest = iter(arrived)
+    return [
+        replace(worker, descriptors=numbered(worker.descriptors, islice(rest, len(worker.descriptors.all()))))
+        for worker in workers
+    ]
 
 
 def numbered(descriptors: WorkerDescriptors, arrived: Iterable[int]) -> WorkerDescriptors:
@@ -109,17 +121,3 @@ def numbered(descriptors: WorkerDescriptors, arrived: Iterable[int]) -> WorkerDe
         for name in ("stdout", "stderr", "events", "outcome", "stacks", "payload", "store")
     }
     return WorkerDescriptors(**fixed, more=tuple(rest))
-
-
-def as_text(specs: Sequence[WorkerSpec]) -> str:
-    """The specs of one process, whose ranks are threads where there are several, in one line."""
-    return f"[{', '.join(spec.to_json() for spec in specs)}]"
-
-
-def of_text(text: str, arrived: Sequence[int] | None = None) -> list[WorkerSpec]:
-    """The specs that `as_text` wrote; where descriptors have `arrived` under other numbers, in the order of the specs, with these."""
-    specs = [WorkerSpec.from_json(json.dumps(fields)) for fields in json.loads(text)]
-    if arrived is None:
-        return specs
-    rest = iter(arrived)
-    return [spec.at(numbered(spec.descriptors, islice(rest, len(spec.descriptors.all())))) for spec in specs]

@@ -17,8 +17,7 @@ from accelerate_nb.rank import first_step
 from accelerate_nb.transport.channel import message_of
 from accelerate_nb.transport.messages import BeginWorker
 from accelerate_nb.transport.payload import Payload
-from accelerate_nb.transport.rank_info import LOOPBACK
-from accelerate_nb.transport.worker_spec import WorkerSpec, of_text
+from accelerate_nb.transport.worker_spec import LocalWorker
 from accelerate_nb.worker import display, rank_threads as threads, stdio, tqdm_hook, xla
 from accelerate_nb.worker.process_group_keys import separate_groups
 from accelerate_nb.worker.process_session import die_with_parent, tie_children
@@ -28,16 +27,16 @@ from accelerate_nb.worker.rank import RankConnection
 _PARTING = 2.0
 
 
-def work(specs: Sequence[WorkerSpec], parent: int, payload: Payload | None = None) -> NoReturn:
+def work(workers: Sequence[LocalWorker], parent: int, payload: Payload | None = None) -> NoReturn:
     """Be a worker: run the payload for each rank, leave their outcomes, wait until all have, and end the process."""
     try:
-        _settle(specs[0], parent)
+        _settle(workers[0], parent)
         # other ranks need the store also after this one's function has returned: it lasts until all have
         store: list[Any] = []
-        if len(specs) == 1:
-            code = _alone(specs[0], payload, store)
+        if len(workers) == 1:
+            code = _alone(workers[0], payload, store)
         else:
-            code = threads.work(specs, payload, lambda: _prepare(specs[0], store))
+            code = threads.work(workers, payload, lambda: _prepare(workers[0], store))
         _part()
         os._exit(code)
     finally:
@@ -45,27 +44,28 @@ def work(specs: Sequence[WorkerSpec], parent: int, payload: Payload | None = Non
         os._exit(70)
 
 
-def _alone(spec: WorkerSpec, payload: Payload | None, store: list[Any]) -> int:
+def _alone(worker: LocalWorker, payload: Payload | None, store: list[Any]) -> int:
     """Be one rank, in this thread; returns the exit code."""
-    os.environ.update(spec.rank_info.environ())
-    rank = RankConnection(spec, payload)
-    succeeds = rank.completes(lambda: _prepare(spec, store), rank.unpack, rank.run)
+    os.environ.update(worker.spec.rank_info.environ())
+    rank = RankConnection(worker, payload)
+    succeeds = rank.completes(lambda: _prepare(worker, store), rank.unpack, rank.run)
     if succeeds:
         rank.finish()
     rank.wait_for_leave()
     return 0 if succeeds else 1
 
 
-def _prepare(spec: WorkerSpec, store: list[Any]) -> None:
+def _prepare(worker: LocalWorker, store: list[Any]) -> None:
     """Prepare a process before its ranks begin; the store that it hosts, if any, is put into `store`."""
-    store.append(_host_store(spec))
-    separate_groups(LOOPBACK, spec.rank_info.port)
+    spec = worker.spec
+    store.append(_host_store(worker))
+    separate_groups(*spec.rank_info.master)
     _set_threads(spec.process_environment.threads)
     if spec.through_xla:
         xla.wake(spec.rank_info)
 
 
-def _settle(spec: WorkerSpec, parent: int) -> None:
+def _settle(worker: LocalWorker, parent: int) -> None:
     """Become a process of one's own: session, streams, signals, environment."""
     if os.getsid(0) != os.getpid():
         os.setsid()
@@ -76,37 +76,36 @@ def _settle(spec: WorkerSpec, parent: int) -> None:
     util._finalizer_registry.clear()  # type: ignore[attr-defined]
     util._run_after_forkers()  # type: ignore[attr-defined]
     atexit.register(util._exit_function)  # type: ignore[attr-defined]
-    stdio.take_over(spec.descriptors.stdout, spec.descriptors.stderr)
-    for descriptor in (spec.descriptors.stdout, spec.descriptors.stderr):
+    stdio.take_over(worker.descriptors.stdout, worker.descriptors.stderr)
+    for descriptor in (worker.descriptors.stdout, worker.descriptors.stderr):
         os.close(descriptor)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # a notebook's kernel has switched it on already, and a forked worker's last words would go to the kernel's streams
-    faulthandler.enable(file=spec.descriptors.stacks)
+    faulthandler.enable(file=worker.descriptors.stacks)
     # the main thread alone, which the signal goes to: other threads run on while their stacks are read, and that ends in a
     # fault of memory before long
-    faulthandler.register(SIGNAL, file=spec.descriptors.stacks, all_threads=False, chain=False)
-    spec.process_environment.take_over()
+    faulthandler.register(SIGNAL, file=worker.descriptors.stacks, all_threads=False, chain=False)
+    worker.spec.process_environment.take_over()
     display.install()
     tqdm_hook.install()
     first_step.install()
 
 
-def _host_store(spec: WorkerSpec) -> Any:
+def _host_store(worker: LocalWorker) -> Any:
     """On rank 0: the store of the ranks' rendezvous, on the listening socket that was bound before any of them started."""
-    if spec.descriptors.store < 0:
+    if worker.descriptors.store < 0:
         return None
     from torch.distributed import TCPStore
 
     return TCPStore(
-        LOOPBACK,
-        spec.rank_info.port,
+        *worker.spec.rank_info.master,
         world_size=None,
         is_master=True,
         wait_for_workers=False,
-        master_listen_fd=spec.descriptors.store,
+        master_listen_fd=worker.descriptors.store,
     )
 
 
@@ -130,11 +129,11 @@ def _part() -> None:
 
 
 def main() -> NoReturn:
-    """Begin as a fresh Python: `python -m accelerate_nb.worker.main DESCRIPTOR`, where the specs can be read."""
+    """Begin as a fresh Python: `python -m accelerate_nb.worker.main DESCRIPTOR`, where its workers can be read."""
     with open(int(sys.argv[1]), "rb") as file:
         message = message_of(file.read())
     assert isinstance(message, BeginWorker)
-    work(of_text(message.specs), os.getppid())
+    work(message.workers, os.getppid())
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from accelerate_nb.rank.event_sink import connect
 from accelerate_nb.sources.installed_packages import loaded_since
 from accelerate_nb.transport.outcome import Raised, failure_of, write_raised, write_returned
 from accelerate_nb.transport.payload import Payload, arrived
-from accelerate_nb.transport.worker_spec import WorkerSpec
+from accelerate_nb.transport.worker_spec import LocalWorker
 from accelerate_nb.worker import control_channel, control_handlers, stdio
 
 
@@ -24,18 +24,18 @@ class RankConnection:
     """
     A rank's connection to its kernel, in both directions, from when it is made; in a context of its own.
 
-    >>> rank = RankConnection(spec)
+    >>> rank = RankConnection(worker)
     >>> if rank.completes(rank.unpack, rank.run):
     ...     rank.finish()
     """
 
-    def __init__(self, spec: WorkerSpec, payload: Payload | None = None) -> None:
-        self.spec = spec
-        self._payload = payload or arrived(spec.descriptors.payload, spec.descriptors.more)
+    def __init__(self, worker: LocalWorker, payload: Payload | None = None) -> None:
+        self._worker = worker
+        self._payload = payload or arrived(worker.descriptors.payload, worker.descriptors.more)
         self._before = len(sys.modules)
         self._call: Callable[[], Any]
-        sock = socket.socket(fileno=spec.descriptors.events)
-        self._sender = EventSender(sock, spec.rank_info.rank)
+        sock = socket.socket(fileno=worker.descriptors.events)
+        self._sender = EventSender(sock, worker.rank)
         connect(self._sender)
         self.channel = control_channel.ControlChannel(sock)
         control_channel.connect(self.channel)
@@ -62,7 +62,7 @@ class RankConnection:
         self._send_state("running")
         value = self._call()
         background_tasks.finish()
-        write_returned(self.spec.descriptors.outcome, value, loaded_since(self._before))
+        write_returned(self._worker.descriptors.outcome, value, loaded_since(self._before))
 
     def finish(self) -> None:
         """Report that the function has returned, after all that it wrote."""
@@ -78,8 +78,8 @@ class RankConnection:
 
     def _fail(self, error: BaseException) -> None:
         background_tasks.salvage()
-        failure = failure_of(error, self.spec.rank_info.rank, self._payload.sources)
-        write_raised(self.spec.descriptors.outcome, Raised(failure, error, loaded_since(self._before)))
+        failure = failure_of(error, self._worker.rank, self._payload.sources)
+        write_raised(self._worker.descriptors.outcome, Raised(failure, error, loaded_since(self._before)))
         stdio.flush()
         self._sender.send(failure)
         self._send_state("stopped" if failure.ended_by_us else "failed")

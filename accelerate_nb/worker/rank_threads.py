@@ -18,14 +18,14 @@ from accelerate_nb.rank import lockstep
 from accelerate_nb.rank_local import alone
 from accelerate_nb.transport.payload import Payload
 from accelerate_nb.transport.rank_info import RANK_VARIABLES
-from accelerate_nb.transport.worker_spec import WorkerSpec
+from accelerate_nb.transport.worker_spec import LocalWorker
 from accelerate_nb.worker import rank_environ, stdio, xla
 from accelerate_nb.worker.rank import RankConnection
 
 
-def work(specs: Sequence[WorkerSpec], payload: Payload | None, prepare: Callable[[], object]) -> int:
+def work(workers: Sequence[LocalWorker], payload: Payload | None, prepare: Callable[[], object]) -> int:
     """
-    Be the ranks of these specs until the kernel releases them; returns the exit code.
+    Be the ranks of these workers until the kernel releases them; returns the exit code.
 
     `prepare` is called once for all, before the function is there. To be called in the main thread, which does nothing but
     take signals while the ranks' threads run. What torch, NumPy and Python draw random numbers from is the process's, and so
@@ -36,9 +36,9 @@ def work(specs: Sequence[WorkerSpec], payload: Payload | None, prepare: Callable
     out, err = stdio.separate()
     ranks: list[_RankThread] = []
     _take_signals(ranks)
-    for spec in specs:
-        leads = spec is specs[0]
-        ranks.append(_RankThread(spec, payload, None if leads else (out, err)))
+    for worker in workers:
+        leads = worker is workers[0]
+        ranks.append(_RankThread(worker, payload, None if leads else (out, err)))
     _be_ready(ranks, prepare)
     for rank in ranks:
         rank.start()
@@ -81,9 +81,9 @@ class _RankThread:
     """One rank: its context, and its thread once it has begun."""
 
     def __init__(
-        self, spec: WorkerSpec, payload: Payload | None, streams: tuple[stdio.RankStream, stdio.RankStream] | None
+        self, worker: LocalWorker, payload: Payload | None, streams: tuple[stdio.RankStream, stdio.RankStream] | None
     ) -> None:
-        self._spec = spec
+        self._worker = worker
         self._context = alone()
         self._lockstep: lockstep.Lockstep | None = None
         self._device = ""
@@ -91,19 +91,19 @@ class _RankThread:
         self._over = threading.Event()
         self.succeeds = True
         self._thread = threading.Thread(
-            target=self._context.run, args=(self._run,), name=f"rank {spec.rank_info.rank}", daemon=True
+            target=self._context.run, args=(self._run,), name=f"rank {worker.rank}", daemon=True
         )
         self._context.run(self._set_up, streams)
-        self._rank: RankConnection = self._context.run(RankConnection, spec, payload)
+        self._rank: RankConnection = self._context.run(RankConnection, worker, payload)
 
     # -------------------------------------------------------------------------------------------- in the main thread
 
     def _set_up(self, streams: tuple[stdio.RankStream, stdio.RankStream] | None) -> None:
-        variables = self._spec.rank_info.environ()
+        variables = self._worker.spec.rank_info.environ()
         rank_environ.set_variables({name: variables.pop(name) for name in RANK_VARIABLES})
         os.environ.update(variables)
         for stream, name in zip(streams or (), ("stdout", "stderr"), strict=False):
-            stream.lead(getattr(self._spec.descriptors, name))
+            stream.lead(getattr(self._worker.descriptors, name))
 
     def be_ready(self, device: str, steps: lockstep.Lockstep | None) -> None:
         """Unpack what it runs."""
@@ -144,7 +144,7 @@ class _RankThread:
     def dump_stack(self, frame: FrameType | None) -> None:
         """Write where it is, as faulthandler would; `frame` is what the main thread does, which is what it does before it begins."""
         frame_now = sys._current_frames().get(self._thread.ident or 0, frame)
-        os.write(self._spec.descriptors.stacks, as_faulthandler(frame_now).encode(errors="replace"))
+        os.write(self._worker.descriptors.stacks, as_faulthandler(frame_now).encode(errors="replace"))
 
     # --------------------------------------------------------------------------------------------- in the rank's thread
 

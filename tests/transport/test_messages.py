@@ -40,11 +40,32 @@ from accelerate_nb.transport.messages import (
     decode,
     encode,
 )
+from accelerate_nb.transport.rank_info import MasterAddress, RankInfo
+from accelerate_nb.transport.worker_spec import (
+    LocalWorker,
+    PayloadReference,
+    ProcessEnvironment,
+    WorkerDescriptors,
+    WorkerSpec,
+)
+
+
+def worker(rank: int = 0, text: str = "") -> LocalWorker:
+    """A worker with a text in its environment."""
+    return LocalWorker(
+        WorkerSpec(
+            RankInfo(rank, 4, rank % 2, 2, MasterAddress("10.0.0.1", 12345), "abc", node_rank=rank // 2, nodes=2),
+            ProcessEnvironment({"TEXT": text}, "/tmp", ("", "/lib"), ("x",), "00ff", None),
+            PayloadReference(4096, 1) if rank else None,
+        ),
+        WorkerDescriptors(3, 4, 5, 6, 7, payload=8, more=(9, 10)),
+    )
+
 
 EXAMPLES = [
     OpenGroup("grüße/0"),
     ForkSupervisor(),
-    ForkWorker("a/0", (0, 1), 'specs "\udcff"\n'),
+    ForkWorker("a/0", (worker(0), worker(1, 'text "\udcff"\n'))),
     ImportModules(("torch", "numpy"), 2.0),
     ImportModules((), 0),
     SignalRanks(2, (0,)),
@@ -52,7 +73,7 @@ EXAMPLES = [
     SupervisorStarted(77),
     WorkerStarted((0, 1), 77),
     WorkerExited((1,), -9),
-    BeginWorker("[]"),
+    BeginWorker((worker(3),)),
     HoldAtBoundary(),
     StopAt(StopPoint(7, True)),
     StopAt(StopPoint(7, False, 3)),
@@ -116,6 +137,8 @@ def test_a_message_can_not_change(message: Message) -> None:
         (b'{"type": "do_it"}', "unknown: a message is of type 'do_it'; known types are open_group"),
         (b'{"type": "kill_group", "now": 1}', "malformed: a message of type 'kill_group' was refused: it has unknown"),
         (b'{"type": "signal_ranks", "number": 2}', "malformed: a message of type 'signal_ranks' was refused: it lacks"),
+        (b'{"type": "begin_worker", "workers": [{"spec": {}}]}', "workers: it lacks descriptors"),
+        (b'{"type": "begin_worker", "workers": [{"spec": {}, "descriptors": 1}]}', "workers: spec: it lacks"),
         (b'{"type": "open_group", "run": null}', "run: str was expected, not NoneType"),
         (b'{"type": "signal_ranks", "number": true, "ranks": []}', "number: int was expected, not bool"),
         (b'{"type": "signal_ranks", "number": 2.0, "ranks": []}', "number: int was expected, not float"),

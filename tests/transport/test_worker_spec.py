@@ -7,36 +7,46 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from accelerate_nb.transport.rank_info import RankInfo
+from accelerate_nb.transport.messages import BeginWorker, decode, encode
+from accelerate_nb.transport.rank_info import MasterAddress, RankInfo
 from accelerate_nb.transport.worker_spec import (
+    LocalWorker,
+    PayloadReference,
+    ProcessEnvironment,
     WorkerDescriptors,
     WorkerSpec,
-    as_text,
+    arrived_workers,
     current_environment,
+    descriptors_of,
     numbered,
-    of_text,
 )
 
 SPEC = WorkerSpec(
-    rank_info=RankInfo(rank=1, size=4, port=12345, run="abc", restart_count=2, max_restarts=3),
+    rank_info=RankInfo(
+        rank=1,
+        size=4,
+        local_rank=1,
+        local_size=4,
+        master=MasterAddress("127.0.0.1", 12345),
+        run="abc",
+        restart_count=2,
+        max_restarts=3,
+    ),
     process_environment=current_environment({"MORE": "grüße \udcff\n"}, threads=3),
-    descriptors=WorkerDescriptors(3, 4, 5, 6, 7, payload=8, store=-1, more=(9, 10)),
+    payload=PayloadReference(4096, 2),
 )
+WORKER = LocalWorker(SPEC, WorkerDescriptors(3, 4, 5, 6, 7, payload=8, store=-1, more=(9, 10)))
 
 
-def test_an_order_survives_its_line():
-    text = SPEC.to_json()
-    assert text.isascii()
-    assert "\n" not in text
-    assert WorkerSpec.from_json(text) == SPEC
+def test_a_spec_arrives_as_it_was_sent():
+    assert decode(encode(BeginWorker((WORKER,)))) == BeginWorker((WORKER,))
 
 
-def test_the_orders_of_a_process_arrive_together_each_with_its_own_descriptors():
-    other = replace(SPEC, descriptors=WorkerDescriptors(30, 31, 32, 33, 34, store=35), through_xla=True)
-    text = as_text([SPEC, other])
-    assert "\n" not in text
-    assert of_text(text) == [SPEC, other]
-    arrived = of_text(text, range(100, 114))
+def test_the_workers_of_a_process_arrive_together_each_with_its_own_descriptors():
+    other = LocalWorker(replace(SPEC, through_xla=True), WorkerDescriptors(30, 31, 32, 33, 34, store=35))
+    assert descriptors_of([WORKER, other]) == [3, 4, 5, 6, 7, 8, 9, 10, 30, 31, 32, 33, 34, 35]
+    arrived = arrived_workers([WORKER, other], range(100, 114))
+    assert [worker.spec for worker in arrived] == [WORKER.spec, other.spec]
     assert arrived[0].descriptors == WorkerDescriptors(100, 101, 102, 103, 104, payload=105, store=-1, more=(106, 107))
     assert arrived[1].descriptors == WorkerDescriptors(108, 109, 110, 111, 112, payload=-1, store=113)
 
@@ -49,27 +59,24 @@ def test_ranks_that_share_a_process_know_which_it_is():
 def test_surroundings_are_taken_over_as_they_were(tmp_path):
     program = (
         "import os, sys\n"
-        "from accelerate_nb.transport.worker_spec import WorkerSpec\n"
-        "WorkerSpec.from_json(sys.stdin.read()).process_environment.take_over()\n"
+        "from accelerate_nb.transport.messages import decode\n"
+        "decode(sys.stdin.buffer.read()).workers[0].spec.process_environment.take_over()\n"
         "import multiprocessing\n"
         "print(os.environb[b'MORE'], os.environ.get('OF_THE_PARENT'), os.getcwd(), sys.path[-1], sys.argv,\n"
         "      multiprocessing.current_process().authkey == bytes.fromhex(sys.argv[1]))\n"
     )
-    around = WorkerSpec.from_json(SPEC.to_json()).process_environment
-    spec = WorkerSpec(
-        SPEC.rank_info,
-        type(around)(around.environ, str(tmp_path), (*around.path, "/last"), ("x", around.authkey), around.authkey, 1),
-        SPEC.descriptors,
-    )
+    around = SPEC.process_environment
+    path = (*around.path, "/last")
+    taken = ProcessEnvironment(around.environ, str(tmp_path), path, ("x", around.authkey), around.authkey, 1)
+    worker = replace(WORKER, spec=replace(SPEC, process_environment=taken))
     printed = subprocess.run(
         [sys.executable, "-c", program],
-        input=spec.to_json(),
+        input=encode(BeginWorker((worker,))),
         capture_output=True,
-        text=True,
         check=True,
         timeout=60,
         env={"OF_THE_PARENT": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    ).stdout
+    ).stdout.decode()
     expected = ["grüße ".encode() + b"\xff\n", None, tmp_path, "/last", ["x", around.authkey], True]
     assert printed.strip() == " ".join(map(str, expected))
 
@@ -95,6 +102,24 @@ def test_a_seat_tells_what_torchrun_tells():
     assert environ_of_rank["TORCHELASTIC_RUN_ID"] == "abc"
 
 
+def test_ranks_on_several_machines_know_their_place_on_their_own():
+    info = RankInfo(5, 8, 1, 4, MasterAddress("10.0.0.1", 12345), "abc", node_rank=1, nodes=2)
+    environ_of_rank = info.environ()
+    expected = {
+        "RANK": "5",
+        "LOCAL_RANK": "1",
+        "ROLE_RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_WORLD_SIZE": "4",
+        "ROLE_WORLD_SIZE": "8",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "12345",
+    }
+    assert {name: environ_of_rank[name] for name in expected} == expected
+
+
 def test_a_seat_says_every_variable_that_torchrun_sets():
     """Asked of torchrun itself, on one process of one machine."""
     names = subprocess.run(
@@ -112,7 +137,7 @@ def test_a_seat_says_every_variable_that_torchrun_sets():
 
 
 def test_descriptors_are_numbered_anew_in_the_order_in_which_they_travel():
-    assert SPEC.descriptors.all() == (3, 4, 5, 6, 7, 8, 9, 10)
-    found = numbered(SPEC.descriptors, [30, 40, 50, 60, 70, 80, 90, 100])
+    assert WORKER.descriptors.all() == (3, 4, 5, 6, 7, 8, 9, 10)
+    found = numbered(WORKER.descriptors, [30, 40, 50, 60, 70, 80, 90, 100])
     assert found == WorkerDescriptors(30, 40, 50, 60, 70, payload=80, store=-1, more=(90, 100))
     assert numbered(WorkerDescriptors(3, 4, 5, 6, 7), [1, 2, 3, 4, 5]) == WorkerDescriptors(1, 2, 3, 4, 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from accelerate_nb.transport.worker_spec import WorkerSpec
+from accelerate_nb.transport.worker_spec import LocalWorker
 
 
 class Workers(Protocol):
@@ -36,5 +36,5 @@ class Workers(Protocol):
 class Engine(Protocol):
     """A way to place workers on this machine."""
 
-    def start(self, specs: Sequence[Sequence[WorkerSpec]]) -> Workers:
-        """Start one process for each sequence of worker specs, those of its ranks; returns before they run."""
+    def start(self, processes: Sequence[Sequence[LocalWorker]]) -> Workers:
+        """Start one process for each sequence of workers, which are its ranks; returns before they run."""

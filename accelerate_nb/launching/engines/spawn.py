@@ -10,34 +10,32 @@ from collections.abc import Sequence
 from accelerate_nb.launching.engines.children import ChildProcesses
 from accelerate_nb.transport.channel import frame
 from accelerate_nb.transport.messages import BeginWorker
-from accelerate_nb.transport.worker_spec import WorkerSpec, as_text
+from accelerate_nb.transport.worker_spec import LocalWorker, descriptors_of
 
 
 class SpawnEngine:
     """Places workers by starting one new interpreter each; nothing of this process is in them."""
 
-    def start(self, specs: Sequence[Sequence[WorkerSpec]]) -> ChildProcesses:
-        """Start one interpreter for each sequence of worker specs."""
-        return ChildProcesses(
-            {_spawn(process_specs): [spec.rank_info.rank for spec in process_specs] for process_specs in specs}
-        )
+    def start(self, processes: Sequence[Sequence[LocalWorker]]) -> ChildProcesses:
+        """Start one interpreter for each sequence of workers."""
+        return ChildProcesses({_spawn(workers): [worker.rank for worker in workers] for workers in processes})
 
 
-def _spawn(specs: Sequence[WorkerSpec]) -> int:
-    spec_reader, spec_writer = os.pipe()
-    environ = {**specs[0].process_environment.environ, **specs[0].rank_info.environ()}
+def _spawn(workers: Sequence[LocalWorker]) -> int:
+    reader, writer = os.pipe()
+    spec, descriptors = workers[0].spec, descriptors_of(workers)
+    environ = {**spec.process_environment.environ, **spec.rank_info.environ()}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    descriptors = [descriptor for spec in specs for descriptor in spec.descriptors.all()]
-    with os.fdopen(spec_writer, "wb") as file:
+    with os.fdopen(writer, "wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "accelerate_nb.worker.main", str(spec_reader)],
+            [sys.executable, "-m", "accelerate_nb.worker.main", str(reader)],
             stdin=subprocess.DEVNULL,
-            pass_fds=[spec_reader, *descriptors],
+            pass_fds=[reader, *descriptors],
             start_new_session=True,
             env=environ,
         )
-        os.close(spec_reader)
-        file.write(frame(BeginWorker(as_text(specs))))
+        os.close(reader)
+        file.write(frame(BeginWorker(tuple(workers)), len(descriptors)))
     # the process is waited for by its number, and Popen must not do it too when it is collected
     process.returncode = 0
     return process.pid

@@ -25,7 +25,7 @@ from accelerate_nb.transport.messages import (
     WorkerExited,
     WorkerStarted,
 )
-from accelerate_nb.transport.worker_spec import WorkerSpec
+from accelerate_nb.transport.worker_spec import LocalWorker
 from accelerate_nb.worker.process_session import kill_session
 
 # What every supervisor has loaded: torch, what a worker shows things with, and the worker side of this package (by name:
@@ -245,18 +245,18 @@ class SupervisorEngine:
     def __init__(self, idle_timeout: float | None = None) -> None:
         self._idle_timeout = idle_timeout
 
-    def start(self, specs: Sequence[Sequence[WorkerSpec]]) -> SupervisorWorkers:
+    def start(self, processes: Sequence[Sequence[LocalWorker]]) -> SupervisorWorkers:
         """Fork; a supervisor that turns out to have died is replaced once."""
-        rank_info = specs[0][0].rank_info
+        rank_info = processes[0][0].spec.rank_info
         run = f"{rank_info.run}/{rank_info.restart_count}"
         handle = warm(self._idle_timeout)
         try:
-            return SupervisorWorkers(handle, handle.fork(run, specs), rank_info.size)
+            return SupervisorWorkers(handle, handle.fork(run, processes), rank_info.local_size)
         except OSError:
             # it died between the check and the message
             handle = _replaced(handle)
         try:
-            return SupervisorWorkers(handle, handle.fork(run, specs), rank_info.size)
+            return SupervisorWorkers(handle, handle.fork(run, processes), rank_info.local_size)
         except OSError:
             raise LaunchError(
                 f"{rank_info.size} workers were requested, but the process that forks them does not start. It printed:\n"

@@ -20,7 +20,7 @@ from accelerate_nb.supervisor.main import BROKEN, UNFIT
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.messages import ForkSupervisor, ForkWorker, ImportModules, OpenGroup
-from accelerate_nb.transport.worker_spec import WorkerSpec, as_text
+from accelerate_nb.transport.worker_spec import LocalWorker, descriptors_of
 
 # One thread while modules load: OpenMP and BLAS start theirs as they are imported, and a process with threads can't fork safely.
 _SINGLE_THREADED = dict.fromkeys(
@@ -169,15 +169,13 @@ class SupervisorHandle:
     def _last_line(self) -> str:
         return self.log().rstrip().rpartition("\n")[2]
 
-    def fork(self, run: str, specs: Sequence[Sequence[WorkerSpec]]) -> Channel:
+    def fork(self, run: str, processes: Sequence[Sequence[LocalWorker]]) -> Channel:
         """Have workers forked; returns the channel that reports on them."""
         near, far = socket.socketpair()
         with far, self._lock:
             self._control.send(OpenGroup(run), [far.fileno()])
-            for process_specs in specs:
-                ranks = tuple(spec.rank_info.rank for spec in process_specs)
-                descriptors = [descriptor for spec in process_specs for descriptor in spec.descriptors.all()]
-                self._control.send(ForkWorker(run, ranks, as_text(process_specs)), descriptors)
+            for workers in processes:
+                self._control.send(ForkWorker(run, tuple(workers)), descriptors_of(workers))
             self._open_groups += 1
         near.setblocking(False)
         return Channel(near)

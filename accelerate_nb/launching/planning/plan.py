@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.transport.connection import Connection
 from accelerate_nb.transport.payload import Payload
-from accelerate_nb.transport.rank_info import LOOPBACK, RankInfo
+from accelerate_nb.transport.rank_info import LOOPBACK, MasterAddress, RankInfo
 from accelerate_nb.transport.worker_spec import ProcessEnvironment, WorkerSpec
 
 
@@ -37,26 +36,26 @@ class LaunchPlan:
         environ = {**self.process_environment.environ, **variables}
         return replace(self, process_environment=replace(self.process_environment, environ=environ))
 
-    def specs(
-        self, connections: Sequence[Connection], rendezvous: socket.socket, restart_count: int
-    ) -> list[list[WorkerSpec]]:
-        """The worker specs of each process's ranks, in the order of ranks; `rendezvous` is the bound socket of the store."""
-        port = rendezvous.getsockname()[1]
+    def specs(self, master: MasterAddress, restart_count: int) -> list[list[WorkerSpec]]:
+        """The worker specs of each process's ranks, in the order of ranks; `master` is the store of their rendezvous."""
         specs = [
             WorkerSpec(
                 rank_info=RankInfo(
-                    rank, self.size, port, self.run, restart_count, self.max_restarts, self.ranks_per_process
+                    rank=rank,
+                    size=self.size,
+                    local_rank=rank,
+                    local_size=self.size,
+                    master=master,
+                    run=self.run,
+                    restart_count=restart_count,
+                    max_restarts=self.max_restarts,
+                    ranks_per_process=self.ranks_per_process,
                 ),
                 process_environment=self.process_environment,
-                descriptors=replace(
-                    ends.far,
-                    payload=self.payload.descriptor,
-                    store=rendezvous.fileno() if rank == 0 else -1,
-                    more=self.payload.more,
-                ),
+                payload=self.payload.reference,
                 through_xla=self.through_xla,
             )
-            for rank, ends in enumerate(connections)
+            for rank in range(self.size)
         ]
         return [specs[first : first + self.ranks_per_process] for first in range(0, self.size, self.ranks_per_process)]
 
