@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import NamedTuple
 
 from accelerate_nb.errors import ProtocolError
-from accelerate_nb.transport.messages import Message, decode, encode
+from accelerate_nb.transport.message_codec import decode, encode
+from accelerate_nb.transport.messages import Message
 
 # The version of the messages: to be raised when a message changes in what it means or holds. The head itself stays.
 VERSION = 1

@@ -1,16 +1,12 @@
-"""The messages between kernel, supervisor and workers: one tagged union of frozen values, encoded as checked JSON."""
+"""The messages between the processes of a run: one tagged union of frozen values (`encode` and `decode` are their codec)."""
 
 from __future__ import annotations
 
-import json
-import types
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields
-from functools import cache, partial
-from typing import Any, ClassVar, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
-from accelerate_nb.errors import ProtocolError
+from accelerate_nb.events.model import Event
 from accelerate_nb.rank.stop_request import StopPoint, TrainingPosition
 from accelerate_nb.transport.worker_spec import LocalWorker
 
@@ -228,6 +224,78 @@ class LiveState(Message):
     events: tuple[Mapping[str, Any], ...]
 
 
+# ---------------------------------------------------------------------------------------------- worker group to an agent
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRanks(Message):
+    """Have these ranks wait at the end of their step; each is answered with a `RankHeld`."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopRankAt(Message):
+    """Let a rank that holds go on to a point, and stop there."""
+
+    rank: int
+    point: StopPoint
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRanks(Message):
+    """Let these ranks end their processes."""
+
+    ranks: tuple[int, ...]
+
+
+# ---------------------------------------------------------------------------------------------- an agent to worker group
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvent(Message):
+    """An event that a rank sent; each rank's reports are numbered one after the other, from 0."""
+
+    rank: int
+    number: int
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutput(Message):
+    """What a rank wrote, in lines."""
+
+    rank: int
+    number: int
+    lines: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankHeld(Message):
+    """A rank's position when it was to hold; `None` where it comes to no boundary, or can't reply."""
+
+    rank: int
+    number: int
+    position: TrainingPosition | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankExited(Message):
+    """A rank's process has ended, at a time in seconds since 1970; a negative code is the signal that ended it."""
+
+    rank: int
+    number: int
+    code: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLost(Message):
+    """The workers of an agent can't be observed any more."""
+
+    reason: str
+
+
 # The `type` tag of each message. A tag stays what it is when a class is renamed.
 TAGS: Mapping[str, type[Message]] = {
     "open_group": OpenGroup,
@@ -254,131 +322,12 @@ TAGS: Mapping[str, type[Message]] = {
     "query_live_state": QueryLiveState,
     "stacks_reply": StacksReply,
     "live_state": LiveState,
+    "hold_ranks": HoldRanks,
+    "stop_rank_at": StopRankAt,
+    "release_ranks": ReleaseRanks,
+    "rank_event": RankEvent,
+    "rank_output": RankOutput,
+    "rank_held": RankHeld,
+    "rank_exited": RankExited,
+    "agent_lost": AgentLost,
 }
-_TAG_OF = {message_class: tag for tag, message_class in TAGS.items()}
-
-
-def encode(message: Message) -> bytes:
-    """A message as one line of ASCII: its tag under `type`, then its fields."""
-    return json.dumps({"type": _TAG_OF[type(message)], **_plain_fields(message)}).encode("ascii")
-
-
-def decode(body: bytes) -> Message:
-    """The message that `encode` wrote; raises `ProtocolError` for anything else."""
-    try:
-        values = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError("malformed", f"a message is no JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ProtocolError("malformed", f"a message is no object, but {type(values).__name__}")
-    tag = values.pop("type", None)
-    message_class = TAGS.get(tag) if isinstance(tag, str) else None
-    if message_class is None:
-        raise ProtocolError("unknown", f"a message is of type {str(tag)[:80]!r}; known types are {', '.join(TAGS)}")
-    try:
-        return cast("Message", _checked_fields(message_class, values))
-    except _MismatchError as error:
-        raise ProtocolError("malformed", f"a message of type {tag!r} was refused: {error}") from None
-
-
-# ------------------------------------------------------------------------------------------------------ plain and back
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return _plain_fields(value) if hasattr(value, "__dataclass_fields__") else value
-
-
-def _plain_fields(value: Any) -> dict[str, Any]:
-    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-
-
-class _MismatchError(Exception):
-    """A value is not of its field's type."""
-
-
-_Check: TypeAlias = Callable[[Any], Any]
-
-
-def _checked_fields(value_class: type[Any], values: Any) -> Any:
-    """A frozen dataclass out of its fields, none of which is missing, unknown or of another type."""
-    if not isinstance(values, dict):
-        raise _MismatchError(f"{value_class.__name__} is no object, but {type(values).__name__}")
-    checks, required = _field_checks(cast("Hashable", value_class))
-    if unknown := values.keys() - checks.keys():
-        raise _MismatchError(f"it has unknown fields: {', '.join(sorted(unknown))[:200]}")
-    if missing := required - values.keys():
-        raise _MismatchError(f"it lacks {', '.join(sorted(missing))}")
-    checked = {}
-    for name, value in values.items():
-        try:
-            checked[name] = checks[name](value)
-        except _MismatchError as error:
-            raise _MismatchError(f"{name}: {error}") from None
-    return value_class(**checked)
-
-
-@cache
-def _field_checks(value_class: Any) -> tuple[dict[str, _Check], frozenset[str]]:
-    """The check of each field by its annotation, and the fields that have no default."""
-    hints = get_type_hints(value_class)
-    own = fields(value_class)
-    required = (field.name for field in own if field.default is MISSING and field.default_factory is MISSING)
-    return {field.name: _check_of(hints[field.name]) for field in own}, frozenset(required)
-
-
-def _check_of(hint: Any) -> _Check:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return lambda value: value
-    if origin in {Union, types.UnionType}:
-        return partial(_check_union, [_check_of(argument) for argument in arguments])
-    if origin is Literal:
-        return partial(_check_literal, arguments)
-    if origin is tuple:
-        return partial(_check_items, _check_of(arguments[0]))
-    if origin is not None:  # a mapping by name
-        return partial(_check_mapping, _check_of(arguments[1]))
-    if hasattr(hint, "__dataclass_fields__"):
-        return partial(_checked_fields, hint)
-    if hasattr(hint, "_fields"):
-        return partial(_check_named_tuple, hint)
-    return partial(_check_plain, hint)
-
-
-def _check_plain(wanted: type, value: Any) -> Any:
-    # a truth value is an int to Python, and an int is written where a float is meant
-    if type(value) is wanted or (wanted is float and type(value) is int):
-        return value
-    raise _MismatchError(f"{wanted.__name__} was expected, not {type(value).__name__}")
-
-
-def _check_union(checks: list[_Check], value: Any) -> Any:
-    *others, last = checks
-    for check in others:
-        with suppress(_MismatchError):
-            return check(value)
-    return last(value)
-
-
-def _check_literal(choices: tuple[Any, ...], value: Any) -> Any:
-    if isinstance(value, (str, int)) and value in choices:
-        return value
-    raise _MismatchError(f"one of {', '.join(map(repr, choices))} was expected, not {str(value)[:80]!r}")
-
-
-def _check_items(check: _Check, value: Any) -> tuple[Any, ...]:
-    return tuple(map(check, _check_plain(list, value)))
-
-
-def _check_mapping(check: _Check, value: Any) -> dict[str, Any]:
-    return {name: check(item) for name, item in _check_plain(dict, value).items()}
-
-
-def _check_named_tuple(tuple_class: Any, value: Any) -> Any:
-    checks = [_check_of(hint) for hint in get_type_hints(tuple_class).values()]
-    items = _check_plain(list, value)
-    if len(items) != len(checks):
-        raise _MismatchError(f"{len(checks)} items were expected, not {len(items)}")
-    return tuple_class(*(check(item) for check, item in zip(checks, items, strict=True)))

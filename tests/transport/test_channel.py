@@ -13,6 +13,7 @@ import pytest
 
 from accelerate_nb.errors import ProtocolError
 from accelerate_nb.transport.channel import SIZE_LIMIT, VERSION, Channel, FrameReader, frame, message_of
+from accelerate_nb.transport.message_codec import encode
 from accelerate_nb.transport.messages import (
     BeginTask,
     ForkWorker,
@@ -22,7 +23,6 @@ from accelerate_nb.transport.messages import (
     Message,
     OpenGroup,
     SignalRanks,
-    encode,
 )
 from tests.transport.test_messages import EXAMPLES, worker
 

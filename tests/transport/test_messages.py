@@ -9,9 +9,12 @@ from dataclasses import FrozenInstanceError, fields, is_dataclass
 import pytest
 
 from accelerate_nb.errors import ProtocolError
+from accelerate_nb.events.model import LogLine, StateChange
 from accelerate_nb.rank.stop_request import StopPoint, TrainingPosition
+from accelerate_nb.transport.message_codec import decode, encode
 from accelerate_nb.transport.messages import (
     TAGS,
+    AgentLost,
     BeginTask,
     BeginWorker,
     CloseSession,
@@ -19,6 +22,7 @@ from accelerate_nb.transport.messages import (
     ForkSupervisor,
     ForkWorker,
     HoldAtBoundary,
+    HoldRanks,
     HoldReply,
     ImportModules,
     InterruptTask,
@@ -30,15 +34,19 @@ from accelerate_nb.transport.messages import (
     QueryCollectives,
     QueryLiveState,
     QueryStacks,
+    RankEvent,
+    RankExited,
+    RankHeld,
+    RankOutput,
+    ReleaseRanks,
     SignalRanks,
     StacksReply,
     StopAt,
+    StopRankAt,
     StopRun,
     SupervisorStarted,
     WorkerExited,
     WorkerStarted,
-    decode,
-    encode,
 )
 from accelerate_nb.transport.rank_info import MasterAddress, RankInfo
 from accelerate_nb.transport.worker_spec import (
@@ -85,6 +93,14 @@ EXAMPLES = [
     CloseSession(),
     HoldReply(None),
     HoldReply(TrainingPosition(7, 0.25, False, True, 2)),
+    HoldRanks((0, 1)),
+    StopRankAt(1, StopPoint(7, True)),
+    ReleaseRanks((0,)),
+    RankEvent(1, 0, StateChange(1, "running", 2.0)),
+    RankOutput(1, 1, (LogLine(1, "stdout", "line", 2.0),)),
+    RankHeld(1, 2, TrainingPosition(7, 0.25, False)),
+    RankExited(1, 3, -9, 2.0),
+    AgentLost("it ended with code 1"),
     CollectivesReply(({"group": "0", "number": 3, "sizes": [[2, 2]]},)),
     StopRun("finish"),
     QueryStacks(),
@@ -145,6 +161,7 @@ def test_a_message_can_not_change(message: Message) -> None:
         (b'{"type": "signal_ranks", "number": 2, "ranks": "01"}', "ranks: list was expected, not str"),
         (b'{"type": "signal_ranks", "number": 2, "ranks": [0, "1"]}', "ranks: int was expected, not str"),
         (b'{"type": "begin_task", "number": 1, "renewal": 1, "others": []}', "renewal: NoneType was expected, not int"),
+        (b'{"type": "rank_event", "rank": 0, "number": 0, "event": {"type": "nothing"}}', "event: it is no event"),
         (b'{"type": "stop_at", "point": [1, true]}', "point: 3 items were expected, not 2"),
         (b'{"type": "stop_at", "point": [1, 1, null]}', "point: bool was expected, not int"),
         (b'{"type": "collectives_reply", "entries": [1]}', "entries: dict was expected, not int"),
