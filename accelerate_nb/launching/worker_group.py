@@ -18,9 +18,9 @@ from accelerate_nb.failures.stack_dumps import crash_text
 from accelerate_nb.launching.engines.base import Engine, Workers
 from accelerate_nb.launching.graceful_stop import StopNegotiation
 from accelerate_nb.launching.idle_watchdog import IdleObserver
-from accelerate_nb.launching.output_reader import OutputReader
+from accelerate_nb.launching.node_agent.output_reader import OutputReader
+from accelerate_nb.launching.node_agent.rank_queries import RankQueries
 from accelerate_nb.launching.planning.plan import LaunchPlan, rendezvous_socket
-from accelerate_nb.launching.rank_queries import RankQueries
 from accelerate_nb.launching.run_context import RunContext, Stop, stronger
 from accelerate_nb.transport.connection import Connection, local_workers
 from accelerate_nb.transport.messages import HoldAtBoundary, HoldReply, LeaveGroup, Message, StopAt
