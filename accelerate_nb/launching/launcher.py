@@ -27,13 +27,13 @@ from accelerate_nb.launching.engines.fork import ForkEngine
 from accelerate_nb.launching.engines.inline import InlineWorkers
 from accelerate_nb.launching.engines.spawn import SpawnEngine
 from accelerate_nb.launching.front_end import FrontEnd
+from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.launched_run import InlineRun, LaunchedRun
 from accelerate_nb.launching.planning.held_devices import devices_of, taken
 from accelerate_nb.launching.planning.placement import Placement, choose
 from accelerate_nb.launching.planning.plan import LaunchPlan
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.launching.run_context import RunContext
-from accelerate_nb.launching.worker_group import WorkerGroup
 from accelerate_nb.sources.cells import CellSources, current_sources
 from accelerate_nb.transport.payload import FunctionCall, Payload, inherit, pack
 from accelerate_nb.transport.rank_info import on_loopback
@@ -123,9 +123,9 @@ def run_of(
         supervisor.preload(xla.MODULES)
     engine = _engine(choice, plan.payload, request.config.launching)
 
-    def worker_group(run_context: RunContext, number: int) -> WorkerGroup:
+    def worker_group(run_context: RunContext, number: int) -> GroupRunner:
         attempt = plan.with_variables(attempt_variables(request.folder, number))
-        return WorkerGroup(attempt, engine, run_context, number)
+        return GroupRunner(attempt, engine, run_context, number)
 
     return _run(
         kind,

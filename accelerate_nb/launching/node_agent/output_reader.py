@@ -1,4 +1,4 @@
-"""The output of a group's workers: read from their pipes, and put together into lines."""
+"""The output of a node's workers: read from their pipes, and put together into lines."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import os
 import selectors
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from accelerate_nb.events.line_reader import LineAssembler, OutputLine
 from accelerate_nb.events.model import LogLine, Stream
-from accelerate_nb.launching.run_context import RunContext
 from accelerate_nb.transport.connection import Connection
 
 _READ_AT_ONCE = 1 << 20
@@ -18,22 +16,20 @@ _READ_AT_ONCE = 1 << 20
 
 class OutputReader:
     """
-    Reads what ranks write, keeps it in the run's folder, and shows its lines in the run's state.
+    Reads what ranks write; `on_output` gets a rank, its bytes, and the lines that they complete.
 
-    `on_output` is called where something was written, at `wrote_last` on the monotonic clock. Its descriptor becomes readable
-    when something is there to read, on systems whose selectors have one.
+    Its descriptor becomes readable when something is there to read, on systems whose selectors have one. `wrote_last` is when
+    something was written, on the monotonic clock.
     """
 
-    def __init__(self, run_context: RunContext, on_output: Callable[[], None]) -> None:
+    def __init__(self, on_output: Callable[[int, bytes, tuple[LogLine, ...]], None]) -> None:
         self.wrote_last = time.monotonic()
-        self._run_context, self._on_output = run_context, on_output
+        self._on_output = on_output
         self._assemblers: dict[tuple[int, Stream], LineAssembler] = {}
         self._pipes = selectors.DefaultSelector()
 
-    def __enter__(self) -> OutputReader:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
+        """Look at no pipe any more."""
         self._pipes.close()
 
     def fileno(self) -> int:
@@ -73,12 +69,9 @@ class OutputReader:
 
     def _take_output(self, rank: int, stream: Stream, raw: bytes, lines: Sequence[OutputLine]) -> None:
         if raw or lines:
-            self._on_output()
-        if raw:
-            self._run_context.record.output(rank, raw)
-        now, apply = time.time(), self._run_context.view.apply
-        for line in lines:
-            apply(LogLine(rank, stream, line.text, now, line.open, line.meaning))
+            now = time.time()
+            read = tuple(LogLine(rank, stream, line.text, now, line.open, line.meaning) for line in lines)
+            self._on_output(rank, raw, read)
 
     def drain(self) -> None:
         """Read what is left; the processes have ended, and one that was not theirs may hold a pipe open."""

@@ -1,0 +1,279 @@
+"""The state machine of a worker group decides from messages and the time alone, whatever an agent reports."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections import Counter
+
+import pytest
+
+from accelerate_nb.events.model import Event, Failure, LogLine, State, StateChange
+from accelerate_nb.launching.worker_group import Decision, WorkerGroup
+from accelerate_nb.rank.stop_request import StopPoint, TrainingPosition
+from accelerate_nb.transport.channel import Channel
+from accelerate_nb.transport.messages import (
+    AgentLost,
+    HoldRanks,
+    KillGroup,
+    Message,
+    RankEvent,
+    RankExited,
+    RankHeld,
+    RankOutput,
+    ReleaseRanks,
+    SignalRanks,
+    StopRankAt,
+)
+
+KILL, INTERRUPT = int(signal.SIGKILL), int(signal.SIGINT)
+GRACE = 2.0
+
+
+class ScriptedAgent:
+    """An agent without processes: it reports what a test has it report, and keeps what the group decides."""
+
+    def __init__(self, size: int = 2, deadline: float | None = None, ranks_per_process: int = 1) -> None:
+        self.group = WorkerGroup(size, GRACE, deadline=deadline, ranks_per_process=ranks_per_process)
+        self.now = 0.0
+        self.decided: list[Decision] = []
+        self._numbers: Counter[int] = Counter()
+
+    def number(self, rank: int) -> int:
+        self._numbers[rank] += 1
+        return self._numbers[rank] - 1
+
+    def report(self, message: Message) -> None:
+        self.decided += self.group.take(message, self.now)
+
+    def event(self, rank: int, event: Event) -> None:
+        self.report(RankEvent(rank, self.number(rank), event))
+
+    def state(self, state: State, *ranks: int, detail: str = "") -> None:
+        for rank in ranks:
+            self.event(rank, StateChange(rank, state, 100.0 + self.now, detail))
+
+    def failure(self, rank: int, *, lost_connection: bool = False) -> None:
+        self.event(rank, Failure(rank, "KeyError", "'a'", "", 100.0, lost_connection=lost_connection))
+        self.state("failed", rank)
+
+    def exits(self, code: int, *ranks: int) -> None:
+        for rank in ranks:
+            self.report(RankExited(rank, self.number(rank), code, 100.0 + self.now))
+
+    def holds(self, rank: int, position: TrainingPosition | None) -> None:
+        self.report(RankHeld(rank, self.number(rank), position))
+
+    def after(self, seconds: float) -> list[Decision]:
+        """What is decided when so much time has passed."""
+        self.now += seconds
+        self.decided += self.group.advance(self.now)
+        found = [decision for decision in self.decided if isinstance(decision, Message)]
+        self.decided = [decision for decision in self.decided if not isinstance(decision, Message)]
+        return found
+
+
+@pytest.fixture
+def agent() -> ScriptedAgent:
+    made = ScriptedAgent()
+    made.state("starting", 0, 1)
+    made.state("running", 0, 1)
+    assert made.after(0.0) == []
+    return made
+
+
+def test_a_group_whose_ranks_return_is_released_and_over_when_their_processes_have_ended(agent: ScriptedAgent) -> None:
+    agent.state("finished", 0)
+    assert agent.after(1000.0) == []
+    agent.state("finished", 1)
+    assert agent.after(0.0) == [ReleaseRanks((0, 1))]
+    agent.exits(0, 0)
+    assert agent.after(0.0) == []
+    assert agent.group.phase == "leaving"
+    agent.exits(0, 1)
+    assert agent.after(0.0) == []
+    assert agent.group.phase == "over"
+    assert agent.group.states == {0: "finished", 1: "finished"}
+
+
+def test_processes_that_do_not_leave_are_killed(agent: ScriptedAgent) -> None:
+    agent.state("finished", 0, 1)
+    assert agent.after(0.0) == [ReleaseRanks((0, 1))]
+    assert agent.after(2.0) == []
+    assert agent.after(1.0) == [KillGroup()]
+    agent.exits(-KILL, 0, 1)
+    assert agent.after(0.0) == []
+    assert agent.group.phase == "over"
+
+
+def test_after_a_failure_the_others_have_their_time_to_fail_by_themselves(agent: ScriptedAgent) -> None:
+    agent.failure(0)
+    assert agent.after(0.1) == []
+    assert agent.after(0.1) == [SignalRanks(INTERRUPT, (0, 1))]
+    assert agent.after(0.5) == []
+    assert agent.after(0.2) == [KillGroup(), ReleaseRanks((0, 1))]
+    agent.exits(1, 0)
+    agent.exits(-KILL, 1)
+    assert agent.after(0.0) == []
+    assert agent.group.phase == "over"
+    assert agent.group.was_killed_by_us(1, -KILL)
+
+
+def test_a_rank_that_only_lost_its_connection_waits_longer_for_the_cause(agent: ScriptedAgent) -> None:
+    agent.failure(1, lost_connection=True)
+    assert agent.after(0.9) == []
+    agent.failure(0)
+    assert agent.after(0.0) == [ReleaseRanks((0, 1))]
+
+
+def test_without_a_cause_the_others_are_ended_all_the_same(agent: ScriptedAgent) -> None:
+    agent.failure(1, lost_connection=True)
+    assert agent.after(1.1) == [SignalRanks(INTERRUPT, (0, 1))]
+
+
+def test_a_process_that_dies_is_a_failure_with_its_exit_code(agent: ScriptedAgent) -> None:
+    agent.exits(-int(signal.SIGSEGV), 1)
+    assert StateChange(1, "failed", 100.0, "exit code -11") in agent.decided
+    assert agent.after(0.2) == [SignalRanks(INTERRUPT, (0, 1))]
+    agent.state("stopped", 0)
+    assert agent.after(0.0) == [ReleaseRanks((0, 1))]
+
+
+def test_who_is_killed_by_the_group_has_stopped_and_not_failed(agent: ScriptedAgent) -> None:
+    agent.group.stop("kill")
+    assert agent.after(0.0) == [SignalRanks(INTERRUPT, (0, 1)), KillGroup(), ReleaseRanks((0, 1))]
+    agent.exits(-KILL, 0, 1)
+    assert StateChange(0, "stopped", 100.0, "ended with the others") in agent.decided
+    assert agent.after(0.0) == []
+    assert agent.group.phase == "over"
+
+
+def test_an_interrupt_gives_the_ranks_their_time_and_then_kills_them(agent: ScriptedAgent) -> None:
+    agent.group.stop("interrupt")
+    assert agent.after(0.0) == [SignalRanks(INTERRUPT, (0, 1))]
+    agent.state("stopped", 0)
+    assert agent.after(GRACE - 0.1) == []
+    assert agent.after(0.2) == [KillGroup(), ReleaseRanks((0, 1))]
+
+
+def test_a_second_stop_kills_at_once(agent: ScriptedAgent) -> None:
+    agent.group.stop("interrupt")
+    agent.after(0.0)
+    agent.group.stop("kill")
+    assert agent.after(0.0) == [KillGroup(), ReleaseRanks((0, 1))]
+
+
+def test_a_rank_that_has_not_begun_is_killed_and_not_interrupted() -> None:
+    agent = ScriptedAgent(size=3)
+    agent.state("starting", 0, 1)
+    agent.state("running", 0)
+    agent.group.stop("interrupt")
+    assert agent.after(0.0) == [SignalRanks(INTERRUPT, (0,)), SignalRanks(KILL, (1, 2))]
+
+
+def test_ranks_of_one_process_are_interrupted_together() -> None:
+    agent = ScriptedAgent(size=4, ranks_per_process=2)
+    agent.state("running", 0)
+    agent.group.stop("interrupt")
+    assert agent.after(0.0) == [SignalRanks(INTERRUPT, (0, 1)), SignalRanks(KILL, (2, 3))]
+
+
+def test_a_stop_before_anything_began_ends_all_at_once() -> None:
+    agent = ScriptedAgent()
+    agent.group.stop("finish")
+    assert agent.after(0.0) == [SignalRanks(KILL, (0, 1))]
+
+
+def test_a_graceful_stop_has_two_steps_hold_and_then_the_last_step_of_all(agent: ScriptedAgent) -> None:
+    agent.group.stop("finish")
+    assert agent.after(0.0) == [HoldRanks((0, 1))]
+    agent.holds(0, TrainingPosition(7, 0.1, False))
+    assert agent.after(0.0) == []
+    agent.holds(1, TrainingPosition(8, 0.1, False))
+    assert agent.after(0.0) == [StopRankAt(rank, StopPoint(9, True)) for rank in (0, 1)]
+    agent.state("stopping", 0, 1, detail="after step 9")
+    # who has come to the last step may save for as long as it takes
+    assert agent.after(1000.0) == []
+    agent.state("stopped", 0)
+    assert agent.after(1000.0) == []
+    agent.state("stopped", 1)
+    assert agent.after(0.0) == [ReleaseRanks((0, 1))]
+    assert agent.group.stopped_at == "after step 9"
+
+
+@pytest.mark.parametrize("position", [None, TrainingPosition(7, 0.0, False)])
+def test_a_rank_that_comes_to_no_boundary_is_interrupted(
+    agent: ScriptedAgent, position: TrainingPosition | None
+) -> None:
+    agent.group.stop("finish")
+    assert agent.after(0.0) == [HoldRanks((0, 1))]
+    agent.holds(0, position)
+    assert agent.after(0.0 if position is None else GRACE + 0.1) == [SignalRanks(INTERRUPT, (0, 1))]
+
+
+def test_a_group_whose_time_is_over_is_killed_and_says_so() -> None:
+    agent = ScriptedAgent(deadline=5.0)
+    agent.state("running", 0, 1)
+    assert agent.after(5.0) == []
+    assert not agent.group.has_timed_out
+    assert agent.after(0.1) == [KillGroup(), ReleaseRanks((0, 1))]
+    assert agent.group.has_timed_out
+
+
+def test_a_lost_agent_ends_the_group_at_once(agent: ScriptedAgent) -> None:
+    agent.report(AgentLost("it ended with code 1"))
+    assert agent.after(0.0) == [KillGroup(), ReleaseRanks((0, 1)), KillGroup()]
+    assert agent.group.phase == "over"
+    assert agent.group.lost == "it ended with code 1"
+
+
+def test_an_agent_that_is_lost_while_processes_end_ends_the_wait_for_them(agent: ScriptedAgent) -> None:
+    agent.state("finished", 0, 1)
+    assert agent.after(0.0) == [ReleaseRanks((0, 1))]
+    agent.report(AgentLost("gone"))
+    assert agent.after(0.0) == [KillGroup()]
+    assert agent.group.phase == "over"
+
+
+def test_every_event_and_line_is_handed_on_once_and_in_order(agent: ScriptedAgent) -> None:
+    agent.decided.clear()
+    lines = tuple(LogLine(0, "stdout", text, 100.0) for text in "abc")
+    first = RankOutput(0, agent.number(0), lines[:2])
+    second = RankOutput(0, agent.number(0), lines[2:])
+    for report in (first, first, second, first):
+        agent.report(report)
+    assert agent.decided == list(lines)
+    assert (agent.group.repeated, agent.group.missing) == (2, 0)
+    agent.number(0)
+    agent.state("finished", 0)
+    assert agent.group.missing == 1
+
+
+def test_nothing_is_pending_while_ranks_run(agent: ScriptedAgent) -> None:
+    assert not agent.group.is_pending
+    agent.group.stop("finish")
+    assert agent.group.is_pending
+    other = ScriptedAgent()
+    other.failure(0)
+    assert other.group.is_pending
+
+
+def test_what_group_and_agent_send_each_other_travels_over_a_channel(agent: ScriptedAgent) -> None:
+    near, far = (Channel(end) for end in socket.socketpair())
+    with near, far:
+        lines = (LogLine(1, "stderr", "ü", 100.0),)
+        reports: list[Message] = [
+            RankOutput(1, agent.number(1), lines),
+            RankEvent(1, agent.number(1), Failure(1, "KeyError", "'a'", "", 100.0)),
+            RankExited(1, agent.number(1), 1, 100.0),
+        ]
+        for report in reports:
+            far.send(report)
+        for received in near.receive_ready():
+            agent.report(received.message)
+        assert agent.decided[-3:-1] == [*lines, Failure(1, "KeyError", "'a'", "", 100.0)]
+        decided = agent.after(0.2)
+        for message in decided:
+            assert isinstance(message, Message)
+            near.send(message)
+        assert [received.message for received in far.receive_ready()] == decided == [SignalRanks(INTERRUPT, (0, 1))]
