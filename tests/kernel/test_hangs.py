@@ -207,7 +207,7 @@ def test_an_interrupt_at_any_moment_of_a_launch_ends_it(kernel: Kernel) -> None:
 def test_an_interrupt_between_the_start_and_the_wait_ends_the_launch(kernel: Kernel) -> None:
     cell = kernel.run("""
     import signal, time
-    from accelerate_nb.launching.run import Run
+    from accelerate_nb.launching.launched_run import LaunchedRun as Run
     start = Run.start
     def interrupted_start(run):
         start(run)
