@@ -16,6 +16,7 @@ from accelerate_nb import notebook_launcher
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.engines import supervisor as supervised
 from accelerate_nb.launching.launcher import warm_early
+from accelerate_nb.supervisor.main import UNFIT
 from accelerate_nb.supervisor.memory import supervisors
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.messages import ForkWorker, Message
@@ -84,7 +85,7 @@ def test_a_module_that_starts_a_thread_is_left_to_the_workers(tmp_path: Path, mo
     monkeypatch.syspath_prepend(tmp_path)
     first = supervised.warm()
     supervised.preload(["starts_a_thread"])
-    assert first.ended(TIMEOUT) == supervised.UNFIT
+    assert first.ended(TIMEOUT) == UNFIT
     assert not notebook_launcher(is_loaded, args=("starts_a_thread",), num_processes=1)
     assert supervised.warm() is not first
     notebook_launcher(loads, args=("starts_a_thread",), num_processes=1)
