@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from accelerate_nb.config.environment import runs_folder
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import resolve
+from accelerate_nb.config.runs_folder import configured_runs_folder
 from accelerate_nb.events.find_run import find_run
 from accelerate_nb.events.run_reader import SavedRun, kept_runs
 from accelerate_nb.launching.detached.detached_run import DetachedRun
@@ -73,13 +73,12 @@ def _found(run: str | os.PathLike[str] | None, parent: Path) -> SavedRun:
 
 
 def _parent(folder: str | os.PathLike[str] | None) -> Path:
-    requested = os.fspath(folder) if folder is not None else _launching_config(None).folder
-    return runs_folder(os.environ, requested)
+    return configured_runs_folder(os.environ, folder)
 
 
 def _launching_config(panel: bool | str | None) -> LaunchingConfig:
-    """The settings of this process's environment that show a run and name its folder."""
+    """The settings of this process's environment that show a run."""
     __tracebackhide__ = True
     chosen = {} if panel is None or panel is True else {"panel": "off" if panel is False else panel}
-    known = ("ACCELERATE_NB_FOLDER", "ACCELERATE_NB_PANEL", "ACCELERATE_NB_RESULTS")
+    known = ("ACCELERATE_NB_PANEL", "ACCELERATE_NB_RESULTS")
     return resolve(chosen, {name: os.environ[name] for name in known if name in os.environ}).launching

@@ -111,7 +111,9 @@ def _add_listing(parser: argparse.ArgumentParser) -> None:
 
 def _add_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--folder", metavar="PATH", help="The parent folder of the runs' folders; without it, in the user's cache."
+        "--folder",
+        metavar="PATH",
+        help="The parent folder of the runs' folders; without it, that of the setting `folder`.",
     )
 
 
@@ -145,9 +147,9 @@ def _table(runs: Sequence[SavedRun]) -> list[str]:
 
 
 def _runs_folder(folder: str | None) -> Path:
-    from accelerate_nb.config.environment import runs_folder
+    from accelerate_nb.config.runs_folder import configured_runs_folder
 
-    return runs_folder(os.environ, folder)
+    return configured_runs_folder(os.environ, folder)
 
 
 def _every(folder: str | None) -> list[SavedRun]:

@@ -55,6 +55,7 @@ class DetachedRun(Run):
         self.started = saved.started
         control = status.get("control")
         self._client = None if control is None else ControlClient(Path(control))
+        self._is_hosted, self._end_text = saved.is_detached, saved.error
         self._thread: threading.Thread | None = None
         self._follower.update()
         if saved.is_over:
@@ -170,6 +171,7 @@ class DetachedRun(Run):
     def _end(self, saved: SavedRun) -> None:
         self.view.replace_open_lines(())
         self._follower.finish(saved)
+        self._end_text = saved.error
         if saved.is_lost:
             self._error = LaunchError(f"{self.name} was lost: {saved.error}. All output: {self.folder}")
         if self._client is not None:
@@ -186,6 +188,10 @@ class DetachedRun(Run):
             self._error = lost or self._what_ended_it()
 
     def _what_ended_it(self) -> BaseException | None:
+        if not self._is_hosted:
+            # its results and its error went to the process that launched it
+            failed = self.view.state != "finished"
+            return LaunchError(f"{self.name} {self.view.state}: {self._end_text}") if failed else None
         error = read_error(self.folder, self._rank_results, self.view)
         unreadable = [item for item in self._rank_results if _is_unreadable([item])]
         if error is not None or not unreadable:

@@ -1,0 +1,100 @@
+"""Runs that outlive their terminal: launched, attached to, stopped and removed from the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from accelerate_nb import runs
+from accelerate_nb.cli.main import main
+
+TWO = ("--cpu", "-n", "2")
+COUNTS = """
+import os, sys, time
+for number in range(int(sys.argv[1])):
+    print("number", number, flush=True)
+    time.sleep(0.05)
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which one works, with runs and configuration of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ACCELERATE_NB_FOLDER", str(tmp_path / "runs"))
+    monkeypatch.setenv("ACCELERATE_NB_TIMEOUT", "90")
+    Path("counts.py").write_text(COUNTS)
+    return tmp_path
+
+
+def test_a_script_is_attached_to_and_ends_the_command_as_it_ended(capfd):
+    assert main(["launch", "--detach", *TWO, "counts.py", "20", "3"]) == 0
+    out = capfd.readouterr().out
+    name = runs()[0].folder.name
+    assert f"accelerate-nb runs attach {name}" in out
+    assert main(["runs", "attach"]) == 3
+    out = capfd.readouterr().out
+    assert [line for line in out.splitlines() if line.startswith("[1]")] == [f"[1] number {at}" for at in range(20)]
+    # what is over is shown again, and can't be stopped any more
+    assert main(["runs", "attach", name]) == 3
+    assert main(["runs", "stop", name]) == 0
+    assert "is over: failed" in capfd.readouterr().out
+
+
+def test_an_interrupt_leaves_the_run_alone_and_a_stop_ends_it(capfd):
+    assert main(["launch", "--detach", *TWO, "counts.py", "100000", "0"]) == 0
+    words = [sys.executable, "-m", "accelerate_nb", "runs", "attach"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as attached:
+        assert "number" in attached.stdout.readline()
+        attached.send_signal(signal.SIGINT)
+        _, err = attached.communicate(timeout=30)
+    assert attached.returncode == 0
+    assert "goes on" in err
+    assert runs()[0].state == "running"
+    assert main(["runs", "prune", "--keep", "0"]) == 0
+    assert main(["runs", "stop"]) == 0
+    assert "stopped, as requested" in capfd.readouterr().out
+    assert runs()[0].state == "stopped"
+
+
+def test_a_notebook_runs_detached_with_its_parameters(capfd):
+    made = nbformat.v4.new_notebook()
+    made.cells = [nbformat.v4.new_code_cell("count = 1"), nbformat.v4.new_code_cell("print('count is', count)")]
+    made.cells[0].metadata["tags"] = ["parameters"]
+    nbformat.write(made, "train.ipynb")
+    assert main(["launch", "train.ipynb", "--detach", *TWO, "--", "--count", "7"]) == 0
+    assert main(["runs", "attach"]) == 0
+    assert "count is 7" in capfd.readouterr().out
+    # the script stays with the run
+    assert (runs()[0].folder / "train.py").is_file()
+
+
+def test_runs_are_removed_by_name_by_number_or_by_age(folder, capfd):
+    for age, name in ((30, "old"), (2, "newer"), (1, "newest")):
+        made = (
+            folder / "runs" / f"{time.strftime('%Y-%m-%d_%H%M%S', time.localtime(time.time() - 86_400 * age))}_{name}"
+        )
+        made.mkdir(parents=True)
+        (made / "status.json").write_text(
+            f'{{"name": "{name}", "state": "finished", "started": {time.time() - 86_400 * age}, "ranks": 2}}'
+        )
+    assert main(["runs", "prune"]) != 0
+    assert "No run was named" in capfd.readouterr().err
+    assert main(["runs", "prune", "--older-than", "7", "--dry-run"]) == 0
+    assert len(runs()) == 3
+    assert main(["runs", "prune", "--older-than", "7"]) == 0
+    assert [item.name for item in runs()] == ["newest", "newer"]
+    assert main(["runs", "prune", "--keep", "1"]) == 0
+    assert [item.name for item in runs()] == ["newest"]
+    assert main(["runs", "prune", "newest"]) == 0
+    assert len(runs()) == 0
+    assert os.listdir(folder / "runs") == []

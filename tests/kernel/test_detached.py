@@ -1,0 +1,80 @@
+"""Cells that run detached: they begin with what the notebook knows, outlive it, and are found again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kernel.kernels import Kernel, kernel as started
+
+BEGIN = """
+%load_ext accelerate_nb
+import time
+import accelerate_nb
+words = ["one", "two"]
+class Doubles:
+    def __call__(self, x):
+        return 2 * x
+def doubled(x):
+    return Doubles()(x)
+"""
+GOES_ON = """
+%%accelerate -n 2 --detach
+import pathlib
+for word in words:
+    print(rank, word, doubled(world_size))
+while not pathlib.Path({go!r}).exists():
+    time.sleep(0.05)
+print("goes on")
+"""
+
+
+def test_a_detached_cell_knows_the_notebooks_variables_and_outlives_its_kernel(tmp_path: Path) -> None:
+    go, environment = str(tmp_path / "go"), {"ACCELERATE_NB_FOLDER": str(tmp_path / "runs")}
+    with started(tmp_path, **environment) as first:
+        first.ok(BEGIN)
+        cell = first.ok(GOES_ON.format(go=go))
+        assert "Cell In[3]" in cell.text
+        # it has processes of its own, and no session
+        assert "No session" in first.ok("%accelerate status").text
+        assert ", detached" in first.ok("%accelerate runs").text
+        first.kill()
+    with started(tmp_path, **environment) as second:
+        second.ok("import accelerate_nb, pathlib\nrun = accelerate_nb.attach()")
+        assert second.value("run.done") is False
+        second.ok(f"pathlib.Path({go!r}).touch()")
+        second.ok("run.wait()")
+        assert second.value("run.logs(1).splitlines()") == ["1 one 4", "1 two 4", "goes on"]
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory):
+    with started(tmp_path_factory.mktemp("detached")) as running:
+        running.ok(BEGIN)
+        yield running
+
+
+def test_an_error_has_the_cells_own_lines(notebook: Kernel) -> None:
+    notebook.ok("%%accelerate -n 2 --detach\nx = 1\nmissing + x")
+    cell = notebook.run("accelerate_nb.attach(panel=False).wait()")
+    assert cell.error is not None
+    assert cell.error.name == "NameError"
+    assert ", line 3, in <module>" in cell.error.text
+    assert "Cell In[" in cell.error.text
+    assert "interactiveshell" not in cell.error.text
+
+
+@pytest.mark.parametrize("flag", ["--local", "--background", "--restart", "--ranks 0"])
+def test_what_belongs_to_a_session_is_refused(notebook: Kernel, flag: str) -> None:
+    cell = notebook.run(f"%%accelerate -n 2 --detach {flag}\n1")
+    assert cell.error is not None
+    assert "was given with --detach" in cell.error.text
+
+
+def test_a_value_that_can_not_travel_is_named(notebook: Kernel) -> None:
+    notebook.ok("import threading\nlock = threading.Lock()")
+    cell = notebook.run("%%accelerate -n 2 --detach\nprint(lock)")
+    assert cell.error is not None
+    assert cell.error.name == "PayloadError"
+    assert "'lock'" in cell.error.text
