@@ -42,6 +42,7 @@ _LEFT_OUT = {
     "logs": "",
     "wait": "a script's cells wait for each other anyway",
     "interrupt": "a script's cells wait for each other anyway",
+    "runs": "",
     "config": "pass the settings to %%accelerate, or to accelerate-nb launch",
 }
 
@@ -170,6 +171,9 @@ class _RankCellTranslator:
             if is_given:
                 text = f"{what} was left out: a script's cells run one after the other"
                 written.notes.append(Remark(cell.line, text))
+        if options.detach:
+            text = "--detach was left out: pass it to accelerate-nb launch, for all of the script"
+            written.notes.append(Remark(cell.line, text))
         for command in cell.parsed.commands:
             self._problem(cell, command.first, f"%{NAME} is in a %%{NAME} cell, where no rank knows it")
 

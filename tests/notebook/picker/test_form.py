@@ -289,7 +289,7 @@ def test_the_cells_first_line_is_understood_by_the_cell(form_settings):
     _, settings = read_cell_line(found.magic.removeprefix("%%accelerate"))
     wanted = differing(found.config)
     unset = set(wanted) - set(settings)
-    assert unset <= {"timeout", "results", "max_restarts", "restart_delay", "monitor_interval"}
+    assert unset <= {"timeout", "results", "detach", "max_restarts", "restart_delay", "monitor_interval"}
     assert all(name in found.notes.get("magic", "timeout") for name in unset)
     assert resolve(settings, {}) == resolve({name: wanted[name] for name in set(wanted) - unset}, {})
     assert shlex.split(found.command)[0] == "accelerate-nb"
