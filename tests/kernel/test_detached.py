@@ -32,7 +32,7 @@ print("goes on")
 
 def test_a_detached_cell_knows_the_notebooks_variables_and_outlives_its_kernel(tmp_path: Path) -> None:
     go, environment = str(tmp_path / "go"), {"ACCELERATE_NB_FOLDER": str(tmp_path / "runs")}
-    with started(tmp_path, **environment) as first:
+    with started(tmp_path, **environment) as first, started(tmp_path, **environment) as second:
         first.ok(BEGIN)
         cell = first.ok(GOES_ON.format(go=go))
         assert "Cell In[3]" in cell.text
@@ -40,7 +40,6 @@ def test_a_detached_cell_knows_the_notebooks_variables_and_outlives_its_kernel(t
         assert "No session" in first.ok("%accelerate status").text
         assert ", detached" in first.ok("%accelerate runs").text
         first.kill()
-    with started(tmp_path, **environment) as second:
         second.ok("import accelerate_nb, pathlib\nrun = accelerate_nb.attach()")
         assert second.value("run.done") is False
         second.ok(f"pathlib.Path({go!r}).touch()")
