@@ -89,6 +89,8 @@ class RunRecorder:
 
     def status(self, **facts: Any) -> None:
         """Rewrite `status.json` with these facts and the process that writes them; a reader never sees half of it."""
+        # who reads of the end finds all that led to it
+        self.flush()
         beside = self.folder / "status.json.new"
         with self._as_far_as_possible():
             beside.write_text(json.dumps({**facts, **this_process(), "time": time.time()}, indent=1, default=str))

@@ -45,6 +45,13 @@ def test_what_was_flushed_can_be_read_while_the_run_goes_on(tmp_path):
         assert (tmp_path / "rank_0.log").read_bytes() == b"one\n"
 
 
+def test_who_reads_the_status_finds_the_events_before_it(tmp_path):
+    with RunRecorder(tmp_path) as record:
+        record.event(StateChange(None, "finished", 1.0))
+        record.status(state="finished")
+        assert from_line((tmp_path / "events.jsonl").read_bytes()) == StateChange(None, "finished", 1.0)
+
+
 def test_the_status_is_replaced_as_a_whole(tmp_path):
     with RunRecorder(tmp_path) as record:
         record.status(state="running")

@@ -55,7 +55,7 @@ class DetachedRun(Run):
         self.started = saved.started
         control = status.get("control")
         self._client = None if control is None else ControlClient(Path(control))
-        self._is_hosted, self._end_text = saved.is_detached, saved.error
+        self._is_hosted, self._is_lost, self._end_text = saved.is_detached, saved.is_lost, saved.error
         self._thread: threading.Thread | None = None
         self._follower.update()
         if saved.is_over:
@@ -172,8 +172,7 @@ class DetachedRun(Run):
         self.view.replace_open_lines(())
         self._follower.finish(saved)
         self._end_text = saved.error
-        if saved.is_lost:
-            self._error = LaunchError(f"{self.name} was lost: {saved.error}. All output: {self.folder}")
+        self._is_lost = saved.is_lost
         if self._client is not None:
             self._client.close()
         self._over.set()
@@ -184,10 +183,11 @@ class DetachedRun(Run):
             return
         with suppress(OSError):
             self._rank_results = read_results(self.folder, self.view)
-            lost = self._error if isinstance(self._error, LaunchError) and not self._rank_results else None
-            self._error = lost or self._what_ended_it()
+            self._error = self._what_ended_it()
 
     def _what_ended_it(self) -> BaseException | None:
+        if self._is_lost:
+            return LaunchError(f"{self.name} was lost: {self._end_text}. All output: {self.folder}")
         if not self._is_hosted:
             # its results and its error went to the process that launched it
             failed = self.view.state != "finished"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,12 +28,19 @@ from accelerate_nb.transport.serializer import load
 # How often the run's status is brought up to date, for those who only read the folder.
 _BETWEEN_STATUS = 2.0
 # Where the folder could not take the outcome, since its disk is full, it is tried again so often, and for so long.
-_BETWEEN_TRIES = 5.0
+_BETWEEN_TRIES = 2.0
 _LONGEST_TRY = 24 * 3600.0
 
 
 class HostedRun(LaunchedRun):
     """A run whose results stay as their workers wrote them, for other processes to unpickle."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._status_lock = threading.Lock()
+        self._is_finishing = False
+        # the outcomes that the folder could not take, in memory
+        self._unsaved: dict[int, int] = {}
 
     def keep(self, **facts: Any) -> None:
         """Add facts to the run's status."""
@@ -40,12 +48,18 @@ class HostedRun(LaunchedRun):
 
     def update_status(self) -> None:
         """Write the run's progress and newest metrics into its status."""
-        self.keep(**_progress(self))
-        self._keep_status(self.view.state)
+        with self._status_lock:
+            # the last status stays the last
+            if not self._is_finishing:
+                self.keep(**_progress(self))
+                self._keep_status(self.view.state)
 
     def save_outcome(self) -> bool:
         """Write what ended the run into its folder; whether that was possible."""
         try:
+            for rank, descriptor in list(self._unsaved.items()):
+                save_result(self.folder, rank, descriptor)
+                os.close(self._unsaved.pop(rank))
             save_error(self.folder, self.error)
         except OSError:
             return False
@@ -54,15 +68,18 @@ class HostedRun(LaunchedRun):
     def _finish(self) -> None:
         # the outcome first: who sees the end of the run reads it
         self.save_outcome()
+        with self._status_lock:
+            self._is_finishing = True
         self.keep(**_progress(self))
         super()._finish()
 
     def finish_again(self) -> bool:
         """Write the outcome and the last status once more; whether both could be written."""
         self._run_context.record.trouble = None
-        state = self.view.state
-        self._keep_status(state, ended=self.view.ended)
-        return self.save_outcome() and self._run_context.record.trouble is None
+        if not self.save_outcome():
+            return False
+        self._keep_status(self.view.state, ended=self.view.ended)
+        return self._run_context.record.trouble is None
 
     @property
     def is_kept(self) -> bool:
@@ -79,6 +96,7 @@ class HostedRun(LaunchedRun):
             has_left_one = save_result(self.folder, rank, descriptor)
         except OSError as error:
             self._run_context.record.trouble = error
+            self._unsaved[rank] = os.dup(descriptor)
             has_left_one = True
         if has_left_one and glance.failure is not None:
             return Raised(glance.failure, None)
@@ -125,8 +143,10 @@ def host(request: RunRequest, offer: SupervisorOffer | None, ready: int) -> None
 
 def _save_at_last(run: HostedRun) -> None:
     deadline = time.monotonic() + _LONGEST_TRY
-    while not run.is_kept and not run.finish_again() and time.monotonic() < deadline:
+    is_kept = run.is_kept
+    while not is_kept and time.monotonic() < deadline:
         time.sleep(_BETWEEN_TRIES)
+        is_kept = run.finish_again()
 
 
 def main() -> NoReturn:

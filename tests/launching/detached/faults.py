@@ -20,8 +20,10 @@ import psutil
 
 from accelerate_nb import LaunchError, StoppedError, WorkerError, attach, launch, runs
 from accelerate_nb.events.run_reader import kept_run
+from accelerate_nb.launching.detached.control_client import ControlClient
 from accelerate_nb.launching.detached.control_socket import connect
 from accelerate_nb.reports.text import aligned
+from accelerate_nb.transport.messages import QueryLiveState
 from tests.launching.detached.trainings import (
     SETTINGS,
     are_gone,
@@ -193,6 +195,10 @@ def the_disk_is_full(folder: Path, chance: random.Random) -> None:
                 os.write(ballast, b"x" * 4096)
         os.close(ballast)
         assert comes(lambda: min(steps_of(folder)) == 19), "the training did not go on"
+        client = ControlClient(Path(status(run.folder)["control"]))
+        assert comes(lambda: getattr(client.request(QueryLiveState()), "done", False)), "the run did not end"
+        client.close()
+        assert not run.done
         # somebody makes room, and the outcome is written still
         (small / "ballast").unlink()
         assert run.wait(60) == (0, 20)
