@@ -1,0 +1,78 @@
+"""What a detached run costs: its launch beside one that ends with the notebook, and the way back to a run of a day."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from accelerate_nb import attach, launch
+from accelerate_nb.events.model import Metric
+from accelerate_nb.events.run_folder import RunRecorder
+from tests.bench.rows import Row, print_rows
+
+LINES = 50_000  # of each of two ranks
+SECONDS = 86_400  # a day, with a number of each name every second
+NAMES = ("loss", "learning_rate", "accuracy")
+
+
+def main() -> None:
+    """Measure what was asked for, and print what was found."""
+    arguments = read_arguments()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        attached = [launching(folder, detach=False) for _ in range(arguments.rounds)]
+        detached = [launching(folder, detach=True) for _ in range(arguments.rounds)]
+        back = [attaching(a_day(Path(folder, f"2026-01-01_00000{number}_day"))) for number in range(3)]
+    usual, middle = statistics.median(attached[1:]), statistics.median(detached[1:])
+    rows = [
+        Row("launch to the first line on 2 ranks", usual, "s"),
+        Row("the same, detached", middle, "s", middle / usual, "a launch that ends with the notebook"),
+        Row(f"attach to {2 * LINES:,} lines and {SECONDS * len(NAMES):,} numbers", statistics.median(back), "s"),
+    ]
+    print_rows(rows, load, as_json=arguments.json, decimals=3, rounds=arguments.rounds)
+
+
+def read_arguments() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10, help="how often each launch is made")
+    parser.add_argument("--json", action="store_true", help="print numbers for a program")
+    return parser.parse_args()
+
+
+def launching(folder: str, *, detach: bool) -> float:
+    """The seconds until each rank's function has begun."""
+    began = time.time()
+    run = launch(
+        time.time, num_processes=2, cpu=True, config_file="", panel="off", folder=folder, detach=detach, results="all"
+    )
+    return float(max(run.wait(60))) - began
+
+
+def a_day(folder: Path) -> Path:
+    """The folder of a run that has written and logged all day."""
+    with RunRecorder(folder) as record:
+        for rank in range(2):
+            record.output(rank, b"".join(b"step %d of rank %d: loss 0.1234\n" % (line, rank) for line in range(LINES)))
+        for second in range(SECONDS):
+            for name in NAMES:
+                record.event(Metric(0, name, 1 / (second + 1), second, float(second)))
+        record.status(name="day", why="", state="finished", started=0.0, ended=1.0, ranks=2, detached=True)
+    return folder
+
+
+def attaching(folder: Path) -> float:
+    """The seconds until all that is kept of a run is there."""
+    began = time.perf_counter()
+    run = attach(folder, panel=False)
+    assert run.view.line_count == 2 * LINES
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()
