@@ -29,7 +29,7 @@ def runs(folder: str | os.PathLike[str] | None = None) -> RunTable:
 
 
 def attach(
-    run: str | os.PathLike[str] | SavedRun | None = None,
+    run: str | os.PathLike[str] | SavedRun | Run | None = None,
     *,
     panel: bool | str | None = None,
     folder: str | os.PathLike[str] | None = None,
@@ -37,9 +37,9 @@ def attach(
     """
     The `Run` that goes on in another process: one that was launched with `detach=True`, from this notebook or another.
 
-    `run` is a run's folder, its name or number in `runs()`, or nothing for the newest one that is detached. The panel comes back
-    with everything that has happened meanwhile; `wait()`, `stop()`, `stacks()`, `logs()`, `results` and errors are those of the
-    run that `launch` gave. Several processes may attach at once, and an interrupt of `wait()` leaves the run alone. A run that
+    `run` is a run's folder, its name or number in `runs()`, one of `runs()` itself, or nothing for the newest one that is
+    detached. The panel comes back with everything that has happened meanwhile; `wait()`, `stop()`, `stacks()`, `logs()`, `results`
+    and errors are those of the run that `launch` gave. Several processes may attach at once, and an interrupt of `wait()` leaves the run alone. A run that
     is over can be attached to for its results. A run that is not detached can be watched, and stopped only where it was launched.
 
     `panel` is that of `launch`, `folder` that of `runs`.
@@ -51,9 +51,11 @@ def attach(
     """
     __tracebackhide__ = True  # IPython shows the user's own frames alone
     config = _launching_config(panel)
+    if isinstance(run, Run):
+        run = run.folder
     found = run if isinstance(run, SavedRun) else _found(run, _parent(folder))
     front_end = select.front_end(config, os.environ)
-    attached = DetachedRun(found, config.results, front_end).start()
+    attached = DetachedRun(found, front_end).start()
     if panel is True or select.shows_at_once(front_end):
         attached.follow()
     return attached
@@ -77,8 +79,9 @@ def _parent(folder: str | os.PathLike[str] | None) -> Path:
 
 
 def _launching_config(panel: bool | str | None) -> LaunchingConfig:
-    """The settings of this process's environment that show a run."""
+    """The settings with which this process shows a run."""
     __tracebackhide__ = True
     chosen = {} if panel is None or panel is True else {"panel": "off" if panel is False else panel}
-    known = ("ACCELERATE_NB_PANEL", "ACCELERATE_NB_RESULTS")
-    return resolve(chosen, {name: os.environ[name] for name in known if name in os.environ}).launching
+    return resolve(
+        chosen, {name: value for name, value in os.environ.items() if name == "ACCELERATE_NB_PANEL"}
+    ).launching

@@ -90,4 +90,4 @@ def stop(saved: SavedRun, *, kill: bool, timeout: float | None) -> int:
 def _run(saved: SavedRun, front_end: FrontEnd) -> DetachedRun:
     from accelerate_nb.launching.detached.detached_run import DetachedRun
 
-    return DetachedRun(saved, "main", front_end)
+    return DetachedRun(saved, front_end)

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from accelerate_nb.errors import LaunchError, of_this_package
 from accelerate_nb.events.run_folder import status_of
@@ -39,7 +39,7 @@ class DetachedRun(Run):
 
     is_detached = True
 
-    def __init__(self, saved: SavedRun, results: Literal["main", "all"], front_end: FrontEnd) -> None:
+    def __init__(self, saved: SavedRun, front_end: FrontEnd) -> None:
         check_owner(saved.folder)
         status = status_of(saved.folder) or {}
         self._follower = RunFollower(saved)
@@ -48,7 +48,7 @@ class DetachedRun(Run):
             why=saved.why,
             folder=saved.folder,
             view=self._follower.view,
-            results=results,
+            results="all" if status.get("results") == "all" else "main",
             front_end=front_end,
             stop_grace_period=float(status.get("stop_grace_period") or 0.0),
         )

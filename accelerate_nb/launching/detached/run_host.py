@@ -118,6 +118,7 @@ def host(request: RunRequest, offer: SupervisorOffer | None, ready: int) -> None
     control = ControlSocket(request.folder)
     devices = devices_of(request.placement, request.plan.process_environment.environ)
     facts = {"detached": True, "control": str(control.path), "devices": [*devices]}
+    facts["results"] = request.config.launching.results
     facts["stop_grace_period"] = request.config.launching.stop_grace_period
     run = run_of(request, HostedRun, NoFrontEnd(), facts=facts)
     assert isinstance(run, HostedRun)

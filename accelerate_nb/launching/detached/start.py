@@ -41,7 +41,7 @@ def launch_detached(
     start_run_host(wanted)
     saved = kept_run(wanted.folder)
     assert saved is not None, "the run host has written the run's status"
-    return DetachedRun(saved, config.launching.results, front_end)
+    return DetachedRun(saved, front_end)
 
 
 def start_run_host(run_request: RunRequest) -> None:

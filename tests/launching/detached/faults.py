@@ -253,7 +253,7 @@ def _running(folder: Path, chance: random.Random) -> tuple[Any, list[psutil.Proc
 def _goes_on_to_its_end(of_run: Path) -> None:
     processes = processes_of(of_run)
     run = attach(of_run, panel=False)
-    assert run.wait(60) == (0, 20)
+    assert run.wait(60) == [(0, 20), (1, 20)]
     for rank in (0, 1):
         written = [f"step {step}" for step in range(20)]
         assert run.logs(rank).splitlines() == written == [line.text for line in run.view.rank(rank).lines]

@@ -67,7 +67,7 @@ def test_a_run_goes_on_when_its_launcher_was_killed_and_an_attached_process_find
     assert (kept.state, kept.is_detached, kept.is_over) == ("running", True, False)
     run = attach(folder=folder, panel=False)
     assert "trains" in run.stacks() or run.done
-    assert attach(of_run).wait() == (0, 6)
+    assert attach(of_run).wait() == [(0, 6), (1, 6)]
     run.wait()
     assert (run.results, run.error, run.view.state) == ([(0, 6), (1, 6)], None, "finished")
     assert run.logs(1) == "".join(f"step {step}\n" for step in range(6))
