@@ -21,6 +21,8 @@ NEVER_HEALS: dict[str, str] = {
 }
 # The pause doubles with each restart, up to so many seconds.
 LONGEST_DELAY = 60.0
+# How many attempts in a row may end before their first step: code for Accelerate's launcher counts on some.
+MOST_EARLY = 5
 # An attempt without a step, as of an evaluation, has got somewhere where it lasted so many seconds.
 _LONG_ATTEMPT = 300.0
 
@@ -70,8 +72,8 @@ def decide(attempts: Sequence[FailedAttempt], max_restarts: int, restart_delay: 
         return GiveUp(f"a restart does not heal a {last.exceptions[0]}: {NEVER_HEALS[name]}")
     if len(attempts) > max_restarts:
         return GiveUp(f"max_restarts={max_restarts} is used up")
-    if len(attempts) > 1 and not any(map(_has_got_somewhere, attempts[-2:])):
-        return GiveUp("two attempts in a row ended before their first optimizer step")
+    if len(attempts) >= MOST_EARLY and not any(map(_has_got_somewhere, attempts[-MOST_EARLY:])):
+        return GiveUp(f"{MOST_EARLY} attempts in a row ended before their first optimizer step")
     return StartAgain(min(restart_delay * 2.0 ** min(len(attempts) - 1, 60), LONGEST_DELAY))
 
 

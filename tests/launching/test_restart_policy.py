@@ -28,16 +28,17 @@ def test_the_pause_doubles_and_is_bounded():
     assert decide([KILLED] * 5, 9, 0.0) == StartAgain(0.0)
 
 
-def test_a_second_attempt_in_a_row_without_a_step_is_the_last():
+def test_a_fifth_attempt_in_a_row_without_a_step_is_the_last():
     assert decide([EARLY], 9, 0.1) == StartAgain(0.1)
-    assert decide([EARLY, KILLED, EARLY], 9, 0.1) == StartAgain(0.4)
-    assert decide([KILLED, EARLY, EARLY], 9, 0.1) == GiveUp(
-        "two attempts in a row ended before their first optimizer step"
+    assert decide([EARLY] * 4, 9, 0.1) == StartAgain(0.8)
+    assert isinstance(decide([EARLY, KILLED, *[EARLY] * 4], 9, 0.1), StartAgain)
+    assert decide([KILLED, *[EARLY] * 5], 9, 0.1) == GiveUp(
+        "5 attempts in a row ended before their first optimizer step"
     )
 
 
 def test_an_evaluation_of_minutes_has_got_somewhere_without_a_step():
-    assert decide([FailedAttempt("lost", seconds=301)] * 2, 9, 0.1) == StartAgain(0.2)
+    assert decide([FailedAttempt("lost", seconds=301)] * 5, 9, 0.1) == StartAgain(1.6)
 
 
 @pytest.mark.parametrize(
