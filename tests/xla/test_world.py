@@ -23,7 +23,7 @@ OF_TORCHRUN = {
     "LOCAL_WORLD_SIZE": "1",
     "TORCHELASTIC_RUN_ID": "none",
 }
-PLACE = "from tests.xla import test_world; print(test_world.place())"
+PLACE = "from tests.xla import test_world; print(test_world.rank_facts())"
 
 
 def rank_facts() -> tuple[Any, ...]:
