@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from accelerate_nb.events.run_reader import kept_run, view_of
+from accelerate_nb.events.model import StateChange, from_line
 
 SETTINGS: dict[str, Any] = {"num_processes": 2, "cpu": True, "config_file": "", "detach": True, "panel": False}
 
@@ -91,8 +91,12 @@ def supervisor_of(folder: Path) -> psutil.Process:
 
 
 def _pids_of_ranks(folder: Path) -> list[int]:
-    kept = kept_run(folder)
-    details = () if kept is None else (glance.detail for glance in view_of(kept).glances())
+    path = folder / "events.jsonl"
+    # of all that happened, as far as whole lines are there: a short run may be over already
+    *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    details = (
+        event.detail for event in map(from_line, lines) if isinstance(event, StateChange) and event.rank is not None
+    )
     return [int(detail) for detail in details if detail.isdecimal()]
 
 
