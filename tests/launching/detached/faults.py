@@ -216,9 +216,9 @@ def a_client_reads_nothing(folder: Path, chance: random.Random) -> None:
                 silent.send(b"\0" * 65536)
         before = steps_of(folder)[0]
         began = time.monotonic()
-        assert comes(lambda: steps_of(folder)[0] > before + 20)
+        assert comes(lambda: steps_of(folder)[0] > before + 20), "no more steps came"
         assert time.monotonic() - began < 15, "the run slows down"
-        assert run.stacks()
+        assert run.stacks(), "no stacks came"
     run.request_stop("kill")
     _raises(run, StoppedError, "")
     _is_over(run.folder, processes, "stopped")
@@ -245,7 +245,7 @@ FAULTS: tuple[Callable[[Path, random.Random], None], ...] = (
 
 def _running(folder: Path, chance: random.Random) -> tuple[Any, list[psutil.Process]]:
     run = launch(trains, (LONG, 0.02, str(folder)), folder=str(folder), **SETTINGS)
-    assert comes(lambda: min(steps_of(folder)) >= 0)
+    assert comes(lambda: min(steps_of(folder)) >= 0), "no first step came"
     _sleep(chance, 1.0)
     return run, processes_of(run.folder)
 
