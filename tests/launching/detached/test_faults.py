@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,10 @@ def test_a_run_stands_the_fault(fault, tmp_path: Path) -> None:
         pytest.skip("only root can mount a disk of its own")
     try:
         fault(tmp_path, random.Random(0))
+    except subprocess.CalledProcessError as error:
+        if error.cmd[0] != "mount":
+            raise
+        pytest.skip("no disk can be mounted here")
     finally:
         for kept in runs(tmp_path):
             if not kept.is_over:

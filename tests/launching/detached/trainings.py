@@ -17,6 +17,8 @@ import psutil
 from accelerate_nb.events.model import StateChange, from_line
 
 SETTINGS: dict[str, Any] = {"num_processes": 2, "cpu": True, "config_file": "", "detach": True, "panel": False}
+# On a busy machine a step may take its time.
+SETTINGS["stop_grace_period"] = 15.0
 
 
 def trains(steps: int, pause: float, folder: str) -> tuple[int, int]:
