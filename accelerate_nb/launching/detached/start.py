@@ -40,7 +40,11 @@ def launch_detached(
     wanted = request(function, args, config, folder)
     start_run_host(wanted)
     saved = kept_run(wanted.folder)
-    assert saved is not None, "the run host has written the run's status"
+    if saved is None:
+        raise LaunchError(
+            f"{wanted.name} was launched detached, and its status can't be read in {wanted.folder}: is its disk full? Name "
+            "another folder: folder='PATH', or the variable ACCELERATE_NB_FOLDER."
+        )
     return DetachedRun(saved, front_end)
 
 

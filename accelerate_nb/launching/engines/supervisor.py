@@ -117,10 +117,10 @@ def adopt(offer: SupervisorOffer, timeout: float = 60.0) -> None:
     channel = Channel(sock)
     try:
         received = channel.receive()
-        assert received is not None
-        assert isinstance(received.message, SupervisorStarted)
+        if received is None or not isinstance(received.message, SupervisorStarted):
+            raise ConnectionError("the offered supervisor has ended")
         process = AdoptedProcess(received.message.pid)
-    except (OSError, AssertionError, psutil.Error):
+    except (OSError, psutil.Error):
         channel.close()
         os.close(offer.log)
         return
