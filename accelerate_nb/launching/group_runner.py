@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterable, Sequence
 from typing import cast
@@ -183,7 +184,7 @@ class GroupRunner:
         return RankResult(rank, failure=failure)
 
     def _death(self, rank: int) -> Failure:
-        code = self._agent.exit_codes().get(rank, -9)
+        code = self._agent.exit_codes().get(rank, -int(signal.SIGKILL))
         ranks_in_process = self._group.ranks_in_process(rank)
         # which of several ranks ended their process is not known
         several = [f"[{other}] {text}" for other in ranks_in_process for text in self._last_words(other)]

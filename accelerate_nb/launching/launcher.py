@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from accelerate_nb.config.environment import attempt_variables, runs_folder
 from accelerate_nb.config.launch import LaunchingConfig
@@ -49,6 +49,9 @@ def warm_early() -> None:
     except ConfigurationError:
         idle_timeout = None
     supervisor.warm(idle_timeout)
+
+
+LaunchedKind = TypeVar("LaunchedKind", bound=LaunchedRun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +115,11 @@ def request(
 
 def run_of(
     request: RunRequest,
-    kind: type[LaunchedRun],
+    kind: type[LaunchedKind],
     front_end: FrontEnd,
     on_event: Callable[[Event], None] = lambda _: None,
     facts: Mapping[str, Any] | None = None,
-) -> LaunchedRun:
+) -> LaunchedKind:
     """The run of a request, ready to be started in this process; `facts` are added to its status."""
     choice, plan = request.placement, request.plan
     if choice.kind == "xla":
@@ -210,7 +213,7 @@ def _inline(call: FunctionCall, environ: dict[str, str]) -> Callable[[RunContext
 
 
 def _run(
-    kind: type[LaunchedRun],
+    kind: type[LaunchedKind],
     config: RunConfig,
     choice: Placement,
     name: str,
@@ -221,7 +224,7 @@ def _run(
     worker_group: Callable[[RunContext, int], Any],
     payload: Payload | None = None,
     facts: Mapping[str, Any] | None = None,
-) -> LaunchedRun:
+) -> LaunchedKind:
     launching_config = config.launching
     run_context = RunContext(
         sources=sources,

@@ -12,6 +12,7 @@ from typing import Any
 from accelerate_nb.errors import LaunchError, of_this_package
 from accelerate_nb.events.run_folder import status_of
 from accelerate_nb.events.run_reader import RunFollower, SavedRun, kept_run
+from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.detached.control_client import ControlClient
 from accelerate_nb.launching.detached.control_socket import check_owner
 from accelerate_nb.launching.detached.live_state import apply_live
@@ -179,7 +180,7 @@ class DetachedRun(Run):
 
     def _read_outcome(self) -> None:
         """Unpickle the results, again where that failed before: a cell that defines a class may have run since."""
-        if not self.done or (self._rank_results and not _is_unreadable(self._rank_results)):
+        if not self.done or (self._rank_results and not any(map(_is_unreadable, self._rank_results))):
             return
         with suppress(OSError):
             self._rank_results = read_results(self.folder, self.view)
@@ -193,7 +194,7 @@ class DetachedRun(Run):
             failed = self.view.state != "finished"
             return LaunchError(f"{self.name} {self.view.state}: {self._end_text}") if failed else None
         error = read_error(self.folder, self._rank_results, self.view)
-        unreadable = [item for item in self._rank_results if _is_unreadable([item])]
+        unreadable = [item for item in self._rank_results if _is_unreadable(item)]
         if error is not None or not unreadable:
             return error
         first = unreadable[0]
@@ -204,9 +205,7 @@ class DetachedRun(Run):
         )
 
 
-def _is_unreadable(rank_results: Any) -> bool:
+def _is_unreadable(rank_result: RankResult) -> bool:
     """Whether a rank returned a value that could not be unpickled here."""
-    return any(
-        item.failure is not None and item.failure.exit_code is None and not item.failure.traceback
-        for item in rank_results
-    )
+    failure = rank_result.failure
+    return failure is not None and failure.exit_code is None and not failure.traceback

@@ -41,6 +41,7 @@ class HostedRun(LaunchedRun):
         self._is_finishing = False
         # the outcomes that the folder could not take, in memory
         self._unsaved: dict[int, int] = {}
+        self._run_context.read_outcome = self._copy_outcome
 
     def keep(self, **facts: Any) -> None:
         """Add facts to the run's status."""
@@ -86,10 +87,6 @@ class HostedRun(LaunchedRun):
         """Whether all of the run could be written into its folder."""
         return self._run_context.record.trouble is None
 
-    def take_outcomes(self) -> None:
-        """Have the outcomes of workers copied into the folder, and not unpickled here."""
-        self._run_context.read_outcome = self._copy_outcome
-
     def _copy_outcome(self, rank: int, descriptor: int) -> Returned | Raised | None:
         glance = self.view.rank(rank)
         try:
@@ -121,8 +118,6 @@ def host(request: RunRequest, offer: SupervisorOffer | None, ready: int) -> None
     facts["results"] = request.config.launching.results
     facts["stop_grace_period"] = request.config.launching.stop_grace_period
     run = run_of(request, HostedRun, NoFrontEnd(), facts=facts)
-    assert isinstance(run, HostedRun)
-    run.take_outcomes()
     with end_on_signals(run), ControlServer(control, run):
         run.update_status()
         os.write(ready, b"1")
