@@ -76,12 +76,17 @@ def stacks_text(dumps: Mapping[int, str], sources: CellSources) -> str:
     return "\n".join(parts)
 
 
-def crash_text(file: int, sources: CellSources) -> str:
-    """The stack of a process that a fault of compiled code ended, as faulthandler wrote it; empty for other ends."""
+def crash_dump(file: int) -> str:
+    """What faulthandler wrote of a fault of compiled code that ended a process; empty for other ends."""
     _, fatal, text = os.pread(file, 1 << 20, 0).decode(errors="replace").rpartition("Fatal Python error: ")
+    return text if fatal else ""
+
+
+def crash_text(dump: str, sources: CellSources) -> str:
+    """The stack of a process in a `crash_dump`; empty where there is none."""
     # a fault in a thread that runs no Python is described by what the main thread did
-    frames = _frames(_CURRENT.split(text)[-1]) or main_thread(text)
-    return "\n".join(frames_text(frames, sources)) if fatal else ""
+    frames = _frames(_CURRENT.split(dump)[-1]) or main_thread(dump)
+    return "\n".join(frames_text(frames, sources))
 
 
 def as_faulthandler(frame: FrameType | None) -> str:

@@ -1,44 +1,60 @@
-"""The runner of one group of workers: it stands between the group's state machine, its agent, and the run."""
+"""The runner of one group of workers: it stands between the group's state machine, its agents, and the run."""
 
 from __future__ import annotations
 
+import os
 import signal
 import time
-from collections.abc import Iterable, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, TypeAlias, cast
 
 from accelerate_nb.events.model import DeviceSample, Event, Failure, HostSample, State, StateChange, TaskDone
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult, died
 from accelerate_nb.failures.stack_dumps import crash_text
-from accelerate_nb.launching.engines.base import Engine
 from accelerate_nb.launching.idle_watchdog import IdleObserver
-from accelerate_nb.launching.node_agent.agent import NodeAgent
-from accelerate_nb.launching.planning.plan import LaunchPlan, rendezvous_socket
+from accelerate_nb.launching.node_agent.agent import BETWEEN_READS, Agent, Report
+from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
+from accelerate_nb.launching.planning.plan import LaunchPlan, host_store, rendezvous_socket
 from accelerate_nb.launching.run_context import RunContext, Stop
 from accelerate_nb.launching.worker_group import Decision, WorkerGroup
-from accelerate_nb.transport.messages import Message, RankEvent, RankOutput
+from accelerate_nb.transport.messages import (
+    HoldRanks,
+    Message,
+    RankEvent,
+    RankExited,
+    RankOutcome,
+    RankOutput,
+    RankTaskReply,
+    ReleaseRanks,
+    SignalRanks,
+    StartWorkers,
+    StopRankAt,
+    ToRank,
+)
 from accelerate_nb.transport.outcome import Raised, Returned
 from accelerate_nb.transport.rank_info import MasterAddress
 
-# Pipes are emptied at most this often: a reader that wakes for every line costs the workers more than the lines do.
-_BETWEEN_READS = 0.02
-# Where nothing was written for so long, the pipes are watched instead of read, and this often it is checked what else may
-# be due.
-_DOZES_AFTER = 1.0
+# Where nothing is due, it is checked this often what else may be.
 _DOZE = 1.0
 # How many lines a process that died without an exception is quoted with.
 _LAST_LINES = 8
 
+# Makes the agent of one node, which reports to the runner from its loop.
+AgentFactory: TypeAlias = Callable[[AgentLoop, Report], Agent]
+
 
 class GroupRunner:
     """
-    Runs a plan's workers with an agent in this process, whose messages go from hand to hand.
+    Runs a plan's workers through agents, one a node of the plan, whose messages it hands to the group and to the run.
 
-    `follow` is called once, in the run's thread; `stop` and `stacks` may be called from any other.
+    `follow` is called once, in the run's thread; `stop`, `send` and `snapshot` may be called from any other.
     """
 
-    def __init__(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, number: int) -> None:
+    def __init__(self, plan: LaunchPlan, agents: Sequence[AgentFactory], run_context: RunContext, number: int) -> None:
         self._plan, self._run_context, self._number = plan, run_context, number
         self._group = WorkerGroup(
             plan.size,
@@ -46,10 +62,17 @@ class GroupRunner:
             deadline=run_context.deadline,
             ranks_per_process=plan.ranks_per_process,
         )
-        self._agent = NodeAgent(plan.size, engine, run_context.record, self._take)
+        self._loop = AgentLoop()
+        self._agents = [make(self._loop, self._take) for make in agents]
+        self._agent_of: dict[int, Agent] = {}
         self._idle_observer = IdleObserver(run_context, self.snapshot)
         # how many lines a session's rank had written when it was last idle, or a former attempt's: they are not its last words
         self._idle_line_counts = {rank: run_context.view.line_count_of(rank) for rank in range(plan.size)}
+        # the files that ranks have left: of their outcomes, and of their replies to tasks
+        self._outcomes: dict[int, int] = {}
+        self._replies: dict[tuple[int, int], int] = {}
+        self._crash_dumps: dict[int, str] = {}
+        self._store: object = None
         self.timed_out: StackSnapshot | None = None
 
     @property
@@ -64,17 +87,21 @@ class GroupRunner:
 
     @property
     def lost(self) -> str | None:
-        """The reason why the workers can't be observed any more."""
+        """The reason why workers can't be observed any more."""
         return self._group.lost
 
     def follow(self) -> tuple[RankResult, ...]:
         """Run the workers to their end; returns every rank's result, in the order of ranks."""
-        self._run_context.wake = self._agent.wake
-        with self._agent:
+        self._run_context.wake = self._loop.wake
+        with self._loop, ExitStack() as agents:
+            agents.callback(self._close_files)
+            for agent in self._agents:
+                agents.callback(agent.close)
             try:
                 self._start()
                 self._until_over()
-                self._agent.drain()
+                for agent in self._agents:
+                    agent.drain()
                 return tuple(map(self._rank_result, range(self._plan.size)))
             finally:
                 self._run_context.wake = lambda: None
@@ -85,9 +112,14 @@ class GroupRunner:
         self._group.stop(how)
         self._run_context.wake()
 
-    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> bool:
-        """Send a message to a worker's inbox; whether it could be delivered."""
-        return self._agent.send(rank, message, descriptors)
+    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Send a message to a worker's inbox, where the worker is there."""
+        if (agent := self._agent_of.get(rank)) is not None:
+            agent.carry_out(ToRank(rank, message), descriptors)
+
+    def task_reply(self, rank: int, task: int) -> int:
+        """The file of a rank's reply to a session's task, which has ended; it is the caller's to close."""
+        return self._replies.pop((rank, task))
 
     def restart_watchdog(self, timeout: float) -> None:
         """Restart the idle watchdog, since workers got a new task; it warns after so many seconds."""
@@ -97,54 +129,68 @@ class GroupRunner:
     def snapshot(self) -> StackSnapshot:
         """The stacks and collectives of every rank; takes up to some seconds."""
         returned = sorted(rank for rank, state in self._group.states.items() if state == "finished")
-        stacks = self._agent.stacks(lambda: tuple(self._group.reported))
-        return StackSnapshot(stacks, self._agent.collectives(tuple(stacks)), returned)
+        running = set(self._agent_of) - self._group.reported.keys()
+        stacks = self._of_agents(lambda agent: agent.stacks([rank for rank in agent.ranks if rank in running]))
+        found = self._of_agents(lambda agent: agent.collectives([rank for rank in agent.ranks if rank in stacks]))
+        return StackSnapshot(stacks, found, returned)
 
     # ------------------------------------------------------------------------------------------------------- steps
 
     def _start(self) -> None:
+        for rank in range(self._plan.size):
+            self._run_context.take(StateChange(rank, "starting", time.time()))
         with rendezvous_socket(self._plan.port) as rendezvous:
-            self._agent.open()
-            for rank in range(self._plan.size):
-                self._run_context.take(StateChange(rank, "starting", time.time()))
-            specs = self._plan.specs(MasterAddress(*rendezvous.getsockname()), self._number)
-            self._agent.start(specs, self._plan.payload, rendezvous.fileno())
+            nodes = self._plan.specs(MasterAddress(*rendezvous.getsockname()), self._number)
+            store = [rendezvous.fileno()]
+            if not self._agents[0].takes_sockets:
+                # rank 0's process can't be the store's host
+                self._store, store = host_store(rendezvous), []
+            for agent, processes in zip(self._agents, nodes, strict=True):
+                request = StartWorkers(processes, has_store=bool(store))
+                self._agent_of.update(dict.fromkeys(request.ranks, agent))
+                agent.start(request, [*self._plan.payload.descriptors, *store])
+                store = []
 
     def _until_over(self) -> None:
         """Until every process has ended."""
-        read_next = 0.0
         self._carry_out(self._group.advance(time.monotonic()))
         while self._group.phase != "over":
             now = time.monotonic()
-            if now >= read_next:
-                self._agent.read_output()
-                read_next = now + _BETWEEN_READS
-            if self._may_doze(now):
-                self._agent.doze(self._doze_time(now))
-            else:
-                self._agent.wait(_BETWEEN_READS)
+            idle_time = self._idle_time(now)
+            self._loop.wait(min(agent.tick(now, idle_time) for agent in self._agents))
             if self._group.phase == "running":
                 self._idle_observer.check()
             self._carry_out(self._group.advance(time.monotonic()))
 
-    def _may_doze(self, now: float) -> bool:
-        is_idle = now - self._agent.wrote_last > _DOZES_AFTER and not self._idle_observer.is_busy
-        return is_idle and not self._group.is_pending and self._agent.sees_exits
-
-    def _doze_time(self, now: float) -> float:
-        """The time for which nothing else needs to be checked."""
+    def _idle_time(self, now: float) -> float:
+        """The time for which nothing needs to be checked, unless something comes."""
+        if self._group.is_pending or self._idle_observer.is_busy:
+            return BETWEEN_READS
         deadline = self._run_context.deadline
         due = self._idle_observer.due if deadline is None else min(self._idle_observer.due, deadline)
         return min(max(due - now, 0.0), _DOZE)
 
+    def _of_agents(self, query: Callable[[Agent], dict[int, Any]]) -> dict[int, Any]:
+        """What all agents reply, by rank."""
+        if len(self._agents) == 1:
+            return query(self._agents[0])
+        with ThreadPoolExecutor(len(self._agents), "accelerate_nb query") as threads:
+            return {rank: found for reply in threads.map(query, self._agents) for rank, found in reply.items()}
+
+    def _close_files(self) -> None:
+        for descriptor in (*self._outcomes.values(), *self._replies.values()):
+            os.close(descriptor)
+
     # ----------------------------------------------------------------------------------------------------- messages
 
-    def _take(self, report: Message) -> None:
-        """Take a report of the agent."""
+    def _take(self, report: Message, descriptors: Sequence[int] = ()) -> None:
+        """Take a report of an agent, with its descriptors."""
         decisions = self._group.take(report, time.monotonic())
         match report:
-            case RankOutput():
+            case RankOutput(rank, _, raw):
                 self._idle_observer.restart()
+                if raw:
+                    self._run_context.record.output(rank, raw)
                 # the run's folder has the output itself
                 for line in decisions:
                     self._run_context.view.apply(cast("Event", line))
@@ -154,6 +200,12 @@ class GroupRunner:
                     self._idle_observer.restart()
                 if isinstance(event, TaskDone):
                     self._idle_line_counts[rank] = self._run_context.view.line_count_of(rank)
+            case RankOutcome(rank):
+                self._outcomes[rank] = descriptors[0]
+            case RankTaskReply(rank, _, task):
+                self._replies[rank, task] = descriptors[0]
+            case RankExited(rank):
+                self._crash_dumps[rank] = report.stacks
         self._carry_out(decisions)
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
@@ -162,14 +214,17 @@ class GroupRunner:
             self.timed_out = self.snapshot()
         for decision in decisions:
             if isinstance(decision, Message):
-                self._agent.carry_out(decision)
+                for agent in self._agents:
+                    if (message := _part_for(agent, decision)) is not None:
+                        agent.carry_out(message)
             else:
                 self._run_context.take(decision)
 
     # ----------------------------------------------------------------------------------------------------- judging
 
     def _rank_result(self, rank: int) -> RankResult:
-        outcome = self._run_context.read_outcome(rank, self._agent.outcome_file(rank))
+        file = self._outcomes.get(rank)
+        outcome = None if file is None else self._run_context.read_outcome(rank, file)
         if isinstance(outcome, Returned):
             return RankResult(rank, value=outcome.value, modules=outcome.modules)
         if isinstance(outcome, Raised):
@@ -184,17 +239,27 @@ class GroupRunner:
         return RankResult(rank, failure=failure)
 
     def _death(self, rank: int) -> Failure:
-        code = self._agent.exit_codes().get(rank, -int(signal.SIGKILL))
+        code = self._group.exit_codes.get(rank, -int(signal.SIGKILL))
         ranks_in_process = self._group.ranks_in_process(rank)
         # which of several ranks ended their process is not known
         several = [f"[{other}] {text}" for other in ranks_in_process for text in self._last_words(other)]
         last = several if len(ranks_in_process) > 1 else self._last_words(rank)
         by_us = self._group.was_killed_by_us(rank, code)
         when = self._group.reported.get(rank, time.time())
-        # a process writes about its crash where its first rank writes its stacks
-        crash = crash_text(self._agent.stacks_file(ranks_in_process[0]), self._run_context.sources)
+        crash = crash_text(self._crash_dumps.get(rank, ""), self._run_context.sources)
         return died(rank, code, last_lines=last, crash=crash, time=when, ended_by_us=by_us)
 
     def _last_words(self, rank: int) -> list[str]:
         since = self._run_context.view.line_count_of(rank) - self._idle_line_counts[rank]
         return [line.text for line in self._run_context.view.tail(rank, min(since, _LAST_LINES))]
+
+
+def _part_for(agent: Agent, message: Message) -> Message | None:
+    """The part of a group's message that is for an agent's ranks; `None` where there is none."""
+    match message:
+        case SignalRanks() | HoldRanks() | ReleaseRanks():
+            ranks = tuple(rank for rank in message.ranks if rank in agent.ranks)
+            return replace(message, ranks=ranks) if ranks else None
+        case StopRankAt(rank):
+            return message if rank in agent.ranks else None
+    return message

@@ -45,8 +45,11 @@ class WorkerGroupLike(Protocol):
     def stop(self, how: Stop) -> None:
         """Request the end, from any thread."""
 
-    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> bool:
-        """Send a message to a worker's inbox; whether it could be delivered."""
+    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Send a message to a worker's inbox, where the worker is there."""
+
+    def task_reply(self, rank: int, task: int) -> int:
+        """The file of a rank's reply to a session's task, which has ended; it is the caller's to close."""
 
     def restart_watchdog(self, timeout: float) -> None:
         """Restart the idle watchdog, which warns after so many seconds."""
@@ -126,10 +129,15 @@ class LaunchedRun(Run):
         if (worker_group := self._worker_group) is not None:
             worker_group.stop(how)
 
-    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> bool:
-        """Send a message to a worker's inbox; whether it could be delivered."""
-        worker_group = self._worker_group
-        return worker_group is not None and worker_group.send(rank, message, descriptors)
+    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Send a message to a worker's inbox, where the worker is there."""
+        if (worker_group := self._worker_group) is not None:
+            worker_group.send(rank, message, descriptors)
+
+    def task_reply(self, rank: int, task: int) -> int:
+        """In `on_event`: the file of a rank's reply to a session's task, which has ended; it is the caller's to close."""
+        assert self._worker_group is not None
+        return self._worker_group.task_reply(rank, task)
 
     def restart_watchdog(self, timeout: float) -> None:
         """Restart the idle watchdog, since workers got a new task; it warns after so many seconds, with 0 never."""

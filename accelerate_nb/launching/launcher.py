@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ from accelerate_nb.launching.engines.spawn import SpawnEngine
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.launched_run import InlineRun, LaunchedRun
+from accelerate_nb.launching.node_agent.agent import NodeAgent
 from accelerate_nb.launching.planning.held_devices import devices_of, taken
 from accelerate_nb.launching.planning.placement import Placement, choose
 from accelerate_nb.launching.planning.plan import LaunchPlan
@@ -128,7 +130,7 @@ def run_of(
 
     def worker_group(run_context: RunContext, number: int) -> GroupRunner:
         attempt = plan.with_variables(attempt_variables(request.folder, number))
-        return GroupRunner(attempt, engine, run_context, number)
+        return GroupRunner(attempt, [partial(NodeAgent, engine)], run_context, number)
 
     return _run(
         kind,

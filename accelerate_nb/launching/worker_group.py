@@ -17,7 +17,9 @@ from accelerate_nb.transport.messages import (
     RankEvent,
     RankExited,
     RankHeld,
+    RankOutcome,
     RankOutput,
+    RankTaskReply,
     ReleaseRanks,
     SignalRanks,
     StopRankAt,
@@ -35,6 +37,8 @@ _PARTING = 2.5
 Phase: TypeAlias = Literal["running", "ending", "leaving", "over"]
 # A message for the agents, or an event that belongs to the run.
 Decision: TypeAlias = Message | Event
+# Reports of a rank, which are numbered.
+_RankReport: TypeAlias = RankEvent | RankOutput | RankHeld | RankTaskReply | RankOutcome | RankExited
 
 
 class WorkerGroup:
@@ -65,7 +69,9 @@ class WorkerGroup:
         self.reported: dict[int, float] = {}
         self.states: dict[int, State] = {}
         self.exit_codes: dict[int, int] = {}
+        # why agents can't be reached any more, and the ranks that they had
         self.lost: str | None = None
+        self.lost_ranks: set[int] = set()
         self.has_timed_out = False
         # reports that came twice, or not at all
         self.repeated = self.missing = 0
@@ -87,6 +93,10 @@ class WorkerGroup:
     def all_reported(self) -> bool:
         """Whether every rank has returned or failed."""
         return len(self.reported) == self.size
+
+    @property
+    def _is_all_lost(self) -> bool:
+        return len(self.lost_ranks) == self.size
 
     @property
     def is_pending(self) -> bool:
@@ -114,12 +124,12 @@ class WorkerGroup:
     def take(self, report: Message, now: float) -> Sequence[Decision]:
         """Take an agent's report; a report that came before changes nothing."""
         if isinstance(report, AgentLost):
-            self.lost = report.reason
-        if not isinstance(report, (RankEvent, RankOutput, RankHeld, RankExited)) or not self._is_next(report):
+            return list(self._take_loss(report, now))
+        if not isinstance(report, _RankReport) or not self._is_next(report):
             return []
         return report.lines if isinstance(report, RankOutput) else list(self._take_next(report, now))
 
-    def _is_next(self, report: RankEvent | RankOutput | RankHeld | RankExited) -> bool:
+    def _is_next(self, report: _RankReport) -> bool:
         """Whether a report is the next one of its rank, or one after some that are missing."""
         expected = self._numbers.get(report.rank, 0)
         if report.number < expected:
@@ -129,7 +139,7 @@ class WorkerGroup:
         self._numbers[report.rank] = report.number + 1
         return True
 
-    def _take_next(self, report: RankEvent | RankHeld | RankExited, now: float) -> Iterator[Decision]:
+    def _take_next(self, report: _RankReport, now: float) -> Iterator[Decision]:
         match report:
             case RankEvent(rank, _, event):
                 self._take_event(rank, event, now)
@@ -169,6 +179,19 @@ class WorkerGroup:
         state: State = "stopped" if by_us else "failed"
         yield StateChange(rank, state, time, "ended with the others" if by_us else f"exit code {code}")
 
+    def _take_loss(self, report: AgentLost, now: float) -> Iterator[Decision]:
+        self.lost = self.lost or report.reason
+        self.lost_ranks.update(report.ranks)
+        if self._is_all_lost:
+            return
+        # the others may still report what they saw of it
+        self._cause_is_known = True
+        self._fail(now)
+        for rank in report.ranks:
+            if rank not in self.reported:
+                self.reported[rank], self.states[rank] = report.time, "failed"
+                yield StateChange(rank, "failed", report.time, report.reason)
+
     def _fail(self, now: float) -> None:
         if self._failed_at is None:
             self._failed_at = now
@@ -185,9 +208,9 @@ class WorkerGroup:
         if self.phase == "ending" and (self.all_reported or now >= self._until or self.requested_stop == "kill"):
             yield from self._leave(now, is_killed=not self.all_reported)
         if self.phase == "leaving":
-            if len(self.exit_codes) == self.size or self.lost is not None:
+            if len(self.exit_codes.keys() | self.lost_ranks) == self.size:
                 self.phase = "over"
-            if self.lost is not None or (self.phase == "leaving" and now > self._until):
+            if self._is_all_lost or (self.phase == "leaving" and now > self._until):
                 yield self._kill()
 
     def _watch(self, now: float) -> Iterator[Decision]:
@@ -204,7 +227,7 @@ class WorkerGroup:
         elif self.deadline is not None and now > self.deadline:
             self.has_timed_out = True
             yield from self._leave(now, is_killed=True)
-        elif self.lost is not None:
+        elif self._is_all_lost:
             yield from self._leave(now, is_killed=True)
         elif self._has_settled(now):
             yield from self._end_within(_END_AFTER_FAILURE, now)

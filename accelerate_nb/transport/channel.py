@@ -7,6 +7,7 @@ import errno
 import os
 import select
 import socket
+import stat
 import struct
 import threading
 import time
@@ -16,8 +17,9 @@ from types import TracebackType
 from typing import NamedTuple
 
 from accelerate_nb.errors import ProtocolError
+from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.message_codec import decode, encode
-from accelerate_nb.transport.messages import Message
+from accelerate_nb.transport.messages import FilePart, Message
 
 # The version of the messages: to be raised when a message changes in what it means or holds. The head itself stays.
 VERSION = 1
@@ -30,6 +32,8 @@ SIZE_LIMIT = 64 << 20
 # Linux passes at most this many descriptors at once (SCM_MAX_FD).
 _MOST_DESCRIPTORS = 253
 _READ_AT_ONCE = 1 << 16
+# The bytes of a file that one message brings over a connection that passes no descriptors.
+_FILE_PART = 4 << 20
 # How long a message of which a part was sent may wait for its reader, in seconds.
 _SEND_TIMEOUT = 10.0
 
@@ -174,7 +178,8 @@ class Channel:
     """
     One end of a connection: sends messages from any thread, and receives them in one.
 
-    A message that can't be understood never raises anything here: it is passed over, and counted in `refused`.
+    A message that can't be understood never raises anything here: it is passed over, and counted in `refused`. Over a Unix
+    socket a message carries descriptors; over any other it carries the contents of files, which arrive as memory files.
 
     >>> with Channel(near) as channel:
     ...     channel.send(SignalRanks(2, (0, 1)))
@@ -187,7 +192,10 @@ class Channel:
         self._reader = FrameReader(size_limit)
         self._lock = threading.Lock()
         self._descriptors: deque[int] = deque()
-        self._passes_descriptors = sock.family == getattr(socket, "AF_UNIX", None)
+        # whether descriptors arrive as they are, rather than as the contents of their files
+        self.passes_descriptors = sock.family == getattr(socket, "AF_UNIX", None)
+        # a file that is still arriving
+        self._file: int | None = None
         # whether the other end has gone, so that no more will come
         self.is_ended = False
 
@@ -220,6 +228,9 @@ class Channel:
         """Close this end, and the descriptors that nobody has received."""
         self._socket.close()
         self._drop_descriptors(len(self._descriptors))
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
     def shutdown(self) -> None:
         """End the connection for both ends; this one is still to be closed."""
@@ -232,22 +243,44 @@ class Channel:
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """
-        Send a message, and copies of descriptors, which stay open here; raises `OSError` where it can't be delivered.
+        Send a message, and copies of descriptors, which stay open here; raises `OSError` where it can't be delivered, and
+        `ProtocolError` where the connection passes no descriptors and one of them is no file.
 
         A socket that doesn't block has room for a message or raises: so messages are short, and what may be long goes into a
         memory file of its own.
         """
         data = memoryview(frame(message, len(descriptors), self._size_limit))
         with self._lock:
+            if not self.passes_descriptors:
+                self._send_files(message, descriptors)
+                descriptors = ()
             # a batch of descriptors goes with a byte at least: all but the last with one each
             batches = [descriptors[at : at + _MOST_DESCRIPTORS] for at in range(0, len(descriptors), _MOST_DESCRIPTORS)]
             for index, batch in enumerate(batches[:-1]):
                 self._send_part(data[:1], batch, has_begun=index > 0)
                 data = data[1:]
-            sent = self._send_part(data, batches[-1] if batches else (), has_begun=len(batches) > 1)
-            while sent < len(data):
-                data = data[sent:]
-                sent = self._send_part(data, (), has_begun=True)
+            self._send_whole(data, batches[-1] if batches else (), has_begun=len(batches) > 1)
+
+    def _send_files(self, message: Message, descriptors: Sequence[int]) -> None:
+        """Send the contents of files, which the following message carries."""
+        if not all(stat.S_ISREG(os.fstat(descriptor).st_mode) for descriptor in descriptors):
+            text = f"{type(message).__name__} was to take along a pipe, a lock or a socket, which can't leave their machine"
+            raise ProtocolError("descriptors", text)
+        for descriptor in descriptors:
+            size, offset = os.fstat(descriptor).st_size, 0
+            while True:
+                data = os.pread(descriptor, _FILE_PART, offset)
+                offset += len(data)
+                is_last = not data or offset >= size
+                self._send_whole(memoryview(frame(FilePart(data, is_last))))
+                if is_last:
+                    break
+
+    def _send_whole(self, data: memoryview, batch: Sequence[int] = (), *, has_begun: bool = False) -> None:
+        sent = self._send_part(data, batch, has_begun=has_begun)
+        while sent < len(data):
+            data = data[sent:]
+            sent = self._send_part(data, (), has_begun=True)
 
     def try_send(self, message: Message, descriptors: Sequence[int] = ()) -> bool:
         """Send a message; whether it could be delivered."""
@@ -307,16 +340,29 @@ class Channel:
         while (found := self._reader.next()) is not None:
             self._drop_refused()
             message, count = found
+            if isinstance(message, FilePart) and not self.passes_descriptors:
+                self._take_file_part(message)
+                continue
             if count <= len(self._descriptors):
                 return ReceivedMessage(message, tuple(self._descriptors.popleft() for _ in range(count)))
             self._drop_descriptors(len(self._descriptors))
             text = f"{type(message).__name__} came with fewer descriptors than the {count} that it counts"
             self._reader.refuse(ProtocolError("descriptors", text))
         self._drop_refused()
-        if self._reader.is_empty:
+        if self.passes_descriptors and self._reader.is_empty:
             # of no message
             self._drop_descriptors(len(self._descriptors))
         return None
+
+    def _take_file_part(self, part: FilePart) -> None:
+        if self._file is None:
+            self._file = memory_file("accelerate_nb_file")
+        rest = memoryview(part.data)
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+        if part.is_last:
+            self._descriptors.append(self._file)
+            self._file = None
 
     def _drop_refused(self) -> None:
         self._drop_descriptors(min(self._reader.refused_descriptors, len(self._descriptors)))
@@ -328,7 +374,7 @@ class Channel:
 
     def _read(self, flags: int) -> None:
         """Read some bytes, and the descriptors that came with them."""
-        if not self._passes_descriptors:
+        if not self.passes_descriptors:
             data = self._socket.recv(_READ_AT_ONCE, flags)
         else:
             data = self._read_with_descriptors(flags)

@@ -1,21 +1,21 @@
-"""The connection of the kernel with one worker: two pipes, a socket for events, and files for its outcome and its stacks."""
+"""The connection of a node agent with one worker: two pipes, a socket for events, and files for its outcome and its stacks."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from accelerate_nb.transport.channel import Channel
 from accelerate_nb.transport.memory_file import memory_file
-from accelerate_nb.transport.payload import Payload
-from accelerate_nb.transport.worker_spec import LocalWorker, WorkerDescriptors, WorkerSpec
+from accelerate_nb.transport.messages import StartWorkers
+from accelerate_nb.transport.worker_spec import LocalWorker, WorkerDescriptors
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The kernel's ends; the worker's ends are in `far`, and closed here once the worker has them. `inbox` sends over `events`."""
+    """The agent's ends; the worker's ends are in `far`, and closed here once the worker has them. `inbox` sends over `events`."""
 
     stdout: int
     stderr: int
@@ -46,32 +46,24 @@ class Connection:
             os.close(descriptor)
 
     def cut(self) -> None:
-        """Close the kernel's ends."""
+        """Close the agent's ends."""
         self.events.close()
         for descriptor in (self.stdout, self.stderr, self.outcome, self.stacks):
             os.close(descriptor)
 
 
 def local_workers(
-    specs: Sequence[Sequence[WorkerSpec]], connections: Sequence[Connection], payload: Payload, store: int
+    request: StartWorkers, connections: Mapping[int, Connection], descriptors: Sequence[int]
 ) -> list[list[LocalWorker]]:
     """
     The workers of each process on this node: their specs with their ends of the connections, in the order of local ranks.
 
-    Their payload is the node's own memory file, and `store` the listening socket of the rendezvous.
+    `descriptors` are those of the request: the payload's, where it is not inherited, and the rendezvous's listening socket.
     """
-    return [
-        [
-            LocalWorker(
-                spec,
-                replace(
-                    connections[spec.rank_info.local_rank].far,
-                    payload=payload.descriptor,
-                    more=payload.more,
-                    store=store if spec.rank_info.rank == 0 else -1,
-                ),
-            )
-            for spec in process_specs
-        ]
-        for process_specs in specs
-    ]
+    *payload, store = descriptors if request.has_store else (*descriptors, -1)
+    file, more = (payload[0], tuple(payload[1:])) if payload else (-1, ())
+
+    def ends(rank: int) -> WorkerDescriptors:
+        return replace(connections[rank].far, payload=file, more=more, store=store if rank == 0 else -1)
+
+    return [[LocalWorker(spec, ends(spec.rank_info.rank)) for spec in specs] for specs in request.processes]

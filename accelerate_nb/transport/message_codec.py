@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, fields
 from functools import cache, partial
@@ -20,7 +21,7 @@ _TAG_OF = {message_class: tag for tag, message_class in TAGS.items()}
 
 def encode(message: Message) -> bytes:
     """A message as one line of ASCII: its tag under `type`, then its fields."""
-    return json.dumps({"type": _TAG_OF[type(message)], **_plain_fields(message)}).encode("ascii")
+    return json.dumps(_plain(message)).encode("ascii")
 
 
 def decode(body: bytes) -> Message:
@@ -29,6 +30,11 @@ def decode(body: bytes) -> Message:
         values = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise ProtocolError("malformed", f"a message is no JSON: {error}") from None
+    return _message(values)
+
+
+def _message(values: Any) -> Message:
+    """The message of these plain values; raises `ProtocolError` where they are none."""
     if not isinstance(values, dict):
         raise ProtocolError("malformed", f"a message is no object, but {type(values).__name__}")
     tag = values.pop("type", None)
@@ -47,8 +53,12 @@ def decode(body: bytes) -> Message:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
     if isinstance(value, _EVENT_CLASSES):
         return json.loads(to_line(value))
+    if isinstance(value, Message):
+        return {"type": _TAG_OF[type(value)], **_plain_fields(value)}
     return _plain_fields(value) if hasattr(value, "__dataclass_fields__") else value
 
 
@@ -94,8 +104,8 @@ def _check_of(hint: Any) -> _Check:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value: value
-    if hint == Event:
-        return _check_event
+    if (special := _SPECIAL_CHECKS.get(hint)) is not None:
+        return special
     if origin in {Union, types.UnionType}:
         return partial(_check_union, [_check_of(argument) for argument in arguments])
     if origin is Literal:
@@ -137,6 +147,24 @@ def _check_event(value: Any) -> Event:
         return from_values(dict(_check_plain(dict, value)))
     except (ValueError, TypeError, KeyError) as error:
         raise _MismatchError(f"it is no event: {error}") from None
+
+
+def _check_message(value: Any) -> Message:
+    try:
+        return _message(value)
+    except ProtocolError as error:
+        raise _MismatchError(str(error)) from None
+
+
+def _check_bytes(value: Any) -> bytes:
+    try:
+        return base64.b64decode(_check_plain(str, value), validate=True)
+    except ValueError as error:
+        raise _MismatchError(f"it is no base64: {error}") from None
+
+
+# The checks of what has a form of its own between processes.
+_SPECIAL_CHECKS: Mapping[Any, _Check] = {Event: _check_event, Message: _check_message, bytes: _check_bytes}
 
 
 def _check_items(check: _Check, value: Any) -> tuple[Any, ...]:

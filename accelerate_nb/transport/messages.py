@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from accelerate_nb.events.model import Event
 from accelerate_nb.rank.stop_request import StopPoint, TrainingPosition
-from accelerate_nb.transport.worker_spec import LocalWorker
+from accelerate_nb.transport.worker_spec import LocalWorker, WorkerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,8 @@ class Message:
     """
     The base of every message. Another one is a frozen dataclass below it, and a line in `TAGS`.
 
-    Its fields are numbers, texts, truth values, `None`, tuples of these, mappings by name, or frozen dataclasses of these.
-    `carries` is the number of descriptors that come with it; `None` stands for any.
+    Its fields are numbers, texts, bytes, truth values, `None`, tuples of these, mappings by name, frozen dataclasses of these, or
+    another message. `carries` is the number of descriptors that come with it; `None` stands for any.
     """
 
     carries: ClassVar[int | None] = 0
@@ -145,7 +145,7 @@ class LeaveGroup(Message):
 @dataclass(frozen=True, slots=True)
 class BeginTask(Message):
     """
-    Do a session's task; the descriptors are the files of its request and of its reply.
+    Do a session's task; the descriptors are the files of its request and of its reply, which the agent adds.
 
     `renewal` is the name under which the process groups are rebuilt first, `others` are the other ranks' process numbers.
     """
@@ -228,6 +228,38 @@ class LiveState(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class StartWorkers(Message):
+    """
+    Start one process for each tuple of workers, which are its ranks.
+
+    The descriptors are those of their payload, where it is not inherited, and the listening socket of the rendezvous where rank 0 is
+    among them and `has_store`.
+    """
+
+    carries: ClassVar[int | None] = None
+    processes: tuple[tuple[WorkerSpec, ...], ...]
+    has_store: bool = False
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of all processes."""
+        return tuple(spec.rank_info.rank for process in self.processes for spec in process)
+
+
+@dataclass(frozen=True, slots=True)
+class ToRank(Message):
+    """
+    Send a message to a rank's inbox, with its descriptors.
+
+    A `BeginTask` comes with its request alone: the file of the reply is the agent's, and returned in a `RankTaskReply`.
+    """
+
+    carries: ClassVar[int | None] = None
+    rank: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
 class HoldRanks(Message):
     """Have these ranks wait at the end of their step; each is answered with a `RankHeld`."""
 
@@ -249,6 +281,27 @@ class ReleaseRanks(Message):
     ranks: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class QueryRankStacks(Message):
+    """Reply to the query of this number with the stacks of these ranks (`RankStacks`)."""
+
+    number: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRankCollectives(Message):
+    """Reply to the query of this number with the collectives that are under way in these ranks (`RankCollectives`)."""
+
+    number: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseGroup(Message):
+    """Report what is left, end whatever still runs, and reply with `GroupClosed`; other workers may follow."""
+
+
 # ---------------------------------------------------------------------------------------------- an agent to worker group
 
 
@@ -263,10 +316,11 @@ class RankEvent(Message):
 
 @dataclass(frozen=True, slots=True)
 class RankOutput(Message):
-    """What a rank wrote, in lines."""
+    """What a rank wrote: the bytes of its log, and the lines to show."""
 
     rank: int
     number: int
+    raw: bytes
     lines: tuple[Event, ...]
 
 
@@ -280,20 +334,78 @@ class RankHeld(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class RankTaskReply(Message):
+    """A rank has done a session's task; the descriptor is the file of its reply. The event `TaskDone` follows."""
+
+    carries: ClassVar[int | None] = 1
+    rank: int
+    number: int
+    task: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutcome(Message):
+    """The descriptor is the file in which a rank left its outcome; it comes before the rank's `RankExited`, where there is one."""
+
+    carries: ClassVar[int | None] = 1
+    rank: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankExited(Message):
-    """A rank's process has ended, at a time in seconds since 1970; a negative code is the signal that ended it."""
+    """
+    A rank's process has ended, at a time in seconds since 1970; a negative code is the signal that ended it.
+
+    `stacks` is what the process wrote about its own crash, as faulthandler writes it; empty for other ends.
+    """
 
     rank: int
     number: int
     code: int
     time: float
+    stacks: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentLost(Message):
-    """The workers of an agent can't be observed any more."""
+    """These workers, which are all of an agent, can't be observed any more, since a time in seconds since 1970."""
 
+    ranks: tuple[int, ...]
     reason: str
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankStacks(Message):
+    """The stack dump of each rank that runs, by its number as a text; an empty one of a rank that sent none."""
+
+    number: int
+    stacks: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RankCollectives(Message):
+    """The collectives that are under way in each rank that replied in time, by its number as a text."""
+
+    number: int
+    collectives: Mapping[str, tuple[Mapping[str, Any], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupClosed(Message):
+    """All of a group's workers have ended, and all that they left was reported."""
+
+
+# ----------------------------------------------------------------------------------------------- beside other messages
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart(Message):
+    """A part of a file that a following message carries, over a connection that passes no descriptors."""
+
+    data: bytes
+    is_last: bool
 
 
 # The `type` tag of each message. A tag stays what it is when a class is renamed.
@@ -322,12 +434,23 @@ TAGS: Mapping[str, type[Message]] = {
     "query_live_state": QueryLiveState,
     "stacks_reply": StacksReply,
     "live_state": LiveState,
+    "start_workers": StartWorkers,
+    "to_rank": ToRank,
     "hold_ranks": HoldRanks,
     "stop_rank_at": StopRankAt,
     "release_ranks": ReleaseRanks,
+    "query_rank_stacks": QueryRankStacks,
+    "query_rank_collectives": QueryRankCollectives,
+    "close_group": CloseGroup,
     "rank_event": RankEvent,
     "rank_output": RankOutput,
     "rank_held": RankHeld,
+    "rank_task_reply": RankTaskReply,
+    "rank_outcome": RankOutcome,
     "rank_exited": RankExited,
     "agent_lost": AgentLost,
+    "rank_stacks": RankStacks,
+    "rank_collectives": RankCollectives,
+    "group_closed": GroupClosed,
+    "file_part": FilePart,
 }

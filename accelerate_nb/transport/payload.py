@@ -54,8 +54,7 @@ class InheritedCall:
     call: Callable[[], Any]
     sources: CellSources
     states: RandomStates
-    descriptor: int = -1
-    more: tuple[int, ...] = ()
+    descriptors: tuple[int, ...] = ()
     reference: PayloadReference | None = None
 
     def unpack(self) -> Callable[[], Any]:
@@ -81,6 +80,11 @@ class PackedCall:
     sources: CellSources
 
     @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The memory file, and those of multiprocessing's that travel along."""
+        return (self.descriptor, *self.more)
+
+    @property
     def reference(self) -> PayloadReference:
         """The payload without its content."""
         return PayloadReference(os.fstat(self.descriptor).st_size, len(self.more))
@@ -98,11 +102,11 @@ class PackedCall:
 
     def close(self) -> None:
         """Close the memory file and the descriptors that travel along."""
-        for descriptor in (self.descriptor, *self.more):
+        for descriptor in self.descriptors:
             os.close(descriptor)
 
 
-# The call that a worker runs; its descriptor is -1 where nothing has to travel.
+# The call that a worker runs; it has no descriptors where nothing has to travel.
 Payload: TypeAlias = InheritedCall | PackedCall
 
 

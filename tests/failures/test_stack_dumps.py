@@ -13,6 +13,7 @@ import pytest
 
 from accelerate_nb.failures.stack_dumps import (
     as_faulthandler,
+    crash_dump,
     crash_text,
     dumps_since,
     lengths,
@@ -124,12 +125,12 @@ def test_a_fault_of_compiled_code_tells_where_the_process_was() -> None:
     )
     assert child.wait(30) == -signal.SIGSEGV
     sources = CellSources({"<string>": ["import ctypes\n"]}, {"<string>": 3})
-    assert "Cell In[3], line 3, in <module>" in crash_text(file, sources)
+    assert "Cell In[3], line 3, in <module>" in crash_text(crash_dump(file), sources)
     os.close(file)
 
 
 def test_a_process_that_was_only_asked_where_it_is_has_not_crashed() -> None:
     file = memory_file("stacks")
     os.write(file, DUMP.encode())
-    assert crash_text(file, NOWHERE) == ""
+    assert crash_text(crash_dump(file), NOWHERE) == ""
     os.close(file)

@@ -221,7 +221,7 @@ def test_a_group_whose_time_is_over_is_killed_and_says_so() -> None:
 
 
 def test_a_lost_agent_ends_the_group_at_once(agent: ScriptedAgent) -> None:
-    agent.report(AgentLost("it ended with code 1"))
+    agent.report(AgentLost((0, 1), "it ended with code 1", 100.0))
     assert agent.after(0.0) == [KillGroup(), ReleaseRanks((0, 1)), KillGroup()]
     assert agent.group.phase == "over"
     assert agent.group.lost == "it ended with code 1"
@@ -230,16 +230,42 @@ def test_a_lost_agent_ends_the_group_at_once(agent: ScriptedAgent) -> None:
 def test_an_agent_that_is_lost_while_processes_end_ends_the_wait_for_them(agent: ScriptedAgent) -> None:
     agent.state("finished", 0, 1)
     assert agent.after(0.0) == [ReleaseRanks((0, 1))]
-    agent.report(AgentLost("gone"))
+    agent.report(AgentLost((0, 1), "gone", 100.0))
     assert agent.after(0.0) == [KillGroup()]
     assert agent.group.phase == "over"
+
+
+def test_of_several_agents_one_that_is_lost_fails_its_ranks_and_ends_the_others() -> None:
+    agent = ScriptedAgent(4)
+    agent.state("running", 0, 1, 2, 3)
+    agent.decided.clear()
+    agent.report(AgentLost((2, 3), "its connection has ended", 100.0))
+    assert agent.decided == [StateChange(rank, "failed", 100.0, "its connection has ended") for rank in (2, 3)]
+    assert agent.after(0.0) == []
+    (interrupt,) = agent.after(0.2)
+    assert isinstance(interrupt, SignalRanks)
+    assert {0, 1} <= set(interrupt.ranks)
+    agent.state("stopped", 0, 1)
+    assert agent.after(0.0) == [ReleaseRanks((0, 1, 2, 3))]
+    agent.exits(0, 0, 1)
+    assert agent.after(0.0) == []
+    assert agent.group.phase == "over"
+    assert agent.group.lost == "its connection has ended"
+
+
+def test_agents_that_are_lost_one_after_the_other_end_the_group(agent: ScriptedAgent) -> None:
+    agent.report(AgentLost((0,), "first", 100.0))
+    agent.report(AgentLost((1,), "second", 100.0))
+    assert agent.after(0.0) == [KillGroup(), ReleaseRanks((0, 1)), KillGroup()]
+    assert agent.group.phase == "over"
+    assert agent.group.lost == "first"
 
 
 def test_every_event_and_line_is_handed_on_once_and_in_order(agent: ScriptedAgent) -> None:
     agent.decided.clear()
     lines = tuple(LogLine(0, "stdout", text, 100.0) for text in "abc")
-    first = RankOutput(0, agent.number(0), lines[:2])
-    second = RankOutput(0, agent.number(0), lines[2:])
+    first = RankOutput(0, agent.number(0), b"", lines[:2])
+    second = RankOutput(0, agent.number(0), b"", lines[2:])
     for report in (first, first, second, first):
         agent.report(report)
     assert agent.decided == list(lines)
@@ -263,7 +289,7 @@ def test_what_group_and_agent_send_each_other_travels_over_a_channel(agent: Scri
     with near, far:
         lines = (LogLine(1, "stderr", "ü", 100.0),)
         reports: list[Message] = [
-            RankOutput(1, agent.number(1), lines),
+            RankOutput(1, agent.number(1), b"", lines),
             RankEvent(1, agent.number(1), Failure(1, "KeyError", "'a'", "", 100.0)),
             RankExited(1, agent.number(1), 1, 100.0),
         ]

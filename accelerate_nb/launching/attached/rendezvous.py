@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.planning.plan import rendezvous_socket
+from accelerate_nb.launching.planning.plan import host_store, rendezvous_socket
 from accelerate_nb.transport.memory_file import Bytes
 from accelerate_nb.transport.rank_info import LOOPBACK
 from accelerate_nb.user_warnings import warn_user
@@ -173,14 +173,11 @@ def warn_of_size(requested: int) -> None:
 
 
 def _hosted(attached_rank: AttachedRank) -> tuple[str, Any]:
+    if attached_rank.is_on_loopback:
+        return LOOPBACK, host_store(rendezvous_socket(0))
     from torch.distributed import TCPStore
 
-    if not attached_rank.is_on_loopback:
-        return attached_rank.address, TCPStore(attached_rank.address, 0, None, True, wait_for_workers=False)
-    sock = rendezvous_socket(0)
-    port = sock.getsockname()[1]
-    # the store closes the socket when it ends
-    return LOOPBACK, TCPStore(LOOPBACK, port, None, True, wait_for_workers=False, master_listen_fd=sock.detach())
+    return attached_rank.address, TCPStore(attached_rank.address, 0, None, True, wait_for_workers=False)
 
 
 def _wait(store: Any, keys: Sequence[str]) -> None:

@@ -65,7 +65,7 @@ def start_run_host(run_request: RunRequest) -> None:
             stdout=subprocess.DEVNULL,
             stderr=(log := (run_request.folder / "host.log").open("ab")),
             pass_fds=[
-                *(descriptor, far, payload.descriptor, *payload.more),
+                *(descriptor, far, *payload.descriptors),
                 *(() if offer is None else (offer.control, offer.log)),
             ],
             start_new_session=True,

@@ -62,9 +62,12 @@ class InlineWorkers:
         self._run_context.take(StateChange(0, "finished", time.time()))
         return (RankResult(0, value=value),)
 
-    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> bool:
+    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> None:
         """A call has no inbox."""
-        return False
+
+    def task_reply(self, rank: int, task: int) -> int:
+        """A call takes no tasks, so it has no replies: raises `KeyError`."""
+        raise KeyError((rank, task))
 
     def restart_watchdog(self, timeout: float) -> None:
         """A call has no watchdog."""

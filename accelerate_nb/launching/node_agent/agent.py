@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import selectors
-import socket
+import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from accelerate_nb.events.channel import EventReader
 from accelerate_nb.events.model import LogLine, TaskDone
-from accelerate_nb.events.run_folder import RunRecorder
+from accelerate_nb.failures.stack_dumps import crash_dump
 from accelerate_nb.launching.engines.base import Engine, Workers
+from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.launching.node_agent.output_reader import OutputReader
 from accelerate_nb.launching.node_agent.rank_queries import RankQueries
 from accelerate_nb.transport.connection import Connection, local_workers
+from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.messages import (
     AgentLost,
+    BeginTask,
     HoldAtBoundary,
     HoldRanks,
     HoldReply,
@@ -30,172 +30,199 @@ from accelerate_nb.transport.messages import (
     RankEvent,
     RankExited,
     RankHeld,
+    RankOutcome,
     RankOutput,
+    RankTaskReply,
     ReleaseRanks,
     SignalRanks,
+    StartWorkers,
     StopAt,
     StopRankAt,
+    ToRank,
 )
-from accelerate_nb.transport.payload import Payload
-from accelerate_nb.transport.worker_spec import WorkerSpec
 
 _READ_AT_ONCE = 1 << 20
+# Pipes are emptied at most this often: a reader that wakes for every line costs the workers more than the lines do.
+BETWEEN_READS = 0.02
+# Where nothing was written for so long, the pipes are watched instead of read.
+_QUIET_AFTER = 1.0
+
+# Takes a report of an agent, and its descriptors, which are the taker's to close.
+Report: TypeAlias = Callable[[Message, Sequence[int]], None]
+
+
+class Agent(Protocol):
+    """
+    The agent of one node as a worker group's runner sees it: in this process, or at the other end of a channel.
+
+    Its reports come in `tick`, in the handlers of its loop, and in `close`. `carry_out` with a `ToRank`, `stacks` and `collectives` may be
+    called from any thread.
+    """
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of its workers."""
+
+    @property
+    def takes_sockets(self) -> bool:
+        """Whether its workers can inherit a socket of this process."""
+
+    def start(self, request: StartWorkers, descriptors: Sequence[int]) -> None:
+        """Start workers; the descriptors stay the caller's."""
+
+    def tick(self, now: float, timeout: float) -> float:
+        """Report what is due, on the monotonic clock; returns the seconds for which the loop may wait, at most `timeout`."""
+
+    def carry_out(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Carry out a message of the worker group; the descriptors stay the caller's."""
+
+    def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
+        """The stack dump of each of these ranks that has not ended; empty where a rank sends none."""
+
+    def collectives(self, ranks: Sequence[int]) -> dict[int, Any]:
+        """The collectives that are under way in each of these ranks, as far as it replies in time."""
+
+    def drain(self) -> None:
+        """Report what is left; the processes have ended."""
+
+    def close(self) -> None:
+        """End whatever still runs; nothing is sent to anybody any more."""
 
 
 class NodeAgent:
     """
-    Starts the workers of one node, reports on them with `report`, and carries out messages.
+    Starts the workers of this node, reports on them with `report`, and carries out messages; it lives in its loop's thread.
 
-    It lives in the thread that calls `wait`, which may be the launching process's own; `wake`, `send`, `stacks` and `collectives`
-    may be called from any other.
-
-    >>> with NodeAgent(2, engine, record, report) as agent:
-    ...     agent.start(specs, payload, store)
+    >>> with AgentLoop() as loop, closing(NodeAgent(engine, loop, report)) as agent:
+    ...     agent.start(StartWorkers(specs), [payload])
     ...     while not is_over():
-    ...         agent.wait(0.02)
+    ...         loop.wait(agent.tick(time.monotonic(), 1.0))
     """
 
-    def __init__(self, size: int, engine: Engine, record: RunRecorder, report: Callable[[Message], None]) -> None:
-        self._size, self._engine, self._record, self._report = size, engine, record, report
+    takes_sockets = True
+
+    def __init__(self, engine: Engine, loop: AgentLoop, report: Report) -> None:
+        self._engine, self._loop, self._report = engine, loop, report
+        self.ranks: tuple[int, ...] = ()
         self._numbers: Counter[int] = Counter()
-        self._connections: list[Connection] = []
+        self._connections: dict[int, Connection] = {}
         self._readers: dict[int, EventReader] = {}
-        # the ranks that have sent something
+        # the files of the replies to tasks that are under way, by rank and task
+        self._replies: dict[tuple[int, int], int] = {}
+        # the ranks that have sent something, and those whose processes have ended
         self._connected: set[int] = set()
-        self._workers: Workers | None = None
-        # the ranks whose processes have ended
         self._gone: set[int] = set()
+        self._first_ranks: dict[int, int] = {}
+        self._workers: Workers | None = None
+        self._exit_descriptors: set[int] = set()
         self._is_lost = False
-        self._queries = RankQueries(self._connected)
+        self._queries = RankQueries(self._connections, self._connected)
         self._output = OutputReader(self._on_output)
-        self._urgent = selectors.DefaultSelector()
-        self._waker_far, self._waker = socket.socketpair()
-        for end in (self._waker_far, self._waker):
-            end.setblocking(False)
-        self._urgent.register(self._waker_far, selectors.EVENT_READ, lambda: self._waker_far.recv(4096))
-
-    def __enter__(self) -> NodeAgent:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with self._queries.closing():
-            # nothing is sent to anybody any more
-            self._gone.update(range(self._size))
-            if self._workers is not None:
-                self._workers.kill()
-                self._workers.close()
-            for connection in self._connections:
-                connection.cut()
-        self._output.close()
-        self._urgent.close()
-        self._waker_far.close()
-        self._waker.close()
+        self._read_next = 0.0
 
     # -------------------------------------------------------------------------------------------------------- steps
 
-    def open(self) -> None:
-        """Make the connections with the ranks, of which none has begun."""
-        self._connections = [Connection.open() for _ in range(self._size)]
-        self._queries.connections = self._connections
-        for rank, connection in enumerate(self._connections):
+    def start(self, request: StartWorkers, descriptors: Sequence[int]) -> None:
+        """Start workers; raises `LaunchError` where the engine can't."""
+        self.ranks = request.ranks
+        for rank in self.ranks:
+            self._connections[rank] = connection = Connection.open()
             self._readers[rank] = EventReader()
-            self._urgent.register(connection.events, selectors.EVENT_READ, partial(self._on_events, rank))
+            self._loop.register(connection.events, partial(self._on_events, rank))
             self._output.listen(rank, connection)
-
-    def start(self, specs: Sequence[Sequence[WorkerSpec]], payload: Payload, store: int) -> None:
-        """Start the processes of these specs; `store` is the listening socket of the rendezvous, for rank 0."""
-        self._workers = self._engine.start(local_workers(specs, self._connections, payload, store))
-        for connection in self._connections:
+        # a process writes about its crash where its first rank writes its stacks
+        for specs in request.processes:
+            self._first_ranks.update((spec.rank_info.rank, specs[0].rank_info.rank) for spec in specs)
+        self._workers = self._engine.start(local_workers(request, self._connections, descriptors))
+        for connection in self._connections.values():
             connection.close()
-        for descriptor in self._workers.exit_descriptors():
-            self._urgent.register(descriptor, selectors.EVENT_READ, self._on_exits)
+        self._exit_descriptors = set(self._workers.exit_descriptors())
+        for descriptor in self._exit_descriptors:
+            self._loop.register(descriptor, self._on_exits)
 
-    def wait(self, timeout: float) -> None:
-        """Report what happens, for at most so many seconds."""
-        for key, _ in self._urgent.select(timeout):
-            key.data()
-        if self._workers is not None and not self._workers.exit_descriptors():
+    def tick(self, now: float, timeout: float) -> float:
+        """Read what ranks have written, where that is due, and what has ended, where no descriptor shows it."""
+        if now >= self._read_next:
+            self._output.read()
+            self._read_next = now + BETWEEN_READS
+        if not self._exit_descriptors and self._workers is not None:
             self._on_exits()
-
-    def doze(self, timeout: float) -> None:
-        """The same, and be woken by whatever is written."""
+        if now - self._output.wrote_last <= _QUIET_AFTER or not self._exit_descriptors:
+            return min(timeout, BETWEEN_READS)
         # Linux's and macOS's selectors can be waited for themselves
         logs = self._output.fileno()
-        if logs not in self._urgent.get_map():
-            self._urgent.register(logs, selectors.EVENT_READ, partial(self._on_doze_ended, logs))
-        self.wait(timeout)
-
-    def read_output(self) -> None:
-        """Report what ranks have written."""
-        self._output.read()
+        if not self._loop.is_registered(logs):
+            self._loop.register(logs, partial(self._on_quiet_ended, logs))
+        return timeout
 
     def drain(self) -> None:
         """Report what is left; the processes have ended."""
+        if self._workers is not None:
+            self._on_exits()
         self._output.drain()
-        for rank in range(self._size):
+        for rank in self.ranks:
             self._on_events(rank)
+            if rank not in self._gone:
+                # its end was not seen, and it may have left its outcome before
+                self._report_outcome(rank)
 
-    def carry_out(self, message: Message) -> None:
+    def close(self) -> None:
+        """Kill whatever still runs, and close what this process has of it."""
+        with self._queries.closing():
+            # nothing is sent to anybody any more
+            self._gone.update(self.ranks)
+            if self._workers is not None:
+                self._workers.kill()
+                self._workers.close()
+            for connection in self._connections.values():
+                self._loop.unregister(connection.events)
+                connection.cut()
+        for descriptor in self._exit_descriptors:
+            self._loop.unregister(descriptor)
+        self._loop.unregister(self._output.fileno())
+        self._output.close()
+        for reply in self._replies.values():
+            os.close(reply)
+
+    def carry_out(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Carry out a message of the worker group."""
         match message:
+            case ToRank(rank, BeginTask() as task):
+                self._begin_task(rank, task, descriptors)
+            case ToRank(rank, content):
+                self._send(rank, content, descriptors)
             case SignalRanks(number, ranks) if self._workers is not None:
                 self._workers.signal(number, ranks)
             case KillGroup() if self._workers is not None:
                 self._workers.kill()
             case HoldRanks(ranks):
                 for rank in ranks:
-                    self._queries.query(rank, HoldAtBoundary(), partial(self._on_held, rank), self._urgent)
+                    self._queries.query(rank, HoldAtBoundary(), partial(self._on_held, rank), self._loop)
             case StopRankAt(rank, point):
-                self.send(rank, StopAt(point))
+                self._send(rank, StopAt(point))
             case ReleaseRanks(ranks):
                 for rank in ranks:
-                    self.send(rank, LeaveGroup())
+                    self._send(rank, LeaveGroup())
 
     # -------------------------------------------------------------------------------------------------- any thread
 
-    def wake(self) -> None:
-        """End a `wait`."""
-        # where it is full, or its reader has gone, nobody needs to be woken
-        with suppress(OSError):
-            self._waker.send(b"\n")
-
-    def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> bool:
-        """Send a message to a worker's inbox; whether it could be delivered."""
-        return bool(self._connections) and self._queries.send(rank, message, descriptors)
-
-    def stacks(self, over: Callable[[], Collection[int]]) -> dict[int, str]:
-        """The stack dump of every rank that is not `over`; empty where a rank sends none."""
+    def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
+        """The stack dump of each of these ranks that has not ended; empty where a rank sends none."""
         if self._workers is None:
             return {}
-        return self._queries.stacks(lambda: {*self._gone, *over()}, self._workers)
+        return self._queries.stacks([rank for rank in ranks if rank not in self._gone], self._workers)
 
-    def collectives(self, ranks: Collection[int]) -> dict[int, Any]:
-        """The collectives that are under way in each rank, as far as it replies in time."""
+    def collectives(self, ranks: Sequence[int]) -> dict[int, Any]:
+        """The collectives that are under way in each of these ranks, as far as it replies in time."""
         return self._queries.collectives(ranks)
 
-    # -------------------------------------------------------------------------------------------------------- files
+    def _send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> None:
+        if rank in self._connections:
+            self._queries.send(rank, message, descriptors)
 
-    @property
-    def wrote_last(self) -> float:
-        """The time at which something was written last, on the monotonic clock."""
-        return self._output.wrote_last
-
-    @property
-    def sees_exits(self) -> bool:
-        """Whether the end of a process wakes a `wait`."""
-        return self._workers is not None and bool(self._workers.exit_descriptors())
-
-    def exit_codes(self) -> dict[int, int]:
-        """The exit code of every rank whose process has ended."""
-        return {} if self._workers is None else dict(self._workers.exit_codes())
-
-    def outcome_file(self, rank: int) -> int:
-        """The file in which a rank leaves its outcome."""
-        return self._connections[rank].outcome
-
-    def stacks_file(self, rank: int) -> int:
-        """The file in which a rank writes its stacks, and where it was when it crashed."""
-        return self._connections[rank].stacks
+    def _begin_task(self, rank: int, task: BeginTask, descriptors: Sequence[int]) -> None:
+        self._replies[rank, task.number] = reply = memory_file("accelerate_nb_reply")
+        self._send(rank, task, (*descriptors, reply))
 
     # ------------------------------------------------------------------------------------------------------ receiving
 
@@ -204,17 +231,15 @@ class NodeAgent:
         return self._numbers[rank] - 1
 
     def _on_output(self, rank: int, raw: bytes, lines: tuple[LogLine, ...]) -> None:
-        if raw:
-            self._record.output(rank, raw)
-        self._report(RankOutput(rank, self._number(rank), lines))
+        self._report(RankOutput(rank, self._number(rank), raw, lines), ())
 
-    def _on_doze_ended(self, logs: int) -> None:
-        self._urgent.unregister(logs)
+    def _on_quiet_ended(self, logs: int) -> None:
+        self._loop.unregister(logs)
         self._output.wrote_last = time.monotonic()
 
     def _on_held(self, rank: int, reply: Message | None) -> None:
         position = reply.position if isinstance(reply, HoldReply) else None
-        self._report(RankHeld(rank, self._number(rank), position))
+        self._report(RankHeld(rank, self._number(rank), position), ())
 
     def _on_events(self, rank: int) -> None:
         sock = self._connections[rank].events
@@ -225,30 +250,38 @@ class NodeAgent:
         except OSError:
             data = b""
         if not data:
-            if sock.fileno() in self._urgent.get_map():
-                self._urgent.unregister(sock)
+            self._loop.unregister(sock)
             return
         self._connected.add(rank)
         for event in self._readers[rank].feed(data):
             if isinstance(event, TaskDone):
                 # after all that the rank wrote before
                 self._output.read_all_of(rank)
-            self._report(RankEvent(rank, self._number(rank), event))
+                if (reply := self._replies.pop((rank, event.number), None)) is not None:
+                    self._report(RankTaskReply(rank, self._number(rank), event.number), (reply,))
+            self._report(RankEvent(rank, self._number(rank), event), ())
 
     def _on_exits(self) -> None:
         assert self._workers is not None
         self._workers.news()
-        for rank, code in self.exit_codes().items():
+        for rank, code in dict(self._workers.exit_codes()).items():
             if rank not in self._gone:
                 self._gone.add(rank)
-                # what it sent last may still be on its way
-                self._on_events(rank)
-                self._report(RankExited(rank, self._number(rank), code, time.time()))
+                self._on_exit(rank, code)
         if not self._is_lost and (reason := self._workers.lost()) is not None:
             self._is_lost = True
-            self._report(AgentLost(reason))
-        exit_descriptors = self._workers.exit_descriptors()
-        for descriptor in [key.fd for key in self._urgent.get_map().values() if key.data == self._on_exits]:
-            # a descriptor that has reported an end would report it for ever
-            if descriptor not in exit_descriptors:
-                self._urgent.unregister(descriptor)
+            self._report(AgentLost(self.ranks, reason, time.time()), ())
+        # a descriptor that has reported an end would report it for ever
+        for descriptor in self._exit_descriptors - set(self._workers.exit_descriptors()):
+            self._loop.unregister(descriptor)
+            self._exit_descriptors.discard(descriptor)
+
+    def _on_exit(self, rank: int, code: int) -> None:
+        # what it sent last may still be on its way
+        self._on_events(rank)
+        self._report_outcome(rank)
+        stacks = crash_dump(self._connections[self._first_ranks[rank]].stacks)
+        self._report(RankExited(rank, self._number(rank), code, time.time(), stacks), ())
+
+    def _report_outcome(self, rank: int) -> None:
+        self._report(RankOutcome(rank, self._number(rank)), (os.dup(self._connections[rank].outcome),))

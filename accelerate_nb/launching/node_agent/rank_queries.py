@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import selectors
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from accelerate_nb.errors import ProtocolError
 from accelerate_nb.failures.stack_dumps import SIGNAL, dumps_since, lengths, read_replies
 from accelerate_nb.launching.engines.base import Workers
+from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.transport.channel import message_of
 from accelerate_nb.transport.connection import Connection
 from accelerate_nb.transport.messages import CollectivesReply, Message, QueryCollectives
@@ -21,31 +21,29 @@ _READ_AT_ONCE = 1 << 20
 
 class RankQueries:
     """
-    Sends messages to ranks, and reads their replies.
+    Sends messages to ranks over their `connections`, and reads their replies.
 
-    `connected` are the ranks that have sent something; others are not ready for a query. `connections` are set when they are
-    open, before the first message.
+    `connected` are the ranks that have sent something; others are not ready for a query.
     """
 
-    def __init__(self, connected: Collection[int]) -> None:
-        self.connections: Sequence[Connection] = ()
-        self._connected = connected
+    def __init__(self, connections: Mapping[int, Connection], connected: Collection[int]) -> None:
+        self._connections, self._connected = connections, connected
         self._stacks_lock = threading.Lock()
-        self._open: list[int] = []
+        self._open: dict[int, AgentLoop] = {}
         self._closed = False
 
     def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> bool:
         """Send a message to a worker's inbox; whether it could be delivered."""
-        return self.connections[rank].inbox.try_send(message, descriptors)
+        return self._connections[rank].inbox.try_send(message, descriptors)
 
-    def stacks(self, ended: Callable[[], Collection[int]], workers: Workers) -> dict[int, str]:
-        """The stack dump of every rank that has not ended; empty where a rank sends none."""
+    def stacks(self, running: Sequence[int], workers: Workers) -> dict[int, str]:
+        """The stack dump of each of these ranks; empty where one sends none."""
         with self._stacks_lock:
-            gone = ended()
-            running = [rank for rank in range(len(self.connections)) if rank not in gone]
+            if self._closed:
+                return {}
             # a process that has not sent anything yet is not ready for the signal, and would be ended by it
             ranks = [rank for rank in running if rank in self._connected]
-            files = [self.connections[rank].stacks for rank in ranks]
+            files = [self._connections[rank].stacks for rank in ranks]
             before = lengths(files)
             workers.signal(SIGNAL, ranks)
             return {**dict.fromkeys(running, ""), **dict(zip(ranks, dumps_since(files, before), strict=True))}
@@ -63,10 +61,8 @@ class RankQueries:
             replies = {rank: _message(data) for rank, data in read_replies(pipes).items()}
         return {rank: list(reply.entries) for rank, reply in replies.items() if isinstance(reply, CollectivesReply)}
 
-    def query(
-        self, rank: int, message: Message, take: Callable[[Message | None], None], selector: selectors.BaseSelector
-    ) -> None:
-        """Send a worker a query; `take` gets the reply from the selector's loop, or `None` from one that can't reply."""
+    def query(self, rank: int, message: Message, take: Callable[[Message | None], None], loop: AgentLoop) -> None:
+        """Send a worker a query; `take` gets the reply from the loop, or `None` from one that can't reply."""
         mine, its = os.pipe()
         try:
             is_sent = rank in self._connected and self.send(rank, message, [its])
@@ -79,18 +75,19 @@ class RankQueries:
 
         def on_reply() -> None:
             data = os.read(mine, _READ_AT_ONCE)
-            selector.unregister(mine)
-            self._open.remove(mine)
+            loop.unregister(mine)
+            del self._open[mine]
             os.close(mine)
             take(_message(data))
 
-        self._open.append(mine)
-        selector.register(mine, selectors.EVENT_READ, on_reply)
+        self._open[mine] = loop
+        loop.register(mine, on_reply)
 
     @contextmanager
     def closing(self) -> Iterator[None]:
         """Close the pipes of open queries; within the block, and after it, nothing more is sent."""
-        for pipe in self._open:
+        for pipe, loop in self._open.items():
+            loop.unregister(pipe)
             os.close(pipe)
         with self._stacks_lock:
             self._closed = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.transport.payload import Payload
@@ -25,39 +26,53 @@ class LaunchPlan:
     # how many ranks are threads of one process
     ranks_per_process: int = 1
     through_xla: bool = False
-
-    def ranks_in_process(self, rank: int) -> range:
-        """The ranks of a rank's process, itself among them."""
-        first = rank - rank % self.ranks_per_process
-        return range(first, min(first + self.ranks_per_process, self.size))
+    # how many ranks are on each node, where there are several
+    node_sizes: tuple[int, ...] = ()
 
     def with_variables(self, variables: Mapping[str, str]) -> LaunchPlan:
         """The same plan, with more variables in the environment of its workers."""
         environ = {**self.process_environment.environ, **variables}
         return replace(self, process_environment=replace(self.process_environment, environ=environ))
 
-    def specs(self, master: MasterAddress, restart_count: int) -> list[list[WorkerSpec]]:
-        """The worker specs of each process's ranks, in the order of ranks; `master` is the store of their rendezvous."""
-        specs = [
-            WorkerSpec(
-                rank_info=RankInfo(
-                    rank=rank,
-                    size=self.size,
-                    local_rank=rank,
-                    local_size=self.size,
-                    master=master,
-                    run=self.run,
-                    restart_count=restart_count,
-                    max_restarts=self.max_restarts,
-                    ranks_per_process=self.ranks_per_process,
-                ),
-                process_environment=self.process_environment,
-                payload=self.payload.reference,
-                through_xla=self.through_xla,
+    def specs(self, master: MasterAddress, restart_count: int) -> list[tuple[tuple[WorkerSpec, ...], ...]]:
+        """For each node the worker specs of its processes' ranks, in their order; `master` is the store of their rendezvous."""
+        sizes = self.node_sizes or (self.size,)
+        firsts = [sum(sizes[:node]) for node in range(len(sizes))]
+        return [
+            tuple(
+                tuple(
+                    WorkerSpec(
+                        rank_info=RankInfo(
+                            rank=rank,
+                            size=self.size,
+                            local_rank=rank - first,
+                            local_size=size,
+                            master=master,
+                            run=self.run,
+                            node_rank=node,
+                            nodes=len(sizes),
+                            restart_count=restart_count,
+                            max_restarts=self.max_restarts,
+                            ranks_per_process=self.ranks_per_process,
+                        ),
+                        process_environment=self.process_environment,
+                        payload=self.payload.reference,
+                        through_xla=self.through_xla,
+                    )
+                    for rank in range(start, min(start + self.ranks_per_process, first + size))
+                )
+                for start in range(first, first + size, self.ranks_per_process)
             )
-            for rank in range(self.size)
+            for node, (first, size) in enumerate(zip(firsts, sizes, strict=True))
         ]
-        return [specs[first : first + self.ranks_per_process] for first in range(0, self.size, self.ranks_per_process)]
+
+
+def host_store(sock: socket.socket) -> Any:
+    """The store of a rendezvous in this process, on its listening socket, which it closes when it ends."""
+    from torch.distributed import TCPStore
+
+    host, port = sock.getsockname()
+    return TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=sock.detach())
 
 
 def rendezvous_socket(port: int) -> socket.socket:

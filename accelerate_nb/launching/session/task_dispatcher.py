@@ -18,7 +18,6 @@ from accelerate_nb.failures.worker_error import hang_error, worker_error
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.session.cell_run import CellHost, CellResult, CellRun
 from accelerate_nb.launching.session.task_files import read_reply, write_request
-from accelerate_nb.transport.memory_file import memory_file
 from accelerate_nb.transport.messages import BeginTask, InterruptTask
 from accelerate_nb.transport.session_tasks import RETURNED, CallFunction, PullNames, PushNames, RunCell, Task
 
@@ -30,10 +29,10 @@ FREEING = 1.0
 
 @dataclass(slots=True)
 class PendingCell:
-    """A cell that runs: the files of its ranks' replies, its timers, the reason why it was ended."""
+    """A cell that runs: the ranks that have not replied, its timers, the reason why it was ended."""
 
     cell: CellRun
-    replies: dict[int, int]
+    waiting: set[int]
     timers: list[threading.Timer] = field(default_factory=list)
     failed: bool = False
     timeout: float | None = None
@@ -102,7 +101,7 @@ class TaskDispatcher:
             with self.lock:
                 self._check_free(wanted, name)
                 cell = CellRun(self._home, name, wanted, next(self._numbers))
-                self._open[cell.number] = pending_cell = PendingCell(cell, {})
+                self._open[cell.number] = pending_cell = PendingCell(cell, set())
                 self._run.restart_watchdog(self.config.launching.hang_warning_after)
                 self._send(pending_cell, request, uses_groups=isinstance(task, (RunCell, CallFunction)))
         finally:
@@ -119,7 +118,7 @@ class TaskDispatcher:
             pending_cell = self._open.get(cell.number)
             if pending_cell is None:
                 return
-            for rank in pending_cell.replies:
+            for rank in pending_cell.waiting:
                 self._run.send(rank, InterruptTask(cell.number, self._others(rank)))
             pending_cell.after(FREEING + self.config.launching.stop_grace_period, self._give_up)
 
@@ -129,8 +128,6 @@ class TaskDispatcher:
             over, self._open = list(self._open.values()), {}
         for pending_cell in over:
             pending_cell.close()
-            for reply in pending_cell.replies.values():
-                os.close(reply)
             text = f"{pending_cell.cell.name} was still running when the session was ended. Start another session."
             pending_cell.cell.finish(error or LaunchError(text))
 
@@ -145,14 +142,13 @@ class TaskDispatcher:
             if not takes_part and renewal is None:
                 continue
             message = BeginTask(pending_cell.cell.number, renewal, self._others(rank))
-            reply = memory_file("accelerate_nb_reply")
-            body = request if takes_part else write_request(None)
-            self._run.send(rank, message, (body, reply))
             if takes_part:
-                pending_cell.replies[rank] = reply
+                pending_cell.waiting.add(rank)
+                self._run.send(rank, message, (request,))
             else:
-                os.close(reply)
-                os.close(body)
+                nothing = write_request(None)
+                self._run.send(rank, message, (nothing,))
+                os.close(nothing)
 
     def _others(self, rank: int) -> tuple[int, ...]:
         return tuple(pid for other, pid in self.pids.items() if other != rank)
@@ -170,7 +166,7 @@ class TaskDispatcher:
     def _check_free(self, wanted: Sequence[int], name: str) -> None:
         __tracebackhide__ = True  # IPython shows the person's own frames alone
         for pending_cell in self._open.values():
-            both = sorted(set(wanted) & set(pending_cell.replies))
+            both = sorted(set(wanted) & pending_cell.waiting)
             if both:
                 raise LaunchError(
                     f"{name} was sent to {of_ranks(both, listed)}, still busy with "
@@ -183,11 +179,14 @@ class TaskDispatcher:
             self._take(event)
 
     def _take(self, event: TaskDone) -> None:
+        file = self._run.task_reply(event.rank, event.number)
         pending_cell = self._open.get(event.number)
-        if pending_cell is None or event.rank not in pending_cell.replies:
+        if pending_cell is None or event.rank not in pending_cell.waiting:
             # it only took part in rebuilding the groups
+            os.close(file)
             return
-        reply = read_reply(pending_cell.replies.pop(event.rank), event.rank)
+        pending_cell.waiting.discard(event.rank)
+        reply = read_reply(file, event.rank)
         self._counts[event.rank] = reply.groups
         failure = reply.failure
         value = reply.value if reply.value is None or RETURNED not in reply.value else reply.value[RETURNED]
@@ -242,7 +241,7 @@ class TaskDispatcher:
 
     def _give_up(self, pending_cell: PendingCell) -> None:
         """End the session, since a rank did not follow an interrupt."""
-        stuck = ", ".join(map(str, sorted(pending_cell.replies)))
+        stuck = ", ".join(map(str, sorted(pending_cell.waiting)))
         error = HangError()
         error.message = (
             f"{pending_cell.cell.name} was to be interrupted, and rank {stuck} had not come back after "

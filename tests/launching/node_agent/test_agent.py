@@ -1,38 +1,64 @@
-"""An agent reports all that its workers do, in an order that each rank's numbers show, wherever the worker group is."""
+"""Agents report all that their workers do, in an order that each rank's numbers show, in whatever process they are."""
 
 from __future__ import annotations
 
 import os
 import socket
+import struct
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from accelerate_nb.events.model import LogLine, StateChange
+from accelerate_nb.events.model import Failure, StateChange, TaskDone
 from accelerate_nb.events.run_folder import RunRecorder, new_folder
+from accelerate_nb.events.run_state import RunState
+from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.engines.fork import ForkEngine
+from accelerate_nb.launching.group_runner import AgentFactory, GroupRunner
 from accelerate_nb.launching.node_agent.agent import NodeAgent
-from accelerate_nb.launching.planning.plan import LaunchPlan, rendezvous_socket
-from accelerate_nb.launching.worker_group import WorkerGroup
-from accelerate_nb.transport.channel import Channel
-from accelerate_nb.transport.messages import Message, RankEvent, RankExited, RankOutput
-from accelerate_nb.transport.outcome import Raised, Returned, read_outcome
-from accelerate_nb.transport.payload import FunctionCall, inherit
-from accelerate_nb.transport.rank_info import MasterAddress
+from accelerate_nb.launching.node_agent.remote_agent import RemoteAgent
+from accelerate_nb.launching.planning.plan import LaunchPlan
+from accelerate_nb.launching.run_context import RunContext
+from accelerate_nb.launching.session.task_files import read_reply, write_request
+from accelerate_nb.sources.cells import CellSources
+from accelerate_nb.transport.channel import VERSION, Channel
+from accelerate_nb.transport.messages import BeginTask, CloseSession, KillGroup, RankExited
+from accelerate_nb.transport.payload import FunctionCall, inherit, pack
+from accelerate_nb.transport.rank_info import on_loopback
+from accelerate_nb.transport.session_tasks import PullNames, PushNames
 from accelerate_nb.transport.worker_spec import current_environment
+from accelerate_nb.worker.session import task_loop
 
+pytestmark = pytest.mark.timeout(120)
 TIMEOUT = 60.0
 
 
-def prints_and_returns() -> int:
+def prints_and_returns(array: bytes) -> tuple[int, bytes]:
     print("out", os.environ["RANK"])
     print("err", file=sys.stderr)
-    return int(os.environ["RANK"]) + 1
+    return int(os.environ["RANK"]) + 1, array[::-1]
+
+
+def sums_over_nodes() -> tuple[float, list[str]]:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    value = torch.tensor(float(dist.get_rank() + 1))
+    dist.all_reduce(value)
+    dist.destroy_process_group()
+    return float(value), [
+        os.environ[name] for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    ]
 
 
 def fails_on_one_rank() -> None:
@@ -42,90 +68,236 @@ def fails_on_one_rank() -> None:
         time.sleep(0.05)
 
 
-class RemoteGroup:
-    """A worker group that knows its agent, which is in another thread, by the messages of a channel alone."""
+def waits() -> None:
+    print("waits", flush=True)
+    while True:
+        time.sleep(0.05)
 
-    def __init__(self, function: Callable[[], Any], folder: Path, size: int = 2) -> None:
-        self.group = WorkerGroup(size, stop_grace_period=2.0)
-        self.reports: list[Message] = []
-        self.outcomes: list[Returned | Raised | None] = []
+
+def crashes_on_one_rank() -> None:
+    import faulthandler
+
+    if os.environ["RANK"] == "0":
+        waits()
+    faulthandler._sigsegv()  # type: ignore[attr-defined]
+
+
+class AgentProcess:
+    """A node's agent as a process on this machine, and this end of its channel."""
+
+    def __init__(self, family: socket.AddressFamily) -> None:
+        near, far = connected(family)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "accelerate_nb.launching.node_agent.agent_process", str(far.fileno())],
+            pass_fds=[far.fileno()],
+        )
+        far.close()
+        self.channel = Channel(near)
+
+    def __enter__(self) -> AgentProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.channel.close()
+        self.process.wait(TIMEOUT)
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes of its workers, and the one that forks them."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+def connected(family: socket.AddressFamily) -> tuple[socket.socket, socket.socket]:
+    """Two ends of a connection."""
+    if family == socket.AF_UNIX:
+        return socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        return near, server.accept()[0]
+
+
+class Group:
+    """A worker group over some agents, whose run is kept in a folder."""
+
+    def __init__(
+        self, call: FunctionCall, agents: Sequence[Channel | None], folder: Path, sizes: tuple[int, ...]
+    ) -> None:
+        self.states: list[StateChange] = []
+        # the tasks that ranks have done
+        self.done: list[tuple[int, int]] = []
+        self.view = RunState(sum(sizes))
         self.record = RunRecorder(new_folder(folder, "agent"))
-        payload = inherit(FunctionCall(function))
-        self._plan = LaunchPlan(payload, size, current_environment({}, None), run="agent")
-        self._near, self._far = (Channel(end) for end in socket.socketpair())
+        self.context = RunContext(self.view, self.record, CellSources({}, {}), None, 2.0, on_event=self.on_event)
+        payload = inherit(call) if None in agents else pack(call)
+        environment = current_environment(on_loopback(), 1)
+        plan = LaunchPlan(payload, sum(sizes), environment, run="agent", node_sizes=sizes)
+        factories: list[AgentFactory] = [
+            partial(NodeAgent, ForkEngine(payload)) if channel is None else partial(RemoteAgent, channel)
+            for channel in agents
+        ]
+        self.runner = GroupRunner(plan, factories, self.context, 0)
+        self.rank_results: tuple[RankResult, ...] = ()
+        self._thread = threading.Thread(target=self._follow)
 
-    def run(self) -> None:
-        """Run the workers to their end."""
-        thread = threading.Thread(target=self._serve)
-        thread.start()
-        deadline = time.monotonic() + TIMEOUT
-        while self.group.phase != "over":
-            assert time.monotonic() < deadline
-            for received in self._near.receive_ready():
-                self.reports.append(received.message)
-                self._send(self.group.take(received.message, time.monotonic()))
-            self._send(self.group.advance(time.monotonic()))
-            time.sleep(0.01)
-        self._near.shutdown()
-        thread.join(TIMEOUT)
-        self._near.close()
+    def on_event(self, event: Any) -> None:
+        if isinstance(event, StateChange):
+            self.states.append(event)
+        if isinstance(event, TaskDone):
+            self.done.append((event.rank, event.number))
 
-    def _send(self, decisions: Any) -> None:
-        for decision in decisions:
-            if isinstance(decision, Message):
-                self._near.send(decision)
-
-    def _serve(self) -> None:
-        plan = self._plan
-        with self._far, NodeAgent(plan.size, ForkEngine(plan.payload), self.record, self._report) as agent:
-            agent.open()
-            with rendezvous_socket(0) as store:
-                agent.start(plan.specs(MasterAddress(*store.getsockname()), 0), plan.payload, store.fileno())
-            while not self._far.is_ended:
-                for received in self._far.receive_ready():
-                    agent.carry_out(received.message)
-                agent.read_output()
-                agent.wait(0.02)
-            agent.drain()
-            self.outcomes = [read_outcome(agent.outcome_file(rank)) for rank in range(plan.size)]
+    def _follow(self) -> None:
+        self.rank_results = self.runner.follow()
         self.record.close()
 
-    def _report(self, message: Message) -> None:
-        self._far.try_send(message)
+    def __enter__(self) -> Group:
+        self._thread.start()
+        return self
 
-    def numbers(self, rank: int) -> list[int]:
-        return [item.number for item in self.reports if getattr(item, "rank", -1) == rank]
+    def __exit__(self, *_: object) -> None:
+        self.runner.stop("kill")
+        self._thread.join(TIMEOUT)
+
+    def end(self) -> tuple[RankResult, ...]:
+        """Wait for the end."""
+        self._thread.join(TIMEOUT)
+        assert not self._thread.is_alive()
+        return self.rank_results
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Wait for something to be so."""
+        deadline = time.monotonic() + TIMEOUT
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def states_of(self, rank: int) -> list[str]:
+        return [change.state for change in self.states if change.rank == rank]
 
 
-@pytest.mark.timeout(2 * TIMEOUT)
-def test_what_ranks_write_send_and_end_with_arrives_in_order(tmp_path: Path) -> None:
-    remote = RemoteGroup(prints_and_returns, tmp_path)
-    remote.run()
+@pytest.fixture(scope="module")
+def processes() -> Iterator[list[Channel]]:
+    """Two agents in processes of their own, one over a Unix socket, one over TCP, which are used by one group after the other."""
+    with AgentProcess(socket.AF_UNIX) as first, AgentProcess(socket.AF_INET) as second:
+        yield [first.channel, second.channel]
+
+
+@pytest.fixture(params=["in this process", "over a Unix socket", "over TCP", "two nodes"])
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Group]]:
+    """Starts a group of two ranks on each choice of agents."""
+    where: str = request.param
+    agents: Sequence[Channel | None] = [None]
+    if where != "in this process":
+        pair: list[Channel] = request.getfixturevalue("processes")
+        agents = {"over a Unix socket": pair[:1], "over TCP": pair[1:], "two nodes": pair}[where]
+    sizes = (1, 1) if len(agents) == 2 else (2,)
+    with ExitStack() as stack:
+        yield lambda function, *args: stack.enter_context(Group(FunctionCall(function, args), agents, tmp_path, sizes))
+
+
+def test_what_ranks_write_send_and_end_with_arrives_in_order(start: Callable[..., Group]) -> None:
+    array = os.urandom(9 << 20)
+    group = start(prints_and_returns, array)
+    rank_results = group.end()
+    assert [item.value for item in rank_results] == [(1, array[::-1]), (2, array[::-1])]
     for rank in range(2):
-        assert remote.numbers(rank) == list(range(len(remote.numbers(rank))))
-        states = [
-            report.event.state
-            for report in remote.reports
-            if isinstance(report, RankEvent) and isinstance(report.event, StateChange) and report.rank == rank
-        ]
-        assert states == ["starting", "running", "finished"]
-        lines = [line for report in remote.reports if isinstance(report, RankOutput) for line in report.lines]
-        written = {(line.stream, line.text) for line in lines if isinstance(line, LogLine) and line.rank == rank}
-        assert written >= {("stdout", f"out {rank}")}
-        assert remote.outcomes[rank] == Returned(rank + 1, remote.outcomes[rank].modules)
-        log = (remote.record.folder / f"rank_{rank}.log").read_text()
-        assert sorted(log.splitlines()) == ["err", f"out {rank}"]
-    assert remote.group.exit_codes == {0: 0, 1: 0}
-    assert (remote.group.repeated, remote.group.missing) == (0, 0)
+        assert group.states_of(rank) == ["starting", "starting", "running", "finished"]
+        shown = {(line.stream, line.text) for line in group.view.tail(rank, 10)}
+        assert shown == {("stdout", f"out {rank}"), ("stderr", "err")}
+        assert sorted((group.record.folder / f"rank_{rank}.log").read_text().splitlines()) == ["err", f"out {rank}"]
 
 
-@pytest.mark.timeout(2 * TIMEOUT)
-def test_a_group_elsewhere_ends_the_ranks_of_which_one_has_failed(tmp_path: Path) -> None:
-    remote = RemoteGroup(fails_on_one_rank, tmp_path)
-    remote.run()
-    assert remote.group.states == {0: "stopped", 1: "failed"}
-    assert {report.rank for report in remote.reports if isinstance(report, RankExited)} == {0, 1}
-    first, second = remote.outcomes
-    assert isinstance(first, Raised)
-    assert isinstance(second, Raised)
-    assert (first.failure.ended_by_us, second.failure.type) == (True, "KeyError")
+def test_ranks_find_each_other_and_their_place(start: Callable[..., Group], request: pytest.FixtureRequest) -> None:
+    group = start(sums_over_nodes)
+    is_two = "two nodes" in request.node.name
+    places = [["0", "1", str(rank), "2"] if is_two else [str(rank), "2", "0", "1"] for rank in range(2)]
+    assert [item.value for item in group.end()] == [(3.0, place) for place in places]
+
+
+def test_a_rank_that_fails_ends_the_other_and_is_named_as_the_cause(start: Callable[..., Group]) -> None:
+    first, second = start(fails_on_one_rank).end()
+    assert isinstance(first.failure, Failure)
+    assert isinstance(second.error, KeyError)
+    assert first.failure.ended_by_us
+
+
+def test_a_crash_of_compiled_code_is_reported_with_its_stack(start: Callable[..., Group]) -> None:
+    failure = start(crashes_on_one_rank).end()[1].failure
+    assert failure is not None
+    assert failure.type == "SIGSEGV"
+    assert "in crashes_on_one_rank" in failure.traceback
+
+
+def test_stacks_of_all_ranks_are_brought_while_they_run(start: Callable[..., Group]) -> None:
+    group = start(waits)
+    group.until(lambda: group.view.line_count == 2)
+    stacks = group.runner.snapshot().replies
+    assert sorted(stacks) == [0, 1]
+    assert all("in waits" in text for text in stacks.values())
+    group.runner.stop("kill")
+    assert all(item.failure is not None and item.failure.ended_by_us for item in group.end())
+
+
+def test_a_task_of_a_session_is_done_and_its_reply_comes_back(start: Callable[..., Group]) -> None:
+    group = start(task_loop.session)
+    group.until(lambda: len(group.done) == 2)
+    for number, task in enumerate((PushNames({"x": [1, 2]}), PullNames(("x",))), 1):
+        request = write_request(task)
+        group.runner.send(1, BeginTask(number, None, ()), [request])
+        os.close(request)
+        group.until(lambda number=number: (1, number) in group.done)
+        reply = read_reply(group.runner.task_reply(1, number), 1)
+        assert reply.failure is None
+    assert reply.value == {"x": [1, 2]}
+    for rank in range(2):
+        group.runner.send(rank, CloseSession())
+    assert [item.failure for item in group.end()] == [None, None]
+
+
+def test_an_agent_that_is_killed_takes_its_workers_with_it_and_ends_the_others(
+    processes: list[Channel], tmp_path: Path
+) -> None:
+    with AgentProcess(socket.AF_INET) as lost:
+        with Group(FunctionCall(waits), [processes[0], lost.channel], tmp_path, (1, 1)) as group:
+            group.until(lambda: group.view.line_count == 2)
+            workers = lost.workers()
+            lost.process.kill()
+            first, second = group.end()
+        assert "connection has ended" in (group.runner.lost or "")
+        assert first.failure is not None
+        assert second.failure is not None
+        assert group.states_of(1)[-1] == "failed"
+        _, alive = psutil.wait_procs(workers, timeout=5)
+        assert not alive
+
+
+def test_workers_end_with_the_connection_of_their_agent(tmp_path: Path) -> None:
+    agent = AgentProcess(socket.AF_INET)
+    with Group(FunctionCall(waits), [agent.channel], tmp_path, (2,)) as group:
+        group.until(lambda: group.view.line_count == 2)
+        workers = agent.workers()
+        agent.channel.shutdown()
+        group.end()
+    assert agent.process.wait(10) == 0
+    _, alive = psutil.wait_procs(workers, timeout=5)
+    assert not alive
+    agent.channel.close()
+
+
+def test_an_agent_of_another_version_is_refused_with_both_versions(tmp_path: Path) -> None:
+    near, far = socket.socketpair()
+    with far, Channel(near) as channel:
+        # a stand-in: there is no other version of this package to install here
+        far.sendall(struct.pack("<4sHHI", b"\x93ANB", VERSION + 1, 0, 2) + b"{}")
+        with Group(FunctionCall(waits), [channel], tmp_path, (1,)) as group:
+            group.end()
+        assert f"version {VERSION + 1}" in (group.runner.lost or "")
+
+
+def test_reports_about_ranks_of_another_agent_are_refused(tmp_path: Path) -> None:
+    near, far = socket.socketpair()
+    with Channel(far) as agent, Channel(near) as channel:
+        with Group(FunctionCall(waits), [channel], tmp_path, (1,)) as group:
+            agent.send(RankExited(7, 0, 0, 1.0))
+            agent.send(KillGroup())
+            agent.shutdown()
+            group.end()
+        assert channel.refused == {"unexpected": 2}

@@ -208,8 +208,8 @@ def test_what_is_written_while_nothing_runs_arrives(session):
         ranks=[0],
     ).wait()
     cursor = session.view.since(0).cursor
-    pause, selector = threading.Event(), session._run._worker_group._agent._urgent
-    while session._run._worker_group._agent._output.fileno() not in selector.get_map():
+    (agent,), pause = session._run._worker_group._agents, threading.Event()
+    while not agent._loop.is_registered(agent._output.fileno()):
         pause.wait(0.01)  # until the pipes are watched, and not looked into
     session.run("write_now.set()", ranks=[0]).wait()
     while "late" not in [entry.text for entry in session.view.since(cursor).shown]:
