@@ -22,7 +22,7 @@ from accelerate_nb.events.model import Failure, StateChange, TaskDone
 from accelerate_nb.events.run_folder import RunRecorder, new_folder
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.rank_result import RankResult
-from accelerate_nb.launching.engines.fork import ForkEngine
+from accelerate_nb.launching.engines.supervisor import SupervisorEngine
 from accelerate_nb.launching.group_runner import AgentFactory, GroupRunner
 from accelerate_nb.launching.node_agent.agent import NodeAgent
 from accelerate_nb.launching.node_agent.remote_agent import RemoteAgent
@@ -32,7 +32,7 @@ from accelerate_nb.launching.session.task_files import read_reply, write_request
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.channel import VERSION, Channel
 from accelerate_nb.transport.messages import BeginTask, CloseSession, KillGroup, RankExited
-from accelerate_nb.transport.payload import FunctionCall, inherit, pack
+from accelerate_nb.transport.payload import FunctionCall, pack
 from accelerate_nb.transport.rank_info import on_loopback
 from accelerate_nb.transport.session_tasks import PullNames, PushNames
 from accelerate_nb.transport.worker_spec import current_environment
@@ -127,11 +127,11 @@ class Group:
         self.view = RunState(sum(sizes))
         self.record = RunRecorder(new_folder(folder, "agent"))
         self.context = RunContext(self.view, self.record, CellSources({}, {}), None, 2.0, on_event=self.on_event)
-        payload = inherit(call) if None in agents else pack(call)
+        self.payload = payload = pack(call)
         environment = current_environment(on_loopback(), 1)
         plan = LaunchPlan(payload, sum(sizes), environment, run="agent", node_sizes=sizes)
         factories: list[AgentFactory] = [
-            partial(NodeAgent, ForkEngine(payload)) if channel is None else partial(RemoteAgent, channel)
+            partial(NodeAgent, SupervisorEngine()) if channel is None else partial(RemoteAgent, channel)
             for channel in agents
         ]
         self.runner = GroupRunner(plan, factories, self.context, 0)
@@ -155,6 +155,7 @@ class Group:
     def __exit__(self, *_: object) -> None:
         self.runner.stop("kill")
         self._thread.join(TIMEOUT)
+        self.payload.close()
 
     def end(self) -> tuple[RankResult, ...]:
         """Wait for the end."""
