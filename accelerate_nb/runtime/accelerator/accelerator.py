@@ -38,7 +38,7 @@ from accelerate_nb.runtime.precision.base import precision_name
 from accelerate_nb.runtime.precision.fp8_ao import AORecipeKwargs
 from accelerate_nb.runtime.precision.fp8_msamp import MSAMPRecipeKwargs
 from accelerate_nb.runtime.precision.fp8_te import TERecipeKwargs
-from accelerate_nb.runtime.precision.registry import choose_precision, choose_recipe
+from accelerate_nb.runtime.precision.registry import PrecisionOptions, choose_recipe
 from accelerate_nb.runtime.strategies.registry import choose_strategy
 from accelerate_nb.runtime.trackers.panel import PanelTracker
 from accelerate_nb.runtime.trackers.registry import filter_trackers
@@ -128,8 +128,8 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
         self.strategy = choose_strategy(self._world, self.ddp_handler, mesh)
         self.state.xla_mesh = self.strategy.mesh or None
         self._fp8_recipe = choose_recipe(name, handlers.values(), launcher_settings.fp8_package)
-        self.precision = choose_precision(
-            name, self.device, self.autocast_handler, self.scaler_handler, self._fp8_recipe
+        self.precision = self.strategy.choose_precision(
+            name, PrecisionOptions(self.autocast_handler, self.scaler_handler, self._fp8_recipe)
         )
         self.bundle = PreparedObjects()
         self._generation = registry.generation()

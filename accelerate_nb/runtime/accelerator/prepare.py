@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from accelerate_nb.runtime.accelerator.properties import AcceleratorProperties
 from accelerate_nb.runtime.compat.enums import RNGType
 from accelerate_nb.runtime.data.prepare import prepare_data_loader
 from accelerate_nb.runtime.data.skip import skip_first_batches
+from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin
 from accelerate_nb.runtime.training.optimizer import AcceleratedOptimizer, innermost
 from accelerate_nb.runtime.training.scheduler import AcceleratedScheduler
@@ -47,51 +49,57 @@ class PrepareMethods(AcceleratorProperties):
             raise ConfigurationError(
                 f"device_placement holds {len(placements)} values for {len(args)} objects. Give one for each."
             )
-        objects = self.strategy.prepare(args)
-        prepared = [self._prepare_object(object_, placed) for object_, placed in zip(objects, placements, strict=True)]
+        prepared = self._prepare_together(args, placements)
         # a schedule's optimizer is searched among those that are prepared by now
-        prepared = [
-            self.prepare_scheduler(item) if isinstance(item, (LRScheduler, AcceleratedScheduler)) else item
-            for item in prepared
-        ]
+        prepared = [self._prepare_alone(item, placed) for item, placed in zip(prepared, placements, strict=True)]
         return tuple(prepared) if len(prepared) != 1 else prepared[0]
 
-    def _prepare_object(self, item: Any, placed: bool | None) -> Any:
-        if isinstance(item, DataLoader):
-            return self.prepare_data_loader(item, placed)
+    def _prepare_together(
+        self, objects: Sequence[Any], placements: Sequence[bool | None], *, trains: bool = True
+    ) -> list[Any]:
+        """The models and optimizers of a call as the strategy prepares them; the rest as it is."""
+        requests = {
+            index: PrepareRequest(_original(item), self.compiling, self._places(placed), trains)
+            for index, (item, placed) in enumerate(zip(objects, placements, strict=True))
+            if isinstance(item, (Module, Optimizer)) and not is_prepared(item, self._prepared_for)
+        }
+        made = dict(zip(requests, self.strategy.prepare(list(requests.values())), strict=True))
+        return [self._keep(item, made.get(index), placements[index]) for index, item in enumerate(objects)]
+
+    def _keep(self, item: Any, made: Any, placed: bool | None) -> Any:
+        """Keep a model or an optimizer that is prepared."""
         if isinstance(item, Module):
-            return self.prepare_model(item, placed)
+            return add(self.bundle.models, item if made is None else made, self._prepared_for)
         if isinstance(item, Optimizer):
-            return self.prepare_optimizer(item, placed)
+            return add(
+                self.bundle.optimizers, item if made is None else self._stepping(made, placed), self._prepared_for
+            )
         return item
 
-    def prepare_model(self, model: Module, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
-        """The model on its device, computing in the chosen precision, and, unless it is only evaluated, spread as the run is."""
-        if is_prepared(model, self._prepared_for):
-            return add(self.bundle.models, model, self._prepared_for)
-        self.strategy.accept(model)
-        model = self.precision.wrap_forward(extract_model_from_parallel(model) if is_prepared(model) else model)
-        if self._places(device_placement):
-            model = self.strategy.place(model)
-        if not evaluation_mode:
-            model = self.strategy.wrap_model(model)
-        model = self.strategy.compile(model, self.compiling)
-        return add(self.bundle.models, model, self._prepared_for)
-
-    def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Any:
-        """The optimizer, stepping when gradients are synchronised."""
-        if is_prepared(optimizer, self._prepared_for):
-            return add(self.bundle.optimizers, optimizer, self._prepared_for)
-        prepared = AcceleratedOptimizer(
-            innermost(optimizer),
-            self._places(device_placement),
+    def _stepping(self, optimizer: Optimizer, placed: bool | None) -> AcceleratedOptimizer:
+        return AcceleratedOptimizer(
+            optimizer,
+            self._places(placed),
             self.scaler,
-            precision=self.precision,
             device=self.device,
             before_first_step=partial(check_gradients, self),
             strategy=self.strategy,
         )
-        return add(self.bundle.optimizers, prepared, self._prepared_for)
+
+    def _prepare_alone(self, item: Any, placed: bool | None) -> Any:
+        if isinstance(item, DataLoader):
+            return self.prepare_data_loader(item, placed)
+        if isinstance(item, (LRScheduler, AcceleratedScheduler)):
+            return self.prepare_scheduler(item)
+        return item
+
+    def prepare_model(self, model: Module, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
+        """The model on its device, computing in the chosen precision, and, unless it is only evaluated, spread as the run is."""
+        return self._prepare_together([model], [device_placement], trains=not evaluation_mode)[0]
+
+    def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Any:
+        """The optimizer, stepping when gradients are synchronised."""
+        return self._prepare_together([optimizer], [device_placement])[0]
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
         """The schedule, moving when its optimizer steps."""
@@ -152,3 +160,10 @@ class PrepareMethods(AcceleratorProperties):
 
     def _places(self, requested: bool | None) -> bool:
         return self.device_placement if requested is None else requested
+
+
+def _original(item: Any) -> Any:
+    """A model or an optimizer that is prepared anew, as it was before."""
+    if isinstance(item, Optimizer):
+        return innermost(item)
+    return extract_model_from_parallel(item) if is_prepared(item) else item

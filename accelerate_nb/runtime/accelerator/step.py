@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from accelerate_nb.errors import ConfigurationError, StateError
+from accelerate_nb.errors import StateError
 from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
 from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs, DataLoaderConfiguration
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.training.accumulation import AccumulationWindow, AccumulationWindows, GradientState
-from accelerate_nb.runtime.training.optimizer import innermost, updates_in_backward
+from accelerate_nb.runtime.training.optimizer import innermost
 from accelerate_nb.runtime.world.state import ProcessMethods
 from accelerate_nb.user_warnings import warn_user
 
@@ -92,45 +92,29 @@ class StepMethods(ProcessMethods):
         self.has_gone_backward = True
         current_stop_request().went_backward()
         steps = self._divisor or self.gradient_state.num_steps
-        if steps != 1:
-            loss = loss / steps
-        if "learning_rate" in kwargs and self._lomo_optimizers:
-            self.lomo_backward(loss, kwargs["learning_rate"])
-        else:
-            self.strategy.backward(self.precision.scale(loss), **kwargs)
+        self.strategy.backward(loss, steps=steps, is_boundary=self.sync_gradients, **kwargs)
 
     def lomo_backward(self, loss: Tensor, learning_rate: float) -> None:
         """Compute gradients with prepared LOMO optimizers (lomo-optim's), which update the weights in the same backward."""
-        if learning_rate is None:
-            raise ConfigurationError(
-                "A learning rate must be passed in order to call backward with LOMO optimizers, but it is None. "
-                "Pass `backward(loss, learning_rate=...)`."
-            )
-        optimizers = self._lomo_optimizers
-        if not optimizers:
+        if not self.strategy.fused_optimizers:
             raise StateError(
                 "lomo_backward was called, but no LOMO optimizer is prepared. Give one to `prepare`, or call `backward`."
             )
-        for optimizer in optimizers:
-            optimizer.fused_backward(loss, learning_rate)
-
-    @property
-    def _lomo_optimizers(self) -> list[Any]:
-        return [innermost(optimizer) for optimizer in self.bundle.optimizers if updates_in_backward(optimizer)]
+        self.strategy.backward(loss, learning_rate=learning_rate)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Bring fp16's gradients back to their true size, of the given optimizers or of all; otherwise nothing to do."""
         chosen = self.bundle.optimizers if optimizer is None else optimizer
-        self.precision.unscale(map(innermost, chosen if isinstance(chosen, (list, tuple)) else [chosen]))
+        self.strategy.unscale(map(innermost, chosen if isinstance(chosen, (list, tuple)) else [chosen]))
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2) -> Tensor:
         """Scale the gradients down so that their norm is at most `max_norm`; returns the norm that they had."""
-        self.precision.unscale(map(innermost, self.bundle.optimizers))
+        self.strategy.unscale(map(innermost, self.bundle.optimizers))
         return self.strategy.clip_norm(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
         """Cut each gradient at plus and minus `clip_value`."""
-        self.precision.unscale(map(innermost, self.bundle.optimizers))
+        self.strategy.unscale(map(innermost, self.bundle.optimizers))
         self.strategy.clip_value(parameters, clip_value)
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:

@@ -16,10 +16,8 @@ from accelerate_nb.errors import CheckpointError
 from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
 from accelerate_nb.runtime.checkpoints import file_names, manifest
 from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, files_of
-from accelerate_nb.runtime.checkpoints.load_file import device_of, fitting, read
-from accelerate_nb.runtime.checkpoints.offloaded import complete
+from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, device_of, fitting, loaded_into, read, read_states
 from accelerate_nb.runtime.checkpoints.rng_state import random_states, restore_random_states
-from accelerate_nb.runtime.checkpoints.weights import file_of_weights, load_weights, with_aliases
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.world.world import World
@@ -53,12 +51,11 @@ class Checkpoint:
         of their own to `draft`.
         """
         self.strategy.settle()
-        weights = [
-            complete(self.strategy.unwrap(model), self.strategy.model_state(model)) for model in self.bundle.models
-        ]
+        weights = self.strategy.weights(self.bundle.models)
         for hook in hooks:
             hook(self.bundle.models, weights, str(draft))
-        files = self._shared(weights, safe=safe) if self.writes else []
+        files = self.strategy.files(weights, self.bundle.optimizers, writes_shared=self.writes, safe=safe)
+        files += self._shared() if self.writes else []
         files += self._rank_files(step)
         if in_window:
             files.append(FileToWrite(file_names.of_rank(file_names.GRADIENTS_NAME, self.world.rank), self._gradients()))
@@ -81,7 +78,7 @@ class Checkpoint:
             hook(models, str(folder))
         with ThreadPoolExecutor(1, thread_name_prefix="accelerate_nb checkpoint") as pool:
             checked = pool.submit(self._check, folder)
-            found = [self._weights(folder, index, model, model_options) for index, model in enumerate(models)]
+            found = self.strategy.load(folder, models, self.bundle.optimizers, options, model_options)
             found += self._states(folder, options)
             found += self._customs(folder, weights_only=options.get("weights_only", True))
             gradients, states = self._read_gradients(folder), self._read_random(folder)
@@ -104,41 +101,20 @@ class Checkpoint:
         rank_files = None if content is None else [name for name in content["files"] if rank_file.fullmatch(name)]
         manifest.check(folder, None if self.world.is_local_main else rank_files)
 
-    def _weights(self, folder: Path, index: int, model: Any, model_options: Mapping[str, Any]) -> _LoadedFile:
-        path, loaded = load_weights(folder, index)
-
-        def receive(weights: dict[str, Any]) -> None:
-            current = self.strategy.unwrap(model).state_dict()
-            self.strategy.load_model_state(model, with_aliases(weights, current), **model_options)
-
-        return _LoadedFile(path, f"the weights of model {index}", loaded, receive)
-
-    def _states(self, folder: Path, options: Mapping[str, Any]) -> list[_LoadedFile]:
+    def _states(self, folder: Path, options: Mapping[str, Any]) -> list[LoadedFile]:
         elsewhere = {name: value for name, value in options.items() if name != "map_location"}
-        found = [
-            _find(object_, folder / file_names.numbered(stem, index), f"the state of {stem} {index}", file_options)
-            for stem, objects, file_options in (
-                (file_names.OPTIMIZER_NAME, self.bundle.optimizers, options),
-                (file_names.SCHEDULER_NAME, self.bundle.schedulers, elsewhere),
-            )
-            for index, object_ in enumerate(objects)
-        ]
+        found = read_states(folder, file_names.SCHEDULER_NAME, self.bundle.schedulers, elsewhere)
         scaler, path = self.precision.scaler, folder / file_names.SCALER_NAME
         if scaler is not None and not path.exists() and manifest.read(folder) is None:
             # Accelerate has no scaler on a CPU
             warn_user(f"{path} does not exist, so the gradient scaler starts from its initial state.")
         elif scaler is not None:
-            found.append(_find(scaler, path, "the state of the gradient scaler", {}))
+            found.append(loaded_into(scaler, path, "the state of the gradient scaler", {}))
         return found
 
-    def _shared(self, weights: list[dict[str, Any]], *, safe: bool) -> list[FileToWrite]:
+    def _shared(self) -> list[FileToWrite]:
         bundle = self.bundle
-        files = files_of(file_names.OPTIMIZER_NAME, bundle.optimizers)
-        files += [
-            file_of_weights(state, file_names.weights(index, safe=safe), safe=safe)
-            for index, state in enumerate(weights)
-        ]
-        files += files_of(file_names.SCHEDULER_NAME, bundle.schedulers)
+        files = files_of(file_names.SCHEDULER_NAME, bundle.schedulers)
         files += [
             FileToWrite(file_names.numbered(file_names.LOADER_NAME, index), loader.state_dict())
             for index, loader in self._stateful()
@@ -156,13 +132,13 @@ class Checkpoint:
         numbered = enumerate(self.bundle.loaders)
         return [(index, item) for index, item in numbered if getattr(item, "use_stateful_dataloader", False)]
 
-    def _loaders(self, folder: Path, options: Mapping[str, Any]) -> list[_LoadedFile]:
+    def _loaders(self, folder: Path, options: Mapping[str, Any]) -> list[LoadedFile]:
         """The positions of the loaders where Accelerate has written them."""
         paths = [
             (loader, folder / file_names.numbered(file_names.LOADER_NAME, index)) for index, loader in self._stateful()
         ]
         only = {"weights_only": options.get("weights_only", True)}
-        return [_find(loader, path, "the state of a loader", only) for loader, path in paths if path.exists()]
+        return [loaded_into(loader, path, "the state of a loader", only) for loader, path in paths if path.exists()]
 
     def _rank_files(self, step: int) -> list[FileToWrite]:
         rank = self.world.rank
@@ -172,7 +148,7 @@ class Checkpoint:
             FileToWrite(file_names.of_rank(file_names.POSITIONS_NAME, rank), positions),
         ]
 
-    def _customs(self, folder: Path, *, weights_only: bool) -> list[_LoadedFile]:
+    def _customs(self, folder: Path, *, weights_only: bool) -> list[LoadedFile]:
         found = [path for path in folder.iterdir() if re.fullmatch(rf"{file_names.CUSTOM_NAME}_\d+\.pkl", path.name)]
         if len(found) != len(self.bundle.custom):
             raise CheckpointError(
@@ -181,7 +157,7 @@ class Checkpoint:
                 "Call register_for_checkpointing with the same objects as when it was saved."
             )
         return [
-            _find(
+            loaded_into(
                 custom,
                 folder / f"{file_names.CUSTOM_NAME}_{index}.pkl",
                 f"the state of registered object {index}",
@@ -252,22 +228,3 @@ class Checkpoint:
             restore_random_states(states)
             step: int | None = states.get("step")
         return step
-
-
-@dataclass(frozen=True, slots=True)
-class _LoadedFile:
-    """The content of a file, and the function that receives it."""
-
-    path: Path
-    expected: str
-    content: Any
-    receive: Callable[[Any], Any]
-
-    def give(self) -> None:
-        """Pass it on; what doesn't fit is an error that names the file."""
-        with fitting(self.path, self.expected):
-            self.receive(self.content)
-
-
-def _find(item: Any, path: Path, expected: str, options: Mapping[str, Any]) -> _LoadedFile:
-    return _LoadedFile(path, expected, read(path, expected, **options), item.load_state_dict)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
+from accelerate_nb.runtime.checkpoints import file_names
 from accelerate_nb.runtime.checkpoints.io.process_setting import SharedSetting
 from accelerate_nb.runtime.checkpoints.tensor_storage import is_apart
 
@@ -66,6 +68,34 @@ def read_weights(path: Path, expected: str) -> dict[str, Any]:
     """The tensors of a file of safetensors, on the CPU, where they are read when they are used."""
     with _understood(path, expected):
         return load_file(path)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedFile:
+    """The content of a file, and the function that receives it once every file of a checkpoint could be read."""
+
+    path: Path
+    expected: str
+    content: Any
+    receive: Callable[[Any], Any]
+
+    def give(self) -> None:
+        """Pass it on; what doesn't fit is an error that names the file."""
+        with fitting(self.path, self.expected):
+            self.receive(self.content)
+
+
+def loaded_into(item: Any, path: Path, expected: str, options: Mapping[str, Any]) -> LoadedFile:
+    """A file's content for an object's `load_state_dict`."""
+    return LoadedFile(path, expected, read(path, expected, **options), item.load_state_dict)
+
+
+def read_states(folder: Path, stem: str, objects: Sequence[Any], options: Mapping[str, Any]) -> list[LoadedFile]:
+    """The states of objects in a checkpoint's files of one kind, which `files_of` made."""
+    return [
+        loaded_into(item, folder / file_names.numbered(stem, index), f"the state of {stem} {index}", options)
+        for index, item in enumerate(objects)
+    ]
 
 
 @contextmanager

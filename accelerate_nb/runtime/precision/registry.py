@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
@@ -23,25 +24,23 @@ from accelerate_nb.runtime.precision.fp8_te import TERecipeKwargs
 Recipe = AORecipeKwargs | TERecipeKwargs | MSAMPRecipeKwargs
 
 
-def choose_precision(
-    name: str,
-    device: torch.device,
-    autocast: AutocastKwargs | None = None,
-    scaling: GradScalerKwargs | None = None,
-    recipe: Recipe | None = None,
-) -> Precision:
-    """The precision of a name that `precision_name` returned; `recipe` is what `choose_recipe` returned."""
-    if device.type == "xla" and name in {"fp16", "fp8"}:
-        raise ConfigurationError(
-            f"mixed_precision={name!r} was requested, but torch_xla's devices compute in float32 and bfloat16: nothing there "
-            "scales losses or counts in 8 bits. Use mixed_precision='bf16'."
-        )
-    if recipe is not None:
-        return recipe.precision_on(device, autocast)
+@dataclass(frozen=True, slots=True)
+class PrecisionOptions:
+    """The options of a precision, of which each is for some; `recipe` is what `choose_recipe` returned."""
+
+    autocast: AutocastKwargs | None = None
+    scaling: GradScalerKwargs | None = None
+    recipe: Recipe | None = None
+
+
+def choose_precision(name: str, device: torch.device, options: PrecisionOptions) -> Precision:
+    """The precision of a name that `precision_name` returned, on a device that can compute in it."""
+    if options.recipe is not None:
+        return options.recipe.precision_on(device, options.autocast)
     if name == "bf16":
-        return BF16(device, autocast)
+        return BF16(device, options.autocast)
     if name == "fp16":
-        return FP16(device, autocast, scaling)
+        return FP16(device, options.autocast, options.scaling)
     return Precision()
 
 

@@ -1,27 +1,48 @@
-"""The base of strategies, which spread a step over processes; the default is one process that has everything."""
+"""The base of strategies, which decide how a training is spread over processes; the default is one process that has everything."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.checkpoints import file_names
+from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, files_of
+from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read_states
+from accelerate_nb.runtime.checkpoints.offloaded import complete
+from accelerate_nb.runtime.checkpoints.weights import file_of_weights, load_weights, with_aliases
 from accelerate_nb.runtime.compat.enums import DistributedType
+from accelerate_nb.runtime.precision.base import Precision
+from accelerate_nb.runtime.precision.registry import PrecisionOptions, choose_precision
 from accelerate_nb.runtime.strategies.device_placement import check_quantised, has_places
+from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin
+from accelerate_nb.runtime.training.repoint import named_weights, replaced_weights, repoint
 from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
 from accelerate_nb.runtime.world.world import World
 
 
 class Strategy:
-    """One process has the whole model and sees all data."""
+    """
+    One process has the whole model and sees all data.
+
+    Another strategy is a class below this one that overrides what it does otherwise; `Accelerator(strategy=...)` takes it.
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.precision = Precision()
+        self.optimizers: list[Optimizer] = []
+        # former weights with those that took their place, for optimizers that are prepared later
+        self._replaced = WeakIdKeyDictionary()
 
     @property
     def distributed_type(self) -> DistributedType:
@@ -48,9 +69,45 @@ class Strategy:
         """Whether every process holds all weights, so that it could train by itself for a while."""
         return True
 
-    def prepare(self, objects: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The objects of one call of `prepare`, before each is prepared for itself."""
-        return objects
+    # Choosing
+
+    def choose_precision(self, name: str, options: PrecisionOptions) -> Precision:
+        """The precision of a name that `precision_name` returned, in which all steps are computed from now on."""
+        self.precision = choose_precision(name, self.world.device, options)
+        return self.precision
+
+    # Preparing
+
+    def prepare(self, requests: Sequence[PrepareRequest]) -> list[Any]:
+        """
+        The models and optimizers of one call of `prepare`, in their order.
+
+        Where a model's weights are replaced, optimizers are pointed at the new ones: those of the call, whichever stands first, and
+        those of earlier calls.
+        """
+        self.optimizers += [request.value for request in requests if isinstance(request.value, Optimizer)]
+        prepared = [
+            self._prepare_model(request) if isinstance(request.value, Module) else request.value for request in requests
+        ]
+        for optimizer in self.optimizers if self._replaced else ():
+            repoint(optimizer, self._replaced)
+        return prepared
+
+    def _prepare_model(self, request: PrepareRequest) -> Module:
+        before = named_weights(request.value)
+        model = self.prepare_model(request)
+        self._replaced.update(replaced_weights(before, named_weights(self.unwrap(model))))
+        return model
+
+    def prepare_model(self, request: PrepareRequest) -> Module:
+        """A model as it is trained: in its precision, on its device, spread over processes, compiled."""
+        self.accept(request.value)
+        model = self.precision.wrap_forward(request.value)
+        if request.places:
+            model = self.place(model)
+        if request.trains:
+            model = self.wrap_model(model)
+        return self.compile(model, request.compiling)
 
     def accept(self, model: Module) -> None:
         """Raise a `ConfigurationError` for a model that can't be trained on the devices of its weights."""
@@ -72,20 +129,47 @@ class Strategy:
         """The model before `prepare`, whose weights have their original names."""
         return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
 
-    def backward(self, loss: Tensor, **options: Any) -> None:
-        """Compute gradients."""
+    # A step
+
+    def backward(self, loss: Tensor, *, steps: int = 1, is_boundary: bool = True, **options: Any) -> None:
+        """
+        Compute gradients of a loss, divided by the `steps` that a step is made of; `is_boundary` for the last of these.
+
+        `options` are those of `Tensor.backward`; where optimizers update weights in their own backward, `learning_rate` is for them.
+        """
+        loss = loss if steps == 1 else loss / steps
+        fused = self.fused_optimizers if "learning_rate" in options else []
+        if fused:
+            _fused_backward(fused, loss, options["learning_rate"])
+            return
+        self.compute_gradients(self.precision.scale(loss), **options)
+
+    def compute_gradients(self, loss: Tensor, **options: Any) -> None:
+        """The backward of a loss that is divided and scaled."""
         loss.backward(**options)
+
+    @property
+    def fused_optimizers(self) -> list[Any]:
+        """The prepared optimizers that update weights in a backward of their own, as lomo-optim's do."""
+        return [optimizer for optimizer in self.optimizers if is_fused(optimizer)]
+
+    def unscale(self, optimizers: Iterable[Optimizer]) -> None:
+        """Bring gradients back to their true size, before something reads them."""
+        self.precision.unscale(optimizers)
+
+    def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
+        """Let an optimizer step; whether it did. One that updates weights in its own backward has nothing left to do."""
+        return is_fused(optimizer) or self.precision.step(optimizer, closure)
+
+    def zero_grad(self, optimizer: Optimizer, **options: Any) -> None:
+        """Throw an optimizer's gradients away; `options` are those of its `zero_grad`."""
+        self.precision.reset(optimizer)
+        optimizer.zero_grad(**options)
 
     @property
     def between_batches(self) -> Callable[[], None] | None:
         """The function that a prepared loader calls before each batch and after the last; `None` for nothing."""
         return None
-
-    def before_step(self, optimizer: Any) -> None:
-        """An optimizer is going to step."""
-
-    def stepped(self, optimizer: Any) -> None:
-        """An optimizer has stepped."""
 
     def hold_gradients(self, model: Module) -> AbstractContextManager[Any]:
         """A block whose backwards keep their gradients to this process."""
@@ -115,6 +199,51 @@ class Strategy:
         """Give a prepared model the weights that `model_state` returned."""
         return self.unwrap(model).load_state_dict(state, **options)
 
+    # Checkpoints
+
+    def weights(self, models: Sequence[Any]) -> list[dict[str, Any]]:
+        """The complete weights of each model, as hooks of `save_state` see them, where they are written; all processes call it."""
+        return [complete(self.unwrap(model), self.model_state(model)) for model in models]
+
+    def files(
+        self, weights: Sequence[dict[str, Any]], optimizers: Sequence[Any], *, writes_shared: bool, safe: bool
+    ) -> list[FileToWrite]:
+        """
+        The files of models and optimizers that this process has to write; all processes call it.
+
+        `weights` is what hooks have left of it, `writes_shared` whether this process writes what is equal on all, and `safe` whether
+        weights are written with safetensors.
+        """
+        if not writes_shared:
+            return []
+        named = [(file_names.weights(index, safe=safe), state) for index, state in enumerate(weights)]
+        return [
+            *files_of(file_names.OPTIMIZER_NAME, optimizers),
+            *(file_of_weights(state, name, safe=safe) for name, state in named),
+        ]
+
+    def load(
+        self,
+        folder: Path,
+        models: Sequence[Any],
+        optimizers: Sequence[Any],
+        options: Mapping[str, Any],
+        model_options: Mapping[str, Any],
+    ) -> list[LoadedFile]:
+        """The content of the files that `files` made, which models and optimizers get when all of a checkpoint could be read."""
+        found = [self._loaded_weights(folder, index, model, model_options) for index, model in enumerate(models)]
+        return found + read_states(folder, file_names.OPTIMIZER_NAME, optimizers, options)
+
+    def _loaded_weights(self, folder: Path, index: int, model: Any, options: Mapping[str, Any]) -> LoadedFile:
+        path, loaded = load_weights(folder, index)
+
+        def receive(weights: dict[str, Any]) -> None:
+            self.load_model_state(model, with_aliases(weights, self.unwrap(model).state_dict()), **options)
+
+        return LoadedFile(path, f"the weights of model {index}", loaded, receive)
+
+    # The rest
+
     def join_uneven(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
         """A block in which processes may have different numbers of batches."""
         return nullcontext()
@@ -125,6 +254,22 @@ class Strategy:
 
     def release(self) -> None:
         """Release what was prepared."""
+        self.optimizers.clear()
 
     def close(self) -> None:
         """The training is over."""
+
+
+def _fused_backward(optimizers: Sequence[Any], loss: Tensor, learning_rate: float | None) -> None:
+    if learning_rate is None:
+        raise ConfigurationError(
+            "A learning rate must be passed in order to call backward with LOMO optimizers, but it is None. "
+            "Pass `backward(loss, learning_rate=...)`."
+        )
+    for optimizer in optimizers:
+        optimizer.fused_backward(loss, learning_rate)
+
+
+def is_fused(optimizer: Optimizer) -> bool:
+    """Whether an optimizer updates weights inside of a backward of its own, as lomo-optim's do; it has no step to make."""
+    return hasattr(optimizer, "fused_backward")

@@ -11,11 +11,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
+from torch.optim import Optimizer
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.rank.lockstep import lockstep
 from accelerate_nb.runtime.checkpoints.io.writer import in_groups
 from accelerate_nb.runtime.compat.kwargs_handlers import DistributedDataParallelKwargs
+from accelerate_nb.runtime.precision.base import Precision
+from accelerate_nb.runtime.precision.registry import PrecisionOptions
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.strategies.device_placement import has_places
 from accelerate_nb.runtime.training.accumulation import GradientState
@@ -88,9 +91,18 @@ class XlaDDP(Strategy):
         )
         return model
 
-    def backward(self, loss: Tensor, **options: Any) -> None:
-        """Compute gradients; where they are not held, they are averages when this returns."""
-        loss.backward(**options)
+    def choose_precision(self, name: str, options: PrecisionOptions) -> Precision:
+        """The precision of a name; `ConfigurationError` for those in which torch_xla's devices don't compute."""
+        if name in {"fp16", "fp8"}:
+            raise ConfigurationError(
+                f"mixed_precision={name!r} was requested, but torch_xla's devices compute in float32 and bfloat16: nothing "
+                "there scales losses or counts in 8 bits. Use mixed_precision='bf16'."
+            )
+        return super().choose_precision(name, options)
+
+    def compute_gradients(self, loss: Tensor, **options: Any) -> None:
+        """The backward of a loss; where gradients are not held, they are averages when this returns."""
+        super().compute_gradients(loss, **options)
         for model in self._models.values():
             model.settle(after_backward=True)
 
@@ -114,18 +126,18 @@ class XlaDDP(Strategy):
         self._average()
         super().clip_value(parameters, clip_value)
 
-    def before_step(self, optimizer: Any) -> None:
-        """Average what a plain `loss.backward()` has left."""
+    def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
+        """Let an optimizer step, with the averages of what a plain `loss.backward()` has left."""
         self._average()
         if self.world.size > 1 and not any(model.is_held for model in self._models.values()):
             self._mean([item.grad for item in self._loose(optimizer) if item.grad is not None])
-
-    def stepped(self, optimizer: Any) -> None:
-        """Have the device begin, unless the loader that is being read will do so before its next batch."""
+        has_stepped = super().step(optimizer, closure)
+        # the device begins, unless the loader that is being read will have it begin before its next batch
         batch = self._gradients.batch
         if batch is None or self._stepped_in.get(optimizer) == batch:
             xla.sync()
         self._stepped_in[optimizer] = batch
+        return has_stepped
 
     def unshared(self, models: Sequence[Any], learning: Sequence[Tensor]) -> list[str]:
         """Warnings about weights that are in no prepared model: their gradients are averaged, and they began apart."""
@@ -149,6 +161,7 @@ class XlaDDP(Strategy):
 
     def release(self) -> None:
         """Release what was prepared."""
+        super().release()
         for model in self._models.values():
             model.release()
         self._models.clear()
@@ -181,7 +194,7 @@ class XlaDDP(Strategy):
     def _averaged(self, model: Module) -> AveragedModel | None:
         return self._models.get(id(extract_model_from_parallel(model, keep_torch_compile=False)))
 
-    def _loose(self, optimizer: Any) -> list[Tensor]:
+    def _loose(self, optimizer: Optimizer) -> list[Tensor]:
         """The optimizer's weights that are in no prepared model."""
         known = {id(parameter) for averaged in self._models.values() for parameter in averaged.parameters}
         return [item for group in optimizer.param_groups for item in group["params"] if id(item) not in known]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 from weakref import WeakSet
@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.checkpoints.io.device_copy import brought
 from accelerate_nb.runtime.data.batch_tree import leaves_of, with_leaves
+from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
 from accelerate_nb.runtime.strategies.xla_ddp import XlaDDP
 from accelerate_nb.runtime.training.compile import is_repeated_blocks
-from accelerate_nb.runtime.training.optimizer import innermost
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.runtime.xla import spmd_tensors
 from accelerate_nb.runtime.xla.mesh_plan import MeshPlan, XlaMesh
@@ -42,18 +42,17 @@ class XlaSPMD(XlaDDP):
     def mesh(self) -> str:
         return str(self.plan)
 
-    def prepare(self, objects: tuple[Any, ...]) -> tuple[Any, ...]:
+    def prepare(self, requests: Sequence[PrepareRequest]) -> list[Any]:
         """Give an optimizer's state of a weight the weight's layout."""
-        objects = super().prepare(objects)
-        for object_ in objects:
-            if isinstance(object_, Optimizer):
-                self._follow(innermost(object_))
-        return objects
+        prepared = super().prepare(requests)
+        for optimizer in self.optimizers:
+            self._follow(optimizer)
+        return prepared
 
-    def before_step(self, optimizer: Any) -> None:
-        """Shard an optimizer's state as `prepare` does, for an optimizer that it has not seen."""
-        super().before_step(optimizer)
-        self._follow(innermost(optimizer))
+    def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
+        """Let an optimizer step, its state sharded as `prepare` does it, also of an optimizer that it has not seen."""
+        self._follow(optimizer)
+        return super().step(optimizer, closure)
 
     def place(self, model: Module) -> Module:
         """The model on the devices, each weight in its layout; one that has a layout already keeps it."""

@@ -10,9 +10,9 @@ import torch
 from torch.optim import Optimizer
 
 from accelerate_nb.rank.stop_request import current_stop_request
-from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.training.accumulation import GradientState
+from accelerate_nb.runtime.world.registry import current_world
 
 
 def _of_wrapped(name: str) -> Any:
@@ -26,7 +26,7 @@ class AcceleratedOptimizer(Optimizer):
     """
     An optimizer whose `step` and `zero_grad` do nothing while gradients are being accumulated.
 
-    Everything else is the wrapped optimizer's own; `precision` decides how a step is made, and `before_first_step` is called with
+    Everything else is the wrapped optimizer's own; `strategy` decides how a step is made, and `before_first_step` is called with
     this object before the first one.
     """
 
@@ -36,7 +36,6 @@ class AcceleratedOptimizer(Optimizer):
         device_placement: bool = True,
         scaler: torch.amp.GradScaler | None = None,
         *,
-        precision: Precision | None = None,
         device: torch.device | None = None,
         before_first_step: Callable[[Any], None] | None = None,
         strategy: Strategy | None = None,
@@ -45,13 +44,10 @@ class AcceleratedOptimizer(Optimizer):
         self.scaler = scaler
         self.device_placement = device_placement
         self.gradient_state = GradientState()
-        self.precision = precision or Precision()
         self._is_overflow = False
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
-        self._is_done_in_backward = updates_in_backward(optimizer)
-        self._is_plain = type(self.precision) is Precision
         self._before_first_step = before_first_step
-        self._strategy = strategy
+        self._strategy = strategy or Strategy(current_world())
         self._asks = current_stop_request()
         self._asks.begin()
         if device_placement and device is not None and optimizer.state:
@@ -70,29 +66,20 @@ class AcceleratedOptimizer(Optimizer):
         """Step, if gradients are synchronised."""
         if not self.gradient_state.sync_gradients:
             return
-        if not self._is_done_in_backward:
-            if self._strategy is not None:
-                self._strategy.before_step(self)
-            if self._before_first_step is not None:
-                check, self._before_first_step = self._before_first_step, None
-                check(self)
-            if self._is_plain:
-                self.optimizer.step(closure)
-            else:
-                self._is_overflow = not self.precision.step(self.optimizer, closure)
-        if self._strategy is not None:
-            self._strategy.stepped(self)
+        if self._before_first_step is not None:
+            check, self._before_first_step = self._before_first_step, None
+            check(self)
+        self._is_overflow = not self._strategy.step(self.optimizer, closure)
         self._asks.stepped()
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Throw the gradients away, if they are synchronised."""
         if not self.gradient_state.sync_gradients:
             return
-        self.precision.reset(self.optimizer)
         if self._takes_set_to_none:
-            self.optimizer.zero_grad(set_to_none=set_to_none is None or set_to_none)
+            self._strategy.zero_grad(self.optimizer, set_to_none=set_to_none is None or set_to_none)
         elif set_to_none is None:
-            self.optimizer.zero_grad()
+            self._strategy.zero_grad(self.optimizer)
         else:
             raise ValueError(f"{type(self.optimizer).__name__}.zero_grad takes no set_to_none. Call it without.")
 
@@ -123,10 +110,10 @@ class AcceleratedOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # the check before the first step, and the strategy, belong to this process
-        return {**self.__dict__, "_before_first_step": None, "_strategy": None}
+        return {name: value for name, value in self.__dict__.items() if name not in {"_before_first_step", "_strategy"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state, _before_first_step=None, _strategy=Strategy(current_world()))
 
     def __repr__(self) -> str:
         return f"AcceleratedOptimizer({self.optimizer!r})"
@@ -146,8 +133,3 @@ def innermost(optimizer: Any) -> Any:
     while isinstance(optimizer, AcceleratedOptimizer):
         optimizer = optimizer.optimizer
     return optimizer
-
-
-def updates_in_backward(optimizer: Any) -> bool:
-    """Whether the optimizer updates weights inside of a backward of its own, as lomo-optim's do; it has no step to make."""
-    return hasattr(innermost(optimizer), "fused_backward")

@@ -1,0 +1,35 @@
+"""Optimizers whose model's weights were replaced by others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
+
+
+def named_weights(model: Module) -> dict[str, Parameter]:
+    """A model's weights by all of their names."""
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+def replaced_weights(before: Mapping[str, Parameter], after: Mapping[str, Parameter]) -> dict[Parameter, Parameter]:
+    """Of weights with the same name the former one with the one that took its place, where these are two."""
+    return {weight: after[name] for name, weight in before.items() if name in after and after[name] is not weight}
+
+
+def repoint(optimizer: Optimizer, replaced: MutableMapping[Parameter, Parameter]) -> None:
+    """
+    Have an optimizer update the weights that took the place of its own; what it remembers of a weight is dropped with it.
+
+    Groups, their settings and their order stay, so schedules go on with the same object.
+    """
+    for group in optimizer.param_groups:
+        group["params"] = [_current(weight, replaced) for weight in group["params"]]
+    for weight in [weight for weight in optimizer.state if weight in replaced]:
+        del optimizer.state[weight]
+
+
+def _current(weight: Any, replaced: MutableMapping[Parameter, Parameter]) -> Any:
+    return replaced.get(weight, weight)
