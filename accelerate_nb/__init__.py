@@ -20,6 +20,8 @@ _HOMES: dict[str, str] = {
     "unload_ipython_extension": "accelerate_nb.notebook.extension",
     "Accelerator": "accelerate_nb.runtime.accelerator.accelerator",
     "PartialState": "accelerate_nb.runtime.world.state",
+    "Strategy": "accelerate_nb.runtime.strategies.base",
+    "DDP": "accelerate_nb.runtime.strategies.ddp",
     "skip_first_batches": "accelerate_nb.runtime.data.skip",
     "AutocastKwargs": "accelerate_nb.runtime.compat.kwargs_handlers",
     "DataLoaderConfiguration": "accelerate_nb.runtime.compat.kwargs_handlers",
@@ -131,6 +133,8 @@ if TYPE_CHECKING:
     from accelerate_nb.runtime.data.skip import skip_first_batches as skip_first_batches
     from accelerate_nb.runtime.observability.profiling import ProfileKwargs as ProfileKwargs
     from accelerate_nb.runtime.parallelism_config import ParallelismConfig as ParallelismConfig
+    from accelerate_nb.runtime.strategies.base import Strategy as Strategy
+    from accelerate_nb.runtime.strategies.ddp import DDP as DDP
     from accelerate_nb.runtime.training.memory import find_executable_batch_size as find_executable_batch_size
     from accelerate_nb.runtime.training.seed import synchronize_rng_states as synchronize_rng_states
     from accelerate_nb.runtime.world.state import PartialState as PartialState

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.env_vars import parse_flag_from_env
+from accelerate_nb.runtime.world.mesh import Mesh
 
 # The order of the mesh's axes: neighbours on the last one have the fastest connection.
 _AXES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
@@ -112,6 +113,11 @@ class ParallelismConfig:
         for axis, backend in _BACKENDS.items():
             self._read(f"{axis}_backend", backend, str)
         self._check()
+
+    @property
+    def mesh(self) -> Mesh:
+        """The same degrees as the mesh of a training."""
+        return Mesh(**{axis: self._size(axis) for axis in _AXES})
 
     @property
     def dp_replicate_enabled(self) -> bool:

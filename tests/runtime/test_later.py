@@ -84,7 +84,6 @@ def test_a_name_that_is_not_offered_yet_says_so(function: Callable[..., Any]) ->
         ("deepspeed_plugins", {"a": ours.DeepSpeedPlugin()}),
         ("megatron_lm_plugin", ours.MegatronLMPlugin()),
         ("torch_tp_plugin", ours.TorchTensorParallelPlugin()),
-        ("parallelism_config", ours.ParallelismConfig(tp_size=2)),
     ],
 )
 def test_an_accelerator_refuses_what_it_cannot_do_yet(argument: str, value: Any) -> None:

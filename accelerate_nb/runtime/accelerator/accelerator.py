@@ -34,11 +34,13 @@ from accelerate_nb.runtime.compat.kwargs_handlers import (
 from accelerate_nb.runtime.compat.unsupported.base import refuse
 from accelerate_nb.runtime.observability.profiling import ProfileKwargs
 from accelerate_nb.runtime.operations import collective, padding
+from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import precision_name
 from accelerate_nb.runtime.precision.fp8_ao import AORecipeKwargs
 from accelerate_nb.runtime.precision.fp8_msamp import MSAMPRecipeKwargs
 from accelerate_nb.runtime.precision.fp8_te import TERecipeKwargs
 from accelerate_nb.runtime.precision.registry import PrecisionOptions, choose_recipe
+from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.strategies.registry import choose_strategy
 from accelerate_nb.runtime.trackers.panel import PanelTracker
 from accelerate_nb.runtime.trackers.registry import filter_trackers
@@ -97,7 +99,9 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
         dynamo_backend: DynamoBackend | str | None = None,
         dynamo_plugin: TorchDynamoPlugin | None = None,
         deepspeed_plugins: Any = None,
-        parallelism_config: Any = None,
+        parallelism_config: ParallelismConfig | None = None,
+        *,
+        strategy: Strategy | type[Strategy] | None = None,
     ) -> None:
         refuse(
             "Accelerator",
@@ -106,7 +110,6 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
             fsdp_plugin=fsdp_plugin,
             torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
-            parallelism_config=parallelism_config,
         )
         launcher_settings = LauncherSettings.read(os.environ)
         self.compiling = choose_plugin(dynamo_backend, dynamo_plugin)
@@ -122,11 +125,13 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
 
         rendezvous = {} if self.init_handler is None else self.init_handler.to_kwargs()
         self._world = join(cpu=cpu or launcher_settings.cpu, xla_mesh=mesh.axes, **rendezvous)
+        if parallelism_config is not None:
+            self._world = registry.use_mesh(parallelism_config.mesh)
         self.state = AcceleratorState(name, cpu or launcher_settings.cpu, _from_accelerator=True)
         self.state.dynamo_plugin = self.compiling
         self.gradient_state = GradientState(accumulation)
-        self.strategy = choose_strategy(self._world, self.ddp_handler, mesh)
-        self.state.xla_mesh = self.strategy.mesh or None
+        self.state.strategy = self.strategy = choose_strategy(self._world, strategy, self.ddp_handler, mesh)
+        self.strategy.parallelism_config = parallelism_config
         self._fp8_recipe = choose_recipe(name, handlers.values(), launcher_settings.fp8_package)
         self.precision = self.strategy.choose_precision(
             name, PrecisionOptions(self.autocast_handler, self.scaler_handler, self._fp8_recipe)

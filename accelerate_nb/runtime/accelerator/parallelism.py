@@ -21,7 +21,7 @@ class ParallelismMethods(ProcessMethods):
     @property
     def is_fsdp2(self) -> bool:
         """Whether weights are sharded, by the second version of FSDP."""
-        return self.state.is_fsdp2
+        return bool(self.state.is_fsdp2)
 
     @property
     def is_composable_parallelism_enabled(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read_states
 from accelerate_nb.runtime.checkpoints.offloaded import complete
 from accelerate_nb.runtime.checkpoints.weights import file_of_weights, load_weights, with_aliases
 from accelerate_nb.runtime.compat.enums import DistributedType
+from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions, choose_precision
 from accelerate_nb.runtime.strategies.device_placement import check_quantised, has_places
@@ -27,7 +28,11 @@ from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin
 from accelerate_nb.runtime.training.repoint import named_weights, replaced_weights, repoint
 from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
+from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.world import World
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Strategy:
@@ -49,15 +54,33 @@ class Strategy:
         """Hugging Face's name of this way of distributing on these devices."""
         return DistributedType.of(self.world.size, self.world.device.type)
 
+    # Facts that Accelerate's own names ask for; a strategy that has one overrides it
+    is_fsdp2 = False
+    deepspeed_plugin: Any = None
+    deepspeed_plugins: Mapping[str, Any] | None = None
+    fsdp_plugin: Any = None
+    torch_tp_plugin: Any = None
+    megatron_lm_plugin: Any = None
+    parallelism_config: ParallelismConfig | None = None
+    # the mesh of XLA devices that one process drives, as it was requested
+    xla_mesh: str | None = None
+    # the axes of a mesh along which the strategy can spread a training
+    axes: tuple[str, ...] = ()
+
     @property
-    def mesh(self) -> str:
-        """The mesh of devices that one process drives, in words; empty where it drives one."""
-        return ""
+    def mesh(self) -> Mesh:
+        """The degrees in which the training is spread, over ranks, or over the devices that one process drives."""
+        return self.world.mesh
+
+    @property
+    def device_mesh(self) -> DeviceMesh | None:
+        """Torch's mesh of the ranks; `None` where each has the whole model."""
+        return None
 
     @property
     def data_replicas(self) -> tuple[int, int]:
         """The index of this process's stream of batches, and the number of different streams."""
-        return self.world.rank, self.world.size
+        return self.world.mesh.data_replica(self.world.rank)
 
     @property
     def sender(self) -> Callable[[Any], Any] | None:

@@ -26,6 +26,8 @@ from accelerate_nb.runtime.world.world import World
 class DDP(Strategy):
     """A full copy of the model on every process; gradients are averaged after each backward."""
 
+    axes = ("dp_replicate",)
+
     def __init__(self, world: World, options: DistributedDataParallelKwargs | None = None) -> None:
         super().__init__(world)
         self.options = options or DistributedDataParallelKwargs()

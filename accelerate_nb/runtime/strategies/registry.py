@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from accelerate_nb.errors import ConfigurationError, NotYetError
 from accelerate_nb.runtime.compat.kwargs_handlers import DistributedDataParallelKwargs
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.strategies.ddp import DDP
@@ -12,9 +15,39 @@ from accelerate_nb.runtime.xla.mesh_plan import XlaMesh
 
 
 def choose_strategy(
-    world: World, ddp: DistributedDataParallelKwargs | None = None, mesh: XlaMesh | None = None
+    world: World,
+    requested: Strategy | type[Strategy] | None = None,
+    ddp: DistributedDataParallelKwargs | None = None,
+    xla_mesh: XlaMesh | None = None,
 ) -> Strategy:
-    """Copies on XLA devices, or parts over a mesh of them, data parallel where there are several processes, else the process alone."""
+    """
+    The strategy that was requested, as an object or as a class that takes the world, or the one that suits the world.
+
+    That is copies on XLA devices, or parts over a mesh of them, copies where there are several processes, else the process alone.
+    `NotYetError` for a mesh with axes along which the strategy can't spread a training.
+    """
+    strategy = _suitable(world, ddp, xla_mesh) if requested is None else _made(world, requested)
+    other = {axis: degree for axis, degree in world.mesh.degrees.items() if axis not in strategy.axes}
+    if other:
+        text = ", ".join(f"{axis}={degree}" for axis, degree in other.items())
+        raise NotYetError(
+            f"{text} was requested, but {type(strategy).__name__} spreads a training along {' and '.join(strategy.axes) or 'no axis'} "
+            "alone, and no other strategy is offered here yet. Leave these degrees out."
+        )
+    return strategy
+
+
+def _made(world: World, requested: Any) -> Strategy:
+    found = requested(world) if isinstance(requested, type) and issubclass(requested, Strategy) else requested
+    if not isinstance(found, Strategy):
+        raise ConfigurationError(
+            f"strategy={requested!r} was requested, but a strategy is an object or a class below accelerate_nb.Strategy. Leave it "
+            "out for the one that suits the run."
+        )
+    return found
+
+
+def _suitable(world: World, ddp: DistributedDataParallelKwargs | None, xla_mesh: XlaMesh | None) -> Strategy:
     if world.device.type == "xla":
-        return XlaDDP(world, ddp) if mesh is None or mesh.axes is None else XlaSPMD(world, mesh)
+        return XlaDDP(world, ddp) if xla_mesh is None or xla_mesh.axes is None else XlaSPMD(world, xla_mesh)
     return DDP(world, ddp) if world.size > 1 else Strategy(world)

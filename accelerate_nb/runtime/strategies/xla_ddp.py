@@ -42,6 +42,8 @@ class XlaDDP(Strategy):
     each step that an optimizer makes without a new batch of one.
     """
 
+    axes = ("dp_replicate",)
+
     def __init__(self, world: World, options: DistributedDataParallelKwargs | None = None) -> None:
         super().__init__(world)
         self.options = options or DistributedDataParallelKwargs()

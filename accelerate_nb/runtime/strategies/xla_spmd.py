@@ -17,9 +17,13 @@ from accelerate_nb.runtime.data.batch_tree import leaves_of, with_leaves
 from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
 from accelerate_nb.runtime.strategies.xla_ddp import XlaDDP
 from accelerate_nb.runtime.training.compile import is_repeated_blocks
+from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.runtime.xla import spmd_tensors
 from accelerate_nb.runtime.xla.mesh_plan import MeshPlan, XlaMesh
+
+# The axes of a mesh of XLA devices, as those of a mesh of ranks.
+_AXES = {"data": "dp_replicate", "fsdp": "dp_shard", "tensor": "tp"}
 
 
 class XlaSPMD(XlaDDP):
@@ -39,7 +43,12 @@ class XlaSPMD(XlaDDP):
         self._followed: WeakSet[Optimizer] = WeakSet()
 
     @property
-    def mesh(self) -> str:
+    def mesh(self) -> Mesh:
+        return Mesh(**{_AXES[axis]: degree for axis, degree in self.plan.sizes.items()})
+
+    @property
+    def xla_mesh(self) -> str:  # type: ignore[override]  # read only
+        """The mesh as it was requested."""
         return str(self.plan)
 
     def prepare(self, requests: Sequence[PrepareRequest]) -> list[Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
 from accelerate_nb.rank_local import RankLocal
+from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.world import CONTRACT, HostGroup, Rendezvous, World
 from accelerate_nb.runtime.xla import device as xla
 
@@ -90,6 +92,13 @@ def forget() -> None:
         _part(held)
     held.made_group, held.connection = False, None
     _leave_behind(held)
+
+
+def use_mesh(mesh: Mesh) -> World:
+    """Have a training spread over the ranks as a mesh says; `ConfigurationError` where it has another number of ranks."""
+    held = _held.get()
+    held.world = replace(current_world(), requested_mesh=mesh.checked(current_world().size))
+    return held.world
 
 
 def rediscover() -> None:

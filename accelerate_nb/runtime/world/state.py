@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,15 +23,14 @@ from accelerate_nb.runtime.world.split_between_processes import share_of
 from accelerate_nb.runtime.world.world import Rendezvous, World
 from accelerate_nb.runtime.xla import device as xla
 
-# Attributes of Accelerate's state for ways to train that are not offered yet.
-_SET_BY_ACCELERATOR = (
-    "deepspeed_plugins",
-    "fsdp_plugin",
-    "parallelism_config",
-    "device_mesh",
-    "dynamo_plugin",
-    "xla_mesh",
-)
+# Attributes that an `Accelerator` sets.
+_SET_BY_ACCELERATOR = ("strategy", "dynamo_plugin")
+# Attributes that the strategy answers for, with what they are where there is none.
+_OF_STRATEGY = {
+    "is_fsdp2": False,
+    **dict.fromkeys(("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "torch_tp_plugin", "megatron_lm_plugin")),
+    **dict.fromkeys(("parallelism_config", "device_mesh", "xla_mesh")),
+}
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -257,10 +256,8 @@ class AcceleratorState(PartialState):
     _shared_state = SharedState()
 
     _mixed_precision: str
-    device_mesh: Any
     dynamo_plugin: Any
-    parallelism_config: Any
-    xla_mesh: str | None
+    strategy: Any
 
     def __init__(
         self,
@@ -309,25 +306,33 @@ class AcceleratorState(PartialState):
         """The name of the numbers that a step is computed in."""
         return _known(self, "_mixed_precision")  # type: ignore[no-any-return]  # kept in a dictionary
 
-    @property
-    def is_fsdp2(self) -> bool:
-        """Whether weights are sharded by the second version of FSDP, which they aren't yet."""
-        return False
+    def __getattr__(self, name: str) -> Any:
+        # what others have assigned to is found before
+        if name not in _OF_STRATEGY:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        strategy = self.__dict__.get("strategy")
+        return _OF_STRATEGY[name] if strategy is None else getattr(strategy, name)
 
     @property
-    def deepspeed_plugin(self) -> None:
-        """The plugin of DeepSpeed; there is no DeepSpeed yet."""
-        return
+    def distributed_type(self) -> DistributedType:
+        """The type of connection between the processes, or an assigned label, which changes nothing in the training."""
+        strategy, assigned = self.__dict__.get("strategy"), self.__dict__.get("_distributed_type")
+        return super().distributed_type if strategy is None or assigned else strategy.distributed_type
 
-    def get_deepspeed_plugin(self, name: str) -> NoReturn:
-        """One of several plugins; `ConfigurationError`, since there is no DeepSpeed yet."""
-        raise ConfigurationError(
-            f"The DeepSpeed plugin {name!r} was requested, but this run doesn't use DeepSpeed. Leave it out."
-        )
+    @distributed_type.setter
+    def distributed_type(self, distributed_type: DistributedType | str) -> None:
+        self.__dict__["_distributed_type"] = DistributedType(distributed_type)
 
-    def select_deepspeed_plugin(self, name: str | None = None) -> NoReturn:
-        """Put one of several plugins in force; `ConfigurationError`, since there is no DeepSpeed yet."""
-        self.get_deepspeed_plugin(str(name))
+    def get_deepspeed_plugin(self, name: str) -> Any:
+        """One of several plugins of DeepSpeed; `ConfigurationError` where there is none of this name."""
+        if not self.deepspeed_plugins or name not in self.deepspeed_plugins:
+            known = ", ".join(map(repr, self.deepspeed_plugins or ())) or "none, since this run doesn't use DeepSpeed"
+            raise ConfigurationError(f"The DeepSpeed plugin {name!r} was requested; there are {known}. Leave it out.")
+        return self.deepspeed_plugins[name]
+
+    def select_deepspeed_plugin(self, name: str | None = None) -> None:
+        """Put one of several plugins of DeepSpeed in force; `ConfigurationError` where there is none of this name."""
+        self.strategy.deepspeed_plugin = self.get_deepspeed_plugin(str(name))
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:

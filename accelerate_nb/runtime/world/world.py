@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.runtime.accelerator.env_settings import is_yes
+from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.numa_affinity import set_numa_affinity
 from accelerate_nb.runtime.xla import device as xla, mesh_plan, spmd_tensors
 from accelerate_nb.runtime.xla.deferred_values import deferred_queue
@@ -33,11 +34,20 @@ class World:
     backend: str | None
     # what connects ranks whose devices torch.distributed knows nothing of
     connection: HostGroup | None = None
+    # how a training is spread over the ranks, where that was requested
+    requested_mesh: Mesh | None = None
+    # of the ranks along an axis, the group that they talk over
+    axis_group: Any = None
+
+    @property
+    def mesh(self) -> Mesh:
+        """The degrees in which a training is spread over the ranks; copies of the model, where nothing else was requested."""
+        return self.requested_mesh or Mesh(dp_replicate=self.size)
 
     @property
     def group(self) -> Any:
         """The process group over which ranks talk; `None` for one that is alone."""
-        return dist.group.WORLD
+        return self.axis_group or dist.group.WORLD
 
     @property
     def host_group(self) -> Any:

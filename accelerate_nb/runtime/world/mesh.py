@@ -1,0 +1,93 @@
+"""The mesh of a training: the named degrees in which it is spread over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+
+from accelerate_nb.errors import ConfigurationError
+
+# Of these axes ranks see different samples; along the others they work on the same ones.
+DATA_AXES = ("dp_replicate", "dp_shard")
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """
+    Degrees by axis, from the outermost to the innermost, whose ranks are neighbours; their product is the number of ranks.
+
+    Stages of a pipeline, copies of the model, shards of its weights, parts of a sequence (cut by torch, or by DeepSpeed), and
+    parts of each layer's width.
+
+    >>> mesh = Mesh(dp_shard=2, tp=2)
+    >>> mesh.size, str(mesh), mesh.coordinates(3), mesh.ranks_along(3, "tp"), mesh.data_replica(3)
+    (4, 'dp_shard 2 x tp 2', {'dp_shard': 1, 'tp': 1}, (2, 3), (1, 2))
+    """
+
+    pp: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    sp: int = 1
+    tp: int = 1
+
+    def __post_init__(self) -> None:
+        wrong = {axis: degree for axis, degree in asdict(self).items() if degree < 1}
+        if wrong:
+            text = ", ".join(f"{axis}={degree}" for axis, degree in wrong.items())
+            raise ConfigurationError(f"{text} was requested, but a degree is at least 1. Leave it out for 1.")
+
+    @property
+    def degrees(self) -> Mapping[str, int]:
+        """The axes that are in use, with more than one rank each."""
+        return {axis: degree for axis, degree in asdict(self).items() if degree > 1}
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return prod(self.degrees.values())
+
+    def __str__(self) -> str:
+        return " x ".join(f"{axis} {degree}" for axis, degree in self.degrees.items()) or "one rank"
+
+    def checked(self, size: int) -> Mesh:
+        """This mesh, for so many ranks; `ConfigurationError` where it has another number, with degrees that fit."""
+        if self.size == size:
+            return self
+        fitting = "; ".join(f"{axis}={degree}" for axis, degree in self._fitting(size))
+        raise ConfigurationError(
+            f"The degrees {self} make {self.size} ranks, but there are {size}. "
+            + (
+                f"With the others as they are, one of these fits: {fitting}."
+                if fitting
+                else f"Launch {self.size} ranks."
+            )
+        )
+
+    def _fitting(self, size: int) -> Iterator[tuple[str, int]]:
+        """Degrees of single axes that make the product so many."""
+        for axis in self.degrees or ("dp_replicate",):
+            others = self.size // getattr(self, axis)
+            if size % others == 0:
+                yield axis, size // others
+
+    def coordinates(self, rank: int) -> Mapping[str, int]:
+        """A rank's index along each axis that is in use."""
+        found, rest = {}, rank
+        for axis, degree in reversed(list(self.degrees.items())):
+            rest, found[axis] = divmod(rest, degree)
+        return {axis: found[axis] for axis in self.degrees}
+
+    def ranks_along(self, rank: int, *axes: str) -> tuple[int, ...]:
+        """The ranks whose coordinates are this rank's but along some axes, itself among them, in their order."""
+        own = self._elsewhere(rank, axes)
+        return tuple(other for other in range(self.size) if self._elsewhere(other, axes) == own)
+
+    def _elsewhere(self, rank: int, axes: tuple[str, ...]) -> list[int]:
+        return [index for axis, index in self.coordinates(rank).items() if axis not in axes]
+
+    def data_replica(self, rank: int) -> tuple[int, int]:
+        """The index of a rank's stream of samples, and the number of different streams."""
+        along = self.ranks_along(rank, *DATA_AXES)
+        return along.index(rank), len(along)

@@ -1,0 +1,101 @@
+"""Every strategy ends a training in the weights of one process that has the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from accelerate_nb import Accelerator, ConfigurationError, ParallelismConfig, Strategy
+from accelerate_nb.errors import NotYetError
+from tests.ranks import run_on_ranks
+from tests.runtime.strategies.contract import CASES, StrategyCase, WithoutReduction, by_hand, trained
+
+# What the order of additions may change.
+ROUNDING = 1e-6
+
+
+def difference(folder: Path, ranks: int, arguments: Callable[[], dict[str, Any]]) -> float:
+    """The largest difference of any weight on any rank from one process by hand."""
+    wanted = [torch.tensor(weight) for weight in by_hand()]
+    found = run_on_ranks(trained, ranks, str(folder / "checkpoint"), arguments)
+    return max(
+        (torch.tensor(weight) - other).abs().max().item()
+        for weights in found
+        for weight, other in zip(weights, wanted, strict=True)
+    )
+
+
+def without_reduction() -> dict[str, Any]:
+    return {"strategy": WithoutReduction}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.name, marks=pytest.mark.slow if case.ranks > 2 else ()) for case in CASES],
+)
+def test_a_training_ends_in_the_weights_of_one_process(case: StrategyCase, tmp_path: Path) -> None:
+    assert difference(tmp_path, case.ranks, case.arguments) < ROUNDING
+
+
+def test_a_strategy_without_its_reduction_ends_in_other_weights(tmp_path: Path) -> None:
+    assert difference(tmp_path, 2, without_reduction) > 100 * ROUNDING
+
+
+@pytest.mark.parametrize("wrong", [3, "ddp", int, Accelerator])
+def test_what_is_no_strategy_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"a class below accelerate_nb\.Strategy"):
+        Accelerator(cpu=True, strategy=wrong)
+
+
+def spreads_otherwise() -> str:
+    with pytest.raises(NotYetError) as caught:
+        Accelerator(cpu=True, parallelism_config=ParallelismConfig(tp_size=2))
+    return str(caught.value)
+
+
+def test_a_degree_that_no_strategy_has_is_refused_by_name() -> None:
+    assert all("tp=2 was requested, but DDP spreads" in text for text in run_on_ranks(spreads_otherwise, 2))
+
+
+def test_degrees_that_do_not_fit_are_refused_with_those_that_do() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"make 2 ranks, but there are 1\. .* one of these fits: dp_replicate=1"
+    ):
+        Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_replicate_size=2))
+
+
+class Doubling(Strategy):
+    """A strategy that replaces a model's weights by others when it wraps the model."""
+
+    def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        for module in model.modules():
+            for name, weight in list(module.named_parameters(recurse=False)):
+                setattr(module, name, torch.nn.Parameter(weight.detach() * 2))
+        return model
+
+
+@pytest.mark.parametrize("order", ["together", "optimizer first", "optimizer later"])
+def test_optimizers_follow_weights_that_are_replaced(order: str) -> None:
+    accelerator = Accelerator(cpu=True, strategy=Doubling)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([{"params": [model.weight], "lr": 1.0}, {"params": [model.bias]}], lr=0.5)
+    before = model.weight.detach().clone()
+    if order == "together":
+        optimizer, model = accelerator.prepare(optimizer, model)
+    elif order == "optimizer first":
+        optimizer = accelerator.prepare(optimizer)
+        model = accelerator.prepare(model)
+    else:
+        model = accelerator.prepare(model)
+        optimizer = accelerator.prepare(optimizer)
+    assert [
+        group["params"][0] is weight for group, weight in zip(optimizer.param_groups, model.parameters(), strict=True)
+    ]
+    accelerator.backward(model(torch.ones(1, 2)).sum())
+    optimizer.step()
+    torch.testing.assert_close(model.weight.detach(), 2 * before - 1)
+    accelerator.end_training()
