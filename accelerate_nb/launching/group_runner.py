@@ -21,7 +21,8 @@ from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.launching.planning.plan import LaunchPlan, host_store, rendezvous_socket
 from accelerate_nb.launching.run_context import RunContext, Stop
 from accelerate_nb.launching.worker_group import Decision, WorkerGroup
-from accelerate_nb.transport.messages import (
+from accelerate_nb.transport.outcome import Raised, Returned
+from accelerate_nb.transport.protocol.messages import (
     HoldRanks,
     Message,
     RankEvent,
@@ -35,7 +36,6 @@ from accelerate_nb.transport.messages import (
     StopRankAt,
     ToRank,
 )
-from accelerate_nb.transport.outcome import Raised, Returned
 from accelerate_nb.transport.rank_info import MasterAddress
 
 # Where nothing is due, it is checked this often what else may be.

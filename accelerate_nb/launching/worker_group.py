@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from accelerate_nb.events.model import OVER, Event, Failure, State, StateChange
 from accelerate_nb.launching.graceful_stop import StopNegotiation
 from accelerate_nb.launching.run_context import Stop, stronger
-from accelerate_nb.transport.messages import (
+from accelerate_nb.transport.protocol.messages import (
     AgentLost,
     HoldRanks,
     KillGroup,

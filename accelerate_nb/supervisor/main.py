@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from accelerate_nb.supervisor.prefork_pool import PreforkPool, begin
-from accelerate_nb.transport.channel import Channel, ReceivedMessage
-from accelerate_nb.transport.messages import (
+from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
+from accelerate_nb.transport.protocol.messages import (
     ForkSupervisor,
     ForkWorker,
     ImportModules,

@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 from accelerate_nb.rank.stop_request import current_stop_request
-from accelerate_nb.transport.channel import frame
-from accelerate_nb.transport.messages import (
+from accelerate_nb.transport.protocol.channel import frame
+from accelerate_nb.transport.protocol.messages import (
     CollectivesReply,
     HoldAtBoundary,
     HoldReply,

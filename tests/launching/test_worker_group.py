@@ -11,8 +11,8 @@ import pytest
 from accelerate_nb.events.model import Event, Failure, LogLine, State, StateChange
 from accelerate_nb.launching.worker_group import Decision, WorkerGroup
 from accelerate_nb.rank.stop_request import StopPoint, TrainingPosition
-from accelerate_nb.transport.channel import Channel
-from accelerate_nb.transport.messages import (
+from accelerate_nb.transport.protocol.channel import Channel
+from accelerate_nb.transport.protocol.messages import (
     AgentLost,
     HoldRanks,
     KillGroup,

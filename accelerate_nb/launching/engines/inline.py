@@ -16,8 +16,8 @@ from accelerate_nb.launching.run_context import RunContext, Stop
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.sources.cells import current_sources
-from accelerate_nb.transport.messages import Message
 from accelerate_nb.transport.outcome import failure_of
+from accelerate_nb.transport.protocol.messages import Message
 
 
 class InlineWorkers:

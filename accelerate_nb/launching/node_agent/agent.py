@@ -18,7 +18,7 @@ from accelerate_nb.launching.node_agent.output_reader import OutputReader
 from accelerate_nb.launching.node_agent.rank_queries import RankQueries
 from accelerate_nb.transport.connection import Connection, local_workers
 from accelerate_nb.transport.memory_file import memory_file
-from accelerate_nb.transport.messages import (
+from accelerate_nb.transport.protocol.messages import (
     AgentLost,
     BeginTask,
     HoldAtBoundary,

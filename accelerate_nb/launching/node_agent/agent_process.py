@@ -16,8 +16,8 @@ from accelerate_nb.launching.engines.base import Engine
 from accelerate_nb.launching.engines.supervisor import SupervisorEngine, cool, warm
 from accelerate_nb.launching.node_agent.agent import NodeAgent
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
-from accelerate_nb.transport.channel import Channel, ReceivedMessage
-from accelerate_nb.transport.messages import (
+from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
+from accelerate_nb.transport.protocol.messages import (
     AgentLost,
     CloseGroup,
     GroupClosed,

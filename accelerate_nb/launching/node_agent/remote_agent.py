@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 from accelerate_nb.launching.node_agent.agent import Report
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
-from accelerate_nb.transport.channel import Channel, ReceivedMessage
-from accelerate_nb.transport.messages import (
+from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
+from accelerate_nb.transport.protocol.messages import (
     AgentLost,
     CloseGroup,
     GroupClosed,

@@ -25,7 +25,7 @@ from accelerate_nb.launching.run_context import Stop
 from accelerate_nb.launching.session.cell_run import CellRun
 from accelerate_nb.launching.session.task_dispatcher import FREEING, TaskDispatcher
 from accelerate_nb.sources.cells import CellSources
-from accelerate_nb.transport.messages import CloseSession
+from accelerate_nb.transport.protocol.messages import CloseSession
 from accelerate_nb.transport.session_tasks import CallFunction, PullNames, PushNames, RunCell
 from accelerate_nb.worker.session import task_loop
 

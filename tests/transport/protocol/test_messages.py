@@ -11,8 +11,8 @@ import pytest
 from accelerate_nb.errors import ProtocolError
 from accelerate_nb.events.model import LogLine, StateChange
 from accelerate_nb.rank.stop_request import StopPoint, TrainingPosition
-from accelerate_nb.transport.message_codec import decode, encode
-from accelerate_nb.transport.messages import (
+from accelerate_nb.transport.protocol.message_codec import decode, encode
+from accelerate_nb.transport.protocol.messages import (
     TAGS,
     AgentLost,
     BeginTask,

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from accelerate_nb.errors import ProtocolError
-from accelerate_nb.transport.channel import SIZE_LIMIT, VERSION, Channel, FrameReader, frame, message_of
-from accelerate_nb.transport.message_codec import encode
-from accelerate_nb.transport.messages import (
+from accelerate_nb.transport.protocol.channel import SIZE_LIMIT, VERSION, Channel, FrameReader, frame, message_of
+from accelerate_nb.transport.protocol.message_codec import encode
+from accelerate_nb.transport.protocol.messages import (
     BeginTask,
     ForkWorker,
     HoldAtBoundary,
@@ -24,7 +24,7 @@ from accelerate_nb.transport.messages import (
     OpenGroup,
     SignalRanks,
 )
-from tests.transport.test_messages import EXAMPLES, worker
+from tests.transport.protocol.test_messages import EXAMPLES, worker
 
 HEAD = struct.Struct("<4sHHI")
 

@@ -1,0 +1,1 @@
+"""The messages between processes, and the channel that they travel over."""
