@@ -22,20 +22,20 @@ from accelerate_nb.launching.planning.plan import LaunchPlan, host_store, rendez
 from accelerate_nb.launching.run_context import RunContext, Stop
 from accelerate_nb.launching.worker_group import Decision, WorkerGroup
 from accelerate_nb.transport.outcome import Raised, Returned
-from accelerate_nb.transport.protocol.messages import (
+from accelerate_nb.transport.protocol.agent_messages import (
     HoldRanks,
-    Message,
     RankEvent,
     RankExited,
     RankOutcome,
     RankOutput,
     RankTaskReply,
     ReleaseRanks,
-    SignalRanks,
     StartWorkers,
     StopRankAt,
     ToRank,
 )
+from accelerate_nb.transport.protocol.message import Message
+from accelerate_nb.transport.protocol.messages import SignalRanks
 from accelerate_nb.transport.rank_info import MasterAddress
 
 # Where nothing is due, it is checked this often what else may be.

@@ -22,7 +22,7 @@ from accelerate_nb.launching.run import Run
 from accelerate_nb.launching.run_context import RunContext, Stop, stronger
 from accelerate_nb.reports.failure_summary import failure_line
 from accelerate_nb.sources.cells import CellSources
-from accelerate_nb.transport.protocol.messages import Message
+from accelerate_nb.transport.protocol.message import Message
 
 
 class WorkerGroupLike(Protocol):

@@ -10,11 +10,11 @@ from typing import Any
 
 from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.transport.protocol.channel import frame
+from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import (
     CollectivesReply,
     HoldAtBoundary,
     HoldReply,
-    Message,
     QueryCollectives,
     StopAt,
 )

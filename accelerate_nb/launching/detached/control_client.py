@@ -8,7 +8,7 @@ from pathlib import Path
 
 from accelerate_nb.launching.detached.control_socket import connect
 from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.messages import Message
+from accelerate_nb.transport.protocol.message import Message
 
 _TIMEOUT = 5.0
 

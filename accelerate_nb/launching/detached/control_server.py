@@ -10,14 +10,8 @@ from accelerate_nb.launching.detached.control_socket import ControlSocket, check
 from accelerate_nb.launching.detached.live_state import live_values
 from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.transport.protocol.channel import Channel
-from accelerate_nb.transport.protocol.messages import (
-    LiveState,
-    Message,
-    QueryLiveState,
-    QueryStacks,
-    StacksReply,
-    StopRun,
-)
+from accelerate_nb.transport.protocol.message import Message
+from accelerate_nb.transport.protocol.messages import LiveState, QueryLiveState, QueryStacks, StacksReply, StopRun
 
 # A client that takes nothing for so many seconds is given up.
 _TIMEOUT = 30.0

@@ -20,14 +20,8 @@ from accelerate_nb.launching.detached.saved_outcome import read_error, read_resu
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.run import Run
 from accelerate_nb.launching.run_context import Stop
-from accelerate_nb.transport.protocol.messages import (
-    LiveState,
-    Message,
-    QueryLiveState,
-    QueryStacks,
-    StacksReply,
-    StopRun,
-)
+from accelerate_nb.transport.protocol.message import Message
+from accelerate_nb.transport.protocol.messages import LiveState, QueryLiveState, QueryStacks, StacksReply, StopRun
 
 # How often the folder is read for what is new, and the run host is asked for what is not in it.
 _BETWEEN_READS = 0.1

@@ -17,7 +17,7 @@ from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.sources.cells import current_sources
 from accelerate_nb.transport.outcome import failure_of
-from accelerate_nb.transport.protocol.messages import Message
+from accelerate_nb.transport.protocol.message import Message
 
 
 class InlineWorkers:

@@ -16,24 +16,23 @@ from accelerate_nb.launching.engines.base import Engine
 from accelerate_nb.launching.engines.supervisor import SupervisorEngine, cool, warm
 from accelerate_nb.launching.node_agent.agent import NodeAgent
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
-from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
-from accelerate_nb.transport.protocol.messages import (
+from accelerate_nb.transport.protocol.agent_messages import (
     AgentLost,
     CloseGroup,
     GroupClosed,
     HoldRanks,
-    KillGroup,
-    Message,
     QueryRankCollectives,
     QueryRankStacks,
     RankCollectives,
     RankStacks,
     ReleaseRanks,
-    SignalRanks,
     StartWorkers,
     StopRankAt,
     ToRank,
 )
+from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
+from accelerate_nb.transport.protocol.message import Message
+from accelerate_nb.transport.protocol.messages import KillGroup, SignalRanks
 
 # Where nothing is due, it is checked this often what else may be.
 _DOZE = 1.0

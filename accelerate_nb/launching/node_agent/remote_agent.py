@@ -13,12 +13,10 @@ from typing import Any, TypeAlias
 
 from accelerate_nb.launching.node_agent.agent import Report
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
-from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
-from accelerate_nb.transport.protocol.messages import (
+from accelerate_nb.transport.protocol.agent_messages import (
     AgentLost,
     CloseGroup,
     GroupClosed,
-    Message,
     QueryRankCollectives,
     QueryRankStacks,
     RankCollectives,
@@ -31,6 +29,8 @@ from accelerate_nb.transport.protocol.messages import (
     RankTaskReply,
     StartWorkers,
 )
+from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
+from accelerate_nb.transport.protocol.message import Message
 
 _RankReport: TypeAlias = RankEvent | RankOutput | RankHeld | RankTaskReply | RankOutcome | RankExited
 # How long an agent may take for a query, and to report the last of its workers once they have ended, in seconds.

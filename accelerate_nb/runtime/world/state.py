@@ -25,12 +25,10 @@ from accelerate_nb.runtime.xla import device as xla
 
 # Attributes that an `Accelerator` sets.
 _SET_BY_ACCELERATOR = ("strategy", "dynamo_plugin")
-# Attributes that the strategy answers for, with what they are where there is none.
-_OF_STRATEGY = {
-    "is_fsdp2": False,
-    **dict.fromkeys(("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "torch_tp_plugin", "megatron_lm_plugin")),
-    **dict.fromkeys(("parallelism_config", "device_mesh", "xla_mesh")),
-}
+# Attributes that the strategy answers for, unless they were assigned; `None` where there is no strategy.
+_OF_STRATEGY = frozenset(
+    "deepspeed_plugins fsdp_plugin torch_tp_plugin megatron_lm_plugin parallelism_config device_mesh xla_mesh".split()
+)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -306,12 +304,23 @@ class AcceleratorState(PartialState):
         """The name of the numbers that a step is computed in."""
         return _known(self, "_mixed_precision")  # type: ignore[no-any-return]  # kept in a dictionary
 
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether weights are sharded by the second version of FSDP."""
+        return bool(self._of_strategy("is_fsdp2"))
+
+    @property
+    def deepspeed_plugin(self) -> Any:
+        """The plugin of DeepSpeed in force; `None` without DeepSpeed."""
+        return self._of_strategy("deepspeed_plugin")
+
     def __getattr__(self, name: str) -> Any:
-        # what others have assigned to is found before
-        if name not in _OF_STRATEGY:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        # what was assigned is found before; other names raise what they raised
+        return self._of_strategy(name) if name in _OF_STRATEGY else object.__getattribute__(self, name)
+
+    def _of_strategy(self, name: str) -> Any:
         strategy = self.__dict__.get("strategy")
-        return _OF_STRATEGY[name] if strategy is None else getattr(strategy, name)
+        return None if strategy is None else getattr(strategy, name)
 
     @property
     def distributed_type(self) -> DistributedType:

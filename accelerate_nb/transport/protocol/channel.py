@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 from accelerate_nb.errors import ProtocolError
 from accelerate_nb.transport.memory_file import memory_file
+from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.message_codec import decode, encode
-from accelerate_nb.transport.protocol.messages import FilePart, Message
+from accelerate_nb.transport.protocol.messages import FilePart
 
 # The version of the messages: to be raised when a message changes in what it means or holds. The head itself stays.
 VERSION = 1

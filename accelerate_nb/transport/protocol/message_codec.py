@@ -13,7 +13,8 @@ from typing import Any, Literal, TypeAlias, Union, cast, get_args, get_origin, g
 
 from accelerate_nb.errors import ProtocolError
 from accelerate_nb.events.model import Event, from_values, to_line
-from accelerate_nb.transport.protocol.messages import TAGS, Message
+from accelerate_nb.transport.protocol.message import Message
+from accelerate_nb.transport.protocol.messages import TAGS
 
 _EVENT_CLASSES = get_args(Event)
 _TAG_OF = {message_class: tag for tag, message_class in TAGS.items()}

@@ -13,6 +13,7 @@ import pytest
 
 from accelerate_nb.errors import ProtocolError
 from accelerate_nb.transport.protocol.channel import SIZE_LIMIT, VERSION, Channel, FrameReader, frame, message_of
+from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.message_codec import encode
 from accelerate_nb.transport.protocol.messages import (
     BeginTask,
@@ -20,7 +21,6 @@ from accelerate_nb.transport.protocol.messages import (
     HoldAtBoundary,
     KillGroup,
     LeaveGroup,
-    Message,
     OpenGroup,
     SignalRanks,
 )

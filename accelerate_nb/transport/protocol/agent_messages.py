@@ -1,0 +1,184 @@
+"""The messages between a worker group and the agents of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from accelerate_nb.events.model import Event
+from accelerate_nb.rank.stop_request import StopPoint, TrainingPosition
+from accelerate_nb.transport.protocol.message import Message
+from accelerate_nb.transport.worker_spec import WorkerSpec
+
+# ---------------------------------------------------------------------------------------------- worker group to an agent
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorkers(Message):
+    """
+    Start one process for each tuple of workers, which are its ranks.
+
+    The descriptors are those of their payload, where it is not inherited, and the listening socket of the rendezvous where rank 0 is
+    among them and `has_store`.
+    """
+
+    carries: ClassVar[int | None] = None
+    processes: tuple[tuple[WorkerSpec, ...], ...]
+    has_store: bool = False
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of all processes."""
+        return tuple(spec.rank_info.rank for process in self.processes for spec in process)
+
+
+@dataclass(frozen=True, slots=True)
+class ToRank(Message):
+    """
+    Send a message to a rank's inbox, with its descriptors.
+
+    A `BeginTask` comes with its request alone: the file of the reply is the agent's, and returned in a `RankTaskReply`.
+    """
+
+    carries: ClassVar[int | None] = None
+    rank: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRanks(Message):
+    """Have these ranks wait at the end of their step; each is answered with a `RankHeld`."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopRankAt(Message):
+    """Let a rank that holds go on to a point, and stop there."""
+
+    rank: int
+    point: StopPoint
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRanks(Message):
+    """Let these ranks end their processes."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRankStacks(Message):
+    """Reply to the query of this number with the stacks of these ranks (`RankStacks`)."""
+
+    number: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRankCollectives(Message):
+    """Reply to the query of this number with the collectives that are under way in these ranks (`RankCollectives`)."""
+
+    number: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseGroup(Message):
+    """Report what is left, end whatever still runs, and reply with `GroupClosed`; other workers may follow."""
+
+
+# ---------------------------------------------------------------------------------------------- an agent to worker group
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvent(Message):
+    """An event that a rank sent; each rank's reports are numbered one after the other, from 0."""
+
+    rank: int
+    number: int
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutput(Message):
+    """What a rank wrote: the bytes of its log, and the lines to show."""
+
+    rank: int
+    number: int
+    raw: bytes
+    lines: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankHeld(Message):
+    """A rank's position when it was to hold; `None` where it comes to no boundary, or can't reply."""
+
+    rank: int
+    number: int
+    position: TrainingPosition | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankTaskReply(Message):
+    """A rank has done a session's task; the descriptor is the file of its reply. The event `TaskDone` follows."""
+
+    carries: ClassVar[int | None] = 1
+    rank: int
+    number: int
+    task: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutcome(Message):
+    """The descriptor is the file in which a rank left its outcome; it comes before the rank's `RankExited`, where there is one."""
+
+    carries: ClassVar[int | None] = 1
+    rank: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankExited(Message):
+    """
+    A rank's process has ended, at a time in seconds since 1970; a negative code is the signal that ended it.
+
+    `stacks` is what the process wrote about its own crash, as faulthandler writes it; empty for other ends.
+    """
+
+    rank: int
+    number: int
+    code: int
+    time: float
+    stacks: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLost(Message):
+    """These workers, which are all of an agent, can't be observed any more, since a time in seconds since 1970."""
+
+    ranks: tuple[int, ...]
+    reason: str
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankStacks(Message):
+    """The stack dump of each rank that runs, by its number as a text; an empty one of a rank that sent none."""
+
+    number: int
+    stacks: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RankCollectives(Message):
+    """The collectives that are under way in each rank that replied in time, by its number as a text."""
+
+    number: int
+    collectives: Mapping[str, tuple[Mapping[str, Any], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupClosed(Message):
+    """All of a group's workers have ended, and all that they left was reported."""
