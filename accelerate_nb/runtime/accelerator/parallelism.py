@@ -10,7 +10,8 @@ from torch.nn import Module
 
 from accelerate_nb.errors import NotYetError, StateError
 from accelerate_nb.runtime.strategies.device_placement import devices_of
-from accelerate_nb.runtime.world.state import AcceleratorState, ProcessMethods
+from accelerate_nb.runtime.world.accelerator_state import AcceleratorState
+from accelerate_nb.runtime.world.state import ProcessMethods
 
 
 class ParallelismMethods(ProcessMethods):

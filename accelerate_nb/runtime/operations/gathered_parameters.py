@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from accelerate_nb.errors import NotYetError
-from accelerate_nb.runtime.world.state import AcceleratorState
+from accelerate_nb.runtime.world.accelerator_state import AcceleratorState
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 
 from accelerate_nb.runtime.compat.enums import DistributedType
 from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs
-from accelerate_nb.runtime.world.state import AcceleratorState
+from accelerate_nb.runtime.world.accelerator_state import AcceleratorState
 
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 

@@ -13,7 +13,7 @@ from torch.nn import Module
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.enums import DistributedType
 from accelerate_nb.runtime.compat.unsupported.base import Unsupported
-from accelerate_nb.runtime.world.state import AcceleratorState, is_initialized
+from accelerate_nb.runtime.world.accelerator_state import AcceleratorState, is_initialized
 
 F = TypeVar("F", bound=Callable[..., Any])
 
