@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,7 @@ import torch
 from accelerate_nb import Accelerator, ConfigurationError, ParallelismConfig, Strategy
 from accelerate_nb.errors import NotYetError
 from tests.ranks import run_on_ranks
-from tests.runtime.strategies.contract import CASES, StrategyCase, WithoutReduction, by_hand, trained
-
-# What the order of additions may change.
-ROUNDING = 1e-6
-
-
-def difference(folder: Path, ranks: int, arguments: Callable[[], dict[str, Any]]) -> float:
-    """The largest difference of any weight on any rank from one process by hand."""
-    wanted = [torch.tensor(weight) for weight in by_hand()]
-    found = run_on_ranks(trained, ranks, str(folder / "checkpoint"), arguments)
-    return max(
-        (torch.tensor(weight) - other).abs().max().item()
-        for weights in found
-        for weight, other in zip(weights, wanted, strict=True)
-    )
+from tests.runtime.strategies.contract import CASES, ROUNDING, StrategyCase, WithoutReduction, difference, trained
 
 
 def without_reduction() -> dict[str, Any]:
@@ -38,11 +23,12 @@ def without_reduction() -> dict[str, Any]:
     [pytest.param(case, id=case.name, marks=pytest.mark.slow if case.ranks > 2 else ()) for case in CASES],
 )
 def test_a_training_ends_in_the_weights_of_one_process(case: StrategyCase, tmp_path: Path) -> None:
-    assert difference(tmp_path, case.ranks, case.arguments) < ROUNDING
+    assert difference(run_on_ranks(trained, case.ranks, str(tmp_path / "checkpoint"), case.arguments)) < ROUNDING
 
 
 def test_a_strategy_without_its_reduction_ends_in_other_weights(tmp_path: Path) -> None:
-    assert difference(tmp_path, 2, without_reduction) > 100 * ROUNDING
+    found = run_on_ranks(trained, 2, str(tmp_path / "checkpoint"), without_reduction)
+    assert difference(found) > 100 * ROUNDING
 
 
 @pytest.mark.parametrize("wrong", [3, "ddp", int, Accelerator])

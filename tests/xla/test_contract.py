@@ -1,0 +1,37 @@
+"""The strategies of XLA devices end a training in the weights of one process, as all others do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelerate_nb import XlaMesh
+from tests.runtime.strategies.contract import difference, trained
+
+# The compiler adds in another order than PyTorch.
+ROUNDING = 1e-5
+
+
+def on_the_device() -> dict[str, Any]:
+    return {"cpu": False}
+
+
+def over_a_mesh() -> dict[str, Any]:
+    return {"cpu": False, "kwargs_handlers": [XlaMesh("fsdp=2", min_size=0)]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [
+        pytest.param(on_the_device, {}, id="one device"),
+        pytest.param(on_the_device, {"num_processes": 2}, id="copies on two"),
+        pytest.param(over_a_mesh, {"devices": 2, "xla_mesh": "fsdp=2"}, id="parts on two"),
+    ],
+)
+def test_a_training_ends_in_the_weights_of_one_process(
+    on_xla: Callable[..., list[Any]], tmp_path: Path, arguments: Callable[[], dict[str, Any]], settings: dict[str, Any]
+) -> None:
+    assert difference(on_xla(trained, str(tmp_path / "checkpoint"), arguments, **settings)) < ROUNDING
