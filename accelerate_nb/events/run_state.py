@@ -139,6 +139,13 @@ class RunState:
                 case HostSample() | IdleWarning() | Hang() | FirstStep() | Restart():
                     self._take_of_all(event)
 
+    def apply_lines(self, lines: Iterable[LogLine]) -> None:
+        """Take lines in, which come by the thousand, at once."""
+        with self._lock:
+            self._changes += 1
+            for line in lines:
+                self._take_line(line)
+
     def note_earlier(self, rank: int, lines: int) -> None:
         """So many lines of a rank came before those that are applied, and are kept no longer; for a run that is read back."""
         with self._lock:

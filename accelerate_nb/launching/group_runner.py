@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
-from accelerate_nb.events.model import DeviceSample, Event, Failure, HostSample, State, StateChange, TaskDone
+from accelerate_nb.events.model import DeviceSample, Failure, HostSample, LogLine, State, StateChange, TaskDone
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult, died
 from accelerate_nb.failures.stack_dumps import crash_text
@@ -192,8 +192,7 @@ class GroupRunner:
                 if raw:
                     self._run_context.record.output(rank, raw)
                 # the run's folder has the output itself
-                for line in decisions:
-                    self._run_context.view.apply(cast("Event", line))
+                self._run_context.view.apply_lines(cast("Sequence[LogLine]", decisions))
                 return
             case RankEvent(rank, _, event):
                 if not isinstance(event, (DeviceSample, HostSample)):
