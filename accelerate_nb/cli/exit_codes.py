@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from accelerate_nb.errors import WorkerError
 
-# Of a run that a signal stopped after a step that all ranks share, where they could save: run it again, and it goes on.
-# EX_TEMPFAIL of sysexits.h ("try again later"); 143 would not distinguish it from a run that was killed by SIGTERM.
-STOPPED_AFTER_STEP = 75
-# This, and the signal's number: of a run that a signal ended in any other way, as shells give it.
+# This, and the signal's number: of a command that a signal ended, as shells give it.
 BY_SIGNAL = 128
 INTERRUPTED = BY_SIGNAL + 2
 # Of a program that wrote to a pipe without a reader.

@@ -16,6 +16,11 @@ from typing import Any
 from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.launching.run_context import Stop
 
+# The exit code of a process whose run a signal stopped after a step that all ranks share, where they could save: run it again, and
+# it goes on. EX_TEMPFAIL of sysexits.h ("try again later"); 143 would not distinguish it from a run that was killed by SIGTERM.
+STOPPED_AFTER_STEP = 75
+# This, and the signal's number: of a run that a signal ended in any other way, as shells give it.
+_BY_SIGNAL = 128
 # An interrupt is Python's own; these request a graceful end, and a second one an immediate end.
 _END_SIGNALS = ("SIGTERM", "SIGHUP")
 _STEPS: tuple[Stop, ...] = ("finish", "interrupt", "kill")
@@ -55,6 +60,15 @@ def end_on_signals(run: RunHandle) -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def code_after(signals: list[int], stopped_at: str | None) -> int | None:
+    """The exit code of a process that got these signals; `None` where it got none. `stopped_at` is the run's."""
+    if not signals:
+        return None
+    # a second signal cuts off what the first one lets ranks save
+    is_saved = len(signals) == 1 and stopped_at is not None
+    return STOPPED_AFTER_STEP if is_saved else _BY_SIGNAL + signals[0]
 
 
 def _end(run: RunHandle, number: int, how: Stop) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelerate_nb.cli import hf_flags
-from accelerate_nb.cli.exit_codes import BROKEN_PIPE, BY_SIGNAL, INTERRUPTED, STOPPED_AFTER_STEP, exit_code
+from accelerate_nb.cli.exit_codes import BROKEN_PIPE, INTERRUPTED, exit_code
 from accelerate_nb.cli.launching import find_program
 from accelerate_nb.cli.launching.request import PROG, SETTINGS, LaunchRequest, check_ranks, read_request
 from accelerate_nb.cli.parser import CliParser, add_config_file, add_settings
@@ -236,7 +236,7 @@ def _take_seconds(arguments: argparse.Namespace) -> None:
 
 
 def _conduct(program: Program, request: LaunchRequest) -> int:
-    from accelerate_nb.launching.end_signals import end_on_signals
+    from accelerate_nb.launching.end_signals import code_after, end_on_signals
     from accelerate_nb.launching.launcher import prepare
 
     with set_variables(request.variables, os.environ), _input_of(program) as whole:
@@ -245,10 +245,8 @@ def _conduct(program: Program, request: LaunchRequest) -> int:
         check_ranks(request, len(started.view.ranks))
         with end_on_signals(started) as signals:
             code = _waited_for(started, front_end)
-        # a second signal cuts off what the first one lets ranks save
-        if len(signals) == 1 and started.stopped_at is not None:
-            return STOPPED_AFTER_STEP
-        return BY_SIGNAL + signals[0] if signals else code
+        ended = code_after(signals, started.stopped_at)
+        return code if ended is None else ended
 
 
 @contextmanager

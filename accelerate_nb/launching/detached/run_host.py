@@ -14,7 +14,7 @@ from accelerate_nb.events.run_folder import hold_lock
 from accelerate_nb.launching.detached.control_server import ControlServer
 from accelerate_nb.launching.detached.control_socket import ControlSocket
 from accelerate_nb.launching.detached.saved_outcome import save_error, save_result
-from accelerate_nb.launching.end_signals import end_on_signals
+from accelerate_nb.launching.end_signals import code_after, end_on_signals
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.engines.supervisor_handle import SupervisorOffer
 from accelerate_nb.launching.front_end import NoFrontEnd
@@ -109,8 +109,12 @@ def _progress(run: HostedRun) -> dict[str, Any]:
     return {"progress": None if bar is None else [bar.label, bar.done, bar.total], "metrics": metrics}
 
 
-def host(request: RunRequest, offer: SupervisorOffer | None, ready: int) -> None:
-    """Conduct a run to its end; `ready` is closed when processes can attach to it, and an offered supervisor is taken."""
+def host(request: RunRequest, offer: SupervisorOffer | None, ready: int) -> int:
+    """
+    Conduct a run to its end, and return the exit code of this process.
+
+    `ready` is closed when processes can attach to the run, and an offered supervisor is taken.
+    """
     lock = hold_lock(request.folder)
     control = ControlSocket(request.folder)
     devices = devices_of(request.placement, request.plan.process_environment.environ)
@@ -118,7 +122,7 @@ def host(request: RunRequest, offer: SupervisorOffer | None, ready: int) -> None
     facts["results"] = request.config.launching.results
     facts["stop_grace_period"] = request.config.launching.stop_grace_period
     run = run_of(request, HostedRun, NoFrontEnd(), facts=facts)
-    with end_on_signals(run), ControlServer(control, run):
+    with end_on_signals(run) as signals, ControlServer(control, run):
         run.update_status()
         os.write(ready, b"1")
         os.close(ready)
@@ -135,6 +139,7 @@ def host(request: RunRequest, offer: SupervisorOffer | None, ready: int) -> None
         _save_at_last(run)
     supervisor.cool()
     os.close(lock)
+    return code_after(signals, run.stopped_at) or 0
 
 
 def _save_at_last(run: HostedRun) -> None:
@@ -158,8 +163,7 @@ def main() -> NoReturn:
     request, offer = load(read_entries(descriptor))
     os.close(descriptor)
     _write_to(request.folder / "host.log")
-    host(request, offer, ready)
-    sys.exit(0)
+    sys.exit(host(request, offer, ready))
 
 
 def _write_to(path: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
 import stat
+import sys
 import threading
+from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -117,6 +121,26 @@ def test_sigterm_to_the_run_host_lets_all_ranks_stop_after_the_same_step(folder)
     (first, second) = run.wait(20)
     assert first[1] == second[1]
     assert run.view.state == "stopped"
+
+
+@pytest.fixture
+def adopts_orphans() -> Iterator[None]:
+    """This process is the parent of those whose own has gone, so that it gets their exit codes (prctl's PR_SET_CHILD_SUBREAPER)."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux has a call for it")
+    set_subreaper = partial(ctypes.CDLL(None).prctl, 36)
+    set_subreaper(1)
+    yield
+    set_subreaper(0)
+
+
+@pytest.mark.usefixtures("adopts_orphans")
+def test_the_run_host_ends_with_the_code_of_a_run_that_can_go_on(folder):
+    run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), **SETTINGS)
+    assert comes(lambda: steps_of(folder) > [0, 0])
+    host = host_of(run.folder)
+    host.terminate()
+    assert os.waitstatus_to_exitcode(os.waitpid(host.pid, 0)[1]) == 75
 
 
 @pytest.mark.parametrize("setting", ["start_method", "engine"])
