@@ -50,6 +50,7 @@ from accelerate_nb.runtime.training.memory import release_memory
 from accelerate_nb.runtime.training.metrics import gather_for_metrics
 from accelerate_nb.runtime.world import registry
 from accelerate_nb.runtime.world.accelerator_state import AcceleratorState
+from accelerate_nb.runtime.world.mesh import Axis
 from accelerate_nb.runtime.world.state import join
 from accelerate_nb.runtime.xla.mesh_plan import XlaMesh
 
@@ -132,7 +133,8 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
         self.state.dynamo_plugin = self.compiling
         self.gradient_state = GradientState(accumulation)
         self.state.strategy = self.strategy = choose_strategy(self._world, strategy, self.ddp_handler, mesh)
-        self.strategy.parallelism_config = parallelism_config
+        if parallelism_config is not None:
+            self.strategy.use_parallelism(parallelism_config)
         self._fp8_recipe = choose_recipe(name, handlers.values(), launcher_settings.fp8_package)
         self.precision = self.strategy.choose_precision(
             name, PrecisionOptions(self.autocast_handler, self.scaler_handler, self._fp8_recipe)
@@ -162,9 +164,13 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
 
     # Between processes
 
-    def gather(self, tensor: T) -> T:
-        """Every process's tensors, joined along dimension 0; nested in lists, tuples or mappings, on any device."""
-        return collective.gather(tensor)  # type: ignore[no-any-return]  # as nested as it came
+    def gather(self, tensor: T, *, axis: Axis = None) -> T:
+        """
+        Every process's tensors, joined along dimension 0; nested in lists, tuples or mappings, on any device.
+
+        With an `axis` of the mesh, or several ("dp_replicate", "dp_shard", "tp", ...), the processes are those along it.
+        """
+        return collective.gather(tensor, axis=axis)  # type: ignore[no-any-return]  # as nested as it came
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """
@@ -177,9 +183,9 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
         """
         return gather_for_metrics(input_data, self.gradient_state, as_objects=use_gather_object)
 
-    def reduce(self, tensor: T, reduction: str = "sum", scale: float = 1.0) -> T:
-        """The sum or mean of every process's tensors, on all of them."""
-        return collective.reduce(tensor, reduction, scale)  # type: ignore[no-any-return]  # as nested as it came
+    def reduce(self, tensor: T, reduction: str = "sum", scale: float = 1.0, *, axis: Axis = None) -> T:
+        """The sum or mean of every process's tensors, on all of them; `axis` is as in `gather`."""
+        return collective.reduce(tensor, reduction, scale, axis=axis)  # type: ignore[no-any-return]  # as nested as it came
 
     def pad_across_processes(self, tensor: T, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> T:
         """The tensors, padded along `dim` to the longest of all processes."""

@@ -16,21 +16,22 @@ from accelerate_nb.rank.lockstep import lockstep
 from accelerate_nb.runtime.operations.call_check import CollectiveCall, agree, exchange_rows
 from accelerate_nb.runtime.operations.nested import description, leaves_of, recursively_apply, with_leaves
 from accelerate_nb.runtime.operations.transfer import TensorMover
-from accelerate_nb.runtime.world.registry import current_world
+from accelerate_nb.runtime.world.mesh import Axis
+from accelerate_nb.runtime.world.registry import along, current_world
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.runtime.xla.collectives import XlaHostMover, XlaMover
 
 Reduction = Literal["sum", "mean", "max", "min", "none"]
 
 
-def gather(tensor: Any) -> Any:
+def gather(tensor: Any, *, axis: Axis = None) -> Any:
     """
     Every process's tensors, joined along dimension 0 in the order of ranks; a tensor without dimensions gets one.
 
     A nest of tensors of shape `(batch, ...)`, equal on all processes: `OperationError` on all of them if it isn't. In one
-    process the nest itself.
+    process the nest itself. With an `axis` of the mesh, or several, the processes are those along it.
     """
-    world = current_world()
+    world = along(axis)
     if world.size == 1:
         return tensor
     leaves = _tensors(world, "gather", tensor)
@@ -38,17 +39,17 @@ def gather(tensor: Any) -> Any:
     return with_leaves(tensor, iter(_mover(world).gather(call, leaves)))
 
 
-def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
+def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0, *, axis: Axis = None) -> Any:
     """
     The sum, mean, largest or smallest of every process's tensors, as new tensors; "none" only copies.
 
     A nest of tensors, equal in shapes and types on all processes. A backward goes on into this process's own part; whole
-    numbers have a mean in float32. `scale` is Hugging Face's and, as there, for XLA only.
+    numbers have a mean in float32. `scale` is Hugging Face's and, as there, for XLA only. `axis` is as in `gather`.
     """
     if reduction not in get_args(Reduction):
         known = ", ".join(get_args(Reduction))
         raise ConfigurationError(f"reduction={reduction!r} was requested. Known ones are {known}.")
-    world = current_world()
+    world = along(axis)
     if world.size == 1 or reduction == "none":
         return recursively_apply(torch.clone, tensor, error_on_other_type=True)
     operation = f"reduce {reduction}"
@@ -77,13 +78,14 @@ def _with_gradient(leaf: Tensor, reduced: Tensor) -> Tensor:
     return through
 
 
-def broadcast(tensor: Any, from_process: int = 0) -> Any:
+def broadcast(tensor: Any, from_process: int = 0, *, axis: Axis = None) -> Any:
     """
     The tensors of one process, on all of them, as new tensors.
 
-    A nest of tensors, equal in shapes and types on all processes. In one process the nest itself.
+    A nest of tensors, equal in shapes and types on all processes. In one process the nest itself. `axis` is as in `gather`, and
+    `from_process` is then the index along it.
     """
-    world = current_world()
+    world = along(axis)
     if world.size == 1:
         return tensor
     operation = f"broadcast from process {_process(world, from_process)}"
@@ -92,23 +94,23 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     return with_leaves(tensor, iter(_mover(world).broadcast(call, leaves, from_process)))
 
 
-def gather_object(object: Any) -> Any:
+def gather_object(object: Any, *, axis: Axis = None) -> Any:
     """
     Every process's picklable object, in one list in the order of ranks.
 
     Lists and tuples are joined to one list of their elements; anything else is one element a process. In one process the
     object itself.
     """
-    world = current_world()
+    world = along(axis)
     if world.size == 1:
         return object
     gathered = _gather_values(world, "gather_object", object)
     return [entry for item in gathered for entry in (item if isinstance(item, (list, tuple)) else [item])]
 
 
-def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
+def broadcast_object_list(object_list: list[Any], from_process: int = 0, *, axis: Axis = None) -> list[Any]:
     """The list, its elements replaced by those of one process; any picklable objects, equally many on all processes."""
-    world = current_world()
+    world = along(axis)
     if world.size == 1:
         return object_list
     operation = f"broadcast_object_list of {len(object_list)} from process {_process(world, from_process)}"

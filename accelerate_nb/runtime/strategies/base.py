@@ -62,6 +62,7 @@ class Strategy:
     torch_tp_plugin: Any = None
     megatron_lm_plugin: Any = None
     parallelism_config: ParallelismConfig | None = None
+    device_mesh: DeviceMesh | None = None
     # the mesh of XLA devices that one process drives, as it was requested
     xla_mesh: str | None = None
     # the axes of a mesh along which the strategy can spread a training
@@ -71,11 +72,6 @@ class Strategy:
     def mesh(self) -> Mesh:
         """The degrees in which the training is spread, over ranks, or over the devices that one process drives."""
         return self.world.mesh
-
-    @property
-    def device_mesh(self) -> DeviceMesh | None:
-        """Torch's mesh of the ranks; `None` where each has the whole model."""
-        return None
 
     @property
     def data_replicas(self) -> tuple[int, int]:
@@ -93,6 +89,12 @@ class Strategy:
         return True
 
     # Choosing
+
+    def use_parallelism(self, config: ParallelismConfig) -> None:
+        """Spread the training as a configuration says, whose mesh the world has already; all processes call it."""
+        self.parallelism_config = config
+        if self.world.host_group is None and self.world.size > 1:
+            self.device_mesh = config.get_device_mesh(self.world.device.type)
 
     def choose_precision(self, name: str, options: PrecisionOptions) -> Precision:
         """The precision of a name that `precision_name` returned, in which all steps are computed from now on."""

@@ -14,7 +14,8 @@ from accelerate_nb.runtime.data.prepared_loader import PreparedLoader
 from accelerate_nb.runtime.data.sharding import LastStep
 from accelerate_nb.runtime.operations import collective
 from accelerate_nb.runtime.training.accumulation import GradientState
-from accelerate_nb.runtime.world.registry import current_world
+from accelerate_nb.runtime.world.mesh import DATA_AXES
+from accelerate_nb.runtime.world.registry import along
 from accelerate_nb.user_warnings import warn_user
 
 
@@ -26,16 +27,19 @@ def gather_for_metrics(data: Any, gradients: GradientState, *, as_objects: bool 
     process; they may be nested in lists, tuples, mappings or data classes, which keep their form. With `as_objects` all of
     `data` is one list of samples. In one process nothing is joined, and the rest is the same.
 
+    Where ranks work on the same samples, as parts of one model do, one of them counts: the processes are those along the mesh's
+    data axes.
+
     Rows are cut where there is one for each sample of the last step or of a full one, as in `loss.repeat(batch_size)`, so that
     a short last batch weighs what it holds. Anything else is kept whole, with a warning where samples were repeated.
     """
-    world = current_world()
+    world = along(DATA_AXES)
     last_step_cut = LastStepCut(_last_step(gradients), _step_size(gradients), world.size)
     if world.size == 1:
         return last_step_cut.of_process(data, as_objects=as_objects)
     if as_objects:
         rows = _as_rows(data)
-        return last_step_cut.of_objects(collective.gather_object([rows]))
+        return last_step_cut.of_objects(collective.gather_object([rows], axis=DATA_AXES))
     leaves = leaves_of(data)
     if not any(isinstance(leaf, Tensor) for leaf in leaves):
         return with_leaves(data, iter(_joined_objects(leaves, last_step_cut)))
@@ -45,13 +49,16 @@ def gather_for_metrics(data: Any, gradients: GradientState, *, as_objects: bool 
 
 
 def _joined_tensors(tensors: list[Tensor], last_step_cut: LastStepCut) -> list[Tensor]:
-    return [last_step_cut.of_rows(local, all_) for local, all_ in zip(tensors, collective.gather(tensors), strict=True)]
+    return [
+        last_step_cut.of_rows(local, all_)
+        for local, all_ in zip(tensors, collective.gather(tensors, axis=DATA_AXES), strict=True)
+    ]
 
 
 def _joined_objects(objects: list[Any], last_step_cut: LastStepCut) -> list[list[Any]]:
     if not objects:
         return []
-    gathered = collective.gather_object([[_as_rows(object_) for object_ in objects]])
+    gathered = collective.gather_object([[_as_rows(object_) for object_ in objects]], axis=DATA_AXES)
     counts = [len(process_values) for process_values in gathered]
     if len(set(counts)) > 1:
         raise OperationError(

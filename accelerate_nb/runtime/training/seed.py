@@ -13,7 +13,8 @@ from accelerate_nb.devices import xla
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.enums import RNGType, named
 from accelerate_nb.runtime.operations.collective import broadcast_object_list
-from accelerate_nb.runtime.world.registry import current_world
+from accelerate_nb.runtime.world.mesh import Axis
+from accelerate_nb.runtime.world.registry import along, current_world
 
 
 def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
@@ -34,21 +35,26 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         torch.use_deterministic_algorithms(True)
 
 
-def synchronize_rng_states(rng_types: Iterable[str | RNGType], generator: torch.Generator | None = None) -> None:
+def synchronize_rng_states(
+    rng_types: Iterable[str | RNGType], generator: torch.Generator | None = None, *, axis: Axis = None
+) -> None:
     """Give all processes the main process's states of these generators; all of them must call it."""
     for rng_type in rng_types:
-        synchronize_rng_state(rng_type, generator)
+        synchronize_rng_state(rng_type, generator, axis=axis)
 
 
-def synchronize_rng_state(rng_type: str | RNGType | None = None, generator: torch.Generator | None = None) -> None:
+def synchronize_rng_state(
+    rng_type: str | RNGType | None = None, generator: torch.Generator | None = None, *, axis: Axis = None
+) -> None:
     """
-    Give all processes the main process's state of one generator; all of them must call it.
+    Give all processes the main process's state of one generator; all of them must call it. With an `axis` of the mesh, or several,
+    the processes are those along it, and their first one has the state.
 
     "torch" is the CPU's, "generator" the one that is passed, any other name that of a device ("cuda", "xpu", ...).
     """
     read, write = _access(named(rng_type), generator)
-    if current_world().size > 1:
-        (state,) = broadcast_object_list([read()])
+    if along(axis).size > 1:
+        (state,) = broadcast_object_list([read()], axis=axis)
         write(state)
 
 

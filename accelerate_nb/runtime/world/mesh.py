@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
+from typing import TypeAlias
 
 from accelerate_nb.errors import ConfigurationError
+
+# The axes along which an operation goes: one, several together, or `None` for all ranks.
+Axis: TypeAlias = str | Sequence[str] | None
 
 # Of these axes ranks see different samples; along the others they work on the same ones.
 DATA_AXES = ("dp_replicate", "dp_shard")
@@ -81,6 +85,9 @@ class Mesh:
 
     def ranks_along(self, rank: int, *axes: str) -> tuple[int, ...]:
         """The ranks whose coordinates are this rank's but along some axes, itself among them, in their order."""
+        if unknown := [axis for axis in axes if axis not in asdict(self)]:
+            known = ", ".join(asdict(self))
+            raise ConfigurationError(f"The axis {', '.join(unknown)} was requested. Known axes of a mesh are {known}.")
         own = self._elsewhere(rank, axes)
         return tuple(other for other in range(self.size) if self._elsewhere(other, axes) == own)
 

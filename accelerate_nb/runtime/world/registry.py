@@ -10,8 +10,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.rank_local import RankLocal
-from accelerate_nb.runtime.world.mesh import Mesh
+from accelerate_nb.runtime.world.mesh import Axis, Mesh
 from accelerate_nb.runtime.world.world import CONTRACT, HostGroup, Rendezvous, World
 from accelerate_nb.runtime.xla import device as xla
 
@@ -33,6 +34,8 @@ class _RankObjects:
         self.shared: dict[str, dict[str, Any]] = {}
         self.lasting: dict[str, dict[str, Any]] = {}
         self.exit_callbacks: list[Callable[[], None]] = []
+        # the process groups of the ranks along axes of the mesh
+        self.axis_groups: dict[tuple[str, ...], Any] = {}
 
 
 class SharedState:
@@ -97,8 +100,42 @@ def forget() -> None:
 def use_mesh(mesh: Mesh) -> World:
     """Have a training spread over the ranks as a mesh says; `ConfigurationError` where it has another number of ranks."""
     held = _held.get()
-    held.world = replace(current_world(), requested_mesh=mesh.checked(current_world().size))
+    world = current_world()
+    if mesh != world.mesh:
+        held.axis_groups = {}
+    held.world = replace(world, requested_mesh=mesh.checked(world.size))
     return held.world
+
+
+def along(axis: Axis) -> World:
+    """
+    The world of the ranks that differ from this one along an axis of the mesh alone, or along several; `None` for all ranks.
+
+    All processes call it, since the first call for an axis makes its process groups.
+    """
+    world = current_world()
+    if axis is None:
+        return world
+    axes = (axis,) if isinstance(axis, str) else tuple(axis)
+    ranks = world.mesh.ranks_along(world.rank, *axes)
+    if len(ranks) == world.size:
+        return world
+    group = _axis_group(world, axes) if len(ranks) > 1 else None
+    return replace(world, rank=ranks.index(world.rank), size=len(ranks), axis_group=group)
+
+
+def _axis_group(world: World, axes: tuple[str, ...]) -> Any:
+    groups = _held.get().axis_groups
+    if axes not in groups:
+        if world.host_group is not None:
+            raise ConfigurationError(
+                f"An operation along {' and '.join(axes)} was requested, but XLA devices exchange along all ranks alone. "
+                "Leave the axis out."
+            )
+        slices = sorted({world.mesh.ranks_along(rank, *axes) for rank in range(world.size)})
+        made = [dist.new_group(list(ranks)) for ranks in slices]
+        groups[axes] = next(group for group, ranks in zip(made, slices, strict=True) if world.rank in ranks)
+    return groups[axes]
 
 
 def rediscover() -> None:
@@ -166,6 +203,7 @@ def _is_stale(held: _RankObjects) -> bool:
 def _leave_behind(held: _RankObjects) -> None:
     held.world = None
     held.exit_callbacks = []
+    held.axis_groups = {}
     held.shared = {}
     for attributes in held.lasting.values():
         attributes.clear()

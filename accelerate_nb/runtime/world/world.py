@@ -89,7 +89,7 @@ class World:
         if self.size == 1:
             return
         # nccl needs its device, or it guesses one from the rank, which is another rank's on a second machine
-        dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
+        dist.barrier(self.axis_group, device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
     def settle(self) -> None:
         """Have the device begin with all pending work; most begin at once."""
