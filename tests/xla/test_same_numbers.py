@@ -78,9 +78,12 @@ def by_hand(case: Case) -> Weights:
 def by_accelerate(case: Case) -> Weights:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
+    from accelerate.utils import GradientAccumulationPlugin
 
+    # Its loader is read ahead by a thread, which notes the loader's end at any moment, and a window ends there. Windows are whole here.
+    plugin = GradientAccumulationPlugin(num_steps=case.accumulation, sync_with_dataloader=False)
     try:
-        return by_accelerator(Accelerator, case)
+        return by_accelerator(Accelerator, case, gradient_accumulation_plugin=plugin)
     finally:
         AcceleratorState._reset_state(True)
 
@@ -88,11 +91,11 @@ def by_accelerate(case: Case) -> Weights:
 def by_us(case: Case) -> Weights:
     from accelerate_nb import Accelerator
 
-    return by_accelerator(Accelerator, case)
+    return by_accelerator(Accelerator, case, gradient_accumulation_steps=case.accumulation)
 
 
-def by_accelerator(accelerator_class: Callable[..., Any], case: Case) -> Weights:
-    accelerator = accelerator_class(mixed_precision=case.precision, gradient_accumulation_steps=case.accumulation)
+def by_accelerator(accelerator_class: Callable[..., Any], case: Case, **accumulation: Any) -> Weights:
+    accelerator = accelerator_class(mixed_precision=case.precision, **accumulation)
     assert accelerator.device.type == "xla"
     model, optimizer, loader, schedule = accelerator.prepare(*parts(case))
     for inputs, targets in loader:
