@@ -108,11 +108,12 @@ def trained(folder: str, arguments: Callable[[], dict[str, Any]]) -> Weights:
 
     The batch of all ranks together is the same on any number of them.
     """
-    _train(folder, arguments, SAVED_AFTER)
-    return _train(folder, arguments, MICRO_STEPS - SAVED_AFTER, resumes=True)
+    train(folder, arguments, SAVED_AFTER)
+    return train(folder, arguments, MICRO_STEPS - SAVED_AFTER, resumes=True)
 
 
-def _train(folder: str, arguments: Callable[[], dict[str, Any]], count: int, *, resumes: bool = False) -> Weights:
+def train(folder: str, arguments: Callable[[], dict[str, Any]], count: int, resumes: bool = False) -> Weights:
+    """The weights after so many micro-steps from the beginning, with a checkpoint at their end, or from such a checkpoint on."""
     options = {"cpu": True, **arguments()}
     accelerator = Accelerator(split_batches=True, gradient_accumulation_steps=ACCUMULATION, **options)
     model, optimizer, schedule, loader = parts()

@@ -11,7 +11,17 @@ import torch
 from accelerate_nb import Accelerator, ConfigurationError, ParallelismConfig, Strategy
 from accelerate_nb.errors import NotYetError
 from tests.ranks import run_on_ranks
-from tests.runtime.strategies.contract import CASES, ROUNDING, StrategyCase, WithoutReduction, difference, trained
+from tests.runtime.strategies.contract import (
+    ACCUMULATION,
+    CASES,
+    MICRO_STEPS,
+    ROUNDING,
+    StrategyCase,
+    WithoutReduction,
+    difference,
+    train,
+    trained,
+)
 
 
 def without_reduction() -> dict[str, Any]:
@@ -24,6 +34,14 @@ def without_reduction() -> dict[str, Any]:
 )
 def test_a_training_ends_in_the_weights_of_one_process(case: StrategyCase, tmp_path: Path) -> None:
     assert difference(run_on_ranks(trained, case.ranks, str(tmp_path / "checkpoint"), case.arguments)) < ROUNDING
+
+
+@pytest.mark.parametrize(("saved_by", "loaded_by"), [(2, 1), (1, 2)])
+def test_a_checkpoint_is_loaded_by_another_number_of_ranks(saved_by: int, loaded_by: int, tmp_path: Path) -> None:
+    folder, whole_windows = str(tmp_path / "checkpoint"), 2 * ACCUMULATION
+    run_on_ranks(train, saved_by, folder, dict, whole_windows)
+    found = run_on_ranks(train, loaded_by, folder, dict, MICRO_STEPS - whole_windows, True)
+    assert difference(found) < ROUNDING
 
 
 def test_a_strategy_without_its_reduction_ends_in_other_weights(tmp_path: Path) -> None:
