@@ -127,12 +127,12 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
 
         rendezvous = {} if self.init_handler is None else self.init_handler.to_kwargs()
         self._world = join(cpu=cpu or launcher_settings.cpu, xla_mesh=mesh.axes, **rendezvous)
-        if parallelism_config is not None:
-            self._world = registry.use_mesh(parallelism_config.mesh)
         self.state = AcceleratorState(name, cpu or launcher_settings.cpu, _from_accelerator=True)
         self.state.dynamo_plugin = self.compiling
         self.gradient_state = GradientState(accumulation)
-        self.state.strategy = self.strategy = choose_strategy(self._world, strategy, self.ddp_handler, mesh)
+        degrees = None if parallelism_config is None else parallelism_config.mesh
+        self.strategy = choose_strategy(self._world, strategy, degrees, self.ddp_handler, mesh)
+        self.state.strategy, self._world = self.strategy, self.strategy.world
         if parallelism_config is not None:
             self.strategy.use_parallelism(parallelism_config)
         self._fp8_recipe = choose_recipe(name, handlers.values(), launcher_settings.fp8_package)

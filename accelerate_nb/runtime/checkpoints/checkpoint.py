@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.nn import Module, Parameter
 
 from accelerate_nb.errors import CheckpointError
 from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
@@ -54,11 +53,14 @@ class Checkpoint:
         weights = self.strategy.weights(self.bundle.models)
         for hook in hooks:
             hook(self.bundle.models, weights, str(draft))
-        files = self.strategy.files(weights, self.bundle.optimizers, writes_shared=self.writes, safe=safe)
+        files = self.strategy.files(
+            self.bundle.models, weights, self.bundle.optimizers, writes_shared=self.writes, safe=safe
+        )
         files += self._shared() if self.writes else []
         files += self._rank_files(step)
         if in_window:
-            files.append(FileToWrite(file_names.of_rank(file_names.GRADIENTS_NAME, self.world.rank), self._gradients()))
+            gradients = [self.strategy.window_gradients(model) for model in self.bundle.models]
+            files.append(FileToWrite(file_names.of_rank(file_names.GRADIENTS_NAME, self.world.rank), gradients))
         return files
 
     def load(
@@ -90,7 +92,8 @@ class Checkpoint:
             item.give()
         for loader, position in zip(self.bundle.loaders, positions, strict=False):
             loader.resume(position)
-        self._set_gradients(gradients)
+        for model, saved in zip(self.bundle.models, gradients, strict=False):
+            self.strategy.set_window_gradients(model, saved)
         self.strategy.settle()
         return self._set_random(folder, states)
 
@@ -185,28 +188,12 @@ class Checkpoint:
         )
         return []
 
-    def _gradients(self) -> list[dict[str, Tensor]]:
-        return [
-            {name: parameter.grad for name, parameter in self._parameters(model) if parameter.grad is not None}
-            for model in self.bundle.models
-        ]
-
     def _read_gradients(self, folder: Path) -> list[dict[str, Tensor]]:
         path = folder / file_names.of_rank(file_names.GRADIENTS_NAME, self.world.rank)
         if not path.exists():
             return [{}] * len(self.bundle.models)
         saved: list[dict[str, Tensor]] = read(path, "the gradients of a window of accumulation")
         return saved
-
-    def _set_gradients(self, saved: list[dict[str, Tensor]]) -> None:
-        for model, gradients in zip(self.bundle.models, saved, strict=False):
-            for name, parameter in self._parameters(model):
-                gradient = gradients.get(name)
-                parameter.grad = None if gradient is None else gradient.to(parameter.device)
-
-    def _parameters(self, model: Module) -> Iterator[tuple[str, Parameter]]:
-        named: Iterator[tuple[str, Parameter]] = self.strategy.unwrap(model).named_parameters()
-        return named
 
     def _read_random(self, folder: Path) -> dict[str, Any] | None:
         path = folder / file_names.of_rank(file_names.RNG_STATE_NAME, self.world.rank)

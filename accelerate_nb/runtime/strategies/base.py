@@ -69,6 +69,11 @@ class Strategy:
     axes: tuple[str, ...] = ()
 
     @property
+    def default_mesh(self) -> Mesh:
+        """The mesh of a training for which none was requested: all ranks along the strategy's first axis."""
+        return Mesh(**{self.axes[0] if self.axes else "dp_replicate": self.world.size})
+
+    @property
     def mesh(self) -> Mesh:
         """The degrees in which the training is spread, over ranks, or over the devices that one process drives."""
         return self.world.mesh
@@ -231,7 +236,13 @@ class Strategy:
         return [complete(self.unwrap(model), self.model_state(model)) for model in models]
 
     def files(
-        self, weights: Sequence[dict[str, Any]], optimizers: Sequence[Any], *, writes_shared: bool, safe: bool
+        self,
+        models: Sequence[Any],
+        weights: Sequence[dict[str, Any]],
+        optimizers: Sequence[Any],
+        *,
+        writes_shared: bool,
+        safe: bool,
     ) -> list[FileToWrite]:
         """
         The files of models and optimizers that this process has to write; all processes call it.
@@ -258,6 +269,17 @@ class Strategy:
         """The content of the files that `files` made, which models and optimizers get when all of a checkpoint could be read."""
         found = [self._loaded_weights(folder, index, model, model_options) for index, model in enumerate(models)]
         return found + read_states(folder, file_names.OPTIMIZER_NAME, optimizers, options)
+
+    def window_gradients(self, model: Module) -> dict[str, Tensor]:
+        """The gradients that this process has gathered in a window of accumulation that has not ended, by names of weights."""
+        named = self.unwrap(model).named_parameters()
+        return {name: weight.grad for name, weight in named if weight.grad is not None}
+
+    def set_window_gradients(self, model: Module, saved: Mapping[str, Tensor]) -> None:
+        """Have the gradients that `window_gradients` returned, and no others."""
+        for name, weight in self.unwrap(model).named_parameters():
+            gradient = saved.get(name)
+            weight.grad = None if gradient is None else gradient.to(weight.device)
 
     def _loaded_weights(self, folder: Path, index: int, model: Any, options: Mapping[str, Any]) -> LoadedFile:
         path, loaded = load_weights(folder, index)

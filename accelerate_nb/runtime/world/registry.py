@@ -98,12 +98,12 @@ def forget() -> None:
 
 
 def use_mesh(mesh: Mesh) -> World:
-    """Have a training spread over the ranks as a mesh says; `ConfigurationError` where it has another number of ranks."""
+    """Have a training spread over the ranks as a mesh says, which has as many."""
     held = _held.get()
     world = current_world()
     if mesh != world.mesh:
         held.axis_groups = {}
-    held.world = replace(world, requested_mesh=mesh.checked(world.size))
+    held.world = replace(world, spread=mesh)
     return held.world
 
 

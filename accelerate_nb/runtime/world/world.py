@@ -34,15 +34,15 @@ class World:
     backend: str | None
     # what connects ranks whose devices torch.distributed knows nothing of
     connection: HostGroup | None = None
-    # how a training is spread over the ranks, where that was requested
-    requested_mesh: Mesh | None = None
+    # how the training of an `Accelerator` is spread over the ranks
+    spread: Mesh | None = None
     # of the ranks along an axis, the group that they talk over
     axis_group: Any = None
 
     @property
     def mesh(self) -> Mesh:
-        """The degrees in which a training is spread over the ranks; copies of the model, where nothing else was requested."""
-        return self.requested_mesh or Mesh(dp_replicate=self.size)
+        """The degrees in which a training is spread over the ranks; copies of the model, where there is no `Accelerator`."""
+        return self.spread or Mesh(dp_replicate=self.size)
 
     @property
     def group(self) -> Any:

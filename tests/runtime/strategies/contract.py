@@ -53,6 +53,12 @@ def by_mesh(**degrees: int) -> dict[str, Any]:
     return {"parallelism_config": ParallelismConfig(**degrees)}
 
 
+def of_shards() -> dict[str, Any]:
+    from tests.runtime.strategies.sharded import Sharded
+
+    return {"strategy": Sharded}
+
+
 class WithoutReduction(DDP):
     """A strategy of which the one reduction is deleted."""
 
@@ -66,6 +72,7 @@ CASES: Sequence[StrategyCase] = (
     StrategyCase("DDP", 2),
     StrategyCase("DDP by a mesh", 2, partial(by_mesh, dp_replicate_size=2)),
     StrategyCase("the documentation's", 2, of_documentation),
+    StrategyCase("sharded weights", 2, of_shards),
     StrategyCase("DDP on 4", 4),
 )
 
