@@ -17,6 +17,7 @@ from accelerate_nb.errors import CheckpointError
 from accelerate_nb.rank_local import RankLocal
 from accelerate_nb.runtime.checkpoints import manifest
 from accelerate_nb.runtime.checkpoints.liveness import ProcessLiveness
+from accelerate_nb.runtime.world.registry import has_own_store
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.user_warnings import warn_user
 
@@ -71,8 +72,9 @@ class CommitChannel:
         # the main process's saves that this one has had its part in, or has none in
         self.past: set[int] = set()
         self.settle = SETTLE
-        # earlier saves do not concern this process
-        self._first = self.store.add("saves", 0) + 1
+        # in a store that was another group's before, its saves do not concern this process; of its own group's none was before it,
+        # even if the main process has begun one while this one was still making its Accelerator
+        self._first = 1 if has_own_store() else self.store.add("saves", 0) + 1
 
     def unsettled(self, newest: int) -> list[int]:
         """The main process's saves, up to the newest, of which this one's part is not decided yet."""

@@ -76,6 +76,11 @@ def is_joined() -> bool:
     return held.world is not None and not _is_stale(held)
 
 
+def has_own_store() -> bool:
+    """Whether the store of this process's group is that group's alone, since the group was made here."""
+    return _held.get().made_group
+
+
 def generation() -> int:
     """The number of this world among those that this process has joined: what was made in another belongs to that."""
     return _held.get().generation

@@ -7,15 +7,19 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed import PrefixStore
 from torch.utils.data import DataLoader
 
+from accelerate_nb import Accelerator
 from accelerate_nb.runtime.checkpoints import commit_protocol
+from accelerate_nb.runtime.world.world import World
 from tests.peers import Peer, under_both
 from tests.ranks import run_on_ranks
 from tests.runtime.checkpoints.test_kills import training
@@ -51,6 +55,31 @@ def test_ranks_that_save_to_folders_of_their_own_have_their_own_files_there(tmp_
     both = under_both(each_in_a_folder_of_its_own, 2)
     assert [found for found, _ in both.ours] == [found for found, _ in both.theirs]
     assert [count for _, count in both.ours] == [0, 2]
+
+
+def makes_its_accelerator_late(folder: str) -> list[str]:
+    """Rank 1 begins to make its `Accelerator` when rank 0 has begun to save."""
+    commit_protocol.SETTLE = 0.5
+    is_late, make = os.environ["RANK"] == "1", commit_protocol.CommitChannel.__init__
+
+    def make_late(channel: commit_protocol.CommitChannel, world: World) -> None:
+        store = PrefixStore("accelerate_nb/checkpoint", world.store.clone())
+        while is_late and not store.add("saves", 0):
+            time.sleep(0.01)
+        make(channel, world)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commit_protocol.CommitChannel, "__init__", make_late)
+        accelerator = Accelerator(cpu=True)
+    own = Path(folder) / f"of rank {accelerator.process_index}"
+    for turn in range(2):
+        accelerator.save_state(own / str(turn))
+    accelerator.wait_for_everyone()
+    return sorted(path.name for path in own.iterdir())
+
+
+def test_a_rank_that_makes_its_accelerator_late_has_its_part_in_every_save(tmp_path: Path) -> None:
+    assert run_on_ranks(makes_its_accelerator_late, 2, str(tmp_path)) == [["0", "1"]] * 2
 
 
 def main_process_first_saves_another(folder: str, blocking: bool) -> list[str]:
