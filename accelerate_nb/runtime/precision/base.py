@@ -50,7 +50,7 @@ class Precision:
 def precision_name(requested: str | PrecisionType | None) -> str:
     """The name of a precision that exists; an unknown one is an error that lists the known ones."""
     name = "no" if requested is None else str(requested).lower()
-    if name not in PrecisionType.list():
+    if name not in PrecisionType:
         raise ConfigurationError(
             f"mixed_precision={name!r} is not known. Choose one of {', '.join(map(repr, PrecisionType.list()))}."
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import TypeAlias
 
@@ -12,6 +13,8 @@ from accelerate_nb.errors import ConfigurationError
 # The axes along which an operation goes: one, several together, or `None` for all ranks.
 Axis: TypeAlias = str | Sequence[str] | None
 
+# From the outermost to the innermost.
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "sp", "tp")
 # Of these axes ranks see different samples; along the others they work on the same ones.
 DATA_AXES = ("dp_replicate", "dp_shard")
 
@@ -37,20 +40,19 @@ class Mesh:
     tp: int = 1
 
     def __post_init__(self) -> None:
-        wrong = {axis: degree for axis, degree in asdict(self).items() if degree < 1}
-        if wrong:
-            text = ", ".join(f"{axis}={degree}" for axis, degree in wrong.items())
+        if min(getattr(self, axis) for axis in AXES) < 1:
+            text = ", ".join(f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) < 1)
             raise ConfigurationError(f"{text} was requested, but a degree is at least 1. Leave it out for 1.")
 
     @property
     def degrees(self) -> Mapping[str, int]:
         """The axes that are in use, with more than one rank each."""
-        return {axis: degree for axis, degree in asdict(self).items() if degree > 1}
+        return {axis: degree for axis in AXES if (degree := getattr(self, axis)) > 1}
 
     @property
     def size(self) -> int:
         """The number of ranks."""
-        return prod(self.degrees.values())
+        return prod(getattr(self, axis) for axis in AXES)
 
     def __str__(self) -> str:
         return " x ".join(f"{axis} {degree}" for axis, degree in self.degrees.items()) or "one rank"
@@ -85,14 +87,17 @@ class Mesh:
 
     def ranks_along(self, rank: int, *axes: str) -> tuple[int, ...]:
         """The ranks whose coordinates are this rank's but along some axes, itself among them, in their order."""
-        if unknown := [axis for axis in axes if axis not in asdict(self)]:
-            known = ", ".join(asdict(self))
-            raise ConfigurationError(f"The axis {', '.join(unknown)} was requested. Known axes of a mesh are {known}.")
-        own = self._elsewhere(rank, axes)
-        return tuple(other for other in range(self.size) if self._elsewhere(other, axes) == own)
-
-    def _elsewhere(self, rank: int, axes: tuple[str, ...]) -> list[int]:
-        return [index for axis, index in self.coordinates(rank).items() if axis not in axes]
+        if unknown := [axis for axis in axes if axis not in AXES]:
+            raise ConfigurationError(
+                f"The axis {', '.join(unknown)} was requested. Known axes of a mesh are {', '.join(AXES)}."
+            )
+        own = self.coordinates(rank)
+        found, stride = [0], self.size
+        for axis, degree in self.degrees.items():
+            stride //= degree
+            indices = range(degree) if axis in axes else (own[axis],)
+            found = [start + index * stride for start, index in product(found, indices)]
+        return tuple(found)
 
     def data_replica(self, rank: int) -> tuple[int, int]:
         """The index of a rank's stream of samples, and the number of different streams."""

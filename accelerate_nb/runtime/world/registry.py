@@ -106,10 +106,10 @@ def use_mesh(mesh: Mesh) -> World:
     """Have a training spread over the ranks as a mesh says, which has as many."""
     held = _held.get()
     world = current_world()
-    if mesh != world.mesh:
+    if mesh != world.spread:
         held.axis_groups = {}
-    held.world = replace(world, spread=mesh)
-    return held.world
+        held.world = world = replace(world, spread=mesh)
+    return world
 
 
 def along(axis: Axis) -> World:
