@@ -3,84 +3,30 @@
 from __future__ import annotations
 
 import struct
-from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from accelerate_nb.errors import OperationError
-from accelerate_nb.rank_local import RankLocal
-from accelerate_nb.runtime.operations.byte_rows import ByteRows, RowExchange, Work, row_exchange_of
+from accelerate_nb.runtime.operations.bruck_exchange import exchange_of
+from accelerate_nb.runtime.operations.peer_messages import HEAD
 from accelerate_nb.runtime.world.world import World
 
-# Every operation begins with one frame from each process. All frames of an exchange have one size, whatever the call, so calls
-# that don't fit together are an error that names them, on every process, where they would hang, end the process
-# from inside gloo, or return what was in memory before. No call goes without it, with or without ACCELERATE_DEBUG_MODE, because
-# a process can't know that another one's shapes have changed: a check that one process leaves out on its tenth call would match
-# the check that another one makes.
+# Every operation begins with one small row from each process, whose head names the call, so calls that don't fit together are
+# an error that names them, on every process, where they would hang, end the process from inside gloo, or return what was in
+# memory before. No call goes without it, with or without ACCELERATE_DEBUG_MODE, because a process can't know that another one's
+# shapes have changed: a check that one process leaves out on its tenth call would match the check that another one makes.
 #
-# It costs little instead. What is small travels inside the frame, so the check is no collective of its own, and frames grow
-# with what was sent in the last exchanges, which all processes know alike. What is larger than any frame follows when the
-# frames agree, and is made ready (copied, its memory allocated) while they are under way. What remains is one round of frames for
-# large reductions, and for broadcasts, whose sender would not wait for anyone without it.
+# It costs little instead. What is small travels behind the head, so the check is no collective of its own. What is large follows
+# when the heads agree, and is made ready (copied, its memory allocated) while they are under way. Rows are messages between the
+# processes' hosts, so no device is waited for, and within a machine they take less time than the smallest of gloo's collectives.
 
-_HEAD = 32
 _ALIGNED = 16
-# How large frames are. Between two processes on gloo one of 16 KB takes as long as one of 64 bytes, 64 KB a third longer.
-_PAGE = 4096
-_SMALLEST, LARGEST = 4 * _PAGE, 257 * _PAGE
-_REMEMBERED = 8
-
-
-class RowBuffers:
-    """
-    The frames of a process group: as large as what was sent in the last exchanges, whose memory is used again.
-
-    All processes have read the same frames, so all come to the same size.
-    """
-
-    def __init__(self) -> None:
-        self._wanted = deque([_SMALLEST], maxlen=_REMEMBERED)
-        self._frames: ByteRows | None = None
-        self._unread = False
-
-    def frames(self, exchange: RowExchange) -> ByteRows:
-        """Frames of the size that all processes take for the next exchange."""
-        if self._unread:
-            self.read()  # an interrupt came while these were on their way: the others have read theirs
-        size = max(self._wanted)
-        if self._frames is None or self._frames.length != size:
-            self._frames = exchange.frames(size)
-        return self._frames
-
-    def send(self, exchange: RowExchange) -> None:
-        """Begin an exchange with what was written into the frame."""
-        assert self._frames is not None, "frames are written before they are sent"
-        self._unread = True
-        self._frames.swap(exchange)
-
-    def read(self) -> bytes:
-        """The heads that every process sent in the exchange, when they have come."""
-        assert self._frames is not None, "frames are sent before they are read"
-        heads = self._frames.heads(_HEAD)
-        wanted = -(-(_HEAD + max(_lengths(heads))) // _PAGE) * _PAGE
-        self._wanted.append(max(_SMALLEST, wanted) if wanted <= LARGEST else _SMALLEST)
-        self._unread = False
-        return heads
-
-
-# by group, not by world: a process that discovers its world again finds the same group, unlike the others' worlds
-_row_buffers: RankLocal[WeakKeyDictionary[Any, RowBuffers]] = RankLocal(WeakKeyDictionary)
-
-
-def _lengths(heads: bytes) -> list[int]:
-    return [struct.unpack_from("<q", heads, start + 16)[0] for start in range(0, len(heads), _HEAD)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,51 +50,72 @@ def _signature(operation: str, arguments: str) -> bytes:
     return blake2b(f"{operation}\n{arguments}".encode(), digest_size=16).digest()
 
 
+_MISFIT = CollectiveCall("the error", "of calls that don't fit together")
+
+
 class CallCheck:
     """
-    One call that is being agreed on: its frame is sent at once, with as much of the payload as fits.
+    One call that is being agreed on: its row is sent at once, with as much of the payload as fits.
 
-    Parts of more than `largest` bytes don't travel inside. `carries` marks those that do; `finish` waits for the others' frames.
+    With a `limit` equal calls have payloads of equal lengths, and parts of up to so many bytes travel inside; with a `source`,
+    those of that process alone. Without a limit, lengths may differ, and rows have room for what was sent lately. `carries`
+    marks what travels inside; `finish` waits for the others' rows.
     """
 
     def __init__(
-        self, world: World, call: CollectiveCall, payload: Sequence[Tensor] = (), largest: int = LARGEST
+        self,
+        world: World,
+        call: CollectiveCall,
+        payload: Sequence[Tensor] = (),
+        limit: int | None = None,
+        source: int | None = None,
     ) -> None:
         self.world, self.call, self.payload = world, call, payload
-        self.exchange = row_exchange_of(world)
-        self._buffers = _row_buffers.get().setdefault(self.exchange.group, RowBuffers())
-        self._frames = self._buffers.frames(self.exchange)
-        lengths = [aligned(part.numel() * part.element_size()) for part in payload]
-        self._offsets = _offsets([length if length <= largest else LARGEST for length in lengths], self._frames.length)
+        self.exchange = exchange = exchange_of(world)
+        if exchange.unfinished is not None:
+            with suppress(OperationError):
+                exchange.unfinished.finish()  # an interrupt came while it waited: the others have gone on
+        lengths = [aligned(part.nbytes) for part in payload]
+        self._is_ragged = limit is None and bool(payload)
+        room = exchange.recent_length if self._is_ragged else exchange.longest(source)
+        self._offsets, end = _offsets(lengths, room, room if limit is None else limit)
         self.carries = [offset is not None for offset in self._offsets]
-        self.lengths = [sum(length for length in lengths if length <= largest)] * world.size
-        self._head = call.signature + struct.pack("<qq", self.lengths[0], 0)
-        self._frames.write(0, self._head)
+        exchange.open(room if self._is_ragged else end)
         for offset, part in zip(self._offsets, payload, strict=True):
             if offset is not None:
-                self._frames.put(offset, part)
-        self._buffers.send(self.exchange)
+                exchange.rows(offset, part)[0].copy_(part.detach())
+        self._calls: list[str] = []
+        exchange.unfinished = self
+        exchange.send(call.signature + struct.pack("<qq", sum(lengths), 0), source)
 
     def finish(self) -> None:
         """Wait until every process has called this; `OperationError`, on all of them, if their calls differ."""
-        heads = self._buffers.read()
-        if heads == self._head * self.world.size:
-            return
-        if any(heads[start : start + 16] != self._head[:16] for start in range(0, len(heads), _HEAD)):
-            raise _misfit(self.exchange, self.call)
-        self.lengths = _lengths(heads)
+        if self.exchange.unfinished is self:
+            agrees = self.exchange.receive()
+            self.exchange.unfinished = None
+            self._calls = [] if agrees else _gather_texts(self.world, str(self.call))
+            self.lengths = self.exchange.lengths() if agrees and self._is_ragged else []
+        if self._calls:
+            raise _misfit(self.world, self.call, self._calls)
 
-    def rows(self, index: int) -> Tensor:
-        """All processes' values of a part that travelled inside: a view of `(processes, *shape)`, until the next exchange."""
+    def gathered(self, index: int) -> Tensor:
+        """All processes' values of a part that travelled inside, in their order: a new tensor of `(processes, *shape)`."""
+        return self._rows(index).roll(self.world.rank, 0)
+
+    def received(self, index: int) -> Tensor:
+        """The source's value of a part that travelled inside: a view, until the next exchange."""
+        return self._rows(index)[self.exchange.source_row]
+
+    def _rows(self, index: int) -> Tensor:
         offset = self._offsets[index]
-        assert offset is not None, "only what a frame carries can be read from it"
-        return self._frames.rows(offset, self.payload[index])
+        assert offset is not None, "only what a row carries can be read from it"
+        return self.exchange.rows(offset, self.payload[index])
 
     def gathered_parts(self) -> list[Tensor] | None:
         """Every process's only part, each aligned to 16 bytes; `None` if one of them did not fit."""
-        if _HEAD + max(self.lengths) > self._frames.length:
+        if HEAD + max(self.lengths) > self.exchange.stride:
             return None
-        return [self._frames.row(rank, _HEAD, length) for rank, length in enumerate(self.lengths)]
+        return [self.exchange.row(rank)[HEAD : HEAD + length] for rank, length in enumerate(self.lengths)]
 
 
 def agree(world: World, call: CollectiveCall) -> None:
@@ -156,15 +123,15 @@ def agree(world: World, call: CollectiveCall) -> None:
     CallCheck(world, call).finish()
 
 
-def _offsets(lengths: Sequence[int], size: int) -> list[int | None]:
-    """The offset of each part of a payload in a frame; `None` for one that doesn't fit."""
+def _offsets(lengths: Sequence[int], room: int, limit: int) -> tuple[list[int | None], int]:
+    """The offset of each part of a payload in a row, `None` for one that doesn't fit or is longer than the limit; the row's end."""
     offsets: list[int | None] = []
-    end = _HEAD
+    end = HEAD
     for length in lengths:
-        fits = end + length <= size
+        fits = length <= limit and end + length <= room
         offsets.append(end if fits else None)
         end += length if fits else 0
-    return offsets
+    return offsets, end
 
 
 def aligned(length: int) -> int:
@@ -183,44 +150,33 @@ def places(parts: Sequence[Tensor]) -> tuple[list[int], int]:
 
 def exchange_rows(world: World, call: CollectiveCall, row: Tensor) -> list[Tensor]:
     """Every process's row of bytes, of whatever length each is, with up to 15 bytes after its end."""
-    exchange = CallCheck(world, call, [row])
-    exchange.finish()
-    if (inside := exchange.gathered_parts()) is not None:
+    check = CallCheck(world, call, [row])
+    check.finish()
+    if (inside := check.gathered_parts()) is not None:
         return inside
-    rows = torch.zeros((world.size, max(exchange.lengths)), dtype=torch.uint8, device=exchange.exchange.world.device)
-    rows[world.rank, : row.numel()] = row
-    _wait_for(exchange.exchange.fill(rows))
-    return [part[:length] for part, length in zip(rows, exchange.lengths, strict=True)]
-
-
-def _wait_for(works: Sequence[Work]) -> None:
-    for work in works:
+    rows = [torch.zeros(length, dtype=torch.uint8, device="cpu") for length in check.lengths]
+    rows[world.rank][: row.numel()] = row
+    gloo = check.exchange.group()
+    for work in [gloo.broadcast(row, rank) for rank, row in enumerate(rows) if row.numel()]:
         work.wait()
+    return rows
 
 
-def _misfit(exchange: RowExchange, call: CollectiveCall) -> OperationError:
+def _gather_texts(world: World, text: str) -> list[str]:
+    """The text of every process."""
+    encoded = text.encode()
+    row = torch.frombuffer(bytearray(struct.pack("<q", len(encoded)) + encoded), dtype=torch.uint8)
+    rows = [row.numpy().tobytes() for row in exchange_rows(world, _MISFIT, row)]
+    return [row[8 : 8 + struct.unpack_from("<q", row)[0]].decode() for row in rows]
+
+
+def _misfit(world: World, call: CollectiveCall, calls: Sequence[str]) -> OperationError:
     """The error to raise: a function that raised what it has a name for would keep the caller's tensors, in a circle."""
-    calls = _gather_texts(exchange, str(call))
     item = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(calls))
     error = OperationError(
-        f"The processes made calls that don't fit together, at {call.operation} on rank {exchange.world.rank}:\n{item}\n"
+        f"The processes made calls that don't fit together, at {call.operation} on rank {world.rank}:\n{item}\n"
         "All of them have to make the same calls in the same order, with tensors of the same shapes and types; "
         "`pad_across_processes` makes shapes equal."
     )
     error.calls = tuple(calls)
     return error
-
-
-def _gather_texts(exchange: RowExchange, text: str) -> list[str]:
-    """The text of every process."""
-    encoded = text.encode()
-    lengths = torch.zeros((exchange.world.size, 1), dtype=torch.int64, device=exchange.world.device)
-    lengths[exchange.world.rank] = len(encoded)
-    _wait_for(exchange.fill(lengths))
-    rows = torch.zeros((exchange.world.size, int(lengths.max())), dtype=torch.uint8, device=exchange.world.device)
-    rows[exchange.world.rank, : len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
-    _wait_for(exchange.fill(rows))
-    return [
-        bytes(row[:length].tolist()).decode()
-        for row, length in zip(rows.cpu(), lengths.flatten().tolist(), strict=True)
-    ]

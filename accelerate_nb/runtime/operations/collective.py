@@ -63,6 +63,8 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0, *, axis: Ax
 
 
 def _divided(total: Tensor, by: int) -> Tensor:
+    if total.is_floating_point() and not total.requires_grad:
+        return total.div_(by)
     if not total.is_complex():
         return total / by
     # torch_xla loses the imaginary part of a complex tensor that is divided by a number
