@@ -206,7 +206,7 @@ def checking(tiny: bool, rounds: int) -> list[Row]:
     world = current_world()
     sent = torch.zeros(16 << 10, dtype=torch.uint8, device=world.device)
     came = sent.new_empty(world.size * len(sent))
-    # as the check itself calls it: the function of torch.distributed costs more than what it calls
+    # the function of torch.distributed costs more than what it calls
     group: Any = world.group
 
     def bare() -> None:
