@@ -214,5 +214,7 @@ def _beside(world: World) -> Callable[[], Any]:
     timeout = world.group._get_backend(world.device).options._timeout
     # torch's stubs don't know its arguments
     gloo: Any = dist.ProcessGroupGloo
-    group = gloo(dist.PrefixStore("accelerate_nb/calls", world.store), world.rank, world.size, timeout)
+    # ranks along an axis of a mesh have a group of their own, and so have those along another
+    store = dist.PrefixStore(f"accelerate_nb/calls/{world.group.group_name}", world.store)
+    group = gloo(store, world.rank, world.size, timeout)
     return lambda: group
