@@ -47,7 +47,7 @@ class AcceleratedOptimizer(Optimizer):
         self._is_overflow = False
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
         self._before_first_step = before_first_step
-        self._strategy = strategy or Strategy(current_world())
+        self._strategy = strategy
         self._asks = current_stop_request()
         self._asks.begin()
         if device_placement and device is not None and optimizer.state:
@@ -69,7 +69,7 @@ class AcceleratedOptimizer(Optimizer):
         if self._before_first_step is not None:
             check, self._before_first_step = self._before_first_step, None
             check(self)
-        self._is_overflow = not self._strategy.step(self.optimizer, closure)
+        self._is_overflow = not self._own_strategy().step(self.optimizer, closure)
         self._asks.stepped()
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
@@ -77,9 +77,9 @@ class AcceleratedOptimizer(Optimizer):
         if not self.gradient_state.sync_gradients:
             return
         if self._takes_set_to_none:
-            self._strategy.zero_grad(self.optimizer, set_to_none=set_to_none is None or set_to_none)
+            self._own_strategy().zero_grad(self.optimizer, set_to_none=set_to_none is None or set_to_none)
         elif set_to_none is None:
-            self._strategy.zero_grad(self.optimizer)
+            self._own_strategy().zero_grad(self.optimizer)
         else:
             raise ValueError(f"{type(self.optimizer).__name__}.zero_grad takes no set_to_none. Call it without.")
 
@@ -110,10 +110,16 @@ class AcceleratedOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # the check before the first step, and the strategy, belong to this process
-        return {name: value for name, value in self.__dict__.items() if name not in {"_before_first_step", "_strategy"}}
+        return {**self.__dict__, "_before_first_step": None, "_strategy": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _before_first_step=None, _strategy=Strategy(current_world()))
+        self.__dict__.update(state)
+
+    def _own_strategy(self) -> Strategy:
+        if self._strategy is None:
+            # one that no `Accelerator` has made steps as one process does; a process that only holds it joins no world
+            self._strategy = Strategy(current_world())
+        return self._strategy
 
     def __repr__(self) -> str:
         return f"AcceleratedOptimizer({self.optimizer!r})"
