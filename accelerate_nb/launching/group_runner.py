@@ -16,7 +16,7 @@ from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult, died
 from accelerate_nb.failures.stack_dumps import crash_text
 from accelerate_nb.launching.idle_watchdog import IdleObserver
-from accelerate_nb.launching.node_agent.agent import BETWEEN_READS, Agent, Report
+from accelerate_nb.launching.node_agent.agent import BETWEEN_READS, LONGEST_WAIT, Agent, Report
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.launching.planning.plan import LaunchPlan, host_store, rendezvous_socket
 from accelerate_nb.launching.run_context import RunContext, Stop
@@ -38,8 +38,6 @@ from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import SignalRanks
 from accelerate_nb.transport.rank_info import MasterAddress
 
-# Where nothing is due, it is checked this often what else may be.
-_DOZE = 1.0
 # How many lines a process that died without an exception is quoted with.
 _LAST_LINES = 8
 
@@ -168,7 +166,7 @@ class GroupRunner:
             return BETWEEN_READS
         deadline = self._run_context.deadline
         due = self._idle_observer.due if deadline is None else min(self._idle_observer.due, deadline)
-        return min(max(due - now, 0.0), _DOZE)
+        return min(max(due - now, 0.0), LONGEST_WAIT)
 
     def _of_agents(self, query: Callable[[Agent], dict[int, Any]]) -> dict[int, Any]:
         """What all agents reply, by rank."""

@@ -46,6 +46,8 @@ from accelerate_nb.transport.protocol.messages import (
 _READ_AT_ONCE = 1 << 20
 # Pipes are emptied at most this often: a reader that wakes for every line costs the workers more than the lines do.
 BETWEEN_READS = 0.02
+# Where nothing is due, it is checked this often what else may be.
+LONGEST_WAIT = 1.0
 # Where nothing was written for so long, the pipes are watched instead of read.
 _QUIET_AFTER = 1.0
 
@@ -57,7 +59,7 @@ class Agent(Protocol):
     """
     The agent of one node as a worker group's runner sees it: in this process, or at the other end of a channel.
 
-    Its reports come in `tick`, in the handlers of its loop, and in `close`. `carry_out` with a `ToRank`, `stacks` and `collectives` may be
+    Its reports come in `tick`, in the handlers of its loop, and in `drain`. `carry_out` with a `ToRank`, `stacks` and `collectives` may be
     called from any thread.
     """
 

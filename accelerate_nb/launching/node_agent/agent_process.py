@@ -14,7 +14,7 @@ from typing import Any
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.engines.base import Engine
 from accelerate_nb.launching.engines.supervisor import SupervisorEngine, cool, warm
-from accelerate_nb.launching.node_agent.agent import NodeAgent
+from accelerate_nb.launching.node_agent.agent import LONGEST_WAIT, NodeAgent
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.transport.protocol.agent_messages import (
     AgentLost,
@@ -33,9 +33,6 @@ from accelerate_nb.transport.protocol.agent_messages import (
 from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import KillGroup, SignalRanks
-
-# Where nothing is due, it is checked this often what else may be.
-_DOZE = 1.0
 
 
 class AgentServer:
@@ -66,7 +63,7 @@ class AgentServer:
 
     def _serve_once(self) -> None:
         agent = self._agent
-        self._loop.wait(None if agent is None else agent.tick(time.monotonic(), _DOZE))
+        self._loop.wait(None if agent is None else agent.tick(time.monotonic(), LONGEST_WAIT))
 
     def _guarded(self, do: Callable[[], None]) -> None:
         """Do something for the group; where no workers can be started, or followed, they are lost."""
