@@ -62,7 +62,7 @@ def end_on_signals(run: RunHandle) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def code_after(signals: list[int], stopped_at: str | None) -> int | None:
+def exit_code_after(signals: list[int], stopped_at: str | None) -> int | None:
     """The exit code of a process that got these signals; `None` where it got none. `stopped_at` is the run's."""
     if not signals:
         return None

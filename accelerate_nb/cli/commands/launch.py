@@ -236,7 +236,7 @@ def _take_seconds(arguments: argparse.Namespace) -> None:
 
 
 def _conduct(program: Program, request: LaunchRequest) -> int:
-    from accelerate_nb.launching.end_signals import code_after, end_on_signals
+    from accelerate_nb.launching.end_signals import end_on_signals, exit_code_after
     from accelerate_nb.launching.launcher import prepare
 
     with set_variables(request.variables, os.environ), _input_of(program) as whole:
@@ -245,7 +245,7 @@ def _conduct(program: Program, request: LaunchRequest) -> int:
         check_ranks(request, len(started.view.ranks))
         with end_on_signals(started) as signals:
             code = _waited_for(started, front_end)
-        ended = code_after(signals, started.stopped_at)
+        ended = exit_code_after(signals, started.stopped_at)
         return code if ended is None else ended
 
 

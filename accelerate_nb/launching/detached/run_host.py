@@ -14,7 +14,7 @@ from accelerate_nb.events.run_folder import hold_lock
 from accelerate_nb.launching.detached.control_server import ControlServer
 from accelerate_nb.launching.detached.control_socket import ControlSocket
 from accelerate_nb.launching.detached.saved_outcome import save_error, save_result
-from accelerate_nb.launching.end_signals import code_after, end_on_signals
+from accelerate_nb.launching.end_signals import end_on_signals, exit_code_after
 from accelerate_nb.launching.engines import supervisor
 from accelerate_nb.launching.engines.supervisor_handle import SupervisorOffer
 from accelerate_nb.launching.front_end import NoFrontEnd
@@ -139,7 +139,7 @@ def host(request: RunRequest, offer: SupervisorOffer | None, ready: int) -> int:
         _save_at_last(run)
     supervisor.cool()
     os.close(lock)
-    return code_after(signals, run.stopped_at) or 0
+    return exit_code_after(signals, run.stopped_at) or 0
 
 
 def _save_at_last(run: HostedRun) -> None:

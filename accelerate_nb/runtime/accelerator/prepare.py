@@ -55,11 +55,11 @@ class PrepareMethods(AcceleratorProperties):
         return tuple(prepared) if len(prepared) != 1 else prepared[0]
 
     def _prepare_together(
-        self, objects: Sequence[Any], placements: Sequence[bool | None], *, trains: bool = True
+        self, objects: Sequence[Any], placements: Sequence[bool | None], *, is_trained: bool = True
     ) -> list[Any]:
         """The models and optimizers of a call as the strategy prepares them; the rest as it is."""
         requests = {
-            index: PrepareRequest(_original(item), self.compiling, self._places(placed), trains)
+            index: PrepareRequest(_original(item), self.compiling, self._places(placed), is_trained)
             for index, (item, placed) in enumerate(zip(objects, placements, strict=True))
             if isinstance(item, (Module, Optimizer)) and not is_prepared(item, self._prepared_for)
         }
@@ -95,7 +95,7 @@ class PrepareMethods(AcceleratorProperties):
 
     def prepare_model(self, model: Module, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
         """The model on its device, computing in the chosen precision, and, unless it is only evaluated, spread as the run is."""
-        return self._prepare_together([model], [device_placement], trains=not evaluation_mode)[0]
+        return self._prepare_together([model], [device_placement], is_trained=not evaluation_mode)[0]
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Any:
         """The optimizer, stepping when gradients are synchronised."""

@@ -133,9 +133,9 @@ class Strategy:
         """A model as it is trained: in its precision, on its device, spread over processes, compiled."""
         self.accept(request.value)
         model = self.precision.wrap_forward(request.value)
-        if request.places:
+        if request.is_placed:
             model = self.place(model)
-        if request.trains:
+        if request.is_trained:
             model = self.wrap_model(model)
         return self.compile(model, request.compiling)
 

@@ -13,10 +13,10 @@ class PrepareRequest:
     """
     A model or an optimizer that a strategy is to prepare; whatever else a call has is no part of it.
 
-    `places` is whether it comes to this process's device, `trains` whether a model gets gradients, or is only evaluated.
+    `is_placed` is whether it comes to this process's device, `is_trained` whether a model gets gradients, or is only evaluated.
     """
 
     value: Any
     compiling: TorchDynamoPlugin
-    places: bool = True
-    trains: bool = True
+    is_placed: bool = True
+    is_trained: bool = True

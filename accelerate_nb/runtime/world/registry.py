@@ -106,9 +106,9 @@ def use_mesh(mesh: Mesh) -> World:
     """Have a training spread over the ranks as a mesh says, which has as many."""
     held = _held.get()
     world = current_world()
-    if mesh != world.spread:
+    if mesh != world.training_mesh:
         held.axis_groups = {}
-        held.world = world = replace(world, spread=mesh)
+        held.world = world = replace(world, training_mesh=mesh)
     return world
 
 

@@ -35,14 +35,14 @@ class World:
     # what connects ranks whose devices torch.distributed knows nothing of
     connection: HostGroup | None = None
     # how the training of an `Accelerator` is spread over the ranks
-    spread: Mesh | None = None
+    training_mesh: Mesh | None = None
     # of the ranks along an axis, the group that they talk over
     axis_group: Any = None
 
     @property
     def mesh(self) -> Mesh:
         """The degrees in which a training is spread over the ranks; copies of the model, where there is no `Accelerator`."""
-        return self.spread or Mesh(dp_replicate=self.size)
+        return self.training_mesh or Mesh(dp_replicate=self.size)
 
     @property
     def group(self) -> Any:
