@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -35,10 +36,14 @@ def sleeps():
     time.sleep(100)
 
 
-def fails(rank_that_fails):
-    if os.environ["RANK"] == rank_that_fails:
-        {}["missing"]
-    return 1
+def fails(rank_that_fails, folder):
+    """One rank fails when the other returns: one that had not begun by then would be ended with it."""
+    others_end = Path(folder) / "ends"
+    if os.environ["RANK"] != rank_that_fails:
+        others_end.touch()
+        return 1
+    assert comes(others_end.exists)
+    return {}["missing"]
 
 
 class Point:
@@ -101,7 +106,7 @@ def test_an_interrupt_ends_the_wait_and_not_the_run(folder, monkeypatch):
 
 def test_an_error_comes_back_with_its_class_and_the_lines_that_raised_it(folder):
     with pytest.raises(KeyError) as caught:
-        notebook_launcher(fails, ("1",), folder=str(folder), **SETTINGS)
+        notebook_launcher(fails, ("1", str(folder)), folder=str(folder), **SETTINGS)
     error = caught.value
     assert isinstance(error, WorkerError)
     assert (error.rank, [failure.rank for failure in error.failures]) == (1, [1])
