@@ -68,6 +68,7 @@ def _be_ready(ranks: Sequence[_RankThread], prepare: Callable[[], object]) -> No
     try:
         prepare()
         devices, steps = xla.devices_for(len(ranks)), xla.steps_together(len(ranks))
+        xla.read_first_value(devices[0])
     except BaseException as error:  # noqa: BLE001 - reported by every rank
         for rank in ranks:
             rank.fail(error)

@@ -43,6 +43,18 @@ def steps_together(ranks: int) -> Lockstep | None:
     return Lockstep(ranks) if runtime.device_type() == "CPU" else None
 
 
+def read_first_value(device: str) -> None:
+    """
+    Read a value from a device, before threads do so.
+
+    The first read makes a counter, without a lock: of threads that read their first values at once, one ends the process with
+    SIGSEGV (`_fallback_counters` of torch_xla/csrc/aten_fallback.cpp).
+    """
+    import torch
+
+    torch.zeros((), device=device).item()
+
+
 def compute_on(device: str) -> None:
     """Make this the thread's device, as `torch_xla.launch` does (`_run_thread_per_device` of `torch_xla/_internal/pjrt.py`)."""
     import torch_xla

@@ -272,3 +272,15 @@ def test_a_session_on_threads_is_refused_and_told_what_to_do(monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     with pytest.raises(LaunchError, match="Pass num_processes=1, or xla_mesh='data'"):
         Session.start(resolve({"num_processes": 2}, {}))
+
+
+def counters() -> list[str]:
+    """The counters of torch_xla that there are when a rank begins."""
+    import torch_xla.debug.metrics as metrics
+
+    return list(metrics.counter_names())
+
+
+def test_the_first_value_is_read_before_threads_could_read_it_at_once(on_xla):
+    # the counter that the first read makes is unprotected: two threads that make it together end the process, now and then
+    assert all("aten::_local_scalar_dense" in names for names in on_xla(counters, num_processes=2))
