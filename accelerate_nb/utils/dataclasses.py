@@ -36,9 +36,6 @@ from accelerate_nb.runtime.compat.kwargs_handlers import (
     ProjectConfiguration as ProjectConfiguration,
 )
 from accelerate_nb.runtime.compat.unsupported.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
-from accelerate_nb.runtime.compat.unsupported.fsdp import (
-    FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
-)
 from accelerate_nb.runtime.compat.unsupported.megatron import (
     MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS,
     MegatronLMPlugin as MegatronLMPlugin,
@@ -63,5 +60,8 @@ from accelerate_nb.runtime.precision.fp8_msamp import (
     MSAMPRecipeKwargs as MSAMPRecipeKwargs,
 )
 from accelerate_nb.runtime.precision.fp8_te import TERecipeKwargs as TERecipeKwargs
+from accelerate_nb.runtime.strategies.fsdp.plugin import (
+    FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
+)
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin as TorchDynamoPlugin
 from accelerate_nb.runtime.training.module_tree import get_module_class_from_name as get_module_class_from_name

@@ -32,8 +32,8 @@ ROOMS = [
     import_module(f"accelerate_nb.runtime.compat.unsupported.{name}")
     for name in ("deepspeed", "fsdp", "megatron", "pipeline")
 ]
-# These answer already: that DeepSpeed is not at work, where it would be needed, and that weights are loaded everywhere.
-ANSWERS = {"get_active_deepspeed_plugin", "deepspeed_required", "disable_fsdp_ram_efficient_loading"}
+# These answer already: that DeepSpeed is not at work, where it would be needed.
+ANSWERS = {"get_active_deepspeed_plugin", "deepspeed_required"}
 
 
 def later() -> list[Any]:
@@ -99,8 +99,8 @@ def test_what_needs_deepspeed_is_refused_without_it() -> None:
 
 
 def test_a_method_of_settings_says_so_too() -> None:
-    with pytest.raises(NotYetError, match=r"FullyShardedDataParallelPlugin\.set_cpu_offload needs FSDP"):
-        ours.FullyShardedDataParallelPlugin().set_cpu_offload()
+    with pytest.raises(NotYetError, match=r"DeepSpeedPlugin\.set_mixed_precision needs DeepSpeed"):
+        ours.DeepSpeedPlugin().set_mixed_precision("bf16")
 
 
 NAMES = [

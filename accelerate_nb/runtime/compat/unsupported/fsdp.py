@@ -1,10 +1,9 @@
-"""FSDP, which shards a model's weights over processes: its settings, and its functions' names."""
+"""Names of Accelerate's functions for FSDP that are not offered yet."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -13,52 +12,6 @@ from torch.nn import Module
 from accelerate_nb.runtime.compat.unsupported.base import Unsupported
 
 _unsupported = Unsupported("FSDP", "Train with DDP: leave it out.")
-
-
-@dataclass
-@_unsupported
-class FullyShardedDataParallelPlugin:
-    """The configuration of sharded weights; `None` leaves a value to FSDP, or to the `FSDP_*` variables."""
-
-    fsdp_version: int | None = None
-    sharding_strategy: Any = None
-    reshard_after_forward: Any = None
-    backward_prefetch: Any = None
-    mixed_precision_policy: Any = None
-    auto_wrap_policy: Any = None
-    cpu_offload: Any = None
-    ignored_modules: Iterable[Module] | str | None = None
-    state_dict_type: Any = None
-    state_dict_config: Any = None
-    optim_state_dict_config: Any = None
-    limit_all_gathers: bool = True
-    use_orig_params: bool | None = None
-    param_init_fn: Callable[[Module], None] | None = None
-    sync_module_states: bool | None = None
-    forward_prefetch: bool | None = None
-    activation_checkpointing: bool | None = None
-    activation_checkpointing_offload: bool | None = None
-    cpu_ram_efficient_loading: bool | None = None
-    transformer_cls_names_to_wrap: list[str] | None = None
-    min_num_params: int | None = None
-
-    def set_state_dict_type(self, state_dict_type: Any = None) -> Any: ...
-    def set_auto_wrap_policy(self, model: Module) -> Any: ...
-    def set_mixed_precision(
-        self, mixed_precision: Any, buffer_autocast: bool = False, override: bool = False
-    ) -> Any: ...
-    def validate_mixed_precision_policy(self) -> Any: ...
-    def set_cpu_offload(self) -> Any: ...
-    def validate_cpu_offload(self) -> Any: ...
-
-
-@_unsupported
-def enable_fsdp_ram_efficient_loading() -> Any: ...
-
-
-def disable_fsdp_ram_efficient_loading() -> None:
-    """Have transformers load weights on every process."""
-    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "False"
 
 
 @_unsupported

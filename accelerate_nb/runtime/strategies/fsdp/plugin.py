@@ -1,0 +1,347 @@
+"""The settings of FSDP, under Accelerate's name: arguments, variables `FSDP_*`, and their values for FSDP's second version."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    CPUOffload,
+    CPUOffloadPolicy,
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    ShardingStrategy,
+    StateDictType,
+)
+from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
+from torch.nn import Module
+
+from accelerate_nb.config.did_you_mean import did_you_mean
+from accelerate_nb.config.value_types import Boolean, InvalidValue
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.compat.constants import FSDP2_STATE_DICT_TYPE, FSDP_AUTO_WRAP_POLICY
+from accelerate_nb.runtime.compat.device_support import is_cuda_available
+from accelerate_nb.runtime.strategies.fsdp.version_1 import (
+    WITHOUT_EFFECT,
+    check_prefetch,
+    requested_strategy,
+    sharding_of,
+    word_of,
+)
+from accelerate_nb.runtime.training.module_tree import get_module_class_from_name
+from accelerate_nb.user_warnings import warn_user
+
+_PREFIX = "FSDP_"
+_RAM_EFFICIENT_LOADING = f"{_PREFIX}CPU_RAM_EFFICIENT_LOADING"
+# The type to compute in, by the name of a precision.
+_DTYPES = {"fp8": torch.bfloat16, "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass
+class FullyShardedDataParallelPlugin:
+    """
+    The configuration of sharded weights; `None` leaves a value to the `FSDP_*` variables, which a launcher sets.
+
+    Weights are always sharded by FSDP's second version. A plugin of version 1, which is the default as in Accelerate, gets the
+    equal values of version 2, and `fsdp_version` is 2; `requested_version` keeps the number. `hybrid_shard` is whether a
+    strategy of version 1 requested shards within a machine, and copies across machines.
+
+    >>> plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap")
+    >>> plugin.reshard_after_forward, plugin.state_dict_type.name
+    (True, 'SHARDED_STATE_DICT')
+    """
+
+    fsdp_version: int = None  # type: ignore[assignment]  # a number once it is made
+    sharding_strategy: str | int | ShardingStrategy | None = None
+    reshard_after_forward: str | int | ShardingStrategy | bool = None  # type: ignore[assignment]  # a bool once it is made
+    backward_prefetch: str | BackwardPrefetch | None = None
+    mixed_precision_policy: dict[str, torch.dtype] | str | MixedPrecision | MixedPrecisionPolicy | None = None
+    auto_wrap_policy: Callable[..., Any] | str | None = None
+    cpu_offload: bool | CPUOffload | OffloadPolicy = None  # type: ignore[assignment]  # a policy once it is made
+    ignored_modules: Iterable[Module] | str | None = None
+    state_dict_type: str | StateDictType = None  # type: ignore[assignment]  # a type once it is made
+    state_dict_config: FullStateDictConfig | ShardedStateDictConfig | None = None
+    optim_state_dict_config: FullOptimStateDictConfig | ShardedOptimStateDictConfig | None = None
+    limit_all_gathers: bool = True
+    use_orig_params: bool | None = None
+    param_init_fn: Callable[[Module], None] | None = None
+    sync_module_states: bool | None = None
+    forward_prefetch: bool | None = None
+    activation_checkpointing: bool = None  # type: ignore[assignment]  # a bool once it is made
+    activation_checkpointing_offload: bool = None  # type: ignore[assignment]  # a bool once it is made
+    cpu_ram_efficient_loading: bool = None  # type: ignore[assignment]  # a bool once it is made
+    transformer_cls_names_to_wrap: list[str] | None = None
+    min_num_params: int | None = None
+
+    def __post_init__(self) -> None:
+        environment = os.environ
+        explicit = self.fsdp_version is not None or f"{_PREFIX}VERSION" in environment
+        self.requested_version = _version(self.fsdp_version, environment)
+        self.fsdp_version = 2
+        self._choose_sharding(environment)
+        if self.cpu_offload is None:
+            self.cpu_offload = _is_yes(environment, "OFFLOAD_PARAMS")
+        self.set_cpu_offload()
+        self.validate_cpu_offload()
+        self._drop_what_has_no_effect(is_version_1=explicit and self.requested_version == 1)
+        self.set_state_dict_type()
+        self._choose_wrapping(environment)
+        self._choose_memory(environment)
+        self._choose_mixed_precision()
+
+    def set_state_dict_type(self, state_dict_type: str | StateDictType | None = None) -> None:
+        """
+        Set what a checkpoint's model is: parts of each process ("SHARDED_STATE_DICT"), or one whole ("FULL_STATE_DICT").
+
+        Without a type it is that of the plugin, then that of the variable `FSDP_STATE_DICT_TYPE`; the default is whole for a
+        plugin of version 1, else in parts. `ConfigurationError` names another.
+        """
+        default = FSDP2_STATE_DICT_TYPE[1 if self.requested_version == 1 else 0]
+        requested = state_dict_type or self.state_dict_type or os.environ.get(f"{_PREFIX}STATE_DICT_TYPE", default)
+        self.state_dict_type = _state_dict_type(requested)
+        if self.state_dict_type is StateDictType.FULL_STATE_DICT:
+            self.state_dict_config = self.state_dict_config or FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+            self.optim_state_dict_config = self.optim_state_dict_config or FullOptimStateDictConfig(
+                offload_to_cpu=True, rank0_only=True
+            )
+        else:
+            self.state_dict_config = self.state_dict_config or ShardedStateDictConfig(offload_to_cpu=True)
+            self.optim_state_dict_config = self.optim_state_dict_config or ShardedOptimStateDictConfig(
+                offload_to_cpu=True
+            )
+
+    def set_auto_wrap_policy(self, model: Module) -> None:
+        """
+        Complete the policy for a model: the classes of its blocks, or the size from which a module is a unit of its own.
+
+        Without `transformer_cls_names_to_wrap` the classes are those of transformers' `_no_split_modules`. `ConfigurationError`
+        names a class that the model doesn't have.
+        """
+        if self.auto_wrap_policy is transformer_auto_wrap_policy:
+            if self.transformer_cls_names_to_wrap is None:
+                self.transformer_cls_names_to_wrap = list(getattr(model, "_no_split_modules", None) or ())
+            classes = {_module_class(model, name) for name in self.transformer_cls_names_to_wrap}
+            self.auto_wrap_policy = partial(transformer_auto_wrap_policy, transformer_layer_cls=classes)
+        elif self.auto_wrap_policy is size_based_auto_wrap_policy:
+            size = self.min_num_params or 0
+            self.auto_wrap_policy = partial(size_based_auto_wrap_policy, min_num_params=size) if size > 0 else None
+
+    def set_mixed_precision(
+        self,
+        mixed_precision: str | torch.dtype | Mapping[str, torch.dtype],
+        buffer_autocast: bool = False,
+        override: bool = False,
+    ) -> None:
+        """
+        Set the types of weights, gradients and outputs: all those of a precision, such as "bf16".
+
+        A policy that is there already stays, unless `override` is true; a `dict` becomes one.
+        """
+        if override or self.mixed_precision_policy is None:
+            dtype = _dtype(mixed_precision)
+            self.mixed_precision_policy = MixedPrecisionPolicy(
+                param_dtype=dtype, reduce_dtype=dtype, output_dtype=dtype
+            )
+        elif isinstance(self.mixed_precision_policy, dict):
+            self.mixed_precision_policy = self._policy_of(self.mixed_precision_policy)
+
+    def validate_mixed_precision_policy(self) -> None:
+        """Raise `ConfigurationError` where the policy is not one of FSDP's second version."""
+        if not isinstance(self.mixed_precision_policy, MixedPrecisionPolicy):
+            raise ConfigurationError(
+                f"mixed_precision_policy is {self.mixed_precision_policy!r}. It must be an instance of "
+                "torch.distributed.fsdp.MixedPrecisionPolicy: pass one, or 'bf16', 'fp16' or 'fp32'."
+            )
+
+    def set_cpu_offload(self) -> None:
+        """Make a policy of `cpu_offload`; memory is pinned only where there is a GPU to copy it to."""
+        if isinstance(self.cpu_offload, CPUOffload):
+            self.cpu_offload = self.cpu_offload.offload_params
+        if isinstance(self.cpu_offload, bool):
+            self.cpu_offload = CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy()
+        # torch refuses to pin memory without a device
+        if isinstance(self.cpu_offload, CPUOffloadPolicy) and self.cpu_offload.pin_memory and not is_cuda_available():
+            self.cpu_offload = replace(self.cpu_offload, pin_memory=False)
+
+    def validate_cpu_offload(self) -> None:
+        """Raise `ConfigurationError` where `cpu_offload` is not a policy of FSDP's second version."""
+        if not isinstance(self.cpu_offload, OffloadPolicy):
+            raise ConfigurationError(
+                f"cpu_offload is {self.cpu_offload!r}. It must be an instance of torch.distributed.fsdp.OffloadPolicy: pass "
+                "True, False or one."
+            )
+
+    def _choose_sharding(self, environment: Mapping[str, str]) -> None:
+        is_version_1 = self.requested_version == 1
+        if is_version_1 and self.sharding_strategy is None and self.reshard_after_forward is None:
+            self.sharding_strategy = requested_strategy(environment)
+        value: Any = self.reshard_after_forward
+        # of version 1 the strategy wins, as in Accelerate
+        if self.sharding_strategy is not None and (is_version_1 or value is None):
+            value = self.sharding_strategy
+        if value is None:
+            value = environment.get(f"{_PREFIX}RESHARD_AFTER_FORWARD", "true")
+        sharding = sharding_of(value)
+        if is_version_1 and self.sharding_strategy is not None:
+            self.sharding_strategy = sharding.strategy
+        self.reshard_after_forward, self.hybrid_shard = sharding.reshards, sharding.is_hybrid
+
+    def _drop_what_has_no_effect(self, *, is_version_1: bool) -> None:
+        """Check the arguments of the first version, take them back, and warn of them once."""
+        if self.backward_prefetch is not None:
+            check_prefetch(self.backward_prefetch)
+        reasons = {name: why for name, why in WITHOUT_EFFECT.items() if getattr(self, name) is not None}
+        for name in reasons:
+            setattr(self, name, None)
+        if not self.limit_all_gathers:
+            reasons["limit_all_gathers"] = "the number of gathers in flight is always limited"
+        sentences = ["fsdp_version=1 was requested: weights are sharded by version 2 here."] if is_version_1 else []
+        sentences += [f"{name} changes nothing in version 2 of FSDP: {why}." for name, why in reasons.items()]
+        if sentences:
+            warn_user(" ".join([*sentences, "Set fsdp_version=2 without them."]))
+
+    def _choose_wrapping(self, environment: Mapping[str, str]) -> None:
+        if self.auto_wrap_policy is None:
+            self.auto_wrap_policy = environment.get(f"{_PREFIX}AUTO_WRAP_POLICY", "NO_WRAP")
+        if not isinstance(self.auto_wrap_policy, str):
+            return
+        name = word_of("auto_wrap_policy", self.auto_wrap_policy, FSDP_AUTO_WRAP_POLICY)
+        if name == "TRANSFORMER_BASED_WRAP":
+            self.auto_wrap_policy = transformer_auto_wrap_policy
+            classes: Any = self.transformer_cls_names_to_wrap
+            if classes is None:
+                classes = environment.get(f"{_PREFIX}TRANSFORMER_CLS_TO_WRAP")
+            self.transformer_cls_names_to_wrap = classes.split(",") if isinstance(classes, str) else classes
+        elif name == "SIZE_BASED_WRAP":
+            self.auto_wrap_policy = size_based_auto_wrap_policy
+            self._choose_size(environment)
+        else:
+            self.auto_wrap_policy = None
+
+    def _choose_size(self, environment: Mapping[str, str]) -> None:
+        size: Any = self.min_num_params
+        if size is None and (text := environment.get(f"{_PREFIX}MIN_NUM_PARAMS", "0")).isdecimal():
+            size = int(text)
+        if not isinstance(size, int):
+            raise ConfigurationError(
+                f"min_num_params is {text if size is None else size!r}. It must be an integer: the number of weights from which "
+                "a module is a unit of its own."
+            )
+        self.min_num_params = size
+
+    def _choose_memory(self, environment: Mapping[str, str]) -> None:
+        if self.activation_checkpointing is None:
+            self.activation_checkpointing = _is_yes(environment, "ACTIVATION_CHECKPOINTING")
+        if self.activation_checkpointing_offload is None:
+            self.activation_checkpointing_offload = _is_yes(environment, "ACTIVATION_CHECKPOINTING_OFFLOAD")
+        if self.activation_checkpointing_offload and not self.activation_checkpointing:
+            raise ConfigurationError(
+                "activation_checkpointing_offload=True was requested with activation_checkpointing=False, but only what is "
+                "checkpointed can be offloaded. Pass activation_checkpointing=True as well."
+            )
+        if self.ignored_modules is None:
+            self.ignored_modules = environment.get(f"{_PREFIX}IGNORED_MODULES")
+        if self.cpu_ram_efficient_loading is None:
+            self.cpu_ram_efficient_loading = _is_yes(environment, "CPU_RAM_EFFICIENT_LOADING")
+        else:
+            # transformers reads it when it loads a model
+            os.environ[_RAM_EFFICIENT_LOADING] = str(self.cpu_ram_efficient_loading)
+
+    def _choose_mixed_precision(self) -> None:
+        policy = self.mixed_precision_policy
+        if isinstance(policy, str):
+            self.set_mixed_precision(policy, override=True)
+        elif isinstance(policy, dict):
+            self.mixed_precision_policy = self._policy_of(policy)
+        elif isinstance(policy, MixedPrecision):
+            # the first version gives a model's outputs as they come, and casts its inputs at the root alone
+            self.mixed_precision_policy = MixedPrecisionPolicy(
+                param_dtype=policy.param_dtype, reduce_dtype=policy.reduce_dtype
+            )
+        if self.mixed_precision_policy is not None:
+            self.validate_mixed_precision_policy()
+
+    def _policy_of(self, dtypes: dict[str, torch.dtype]) -> MixedPrecisionPolicy:
+        is_version_1 = self.requested_version == 1
+        wanted = {"param_dtype", "reduce_dtype", "buffer_dtype" if is_version_1 else "output_dtype"}
+        if dtypes.keys() != wanted or not all(dtype in _DTYPES.values() for dtype in dtypes.values()):
+            raise ConfigurationError(
+                f"mixed_precision_policy is {dtypes!r}. It must be a dict with the keys {', '.join(sorted(wanted))}, whose values "
+                f"are of {', '.join(map(str, dict.fromkeys(_DTYPES.values())))}."
+            )
+        return MixedPrecisionPolicy(
+            param_dtype=dtypes["param_dtype"],
+            reduce_dtype=dtypes["reduce_dtype"],
+            output_dtype=dtypes.get("output_dtype"),
+        )
+
+
+def enable_fsdp_ram_efficient_loading() -> None:
+    """Have transformers load weights on one process of each machine alone; the others get them when the model is prepared."""
+    os.environ.setdefault("ACCELERATE_USE_FSDP", "True")
+    os.environ[_RAM_EFFICIENT_LOADING] = "True"
+
+
+def disable_fsdp_ram_efficient_loading() -> None:
+    """Have transformers load weights on every process."""
+    os.environ[_RAM_EFFICIENT_LOADING] = "False"
+
+
+def _version(given: int | None, environment: Mapping[str, str]) -> int:
+    version = environment.get(f"{_PREFIX}VERSION", "1") if given is None else given
+    if str(version) not in {"1", "2"}:
+        raise ConfigurationError(f"fsdp_version is {version!r}. FSDP has the versions 1 and 2: pass fsdp_version=2.")
+    return int(version)
+
+
+def _state_dict_type(value: str | StateDictType) -> StateDictType:
+    if isinstance(value, str):
+        name = value.upper()
+        found = next((item for item in StateDictType if name in {item.name, str(item.value)}), None)
+        value = found or StateDictType[word_of("state_dict_type", value, FSDP2_STATE_DICT_TYPE)]
+    if value is StateDictType.LOCAL_STATE_DICT:
+        raise ConfigurationError(
+            "state_dict_type=LOCAL_STATE_DICT was requested, which version 2 of FSDP doesn't have. Pass 'SHARDED_STATE_DICT', "
+            "each process's part, or 'FULL_STATE_DICT'."
+        )
+    return value
+
+
+def _module_class(model: Module, name: str) -> type[Module]:
+    found = get_module_class_from_name(model, name)
+    if found is None:
+        classes = sorted({type(module).__name__ for module in model.modules()})
+        raise ConfigurationError(
+            f"The layer class {name} was requested by transformer_cls_names_to_wrap, and the model has none. "
+            f"{did_you_mean(name, classes, '')} Its classes are {', '.join(classes)}.".replace("  ", " ")
+        )
+    return found
+
+
+def _dtype(precision: Any) -> torch.dtype:
+    dtype = _DTYPES.get(precision) if isinstance(precision, str) else precision
+    if not isinstance(dtype, torch.dtype) or dtype not in _DTYPES.values():
+        raise ConfigurationError(
+            f"The mixed precision {precision!r} was requested. Pass one of {', '.join(_DTYPES)}, or the type of one."
+        )
+    return dtype
+
+
+def _is_yes(environment: Mapping[str, str], name: str) -> bool:
+    text = environment.get(_PREFIX + name, "False")
+    try:
+        return Boolean().parse(text)
+    except InvalidValue:
+        raise ConfigurationError(
+            f"The variable {_PREFIX}{name} is {text!r}, but should be {Boolean.expected}. Correct or unset it."
+        ) from None
