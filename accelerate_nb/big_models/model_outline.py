@@ -22,8 +22,8 @@ from torch.nn import Module
 from accelerate_nb.big_models.checkpoint_files import checkpoint_files, load_pickled, open_safetensors
 from accelerate_nb.big_models.empty import init_empty_weights
 from accelerate_nb.errors import CheckpointError, ConfigurationError, MissingExtraError
-from accelerate_nb.runtime.checkpoints import dcp_shards
-from accelerate_nb.runtime.checkpoints.merge import weights_among
+from accelerate_nb.runtime.checkpoints.dcp import index
+from accelerate_nb.runtime.checkpoints.dcp.merge import weights_among
 
 _PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
 # Under which words the weights stand in what people save with torch.save.
@@ -151,7 +151,7 @@ def _of_path(path: Path, arguments: Mapping[str, Any] | None, *, trusts: bool) -
 
 
 def _of_folder(folder: Path, *, trusts: bool) -> ModelOutline:
-    if (folder / dcp_shards.LIST).is_file() or any(folder.glob(f"{dcp_shards.MODEL_FOLDER}_*/{dcp_shards.LIST}")):
+    if (folder / index.LIST).is_file() or any(folder.glob(f"{index.MODEL_FOLDER}_*/{index.LIST}")):
         return _of_shards(folder)
     configuration = folder / "config.json"
     if configuration.is_file() and (
@@ -214,7 +214,7 @@ def _state_in(content: Any, path: Path) -> dict[str, Tensor]:
 
 
 def _of_shards(folder: Path) -> ModelOutline:
-    listed = dcp_shards.list_shards(folder)
+    listed = index.list_shards(folder)
     prefix, _ = weights_among(listed.positions)
     return ModelOutline(
         str(listed.folder),

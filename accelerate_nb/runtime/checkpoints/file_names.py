@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 MODEL_NAME = "pytorch_model"
 SAFE_MODEL_NAME = "model"
@@ -12,6 +13,8 @@ WEIGHTS_INDEX_NAME = f"{WEIGHTS_NAME}.index.json"
 SAFE_WEIGHTS_INDEX_NAME = f"{SAFE_WEIGHTS_NAME}.index.json"
 WEIGHTS_PATTERN_NAME = "pytorch_model{suffix}.bin"
 SAFE_WEIGHTS_PATTERN_NAME = "model{suffix}.safetensors"
+# Of sharded models: a folder of parts, `pytorch_model_fsdp_0`, or a complete file, `pytorch_model_fsdp.bin`.
+SHARDED_MODEL_NAME = f"{MODEL_NAME}_fsdp"
 OPTIMIZER_NAME = "optimizer"
 SCHEDULER_NAME = "scheduler"
 SAMPLER_NAME = "sampler"
@@ -29,13 +32,18 @@ LOADER_NAME = "dl_state_dict"
 
 _OURS = re.compile(
     r"(model|pytorch_model)(_\d+)?\.(safetensors|bin)|(optimizer|scheduler|sampler|dl_state_dict)(_\d+)?\.bin|scaler\.pt"
-    r"|random_states_\d+\.pkl|(positions|gradients)_\d+\.pkl|custom_checkpoint_\d+\.pkl|checkpoint\.json"
+    r"|(pytorch_model_fsdp|optimizer)_\d+|pytorch_model_fsdp(_\d+)?\.bin|random_states_\d+\.pkl|(positions|gradients)_\d+\.pkl|custom_checkpoint_\d+\.pkl|checkpoint\.json"
 )
 
 
 def is_ours(name: str) -> bool:
     """Whether a file name is one that a checkpoint writes."""
     return _OURS.fullmatch(name) is not None
+
+
+def has_named_states(folder: Path) -> bool:
+    """Whether a checkpoint's weights are those of a sharded model, and what optimizers remember stands under names of weights."""
+    return (folder / f"{SHARDED_MODEL_NAME}_0").is_dir() or (folder / numbered(SHARDED_MODEL_NAME, 0)).is_file()
 
 
 def numbered(stem: str, index: int, suffix: str = "bin") -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from accelerate_nb.errors import CheckpointError
@@ -14,7 +14,7 @@ from accelerate_nb.runtime.checkpoints.io import atomic_commit
 from accelerate_nb.runtime.checkpoints.io.atomic_commit import CheckpointPaths
 from accelerate_nb.runtime.checkpoints.io.background_write import BackgroundWrite
 from accelerate_nb.runtime.checkpoints.io.host_copy import HostCopier, HostMemory
-from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, named, write_files
+from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, LastFile, named, write_files
 from accelerate_nb.runtime.world.world import World
 
 # Files are written at the same time because what takes time is the disk, and torch's sums over what it writes.
@@ -82,7 +82,7 @@ class Saver:
     def _copied(self, files: list[FileToWrite]) -> list[FileToWrite]:
         self._memory.give_back()
         copier = HostCopier(self._memory)
-        copies = [FileToWrite(file.name, copier.copy(file.content), file.safe) for file in files]
+        copies = [replace(file, content=copier.copy(file.content)) for file in files]
         copier.finish()
         return copies
 
@@ -99,14 +99,16 @@ class _Save:
         """Write this process's files; returns when the checkpoint is committed on all."""
         complaint: str | None = "It was interrupted."
         written: dict[str, manifest.ManifestEntry] = {}
+        last = [file for file in files if isinstance(file, LastFile)]
         try:
-            written = write_files(files, self.paths.draft, threads=threads)
+            own = [file for file in files if not isinstance(file, LastFile)]
+            written = write_files(own, self.paths.draft, threads=threads)
             complaint = None
         except CheckpointError as error:
             complaint = f"{error} What was there before is unchanged."
             raise
         finally:
-            self._finish(complaint, written)
+            self._finish(complaint, written, last)
 
     def give_up(self, reason: str) -> None:
         """This process has nothing to write; the others receive the reason."""
@@ -115,9 +117,13 @@ class _Save:
         except CheckpointError:
             return  # it was raised where it happened
 
-    def _finish(self, complaint: str | None, written: dict[str, manifest.ManifestEntry]) -> None:
+    def _finish(
+        self, complaint: str | None, written: dict[str, manifest.ManifestEntry], last: Sequence[LastFile]
+    ) -> None:
         def commit() -> None:
             with named(self.paths.folder):
+                for file in last:
+                    written.update(file.write_last(self.paths.draft))
                 self._commit(written)
 
         self.agreement.finish(complaint, commit)

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
-from accelerate_nb.runtime.checkpoints import dcp_shards as reading, merge as merging
-from accelerate_nb.runtime.checkpoints.merge import merge, merge_fsdp_weights
+from accelerate_nb.runtime.checkpoints.dcp import index as reading, merge as merging
+from accelerate_nb.runtime.checkpoints.dcp.merge import merge, merge_fsdp_weights
 from tests.ranks import run_on_ranks
 
 

@@ -47,22 +47,31 @@ class FileToWrite:
         with named(path, _FAILURES):
             if size < _LARGE:
                 small = io.BytesIO()
-                self._fill(small)
+                self.fill(small)
                 path.write_bytes(small.getbuffer())
                 sync(path)
                 return entry_of(path)
             file = DiskFile(path, size, blocks)
             try:
-                self._fill(file)
+                self.fill(file)
             finally:
                 entry = file.finish()
             return entry
 
-    def _fill(self, file: Any) -> None:
+    def fill(self, file: Any) -> None:
+        """Write the content to something that takes bytes."""
         if self.safe:
             write_safetensors(self.content, file)
         else:
             torch.save(self.content, file)
+
+
+class LastFile(FileToWrite):
+    """A file of the main process that needs what the other processes have written: it is written when all of them are done."""
+
+    def write_last(self, folder: Path) -> dict[str, ManifestEntry]:
+        """Write the file; returns its entry, and those of other processes' files that became known."""
+        raise NotImplementedError
 
 
 def files_of(stem: str, objects: Iterable[Any]) -> list[FileToWrite]:

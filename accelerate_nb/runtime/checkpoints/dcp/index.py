@@ -22,7 +22,7 @@ from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.checkpoints import file_names
 
 LIST = ".metadata"
-MODEL_FOLDER = f"{file_names.MODEL_NAME}_fsdp"
+MODEL_FOLDER = file_names.SHARDED_MODEL_NAME
 
 # Where in the saved object a value stood: `("model", "layer.weight")`.
 Position = tuple[str | int, ...]
@@ -63,29 +63,41 @@ class ShardIndex:
 
     def load(self, keys: Iterable[str]) -> dict[str, Any]:
         """The values of these keys, each put together from its shards in the CPU's memory."""
-        import torch.distributed.checkpoint as dcp
-        from torch.distributed.checkpoint.api import CheckpointException
-
         wanted: dict[str, Any] = {
             key: torch.empty(tensor.shape, dtype=tensor.dtype)
             if (tensor := self.tensors.get(key)) is not None
             else None
             for key in keys
         }
+        self.load_into(wanted, flatten=False)
+        return wanted
+
+    def load_into(self, state: dict[str, Any], *, flatten: bool = True) -> None:
+        """
+        Replace the values of a state, nested as it was saved, by those of the shards; of a DTensor this process's part is read.
+
+        Processes that read do it each for itself.
+        """
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.api import CheckpointException
+
         try:
             with warnings.catch_warnings():
                 # it states one process, which is right
                 warnings.simplefilter("ignore", UserWarning)
-                dcp.load(wanted, storage_reader=_reader(self), planner=_planner(), no_dist=True)
+                dcp.load(state, storage_reader=_reader(self), planner=_planner(flatten=flatten), no_dist=True)
         except CheckpointException as error:
             first = next(iter(error.failures.values()))[0]
             if not isinstance(first, Exception):
                 raise first from None  # an interrupt, which torch wraps too
-            raise CheckpointError(
-                f"{self.folder} holds damaged shards, or objects that could run code: {_first_line(first)}. "
-                "Take another checkpoint."
-            ) from None
-        return wanted
+            raise CheckpointError(_why(self.folder, first)) from None
+
+
+def _why(folder: Path, error: Exception) -> str:
+    text = _first_line(error)
+    if text.startswith(("Missing key", "Size mismatch")):
+        return f"{folder} does not fit: {text}. Prepare the same objects as when the checkpoint was saved."
+    return f"{folder} holds damaged shards, or objects that could run code: {text}. Take another checkpoint."
 
 
 def find(checkpoint: str | os.PathLike[str]) -> Path:
@@ -201,17 +213,18 @@ def _reader(shards: ShardIndex) -> Any:
     return ShardReader(shards.folder)
 
 
-def _planner() -> Any:
+def _planner(*, flatten: bool) -> Any:
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
     class ShardPlanner(DefaultLoadPlanner):
         """Reads what is no tensor without running code that it holds."""
 
         def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
-            plain = torch.load(value, weights_only=True)
-            self.original_state_dict[read_item.dest_index.fqn] = plain
+            torch.load(value, weights_only=True)  # raises where it is no plain data
+            value.seek(0)
+            super().load_bytes(read_item, value)
 
-    return ShardPlanner(flatten_state_dict=False)
+    return ShardPlanner(flatten_state_dict=flatten)
 
 
 def _first_line(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.checkpoints import file_names
-from accelerate_nb.runtime.checkpoints.dcp_shards import LIST, Position, ShardIndex, list_shards
+from accelerate_nb.runtime.checkpoints.dcp.index import LIST, Position, ShardIndex, list_shards
 from accelerate_nb.runtime.checkpoints.io.safetensors_writer import can_hold, layout, write_numbers
 from accelerate_nb.runtime.checkpoints.io.writer import in_groups, named, size_of, write_file
 from accelerate_nb.runtime.world.state import PartialState

@@ -1,0 +1,1 @@
+"""Checkpoints in parts, in the format of torch.distributed.checkpoint."""
