@@ -103,13 +103,12 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
         deepspeed_plugins: Any = None,
         parallelism_config: ParallelismConfig | None = None,
         *,
-        strategy: Strategy | type[Strategy] | None = None,
+        strategy: Strategy | type[Strategy] | str | None = None,
     ) -> None:
         refuse(
             "Accelerator",
             deepspeed_plugin=deepspeed_plugin,
             deepspeed_plugins=deepspeed_plugins,
-            fsdp_plugin=fsdp_plugin,
             torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
         )
@@ -131,7 +130,7 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
         self.state.dynamo_plugin = self.compiling
         self.gradient_state = GradientState(accumulation)
         degrees = None if parallelism_config is None else parallelism_config.mesh
-        self.strategy = choose_strategy(self._world, strategy, degrees, self.ddp_handler, mesh)
+        self.strategy = choose_strategy(self._world, strategy, degrees, self.ddp_handler, mesh, fsdp_plugin)
         self.state.strategy, self._world = self.strategy, self.strategy.world
         if parallelism_config is not None:
             self.strategy.use_parallelism(parallelism_config)

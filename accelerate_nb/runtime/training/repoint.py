@@ -10,8 +10,9 @@ from torch.optim import Optimizer
 
 
 def named_weights(model: Module) -> dict[str, Parameter]:
-    """A model's weights by all of their names."""
-    return dict(model.named_parameters(remove_duplicate=False))
+    """A model's weights by all of their names, without those of the wrappers that recompute activations."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {name.replace("_checkpoint_wrapped_module.", ""): weight for name, weight in named}
 
 
 def replaced_weights(before: Mapping[str, Parameter], after: Mapping[str, Parameter]) -> dict[Parameter, Parameter]:

@@ -49,7 +49,7 @@ def test_a_strategy_without_its_reduction_ends_in_other_weights(tmp_path: Path) 
     assert difference(found) > 100 * ROUNDING
 
 
-@pytest.mark.parametrize("wrong", [3, "ddp", int, Accelerator])
+@pytest.mark.parametrize("wrong", [3, "zero", int, Accelerator])
 def test_what_is_no_strategy_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"a class below accelerate_nb\.Strategy"):
         Accelerator(cpu=True, strategy=wrong)

@@ -1,0 +1,88 @@
+"""What each process does with its parts of tensors that are sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+# Ways in which a tensor's parts lie on processes: a mesh with the placement along each of its axes.
+_Layout = tuple[Any, tuple[Any, ...]]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's part of a tensor; a tensor that is whole is its own."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor; all processes of its mesh call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part_of(tensor: Tensor, like: Tensor) -> Tensor:
+    """The part of a whole tensor that this process has of another one, sharded as that is; nothing is sent."""
+    tensor = tensor.to(like.device, like.dtype)
+    if not isinstance(like, DTensor):
+        return tensor
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def as_part(part: Tensor, like: Tensor) -> Tensor:
+    """This process's part as the tensor that all processes' parts make, sharded as another one is."""
+    if not isinstance(like, DTensor):
+        return part
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def norm(gradients: Iterable[Tensor], norm_type: float, device: torch.device) -> Tensor:
+    """
+    The norm of all gradients together, whole ones and parts over any meshes: a number on this device, equal on all processes.
+
+    The p-norm is (Σ |g|^p)^(1/p), for p = ∞ the largest |g|. One sum is exchanged for each way in which gradients are sharded.
+    """
+    by_layout: dict[_Layout, list[Tensor]] = {}
+    for gradient in gradients:
+        by_layout.setdefault(_layout(gradient), []).append(local(gradient))
+    largest = norm_type == float("inf")
+    parts = [_reduced(_power(tensors, norm_type, device), layout, largest) for layout, tensors in by_layout.items()]
+    if not parts:
+        return torch.zeros((), device=device)
+    together = torch.stack(parts)
+    return together.max() if largest else together.sum() ** (1 / norm_type)
+
+
+def _layout(tensor: Tensor) -> _Layout:
+    return (tensor.device_mesh, tuple(tensor.placements)) if isinstance(tensor, DTensor) else (None, ())
+
+
+def _power(tensors: list[Tensor], norm_type: float, device: torch.device) -> Tensor:
+    """The sum of the powers of this process's numbers, or the largest of them."""
+    filled = [tensor for tensor in tensors if tensor.numel()]
+    if not filled:
+        return torch.zeros((), device=device)
+    norms = torch.stack([found.to(device, torch.float32) for found in torch._foreach_norm(filled, norm_type)])
+    return norms.max() if norm_type == float("inf") else (norms**norm_type).sum()
+
+
+def _reduced(value: Tensor, layout: _Layout, largest: bool) -> Tensor:
+    mesh, placements = layout
+    for axis, placement in enumerate(placements):
+        if not isinstance(placement, Replicate):
+            dist.all_reduce(value, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=mesh.get_group(axis))
+    return value
+
+
+def scale(gradients: Iterable[Tensor], factor: Tensor) -> None:
+    """Multiply gradients by a number, in place."""
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for gradient in gradients:
+        by_device.setdefault(gradient.device, []).append(local(gradient))
+    for device, tensors in by_device.items():
+        torch._foreach_mul_(tensors, factor.to(device))

@@ -1,0 +1,82 @@
+"""The weights that a training begins with, brought from the first process to all, a part of the model at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.utils.weak import WeakIdKeyDictionary
+
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.world.world import World
+
+
+class InitialWeights:
+    """
+    The first process's weights and buffers, on every process's device.
+
+    Only what was brought and is not sharded yet is in memory there: where the other processes have a model on the meta device,
+    none of them ever holds it whole. What the first process has on the meta device is initialised there, by `initialise`, which
+    gets a module, or by the module's `reset_parameters`.
+    """
+
+    def __init__(
+        self, world: World, initialise: Callable[[Module], object] | None = None, ignored: Iterable[Parameter] = ()
+    ) -> None:
+        self.world, self.initialise = world, initialise
+        # those that stay whole, as they are now
+        self.ignored: set[Parameter] = set()
+        self._ignored = {id(weight) for weight in ignored}
+        # tied weights by the former one; values live as long as the model has them
+        self._brought = WeakIdKeyDictionary()
+        self._modules: set[int] = set()
+
+    def bring(self, module: Module) -> None:
+        """Replace the weights and buffers of a module and its parts by the first process's; each part once."""
+        for part in module.modules():
+            if id(part) not in self._modules:
+                self._modules.add(id(part))
+                self._bring_own(part)
+
+    def _bring_own(self, part: Module) -> None:
+        if self.world.is_main and any(tensor.is_meta for tensor in _own_tensors(part)):
+            self._initialise(part)
+        for name, weight in part._parameters.items():
+            if weight is not None:
+                if weight not in self._brought:
+                    self._brought[weight] = Parameter(self._tensor(weight.detach()), weight.requires_grad)
+                part._parameters[name] = self._brought[weight]
+                if id(weight) in self._ignored:
+                    self.ignored.add(self._brought[weight])
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = self._tensor(buffer)
+
+    def _tensor(self, tensor: Tensor) -> Tensor:
+        device = self.world.device
+        if self.world.is_main:
+            brought = tensor.to(device).contiguous()
+        else:
+            brought = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        if self.world.size > 1:
+            dist.broadcast(brought, 0)
+        return brought
+
+    def _initialise(self, part: Module) -> None:
+        initialise = self.initialise or getattr(type(part), "reset_parameters", None)
+        if initialise is None:
+            raise ConfigurationError(
+                f"A {type(part).__name__} of the model is on the meta device on the first process, too, and has no "
+                "`reset_parameters`. Make the model on the CPU there, or pass `param_init_fn=` to the plugin."
+            )
+        part.to_empty(device=self.world.device, recurse=False)
+        with torch.no_grad():
+            initialise(part)
+
+
+def _own_tensors(part: Module) -> Iterator[Tensor]:
+    for tensors in (part._parameters, part._buffers):
+        yield from (tensor for tensor in tensors.values() if tensor is not None)

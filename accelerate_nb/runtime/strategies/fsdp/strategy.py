@@ -1,0 +1,256 @@
+"""The strategy that shards weights, gradients and optimizer states with torch's `fully_shard` (FSDP2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, StateDictType, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn import Module
+
+from accelerate_nb.runtime.checkpoints import file_names
+from accelerate_nb.runtime.checkpoints.dcp import named_states
+from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite
+from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
+from accelerate_nb.runtime.compat.enums import DistributedType
+from accelerate_nb.runtime.operations import sharded_tensors
+from accelerate_nb.runtime.parallelism_config import ParallelismConfig
+from accelerate_nb.runtime.precision.amp import BF16
+from accelerate_nb.runtime.strategies.base import Strategy
+from accelerate_nb.runtime.strategies.fsdp import window_gradients
+from accelerate_nb.runtime.strategies.fsdp.initial_weights import InitialWeights
+from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
+from accelerate_nb.runtime.strategies.fsdp.wrapping import (
+    blocks_of,
+    checkpoint_activations,
+    ignored_weights,
+)
+from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
+from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, compile_regions_in_place
+from accelerate_nb.runtime.world.registry import at_world_exit
+from accelerate_nb.runtime.world.world import World
+
+
+class FSDP(Strategy):
+    """
+    Every process has a part of each weight, of its gradient and of what the optimizer remembers.
+
+    A block's weights are gathered before it computes, and freed after that; its gradients are averaged and cut into parts as
+    soon as its backward is done. Along `dp_replicate` of the mesh there are copies of the parts (HSDP).
+    """
+
+    axes = ("dp_shard", "dp_replicate")
+    copies_are_whole = False
+    is_fsdp2 = True
+
+    def __init__(self, world: World, plugin: FullyShardedDataParallelPlugin | None = None) -> None:
+        super().__init__(world)
+        self.fsdp_plugin = plugin or FullyShardedDataParallelPlugin(fsdp_version=2)
+        self._shard_mesh: DeviceMesh | None = None
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """FSDP, on all devices."""
+        return DistributedType.FSDP
+
+    def use_parallelism(self, config: ParallelismConfig) -> None:
+        """Shard along one axis of a configuration, with copies along another."""
+        super().use_parallelism(config)
+        if self.device_mesh is not None:
+            self._shard_mesh = self.device_mesh[tuple(config.fsdp_dim_names)]
+
+    # Preparing
+
+    def prepare_model(self, request: PrepareRequest) -> Module:
+        """Shard a model block by block, with the first process's weights on all; only a block at a time is whole on the device."""
+        model: Module = request.value
+        if isinstance(model, FSDPModule):
+            return model
+        self.accept(model)
+        if not request.is_trained:
+            return super().prepare_model(request)
+        plugin = self.fsdp_plugin
+        ignored = ignored_weights(model, plugin.ignored_modules)
+        blocks = blocks_of(model, plugin)
+        if plugin.activation_checkpointing:
+            blocks = checkpoint_activations(model, blocks, offload=plugin.activation_checkpointing_offload)
+        self._shard(model, blocks, ignored)
+        return self.compile(model, request.compiling)
+
+    def _shard(self, model: Module, blocks: Sequence[Module], ignored: set[Any]) -> None:
+        plugin, policy = self.fsdp_plugin, self._mixed_precision(model)
+        options: dict[str, Any] = {
+            "mesh": self._mesh(),
+            "mp_policy": policy,
+            "offload_policy": plugin.cpu_offload,
+        }
+        weights = InitialWeights(self.world, plugin.param_init_fn, ignored)
+        for block in blocks:
+            weights.bring(block)
+            fully_shard(
+                block, reshard_after_forward=plugin.reshard_after_forward, ignored_params=weights.ignored, **options
+            )
+        weights.bring(model)
+        # torch keeps the root's weights between forward and backward, which needs them first
+        fully_shard(model, ignored_params=weights.ignored, **options)
+
+    def _mixed_precision(self, model: Module) -> MixedPrecisionPolicy:
+        """The types that a plugin names, else those of the precision; weights that learn are float32 where these are smaller."""
+        plugin = self.fsdp_plugin
+        if isinstance(self.precision, BF16):
+            plugin.set_mixed_precision(self.precision.name)
+            for weight in model.parameters():
+                if weight.requires_grad and weight.is_floating_point() and weight.dtype != torch.float32:
+                    weight.data = weight.data.float()
+        else:
+            self.precision.wrap_forward(model)
+        found = plugin.mixed_precision_policy
+        return found if isinstance(found, MixedPrecisionPolicy) else MixedPrecisionPolicy()
+
+    def _mesh(self) -> DeviceMesh:
+        if self._shard_mesh is None:
+            if not dist.is_initialized():
+                _be_a_group(self.world)
+            mesh = self.world.mesh
+            shape = (mesh.dp_replicate, mesh.dp_shard) if mesh.dp_replicate > 1 else (mesh.dp_shard,)
+            self._shard_mesh = init_device_mesh(
+                self.world.device.type, shape, mesh_dim_names=("dp_replicate", "dp_shard")[-len(shape) :]
+            )
+        return self._shard_mesh
+
+    def compile(self, model: Module, how: TorchDynamoPlugin) -> Module:
+        """The model, compiled; blocks are compiled in place, since each of them gathers its weights."""
+        if how.use_regional_compilation:
+            return compile_regions_in_place(model, **how.to_kwargs())
+        return super().compile(model, how)
+
+    # A step
+
+    @contextmanager
+    def _gradient_sync(self, model: Module, enabled: bool) -> Iterator[None]:
+        sharded = self.unwrap(model)
+        if not isinstance(sharded, FSDPModule):
+            yield
+            return
+        sharded.set_requires_gradient_sync(enabled)
+        try:
+            yield
+        finally:
+            sharded.set_requires_gradient_sync(not enabled)
+
+    def hold_gradients(self, model: Module) -> AbstractContextManager[Any]:
+        """A block whose backwards keep whole gradients on this process, and send nothing."""
+        return self._gradient_sync(model, enabled=False)
+
+    def send_gradients(self, model: Module) -> AbstractContextManager[Any]:
+        """A block whose backward averages gradients, those that were held among them."""
+        return self._gradient_sync(model, enabled=True)
+
+    def clip_norm(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float) -> Tensor:
+        """Scale gradients down to a norm, whole ones and parts together; returns the norm that they had, on all processes."""
+        gradients = _gradients(parameters)
+        norm = sharded_tensors.norm(gradients, float(norm_type), self.world.device)
+        # as torch.nn.utils.clip_grad_norm_ has it
+        sharded_tensors.scale(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        return norm
+
+    def clip_value(self, parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
+        """Cut each gradient at a value."""
+        for gradient in _gradients(parameters):
+            sharded_tensors.local(gradient).clamp_(-clip_value, clip_value)
+
+    # Weights
+
+    def model_state(self, model: Module, *, unwrap: bool = True) -> dict[str, Any]:
+        """
+        The complete weights, on the CPU of each machine's first process, and an empty dictionary on the others.
+
+        All processes call it; one weight at a time is whole elsewhere.
+        """
+        state: dict[str, Any] = {}
+        for name, value in self.unwrap(model).state_dict().items():
+            complete = sharded_tensors.whole(value) if isinstance(value, Tensor) else value
+            if self.world.is_local_main:
+                state[name] = complete.cpu() if isinstance(value, DTensor) else complete
+        return state
+
+    def load_model_state(self, model: Module, state: dict[str, Any], **options: Any) -> Any:
+        """Give a prepared model complete weights, of which each process takes its part."""
+        sharded = self.unwrap(model)
+        return sharded.load_state_dict(named_states.parts_of(state, sharded.state_dict()), **options)
+
+    # Checkpoints
+
+    def weights(self, models: Sequence[Any]) -> list[dict[str, Any]]:
+        """Nothing that hooks could change, as with Accelerate: each process writes its own parts."""
+        return []
+
+    def files(
+        self,
+        models: Sequence[Any],
+        weights: Sequence[dict[str, Any]],
+        optimizers: Sequence[Any],
+        *,
+        writes_shared: bool,
+        safe: bool,
+    ) -> list[FileToWrite]:
+        """This process's parts, or the complete weights and states of optimizers, as the plugin's `state_dict_type` says."""
+        unwrapped = [self.unwrap(model) for model in models]
+        if self.fsdp_plugin.state_dict_type is StateDictType.FULL_STATE_DICT:
+            return named_states.complete_files(unwrapped, optimizers, writes_shared=writes_shared)
+        return named_states.files_of_parts(self.world, unwrapped, optimizers)
+
+    def load(
+        self,
+        folder: Path,
+        models: Sequence[Any],
+        optimizers: Sequence[Any],
+        options: Mapping[str, Any],
+        model_options: Mapping[str, Any],
+    ) -> list[LoadedFile]:
+        """This process's parts from the parts of all, by however many they were written, or from complete files."""
+        if file_names.has_named_states(folder):
+            return super().load(folder, models, optimizers, options, model_options)
+        found = super().load(folder, models, [], options, model_options)
+        unwrapped = [self.unwrap(model) for model in models]
+        return found + [
+            named_states.load_optimizer(folder, index, optimizer, unwrapped)
+            for index, optimizer in enumerate(optimizers)
+        ]
+
+    def window_gradients(self, model: Module) -> dict[str, Tensor]:
+        """This process's parts of the gradients of a window; what was held is averaged for it, and stays held."""
+        return window_gradients.window_gradients(self.unwrap(model))
+
+    def set_window_gradients(self, model: Module, saved: Mapping[str, Tensor]) -> None:
+        """Have these parts of gradients, and no others."""
+        window_gradients.set_window_gradients(self.unwrap(model), saved)
+
+    # The rest
+
+    def unshared(self, models: Sequence[Any], learning: Sequence[Tensor]) -> list[str]:
+        """A warning about weights that learn and are in no sharded model."""
+        whole = sum(not isinstance(weight, DTensor) for weight in learning)
+        if not whole or self.world.size == 1:
+            return []
+        alone = f"{whole} of the optimizer's weights are not sharded, so each of the {self.world.size} processes trains its own"
+        return [f"{alone}. Give their model to accelerator.prepare(...), too, or freeze what `ignored_modules` names."]
+
+
+def _gradients(parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:
+    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    return [weight.grad for weight in given if weight.grad is not None]
+
+
+def _be_a_group(world: World) -> None:
+    """Make a group of this process alone, as `fully_shard` needs one."""
+    backend = "nccl" if world.device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    at_world_exit(dist.destroy_process_group)
