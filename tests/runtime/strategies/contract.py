@@ -14,34 +14,73 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+<<<<<<< HEAD
 from accelerate_nb import DDP, Accelerator, ParallelismConfig, Strategy
 from accelerate_nb.utils import FullyShardedDataParallelPlugin
+=======
+from accelerate_nb import DDP, Accelerator, GradScalerKwargs, ParallelismConfig, Strategy
+>>>>>>> 2393342 (tests/strategies: every reduction deleted, and float16 with an overflow)
 
 SAMPLES, BATCH, ACCUMULATION, MOST = 48, 8, 2, 0.5
-# What the order of additions may change.
-ROUNDING = 1e-6
+# What the order of additions may change, by precision. A gradient that is computed in float16 is right to 2 ** -11 of itself, and
+# gradients are clipped: four steps leave differences of 3e-5.
+ROUNDING = {"no": 1e-6, "fp16": 3e-4}
 # Two epochs; it is saved inside of one, and of a window of accumulation.
 MICRO_STEPS, SAVED_AFTER = 12, 3
+# The factor of the loss in float16 grows after each step, and leaves room for gradients of a part of the batch, which are larger.
+SCALING = {"init_scale": 2.0**10, "growth_interval": 1}
+# The gradient that overflows in float16: by a sample of the first rank's, at the end of the last micro-step before it is saved, and
+# of a unit whose weights are the last rank's where weights are sharded.
+OVERFLOWING_SAMPLE, OVERFLOWING_UNIT = 17, 15
+# The steps after these micro-steps are left out for it, in either epoch.
+OVERFLOWS = [4, 10]
 _PAGE = Path(__file__).parents[3] / "docs" / "custom_strategy.md"
 Weights = list[list[float]]
+Arguments = Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """A strategy without one of its reductions, by its arguments of `Accelerator`; `precision` is where that matters."""
+
+    reduction: str
+    arguments: Arguments
+    precision: str = "no"
 
 
 @dataclass(frozen=True)
 class StrategyCase:
-    """A strategy by its arguments of `Accelerator`, on so many ranks."""
+    """A strategy by its arguments of `Accelerator`, on so many ranks, and without each of its reductions."""
 
     name: str
     ranks: int
-    arguments: Callable[[], dict[str, Any]] = dict
+    arguments: Arguments = dict
+    deletions: Sequence[Deletion] = ()
+
+    def __post_init__(self) -> None:
+        assert self.deletions or self.ranks == 1, f"{self.name} names no reduction that can be deleted"
 
 
-def documented_strategy() -> type[Strategy]:
-    """The class that the documentation shows."""
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a training on a rank: weights, the micro-steps whose step was left out, the factor of the loss."""
+
+    weights: Weights
+    skipped: Sequence[int]
+    scale: float
+
+
+def documented_strategy(changes: Mapping[str, str] | None = None) -> type[Strategy]:
+    """The class that the documentation shows, with lines of it changed."""
     namespace: dict[str, Any] = {}
     found = re.search(r"```python\n(.*?)```", _PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert found is not None
-    assert found[1].count("\n") <= 40
-    exec(found[1], namespace)  # the page's own code is what is tested
+    source = found[1]
+    assert source.count("\n") <= 40
+    for line, other in (changes or {}).items():
+        assert source.count(line) == 1
+        source = source.replace(line, other)
+    exec(source, namespace)  # the page's own code is what is tested
     strategy: type[Strategy] = namespace["OneMessage"]
     return strategy
 
@@ -50,30 +89,60 @@ def of_documentation() -> dict[str, Any]:
     return {"strategy": documented_strategy()}
 
 
+def of_documentation_without_sum() -> dict[str, Any]:
+    # each rank's own message counts for all ranks, so that nothing changes but what it is the mean of
+    return {"strategy": documented_strategy({"dist.all_reduce(message)": "message *= self.world.size"})}
+
+
 def by_mesh(**degrees: int) -> dict[str, Any]:
     return {"parallelism_config": ParallelismConfig(**degrees)}
 
 
-def of_shards() -> dict[str, Any]:
-    from tests.runtime.strategies.sharded import Sharded
+def of_shards(name: str = "Sharded") -> dict[str, Any]:
+    from tests.runtime.strategies import sharded
 
-    return {"strategy": Sharded}
+    return {"strategy": getattr(sharded, name)}
 
 
+<<<<<<< HEAD
 def sharded(**settings: Any) -> dict[str, Any]:
     return {"fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2, **settings)}
 
 
 class WithoutReduction(DDP):
     """A strategy of which the one reduction is deleted."""
+=======
+class DDPWithoutMean(DDP):
+    """Copies whose gradients stay each rank's own."""
+>>>>>>> 2393342 (tests/strategies: every reduction deleted, and float16 with an overflow)
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        return model
+        wrapped = super().wrap_model(model)
+        wrapped.register_comm_hook(None, _own_gradients)
+        return wrapped
 
 
-# A new strategy enters by one line; `make test-all` runs those on four ranks.
+def _own_gradients(_state, bucket):  # DDP takes no annotation that is a string
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def without_mean(**degrees: int) -> dict[str, Any]:
+    return {"strategy": DDPWithoutMean, **(by_mesh(**degrees) if degrees else {})}
+
+
+MEAN = "the mean of gradients"
+DDP_DELETIONS = (Deletion(MEAN, without_mean),)
+SHARDED_DELETIONS = (
+    Deletion(MEAN, partial(of_shards, "WithoutReduceScatter")),
+    Deletion("the norm at clipping", partial(of_shards, "WithoutNorm")),
+    Deletion("the overflow", partial(of_shards, "WithoutOverflow"), "fp16"),
+)
+# A new strategy enters by one line, with a deletion of each of its reductions; `make test-all` runs those on four ranks.
 CASES: Sequence[StrategyCase] = (
     StrategyCase("one process", 1),
+<<<<<<< HEAD
     StrategyCase("DDP", 2),
     StrategyCase("DDP by a mesh", 2, partial(by_mesh, dp_replicate_size=2)),
     StrategyCase("the documentation's", 2, of_documentation),
@@ -96,60 +165,97 @@ CASES: Sequence[StrategyCase] = (
     StrategyCase("DDP on 4", 4),
     StrategyCase("FSDP on 4", 4, sharded),
     StrategyCase("HSDP on 4", 4, partial(by_mesh, dp_replicate_size=2, dp_shard_size=2)),
+=======
+    StrategyCase("DDP", 2, deletions=DDP_DELETIONS),
+    StrategyCase(
+        "DDP by a mesh",
+        2,
+        partial(by_mesh, dp_replicate_size=2),
+        (Deletion(MEAN, partial(without_mean, dp_replicate_size=2)),),
+    ),
+    StrategyCase("the documentation's", 2, of_documentation, (Deletion(MEAN, of_documentation_without_sum),)),
+    StrategyCase("sharded weights", 2, of_shards, SHARDED_DELETIONS),
+    StrategyCase("DDP on 4", 4, deletions=DDP_DELETIONS),
+>>>>>>> 2393342 (tests/strategies: every reduction deleted, and float16 with an overflow)
 )
 
 
-def net() -> nn.Module:
+def net(overflows: bool = False) -> nn.Module:
     """A network with a weight that does not learn; its numbers are equal also where several threads make one."""
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
     generator = torch.Generator().manual_seed(0)
     for weight in model.parameters():
         nn.init.normal_(weight, std=0.3, generator=generator)
     model[0].bias.requires_grad_(False)
+    if overflows:
+        model[0].register_forward_hook(_with_overflow)
     return model
 
 
-def parts() -> tuple[nn.Module, torch.optim.Optimizer, Any, DataLoader[Any]]:
+def _with_overflow(_layer: nn.Module, inputs: tuple[torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
+    """The same values, of which the gradient of one unit for one sample is far beyond float16."""
+    factors = torch.zeros_like(hidden, dtype=torch.float32)
+    factors[:, OVERFLOWING_UNIT] = 1e9 * (inputs[0] == 1).all(1)
+    return hidden + factors * (hidden - hidden.detach())
+
+
+def parts(precision: str) -> tuple[nn.Module, torch.optim.Optimizer, Any, DataLoader[Any]]:
     """The objects of the training, equal at every call."""
-    model = net()
+    model = net(overflows=precision == "fp16")
     optimizer = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=0.2, momentum=0.9)
     inputs = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(1))
+    inputs[OVERFLOWING_SAMPLE] = 1
     loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=BATCH)
     return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7), loader
 
 
-def by_hand() -> Weights:
-    """The weights after the same training with nothing but PyTorch, in one process."""
-    model, optimizer, schedule, loader = parts()
+def by_hand(precision: str = "no") -> Outcome:
+    """The same training with nothing but PyTorch, in one process."""
+    model, optimizer, schedule, loader = parts(precision)
+    scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16", **SCALING)
+    skipped = []
     for number, (batch, targets) in enumerate(islice(_endless(loader), MICRO_STEPS), 1):
-        (nn.functional.mse_loss(model(batch), targets) / ACCUMULATION).backward()
+        with torch.autocast("cpu", dtype=torch.float16, enabled=precision == "fp16"):
+            outputs = model(batch)
+        scaler.scale(nn.functional.mse_loss(outputs.float(), targets) / ACCUMULATION).backward()
         if number % ACCUMULATION == 0:
+            scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), MOST)
-            optimizer.step()
-            schedule.step()
+            scaler.step(optimizer)
+            scale = scaler.get_scale()
+            scaler.update()
+            if scaler.get_scale() < scale:
+                skipped.append(number)
+            else:
+                schedule.step()
             optimizer.zero_grad()
-    return _flat(model.state_dict())
+    return Outcome(_flat(model.state_dict()), skipped, scaler.get_scale())
 
 
-def trained(folder: str, arguments: Callable[[], dict[str, Any]]) -> Weights:
+def trained(folder: str, arguments: Arguments, precision: str = "no") -> Outcome:
     """
-    The weights after the training on this rank: in its middle it is saved, and goes on with objects that are made anew.
+    The outcome of the training on this rank: in its middle it is saved, and goes on with objects that are made anew.
 
     The batch of all ranks together is the same on any number of them.
     """
-    train(folder, arguments, SAVED_AFTER)
-    return train(folder, arguments, MICRO_STEPS - SAVED_AFTER, resumes=True)
+    before = train(folder, arguments, SAVED_AFTER, precision=precision)
+    after = train(folder, arguments, MICRO_STEPS - SAVED_AFTER, resumes=True, precision=precision)
+    skipped = [*before.skipped, *(SAVED_AFTER + number for number in after.skipped)]
+    return Outcome(after.weights, skipped, after.scale)
 
 
-def train(folder: str, arguments: Callable[[], dict[str, Any]], count: int, resumes: bool = False) -> Weights:
-    """The weights after so many micro-steps from the beginning, with a checkpoint at their end, or from such a checkpoint on."""
-    options = {"cpu": True, **arguments()}
+def train(folder: str, arguments: Arguments, count: int, resumes: bool = False, precision: str = "no") -> Outcome:
+    """So many micro-steps from the beginning, with a checkpoint at their end, or from such a checkpoint on."""
+    options = {"cpu": True, "mixed_precision": precision, "kwargs_handlers": [], **arguments()}
+    if precision == "fp16":
+        options["kwargs_handlers"] = [*options["kwargs_handlers"], GradScalerKwargs(**SCALING)]
     accelerator = Accelerator(split_batches=True, gradient_accumulation_steps=ACCUMULATION, **options)
-    model, optimizer, schedule, loader = parts()
+    model, optimizer, schedule, loader = parts(precision)
     # objects may come in any order
     optimizer, loader, model, schedule = accelerator.prepare(optimizer, loader, model, schedule)
     if resumes:
         accelerator.load_state(folder)
+    skipped = []
     for number, (batch, targets) in enumerate(islice(_endless(loader), count), 1):
         with accelerator.accumulate(model):
             accelerator.backward(nn.functional.mse_loss(model(batch), targets))
@@ -158,13 +264,20 @@ def train(folder: str, arguments: Callable[[], dict[str, Any]], count: int, resu
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
+        if accelerator.sync_gradients and optimizer.step_was_skipped:
+            skipped.append(number)
         if number == count and not resumes:
             # while the loader is read: it goes on from here
             accelerator.save_state(folder)
+<<<<<<< HEAD
     # complete weights are the main process's where others have parts
     weights = _flat(accelerator.get_state_dict(model))
+=======
+    scale = 1.0 if accelerator.scaler is None else accelerator.scaler.get_scale()
+    outcome = Outcome(_flat(accelerator.get_state_dict(model)), skipped, scale)
+>>>>>>> 2393342 (tests/strategies: every reduction deleted, and float16 with an overflow)
     accelerator.end_training()
-    return weights
+    return outcome
 
 
 def _endless(loader: Any) -> Iterator[Any]:
@@ -176,11 +289,16 @@ def _flat(state: Mapping[str, torch.Tensor]) -> Weights:
     return [tensor.cpu().flatten().tolist() for tensor in state.values()]
 
 
-def difference(found: Sequence[Weights]) -> float:
+def difference(found: Sequence[Outcome], precision: str = "no") -> float:
     """The largest difference of any weight on any rank from one process by hand."""
-    wanted = by_hand()
+    wanted = by_hand(precision).weights
     return max(
         (torch.tensor(weight) - torch.tensor(other)).abs().max().item()
+<<<<<<< HEAD
         for weights in filter(None, found)
         for weight, other in zip(weights, wanted, strict=True)
+=======
+        for outcome in found
+        for weight, other in zip(outcome.weights, wanted, strict=True)
+>>>>>>> 2393342 (tests/strategies: every reduction deleted, and float16 with an overflow)
     )

@@ -15,25 +15,44 @@ from tests.runtime.strategies.contract import (
     ACCUMULATION,
     CASES,
     MICRO_STEPS,
+    OVERFLOWS,
     ROUNDING,
+    Deletion,
     StrategyCase,
-    WithoutReduction,
+    by_hand,
     difference,
     train,
     trained,
 )
 
 
-def without_reduction() -> dict[str, Any]:
-    return {"strategy": WithoutReduction}
+def _parameters(case: StrategyCase, *deletions: Deletion) -> Any:
+    """Those of a test, which is slow on more than two ranks."""
+    name = " without ".join([case.name, *(deletion.reduction for deletion in deletions)])
+    return pytest.param(case, *deletions, id=name, marks=pytest.mark.slow if case.ranks > 2 else ())
+
+
+@pytest.mark.parametrize("case", [_parameters(case) for case in CASES])
+def test_a_training_ends_in_the_weights_of_one_process(case: StrategyCase, tmp_path: Path) -> None:
+    assert difference(run_on_ranks(trained, case.ranks, str(tmp_path / "checkpoint"), case.arguments)) < ROUNDING["no"]
 
 
 @pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=case.name, marks=pytest.mark.slow if case.ranks > 2 else ()) for case in CASES],
+    ("case", "deletion"),
+    [_parameters(case, deletion) for case in CASES for deletion in case.deletions],
 )
-def test_a_training_ends_in_the_weights_of_one_process(case: StrategyCase, tmp_path: Path) -> None:
-    assert difference(run_on_ranks(trained, case.ranks, str(tmp_path / "checkpoint"), case.arguments)) < ROUNDING
+def test_without_a_reduction_it_ends_in_other_weights(case: StrategyCase, deletion: Deletion, tmp_path: Path) -> None:
+    precision = deletion.precision
+    found = run_on_ranks(trained, case.ranks, str(tmp_path / "checkpoint"), deletion.arguments, precision)
+    assert difference(found, precision) > 100 * ROUNDING[precision]
+
+
+@pytest.mark.parametrize("case", [_parameters(case) for case in CASES])
+def test_all_ranks_leave_out_a_step_in_which_one_overflows(case: StrategyCase, tmp_path: Path) -> None:
+    found = run_on_ranks(trained, case.ranks, str(tmp_path / "checkpoint"), case.arguments, "fp16")
+    assert [outcome.skipped for outcome in found] == [OVERFLOWS] * case.ranks
+    assert {outcome.scale for outcome in found} == {by_hand("fp16").scale}
+    assert difference(found, "fp16") < ROUNDING["fp16"]
 
 
 @pytest.mark.parametrize(("saved_by", "loaded_by"), [(2, 1), (1, 2)])
@@ -41,12 +60,7 @@ def test_a_checkpoint_is_loaded_by_another_number_of_ranks(saved_by: int, loaded
     folder, whole_windows = str(tmp_path / "checkpoint"), 2 * ACCUMULATION
     run_on_ranks(train, saved_by, folder, dict, whole_windows)
     found = run_on_ranks(train, loaded_by, folder, dict, MICRO_STEPS - whole_windows, True)
-    assert difference(found) < ROUNDING
-
-
-def test_a_strategy_without_its_reduction_ends_in_other_weights(tmp_path: Path) -> None:
-    found = run_on_ranks(trained, 2, str(tmp_path / "checkpoint"), without_reduction)
-    assert difference(found) > 100 * ROUNDING
+    assert difference(found) < ROUNDING["no"]
 
 
 @pytest.mark.parametrize("wrong", [3, "zero", int, Accelerator])
