@@ -17,6 +17,7 @@ from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs, GradScalerKwargs
 from accelerate_nb.runtime.operations.nested import convert_to_fp32
 from accelerate_nb.runtime.precision.base import Precision
+from accelerate_nb.runtime.precision.grad_scaler import MixedLayoutGradScaler
 
 
 class BF16(Precision):
@@ -75,7 +76,7 @@ class FP16(BF16):
         self, device: torch.device, options: AutocastKwargs | None = None, scaling: GradScalerKwargs | None = None
     ) -> None:
         super().__init__(device, options)
-        self.scaler = torch.amp.GradScaler(device.type, **(scaling or GradScalerKwargs()).to_kwargs())
+        self.scaler = MixedLayoutGradScaler(device.type, **(scaling or GradScalerKwargs()).to_kwargs())
         self._unscaled: set[int] = set()
 
     def _check(self) -> None:

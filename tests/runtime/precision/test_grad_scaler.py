@@ -1,0 +1,61 @@
+"""The scaler of fp16 knows weights of every layout, in every order."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from accelerate_nb import Accelerator, GradScalerKwargs
+from tests.ranks import run_on_ranks
+
+LAYOUTS = ("plain", "replicated", "sharded")
+SCALE = 1024.0
+
+
+def steps(overflows: bool) -> list[tuple[bool, float, list[list[float]]]]:
+    """Of optimizers whose weights stand in each order: whether a step was left out, the next scale, and the gradients."""
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(init_scale=SCALE)])
+    mesh = init_device_mesh("cpu", (2,))
+    found = []
+    for order in permutations(LAYOUTS):
+        weights = {name: nn.Parameter(laid_out(torch.ones(4), name, mesh)) for name in order}
+        optimizer = accelerator.prepare(torch.optim.SGD(weights.values(), lr=0.1, foreach=False))
+        accelerator.scaler.update(SCALE) if found else accelerator.scaler.scale(torch.ones(1))
+        for name, weight in weights.items():
+            gradient = torch.full((4,), 2 * SCALE)
+            if overflows and name == "sharded":
+                gradient[3] = torch.inf  # the last rank's
+            weight.grad = laid_out(gradient, name, mesh)
+        accelerator.unscale_gradients()
+        gradients = [local(weight.grad).tolist() for weight in weights.values()]
+        optimizer.step()
+        found.append((optimizer.step_was_skipped, accelerator.scaler.get_scale(), gradients))
+        accelerator.free_memory()
+    accelerator.end_training()
+    return found
+
+
+def laid_out(values: torch.Tensor, name: str, mesh: Any) -> torch.Tensor:
+    if name == "plain":
+        return values
+    return distribute_tensor(values, mesh, [Shard(0) if name == "sharded" else Replicate()])
+
+
+def local(gradient: Any) -> torch.Tensor:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+def test_an_overflow_in_one_ranks_shard_is_known_to_all() -> None:
+    for found in run_on_ranks(steps, 2, True):
+        assert [(skipped, scale) for skipped, scale, _ in found] == [(True, SCALE / 2)] * 6
+
+
+def test_gradients_of_every_layout_are_unscaled_once() -> None:
+    for found in run_on_ranks(steps, 2, False):
+        assert [(skipped, scale) for skipped, scale, _ in found] == [(False, SCALE)] * 6
+        assert all(set(gradient) == {2.0} for _, _, gradients in found for gradient in gradients)
