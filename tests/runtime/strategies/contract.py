@@ -22,8 +22,8 @@ from accelerate_nb import DDP, Accelerator, GradScalerKwargs, ParallelismConfig,
 >>>>>>> 2393342 (tests/strategies: every reduction deleted, and float16 with an overflow)
 
 SAMPLES, BATCH, ACCUMULATION, MOST = 48, 8, 2, 0.5
-# What the order of additions may change, by precision. A gradient that is computed in float16 is right to 2 ** -11 of itself, and
-# gradients are clipped: four steps leave differences of 3e-5.
+# What the order of additions may change, by precision. Gradients in float16 are right to 2 ** -11 of themselves, and are clipped: the
+# four steps that are made differ by 3e-5, and other machines may round otherwise.
 ROUNDING = {"no": 1e-6, "fp16": 3e-4}
 # Two epochs; it is saved inside of one, and of a window of accumulation.
 MICRO_STEPS, SAVED_AFTER = 12, 3
