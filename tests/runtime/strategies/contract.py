@@ -14,12 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-<<<<<<< HEAD
-from accelerate_nb import DDP, Accelerator, ParallelismConfig, Strategy
-from accelerate_nb.utils import FullyShardedDataParallelPlugin
-=======
 from accelerate_nb import DDP, Accelerator, GradScalerKwargs, ParallelismConfig, Strategy
->>>>>>> 2393342 (tests/strategies: every reduction deleted, and float16 with an overflow)
+from accelerate_nb.utils import FullyShardedDataParallelPlugin
 
 SAMPLES, BATCH, ACCUMULATION, MOST = 48, 8, 2, 0.5
 # What the order of additions may change, by precision. Gradients in float16 are right to 2 ** -11 of themselves, and are clipped: the
@@ -98,23 +94,17 @@ def by_mesh(**degrees: int) -> dict[str, Any]:
     return {"parallelism_config": ParallelismConfig(**degrees)}
 
 
-def of_shards(name: str = "Sharded") -> dict[str, Any]:
-    from tests.runtime.strategies import sharded
+def sharded(strategy: str | None = None, **settings: Any) -> dict[str, Any]:
+    """FSDP by its plugin; `strategy` is a class below it."""
+    if strategy is None:
+        return {"fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2, **settings)}
+    from tests.runtime.strategies import fsdp_without_reductions
 
-    return {"strategy": getattr(sharded, name)}
-
-
-<<<<<<< HEAD
-def sharded(**settings: Any) -> dict[str, Any]:
-    return {"fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2, **settings)}
+    return {"strategy": getattr(fsdp_without_reductions, strategy)}
 
 
-class WithoutReduction(DDP):
-    """A strategy of which the one reduction is deleted."""
-=======
 class DDPWithoutMean(DDP):
     """Copies whose gradients stay each rank's own."""
->>>>>>> 2393342 (tests/strategies: every reduction deleted, and float16 with an overflow)
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         wrapped = super().wrap_model(model)
@@ -134,38 +124,26 @@ def without_mean(**degrees: int) -> dict[str, Any]:
 
 MEAN = "the mean of gradients"
 DDP_DELETIONS = (Deletion(MEAN, without_mean),)
-SHARDED_DELETIONS = (
-    Deletion(MEAN, partial(of_shards, "WithoutReduceScatter")),
-    Deletion("the norm at clipping", partial(of_shards, "WithoutNorm")),
-    Deletion("the overflow", partial(of_shards, "WithoutOverflow"), "fp16"),
+FSDP_DELETIONS = (
+    Deletion(MEAN, partial(sharded, "WithoutReduceScatter")),
+    Deletion("the norm at clipping", partial(sharded, "WithoutNorm")),
+    Deletion("the overflow", partial(sharded, "WithoutOverflow"), "fp16"),
 )
+MEMORY: dict[str, Any] = {
+    "cpu_offload": True,
+    "activation_checkpointing": True,
+    "auto_wrap_policy": "SIZE_BASED_WRAP",
+    "min_num_params": 20,
+}
+
+
+def of_shards_and_copies(strategy: str) -> dict[str, Any]:
+    return sharded(strategy) | by_mesh(dp_replicate_size=2, dp_shard_size=2)
+
+
 # A new strategy enters by one line, with a deletion of each of its reductions; `make test-all` runs those on four ranks.
 CASES: Sequence[StrategyCase] = (
     StrategyCase("one process", 1),
-<<<<<<< HEAD
-    StrategyCase("DDP", 2),
-    StrategyCase("DDP by a mesh", 2, partial(by_mesh, dp_replicate_size=2)),
-    StrategyCase("the documentation's", 2, of_documentation),
-    StrategyCase("sharded weights", 2, of_shards),
-    StrategyCase("FSDP", 2, sharded),
-    StrategyCase("FSDP by name", 2, partial(dict, strategy="fsdp")),
-    StrategyCase("FSDP with complete files", 2, partial(sharded, state_dict_type="FULL_STATE_DICT")),
-    StrategyCase("FSDP on one process", 1, sharded),
-    StrategyCase(
-        "FSDP offloaded, activations recomputed",
-        2,
-        partial(
-            sharded,
-            cpu_offload=True,
-            activation_checkpointing=True,
-            auto_wrap_policy="SIZE_BASED_WRAP",
-            min_num_params=20,
-        ),
-    ),
-    StrategyCase("DDP on 4", 4),
-    StrategyCase("FSDP on 4", 4, sharded),
-    StrategyCase("HSDP on 4", 4, partial(by_mesh, dp_replicate_size=2, dp_shard_size=2)),
-=======
     StrategyCase("DDP", 2, deletions=DDP_DELETIONS),
     StrategyCase(
         "DDP by a mesh",
@@ -174,9 +152,24 @@ CASES: Sequence[StrategyCase] = (
         (Deletion(MEAN, partial(without_mean, dp_replicate_size=2)),),
     ),
     StrategyCase("the documentation's", 2, of_documentation, (Deletion(MEAN, of_documentation_without_sum),)),
-    StrategyCase("sharded weights", 2, of_shards, SHARDED_DELETIONS),
+    StrategyCase("FSDP", 2, sharded, FSDP_DELETIONS),
+    StrategyCase(
+        "FSDP with complete files", 2, partial(sharded, state_dict_type="FULL_STATE_DICT"), FSDP_DELETIONS[:1]
+    ),
+    StrategyCase("FSDP on one process", 1, partial(dict, strategy="fsdp")),
+    StrategyCase("FSDP that saves memory", 2, partial(sharded, **MEMORY), FSDP_DELETIONS[:1]),
     StrategyCase("DDP on 4", 4, deletions=DDP_DELETIONS),
->>>>>>> 2393342 (tests/strategies: every reduction deleted, and float16 with an overflow)
+    StrategyCase("FSDP on 4", 4, partial(dict, strategy="fsdp"), FSDP_DELETIONS),
+    StrategyCase(
+        "HSDP on 4",
+        4,
+        partial(by_mesh, dp_replicate_size=2, dp_shard_size=2),
+        (
+            Deletion(MEAN, partial(of_shards_and_copies, "WithoutReduceScatter")),
+            Deletion("the mean over copies", partial(of_shards_and_copies, "WithoutAllReduce")),
+            Deletion("the norm at clipping", partial(of_shards_and_copies, "WithoutNorm")),
+        ),
+    ),
 )
 
 
@@ -269,13 +262,9 @@ def train(folder: str, arguments: Arguments, count: int, resumes: bool = False, 
         if number == count and not resumes:
             # while the loader is read: it goes on from here
             accelerator.save_state(folder)
-<<<<<<< HEAD
-    # complete weights are the main process's where others have parts
-    weights = _flat(accelerator.get_state_dict(model))
-=======
     scale = 1.0 if accelerator.scaler is None else accelerator.scaler.get_scale()
+    # complete weights are the main process's where others have parts
     outcome = Outcome(_flat(accelerator.get_state_dict(model)), skipped, scale)
->>>>>>> 2393342 (tests/strategies: every reduction deleted, and float16 with an overflow)
     accelerator.end_training()
     return outcome
 
@@ -294,11 +283,7 @@ def difference(found: Sequence[Outcome], precision: str = "no") -> float:
     wanted = by_hand(precision).weights
     return max(
         (torch.tensor(weight) - torch.tensor(other)).abs().max().item()
-<<<<<<< HEAD
-        for weights in filter(None, found)
-        for weight, other in zip(weights, wanted, strict=True)
-=======
         for outcome in found
+        if outcome.weights or outcome is found[0]
         for weight, other in zip(outcome.weights, wanted, strict=True)
->>>>>>> 2393342 (tests/strategies: every reduction deleted, and float16 with an overflow)
     )

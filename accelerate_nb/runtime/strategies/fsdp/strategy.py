@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ class FSDP(Strategy):
     def __init__(self, world: World, plugin: FullyShardedDataParallelPlugin | None = None) -> None:
         super().__init__(world)
         self.fsdp_plugin = plugin or FullyShardedDataParallelPlugin(fsdp_version=2)
+        self._has_policy = self.fsdp_plugin.mixed_precision_policy is not None
         self._shard_mesh: DeviceMesh | None = None
 
     @property
@@ -102,17 +104,23 @@ class FSDP(Strategy):
         fully_shard(model, ignored_params=weights.ignored, **options)
 
     def _mixed_precision(self, model: Module) -> MixedPrecisionPolicy:
-        """The types that a plugin names, else those of the precision; weights that learn are float32 where these are smaller."""
+        """
+        The plugin's policy, or that of the precision: weights are gathered, and gradients sent, in its type.
+
+        The forward runs in autocast besides, as in other strategies. Weights that learn are kept in float32.
+        """
         plugin = self.fsdp_plugin
+        self.precision.wrap_forward(model)
         if isinstance(self.precision, BF16):
             plugin.set_mixed_precision(self.precision.name)
             for weight in model.parameters():
                 if weight.requires_grad and weight.is_floating_point() and weight.dtype != torch.float32:
                     weight.data = weight.data.float()
-        else:
-            self.precision.wrap_forward(model)
         found = plugin.mixed_precision_policy
-        return found if isinstance(found, MixedPrecisionPolicy) else MixedPrecisionPolicy()
+        if not isinstance(found, MixedPrecisionPolicy):
+            return MixedPrecisionPolicy()
+        # autocast chooses the types of inputs and outputs
+        return found if self._has_policy else replace(found, output_dtype=None, cast_forward_inputs=False)
 
     def _mesh(self) -> DeviceMesh:
         if self._shard_mesh is None:
