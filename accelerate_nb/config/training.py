@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+from accelerate_nb.config.options import fsdp, parallelism
 from accelerate_nb.config.settings import setting, settings
 from accelerate_nb.config.xla_mesh import MeshAxes
 
@@ -98,13 +100,45 @@ class TrainingConfig:
         advanced=True,
     )
 
+    strategy: Literal["ddp", "fsdp"] | None = setting(
+        None,
+        help="How training is spread: a copy of the model on each process ('ddp'), or its weights in shards (FSDP2, 'fsdp').",
+        group="sharding",
+    )
+    fsdp_config: Annotated[Mapping[str, Any], fsdp.OPTIONS] | None = setting(
+        None,
+        help="Options of strategy='fsdp', by the keys of Accelerate's fsdp_config; as there, what is left out has the default "
+        "of `accelerate launch`.",
+        group="sharding",
+        advanced=True,
+    )
+    parallelism_config: Annotated[Mapping[str, Any], parallelism.DEGREES] | None = setting(
+        None,
+        help="Over how many processes the model is copied (dp_replicate_size) and sharded (dp_shard_size).",
+        group="sharding",
+        advanced=True,
+    )
+
     def environ(self) -> dict[str, str]:
         """The variables through which an `Accelerator` gets these settings; unset ones are left out."""
+        of_strategy = {"strategy", "fsdp_config", "parallelism_config"}
         # under the names that Accelerate reads, where it has one
-        names = {(*setting.variables[1:], *setting.variables)[0]: setting.name for setting in settings(TrainingConfig)}
+        names = {
+            (*setting.variables[1:], *setting.variables)[0]: setting.name
+            for setting in settings(TrainingConfig)
+            if setting.name not in of_strategy
+        }
         values = {variable: getattr(self, name) for variable, name in names.items()}
-        return {
+        texts = {
             variable: str(value).lower() if isinstance(value, bool) else str(value)
             for variable, value in values.items()
             if value is not None
         }
+        return {**texts, **self._environ_of_strategy()}
+
+    def _environ_of_strategy(self) -> dict[str, str]:
+        found = {} if self.parallelism_config is None else parallelism.variables(self.parallelism_config)
+        if self.strategy == "fsdp":
+            return {**found, **fsdp.variables(self.fsdp_config)}
+        # one that the launching process has in its environment would reach the workers too
+        return found if self.strategy is None else {**found, "ACCELERATE_USE_FSDP": "false"}

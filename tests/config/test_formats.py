@@ -23,6 +23,8 @@ HARMLESS = {
     "master_addr": "localhost",
     "rdzv_backend": "c10d",
     "rdzv_endpoint": "[::1]:9",
+    "fsdp_config": {"fsdp_version": 2, "fsdp_transformer_layer_cls_to_wrap": "A,B"},
+    "parallelism_config": {"parallelism_config_dp_replicate_size": 1},
 }
 
 

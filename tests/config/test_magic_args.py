@@ -49,7 +49,15 @@ def test_what_is_asked_of_the_cell_is_told_from_the_settings():
 
 
 def test_each_setting_of_a_session_is_a_flag_that_resolves():
-    texts = {"Integer": "1", "Number": "1", "Text": "", "DeviceIds": "0", "MeshAxes": "fsdp", "NamedValues": "a=b"}
+    texts = {
+        "Integer": "1",
+        "Number": "1",
+        "Text": "",
+        "DeviceIds": "0",
+        "MeshAxes": "fsdp",
+        "NamedValues": "a=b",
+        "Entries": "{}",
+    }
     texts["Boolean"] = "yes"
     for session_flag in session_flags():
         text = session_flag.choices[0] if session_flag.choices else texts[type(session_flag.value_type).__name__]

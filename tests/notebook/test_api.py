@@ -69,6 +69,14 @@ def test_further_settings_are_said_by_name():
     assert found["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
 
 
+def test_a_strategy_reaches_the_workers_of_every_rank():
+    def sharding():
+        return {name: value for name, value in os.environ.items() if name.startswith(("FSDP_", "ACCELERATE_USE_FSDP"))}
+
+    for found in notebook_launcher(sharding, num_processes=2, cpu=True, results="all", strategy="fsdp"):
+        assert found == {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+
+
 def test_the_configuration_file_says_what_the_call_does_not(tmp_path):
     file = tmp_path / "hf" / "accelerate" / "default_config.yaml"
     file.parent.mkdir(parents=True)

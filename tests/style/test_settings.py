@@ -37,6 +37,8 @@ POSSIBLE = {
     "master_addr": "localhost",
     "rdzv_backend": "c10d",
     "rdzv_endpoint": "[::1]:9",
+    "fsdp_config": {"fsdp_version": 2, "fsdp_min_num_params": 10},
+    "parallelism_config": {"parallelism_config_dp_replicate_size": 1},
 }
 DOWN, ENTER, SPACE, CLEAR = "\x1b[B", "\r", " ", "\x15"
 

@@ -10,13 +10,12 @@ from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.errors import ConfigurationError, NotYetError
 
 # Accelerate's words for the ways to train that are offered here.
-_OFFERED = frozenset({"NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MPS", *tpu_pods.WORDS})
+_OFFERED = frozenset({"NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MPS", "FSDP", *tpu_pods.WORDS})
 # The packages for fp8 that are offered here.
 _FP8 = frozenset({"AO", "AUTO", "NO"})
 # Those for the ways that would silently be left out, with what people call them.
 _UNSUPPORTED = {
     "DEEPSPEED": "DeepSpeed",
-    "FSDP": "FSDP",
     "MEGATRON_LM": "Megatron-LM",
     "MULTI_HPU": "Gaudi accelerators",
     "MULTI_MLU": "MLUs",
@@ -32,8 +31,8 @@ def first_unsupported(content: Mapping[str, Any]) -> str | None:
     """
     The first feature of this file's content that is not supported yet, in words; `None` where there is none.
 
-    >>> first_unsupported({"distributed_type": "FSDP", "num_processes": 8})
-    'FSDP (distributed_type: FSDP)'
+    >>> first_unsupported({"distributed_type": "DEEPSPEED", "num_processes": 8})
+    'DeepSpeed (distributed_type: DEEPSPEED)'
     """
     if (environment := content.get("compute_environment") or "LOCAL_MACHINE") != "LOCAL_MACHINE":
         return f"a machine other than this one (compute_environment: {environment})"
@@ -43,7 +42,7 @@ def first_unsupported(content: Mapping[str, Any]) -> str | None:
     if (package := _fp8_package(content)) not in _FP8:
         return f"fp8 by {package} (fp8_config: backend)"
     if split := _split(content.get("parallelism_config")):
-        return f"a model that is split or sharded ({', '.join(split)})"
+        return f"a model that is split ({', '.join(split)})"
     return None
 
 
@@ -79,13 +78,12 @@ def _fp8_package(content: Mapping[str, Any]) -> str:
 
 
 def _split(degrees: Any) -> list[str]:
-    """The degrees of a `parallelism_config` by which more is done than copies of a model trained side by side."""
+    """The degrees of a `parallelism_config` by which a model's layers or sequences are split."""
     if not isinstance(degrees, Mapping):
         return []
-    replicas = "dp_replicate_size"
     return [
         f"{name}: {value}"
         for name, value in degrees.items()
         if isinstance(value, int) and not isinstance(value, bool) and value > 1
-        if name.endswith("_size") and not name.endswith(replicas)
+        if name.endswith(("tp_size", "cp_size", "sp_size"))
     ]

@@ -9,10 +9,8 @@ from accelerate_nb.config.value_types import YES
 from accelerate_nb.errors import ConfigurationError, NotYetError
 
 _UNSUPPORTED = {
-    "ACCELERATE_USE_FSDP": "FSDP",
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
-    "ACCELERATE_USE_PARALLELISM_CONFIG": "a ParallelismConfig",
 }
 
 
@@ -26,6 +24,8 @@ class LauncherSettings:
     debug: bool
     fp8_package: str
     loader_progress: bool
+    use_fsdp: bool
+    use_parallelism: bool
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> LauncherSettings:
@@ -42,6 +42,8 @@ class LauncherSettings:
             debug=is_yes(environment, "ACCELERATE_DEBUG_MODE"),
             fp8_package=environment.get("ACCELERATE_FP8_BACKEND") or "NO",
             loader_progress=is_yes(environment, "ACCELERATE_NB_LOADER_PROGRESS"),
+            use_fsdp=is_yes(environment, "ACCELERATE_USE_FSDP"),
+            use_parallelism=is_yes(environment, "ACCELERATE_USE_PARALLELISM_CONFIG"),
         )
 
 

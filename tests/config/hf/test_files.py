@@ -145,7 +145,6 @@ def test_a_bare_no_is_the_precision_no(tmp_path):
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("distributed_type: FSDP\n", "FSDP"),
         ("distributed_type: DEEPSPEED\n", "DeepSpeed"),
         ("distributed_type: MULTI_NPU\n", "NPUs"),
         ("compute_environment: AMAZON_SAGEMAKER\n", "AMAZON_SAGEMAKER"),
@@ -161,9 +160,7 @@ def test_what_a_file_asks_for_and_comes_later_is_read_and_refused_by_a_launch(tm
         resolve({}, {}, content)
 
 
-@pytest.mark.parametrize(
-    "text", ["distributed_type: no\n", "parallelism_config: {parallelism_config_dp_replicate_size: 2}\n"]
-)
+@pytest.mark.parametrize("text", ["distributed_type: no\n", "distributed_type: MULTI_GPU\n"])
 def test_what_is_done_here_anyway_is_not_refused(tmp_path, text):
     path = tmp_path / "config.yaml"
     path.write_text(text)
@@ -195,7 +192,7 @@ def test_an_unknown_key_is_named_with_its_place_and_the_nearest(tmp_path, text, 
 
 
 RELEASED = sorted((Path(__file__).parents[1] / "released").glob("*/*.yaml"))
-_SUPPORTED = {"NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MPS", "use_mps_device", "basic", "TPU", "XLA"}
+_SUPPORTED = {"NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MPS", "use_mps_device", "basic", "TPU", "XLA", "FSDP"}
 
 
 @pytest.mark.parametrize("path", RELEASED, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -218,6 +215,7 @@ def test_files_of_every_release_of_accelerate_are_read(path):
     compiler = {"dynamo_backend": entries.get("dynamo_backend"), **(entries.get("dynamo_config") or {})}[
         "dynamo_backend"
     ]
+    assert config.training.strategy == ("fsdp" if path.stem == "FSDP" else None)
     assert (config.training.dynamo_backend or "no").upper() == (compiler or "NO")
     assert config.launching.gpu_ids == (entries.get("gpu_ids") or "all")
 
@@ -282,18 +280,20 @@ def test_a_file_is_written_with_its_folders(tmp_path):
 
 def test_keys_of_others_are_kept_and_named(tmp_path):
     path = tmp_path / "config.yaml"
-    path.write_text("# mine\nuse_cpu: true\nnum_processes: 4\nmain_training_function: run\nfsdp_config: {a: 1}\n")
+    path.write_text(
+        "# mine\nuse_cpu: true\nnum_processes: 4\nmain_training_function: run\nmegatron_lm_config: {a: 1}\n"
+    )
     draft = saved(path, {"num_processes": 2})
     assert draft.replaces
     assert draft.comments
-    assert draft.kept == ("main_training_function", "fsdp_config")
+    assert draft.kept == ("main_training_function", "megatron_lm_config")
     assert draft.changed == ("use_cpu", "num_processes")
-    assert files.read(path) == {"num_processes": 2, "main_training_function": "run", "fsdp_config": {"a": 1}}
+    assert files.read(path) == {"num_processes": 2, "main_training_function": "run", "megatron_lm_config": {"a": 1}}
 
 
 @pytest.mark.parametrize(
     ("text", "error"),
-    [("a: [1\nb: 2\n", "line 2"), ("- a\n", "holds list"), ("distributed_type: FSDP\n", "requests FSDP")],
+    [("a: [1\nb: 2\n", "line 2"), ("- a\n", "holds list"), ("distributed_type: DEEPSPEED\n", "requests DeepSpeed")],
 )
 def test_a_file_that_is_not_understood_is_not_written_over(tmp_path, text, error):
     path = tmp_path / "config.yaml"

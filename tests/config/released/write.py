@@ -28,6 +28,7 @@ VALUES = {
     "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
     "fsdp_state_dict_type": "SHARDED_STATE_DICT",
     "fsdp_min_num_params": 100000000,
+    "min_num_params": 100000000,
     "fsdp_use_orig_params": True,
     "fsdp_sync_module_states": True,
     "megatron_lm_tp_degree": 2,

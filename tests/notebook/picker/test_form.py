@@ -200,7 +200,7 @@ def test_a_call_takes_back_what_is_said_elsewhere(default_file):
 
 
 @pytest.mark.parametrize(
-    "text", ["num_processes: [\n", "num_processes: soon\nuse_cpu: true\n", "distributed_type: FSDP\n"]
+    "text", ["num_processes: [\n", "num_processes: soon\nuse_cpu: true\n", "distributed_type: DEEPSPEED\n"]
 )
 def test_a_broken_file_is_told_and_the_form_works(default_file, text):
     default_file.write_text(text)

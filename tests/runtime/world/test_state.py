@@ -170,8 +170,8 @@ def test_the_environment_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_way_of_training_that_is_not_here_is_not_left_out_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(NotYetError, match="ACCELERATE_USE_FSDP requests FSDP"):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(NotYetError, match="ACCELERATE_USE_DEEPSPEED requests DeepSpeed"):
         Accelerator()
 
 

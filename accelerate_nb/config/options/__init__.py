@@ -1,0 +1,1 @@
+"""Options of a strategy, in Accelerate's words: each a setting that is a mapping."""
