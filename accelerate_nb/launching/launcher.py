@@ -32,7 +32,7 @@ from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.launched_run import InlineRun, LaunchedRun
 from accelerate_nb.launching.node_agent.agent import NodeAgent
 from accelerate_nb.launching.planning.held_devices import devices_of, taken
-from accelerate_nb.launching.planning.placement import Placement, choose
+from accelerate_nb.launching.planning.placement import Placement, choose_placement
 from accelerate_nb.launching.planning.plan import LaunchPlan
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.launching.run_context import RunContext
@@ -148,7 +148,7 @@ def run_of(
 
 
 def _choice(config: RunConfig) -> Placement:
-    return choose(config.launching, probe(), can_fork=hasattr(os, "fork"), mesh=config.training.xla_mesh)
+    return choose_placement(config, probe(), can_fork=hasattr(os, "fork"))
 
 
 def _request(

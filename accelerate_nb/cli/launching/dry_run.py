@@ -15,7 +15,7 @@ from accelerate_nb.config.settings import GROUPS
 from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.launcher import environment
-from accelerate_nb.launching.planning.placement import Placement, choose
+from accelerate_nb.launching.planning.placement import Placement, choose_placement
 from accelerate_nb.reports.text import aligned
 from accelerate_nb.worker.program import Executable, Program, PythonModule
 
@@ -38,9 +38,7 @@ def print_plan(request: LaunchRequest, program: Program, notebook: NotebookProgr
     if idle := tuple(request.theirs.without_effect(on_tpus=request.on_tpus).items()):
         parts.append(ReportSection("Flags that change nothing", idle))
     try:
-        choice = choose(
-            request.config.launching, probe(), can_fork=hasattr(os, "fork"), mesh=request.config.training.xla_mesh
-        )
+        choice = choose_placement(request.config, probe(), can_fork=hasattr(os, "fork"))
         check_ranks(request, choice.size)
         parts += _workers(request, choice, program, notebook)
     except LaunchError as error:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from accelerate_nb.config.launch import LaunchingConfig
+from accelerate_nb.config.options import parallelism
+from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.planning import xla_placement
@@ -29,6 +31,27 @@ class Placement:
     ranks_per_process: int = 1
     # what ranks compute on, in torch's word: "cpu", "cuda", "xla"
     kind: str = "cpu"
+
+
+def choose_placement(config: RunConfig, devices: AvailableDevices, can_fork: bool) -> Placement:
+    """
+    The way to start a whole configuration; pure.
+
+    Raises `LaunchError` where it doesn't fit the machine, or the degrees of parallelism don't fit the number of processes.
+    """
+    placement = choose(config.launching, devices, can_fork, config.training.xla_mesh)
+    if config.training.strategy == "fsdp" and placement.kind == "xla":
+        raise LaunchError(
+            "strategy='fsdp' was requested on XLA devices, which torch's FSDP doesn't know. Pass xla_mesh='fsdp' in its place."
+        )
+    degrees = config.training.parallelism_config or {}
+    if (number := parallelism.processes(degrees)) not in {1, placement.size}:
+        axes = ", ".join(f"{axis}_size: {degree}" for axis, degree in parallelism.sizes(degrees).items())
+        raise LaunchError(
+            f"parallelism_config={{{axes}}} was requested, which takes {number} processes, but this would be a run of "
+            f"{placement.size}. Pass num_processes={number}, or other degrees."
+        )
+    return placement
 
 
 def choose(config: LaunchingConfig, devices: AvailableDevices, can_fork: bool, mesh: str | None = None) -> Placement:

@@ -9,7 +9,7 @@ from typing import Any
 from accelerate_nb.config.run_config import RunConfig, all_settings, resolve
 from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.errors import AccelerateNbError, LaunchError
-from accelerate_nb.launching.planning.placement import Placement, choose
+from accelerate_nb.launching.planning.placement import Placement, choose_placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def run_preflight(settings: Mapping[str, Any], devices: AvailableDevices, can_fo
     except AccelerateNbError as error:
         return PreflightReport(None, None, (PreflightIssue(_named_in(str(error)), str(error)),))
     try:
-        choice = choose(config.launching, devices, can_fork, config.training.xla_mesh)
+        choice = choose_placement(config, devices, can_fork)
     except LaunchError as error:
         return PreflightReport(config, None, (PreflightIssue(_named_in(str(error)), str(error)),))
     return PreflightReport(config, choice, _advice(config, choice, devices))
@@ -85,4 +85,7 @@ def _advice(config: RunConfig, choice: Placement, devices: AvailableDevices) -> 
     if choice.kind != "xla" and config.training.xla_mesh is not None:
         text = "Nothing here asks for torch_xla, whose devices it shards over: every rank has the whole model."
         found.append(PreflightIssue("xla_mesh", text, grave=False))
+    if config.training.fsdp_config is not None and config.training.strategy != "fsdp":
+        text = "These are options of strategy='fsdp', which was not requested: every rank has the whole model."
+        found.append(PreflightIssue("fsdp_config", text, grave=False))
     return tuple(found)

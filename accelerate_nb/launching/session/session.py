@@ -20,7 +20,7 @@ from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.front_end import NoFrontEnd
 from accelerate_nb.launching.launched_run import LaunchedRun
 from accelerate_nb.launching.launcher import prepare
-from accelerate_nb.launching.planning.placement import choose
+from accelerate_nb.launching.planning.placement import choose_placement
 from accelerate_nb.launching.run_context import Stop
 from accelerate_nb.launching.session.cell_run import CellRun
 from accelerate_nb.launching.session.task_dispatcher import FREEING, TaskDispatcher
@@ -326,7 +326,7 @@ def check_not_launched() -> None:
 def _check_no_threads(config: RunConfig) -> None:
     """Raise a `LaunchError` where several ranks would be threads of one process."""
     __tracebackhide__ = True  # IPython shows the person's own frames alone
-    choice = choose(config.launching, probe(), can_fork=hasattr(os, "fork"), mesh=config.training.xla_mesh)
+    choice = choose_placement(config, probe(), can_fork=hasattr(os, "fork"))
     if choice.ranks_per_process > 1:
         raise LaunchError(
             f"A session was requested on {choice.size} devices, of which one process drives {choice.ranks_per_process}, each in a "

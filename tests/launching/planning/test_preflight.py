@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from accelerate_nb.config.run_config import resolve
@@ -98,3 +100,33 @@ def test_a_mesh_that_changes_nothing_is_told():
     (objection,) = preflight({"xla_mesh": "fsdp"}, TWO_GPUS).objections
     assert (objection.name, objection.grave) == ("xla_mesh", False)
     assert not preflight({"xla_mesh": "fsdp"}, TPU).objections
+
+
+def test_options_of_a_strategy_that_was_not_requested_are_told():
+    options = {"fsdp_config": {"fsdp_offload_params": True}}
+    (objection,) = preflight(options, TWO_GPUS).objections
+    assert (objection.name, objection.grave) == ("fsdp_config", False)
+    assert not preflight({**options, "strategy": "fsdp"}, TWO_GPUS).objections
+
+
+@pytest.mark.parametrize(
+    ("settings", "devices", "name", "words"),
+    [
+        (
+            {"parallelism_config": {"dp_replicate_size": 2, "dp_shard_size": 2}},
+            TWO_GPUS,
+            "parallelism_config",
+            r"\{dp_replicate_size: 2, dp_shard_size: 2\} was requested, which takes 4 processes, but .* a run of 2\.",
+        ),
+        ({"strategy": "fsdp"}, TPU, "strategy", "strategy='fsdp' was requested on XLA devices.*xla_mesh='fsdp'"),
+    ],
+)
+def test_what_a_strategy_can_not_do_stands_at_its_setting(settings, devices, name, words):
+    (objection,) = preflight(settings, devices).objections
+    assert (objection.name, objection.grave) == (name, True)
+    assert re.search(words, objection.text)
+
+
+def test_degrees_that_make_the_number_of_processes_are_fine():
+    for degrees in ({"dp_shard_size": 2}, {"dp_replicate_size": 2}, {"dp_shard_size": 1}):
+        assert not preflight({"parallelism_config": degrees}, TWO_GPUS).objections
