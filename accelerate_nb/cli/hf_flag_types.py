@@ -76,6 +76,22 @@ class OptionOfUnused:
 
 
 @dataclass(frozen=True, slots=True)
+class EntryFlag(OptionOfUnused):
+    """The flag is an entry of a setting that is a mapping, where its feature was requested."""
+
+    setting: str
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureFlag:
+    """The flag requests a feature whose options are the entries of a setting; `entries` are those that come with it."""
+
+    setting: str
+    entries: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class UnsupportedFlag:
     """The flag requests a feature that is not offered yet."""
 
@@ -90,6 +106,8 @@ Becomes: TypeAlias = (
     | EnvironmentFlag
     | IgnoredFlag
     | OptionOfUnused
+    | EntryFlag
+    | FeatureFlag
     | UnsupportedFlag
 )
 

@@ -10,7 +10,9 @@ from typing import Any
 from accelerate_nb.cli.hf_flag_types import (
     Assignment,
     Becomes,
+    EntryFlag,
     EnvironmentFlag,
+    FeatureFlag,
     FixedSettingsFlag,
     HfFlag,
     IgnoredFlag,
@@ -23,6 +25,8 @@ from accelerate_nb.cli.hf_flag_types import (
     UnsupportedFlag,
 )
 from accelerate_nb.cli.parser import spellings
+from accelerate_nb.config.options import fsdp, parallelism
+from accelerate_nb.config.options.entries import Entries
 from accelerate_nb.config.value_types import Boolean, Integer, InvalidValue, Number, OneOf, Text, ValueType
 from accelerate_nb.errors import ConfigurationError, NotYetError
 
@@ -40,6 +44,15 @@ def _fp8(**value_types: ValueType | None) -> Iterator[HfFlag]:
     return (
         HfFlag(name, EnvironmentFlag((f"ACCELERATE_{name.upper()}",)), value_type)
         for name, value_type in value_types.items()
+    )
+
+
+def _entries(mapping: Entries, becomes: EntryFlag) -> Iterator[HfFlag]:
+    """A flag for each key of a mapping; of one key Accelerate has none."""
+    return (
+        HfFlag(name, becomes, entry.value_type)
+        for name, entry in mapping.known.items()
+        if name != "fsdp_ignored_modules"
     )
 
 
@@ -66,39 +79,13 @@ FLAGS: tuple[HfFlag, ...] = (
     HfFlag("multi_gpu", IgnoredFlag("there is one process for each accelerator, unless --cpu is given")),
     HfFlag("same_network", IgnoredFlag("the rendezvous of one machine uses its loopback address")),
     HfFlag("role", IgnoredFlag("all processes have the one role that torchrun calls 'default'"), _TEXT),
-    HfFlag("use_fsdp", UnsupportedFlag("FSDP")),
-    *_options(
-        OptionOfUnused("FSDP", "--use_fsdp"),
-        fsdp_version=OneOf(("1", "2")),
-        fsdp_offload_params=_TEXT,
-        fsdp_min_num_params=_WHOLE,
-        fsdp_sharding_strategy=_TEXT,
-        fsdp_reshard_after_forward=_TEXT,
-        fsdp_auto_wrap_policy=_TEXT,
-        fsdp_transformer_layer_cls_to_wrap=_TEXT,
-        fsdp_backward_prefetch=_TEXT,
-        fsdp_state_dict_type=_TEXT,
-        fsdp_forward_prefetch=_TEXT,
-        fsdp_use_orig_params=_TEXT,
-        fsdp_cpu_ram_efficient_loading=_TEXT,
-        fsdp_sync_module_states=_TEXT,
-        fsdp_activation_checkpointing=_TEXT,
-        fsdp_activation_checkpointing_offload=_TEXT,
-    ),
-    HfFlag("use_parallelism_config", UnsupportedFlag("a parallelism configuration")),
-    *_options(
-        OptionOfUnused("a parallelism configuration", "--use_parallelism_config"),
-        parallelism_config_dp_replicate_size=_WHOLE,
-        parallelism_config_dp_shard_size=_WHOLE,
-        parallelism_config_tp_size=_WHOLE,
-        parallelism_config_cp_size=_WHOLE,
-        parallelism_config_cp_backend=OneOf(("torch",)),
-        parallelism_config_cp_comm_strategy=_TEXT,
-        parallelism_config_sp_size=_WHOLE,
-        parallelism_config_sp_backend=OneOf(("deepspeed",)),
-        parallelism_config_sp_seq_length=_TEXT,
-        parallelism_config_sp_seq_length_is_variable=_TEXT,
-        parallelism_config_sp_attn_implementation=_TEXT,
+    # as there, version 1 is meant where no other is named
+    HfFlag("use_fsdp", FeatureFlag("fsdp_config", {"fsdp_version": 1}, {"strategy": "fsdp"})),
+    *_entries(fsdp.OPTIONS, EntryFlag("FSDP", "--use_fsdp", "fsdp_config")),
+    HfFlag("use_parallelism_config", FeatureFlag("parallelism_config", {}, {})),
+    *_entries(
+        parallelism.DEGREES,
+        EntryFlag("a parallelism configuration", "--use_parallelism_config", "parallelism_config"),
     ),
     HfFlag("use_deepspeed", UnsupportedFlag("DeepSpeed")),
     *_options(
@@ -205,17 +192,35 @@ _EXCLUSIVE = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp")
 
 @dataclass(frozen=True, slots=True)
 class HfFlagValues:
-    """The values of Accelerate's flags that are no settings here."""
+    """The values of Accelerate's flags that are no settings here; `in_use` are the mappings that their entries are part of."""
 
     values: Mapping[str, Any]
+    in_use: frozenset[str] = frozenset()
 
-    def settings(self) -> dict[str, Any]:
-        """Their settings of this package."""
-        found: dict[str, Any] = {}
-        for item, _ in self._given():
-            if isinstance(item.becomes, FixedSettingsFlag):
-                found.update(item.becomes.settings)
-        return found
+    def settings(self) -> dict[str, tuple[str, Any]]:
+        """Their settings of this package, each with the flag that requests it and its value."""
+        return {
+            name: (f"--{item.name}", value)
+            for item, _ in self._given()
+            if isinstance(item.becomes, (FixedSettingsFlag, FeatureFlag))
+            for name, value in item.becomes.settings.items()
+        }
+
+    def features(self) -> dict[str, Mapping[str, Any]]:
+        """The settings that are options of the requested features, with the entries that come with these."""
+        return {
+            item.becomes.setting: item.becomes.entries
+            for item, _ in self._given()
+            if isinstance(item.becomes, FeatureFlag)
+        }
+
+    def entries(self, setting: str) -> dict[str, Any]:
+        """The entries of a setting that is a mapping."""
+        return {
+            item.name: value
+            for item, value in self._given()
+            if isinstance(item.becomes, EntryFlag) and item.becomes.setting == setting
+        }
 
     def tpus(self) -> dict[str, Any]:
         """Their TPU settings, by the fields of `TpusConfig`."""
@@ -236,7 +241,12 @@ class HfFlagValues:
     def without_effect(self, *, on_tpus: bool) -> dict[str, str]:
         """The flags that change nothing in a launch, which is on TPUs or not, and why."""
         idle = (IgnoredFlag, OptionOfUnused) if on_tpus else (IgnoredFlag, OptionOfUnused, TpuFlag)
-        return {f"--{item.name}": item.becomes.why for item, _ in self._given() if isinstance(item.becomes, idle)}
+        return {
+            f"--{item.name}": item.becomes.why
+            for item, _ in self._given()
+            if isinstance(item.becomes, idle)
+            if not (isinstance(item.becomes, EntryFlag) and item.becomes.setting in self.in_use)
+        }
 
     def surprises(self, *, on_tpus: bool) -> list[str]:
         """Those of them that a user would not expect."""

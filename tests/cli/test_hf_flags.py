@@ -40,6 +40,10 @@ SENSIBLE = {
     "--fp8_override_linear_precision": "false,true,false",
     "--config_file": "",
     "--env": "A=1",
+    "--fsdp_auto_wrap_policy": "NO_WRAP",
+    "--fsdp_state_dict_type": "FULL_STATE_DICT",
+    "--parallelism_config_sp_seq_length": "8",
+    "--parallelism_config_cp_comm_strategy": "alltoall",
 }
 
 
@@ -110,10 +114,9 @@ def test_what_the_table_calls_a_setting_is_one() -> None:
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["--use_fsdp"], "FSDP"),
         (["--use-deepspeed"], "DeepSpeed"),
         (["--use_megatron_lm"], "Megatron-LM"),
-        (["--use_parallelism_config"], "parallelism"),
+        (["--use_parallelism_config", "--parallelism_config_tp_size", "2"], "split"),
         (["--mpirun_hostfile", "hosts"], "mpirun"),
         (["--num_machines", "2"], "several machines"),
         (["--machine_rank", "1"], "several machines"),
@@ -140,6 +143,15 @@ def test_an_option_of_what_was_not_asked_for_changes_nothing_and_says_so() -> No
     ]
     assert list(found.theirs.without_effect(on_tpus=False)) == ["--same_network", "--fsdp_version"]
     assert found.theirs.variables() == {}
+
+
+def test_an_option_of_what_was_asked_for_has_an_effect() -> None:
+    for words in (["--use_fsdp"], ["--strategy", "fsdp"]):
+        found = request_of(*words, "--fsdp_offload_params", "true", "--parallelism_config_dp_shard_size", "2")
+        assert list(found.theirs.without_effect(on_tpus=False)) == ["--parallelism_config_dp_shard_size"]
+        assert found.settings["fsdp_config"]["fsdp_offload_params"] is True
+    with pytest.raises(ConfigurationError, match="--use_fsdp was given, which requests strategy=fsdp, together with"):
+        request_of("--use_fsdp", "--strategy", "ddp")
 
 
 def test_workers_find_the_variables_that_accelerate_sets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +202,6 @@ def test_options_of_fp8_are_the_variables_that_accelerate_sets() -> None:
 def test_a_mistake_reaches_the_person_as_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", "--fsdp_version", "3", "script.py"]) == 2
     assert capsys.readouterr().err == (
-        "accelerate-nb: --fsdp_version was given '3', but should be one of '1', '2'. Pass such a value, or leave it out.\n"
+        "accelerate-nb: --fsdp_version was given '3', but should be a whole number from 1 to 2. Pass such a value, or leave it out.\n"
     )
     assert issubclass(NotYetError, AccelerateNbError)

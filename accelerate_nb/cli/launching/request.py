@@ -83,6 +83,10 @@ def read_request(arguments: argparse.Namespace) -> LaunchRequest:
     file = files.find(os.environ, arguments.config_file)
     content = files.read(file) if file is not None else None
     config = resolve(settings, os.environ, content)
+    if entries := _entries(flags, config):
+        settings |= entries
+        flags = replace(flags, in_use=frozenset(entries))
+        config = resolve(settings, os.environ, content)
     _check_environment()
     on_tpus = _is_on_tpus(config)
     # torchrun's flag for what happens anyway: lines are shown, and kept in files
@@ -100,14 +104,28 @@ def read_request(arguments: argparse.Namespace) -> LaunchRequest:
     )
 
 
-def _together(flags: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _together(flags: Mapping[str, tuple[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of Accelerate's flags and of this package's flags, together."""
-    for name, value in flags.items():
+    for name, (flag, value) in flags.items():
         if settings.get(name, value) != value:
             raise ConfigurationError(
-                f"--tpu was given, which requests {name}={value}, together with {name}={settings[name]}. Leave one of them out."
+                f"{flag} was given, which requests {name}={value}, together with {name}={settings[name]}. Leave one of them out."
             )
-    return {**flags, **settings}
+    return {**{name: value for name, (_, value) in flags.items()}, **settings}
+
+
+def _entries(flags: HfFlagValues, config: RunConfig) -> dict[str, dict[str, Any]]:
+    """The settings that are mappings, with the entries that flags give them, where what they are options of is requested."""
+    training, features = config.training, flags.features()
+    present = {
+        "fsdp_config": training.strategy == "fsdp",
+        "parallelism_config": training.parallelism_config is not None,
+    }
+    return {
+        name: {**features.get(name, {}), **(getattr(training, name) or {}), **flags.entries(name)}
+        for name, is_present in present.items()
+        if name in features or (is_present and flags.entries(name))
+    }
 
 
 def _is_on_tpus(config: RunConfig) -> bool:

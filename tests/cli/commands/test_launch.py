@@ -424,6 +424,7 @@ def _sample(setting):
         "DeviceIds": "all",
         "MeshAxes": "fsdp",
         "NamedValues": {"a": "b"},
+        "Entries": {},
     }[type(setting.value_type).__name__]
 
 
