@@ -208,7 +208,7 @@ class FullyShardedDataParallelPlugin:
         sentences = ["fsdp_version=1 was requested: weights are sharded by version 2 here."] if is_version_1 else []
         sentences += [f"{name} changes nothing in version 2 of FSDP: {why}." for name, why in reasons.items()]
         if sentences:
-            warn_user(" ".join([*sentences, "Set fsdp_version=2 without them."]))
+            warn_user(" ".join([*sentences, f"Pass fsdp_version=2{' without them' if reasons else ''}."]))
 
     def _choose_wrapping(self, environment: Mapping[str, str]) -> None:
         if self.auto_wrap_policy is None:
