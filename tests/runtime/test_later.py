@@ -79,7 +79,6 @@ def test_a_name_that_is_not_offered_yet_says_so(function: Callable[..., Any]) ->
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
-        ("fsdp_plugin", ours.FullyShardedDataParallelPlugin()),
         ("deepspeed_plugin", ours.DeepSpeedPlugin(zero_stage=3)),
         ("deepspeed_plugins", {"a": ours.DeepSpeedPlugin()}),
         ("megatron_lm_plugin", ours.MegatronLMPlugin()),

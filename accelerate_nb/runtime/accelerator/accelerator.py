@@ -41,6 +41,7 @@ from accelerate_nb.runtime.precision.fp8_msamp import MSAMPRecipeKwargs
 from accelerate_nb.runtime.precision.fp8_te import TERecipeKwargs
 from accelerate_nb.runtime.precision.registry import PrecisionOptions, choose_recipe
 from accelerate_nb.runtime.strategies.base import Strategy
+from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.strategies.registry import choose_strategy
 from accelerate_nb.runtime.trackers.panel import PanelTracker
 from accelerate_nb.runtime.trackers.registry import filter_trackers
@@ -88,7 +89,7 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
         cpu: bool = False,
         dataloader_config: DataLoaderConfiguration | None = None,
         deepspeed_plugin: Any = None,
-        fsdp_plugin: Any = None,
+        fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
         torch_tp_plugin: Any = None,
         megatron_lm_plugin: Any = None,
         rng_types: list[str | RNGType] | None = None,
@@ -129,6 +130,10 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
         self.state = AcceleratorState(name, cpu or launcher_settings.cpu, _from_accelerator=True)
         self.state.dynamo_plugin = self.compiling
         self.gradient_state = GradientState(accumulation)
+        if parallelism_config is None and launcher_settings.use_parallelism:
+            parallelism_config = ParallelismConfig()
+        if fsdp_plugin is None and launcher_settings.use_fsdp and strategy is None:
+            fsdp_plugin = FullyShardedDataParallelPlugin()
         degrees = None if parallelism_config is None else parallelism_config.mesh
         self.strategy = choose_strategy(self._world, strategy, degrees, self.ddp_handler, mesh, fsdp_plugin)
         self.state.strategy, self._world = self.strategy, self.strategy.world

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.errors import ConfigurationError, NotYetError
 from accelerate_nb.runtime.compat.kwargs_handlers import DistributedDataParallelKwargs
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.strategies.ddp import DDP
+from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.strategies.xla_ddp import XlaDDP
 from accelerate_nb.runtime.strategies.xla_spmd import XlaSPMD
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import use_mesh
 from accelerate_nb.runtime.world.world import World
 from accelerate_nb.runtime.xla.mesh_plan import XlaMesh
-
-if TYPE_CHECKING:
-    from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 
 # Strategies by the names that `Accelerator(strategy=...)` takes.
 NAMES = ("ddp", "fsdp")
@@ -91,12 +89,16 @@ def _suitable(
 
 
 def _sharded(world: World, plugin: FullyShardedDataParallelPlugin | None) -> Strategy:
+    if not isinstance(plugin, FullyShardedDataParallelPlugin | None):
+        raise ConfigurationError(
+            f"`fsdp_plugin` must be a FullyShardedDataParallelPlugin object, but is {plugin!r}. Pass one, or strategy='fsdp'."
+        )
     if world.device.type == "xla":
         raise ConfigurationError(
             "FSDP was requested for XLA devices, where a mesh shards weights: pass XlaMesh('fsdp') in kwargs_handlers, or "
             "xla_mesh='fsdp' to the launcher."
         )
-    # not before it is used: it takes 0.2 s to load
+    # not before it is used: it takes half a second to load
     from accelerate_nb.runtime.strategies.fsdp.strategy import FSDP
 
     return FSDP(world, plugin)

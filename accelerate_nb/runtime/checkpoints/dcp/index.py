@@ -220,9 +220,12 @@ def _planner(*, flatten: bool) -> Any:
         """Reads what is no tensor without running code that it holds."""
 
         def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
-            torch.load(value, weights_only=True)  # raises where it is no plain data
-            value.seek(0)
-            super().load_bytes(read_item, value)
+            plain = torch.load(value, weights_only=True)  # raises where it is no plain data
+            if flatten:
+                value.seek(0)
+                super().load_bytes(read_item, value)
+            else:
+                self.original_state_dict[read_item.dest_index.fqn] = plain
 
     return ShardPlanner(flatten_state_dict=flatten)
 

@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_map
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.checkpoints import file_names
 from accelerate_nb.runtime.checkpoints.dcp.index import LIST, MODEL_FOLDER, list_shards
-from accelerate_nb.runtime.checkpoints.dcp.writer import files_of_parts as parts_of_state
+from accelerate_nb.runtime.checkpoints.dcp.writer import files_of_parts
 from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read
-from accelerate_nb.runtime.operations.sharded_tensors import part_of
+from accelerate_nb.runtime.operations.sharded_tensors import part_of, whole
 from accelerate_nb.runtime.world.world import World
 
 _COMPLETE = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -43,49 +43,60 @@ def optimizer_folder(index: int) -> str:
     return f"{file_names.OPTIMIZER_NAME}_{index}"
 
 
-def files_of_parts(world: World, models: Sequence[Module], optimizers: Sequence[Any]) -> list[FileToWrite]:
-    """The files of this process, under Accelerate's names and keys; all processes call it."""
-    files = []
-    for index, model in enumerate(models):
-        files += parts_of_state(world, model_folder(index), {"model": model.state_dict()})
-    for index, optimizer in enumerate(optimizers):
-        state = optimizer_state(optimizer, models)
-        files += parts_of_state(world, optimizer_folder(index), {"optimizer": state})
-    return files
+def model_state(model: Module, *, learning_only: bool = False) -> dict[str, Any]:
+    """A model's weights and buffers, those that are sharded as DTensors; or the weights alone that learn."""
+    state = model.state_dict()
+    if not learning_only:
+        return state
+    learning = {_original(name) for name, weight in model.named_parameters() if weight.requires_grad}
+    return {name: value for name, value in state.items() if name in learning}
 
 
-def complete_files(models: Sequence[Module], optimizers: Sequence[Any], *, writes_shared: bool) -> list[FileToWrite]:
-    """The complete weights, and the complete states of optimizers by names of weights; all processes call it."""
-    named: list[tuple[str, Any]] = [
-        (file_names.numbered(MODEL_FOLDER, index), states.get_model_state_dict(model, options=_COMPLETE))
-        for index, model in enumerate(models)
-    ]
-    for index, optimizer in enumerate(optimizers):
-        state = states.get_optimizer_state_dict(_model_of(optimizer, models), _bare(optimizer), options=_COMPLETE)
-        named.append((file_names.numbered(file_names.OPTIMIZER_NAME, index), state))
-    return [FileToWrite(name, state) for name, state in named if writes_shared]
+def model_files(world: World, state: dict[str, Any], index: int, in_parts: bool) -> list[FileToWrite]:
+    """The files of this process for a model's weights, under Accelerate's names and keys; all processes call it."""
+    if in_parts:
+        return files_of_parts(world, model_folder(index), {"model": state})
+    complete = {name: _complete(value, world.is_main) for name, value in state.items()}
+    return [FileToWrite(file_names.numbered(MODEL_FOLDER, index), complete)] if world.is_main else []
 
 
-def optimizer_state(optimizer: Any, models: Sequence[Module]) -> Any:
-    """The state of an optimizer by names of weights."""
-    return states.get_optimizer_state_dict(_model_of(optimizer, models), _bare(optimizer))
+def optimizer_files(
+    world: World, optimizer: Any, models: Sequence[Module], index: int, in_parts: bool
+) -> list[FileToWrite]:
+    """The files of this process for the state of an optimizer of one of these models; all processes call it."""
+    bare = _bare(optimizer)
+    options = None if in_parts else _COMPLETE
+    state: Any = states.get_optimizer_state_dict(_model_of(bare, models), bare, options=options)
+    if in_parts:
+        return files_of_parts(world, optimizer_folder(index), {"optimizer": state})
+    return [FileToWrite(file_names.numbered(file_names.OPTIMIZER_NAME, index), state)] if world.is_main else []
+
+
+def _complete(value: Any, is_kept: bool) -> Any:
+    """A whole tensor in host memory, for the process that keeps it."""
+    found = whole(value) if isinstance(value, Tensor) else value
+    return found.cpu() if is_kept and isinstance(found, Tensor) else found if is_kept else None
 
 
 def load(folder: Path, models: Sequence[Module], optimizers: Sequence[Any]) -> list[LoadedFile]:
     """This process's parts of all models' weights and all optimizers' states, or the whole of those that are not sharded."""
-    found = [_load_model(folder, index, model) for index, model in enumerate(models)]
+    found = [load_model(folder, index, model) for index, model in enumerate(models)]
     return found + [load_optimizer(folder, index, optimizer, models) for index, optimizer in enumerate(optimizers)]
 
 
-def _load_model(folder: Path, index: int, model: Module) -> LoadedFile:
+def load_model(folder: Path, index: int, model: Module, *, learning_only: bool = False) -> LoadedFile:
+    """This process's part of a model's weights, or the whole of those that are not sharded."""
     parts, complete = folder / model_folder(index), folder / file_names.numbered(MODEL_FOLDER, index)
-    expected = f"the weights of model {index}"
+    expected, state = f"the weights of model {index}", model_state(model, learning_only=learning_only)
+
+    def receive(loaded: dict[str, Any]) -> None:
+        model.load_state_dict(loaded, strict=not learning_only)
+
     if complete.exists():
-        content = parts_of(read(complete, expected, mmap=True), model.state_dict())
-        return LoadedFile(complete, expected, content, model.load_state_dict)
-    content = {"model": _like(model.state_dict())}
+        return LoadedFile(complete, expected, parts_of(read(complete, expected, mmap=True), state), receive)
+    content = {"model": _like(state)}
     list_shards(parts).load_into(content)
-    return LoadedFile(parts, expected, content["model"], model.load_state_dict)
+    return LoadedFile(parts, expected, content["model"], receive)
 
 
 def load_optimizer(folder: Path, index: int, optimizer: Any, models: Sequence[Module]) -> LoadedFile:

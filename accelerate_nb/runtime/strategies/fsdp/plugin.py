@@ -9,21 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import (
-    BackwardPrefetch,
-    CPUOffload,
-    CPUOffloadPolicy,
-    FullOptimStateDictConfig,
-    FullStateDictConfig,
-    MixedPrecision,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    ShardedOptimStateDictConfig,
-    ShardedStateDictConfig,
-    ShardingStrategy,
-    StateDictType,
-)
-from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 from torch.nn import Module
 
 from accelerate_nb.config.did_you_mean import did_you_mean
@@ -31,6 +16,7 @@ from accelerate_nb.config.value_types import Boolean, InvalidValue
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.constants import FSDP2_STATE_DICT_TYPE, FSDP_AUTO_WRAP_POLICY
 from accelerate_nb.runtime.compat.device_support import is_cuda_available
+from accelerate_nb.runtime.strategies.fsdp import torch_fsdp
 from accelerate_nb.runtime.strategies.fsdp.version_1 import (
     WITHOUT_EFFECT,
     check_prefetch,
@@ -62,16 +48,18 @@ class FullyShardedDataParallelPlugin:
     """
 
     fsdp_version: int = None  # type: ignore[assignment]  # a number once it is made
-    sharding_strategy: str | int | ShardingStrategy | None = None
-    reshard_after_forward: str | int | ShardingStrategy | bool = None  # type: ignore[assignment]  # a bool once it is made
-    backward_prefetch: str | BackwardPrefetch | None = None
-    mixed_precision_policy: dict[str, torch.dtype] | str | MixedPrecision | MixedPrecisionPolicy | None = None
+    sharding_strategy: str | int | torch_fsdp.ShardingStrategy | None = None
+    reshard_after_forward: str | int | torch_fsdp.ShardingStrategy | bool = None  # type: ignore[assignment]  # a bool once it is made
+    backward_prefetch: str | torch_fsdp.BackwardPrefetch | None = None
+    mixed_precision_policy: (
+        dict[str, torch.dtype] | str | torch_fsdp.MixedPrecision | torch_fsdp.MixedPrecisionPolicy | None
+    ) = None
     auto_wrap_policy: Callable[..., Any] | str | None = None
-    cpu_offload: bool | CPUOffload | OffloadPolicy = None  # type: ignore[assignment]  # a policy once it is made
+    cpu_offload: bool | torch_fsdp.CPUOffload | torch_fsdp.OffloadPolicy = None  # type: ignore[assignment]  # a policy once it is made
     ignored_modules: Iterable[Module] | str | None = None
-    state_dict_type: str | StateDictType = None  # type: ignore[assignment]  # a type once it is made
-    state_dict_config: FullStateDictConfig | ShardedStateDictConfig | None = None
-    optim_state_dict_config: FullOptimStateDictConfig | ShardedOptimStateDictConfig | None = None
+    state_dict_type: str | torch_fsdp.StateDictType = None  # type: ignore[assignment]  # a type once it is made
+    state_dict_config: torch_fsdp.FullStateDictConfig | torch_fsdp.ShardedStateDictConfig | None = None
+    optim_state_dict_config: torch_fsdp.FullOptimStateDictConfig | torch_fsdp.ShardedOptimStateDictConfig | None = None
     limit_all_gathers: bool = True
     use_orig_params: bool | None = None
     param_init_fn: Callable[[Module], None] | None = None
@@ -99,7 +87,7 @@ class FullyShardedDataParallelPlugin:
         self._choose_memory(environment)
         self._choose_mixed_precision()
 
-    def set_state_dict_type(self, state_dict_type: str | StateDictType | None = None) -> None:
+    def set_state_dict_type(self, state_dict_type: str | torch_fsdp.StateDictType | None = None) -> None:
         """
         Set what a checkpoint's model is: parts of each process ("SHARDED_STATE_DICT"), or one whole ("FULL_STATE_DICT").
 
@@ -109,14 +97,16 @@ class FullyShardedDataParallelPlugin:
         default = FSDP2_STATE_DICT_TYPE[1 if self.requested_version == 1 else 0]
         requested = state_dict_type or self.state_dict_type or os.environ.get(f"{_PREFIX}STATE_DICT_TYPE", default)
         self.state_dict_type = _state_dict_type(requested)
-        if self.state_dict_type is StateDictType.FULL_STATE_DICT:
-            self.state_dict_config = self.state_dict_config or FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
-            self.optim_state_dict_config = self.optim_state_dict_config or FullOptimStateDictConfig(
+        if self.state_dict_type is torch_fsdp.StateDictType.FULL_STATE_DICT:
+            self.state_dict_config = self.state_dict_config or torch_fsdp.FullStateDictConfig(
+                offload_to_cpu=True, rank0_only=True
+            )
+            self.optim_state_dict_config = self.optim_state_dict_config or torch_fsdp.FullOptimStateDictConfig(
                 offload_to_cpu=True, rank0_only=True
             )
         else:
-            self.state_dict_config = self.state_dict_config or ShardedStateDictConfig(offload_to_cpu=True)
-            self.optim_state_dict_config = self.optim_state_dict_config or ShardedOptimStateDictConfig(
+            self.state_dict_config = self.state_dict_config or torch_fsdp.ShardedStateDictConfig(offload_to_cpu=True)
+            self.optim_state_dict_config = self.optim_state_dict_config or torch_fsdp.ShardedOptimStateDictConfig(
                 offload_to_cpu=True
             )
 
@@ -127,14 +117,16 @@ class FullyShardedDataParallelPlugin:
         Without `transformer_cls_names_to_wrap` the classes are those of transformers' `_no_split_modules`. `ConfigurationError`
         names a class that the model doesn't have.
         """
-        if self.auto_wrap_policy is transformer_auto_wrap_policy:
+        if self.auto_wrap_policy is torch_fsdp.transformer_auto_wrap_policy:
             if self.transformer_cls_names_to_wrap is None:
                 self.transformer_cls_names_to_wrap = list(getattr(model, "_no_split_modules", None) or ())
             classes = {_module_class(model, name) for name in self.transformer_cls_names_to_wrap}
-            self.auto_wrap_policy = partial(transformer_auto_wrap_policy, transformer_layer_cls=classes)
-        elif self.auto_wrap_policy is size_based_auto_wrap_policy:
+            self.auto_wrap_policy = partial(torch_fsdp.transformer_auto_wrap_policy, transformer_layer_cls=classes)
+        elif self.auto_wrap_policy is torch_fsdp.size_based_auto_wrap_policy:
             size = self.min_num_params or 0
-            self.auto_wrap_policy = partial(size_based_auto_wrap_policy, min_num_params=size) if size > 0 else None
+            self.auto_wrap_policy = (
+                partial(torch_fsdp.size_based_auto_wrap_policy, min_num_params=size) if size > 0 else None
+            )
 
     def set_mixed_precision(
         self,
@@ -149,7 +141,7 @@ class FullyShardedDataParallelPlugin:
         """
         if override or self.mixed_precision_policy is None:
             dtype = _dtype(mixed_precision)
-            self.mixed_precision_policy = MixedPrecisionPolicy(
+            self.mixed_precision_policy = torch_fsdp.MixedPrecisionPolicy(
                 param_dtype=dtype, reduce_dtype=dtype, output_dtype=dtype
             )
         elif isinstance(self.mixed_precision_policy, dict):
@@ -157,7 +149,7 @@ class FullyShardedDataParallelPlugin:
 
     def validate_mixed_precision_policy(self) -> None:
         """Raise `ConfigurationError` where the policy is not one of FSDP's second version."""
-        if not isinstance(self.mixed_precision_policy, MixedPrecisionPolicy):
+        if not isinstance(self.mixed_precision_policy, torch_fsdp.MixedPrecisionPolicy):
             raise ConfigurationError(
                 f"mixed_precision_policy is {self.mixed_precision_policy!r}. It must be an instance of "
                 "torch.distributed.fsdp.MixedPrecisionPolicy: pass one, or 'bf16', 'fp16' or 'fp32'."
@@ -165,17 +157,21 @@ class FullyShardedDataParallelPlugin:
 
     def set_cpu_offload(self) -> None:
         """Make a policy of `cpu_offload`; memory is pinned only where there is a GPU to copy it to."""
-        if isinstance(self.cpu_offload, CPUOffload):
+        if isinstance(self.cpu_offload, torch_fsdp.CPUOffload):
             self.cpu_offload = self.cpu_offload.offload_params
         if isinstance(self.cpu_offload, bool):
-            self.cpu_offload = CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy()
+            self.cpu_offload = torch_fsdp.CPUOffloadPolicy() if self.cpu_offload else torch_fsdp.OffloadPolicy()
         # torch refuses to pin memory without a device
-        if isinstance(self.cpu_offload, CPUOffloadPolicy) and self.cpu_offload.pin_memory and not is_cuda_available():
+        if (
+            isinstance(self.cpu_offload, torch_fsdp.CPUOffloadPolicy)
+            and self.cpu_offload.pin_memory
+            and not is_cuda_available()
+        ):
             self.cpu_offload = replace(self.cpu_offload, pin_memory=False)
 
     def validate_cpu_offload(self) -> None:
         """Raise `ConfigurationError` where `cpu_offload` is not a policy of FSDP's second version."""
-        if not isinstance(self.cpu_offload, OffloadPolicy):
+        if not isinstance(self.cpu_offload, torch_fsdp.OffloadPolicy):
             raise ConfigurationError(
                 f"cpu_offload is {self.cpu_offload!r}. It must be an instance of torch.distributed.fsdp.OffloadPolicy: pass "
                 "True, False or one."
@@ -217,13 +213,13 @@ class FullyShardedDataParallelPlugin:
             return
         name = word_of("auto_wrap_policy", self.auto_wrap_policy, FSDP_AUTO_WRAP_POLICY)
         if name == "TRANSFORMER_BASED_WRAP":
-            self.auto_wrap_policy = transformer_auto_wrap_policy
+            self.auto_wrap_policy = torch_fsdp.transformer_auto_wrap_policy
             classes: Any = self.transformer_cls_names_to_wrap
             if classes is None:
                 classes = environment.get(f"{_PREFIX}TRANSFORMER_CLS_TO_WRAP")
             self.transformer_cls_names_to_wrap = classes.split(",") if isinstance(classes, str) else classes
         elif name == "SIZE_BASED_WRAP":
-            self.auto_wrap_policy = size_based_auto_wrap_policy
+            self.auto_wrap_policy = torch_fsdp.size_based_auto_wrap_policy
             self._choose_size(environment)
         else:
             self.auto_wrap_policy = None
@@ -263,15 +259,15 @@ class FullyShardedDataParallelPlugin:
             self.set_mixed_precision(policy, override=True)
         elif isinstance(policy, dict):
             self.mixed_precision_policy = self._policy_of(policy)
-        elif isinstance(policy, MixedPrecision):
+        elif isinstance(policy, torch_fsdp.MixedPrecision):
             # the first version gives a model's outputs as they come, and casts its inputs at the root alone
-            self.mixed_precision_policy = MixedPrecisionPolicy(
+            self.mixed_precision_policy = torch_fsdp.MixedPrecisionPolicy(
                 param_dtype=policy.param_dtype, reduce_dtype=policy.reduce_dtype
             )
         if self.mixed_precision_policy is not None:
             self.validate_mixed_precision_policy()
 
-    def _policy_of(self, dtypes: dict[str, torch.dtype]) -> MixedPrecisionPolicy:
+    def _policy_of(self, dtypes: dict[str, torch.dtype]) -> torch_fsdp.MixedPrecisionPolicy:
         is_version_1 = self.requested_version == 1
         wanted = {"param_dtype", "reduce_dtype", "buffer_dtype" if is_version_1 else "output_dtype"}
         if dtypes.keys() != wanted or not all(dtype in _DTYPES.values() for dtype in dtypes.values()):
@@ -279,7 +275,7 @@ class FullyShardedDataParallelPlugin:
                 f"mixed_precision_policy is {dtypes!r}. It must be a dict with the keys {', '.join(sorted(wanted))}, whose values "
                 f"are of {', '.join(map(str, dict.fromkeys(_DTYPES.values())))}."
             )
-        return MixedPrecisionPolicy(
+        return torch_fsdp.MixedPrecisionPolicy(
             param_dtype=dtypes["param_dtype"],
             reduce_dtype=dtypes["reduce_dtype"],
             output_dtype=dtypes.get("output_dtype"),
@@ -304,12 +300,12 @@ def _version(given: int | None, environment: Mapping[str, str]) -> int:
     return int(version)
 
 
-def _state_dict_type(value: str | StateDictType) -> StateDictType:
+def _state_dict_type(value: str | torch_fsdp.StateDictType) -> torch_fsdp.StateDictType:
     if isinstance(value, str):
         name = value.upper()
-        found = next((item for item in StateDictType if name in {item.name, str(item.value)}), None)
-        value = found or StateDictType[word_of("state_dict_type", value, FSDP2_STATE_DICT_TYPE)]
-    if value is StateDictType.LOCAL_STATE_DICT:
+        found = next((item for item in torch_fsdp.StateDictType if name in {item.name, str(item.value)}), None)
+        value = found or torch_fsdp.StateDictType[word_of("state_dict_type", value, FSDP2_STATE_DICT_TYPE)]
+    if value is torch_fsdp.StateDictType.LOCAL_STATE_DICT:
         raise ConfigurationError(
             "state_dict_type=LOCAL_STATE_DICT was requested, which version 2 of FSDP doesn't have. Pass 'SHARDED_STATE_DICT', "
             "each process's part, or 'FULL_STATE_DICT'."

@@ -22,7 +22,6 @@ from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
 from accelerate_nb.runtime.compat.enums import DistributedType
 from accelerate_nb.runtime.operations import sharded_tensors
-from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.amp import BF16
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.strategies.fsdp import window_gradients
@@ -35,8 +34,12 @@ from accelerate_nb.runtime.strategies.fsdp.wrapping import (
 )
 from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, compile_regions_in_place
+from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import at_world_exit
 from accelerate_nb.runtime.world.world import World
+
+# Of the mesh that torch shards over.
+_AXES = ("dp_replicate", "dp_shard")
 
 
 class FSDP(Strategy):
@@ -62,11 +65,11 @@ class FSDP(Strategy):
         """FSDP, on all devices."""
         return DistributedType.FSDP
 
-    def use_parallelism(self, config: ParallelismConfig) -> None:
-        """Shard along one axis of a configuration, with copies along another."""
-        super().use_parallelism(config)
-        if self.device_mesh is not None:
-            self._shard_mesh = self.device_mesh[tuple(config.fsdp_dim_names)]
+    @property
+    def default_mesh(self) -> Mesh:
+        """Parts over all ranks, or, as version 1's hybrid sharding has it, over those of a machine, with copies on each machine."""
+        shards = self.world.local_size if self.fsdp_plugin.hybrid_shard else self.world.size
+        return Mesh(dp_replicate=self.world.size // shards, dp_shard=shards)
 
     # Preparing
 
@@ -123,14 +126,15 @@ class FSDP(Strategy):
         return found if self._has_policy else replace(found, output_dtype=None, cast_forward_inputs=False)
 
     def _mesh(self) -> DeviceMesh:
+        """The mesh of shards, with that of copies before it, where there are any: of the configuration's mesh, or one of its own."""
         if self._shard_mesh is None:
             if not dist.is_initialized():
                 _be_a_group(self.world)
-            mesh = self.world.mesh
-            shape = (mesh.dp_replicate, mesh.dp_shard) if mesh.dp_replicate > 1 else (mesh.dp_shard,)
-            self._shard_mesh = init_device_mesh(
-                self.world.device.type, shape, mesh_dim_names=("dp_replicate", "dp_shard")[-len(shape) :]
-            )
+            degrees, mesh = self.world.mesh, self.device_mesh
+            if mesh is None or degrees.dp_shard == 1:
+                shape = (degrees.dp_replicate, degrees.dp_shard)
+                mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=_AXES)
+            self._shard_mesh = mesh[_AXES if degrees.dp_replicate > 1 else _AXES[1:]]
         return self._shard_mesh
 
     def compile(self, model: Module, how: TorchDynamoPlugin) -> Module:
@@ -211,9 +215,13 @@ class FSDP(Strategy):
     ) -> list[FileToWrite]:
         """This process's parts, or the complete weights and states of optimizers, as the plugin's `state_dict_type` says."""
         unwrapped = [self.unwrap(model) for model in models]
-        if self.fsdp_plugin.state_dict_type is StateDictType.FULL_STATE_DICT:
-            return named_states.complete_files(unwrapped, optimizers, writes_shared=writes_shared)
-        return named_states.files_of_parts(self.world, unwrapped, optimizers)
+        in_parts = self.fsdp_plugin.state_dict_type is not StateDictType.FULL_STATE_DICT
+        files: list[FileToWrite] = []
+        for index, model in enumerate(unwrapped):
+            files += named_states.model_files(self.world, named_states.model_state(model), index, in_parts)
+        for index, optimizer in enumerate(optimizers):
+            files += named_states.optimizer_files(self.world, optimizer, unwrapped, index, in_parts)
+        return files
 
     def load(
         self,

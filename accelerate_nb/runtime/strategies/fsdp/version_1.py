@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed.fsdp import BackwardPrefetch, ShardingStrategy
-
 from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.config.value_types import Boolean, InvalidValue
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.constants import FSDP_BACKWARD_PREFETCH, FSDP_SHARDING_STRATEGY
+from accelerate_nb.runtime.strategies.fsdp import torch_fsdp
 
 # Arguments of the first version that the second does without, and why.
 WITHOUT_EFFECT = {
@@ -34,12 +33,15 @@ class Sharding:
     """
 
     reshards: bool
-    strategy: ShardingStrategy | None = None
+    strategy: torch_fsdp.ShardingStrategy | None = None
 
     @property
     def is_hybrid(self) -> bool:
         """Whether weights are sharded within a machine, and copied across machines."""
-        return self.strategy in {ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2}
+        return self.strategy in {
+            torch_fsdp.ShardingStrategy.HYBRID_SHARD,
+            torch_fsdp.ShardingStrategy._HYBRID_SHARD_ZERO2,
+        }
 
 
 def sharding_of(value: Any) -> Sharding:
@@ -59,7 +61,7 @@ def sharding_of(value: Any) -> Sharding:
         except InvalidValue:
             pass
     strategy = _strategy(value)
-    keeps = {ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy._HYBRID_SHARD_ZERO2}
+    keeps = {torch_fsdp.ShardingStrategy.SHARD_GRAD_OP, torch_fsdp.ShardingStrategy._HYBRID_SHARD_ZERO2}
     return Sharding(strategy not in keeps, strategy)
 
 
@@ -77,7 +79,7 @@ def requested_strategy(environment: Mapping[str, str]) -> str:
 
 def check_prefetch(value: Any) -> None:
     """Raise `ConfigurationError` where a value is no prefetch of the first version, by its name or number."""
-    if not isinstance(value, BackwardPrefetch) and str(value) not in {"1", "2"}:
+    if not isinstance(value, torch_fsdp.BackwardPrefetch) and str(value) not in {"1", "2"}:
         word_of("backward_prefetch", str(value), FSDP_BACKWARD_PREFETCH)
 
 
@@ -91,13 +93,13 @@ def word_of(name: str, value: str, known: Iterable[str]) -> str:
     return word
 
 
-def _strategy(value: Any) -> ShardingStrategy:
-    if isinstance(value, ShardingStrategy):
+def _strategy(value: Any) -> torch_fsdp.ShardingStrategy:
+    if isinstance(value, torch_fsdp.ShardingStrategy):
         strategy = value
     else:
         name = _NUMBERS.get(str(value)) or word_of("sharding_strategy", str(value), FSDP_SHARDING_STRATEGY)
-        strategy = ShardingStrategy(FSDP_SHARDING_STRATEGY.index(name) + 1)
-    if strategy is ShardingStrategy.NO_SHARD:
+        strategy = torch_fsdp.ShardingStrategy(FSDP_SHARDING_STRATEGY.index(name) + 1)
+    if strategy is torch_fsdp.ShardingStrategy.NO_SHARD:
         raise ConfigurationError(
             "The sharding strategy NO_SHARD was requested, by which FSDP shards nothing. Train with DDP: leave FSDP out."
         )

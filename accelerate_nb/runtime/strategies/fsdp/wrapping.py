@@ -27,7 +27,7 @@ def blocks_of(model: Module, plugin: FullyShardedDataParallelPlugin) -> list[Mod
     split (`_no_split_modules`), else the elements of its lists of equal modules. A module that shares a weight with what is
     outside of it is left to the model: one weight belongs to one part.
     """
-    chosen = _policy(model, plugin)
+    chosen = block_policy(model, plugin)
     shared = _shared_weights(model)
     return [
         module
@@ -43,7 +43,8 @@ def inner(module: Module) -> Module:
     return module
 
 
-def _policy(model: Module, plugin: FullyShardedDataParallelPlugin) -> Callable[[Module], bool]:
+def block_policy(model: Module, plugin: FullyShardedDataParallelPlugin) -> Callable[[Module], bool]:
+    """The function that says of a module whether it is one of these."""
     settings = copy(plugin)  # what it finds in this model is not for another
     settings.set_auto_wrap_policy(model)
     policy: Any = settings.auto_wrap_policy

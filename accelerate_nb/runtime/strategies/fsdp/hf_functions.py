@@ -1,0 +1,207 @@
+"""Accelerate's functions for FSDP, which other libraries call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
+
+from accelerate_nb.errors import NotYetError
+from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, LastFile, write_files
+from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
+from accelerate_nb.runtime.strategies.fsdp import torch_fsdp
+from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
+
+_Path = str | os.PathLike[str]
+
+
+def save_fsdp_model(
+    fsdp_plugin: FullyShardedDataParallelPlugin,
+    accelerator: Any,
+    model: Module,
+    output_dir: _Path,
+    model_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = True,
+) -> None:
+    """
+    Write a sharded model to a folder, in parts or complete as the plugin's `state_dict_type` says; all processes call it.
+
+    With `adapter_only` the weights that learn alone. Files of single processes (`use_dcp=False`) are not offered yet.
+    """
+    from accelerate_nb.runtime.checkpoints.dcp import named_states
+
+    _refuse_files_of_processes(use_dcp)
+    sharded = accelerator.unwrap_model(model, keep_torch_compile=False)
+    state = named_states.model_state(sharded, learning_only=adapter_only)
+    _write(
+        accelerator, output_dir, named_states.model_files(accelerator.world, state, model_index, _parts(fsdp_plugin))
+    )
+
+
+def load_fsdp_model(
+    fsdp_plugin: FullyShardedDataParallelPlugin,  # noqa: ARG001 - files say themselves in what form they are
+    accelerator: Any,
+    model: Module,
+    input_dir: _Path,
+    model_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = True,
+) -> None:
+    """Read what `save_fsdp_model` wrote, here or in Accelerate, by any number of processes; all processes call it."""
+    from accelerate_nb.runtime.checkpoints.dcp import named_states
+
+    _refuse_files_of_processes(use_dcp)
+    sharded = accelerator.unwrap_model(model, keep_torch_compile=False)
+    folder = _above(input_dir, named_states.model_folder(model_index))
+    _give(accelerator, named_states.load_model(folder, model_index, sharded, learning_only=adapter_only))
+
+
+def save_fsdp_optimizer(
+    fsdp_plugin: FullyShardedDataParallelPlugin,
+    accelerator: Any,
+    optimizer: Any,
+    model: Module,
+    output_dir: _Path,
+    optimizer_index: int = 0,
+    use_dcp: bool = True,
+) -> None:
+    """Write the state of an optimizer of a sharded model to a folder, as `save_fsdp_model` does with the model."""
+    from accelerate_nb.runtime.checkpoints.dcp import named_states
+
+    _refuse_files_of_processes(use_dcp)
+    models = [accelerator.unwrap_model(model, keep_torch_compile=False)]
+    files = named_states.optimizer_files(accelerator.world, optimizer, models, optimizer_index, _parts(fsdp_plugin))
+    _write(accelerator, output_dir, files)
+
+
+def load_fsdp_optimizer(
+    fsdp_plugin: FullyShardedDataParallelPlugin,  # noqa: ARG001 - files say themselves in what form they are
+    accelerator: Any,
+    optimizer: Any,
+    model: Module,
+    input_dir: _Path,
+    optimizer_index: int = 0,
+    adapter_only: bool = False,  # noqa: ARG001 - an optimizer has what learns alone
+    use_dcp: bool = True,
+) -> None:
+    """Read what `save_fsdp_optimizer` wrote, here or in Accelerate, by any number of processes; all processes call it."""
+    from accelerate_nb.runtime.checkpoints.dcp import named_states
+
+    _refuse_files_of_processes(use_dcp)
+    models = [accelerator.unwrap_model(model, keep_torch_compile=False)]
+    folder = _above(input_dir, named_states.optimizer_folder(optimizer_index))
+    _give(accelerator, named_states.load_optimizer(folder, optimizer_index, optimizer, models))
+
+
+def _parts(plugin: FullyShardedDataParallelPlugin) -> bool:
+    return plugin.state_dict_type is not torch_fsdp.StateDictType.FULL_STATE_DICT
+
+
+def _refuse_files_of_processes(use_dcp: bool) -> None:
+    if not use_dcp:
+        raise NotYetError(
+            "use_dcp=False was requested, which writes a file of pickled tensors a process; it is not offered here yet. Leave it out."
+        )
+
+
+def _above(path: _Path, folder: str) -> Path:
+    """The checkpoint's folder, where the folder of parts itself was passed."""
+    found = Path(path)
+    return found.parent if found.name == folder else found
+
+
+def _write(accelerator: Any, folder: _Path, files: Sequence[FileToWrite]) -> None:
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    accelerator.wait_for_everyone()
+    write_files([file for file in files if not isinstance(file, LastFile)], path)
+    accelerator.wait_for_everyone()
+    for file in files:
+        if isinstance(file, LastFile):
+            file.write_last(path)
+    accelerator.wait_for_everyone()
+
+
+def _give(accelerator: Any, loaded: LoadedFile) -> None:
+    loaded.give()
+    accelerator.wait_for_everyone()
+
+
+def fsdp2_prepare_model(accelerator: Any, model: Module) -> Module:
+    """The model, sharded in place as `accelerator.prepare` does."""
+    prepared: Module = accelerator.prepare_model(model)
+    return prepared
+
+
+def fsdp2_prepare_auto_wrap_policy(
+    fsdp2_plugin: FullyShardedDataParallelPlugin, model: Module
+) -> Callable[[Module], bool]:
+    """The function that says of a module whether it is sharded for itself."""
+    from accelerate_nb.runtime.strategies.fsdp.wrapping import block_policy
+
+    return block_policy(model, fsdp2_plugin)
+
+
+def fsdp2_apply_ac(accelerator: Any, model: Module) -> Module:
+    """The model, whose blocks recompute their activations in the backward."""
+    from accelerate_nb.runtime.strategies.fsdp.wrapping import blocks_of, checkpoint_activations
+
+    plugin = accelerator.state.fsdp_plugin
+    checkpoint_activations(model, blocks_of(model, plugin), offload=plugin.activation_checkpointing_offload)
+    return model
+
+
+def fsdp2_load_full_state_dict(
+    accelerator: Any,  # noqa: ARG001 - the model knows its processes
+    model: Module,
+    full_sd: Mapping[str, Any],
+    cpu_offload: bool = False,
+) -> Module:
+    """The sharded model with complete weights, which the first process has; the others may pass an empty dictionary."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, cpu_offload=cpu_offload)
+    set_model_state_dict(model, dict(full_sd), options=options)
+    return model
+
+
+def fsdp2_switch_optimizer_parameters(optimizer: Optimizer, mapping: Mapping[int, Parameter]) -> None:
+    """Have an optimizer update other weights, by the `data_ptr` of its own; `KeyError` for one that is missing."""
+    for group in optimizer.param_groups:
+        group["params"] = [mapping[_address(weight)] for weight in group["params"]]
+
+
+def _address(weight: Any) -> int:
+    # Accelerate puts a number in the method's place
+    return int(weight.data_ptr() if callable(weight.data_ptr) else weight.data_ptr)
+
+
+def fsdp2_canonicalize_names(named_params: Mapping[str, Any]) -> dict[str, Any]:
+    """The values under names without those of wrappers that compile, or recompute activations."""
+    return {
+        name.replace("._checkpoint_wrapped_module", "").replace("._orig_mod", "").removeprefix("_orig_mod."): value
+        for name, value in named_params.items()
+    }
+
+
+def get_parameters_from_modules(
+    modules: Iterable[Module] | str | None, model: Module, device: torch.device | str
+) -> set[Parameter]:
+    """The weights of modules, or of those whose names a pattern matches, which come to a device."""
+    from accelerate_nb.runtime.strategies.fsdp.wrapping import ignored_weights
+
+    if isinstance(modules, str):
+        for weight in ignored_weights(model, modules):
+            weight.data = weight.data.to(device)
+    return ignored_weights(model, modules)
+
+
+def get_fsdp2_grad_scaler(**kwargs: Any) -> torch.amp.GradScaler:
+    """Torch's scaler of gradients, which knows sharded ones."""
+    return torch.amp.GradScaler(**kwargs)
