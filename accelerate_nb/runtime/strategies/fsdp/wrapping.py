@@ -24,7 +24,7 @@ def blocks_of(model: Module, plugin: FullyShardedDataParallelPlugin) -> list[Mod
     The modules that are sharded each for itself, the innermost first; the model is one more, and not among them.
 
     They are those of the plugin's classes or of its least size; where it has neither, those that the model names as not to be
-    split (`_no_split_modules`), else the elements of its lists of equal modules. A module that shares a weight with what is
+    split (`_no_split_modules`), else the elements of its outermost lists of equal modules. A module that shares a weight with what is
     outside of it is left to the model: one weight belongs to one part.
     """
     chosen = block_policy(model, plugin)
@@ -57,8 +57,14 @@ def block_policy(model: Module, plugin: FullyShardedDataParallelPlugin) -> Calla
     if policy is not None and function is not transformer_auto_wrap_policy:
         return lambda module: bool(policy(module=module, recurse=False, nonwrapped_numel=_size(module)))
     names = getattr(model, "_no_split_modules", None) or ()
-    repeated = {id(block) for part in model.modules() if is_repeated_blocks(part) for block in part.children()}
+    repeated = {id(block) for block in _repeated_blocks(model)}
     return lambda module: type(module).__name__ in names if names else id(module) in repeated
+
+
+def _repeated_blocks(module: Module) -> Iterator[Module]:
+    """The elements of the outermost lists of equal modules; what such elements have in lists of their own is small."""
+    for child in module.children():
+        yield from child.children() if is_repeated_blocks(child) else _repeated_blocks(child)
 
 
 def _size(module: Module) -> int:

@@ -1,0 +1,190 @@
+"""What sharded weights cost: a step and the memory of a process, beside hand-written `fully_shard` and Accelerate, in one run."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import resource
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from accelerate_nb.runtime.world.registry import current_world
+from tests.bench.rows import Row, print_rows
+from tests.ranks import run_on_ranks
+
+BATCH, LENGTH = 4, 64
+Step = Callable[[], None]
+
+
+def main() -> None:
+    """Measure on two processes, and print what was found."""
+    arguments = read_arguments()
+    load = os.getloadavg()[0]
+    sizes = (arguments.width, arguments.blocks)
+    rows = run_on_ranks(steps, 2, arguments.rounds, *sizes, limit=1800)[0]
+    hand = 0.0
+    for way in WAYS:
+        peak = max(run_on_ranks(memory, 2, way, *sizes, limit=600))
+        hand = hand or peak
+        rows.append(Row(f"2 ranks, peak memory: {way}", peak / 2**20, "MiB", peak / hand, "hand-written"))
+    print_rows(rows, load, as_json=arguments.json)
+
+
+def read_arguments() -> argparse.Namespace:
+    """The arguments of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15, help="how often each way has its turn")
+    parser.add_argument("--width", type=int, default=256, help="the width of the transformer")
+    parser.add_argument("--blocks", type=int, default=6, help="how many blocks it has")
+    parser.add_argument("--json", action="store_true", help="print numbers for a program")
+    return parser.parse_args()
+
+
+def steps(rounds: int, width: int, blocks: int) -> list[Row]:
+    """The median time of a step of each way, and the median of its ratios to the hand-written one in the same round."""
+    torch.set_num_threads(1)
+    current_world()
+    ways = {name: make(width, blocks) for name, make in WAYS.items()}
+    for step in ways.values():
+        step()
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    gc.collect()
+    gc.disable()
+    names = list(ways)
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            dist.barrier()
+            begun = time.perf_counter()
+            for _ in range(3):
+                ways[name]()
+            taken[name].append((time.perf_counter() - begun) / 3)
+    gc.enable()
+    hand = taken[names[0]]
+    return [
+        Row(
+            f"2 ranks, step: {name}",
+            statistics.median(times) * 1e3,
+            "ms",
+            statistics.median(time / other for time, other in zip(times, hand, strict=True)),
+            names[0],
+        )
+        for name, times in taken.items()
+    ]
+
+
+def memory(way: str, width: int, blocks: int) -> int:
+    """The bytes that a process took at most, above what it had before."""
+    torch.set_num_threads(1)
+    current_world()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step = WAYS[way](width, blocks)
+    for _ in range(3):
+        step()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+
+class Block(nn.Module):
+    """A block of a transformer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
+        self.hidden = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The block's output, of the shape of its input `(batch, length, width)`."""
+        normed = self.norms[0](inputs)
+        inputs = inputs + self.attention(normed, normed, normed, need_weights=False)[0]
+        return inputs + self.hidden(self.norms[1](inputs))
+
+
+class Transformer(nn.Module):
+    """Blocks and a head."""
+
+    def __init__(self, width: int, blocks: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(width) for _ in range(blocks)])
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """A number for each token."""
+        for block in self.blocks:
+            inputs = block(inputs)
+        return self.head(inputs)
+
+
+def _parts(width: int, blocks: int) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return Transformer(width, blocks), torch.randn(BATCH, LENGTH, width)
+
+
+def hand_written(width: int, blocks: int) -> Step:
+    """The step with torch alone."""
+    model, inputs = _parts(width, blocks)
+    for block in model.blocks:  # type: ignore[union-attr]  # a list of modules
+        fully_shard(block)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        model(inputs).square().mean().backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        assert isinstance(norm, DTensor)
+        norm.full_tensor()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def ours(width: int, blocks: int) -> Step:
+    """The step with this package."""
+    from accelerate_nb import Accelerator
+
+    accelerator = Accelerator(cpu=True, strategy="fsdp")
+    return _with(accelerator, *_parts(width, blocks))
+
+
+def accelerates(width: int, blocks: int) -> Step:
+    """The step with Accelerate, made to take the CPU for a device that it shards over."""
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
+    from accelerate.utils import DistributedType
+
+    PartialState(cpu=True)
+    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"]
+    )
+    return _with(Accelerator(cpu=True, fsdp_plugin=plugin), *_parts(width, blocks))
+
+
+def _with(accelerator: object, model: nn.Module, inputs: torch.Tensor) -> Step:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    prepared, optimizer = accelerator.prepare(model, optimizer)  # type: ignore[attr-defined]  # of either package
+
+    def step() -> None:
+        accelerator.backward(prepared(inputs).square().mean())  # type: ignore[attr-defined]  # of either package
+        accelerator.clip_grad_norm_(prepared.parameters(), 1.0)  # type: ignore[attr-defined]  # of either package
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+WAYS: dict[str, Callable[[int, int], Step]] = {
+    "hand-written": hand_written,
+    "accelerate_nb": ours,
+    "Accelerate": accelerates,
+}
+
+if __name__ == "__main__":
+    main()
