@@ -146,8 +146,10 @@ class SocketMessages:
             raise self._timed_out(f"send to rank {self._step.to}") from None
 
     def _receive(self) -> None:
+        # where nothing is left to send, it may sleep until all is there, instead of waking for each piece
+        flags = 0 if self._sent else socket.MSG_WAITALL
         try:
-            count = self._incoming.recv_into(self._awaited)
+            count = self._incoming.recv_into(self._awaited, 0, flags)
         except BlockingIOError:
             raise self._timed_out(f"receive from rank {self._step.source}") from None
         if not count:
