@@ -33,6 +33,12 @@ class Unsupported:
                 setattr(item, name, self._refusing(method))
         return item
 
+    def functions_of(self, module: dict[str, Any]) -> None:
+        """Have every function that a module has defined so far raise when it is called."""
+        for name, item in list(module.items()):
+            if isinstance(item, FunctionType) and item.__module__ == module["__name__"]:
+                module[name] = self._refusing(item)
+
     def _refusing(self, function: Callable[..., Any]) -> Callable[..., NoReturn]:
         message = f"{function.__qualname__} needs {self.part}, which is not offered here yet. {self.instead}"
 

@@ -91,29 +91,28 @@ class MegatronLMPlugin:
     def set_tensorboard_logging_options(self) -> Any: ...
 
 
-@_unsupported
 def add_model_config_to_megatron_parser(model_type: str) -> Any: ...
-
-
-@_unsupported
 def parse_bert_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any: ...
-
-
-@_unsupported
 def parse_gpt2_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any: ...
-
-
-@_unsupported
 def parse_t5_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any: ...
-
-
-@_unsupported
 def parse_llama_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any: ...
-
-
-@_unsupported
 def parse_glm4_moe_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> Any: ...
+def initialize(
+    accelerator: Any, extra_args_provider: Callable[..., Any] | None = None, args_defaults: dict[str, Any] | None = None
+) -> Any: ...
+def finish_mpu_init() -> Any: ...
+def model_provider_func(
+    pre_process: bool = True, post_process: bool = True, add_encoder: bool = True, add_decoder: bool = True
+) -> Any: ...
+def prepare_data_loader(accelerator: Any, dataloader: Any) -> Any: ...
+def prepare_model_optimizer_scheduler(accelerator: Any) -> Any: ...
+def prepare_optimizer(accelerator: Any, model: Any) -> Any: ...
+def prepare_scheduler(accelerator: Any, optimizer: Any, scheduler: Any) -> Any: ...
+def avg_losses_across_data_parallel_group(losses: list[Tensor]) -> Any: ...
+def gather_across_data_parallel_groups(tensor: Any) -> Any: ...
 
+
+_unsupported.functions_of(globals())
 
 MODEL_CONFIGS_TO_MEGATRON_PARSERS = {
     "megatron-bert": parse_bert_config,
@@ -122,46 +121,6 @@ MODEL_CONFIGS_TO_MEGATRON_PARSERS = {
     "llama": parse_llama_config,
     "glm4_moe": parse_glm4_moe_config,
 }
-
-
-@_unsupported
-def initialize(
-    accelerator: Any, extra_args_provider: Callable[..., Any] | None = None, args_defaults: dict[str, Any] | None = None
-) -> Any: ...
-
-
-@_unsupported
-def finish_mpu_init() -> Any: ...
-
-
-@_unsupported
-def model_provider_func(
-    pre_process: bool = True, post_process: bool = True, add_encoder: bool = True, add_decoder: bool = True
-) -> Any: ...
-
-
-@_unsupported
-def prepare_data_loader(accelerator: Any, dataloader: Any) -> Any: ...
-
-
-@_unsupported
-def prepare_model_optimizer_scheduler(accelerator: Any) -> Any: ...
-
-
-@_unsupported
-def prepare_optimizer(accelerator: Any, model: Any) -> Any: ...
-
-
-@_unsupported
-def prepare_scheduler(accelerator: Any, optimizer: Any, scheduler: Any) -> Any: ...
-
-
-@_unsupported
-def avg_losses_across_data_parallel_group(losses: list[Tensor]) -> Any: ...
-
-
-@_unsupported
-def gather_across_data_parallel_groups(tensor: Any) -> Any: ...
 
 
 @_unsupported

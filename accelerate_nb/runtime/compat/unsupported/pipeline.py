@@ -14,7 +14,6 @@ _unsupported = Unsupported(
 )
 
 
-@_unsupported
 def prepare_pippy(
     model: Module,
     split_points: str | list[str] | None = "auto",
@@ -24,28 +23,19 @@ def prepare_pippy(
     num_chunks: int | None = None,
     gather_output: bool | None = False,
 ) -> Any: ...
-
-
-@_unsupported
 def generate_device_map(
     model: Module,
     num_processes: int = 1,
     no_split_module_classes: list[str] | None = None,
     max_memory: dict[Any, Any] | None = None,
 ) -> Any: ...
-
-
-@_unsupported
 def build_pipeline(
     model: Module, split_points: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], num_chunks: int
 ) -> Any: ...
-
-
-@_unsupported
 def find_pippy_batch_size(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Any: ...
-
-
-@_unsupported
 def pippy_forward(
     forward: Callable[..., Any], num_chunks: int, gather_output: bool, *args: Any, **kwargs: Any
 ) -> Any: ...
+
+
+_unsupported.functions_of(globals())
