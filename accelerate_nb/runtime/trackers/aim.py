@@ -6,10 +6,11 @@ import os
 from typing import Any, ClassVar
 
 from accelerate_nb.runtime.compat.packages import is_aim_available
-from accelerate_nb.runtime.trackers.base import PackageTracker, on_main_process
+from accelerate_nb.runtime.trackers.base import PackageTracker, all_on_main_process
 from accelerate_nb.runtime.trackers.values import flat, plain, settings
 
 
+@all_on_main_process
 class AimTracker(PackageTracker):
     """
     A run called `run_name` in the repository at `logging_dir`; further arguments go to `aim.Run`.
@@ -27,19 +28,16 @@ class AimTracker(PackageTracker):
         super().__init__(run_name, **kwargs)
         self.aim_repo_path = logging_dir
 
-    @on_main_process
     def start(self) -> None:
         from aim import Run
 
         self.writer = Run(repo=self.aim_repo_path, **self.init_kwargs)
         self.writer.name = self.run_name
 
-    @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep the settings as the run's `hparams`."""
         self.writer["hparams"] = settings(values)
 
-    @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Keep numbers, strings and Aim's own media; names in dictionaries are joined by a slash."""
         from aim import Text
@@ -47,7 +45,6 @@ class AimTracker(PackageTracker):
         for name, value in flat(plain(values)):
             self.writer.track(Text(value) if isinstance(value, str) else value, name=name, step=step, **kwargs)
 
-    @on_main_process
     def log_images(
         self, values: dict[str, Any], step: int | None = None, kwargs: dict[str, dict[str, Any]] | None = None
     ) -> None:
@@ -63,6 +60,5 @@ class AimTracker(PackageTracker):
             picture, caption = value if isinstance(value, tuple) else (value, "")
             self.writer.track(Image(picture, caption=caption, **of_image), name=name, step=step, **of_track)
 
-    @on_main_process
     def finish(self) -> None:
         self.writer.close()

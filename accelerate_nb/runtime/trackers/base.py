@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, ClassVar, TypeVar
 
 from accelerate_nb.errors import IncompleteTrackerError
+from accelerate_nb.runtime.observability.logging import get_logger
 from accelerate_nb.runtime.trackers.values import plain
 from accelerate_nb.runtime.world.registry import current_world
 
 F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
+
+logger = get_logger("accelerate_nb.tracking")
 
 _REQUIRED = ("name", "requires_logging_directory", "tracker")
 
@@ -30,6 +35,14 @@ def on_main_process(function: F) -> F:
         return function(self, *args, **kwargs)
 
     return perhaps  # type: ignore[return-value]  # called with the same arguments
+
+
+def all_on_main_process(tracker_class: C) -> C:
+    """A decorator for a tracker: `on_main_process` for every public method that the class itself defines."""
+    for name, item in list(vars(tracker_class).items()):
+        if isinstance(item, FunctionType) and not name.startswith("_"):
+            setattr(tracker_class, name, on_main_process(item))
+    return tracker_class
 
 
 class GeneralTracker:
@@ -98,6 +111,7 @@ class PackageTracker(GeneralTracker):
         return getattr(self, self._kept_as)
 
 
+@all_on_main_process
 class RunTracker(PackageTracker):
     """
     A tracker whose package makes a run of a project, and gives it to be logged to; the run is also the attribute `run`.
@@ -110,12 +124,10 @@ class RunTracker(PackageTracker):
 
     run: Any
 
-    @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Keep whatever the package can keep by name: numbers, its own media; `kwargs` go to the run's `log`."""
         self.run.log(plain(values), step=step, **kwargs)
 
-    @on_main_process
     def finish(self) -> None:
         self.run.finish()
 

@@ -7,13 +7,11 @@ from typing import Any, ClassVar
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.packages import is_clearml_available
-from accelerate_nb.runtime.observability.logging import get_logger
-from accelerate_nb.runtime.trackers.base import PackageTracker, on_main_process
+from accelerate_nb.runtime.trackers.base import PackageTracker, all_on_main_process, logger
 from accelerate_nb.runtime.trackers.values import plain, settings
 
-logger = get_logger("accelerate_nb.tracking")
 
-
+@all_on_main_process
 class ClearMLTracker(PackageTracker):
     """
     A task, the current one where the user has begun one, else one that is called `run_name`.
@@ -33,7 +31,6 @@ class ClearMLTracker(PackageTracker):
         self.user_provided_run_name = run_name
         self._initialized_externally = False
 
-    @on_main_process
     def start(self) -> None:
         from clearml import Task
 
@@ -48,12 +45,10 @@ class ClearMLTracker(PackageTracker):
         }
         return {name: value for name, value in given.items() if name not in self.init_kwargs}
 
-    @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> Any:
         """Connect the settings to the task; gives what ClearML makes of them."""
         return self.task.connect_configuration(settings(values))
 
-    @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """
         Keep numbers: with a step in a chart, without one as a single value; others are left out, with a warning.
@@ -71,14 +66,12 @@ class ClearMLTracker(PackageTracker):
                 title, series = self._get_title_series(name)
                 clearml_logger.report_scalar(title=title, series=series, value=value, iteration=step, **kwargs)
 
-    @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Keep pictures (arrays or PIL's images) by name."""
         for name, image in values.items():
             title, series = self._get_title_series(name)
             self.task.get_logger().report_image(title=title, series=series, iteration=step, image=image, **kwargs)
 
-    @on_main_process
     def log_table(
         self,
         table_name: str,
@@ -97,7 +90,6 @@ class ClearMLTracker(PackageTracker):
         title, series = self._get_title_series(table_name)
         self.task.get_logger().report_table(title=title, series=series, table_plot=rows, iteration=step, **kwargs)
 
-    @on_main_process
     def finish(self) -> None:
         """End the task, unless the user has begun it."""
         if not self._initialized_externally:

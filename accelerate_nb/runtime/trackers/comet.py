@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from accelerate_nb.runtime.compat.packages import is_comet_ml_available, is_installed
-from accelerate_nb.runtime.observability.logging import get_logger
-from accelerate_nb.runtime.trackers.base import PackageTracker, on_main_process
+from accelerate_nb.runtime.trackers.base import PackageTracker, all_on_main_process, logger
 from accelerate_nb.runtime.trackers.values import plain, settings
 
-logger = get_logger("accelerate_nb.tracking")
 
-
+@all_on_main_process
 class CometMLTracker(PackageTracker):
     """
     An experiment of the project `run_name`; further arguments go to `comet_ml.start`.
@@ -24,19 +22,16 @@ class CometMLTracker(PackageTracker):
 
     writer: Any
 
-    @on_main_process
     def start(self) -> None:
         import comet_ml
 
         begin = comet_ml.start if is_installed("comet_ml", at_least="3.41.0") else comet_ml.Experiment
         self.writer = begin(project_name=self.run_name, **self.init_kwargs)
 
-    @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep the settings as the experiment's parameters."""
         self.writer.log_parameters(settings(values))
 
-    @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Keep numbers as metrics, also those in dictionaries, and strings as "other"."""
         if step is not None:
@@ -51,6 +46,5 @@ class CometMLTracker(PackageTracker):
             else:
                 logger.warning_once(f"Comet keeps numbers and text: `{name}`, a {type(value).__name__}, is left out.")
 
-    @on_main_process
     def finish(self) -> None:
         self.writer.end()

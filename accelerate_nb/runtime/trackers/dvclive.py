@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from accelerate_nb.runtime.compat.packages import is_dvclive_available
-from accelerate_nb.runtime.observability.logging import get_logger
-from accelerate_nb.runtime.trackers.base import PackageTracker, on_main_process
+from accelerate_nb.runtime.trackers.base import PackageTracker, all_on_main_process, logger
 from accelerate_nb.runtime.trackers.values import plain, settings
 
-logger = get_logger("accelerate_nb.tracking")
 
-
+@all_on_main_process
 class DVCLiveTracker(PackageTracker):
     """
     A `dvclive.Live`, the given one or one made with `kwargs`; it is also the attribute `live`.
@@ -27,18 +25,15 @@ class DVCLiveTracker(PackageTracker):
         super().__init__(run_name, **kwargs)
         self.live = live
 
-    @on_main_process
     def start(self) -> None:
         from dvclive import Live
 
         self.live = Live(**self.init_kwargs) if self.live is None else self.live
 
-    @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep the settings in `params.yaml`."""
         self.live.log_params(settings(values))
 
-    @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Keep numbers and strings, then go on to the next step; others are left out, with a warning."""
         if step is not None:
@@ -50,6 +45,5 @@ class DVCLiveTracker(PackageTracker):
                 logger.warning_once(f"DVCLive keeps numbers and text: `{name}`, a {type(value).__name__}, is left out.")
         self.live.next_step()
 
-    @on_main_process
     def finish(self) -> None:
         self.live.end()

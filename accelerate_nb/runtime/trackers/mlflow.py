@@ -9,11 +9,8 @@ from typing import Any, ClassVar
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.packages import is_mlflow_available
-from accelerate_nb.runtime.observability.logging import get_logger
-from accelerate_nb.runtime.trackers.base import PackageTracker, on_main_process
+from accelerate_nb.runtime.trackers.base import PackageTracker, all_on_main_process, logger
 from accelerate_nb.runtime.trackers.values import plain
-
-logger = get_logger("accelerate_nb.tracking")
 
 _BOOLEANS = {
     **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), True),
@@ -21,6 +18,7 @@ _BOOLEANS = {
 }
 
 
+@all_on_main_process
 class MLflowTracker(PackageTracker):
     """
     A run of an experiment, kept at `MLFLOW_TRACKING_URI`.
@@ -56,7 +54,6 @@ class MLflowTracker(PackageTracker):
         self.nested_run = _boolean(nested_run) if isinstance(nested_run, str) else nested_run
         self.description = description
 
-    @on_main_process
     def start(self) -> None:
         import mlflow
 
@@ -80,7 +77,6 @@ class MLflowTracker(PackageTracker):
         location = None if self.logging_dir is None else os.fspath(self.logging_dir)
         return str(mlflow.create_experiment(name=self.experiment_name, artifact_location=location, tags=self.tags))
 
-    @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep the settings as the run's parameters; texts that are too long for MLflow are left out, with a warning."""
         import mlflow
@@ -99,7 +95,6 @@ class MLflowTracker(PackageTracker):
         while batch := dict(islice(remaining, most)):
             mlflow.log_params(batch)
 
-    @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Keep numbers as metrics; others are left out, with a warning."""
         import mlflow
@@ -112,28 +107,24 @@ class MLflowTracker(PackageTracker):
                 logger.warning_once(f"MLflow keeps numbers: `{name}`, a {type(value).__name__}, is left out.")
         mlflow.log_metrics(metrics, step=step, **kwargs)
 
-    @on_main_process
     def log_figure(self, figure: Any, artifact_file: str, **save_kwargs: Any) -> None:
         """Keep a figure of matplotlib or plotly as the artifact `artifact_file`."""
         import mlflow
 
         mlflow.log_figure(figure=figure, artifact_file=artifact_file, **save_kwargs)
 
-    @on_main_process
     def log_artifacts(self, local_dir: str, artifact_path: str | None = None) -> None:
         """Keep the files of a folder, under `artifact_path` where one is given."""
         import mlflow
 
         mlflow.log_artifacts(local_dir=local_dir, artifact_path=artifact_path)
 
-    @on_main_process
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
         """Keep a file, under `artifact_path` where one is given."""
         import mlflow
 
         mlflow.log_artifact(local_path=local_path, artifact_path=artifact_path)
 
-    @on_main_process
     def finish(self) -> None:
         import mlflow
 

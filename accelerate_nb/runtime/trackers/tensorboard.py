@@ -10,13 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from accelerate_nb.runtime.compat.packages import is_tensorboard_available
-from accelerate_nb.runtime.observability.logging import get_logger
-from accelerate_nb.runtime.trackers.base import PackageTracker, on_main_process
+from accelerate_nb.runtime.trackers.base import PackageTracker, all_on_main_process, logger
 from accelerate_nb.runtime.trackers.values import flat, plain, settings
 
-logger = get_logger("accelerate_nb.tracking")
 
-
+@all_on_main_process
 class TensorBoardTracker(PackageTracker):
     """
     Event files in `logging_dir/run_name`; further arguments go to `SummaryWriter`.
@@ -35,12 +33,10 @@ class TensorBoardTracker(PackageTracker):
         super().__init__(run_name, **kwargs)
         self.logging_dir_param = logging_dir
 
-    @on_main_process
     def start(self) -> None:
         self.logging_dir = os.path.join(self.logging_dir_param, self.run_name)
         self.writer = _writers()(self.logging_dir, **self.init_kwargs)
 
-    @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """
         Keep the settings as hyperparameters, and in a file `hparams.yml` beside the event files.
@@ -57,7 +53,6 @@ class TensorBoardTracker(PackageTracker):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "hparams.yml").write_text(yaml.dump(kept), encoding="utf-8")
 
-    @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Keep numbers as scalars, strings as text, dictionaries of numbers as scalars of one chart."""
         for name, value in plain(values).items():
@@ -73,7 +68,6 @@ class TensorBoardTracker(PackageTracker):
                 )
         self.writer.flush()
 
-    @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """
         Keep pictures by name: an array or tensor of shape (N, C, H, W), or as in `dataformats`, or a list of pictures.
@@ -84,7 +78,6 @@ class TensorBoardTracker(PackageTracker):
             batch, form = _batch(images)
             self.writer.add_images(name, batch, global_step=step, **{**form, **kwargs})
 
-    @on_main_process
     def finish(self) -> None:
         self.writer.close()
 

@@ -5,23 +5,22 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from accelerate_nb.runtime.compat.packages import is_trackio_available
-from accelerate_nb.runtime.trackers.base import RunTracker, on_main_process
+from accelerate_nb.runtime.trackers.base import RunTracker, all_on_main_process
 from accelerate_nb.runtime.trackers.values import settings
 
 
+@all_on_main_process
 class TrackioTracker(RunTracker):
     """A run of the project `run_name`; further arguments go to `trackio.init`. The run is also the attribute `run`."""
 
     name: ClassVar[str] = "trackio"
     _is_available = staticmethod(is_trackio_available)
 
-    @on_main_process
     def start(self) -> None:
         import trackio
 
         self.run = trackio.init(project=self.run_name, **self.init_kwargs)
 
-    @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep the settings with the run; trackio writes them with the first values that are logged."""
         # a plain dictionary: wandb's `allow_val_change=True` would be kept as one more setting

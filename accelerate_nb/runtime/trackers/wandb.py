@@ -5,27 +5,25 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from accelerate_nb.runtime.compat.packages import is_wandb_available
-from accelerate_nb.runtime.trackers.base import RunTracker, on_main_process
+from accelerate_nb.runtime.trackers.base import RunTracker, all_on_main_process
 
 
+@all_on_main_process
 class WandBTracker(RunTracker):
     """A run of the project `run_name`; further arguments go to `wandb.init`. The run is also the attribute `run`."""
 
     name: ClassVar[str] = "wandb"
     _is_available = staticmethod(is_wandb_available)
 
-    @on_main_process
     def start(self) -> None:
         import wandb
 
         self.run = wandb.init(project=self.run_name, **self.init_kwargs)
 
-    @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep the settings as the run's config; what is there under the same names is replaced."""
         self.run.config.update(values, allow_val_change=True)
 
-    @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Keep lists of pictures (arrays, tensors or PIL's images) by name."""
         import wandb
@@ -33,7 +31,6 @@ class WandBTracker(RunTracker):
         for name, images in values.items():
             self.log({name: [wandb.Image(image) for image in images]}, step=step, **kwargs)
 
-    @on_main_process
     def log_table(
         self,
         table_name: str,
