@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from accelerate_nb.errors import ConfigurationError, MissingExtraError
@@ -94,7 +94,7 @@ def filter_trackers(log_with: Any, logging_dir: LoggingDir = None) -> list[Any]:
     wanted = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
     if any(isinstance(item, str) and item == LoggerType.ALL.value for item in wanted):
         return [*_unique(item for item in wanted if isinstance(item, GeneralTracker)), *_all(logging_dir)]
-    return list(_unique(item if isinstance(item, GeneralTracker) else _named(item, logging_dir) for item in wanted))
+    return _unique(item if isinstance(item, GeneralTracker) else _named(item, logging_dir) for item in wanted)
 
 
 def _all(logging_dir: LoggingDir) -> list[LoggerType]:
@@ -132,12 +132,9 @@ def _needs_folder(tracker_type: str) -> bool:
     return bool(LOGGER_TYPE_TO_CLASS[str(tracker_type)].requires_logging_directory)
 
 
-def _unique(wanted: Iterator[Any]) -> Iterator[Any]:
-    seen: list[Any] = []
-    for item in wanted:
-        if not any(item is other or (isinstance(item, str) and item == other) for other in seen):
-            seen.append(item)
-            yield item
+def _unique(wanted: Iterable[Any]) -> list[Any]:
+    # a tracker of one's own may define equality as it likes
+    return list({item if isinstance(item, str) else id(item): item for item in wanted}.values())
 
 
 def made(wanted: Wanted, project_name: str, logging_dir: LoggingDir, init_kwargs: Mapping[str, Any]) -> GeneralTracker:
