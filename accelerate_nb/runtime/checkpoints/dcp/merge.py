@@ -171,45 +171,17 @@ def _write_safe(file: BinaryIO, shards: ShardIndex, keys: Mapping[str, str], *, 
 
 
 def _write_pickled(file: BinaryIO, shards: ShardIndex, *, compares: bool) -> None:
-    loaded = shards.load(shards.positions)
-    nested: Any = _nested({shards.positions[key]: value for key, value in loaded.items()})
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict, unflatten_state_dict
+
+    nested: Any = unflatten_state_dict(shards.load(shards.positions), shards.positions)
     if len(nested) == 1 and isinstance(only := next(iter(nested.values())), dict):
         nested = only
     torch.save(nested, file)
     if compares:
         file.flush()
-        written = _flat(torch.load(Path(file.name), weights_only=True, mmap=True))
-        for name, value in _flat(nested).items():
-            _compare(str(name), written[name], value)
-
-
-def _nested(values: Mapping[Position, Any]) -> dict[Any, Any]:
-    """Dictionaries and lists, with each value at its position."""
-    nested: dict[Any, Any] = {}
-    for position, value in values.items():
-        inner = nested
-        for word in position[:-1]:
-            inner = inner.setdefault(word, {})
-        inner[position[-1]] = value
-    return {word: _with_lists(inner) for word, inner in nested.items()}
-
-
-def _with_lists(value: Any) -> Any:
-    """Dictionaries that number their values from 0 are the lists that they were."""
-    if not isinstance(value, dict):
-        return value
-    inner = {word: _with_lists(item) for word, item in value.items()}
-    if inner and all(isinstance(word, int) for word in inner) and sorted(inner) == list(range(len(inner))):
-        return [inner[number] for number in range(len(inner))]
-    return inner
-
-
-def _flat(value: Any, position: Position = ()) -> dict[Position, Any]:
-    """Each value that is no dictionary or list, by its position."""
-    if isinstance(value, (dict, list)):
-        inner = value.items() if isinstance(value, dict) else enumerate(value)
-        return {path: item for word, part in inner for path, item in _flat(part, (*position, word)).items()}
-    return {position: value}
+        written, _ = flatten_state_dict(torch.load(Path(file.name), weights_only=True, mmap=True))
+        for name, value in flatten_state_dict(nested)[0].items():
+            _compare(name, written[name], value)
 
 
 def _compare(name: str, written: Any, expected: Any) -> None:
