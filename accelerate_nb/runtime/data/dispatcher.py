@@ -148,9 +148,14 @@ class DataLoaderDispatcher(PreparedLoader):
             yield from self._read(world)
             return
         transfer = BatchTransfer(world)
-        yield from self._sent(transfer, world) if world.is_main else self._received(transfer)
+        for message in self._sent(transfer, world) if world.is_main else self._received(transfer):
+            if message is None:
+                return
+            yield message
+            if message.is_last:
+                return
 
-    def _sent(self, transfer: BatchTransfer, world: World) -> Iterator[BatchMessage]:
+    def _sent(self, transfer: BatchTransfer, world: World) -> Iterator[BatchMessage | None]:
         messages = self._read(world)
         while True:
             check = transfer.start_check()  # the others' checks come in while this process reads
@@ -162,25 +167,16 @@ class DataLoaderDispatcher(PreparedLoader):
                 raise
             check.finish()
             transfer.send(message)
-            if message is None:
-                return
             yield message
-            if message.is_last:
-                return
 
-    def _received(self, transfer: BatchTransfer) -> Iterator[BatchMessage]:
+    def _received(self, transfer: BatchTransfer) -> Iterator[BatchMessage | None]:
         if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
             super(PreparedLoader, self).__iter__()  # data pipes agree on a seed when iteration begins
         elif self._course.is_first or not self.persistent_workers:
             drawn_seed()  # torch's loader draws one for its workers on the main process: generators stay in step
         while True:
             transfer.start_check().finish()
-            message = transfer.receive()
-            if message is None:
-                return
-            yield message
-            if message.is_last:
-                return
+            yield transfer.receive()
 
     def _read(self, world: World) -> Iterator[BatchMessage]:
         """The main process's batches where they are sent from, each with whether it is the last."""

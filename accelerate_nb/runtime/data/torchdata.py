@@ -161,7 +161,7 @@ class StatefulDispatcher(StatefulLoader, DataLoaderDispatcher):
     def _current_state(self) -> dict[str, Any]:
         return super()._current_state() if current_world().is_main else {_FINISHED: False}
 
-    def _received(self, post: BatchTransfer) -> Iterator[BatchMessage]:
+    def _received(self, post: BatchTransfer) -> Iterator[BatchMessage | None]:
         self.next_iter_state = None
         return super()._received(post)
 
