@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ def prepare_data_loader(
             **options,
         )
     else:
-        share = _ProcessShare(processes, index, split_batches=split_batches, even_batches=even_batches)
+        share = _ProcessShare(processes, index, split_batches, even_batches)
         dataset, loader_options = (
             share.of_data(dataloader) if iterable else (dataloader.dataset, share.of_indices(dataloader))
         )
@@ -102,14 +103,14 @@ def prepare_data_loader(
     return prepared
 
 
+@dataclass(frozen=True, slots=True)
 class _ProcessShare:
     """The share of one process in a loader that every process reads."""
 
-    def __init__(self, processes: int, index: int, *, split_batches: bool, even_batches: bool) -> None:
-        self.processes = processes
-        self.index = index
-        self.split_batches = split_batches
-        self.even_batches = even_batches
+    processes: int
+    index: int
+    split_batches: bool
+    even_batches: bool
 
     def of_indices(self, dataloader: DataLoader[Any]) -> dict[str, Any]:
         """The arguments for the order in which a share of a data set with indices is read."""
