@@ -67,8 +67,10 @@ class BatchTransfer:
             self._send_frame(BatchMessageType.END)
             return
         try:
-            structure, tensors = taken_apart(message.batch)
-            parts = [as_bytes(tensor) for tensor in tensors]
+            file = BytesIO()
+            pickler = _TensorPickler(file, protocol=pickle.HIGHEST_PROTOCOL)
+            pickler.dump(message.batch)
+            structure, parts = file.getvalue(), [as_bytes(tensor) for tensor in pickler.tensors]
         except Exception as error:
             self.fail(error)
             raise
@@ -130,14 +132,6 @@ class BatchTransfer:
     def _broadcast(self, row: Tensor) -> None:
         for work in self._exchange.send(row, 0):
             work.wait()
-
-
-def taken_apart(batch: Any) -> tuple[bytes, list[Tensor]]:
-    """A batch without its tensors' numbers, and its tensors."""
-    file = BytesIO()
-    taker = _TensorPickler(file, protocol=pickle.HIGHEST_PROTOCOL)
-    taker.dump(batch)
-    return file.getvalue(), taker.tensors
 
 
 class _TensorPickler(pickle.Pickler):

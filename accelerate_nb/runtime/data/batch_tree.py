@@ -132,19 +132,15 @@ def cut(batch: Any, part: slice, size: int) -> Any:
 
     def of_leaf(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
-            _check_rows(leaf, size)
+            if leaf.ndim > 0 and leaf.shape[0] != size:
+                raise DataError(
+                    f"A batch of {size} samples is to be cut into one part for each process, but holds a tensor of shape "
+                    f"{tuple(leaf.shape)}. Give it one row a sample, pass slice_fn_for_dispatch, or pass dispatch_batches=False."
+                )
             return leaf[part] if leaf.ndim > 0 else leaf
         return leaf[part] if is_column(leaf) and len(leaf) == size else leaf
 
     return mapped(of_leaf, batch)
-
-
-def _check_rows(leaf: Tensor, size: int) -> None:
-    if leaf.ndim > 0 and leaf.shape[0] != size:
-        raise DataError(
-            f"A batch of {size} samples is to be cut into one part for each process, but holds a tensor of shape "
-            f"{tuple(leaf.shape)}. Give it one row a sample, pass slice_fn_for_dispatch, or pass dispatch_batches=False."
-        )
 
 
 def joined(batches: list[Any]) -> Any:

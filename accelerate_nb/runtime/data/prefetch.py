@@ -33,7 +33,8 @@ def one_copy_ahead(batches: Iterable[tuple[Any, bool]], copier: BatchCopier) -> 
             if isinstance(waiting[0], Exception):
                 raise waiting[0]
             waiting.append(_begun(reader, copier))
-            yield _finished(waiting.popleft(), copier)
+            pending, is_last = waiting.popleft()
+            yield copier.finish(pending), is_last
     finally:
         copier.end()
 
@@ -46,10 +47,6 @@ def _begun(reader: Iterator[tuple[Any, bool]], copier: BatchCopier) -> Any:
     except Exception as error:  # noqa: BLE001 - anybody's data set; raised when its turn comes
         return error
     return None
-
-
-def _finished(pending: tuple[Any, bool], copier: BatchCopier) -> tuple[Any, bool]:
-    return copier.finish(pending[0]), pending[1]
 
 
 def overlapping(device: Any, non_blocking: bool) -> BatchCopier | None:

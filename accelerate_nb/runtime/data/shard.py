@@ -113,7 +113,8 @@ class DataLoaderShard(PreparedLoader):
     @property
     def last_step(self) -> LastStep | None:
         if self._dealt_by_workers:
-            return self._expected_last_step()
+            dealt = self.step_size
+            return LastStep(self.remainder, dealt) if dealt is not None and self.remainder > 0 else None
         dealer = self._dealer
         return dealer.last_step if hasattr(dealer, "last_step") else self._undealt_last_step()
 
@@ -125,10 +126,6 @@ class DataLoaderShard(PreparedLoader):
     def _dealt_by_workers(self) -> bool:
         """Whether what deals out the data is a copy in another process, which doesn't report its last step."""
         return isinstance(self.dataset, IterableDatasetShard) and self.num_workers > 0
-
-    def _expected_last_step(self) -> LastStep | None:
-        dealt = self.step_size
-        return LastStep(self.remainder, dealt) if dealt is not None and self.remainder > 0 else None
 
     def _undealt_last_step(self) -> LastStep | None:
         """The last batch of the one process there is; processes that share no data don't know of each other's."""
