@@ -11,7 +11,7 @@ import torch
 
 from accelerate_nb.runtime.checkpoints import file_names
 from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, files_of, write_files
-from accelerate_nb.runtime.checkpoints.load_file import device_of, fitting, read
+from accelerate_nb.runtime.checkpoints.load_file import device_of, fitting, loaded_into, read, read_states
 from accelerate_nb.runtime.checkpoints.rng_state import random_states, restore_random_states
 from accelerate_nb.runtime.checkpoints.weights import file_of_weights, load_weights, with_aliases
 from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
@@ -75,11 +75,12 @@ def load_accelerator_state(
         inner = extract_model_from_parallel(model)
         with fitting(path, f"the weights of model {index}"):
             inner.load_state_dict(with_aliases(loaded, inner.state_dict()), **load_model_func_kwargs)
-    for stem, objects in ((file_names.OPTIMIZER_NAME, optimizers), (file_names.SCHEDULER_NAME, schedulers)):
-        for index, item in enumerate(objects):
-            _give(item, folder / file_names.numbered(stem, index), f"the state of {stem} {index}", **options)
+    found = read_states(folder, file_names.OPTIMIZER_NAME, optimizers, options)
+    found += read_states(folder, file_names.SCHEDULER_NAME, schedulers, options)
     if scaler is not None:
-        _give(scaler, folder / file_names.SCALER_NAME, "the state of the gradient scaler")
+        found.append(loaded_into(scaler, folder / file_names.SCALER_NAME, "the state of the gradient scaler", {}))
+    for item in found:
+        item.give()
     positions = folder / file_names.of_rank(file_names.POSITIONS_NAME, process_index)
     if positions.exists():
         resumable = [loader for loader in dataloaders if hasattr(loader, "resume")]
@@ -101,10 +102,5 @@ def save_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0, sa
 
 def load_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0) -> None:
     """Give an object the state that `save_custom_state` wrote; only plain values and tensors are made of it."""
-    _give(obj, Path(path) / f"{file_names.CUSTOM_NAME}_{index}.pkl", f"the state of registered object {index}")
-
-
-def _give(item: Any, path: Path, expected: str, **options: Any) -> None:
-    state = read(path, expected, **options)
-    with fitting(path, expected):
-        item.load_state_dict(state)
+    file = Path(path) / f"{file_names.CUSTOM_NAME}_{index}.pkl"
+    loaded_into(obj, file, f"the state of registered object {index}", {}).give()
