@@ -160,9 +160,9 @@ class MainProcessCommit(SingleProcessCommit):
         elsewhere: set[int] = set()
         end = self._opened + JOIN_TIMEOUT
         while missing:
-            local = {rank: self._status_of(rank) for rank in missing}
-            elsewhere |= {rank for rank, status in local.items() if status == _ELSEWHERE}
-            missing = {rank for rank, status in local.items() if status is None}
+            begun = {rank for rank in missing if self._store.check([f"{self._number}/{rank}"])}
+            elsewhere |= {rank for rank in begun if self._store.get(f"{self._number}/{rank}").decode() == _ELSEWHERE}
+            missing -= begun
             if missing <= self._channel.absent or time.monotonic() > end:
                 break
             self._fail_if_dead(missing)
@@ -177,10 +177,6 @@ class MainProcessCommit(SingleProcessCommit):
             )
         self._channel.absent = absent
         return absent | elsewhere
-
-    def _status_of(self, rank: int) -> str | None:
-        key = f"{self._number}/{rank}"
-        return self._store.get(key).decode() if self._store.check([key]) else None
 
     def _fail_if_dead(self, ranks: AbstractSet[int]) -> None:
         for rank in sorted(ranks):

@@ -46,7 +46,8 @@ def _candidates(requested: str | os.PathLike[str] | None, project: ProjectConfig
         _settle(folder, world)
         if (folder / file_names.MANIFEST_NAME).exists() or why_incomplete(folder) is None:
             return [folder]
-        return numbered(folder)[::-1] or _by_time(_folders_in(folder))
+        inside = folder.glob("[!.]*") if folder.is_dir() else ()
+        return numbered(folder)[::-1] or _by_time(inside)
     if project.automatic_checkpoint_naming:
         return numbered(numbered_in(project))[::-1]
     saved = dict.fromkeys(Path(note["folder"]) for note in notes(_NOTE, former=False))
@@ -59,12 +60,6 @@ def _settle(folder: Path, world: World) -> None:
     """Have a save that was killed half-way finished by one process of each machine."""
     paths = CheckpointPaths.of(folder)
     atomic_commit.settle(paths) if world.is_local_main else atomic_commit.wait_until_settled(paths)
-
-
-def _folders_in(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
 
 
 def _by_time(folders: Iterable[Path]) -> list[Path]:

@@ -127,12 +127,11 @@ class _Save:
                 self._commit(written)
 
         self.agreement.finish(complaint, commit)
-        if not (self.world.is_main or self.agreement.is_apart) and self._is_left(written):
+        if self.world.is_main or self.agreement.is_apart:
+            return
+        # by now there may be a draft of the main process's next save
+        if written and all((self.paths.draft / name).exists() for name in written):
             self._come_after(written, commit)
-
-    def _is_left(self, written: dict[str, manifest.ManifestEntry]) -> bool:
-        """Whether the draft still holds this process's files; by now there may be a draft of the main process's next save."""
-        return bool(written) and all((self.paths.draft / name).exists() for name in written)
 
     def _come_after(self, written: dict[str, manifest.ManifestEntry], commit: Callable[[], None]) -> None:
         """There is still a draft: this machine's disk is its own, or this process began when the others were done."""

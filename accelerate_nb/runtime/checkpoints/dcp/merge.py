@@ -78,8 +78,8 @@ def merge(
     path = _output_path(
         Path(output), file_names.SAFE_WEIGHTS_NAME if safe else file_names.WEIGHTS_NAME, replaces=replaces
     )
-    if removes:
-        _check_that_it_survives(path, shards)
+    if removes and path.resolve() in {file.resolve() for file in (*shards.files, shards.folder / LIST)}:
+        raise ConfigurationError(f"{path} is one of the shards, which were to be removed. Pass another folder.")
     keys, left_out = _safe_names(shards) if safe else ({}, ())
     size = sum(size_of(tensor) for key, tensor in shards.tensors.items() if not safe or key in keys.values())
     with named(path):
@@ -96,7 +96,6 @@ def merge(
 
 
 def _output_path(folder: Path, name: str, *, replaces: bool) -> Path:
-    """The path of the written file."""
     folder = folder.expanduser()
     path = folder / name
     if folder.is_file() or (not folder.is_dir() and folder.suffix in {".safetensors", ".bin", ".pt"}):
@@ -107,12 +106,6 @@ def _output_path(folder: Path, name: str, *, replaces: bool) -> Path:
     if path.exists() and not replaces:
         raise ConfigurationError(f"{path} is there already. Pass another folder, or have it replaced with --overwrite.")
     return path
-
-
-def _check_that_it_survives(path: Path, shards: ShardIndex) -> None:
-    """The new file must not be one of those that go."""
-    if path.resolve() in {file.resolve() for file in (*shards.files, shards.folder / LIST)}:
-        raise ConfigurationError(f"{path} is one of the shards, which were to be removed. Pass another folder.")
 
 
 def _check_space(path: Path, size: int) -> None:
