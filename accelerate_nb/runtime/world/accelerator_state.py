@@ -96,15 +96,8 @@ class AcceleratorState(PartialState):
         strategy = self.__dict__.get("strategy")
         return None if strategy is None else getattr(strategy, name)
 
-    @property
-    def distributed_type(self) -> DistributedType:
-        """The type of connection between the processes, or an assigned label, which changes nothing in the training."""
-        strategy, assigned = self.__dict__.get("strategy"), self.__dict__.get("_distributed_type")
-        return super().distributed_type if strategy is None or assigned else strategy.distributed_type
-
-    @distributed_type.setter
-    def distributed_type(self, distributed_type: DistributedType | str) -> None:
-        self.__dict__["_distributed_type"] = DistributedType(distributed_type)
+    def _connection_type(self) -> DistributedType:
+        return self._of_strategy("distributed_type") or super()._connection_type()
 
     def get_deepspeed_plugin(self, name: str) -> Any:
         """One of several plugins of DeepSpeed; `ConfigurationError` where there is none of this name."""

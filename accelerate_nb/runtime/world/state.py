@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -91,8 +91,9 @@ class ProcessMethods:
         what is printed after them waits behind them. Python's own `print(loss)` would have the step cut in two to know the
         value at once.
         """
-        report = functools.partial(_print_now, kwargs) if self.world.is_local_main else _nothing
-        self.world.when_computed(report, list(args))
+        prints = self.world.is_local_main
+        # where only some ranks print, the others take part in what it needs
+        self.world.when_computed(lambda values: print(*values, **kwargs) if prints else None, list(args))
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -191,12 +192,14 @@ class PartialState(ProcessMethods):
     @property
     def distributed_type(self) -> DistributedType:
         """The type of connection between the processes, or an assigned label, which changes nothing in the training."""
-        assigned: DistributedType | None = self.__dict__.get("_distributed_type")
-        return super().distributed_type if assigned is None else assigned
+        return self.__dict__.get("_distributed_type") or self._connection_type()
 
     @distributed_type.setter
     def distributed_type(self, distributed_type: DistributedType | str) -> None:
         self.__dict__["_distributed_type"] = DistributedType(distributed_type)
+
+    def _connection_type(self) -> DistributedType:
+        return super().distributed_type
 
     @property
     def backend(self) -> str | None:
@@ -237,14 +240,6 @@ class PartialState(ProcessMethods):
             f"Local process index: {self.local_process_index}\n"
             f"Device: {self.device}\n"
         )
-
-
-def _print_now(options: Mapping[str, Any], values: list[Any]) -> None:
-    print(*values, **options)
-
-
-def _nothing(values: Any) -> None:
-    """Print nothing: where only some ranks print, the others take part in what it needs."""
 
 
 def join(
