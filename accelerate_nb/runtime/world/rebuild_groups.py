@@ -107,11 +107,8 @@ def _end() -> None:
 
 def _averaging() -> list[DistributedDataParallel]:
     # by the type: isinstance makes some objects look up, or even import, an attribute
-    return [
-        get_object
-        for get_object in gc.get_objects()
-        if issubclass(type(get_object), DistributedDataParallel) and get_object.reducer is not None
-    ]
+    found = [item for item in gc.get_objects() if issubclass(type(item), DistributedDataParallel)]
+    return [model for model in found if model.reducer is not None]
 
 
 def _state(model: DistributedDataParallel) -> dict[str, Any]:

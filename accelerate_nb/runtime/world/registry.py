@@ -97,7 +97,10 @@ def forget() -> None:
     if held.made_group and held.pid == os.getpid() and (held.connection is not None or dist.is_initialized()):
         for callback in held.exit_callbacks:
             callback()
-        _part(held)
+        if held.connection is not None:
+            held.connection.group = None
+        else:
+            dist.destroy_process_group()
     held.made_group, held.connection = False, None
     _leave_behind(held)
 
@@ -166,9 +169,7 @@ def lasting_store() -> dist.Store:
     """The store of this process's rendezvous, for as long as it runs."""
     held = _held.get()
     _claim(held)
-    if held.store is None:
-        held.store = _lasting_store(Rendezvous())
-    return held.store
+    return _lasting_store(held, Rendezvous())
 
 
 def suspend() -> Callable[[], None]:
@@ -232,23 +233,17 @@ def _next_store(held: _RankObjects, rendezvous: Rendezvous) -> dist.Store:
     Every group of a process has a name of its own in one store that stays open: a second group that used the
     first one's name would read the addresses of connections that are closed.
     """
-    if held.store is None:
-        held.store = _lasting_store(rendezvous)
+    store = _lasting_store(held, rendezvous)
     held.joins += 1
-    return dist.PrefixStore(f"accelerate_nb/{held.joins}", held.store)
+    return dist.PrefixStore(f"accelerate_nb/{held.joins}", store)
 
 
-def _lasting_store(rendezvous: Rendezvous) -> dist.Store:
-    # a store is hosted at the address that all know already, and there can't be another
-    return dist.distributed_c10d._get_default_store() if dist.is_initialized() else rendezvous.rendezvous()
-
-
-def _part(held: _RankObjects) -> None:
-    """End what connects this process with the others."""
-    if held.connection is not None:
-        held.connection.group = None
-    else:
-        dist.destroy_process_group()
+def _lasting_store(held: _RankObjects, rendezvous: Rendezvous) -> dist.Store:
+    if held.store is None:
+        # a store is hosted at the address that all know already, and there can't be another
+        joined = dist.is_initialized()
+        held.store = dist.distributed_c10d._get_default_store() if joined else rendezvous.rendezvous()
+    return held.store
 
 
 def _contract() -> tuple[str | None, ...]:

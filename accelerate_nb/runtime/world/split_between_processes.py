@@ -39,7 +39,8 @@ def _cut(values: Any, start: int, end: int, missing: int, device: torch.device) 
     if isinstance(values, Mapping):
         return {name: _cut(value, start, end, missing, device) for name, value in values.items()}
     if isinstance(values, torch.Tensor):
-        return _cut_tensor(values, start, end, missing, device)
+        part = values[start:end]
+        return torch.cat([part, values[-1:].expand(missing, *values.shape[1:])]).to(device) if missing else part
     if isinstance(values, list):
         return [*values[start:end], *[values[-1]] * missing]
     if isinstance(values, tuple):
@@ -48,10 +49,3 @@ def _cut(values: Any, start: int, end: int, missing: int, device: torch.device) 
     if datasets is not None and isinstance(values, datasets.Dataset):
         return values.select([*range(start, end), *[len(values) - 1] * missing])
     return values
-
-
-def _cut_tensor(values: torch.Tensor, start: int, end: int, missing: int, device: torch.device) -> torch.Tensor:
-    part = values[start:end]
-    if not missing:
-        return part
-    return torch.cat([part, values[-1:].expand(missing, *values.shape[1:])]).to(device)
