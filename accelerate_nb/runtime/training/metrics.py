@@ -34,7 +34,9 @@ def gather_for_metrics(data: Any, gradients: GradientState, *, as_objects: bool 
     a short last batch weighs what it holds. Anything else is kept whole, with a warning where samples were repeated.
     """
     world = along(DATA_AXES)
-    last_step_cut = LastStepCut(_last_step(gradients), _step_size(gradients), world.size)
+    loader = gradients.active_dataloader
+    step_size = loader.step_size if isinstance(loader, PreparedLoader) else None
+    last_step_cut = LastStepCut(_last_step(gradients), step_size, world.size)
     if world.size == 1:
         return last_step_cut.of_process(data, as_objects=as_objects)
     if as_objects:
@@ -59,7 +61,7 @@ def _joined_objects(objects: list[Any], last_step_cut: LastStepCut) -> list[list
     if not objects:
         return []
     gathered = collective.gather_object([[_as_rows(object_) for object_ in objects]], axis=DATA_AXES)
-    counts = [len(process_values) for process_values in gathered]
+    counts = list(map(len, gathered))
     if len(set(counts)) > 1:
         raise OperationError(
             f"gather_for_metrics was given {counts} things by the processes, in their order. Pass the same nest on all of them."
@@ -116,17 +118,10 @@ class LastStepCut:
         """The things of all processes in one list, without those of repeated samples."""
         if self.last is not None and self.last.whole:
             gathered = gathered[: self.last.real]
-        if any(isinstance(process_values, _SingleObject) for process_values in gathered):
-            return [
-                process_values.value if isinstance(process_values, _SingleObject) else process_values
-                for process_values in gathered
-            ]
-        joined = [value for process_values in gathered for value in process_values]
-        if (
-            self.last is None
-            or self.last.whole
-            or not self._are_samples([len(process_values) for process_values in gathered])
-        ):
+        if any(isinstance(rows, _SingleObject) for rows in gathered):
+            return [rows.value if isinstance(rows, _SingleObject) else rows for rows in gathered]
+        joined = [value for rows in gathered for value in rows]
+        if self.last is None or self.last.whole or not self._are_samples(list(map(len, gathered))):
             return joined
         return joined[: self.last.real]
 
@@ -163,8 +158,3 @@ def _last_step(gradients: GradientState) -> LastStep | None:
             "is read by worker processes. Give it a `__len__`, or pass num_workers=0 or drop_last=True to the loader."
         )
     return loader.last_step
-
-
-def _step_size(gradients: GradientState) -> int | None:
-    loader = gradients.active_dataloader
-    return loader.step_size if isinstance(loader, PreparedLoader) else None

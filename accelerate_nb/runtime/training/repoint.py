@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from typing import Any
 
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
@@ -27,10 +26,6 @@ def repoint(optimizer: Optimizer, replaced: MutableMapping[Parameter, Parameter]
     Groups, their settings and their order stay, so schedules go on with the same object.
     """
     for group in optimizer.param_groups:
-        group["params"] = [_current(weight, replaced) for weight in group["params"]]
+        group["params"] = [replaced.get(weight, weight) for weight in group["params"]]
     for weight in [weight for weight in optimizer.state if weight in replaced]:
         del optimizer.state[weight]
-
-
-def _current(weight: Any, replaced: MutableMapping[Parameter, Parameter]) -> Any:
-    return replaced.get(weight, weight)
