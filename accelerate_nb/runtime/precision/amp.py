@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import MethodType
 from typing import Any
 
@@ -95,11 +95,11 @@ class FP16(BF16):
 
     def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
         """Step unless a gradient overflowed, then adapt the factor; returns whether the optimizer stepped."""
-        called = _StepDetector(optimizer)
-        with called:
+        calls: list[None] = []
+        with _noting_steps(optimizer, calls):
             self._scaler.step(optimizer, closure)
         self._update(optimizer)
-        return called.was
+        return bool(calls)
 
     def reset(self, optimizer: Optimizer) -> None:
         """New gradients will be scaled ones."""
@@ -123,24 +123,21 @@ class FP16(BF16):
         return self._scaler._per_optimizer_states
 
 
-class _StepDetector:
-    """A block in which an optimizer's `step` notes whether it was called: the scaler decides that inside."""
+@contextmanager
+def _noting_steps(optimizer: Optimizer, calls: list[None]) -> Iterator[None]:
+    """A block in which each call of an optimizer's `step` is noted: the scaler decides inside whether it calls it."""
+    step = optimizer.step
+    replaced = optimizer.__dict__.get("step")  # a learning-rate scheduler puts its own there
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.was = False
-        self._optimizer = optimizer
-        self._step = optimizer.step
-        self._replaced = optimizer.__dict__.get("step")  # a learning-rate scheduler puts its own there
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(None)
+        return step(*args, **kwargs)
 
-    def __enter__(self) -> None:
-        self._optimizer.step = self._noted  # type: ignore[method-assign]  # for the length of the block
-
-    def __exit__(self, *error: object) -> None:
-        if self._replaced is None:
-            del self._optimizer.__dict__["step"]
+    optimizer.step = noted  # type: ignore[method-assign]  # for the length of the block
+    try:
+        yield
+    finally:
+        if replaced is None:
+            del optimizer.__dict__["step"]
         else:
-            self._optimizer.step = self._replaced  # type: ignore[method-assign]  # as it was
-
-    def _noted(self, *args: Any, **kwargs: Any) -> Any:
-        self.was = True
-        return self._step(*args, **kwargs)
+            optimizer.step = replaced  # type: ignore[method-assign]  # as it was
