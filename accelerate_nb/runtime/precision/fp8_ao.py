@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn import Linear, Module
@@ -30,6 +30,8 @@ class AORecipeKwargs(KwargsHandler):
     `MissingExtraError` without torchao.
     """
 
+    package: ClassVar[FP8BackendType] = FP8BackendType.AO
+
     config: Any = None
     module_filter_func: Callable[[Module, str], bool] | None = None
     pad_inner_dim: bool | None = None
@@ -47,11 +49,6 @@ class AORecipeKwargs(KwargsHandler):
         self.config = float8.Float8LinearConfig(
             pad_inner_dim=self.pad_inner_dim, enable_fsdp_float8_all_gather=self.enable_fsdp_float8_all_gather
         )
-
-    @property
-    def package(self) -> FP8BackendType:
-        """The package that computes."""
-        return FP8BackendType.AO
 
     def precision_on(self, device: torch.device, autocast: AutocastKwargs | None) -> Precision:
         """The precision of this recipe on a device."""

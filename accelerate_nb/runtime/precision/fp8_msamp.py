@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -20,16 +21,13 @@ from accelerate_nb.user_warnings import warn_user
 class MSAMPRecipeKwargs(KwargsHandler):
     """MS-AMP's level of 8-bit floats: "O1" weights' gradients, "O2" optimizer states, too."""
 
+    package: ClassVar[FP8BackendType] = FP8BackendType.MSAMP
+
     opt_level: str | None = None
 
     def _fill(self, environment: Mapping[str, str]) -> None:
         value = environment.get("ACCELERATE_FP8_OPT_LEVEL", "O2") if self.opt_level is None else self.opt_level
         self.opt_level = checked_choice("opt_level", value, ("O1", "O2"))
-
-    @property
-    def package(self) -> FP8BackendType:
-        """The package that computes."""
-        return FP8BackendType.MSAMP
 
     def precision_on(self, device: torch.device, autocast: AutocastKwargs | None) -> Precision:
         """The precision of this recipe on a device; `NotYetError`, or `MissingExtraError` without the package."""
@@ -60,7 +58,7 @@ class FP8RecipeKwargs(TERecipeKwargs, MSAMPRecipeKwargs):
         MSAMPRecipeKwargs._fill(self, environment)
 
     @property
-    def package(self) -> FP8BackendType:
+    def package(self) -> FP8BackendType:  # type: ignore[override]  # known once it is made: one of two
         """The package that computes."""
         return FP8BackendType(self.backend)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 import torch
 from torch.nn import Module
@@ -30,6 +30,8 @@ class TERecipeKwargs(KwargsHandler):
     Fields left out come from variables `ACCELERATE_FP8_*` (`MARGIN`, `INTERVAL`, `FORMAT`, `AMAX_HISTORY_LEN`, ...).
     `MissingExtraError` without Transformer Engine.
     """
+
+    package: ClassVar[FP8BackendType] = FP8BackendType.TE
 
     use_autocast_during_eval: bool | None = None
     margin: int | None = None
@@ -57,11 +59,6 @@ class TERecipeKwargs(KwargsHandler):
         self.fp8_format = checked_choice("fp8_format", value.upper(), ("HYBRID", "E4M3", "E5M2"))
         value = self.amax_compute_algo or environment.get(f"{_PREFIX}AMAX_COMPUTE_ALGO", "most_recent")
         self.amax_compute_algo = checked_choice("amax_compute_algo", value.lower(), ("max", "most_recent"))
-
-    @property
-    def package(self) -> FP8BackendType:
-        """The package that computes."""
-        return FP8BackendType.TE
 
     def precision_on(self, device: torch.device, autocast: AutocastKwargs | None) -> Precision:
         """The precision of this recipe on a device; `NotYetError`."""
