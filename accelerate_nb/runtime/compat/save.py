@@ -31,9 +31,7 @@ TORCH_SAFE_GLOBALS: list[Any] = [
     np.dtypes.UInt32DType,
 ]
 _also_harmless = SharedSetting(
-    lambda: torch.serialization.safe_globals(
-        [torch_safe_global for torch_safe_global in TORCH_SAFE_GLOBALS if torch_safe_global not in numpy_state()]
-    )
+    lambda: torch.serialization.safe_globals([item for item in TORCH_SAFE_GLOBALS if item not in numpy_state()])
 )
 
 

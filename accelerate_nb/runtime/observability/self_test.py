@@ -93,7 +93,8 @@ def collectives(accelerator: Accelerator) -> str:
     expected = torch.arange(1.0, size + 1)
     total, mean = accelerator.reduce(local.clone()), accelerator.reduce(local.clone(), "mean")
     gathered = accelerator.gather(local)
-    _let_all_compute(accelerator)
+    # XLA computes once each rank has queued the same work, and then a value can be read on one rank alone
+    accelerator.wait_for_everyone()
     _expect("reduce(sum)", total.cpu(), expected.sum().expand(3))
     _expect("reduce(mean)", mean.cpu(), expected.mean().expand(3))
     _expect("gather", gathered.cpu(), expected.repeat_interleave(3))
@@ -104,7 +105,7 @@ def loader(accelerator: Accelerator) -> str:
     """A prepared loader gives each sample to one process."""
     batches = accelerator.prepare(DataLoader(TensorDataset(torch.arange(_SAMPLES)), batch_size=4))
     gathered = [accelerator.gather_for_metrics(batch) for (batch,) in batches]
-    _let_all_compute(accelerator)
+    accelerator.wait_for_everyone()
     seen = [number for batch in gathered for number in batch.tolist()]
     if sorted(seen) != list(range(_SAMPLES)):
         raise StateError(
@@ -149,7 +150,7 @@ def training(accelerator: Accelerator) -> str:
             optimizer.step()
             optimizer.zero_grad()
         found.append(accelerator.reduce(loss.detach(), "mean"))
-    _let_all_compute(accelerator)
+    accelerator.wait_for_everyone()
     losses = [float(loss) for loss in found]
     spread = [sum(losses[i : i + micro_steps]) / micro_steps for i in range(0, len(losses), micro_steps)]
     return _compared(spread, expected_losses, _TOLERANCES.get(str(accelerator.mixed_precision), 5e-2), accelerator)
@@ -210,11 +211,6 @@ def _expect(operation: str, found: Tensor, expected: Tensor, location: str = "th
             f"{operation} should give {expected.tolist()}, but gave {found.tolist()} on {location}. "
             "Restart the kernel; if it stays so, run with cpu=True to see whether the device or its driver is at fault."
         )
-
-
-def _let_all_compute(accelerator: Accelerator) -> None:
-    """Wait until each rank has queued the same work: XLA computes it then, and a value can be read on one rank alone."""
-    accelerator.wait_for_everyone()
 
 
 def _from_all(accelerator: Accelerator, value: T) -> list[T]:
