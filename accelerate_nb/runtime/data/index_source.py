@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
+
+from accelerate_nb.runtime.data.sharding import with_last
 
 
 class BatchIndices:
@@ -25,13 +27,9 @@ class BatchIndices:
         return self._first
 
     def __iter__(self) -> Iterator[Any]:
-        for held in self.begin():
-            index = held
-            for following in self._source:
-                self.given += 1
-                yield index
-                index = following
-            self.exhausted, self.last = True, index
+        for index, is_last in with_last(chain(self.begin(), self._source)):
+            if is_last:
+                self.exhausted, self.last = True, index
             self.given += 1
             yield index
 
