@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,15 @@ from accelerate_nb.runtime.world.world import World
 from accelerate_nb.user_warnings import warn_user
 
 Hook = Callable[..., None]
+
+
+def rank_files(rank: int, step: int, loaders: Iterable[Any]) -> list[FileToWrite]:
+    """The files of a process's own state: its random numbers and micro-steps, and where its loaders stand."""
+    positions = [loader.position() for loader in loaders if hasattr(loader, "position")]
+    return [
+        FileToWrite(file_names.of_rank(file_names.RNG_STATE_NAME, rank), {"step": step, **random_states()}),
+        FileToWrite(file_names.of_rank(file_names.POSITIONS_NAME, rank), positions),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,7 @@ class Checkpoint:
             self.bundle.models, weights, self.bundle.optimizers, writes_shared=self.writes, safe=safe
         )
         files += self._shared() if self.writes else []
-        files += self._rank_files(step)
+        files += rank_files(self.world.rank, step, self.bundle.loaders)
         if in_window:
             gradients = [self.strategy.window_gradients(model) for model in self.bundle.models]
             files.append(FileToWrite(file_names.of_rank(file_names.GRADIENTS_NAME, self.world.rank), gradients))
@@ -142,14 +151,6 @@ class Checkpoint:
         ]
         only = {"weights_only": options.get("weights_only", True)}
         return [loaded_into(loader, path, "the state of a loader", only) for loader, path in paths if path.exists()]
-
-    def _rank_files(self, step: int) -> list[FileToWrite]:
-        rank = self.world.rank
-        positions = [loader.position() for loader in self.bundle.loaders]
-        return [
-            FileToWrite(file_names.of_rank(file_names.RNG_STATE_NAME, rank), {"step": step, **random_states()}),
-            FileToWrite(file_names.of_rank(file_names.POSITIONS_NAME, rank), positions),
-        ]
 
     def _customs(self, folder: Path, *, weights_only: bool) -> list[LoadedFile]:
         found = [path for path in folder.iterdir() if re.fullmatch(rf"{file_names.CUSTOM_NAME}_\d+\.pkl", path.name)]

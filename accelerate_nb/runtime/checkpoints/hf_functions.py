@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from accelerate_nb.runtime.checkpoints import file_names
+from accelerate_nb.runtime.checkpoints.checkpoint import rank_files
 from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, files_of, write_files
 from accelerate_nb.runtime.checkpoints.load_file import device_of, fitting, loaded_into, read, read_states
-from accelerate_nb.runtime.checkpoints.rng_state import random_states, restore_random_states
+from accelerate_nb.runtime.checkpoints.rng_state import restore_random_states
 from accelerate_nb.runtime.checkpoints.weights import file_of_weights, load_weights, with_aliases
 from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
 from accelerate_nb.runtime.world.state import PartialState
@@ -46,12 +47,7 @@ def save_accelerator_state(
         files += files_of(file_names.OPTIMIZER_NAME, optimizers) + files_of(file_names.SCHEDULER_NAME, schedulers)
         if scaler is not None:
             files.append(FileToWrite(file_names.SCALER_NAME, scaler.state_dict()))
-    positions = [loader.position() for loader in dataloaders if hasattr(loader, "position")]
-    files.append(FileToWrite(file_names.of_rank(file_names.POSITIONS_NAME, process_index), positions))
-    files.append(
-        FileToWrite(file_names.of_rank(file_names.RNG_STATE_NAME, process_index), {"step": step, **random_states()})
-    )
-    write_files(files, folder)
+    write_files(files + rank_files(process_index, step, dataloaders), folder)
     return folder
 
 
