@@ -114,25 +114,18 @@ def fitting(path: Path, expected: str) -> Iterator[None]:
 def _understood(path: Path, expected: str) -> Iterator[None]:
     try:
         yield
-    except pickle.UnpicklingError as error:
-        names = _unknown_names(path)
-        if not names:
-            raise CheckpointError(_damaged(path, expected, error)) from error
-        raise CheckpointError(
-            f"{path} was not read: besides data it refers to {', '.join(names)}, and loading that would run code. If you trust "
-            "the file, allow these with `torch.serialization.add_safe_globals([...])`, or everything with "
-            "`load_state(..., load_kwargs={'weights_only': False})`."
-        ) from error
     except _DAMAGE as error:
-        raise CheckpointError(_damaged(path, expected, error)) from error
-
-
-def _damaged(path: Path, expected: str, error: BaseException) -> str:
-    first = str(error).strip().split("\n", maxsplit=1)[0][:200]
-    return (
-        f"{path} is damaged, or no file of a checkpoint: {expected} was expected in it, and its {path.stat().st_size} bytes "
-        f"can't be read as such ({type(error).__name__}: {first}). Load another checkpoint."
-    )
+        if isinstance(error, pickle.UnpicklingError) and (names := _unknown_names(path)):
+            raise CheckpointError(
+                f"{path} was not read: besides data it refers to {', '.join(names)}, and loading that would run code. If you "
+                "trust the file, allow these with `torch.serialization.add_safe_globals([...])`, or everything with "
+                "`load_state(..., load_kwargs={'weights_only': False})`."
+            ) from error
+        first = str(error).strip().split("\n", maxsplit=1)[0][:200]
+        raise CheckpointError(
+            f"{path} is damaged, or no file of a checkpoint: {expected} was expected in it, and its {path.stat().st_size} bytes "
+            f"can't be read as such ({type(error).__name__}: {first}). Load another checkpoint."
+        ) from error
 
 
 def _unknown_names(path: Path) -> list[str]:
