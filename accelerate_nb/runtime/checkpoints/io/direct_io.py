@@ -63,6 +63,7 @@ class DiskFile:
         self._blocks = blocks
         self._descriptor = _open(path)
         self._written: list[Future[list[int]]] = []
+        self._sums: list[int] = []
         self._block: np.ndarray[Any, Any] | None = None
         self._length = 0
         self._position = 0
@@ -98,12 +99,14 @@ class DiskFile:
                 self._block[self._length :] = 0
                 self._length = -(-self._length // _ALIGNED) * _ALIGNED
                 self._send()
-            sums = [item for written in self._written for item in self._result(written)]
+            for written in self._written:
+                with self._noting():
+                    self._sums += written.result()
             if self._error is not None:
                 raise self._error
             os.ftruncate(self._descriptor, size)
             os.fsync(self._descriptor)
-            return ManifestEntry(size, folded(sums))
+            return ManifestEntry(size, folded(self._sums))
         finally:
             os.close(self._descriptor)
 
@@ -114,12 +117,8 @@ class DiskFile:
         if self._blocks.pool is not None:
             self._written.append(self._blocks.pool.submit(self._put, block, length, position))
             return
-        done: Future[list[int]] = Future()
-        try:
-            done.set_result(self._put(block, length, position))
-        except OSError as error:
-            done.set_exception(error)
-        self._written.append(done)
+        with self._noting():
+            self._sums += self._put(block, length, position)
 
     def _put(self, block: np.ndarray[Any, Any], length: int, position: int) -> list[int]:
         try:
@@ -131,11 +130,6 @@ class DiskFile:
             return sums
         finally:
             self._blocks.give_back(block)
-
-    def _result(self, written: Future[list[int]]) -> list[int]:
-        with self._noting():
-            return written.result()
-        return []
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
