@@ -65,8 +65,7 @@ class GeneralTracker:
 
     def __init__(self, _blank: bool = False) -> None:
         # `tracker` is often known only once the tracker was started: that its class has it is enough
-        known = () if _blank else dir(self)
-        missing = [] if _blank else [item for item in _REQUIRED if item not in known]
+        missing = [item for item in _REQUIRED if not _blank and item not in dir(self)]
         if missing:
             names = ", ".join(f"`{item}`" for item in missing)
             raise IncompleteTrackerError(

@@ -36,14 +36,11 @@ class ClearMLTracker(PackageTracker):
 
         current = Task.current_task()
         self._initialized_externally = bool(current)
-        self.task = current or Task.init(**self._names(), **self.init_kwargs)
-
-    def _names(self) -> dict[str, str | None]:
-        given = {
+        names = {
             "project_name": os.environ.get("CLEARML_PROJECT", self.user_provided_run_name),
             "task_name": os.environ.get("CLEARML_TASK", self.user_provided_run_name),
         }
-        return {name: value for name, value in given.items() if name not in self.init_kwargs}
+        self.task = current or Task.init(**{**names, **self.init_kwargs})
 
     def store_init_configuration(self, values: dict[str, Any]) -> Any:
         """Connect the settings to the task; gives what ClearML makes of them."""
