@@ -98,20 +98,17 @@ class FP16(BF16):
         calls: list[None] = []
         with _noting_steps(optimizer, calls):
             self._scaler.step(optimizer, closure)
-        self._update(optimizer)
+        self._unscaled.discard(id(optimizer))
+        # The scaler's update forgets what was unscaled, also for an optimizer that has its step still before it.
+        waiting = {key: state for key, state in self._states.items() if key in self._unscaled}
+        self._scaler.update()
+        self._states.update(waiting)
         return bool(calls)
 
     def reset(self, optimizer: Optimizer) -> None:
         """New gradients will be scaled ones."""
         self._unscaled.discard(id(optimizer))
         self._states.pop(id(optimizer), None)
-
-    def _update(self, stepped: Optimizer) -> None:
-        self._unscaled.discard(id(stepped))
-        # The scaler's update forgets what was unscaled, also for an optimizer that has its step still before it.
-        waiting = {key: state for key, state in self._states.items() if key in self._unscaled}
-        self._scaler.update()
-        self._states.update(waiting)
 
     @property
     def _scaler(self) -> torch.amp.GradScaler:

@@ -50,9 +50,7 @@ def choose_recipe(name: str, handlers: Iterable[KwargsHandler], requested: str) 
 
     `None` for other precisions; `MissingExtraError` where no such package is installed.
     """
-    given = [
-        handler for handler in handlers if isinstance(handler, (AORecipeKwargs, TERecipeKwargs, MSAMPRecipeKwargs))
-    ]
+    given = [handler for handler in handlers if isinstance(handler, Recipe)]
     names = " and ".join(type(item).__name__ for item in given)
     if given and name != "fp8":
         raise ConfigurationError(
