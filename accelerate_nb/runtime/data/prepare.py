@@ -64,7 +64,8 @@ def prepare_data_loader(
     processes = world.size if num_processes is None and world is not None else num_processes or 1
     index = world.rank if process_index is None and world is not None else process_index or 0
     if split_batches:
-        check_divides(_batch_size(dataloader), processes)
+        size = dataloader.batch_size or getattr(index_source(dataloader), "batch_size", None)
+        check_divides(size, processes)
 
     sampler = get_sampler(dataloader)
     seedable = _seedable(sampler, data_seed) if use_seedable_sampler and isinstance(sampler, RandomSampler) else None
@@ -164,13 +165,6 @@ def _loader_options(dataloader: DataLoader[Any]) -> dict[str, Any]:
     if dataloader.batch_sampler is None:
         return {"sampler": dataloader.sampler, "batch_size": None}
     return {"batch_sampler": dataloader.batch_sampler}
-
-
-def _batch_size(dataloader: DataLoader[Any]) -> int | None:
-    if dataloader.batch_size is not None:
-        return dataloader.batch_size
-    size: int | None = getattr(index_source(dataloader), "batch_size", None)
-    return size
 
 
 def _seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRandomSampler:

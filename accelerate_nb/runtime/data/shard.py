@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sized
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -68,11 +69,9 @@ class DataLoaderShard(PreparedLoader):
             yield from one_copy_ahead(marked, copier)
         else:
             stays = torch.device(self.device).type == "cpu"
+            send = self.send or partial(placed, device=self.device, non_blocking=self._non_blocking)
             for batch, is_last in marked:
-                yield batch if stays and is_at_hand(batch) else self._sent(batch), is_last
-
-    def _sent(self, batch: Any) -> Any:
-        return placed(batch, self.device, self._non_blocking) if self.send is None else self.send(batch)
+                yield batch if stays and is_at_hand(batch) else send(batch), is_last
 
     def send_in_background(self, send: Callable[[Any], Any], device: Any, between: Callable[[], None]) -> None:
         """From now on batches are read one ahead and sent to the device by a thread; `between` is done between them."""
