@@ -41,7 +41,9 @@ class ProcessLiveness:
 
     def is_dead(self, rank: int) -> bool:
         """Whether a process is known to have ended abnormally."""
-        entry = self._entry(rank)
+        if rank not in self._known and (published := self._read(rank)):
+            self._known[rank] = published
+        entry = self._known.get(rank, {})
         if entry.get("machine") != _machine() or _is_alive(entry):
             return False
         return "ended" not in self._read(rank)
@@ -54,11 +56,6 @@ class ProcessLiveness:
 
     def _publish(self, entry: dict[str, Any]) -> None:
         self._store.set(f"alive/{self._world.rank}", json.dumps(entry))
-
-    def _entry(self, rank: int) -> dict[str, Any]:
-        if rank not in self._known and (entry := self._read(rank)):
-            self._known[rank] = entry
-        return self._known.get(rank, {})
 
     def _read(self, rank: int) -> dict[str, Any]:
         key = f"alive/{rank}"

@@ -20,8 +20,10 @@ def complete(model: Module, state: Mapping[str, Any]) -> dict[str, Any]:
     """
     whole = dict(state)
     if any(_is_missing(value) for value in whole.values()):
-        for prefix, weights in _kept(model):
-            _fill(whole, prefix, weights)
+        for path, module in model.named_modules(remove_duplicate=False):
+            for hook in offloading_hooks(module):
+                if hook.weights_map is not None:
+                    _fill(whole, f"{path}." if path else "", hook.weights_map)
     missing = [name for name, value in whole.items() if _is_missing(value)]
     if missing:
         raise StateError(
@@ -42,13 +44,6 @@ def offloading_hooks(module: Module) -> Iterator[Any]:
     for item in getattr(hook, "hooks", (hook,)):
         if getattr(item, "offload", False) is True and hasattr(item, "weights_map"):
             yield item
-
-
-def _kept(model: Module) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
-    for path, module in model.named_modules(remove_duplicate=False):
-        for hook in offloading_hooks(module):
-            if hook.weights_map is not None:
-                yield f"{path}." if path else "", hook.weights_map
 
 
 def _fill(state: dict[str, Any], prefix: str, weights: Mapping[str, Tensor]) -> None:

@@ -34,11 +34,6 @@ class CheckpointPaths:
         beside = folder.parent if drafts is None else drafts.expanduser().resolve()
         return cls(folder, beside / f".{folder.name}{_INCOMPLETE}" / folder.name, beside / f".{folder.name}{_REPLACED}")
 
-    @property
-    def is_filled(self) -> bool:
-        """Whether files move into the folder one by one, because the folder itself has to stay."""
-        return self.draft.parent.parent == self.folder
-
 
 def _can_be_exchanged(folder: Path) -> bool:
     if not folder.is_dir():
@@ -61,8 +56,9 @@ def clear(paths: CheckpointPaths) -> None:
 def commit(paths: CheckpointPaths) -> None:
     """Make the complete draft the checkpoint; a reader meanwhile, or after a kill, finds the former one or this one."""
     sync(paths.draft)
-    if paths.is_filled:
-        # from here on the draft is complete, and `settle` finishes it if this process can't
+    if paths.draft.parent.parent == paths.folder:
+        # files move into a folder that has to stay; from here on the draft is complete, and `settle` finishes it if this process
+        # can't
         paths.draft.rename(_ready(paths))
         _move_in(paths)
     elif paths.folder.exists():
