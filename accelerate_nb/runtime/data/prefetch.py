@@ -18,6 +18,8 @@ from accelerate_nb.runtime.data.batch_tree import leaves_of, placed
 _PLAIN = (str, bytes, int, float, bool, list, tuple, type(None))
 # A device that no longer responds does not keep a loop from being left.
 _LIMIT = 10.0
+# The function that sends a batch, the batch, and where what it becomes is waited for.
+_Job: TypeAlias = tuple[Callable[[Any], Any], Any, Future[Any]]
 
 
 def one_copy_ahead(batches: Iterable[tuple[Any, bool]], copier: BatchCopier) -> Generator[tuple[Any, bool], None, None]:
@@ -101,7 +103,7 @@ class BackgroundCopier:
 
     def __init__(self, send: Callable[[Any], Any]) -> None:
         self._send = send
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # never holds more than two: one copy ahead
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # never holds more than two: one copy ahead
         # only a rank's own context knows what is that rank's, where ranks are threads themselves
         run = copy_context().run
         # the thread knows the queue alone, so that a loop without references can end it
@@ -113,7 +115,7 @@ class BackgroundCopier:
         if not movable_ahead(batch):
             return batch
         sent: Future[Any] = Future()
-        self._jobs.put(_sending(self._send, batch, sent))
+        self._jobs.put((self._send, batch, sent))
         return sent
 
     def finish(self, pending: Any) -> Any:
@@ -128,20 +130,14 @@ class BackgroundCopier:
             self._thread.join(_LIMIT)
 
 
-def _sending(send: Callable[[Any], Any], batch: Any, sent: Future[Any]) -> Callable[[], None]:
-    def work() -> None:
+def _work(jobs: SimpleQueue[_Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        send, batch, sent = job
         try:
             sent.set_result(send(batch))
         except BaseException as error:  # noqa: BLE001 - raised where the batch is read
             sent.set_exception(error)
-
-    return work
-
-
-def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (work := jobs.get()) is not None:
-        work()
-        del work  # keeps a batch
+        del job, send, batch, sent  # the next job may come late
 
 
 def movable_ahead(batch: Any) -> bool:
