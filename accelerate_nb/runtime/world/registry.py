@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -176,18 +176,15 @@ def suspend() -> Callable[[], None]:
     """Be a process that has joined nothing yet; what comes back lets it be again what it was."""
     held = _held.get()
     before = dict(vars(held))
+    _become(held, vars(_RankObjects()))
+    return partial(_become, held, before)
+
+
+def _become(held: _RankObjects, attributes: Mapping[str, Any]) -> None:
+    """Fill the one object that all of the rank's threads know; generations are counted on."""
     generations = held.generations
     vars(held).clear()
-    held.__init__()  # type: ignore[misc]  # resets the one object that all of the rank's threads know
-    held.generations = generations
-
-    def bring_back() -> None:
-        generations = held.generations
-        vars(held).clear()
-        vars(held).update(before)
-        held.generations = generations
-
-    return bring_back
+    vars(held).update(attributes, generations=generations)
 
 
 def _claim(held: _RankObjects) -> None:
