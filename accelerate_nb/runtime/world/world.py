@@ -261,18 +261,10 @@ class Rendezvous:
     def _group_arguments(
         self, rank_place: RankPlace, device: torch.device, store: Callable[[], dist.Store] | None
     ) -> dict[str, Any]:
-        arguments: dict[str, Any] = {
-            "backend": self._backend_for(device),
-            "rank": rank_place.rank,
-            "world_size": rank_place.size,
-        }
-        if self.timeout is not None:
-            arguments["timeout"] = self.timeout
-        if store is not None:
-            arguments["store"] = store()
-        else:
-            arguments["init_method"] = self.init_method or "env://"
-        return arguments
+        numbers = {"rank": rank_place.rank, "world_size": rank_place.size}
+        timeout = {} if self.timeout is None else {"timeout": self.timeout}
+        rendezvous = {"init_method": self.init_method or "env://"} if store is None else {"store": store()}
+        return {"backend": self._backend_for(device), **numbers, **timeout, **rendezvous}
 
     def _backend_for(self, device: torch.device) -> str:
         natural = dist.get_default_backend_for_device(device)
