@@ -204,6 +204,13 @@ def reduced(tensor: Tensor, reduction: str, scale: float = 1.0) -> Tensor:
     return found
 
 
+def number_of(tensor: Tensor) -> int:
+    """The number of the device's tensor; it stays the same when the tensor is detached."""
+    import torch_xla
+
+    return int(torch_xla._XLAC._xla_get_tensor_id(tensor))
+
+
 def as_data(tensor: Tensor, device: torch.device) -> Tensor:
     """
     A copy of a tensor on the device that is an input of the program, whatever its numbers are.

@@ -114,19 +114,22 @@ def parts_of(tensor: Tensor) -> list[tuple[int, ...]]:
     return [tuple(part.shape) for part, _ in _parts([tensor])[0]] if is_laid(tensor) else []
 
 
-def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
+def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """
-    Copies of tensors on the CPU, those that are cut put together there.
+    Copies of tensors of XLA devices on the CPU, brought in one transfer; those that are cut are put together there.
 
     `Tensor.cpu` would have each device put all parts together before, by a program that is compiled for each shape.
     """
+    if not tensors:
+        return []
     import torch_xla
 
-    cut = [item.detach() for item in tensors if is_cut(item)]
-    joined = iter([_joined(tensor, parts) for tensor, parts in zip(cut, _parts(cut), strict=True)])
-    rest = [item.detach() for item in tensors if not is_cut(item)]
+    cut = [is_on() and is_cut(item) for item in tensors]
+    in_parts = [item.detach() for item, is_in_parts in zip(tensors, cut, strict=True) if is_in_parts]
+    joined = iter([_joined(tensor, parts) for tensor, parts in zip(in_parts, _parts(in_parts), strict=True)])
+    rest = [item.detach() for item, is_in_parts in zip(tensors, cut, strict=True) if not is_in_parts]
     brought = iter(torch_xla._XLAC._xla_get_cpu_tensors(rest) if rest else [])
-    return [next(joined if is_cut(item) else brought) for item in tensors]
+    return [next(joined if is_in_parts else brought) for is_in_parts in cut]
 
 
 def is_cut(tensor: Tensor) -> bool:

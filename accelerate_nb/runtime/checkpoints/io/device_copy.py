@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from accelerate_nb.runtime.checkpoints.io import xla
 from accelerate_nb.runtime.checkpoints.tensor_storage import address, is_apart
 from accelerate_nb.runtime.xla.device import are_computed, sync
+from accelerate_nb.runtime.xla.spmd_tensors import copies_of
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class DeviceToHost:
     def finish(self) -> None:
         """Bring the numbers."""
         tensors = [tensor for tensor, _ in self._coming.values()]
-        for copied, (_, waiting) in zip(xla.copies_of(tensors), self._coming.values(), strict=True):
+        for copied, (_, waiting) in zip(copies_of(tensors), self._coming.values(), strict=True):
             for item in waiting:
                 item.data = copied
         self._coming.clear()
