@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from types import FunctionType
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -33,11 +33,15 @@ class Unsupported:
                 setattr(item, name, self._refusing(method))
         return item
 
-    def functions_of(self, module: dict[str, Any]) -> None:
-        """Have every function that a module has defined so far raise when it is called."""
+    def all_of(self, module: dict[str, Any]) -> None:
+        """Decorate what a module has defined so far: every function, and every class but data classes, which can be made."""
         for name, item in list(module.items()):
-            if isinstance(item, FunctionType) and item.__module__ == module["__name__"]:
-                module[name] = self._refusing(item)
+            if (
+                isinstance(item, (FunctionType, type))
+                and item.__module__ == module["__name__"]
+                and not is_dataclass(item)
+            ):
+                module[name] = self(item)
 
     def _refusing(self, function: Callable[..., Any]) -> Callable[..., NoReturn]:
         message = f"{function.__qualname__} needs {self.part}, which is not offered here yet. {self.instead}"

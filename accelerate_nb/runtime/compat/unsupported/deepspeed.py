@@ -66,7 +66,6 @@ class DeepSpeedPlugin:
     def set_moe_leaf_modules(self, model: Module) -> Any: ...
 
 
-@_unsupported
 class HfDeepSpeedConfig:
     """A configuration of DeepSpeed, read by dotted keys."""
 
@@ -82,7 +81,6 @@ class HfDeepSpeedConfig:
     def set_stage_and_offload(self) -> Any: ...
 
 
-@_unsupported
 class DeepSpeedEngineWrapper:
     """A DeepSpeed engine that the `Accelerator` runs backwards."""
 
@@ -91,7 +89,6 @@ class DeepSpeedEngineWrapper:
     def get_global_grad_norm(self) -> Any: ...
 
 
-@_unsupported
 class DeepSpeedOptimizerWrapper:
     """An optimizer that its engine steps."""
 
@@ -103,7 +100,6 @@ class DeepSpeedOptimizerWrapper:
     def zero_grad(self, set_to_none: bool | None = None) -> Any: ...
 
 
-@_unsupported
 class DeepSpeedSchedulerWrapper:
     """A schedule that its engine moves."""
 
@@ -111,14 +107,12 @@ class DeepSpeedSchedulerWrapper:
     def step(self) -> Any: ...
 
 
-@_unsupported
 class DummyOptim:
     """A placeholder of the optimizer that DeepSpeed's configuration names."""
 
     def __init__(self, params: Any, lr: float = 0.001, weight_decay: float = 0, **kwargs: Any) -> None: ...
 
 
-@_unsupported
 class DummyScheduler:
     """A placeholder of the schedule that DeepSpeed's configuration names."""
 
@@ -132,8 +126,10 @@ class DummyScheduler:
     ) -> None: ...
 
 
-@_unsupported
 def map_pytorch_optim_to_deepspeed(optimizer: Any) -> Any: ...
+
+
+_unsupported.all_of(globals())
 
 
 def get_active_deepspeed_plugin(state: Any) -> Any:

@@ -112,18 +112,6 @@ def avg_losses_across_data_parallel_group(losses: list[Tensor]) -> Any: ...
 def gather_across_data_parallel_groups(tensor: Any) -> Any: ...
 
 
-_unsupported.functions_of(globals())
-
-MODEL_CONFIGS_TO_MEGATRON_PARSERS = {
-    "megatron-bert": parse_bert_config,
-    "gpt2": parse_gpt2_config,
-    "t5": parse_t5_config,
-    "llama": parse_llama_config,
-    "glm4_moe": parse_glm4_moe_config,
-}
-
-
-@_unsupported
 class AbstractTrainStep:
     """Megatron-LM's step on a batch."""
 
@@ -133,7 +121,6 @@ class AbstractTrainStep:
     def get_loss_func(self, accelerator: Any) -> Any: ...
 
 
-@_unsupported
 class BertTrainStep(AbstractTrainStep):
     """Megatron-LM's step on a batch for BERT."""
 
@@ -142,14 +129,12 @@ class BertTrainStep(AbstractTrainStep):
     def get_forward_step_func(self, pretraining_flag: bool = False, bert_binary_head: bool = False) -> Any: ...
 
 
-@_unsupported
 class GPTTrainStep(AbstractTrainStep):
     """Megatron-LM's step on a batch for GPT."""
 
     def __init__(self, accelerator: Any, args: Any) -> None: ...
 
 
-@_unsupported
 class T5TrainStep(AbstractTrainStep):
     """Megatron-LM's step on a batch for T5."""
 
@@ -165,7 +150,6 @@ class T5TrainStep(AbstractTrainStep):
     def get_enc_dec_mask(attention_mask: Tensor, dec_seq_length: int, device: Any) -> Any: ...
 
 
-@_unsupported
 class MegatronLMDummyDataLoader:
     """A placeholder of a loader that Megatron-LM makes."""
 
@@ -175,7 +159,6 @@ class MegatronLMDummyDataLoader:
     def build_train_valid_test_data_iterators(self, accelerator: Any) -> Any: ...
 
 
-@_unsupported
 class MegatronLMDummyScheduler:
     """A placeholder of a schedule that Megatron-LM makes."""
 
@@ -184,7 +167,6 @@ class MegatronLMDummyScheduler:
     ) -> None: ...
 
 
-@_unsupported
 class MegatronLMOptimizerWrapper:
     """An optimizer that Megatron-LM steps."""
 
@@ -196,7 +178,6 @@ class MegatronLMOptimizerWrapper:
     def zero_grad(self, set_to_none: bool | None = None) -> Any: ...
 
 
-@_unsupported
 class MegatronLMSchedulerWrapper:
     """A schedule that Megatron-LM moves."""
 
@@ -204,7 +185,6 @@ class MegatronLMSchedulerWrapper:
     def step(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
-@_unsupported
 class MegatronEngine:
     """Model, optimizer and schedule of Megatron-LM as one module."""
 
@@ -219,3 +199,14 @@ class MegatronEngine:
     def log_eval_results(self) -> Any: ...
     def save_checkpoint(self, output_dir: str | os.PathLike[str]) -> Any: ...
     def load_checkpoint(self, input_dir: str | os.PathLike[str]) -> Any: ...
+
+
+_unsupported.all_of(globals())
+
+MODEL_CONFIGS_TO_MEGATRON_PARSERS = {
+    "megatron-bert": parse_bert_config,
+    "gpt2": parse_gpt2_config,
+    "t5": parse_t5_config,
+    "llama": parse_llama_config,
+    "glm4_moe": parse_glm4_moe_config,
+}

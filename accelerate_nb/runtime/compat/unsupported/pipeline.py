@@ -38,4 +38,4 @@ def pippy_forward(
 ) -> Any: ...
 
 
-_unsupported.functions_of(globals())
+_unsupported.all_of(globals())
