@@ -6,7 +6,7 @@ import mmap
 import os
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -42,10 +42,8 @@ def large_memory(size: int) -> mmap.mmap:
     """Memory that begins with a page, in huge pages where the system has them: touching it first is what costs most."""
     memory = mmap.mmap(-1, size)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with suppress(OSError):  # a system that was built without
             memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            return memory  # a system that was built without
     return memory
 
 
