@@ -149,7 +149,7 @@ def test_a_state_without_an_accelerator_says_what_to_do() -> None:
     ("options", "error", "message"),
     [
         ({"mixed_precision": "bf15"}, ConfigurationError, "'no', 'fp8', 'fp16', 'bf16'"),
-        ({"fsdp_plugin": object()}, NotYetError, "fsdp_plugin"),
+        ({"fsdp_plugin": object()}, ConfigurationError, "must be a FullyShardedDataParallelPlugin"),
         ({"kwargs_handlers": [object()]}, ConfigurationError, "Unsupported kwargs handler passed"),
     ],
     ids=str,
