@@ -35,6 +35,7 @@ ANSWER_EXPRESSIONS = {
     "05_cells_on_every_rank.ipynb": "[accuracy, losses]",
     "06_pick_a_configuration.ipynb": "[result, from_file, [check.state for check in checks]]",
     "07_tpu.ipynb": "{key: result[key] for key in ('losses', 'right', 'seen', 'ranks')}",
+    "08_larger_models.ipynb": "{name: [result['losses'], result['megabytes']] for name, result in results.items()}",
 }
 _ANSWER = "answer.json"
 

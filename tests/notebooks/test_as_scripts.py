@@ -53,6 +53,7 @@ STARTED_BY = {
     "05_cells_on_every_rank.ipynb": "torchrun",
     "06_pick_a_configuration.ipynb": None,
     "07_tpu.ipynb": None,
+    "08_larger_models.ipynb": None,
 }
 
 

@@ -98,6 +98,19 @@ def test_a_picked_configuration_is_launched_kept_and_tried(run_of: Executing) ->
     assert run.seconds < LIMIT
 
 
+def test_a_model_in_parts_has_the_losses_of_one_process_and_half_of_its_memory(run_of: Executing) -> None:
+    run = run_of("08_larger_models.ipynb")
+    losses = {name: found[0] for name, found in run.answer.items()}
+    megabytes = {name: found[1] for name, found in run.answer.items()}
+    assert losses["one process"][-1] < 0.8 * losses["one process"][0]
+    for name in ("DDP", "FSDP", "HSDP"):
+        assert losses[name] == pytest.approx(losses["one process"], rel=1e-3)
+    assert megabytes["DDP"] == megabytes["one process"]
+    assert megabytes["FSDP"] == megabytes["HSDP"] == pytest.approx(megabytes["DDP"] / 2, rel=1e-3)
+    assert pictures(run.notebook) == 1
+    assert run.seconds < LIMIT
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_is_saved_clean(path: Path) -> None:
     notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -81,6 +82,9 @@ class FSDP(Strategy):
         self.accept(model)
         if not request.is_trained:
             return super().prepare_model(request)
+        if not self.world.is_main:
+            # that an output should not be written to in place is said once, by the main process
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
         plugin = self.fsdp_plugin
         ignored = ignored_weights(model, plugin.ignored_modules)
         blocks = blocks_of(model, plugin)
