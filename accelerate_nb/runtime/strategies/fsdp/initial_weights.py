@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -42,15 +42,17 @@ class InitialWeights:
                 self._bring_own(part)
 
     def _bring_own(self, part: Module) -> None:
-        if self.world.is_main and any(tensor.is_meta for tensor in _own_tensors(part)):
+        former = {name: weight for name, weight in part._parameters.items() if weight is not None}
+        if self.world.is_main:
             self._initialise(part)
-        for name, weight in part._parameters.items():
-            if weight is not None:
-                if weight not in self._brought:
-                    self._brought[weight] = Parameter(self._tensor(weight.detach()), weight.requires_grad)
-                part._parameters[name] = self._brought[weight]
-                if id(weight) in self._ignored:
-                    self.ignored.add(self._brought[weight])
+        for name, weight in former.items():
+            if weight not in self._brought:
+                current = part._parameters[name]
+                assert current is not None, "initialising a module gives its weights numbers"
+                self._brought[weight] = Parameter(self._tensor(current.detach()), weight.requires_grad)
+            part._parameters[name] = self._brought[weight]
+            if id(weight) in self._ignored:
+                self.ignored.add(self._brought[weight])
         for name, buffer in part._buffers.items():
             if buffer is not None:
                 part._buffers[name] = self._tensor(buffer)
@@ -66,17 +68,27 @@ class InitialWeights:
         return brought
 
     def _initialise(self, part: Module) -> None:
+        """Give numbers to what is on the meta device here, too; a tied weight has them already where another module has it."""
+        device = self.world.device
+        weights = {
+            name: Parameter(torch.empty_like(weight, device=device), weight.requires_grad)
+            for name, weight in part._parameters.items()
+            if weight is not None and weight.is_meta and weight not in self._brought
+        }
+        buffers = {
+            name: torch.empty_like(buffer, device=device)
+            for name, buffer in part._buffers.items()
+            if buffer is not None and buffer.is_meta
+        }
+        if not weights and not buffers:
+            return
+        part._parameters.update(weights)
+        part._buffers.update(buffers)
         initialise = self.initialise or getattr(type(part), "reset_parameters", None)
         if initialise is None:
             raise ConfigurationError(
                 f"A {type(part).__name__} of the model is on the meta device on the first process, too, and has no "
                 "`reset_parameters`. Make the model on the CPU there, or pass `param_init_fn=` to the plugin."
             )
-        part.to_empty(device=self.world.device, recurse=False)
         with torch.no_grad():
             initialise(part)
-
-
-def _own_tensors(part: Module) -> Iterator[Tensor]:
-    for tensors in (part._parameters, part._buffers):
-        yield from (tensor for tensor in tensors.values() if tensor is not None)

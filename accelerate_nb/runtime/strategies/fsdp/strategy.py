@@ -100,7 +100,9 @@ class FSDP(Strategy):
             "mp_policy": policy,
             "offload_policy": plugin.cpu_offload,
         }
-        weights = InitialWeights(self.world, plugin.param_init_fn, ignored)
+        # models of transformers know how their modules begin
+        initialise = plugin.param_init_fn or getattr(model, "_init_weights", None)
+        weights = InitialWeights(self.world, initialise, ignored)
         for block in blocks:
             weights.bring(block)
             fully_shard(
