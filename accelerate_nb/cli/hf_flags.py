@@ -293,7 +293,8 @@ def given_flags(arguments: argparse.Namespace, *, cpu: bool) -> HfFlagValues:
     texts = {name.removeprefix(_PREFIX): text for name, text in vars(arguments).items() if name.startswith(_PREFIX)}
     known = {flag.name: flag for flag in FLAGS}
     together = [f"--{name}" for name in _EXCLUSIVE if name in texts or (name == "cpu" and cpu)]
-    if len(together) > 1:
+    # weights are sharded on CPUs, too
+    if len(together) > 1 and together != ["--cpu", "--use_fsdp"]:
         raise ConfigurationError(
             f"{' and '.join(together)} were requested together, but they exclude each other. Pass one of them."
         )

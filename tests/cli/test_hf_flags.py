@@ -136,6 +136,10 @@ def test_ways_to_train_exclude_each_other_as_they_do_there() -> None:
         request_of(*words)
 
 
+def test_weights_are_sharded_on_cpus_too() -> None:
+    assert request_of("--cpu", "--use_fsdp").config.training.strategy == "fsdp"
+
+
 def test_an_option_of_what_was_not_asked_for_changes_nothing_and_says_so() -> None:
     found = request_of("--fsdp_version", "2", "--same_network")
     assert found.theirs.surprises(on_tpus=False) == [

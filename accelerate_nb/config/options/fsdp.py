@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from accelerate_nb.config.options.entries import BooleanOrWord, CapitalWord, Entries, Entry, Names
 from accelerate_nb.config.value_types import Boolean, Integer, InvalidValue, Text
@@ -18,6 +18,10 @@ _VERSION, _OURS = "fsdp_version", 2
 @dataclass(frozen=True, slots=True)
 class _Sharding(BooleanOrWord):
     """Whether weights are sharded again after a forward, or a strategy of version 1; one that shards nothing is refused."""
+
+    expected: ClassVar[str] = (
+        "True, False, FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or HYBRID_SHARD_ZERO2; DDP shards nothing"
+    )
 
     def parse(self, text: str) -> bool | str:
         word = BooleanOrWord.parse(self, _STRATEGIES.get(text.strip(), text))
