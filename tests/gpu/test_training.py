@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accelerate_nb import Accelerator
 from accelerate_nb.runtime.data.prefetch import SideStreamCopier, one_copy_ahead
-from accelerate_nb.utils import DataLoaderConfiguration, GradScalerKwargs
+from accelerate_nb.utils import DataLoaderConfiguration, FullyShardedDataParallelPlugin, GradScalerKwargs
 from tests.gpu.devices import compute_for, finish, synchronizing_is_an_error, until
 
 STEPS, BATCH, WIDTH = 8, 32, 64
@@ -86,6 +87,51 @@ def test_a_training_has_the_numbers_of_one_written_by_hand(
     (expected,) = launched(by_hand, device, dtype, num_processes=1)
     assert losses == pytest.approx(expected, rel=1e-2)
     assert losses[-1] < losses[0]
+
+
+def in_parts(device: str, precision: str, folder: str, settings: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """The losses of the same loop with sharded weights on all ranks, and of its end again after a load."""
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, **settings)
+    accelerator = Accelerator(
+        cpu=device == "cpu",
+        mixed_precision=precision,
+        fsdp_plugin=plugin,
+        dataloader_config=DataLoaderConfiguration(True),
+    )
+    _, _, loader, losses, step = prepared(accelerator)
+    for number, batch in enumerate(loader):
+        step(batch)
+        if number + 1 == STEPS // 2:
+            accelerator.save_state(folder)
+    first = [accelerator.reduce(loss, "mean").item() for loss in losses]
+    losses.clear()
+    accelerator.load_state(folder)
+    for batch in loader:
+        step(batch)
+    return first, [accelerator.reduce(loss, "mean").item() for loss in losses]
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "settings"),
+    [
+        ("no", None, {}),
+        ("bf16", torch.bfloat16, {"activation_checkpointing": True}),
+        ("bf16", torch.bfloat16, {"cpu_offload": True, "state_dict_type": "FULL_STATE_DICT"}),
+    ],
+)
+def test_sharded_weights_have_the_numbers_of_a_loop_by_hand(
+    launched: Callable[..., Any],
+    tmp_path: Path,
+    device: str,
+    precision: str,
+    dtype: torch.dtype | None,
+    settings: dict[str, Any],
+) -> None:
+    found = launched(in_parts, device, precision, str(tmp_path / "checkpoint"), settings)
+    (expected,) = launched(by_hand, device, dtype, num_processes=1)
+    for losses, again in found:
+        assert losses == pytest.approx(expected, rel=2e-2)
+        assert again == pytest.approx(losses[STEPS // 2 :], rel=1e-5)
 
 
 def test_fp8_trains_close_to_bf16(launched: Callable[..., Any], device: str) -> None:
