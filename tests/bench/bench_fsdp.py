@@ -7,6 +7,7 @@ import gc
 import os
 import resource
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -35,6 +36,7 @@ def main() -> None:
         peak = max(run_on_ranks(memory, 2, way, *sizes, limit=600))
         hand = hand or peak
         rows.append(Row(f"2 ranks, peak memory: {way}", peak / 2**20, "MiB", peak / hand, "hand-written"))
+    rows += run_on_ranks(saves, 2, arguments.megabytes, limit=600)[0]
     print_rows(rows, load, as_json=arguments.json)
 
 
@@ -44,6 +46,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=15, help="how often each way has its turn")
     parser.add_argument("--width", type=int, default=256, help="the width of the transformer")
     parser.add_argument("--blocks", type=int, default=6, help="how many blocks it has")
+    parser.add_argument("--megabytes", type=int, default=256, help="how much a process saves")
     parser.add_argument("--json", action="store_true", help="print numbers for a program")
     return parser.parse_args()
 
@@ -89,6 +92,52 @@ def memory(way: str, width: int, blocks: int) -> int:
     for _ in range(3):
         step()
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+
+def saves(megabytes: int) -> list[Row]:
+    """How long a save in the background holds a training up after the first one: ours, and torch's own `async_save`."""
+    from torch.distributed.checkpoint import FileSystemWriter, async_save
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    from accelerate_nb import Accelerator
+    from accelerate_nb.utils import broadcast_object_list
+
+    torch.set_num_threads(1)
+    accelerator = Accelerator(cpu=True, strategy="fsdp")
+    width = 1024
+    # a weight, and two numbers of AdamW's for it, on two processes
+    layers = [nn.Linear(width, width, bias=False) for _ in range(megabytes * 2**20 * 2 // (12 * width * width))]
+    model = nn.Sequential(*layers)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    accelerator.backward(model(torch.randn(1, width)).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+    ours_taken, torchs = [], []
+    with tempfile.TemporaryDirectory() as own:
+        folder = broadcast_object_list([own])[0]
+        for number in range(5):
+            accelerator.wait_for_everyone()
+            begun = time.perf_counter()
+            accelerator.save_state(f"{folder}/ours/{number}", blocking=False)
+            ours_taken.append(time.perf_counter() - begun)
+            accelerator.wait_for_checkpoint()
+            accelerator.wait_for_everyone()
+            begun = time.perf_counter()
+            states, kept = get_state_dict(model, optimizer.optimizer)
+            writing = async_save(
+                {"model": states, "optimizer": kept},
+                storage_writer=FileSystemWriter(f"{folder}/torchs/{number}"),
+            )
+            torchs.append(time.perf_counter() - begun)
+            writing.result()
+        accelerator.wait_for_everyone()
+    bare = statistics.median(torchs[1:])
+    held = statistics.median(ours_taken[1:])
+    name = f"2 ranks, hold-up of a save in the background, {megabytes} MB a rank"
+    return [
+        Row(f"{name}: torch's async_save", bare * 1e3, "ms", 1.0, "async_save"),
+        Row(f"{name}: accelerate_nb", held * 1e3, "ms", held / bare, "async_save"),
+    ]
 
 
 class Block(nn.Module):
