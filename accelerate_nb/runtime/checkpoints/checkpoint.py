@@ -84,9 +84,11 @@ class Checkpoint:
         """Read everything back; returns the count of micro-steps where this process's own file has it."""
         options = {"map_location": device_of(map_location, self.world.device), **(load_options or {})}
         manifest.check(folder, names=())
-        models = list(self.bundle.models)
+        offered = self.strategy.loaded_by_hooks(self.bundle.models)
+        models = [*offered]
         for hook in hooks:
             hook(models, str(folder))
+        models = models if offered else list(self.bundle.models)
         with ThreadPoolExecutor(1, thread_name_prefix="accelerate_nb checkpoint") as pool:
             checked = pool.submit(self._check, folder)
             found = self.strategy.load(folder, models, self.bundle.optimizers, options, model_options)

@@ -279,6 +279,10 @@ class Strategy:
         found = [self._loaded_weights(folder, index, model, model_options) for index, model in enumerate(models)]
         return found + read_states(folder, file_names.OPTIMIZER_NAME, optimizers, options)
 
+    def loaded_by_hooks(self, models: Sequence[Any]) -> Sequence[Any]:
+        """The models that hooks of `load_state` get; one that a hook takes out of the list is loaded by that hook."""
+        return models
+
     def window_gradients(self, model: Module) -> dict[str, Tensor]:
         """The gradients that this process has gathered in a window of accumulation that has not ended, by names of weights."""
         named = self.unwrap(model).named_parameters()
