@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module, Parameter
-from torch.utils.weak import WeakIdKeyDictionary
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.world.world import World
@@ -30,29 +29,32 @@ class InitialWeights:
         # those that stay whole, as they are now
         self.ignored: set[Parameter] = set()
         self._ignored = {id(weight) for weight in ignored}
-        # tied weights by the former one; values live as long as the model has them
-        self._brought = WeakIdKeyDictionary()
         self._modules: set[int] = set()
 
     def bring(self, module: Module) -> None:
-        """Replace the weights and buffers of a module and its parts by the first process's; each part once."""
+        """
+        Replace the weights and buffers of a module and its parts by the first process's; each part once.
+
+        Weights that are tied are brought by one call, and nothing of it is kept for the next.
+        """
+        brought: dict[Parameter, Parameter] = {}
         for part in module.modules():
             if id(part) not in self._modules:
                 self._modules.add(id(part))
-                self._bring_own(part)
+                self._bring_own(part, brought)
 
-    def _bring_own(self, part: Module) -> None:
+    def _bring_own(self, part: Module, brought: dict[Parameter, Parameter]) -> None:
         former = {name: weight for name, weight in part._parameters.items() if weight is not None}
         if self.world.is_main:
-            self._initialise(part)
+            self._initialise(part, brought)
         for name, weight in former.items():
-            if weight not in self._brought:
+            if weight not in brought:
                 current = part._parameters[name]
                 assert current is not None, "initialising a module gives its weights numbers"
-                self._brought[weight] = Parameter(self._tensor(current.detach()), weight.requires_grad)
-            part._parameters[name] = self._brought[weight]
+                brought[weight] = Parameter(self._tensor(current.detach()), weight.requires_grad)
+            part._parameters[name] = brought[weight]
             if id(weight) in self._ignored:
-                self.ignored.add(self._brought[weight])
+                self.ignored.add(brought[weight])
         for name, buffer in part._buffers.items():
             if buffer is not None:
                 part._buffers[name] = self._tensor(buffer)
@@ -67,13 +69,13 @@ class InitialWeights:
             dist.broadcast(brought, 0)
         return brought
 
-    def _initialise(self, part: Module) -> None:
+    def _initialise(self, part: Module, brought: dict[Parameter, Parameter]) -> None:
         """Give numbers to what is on the meta device here, too; a tied weight has them already where another module has it."""
         device = self.world.device
         weights = {
             name: Parameter(torch.empty_like(weight, device=device), weight.requires_grad)
             for name, weight in part._parameters.items()
-            if weight is not None and weight.is_meta and weight not in self._brought
+            if weight is not None and weight.is_meta and weight not in brought
         }
         buffers = {
             name: torch.empty_like(buffer, device=device)
