@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, StateDictTy
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
+from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.checkpoints import file_names
 from accelerate_nb.runtime.checkpoints.dcp import named_states
 from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite
@@ -30,6 +31,7 @@ from accelerate_nb.runtime.strategies.fsdp.initial_weights import InitialWeights
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.strategies.fsdp.wrapping import (
     blocks_of,
+    check_shapes,
     checkpoint_activations,
     ignored_weights,
 )
@@ -57,6 +59,11 @@ class FSDP(Strategy):
 
     def __init__(self, world: World, plugin: FullyShardedDataParallelPlugin | None = None) -> None:
         super().__init__(world)
+        if plugin is not None and not isinstance(plugin, FullyShardedDataParallelPlugin):
+            raise ConfigurationError(
+                f"fsdp_plugin is {plugin!r}. It must be an instance of accelerate_nb.FullyShardedDataParallelPlugin: pass "
+                "FullyShardedDataParallelPlugin(fsdp_version=2), or strategy='fsdp' for its defaults."
+            )
         self.fsdp_plugin = plugin or FullyShardedDataParallelPlugin(fsdp_version=2)
         self._has_policy = self.fsdp_plugin.mixed_precision_policy is not None
         self._shard_mesh: DeviceMesh | None = None
@@ -87,6 +94,7 @@ class FSDP(Strategy):
             warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
         plugin = self.fsdp_plugin
         ignored = ignored_weights(model, plugin.ignored_modules)
+        check_shapes(model, ignored)
         blocks = blocks_of(model, plugin)
         if plugin.activation_checkpointing:
             blocks = checkpoint_activations(model, blocks, offload=plugin.activation_checkpointing_offload)
@@ -111,6 +119,8 @@ class FSDP(Strategy):
         weights.bring(model)
         # torch keeps the root's weights between forward and backward, which needs them first
         fully_shard(model, ignored_params=weights.ignored, **options)
+        if plugin.reshard_after_forward:
+            model.register_forward_hook(_reshard_without_backward)
 
     def _mixed_precision(self, model: Module) -> MixedPrecisionPolicy:
         """
@@ -247,6 +257,10 @@ class FSDP(Strategy):
             for index, optimizer in enumerate(optimizers)
         ]
 
+    def loaded_by_hooks(self, models: Sequence[Any]) -> Sequence[Any]:
+        """None, as with Accelerate: hooks load complete weights, of which a sharded model takes none."""
+        return []
+
     def window_gradients(self, model: Module) -> dict[str, Tensor]:
         """This process's parts of the gradients of a window; what was held is averaged for it, and stays held."""
         return window_gradients.window_gradients(self.unwrap(model))
@@ -259,11 +273,17 @@ class FSDP(Strategy):
 
     def unshared(self, models: Sequence[Any], learning: Sequence[Tensor]) -> list[str]:
         """A warning about weights that learn and are in no sharded model."""
-        whole = sum(not isinstance(weight, DTensor) for weight in learning)
+        whole = sum(not isinstance(weight, DTensor) and weight.numel() > 0 for weight in learning)
         if not whole or self.world.size == 1:
             return []
         alone = f"{whole} of the optimizer's weights are not sharded, so each of the {self.world.size} processes trains its own"
         return [f"{alone}. Give their model to accelerator.prepare(...), too, or freeze what `ignored_modules` names."]
+
+
+def _reshard_without_backward(model: Any, _inputs: Any, _outputs: Any) -> None:
+    """Shard what the root keeps for a backward that does not come; an optimizer made then would get whole weights."""
+    if not torch.is_grad_enabled():
+        model.reshard()
 
 
 def _gradients(parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:

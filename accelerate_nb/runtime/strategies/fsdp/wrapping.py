@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from itertools import chain
 from typing import Any
 
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper, offload_wrapper
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
-from torch.nn import Module, Parameter
+from torch.nn import Module, ModuleDict, ModuleList, Parameter
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
@@ -24,15 +23,18 @@ def blocks_of(model: Module, plugin: FullyShardedDataParallelPlugin) -> list[Mod
     The modules that are sharded each for itself, the innermost first; the model is one more, and not among them.
 
     They are those of the plugin's classes or of its least size; where it has neither, those that the model names as not to be
-    split (`_no_split_modules`), else the elements of its outermost lists of equal modules. A module that shares a weight with what is
-    outside of it is left to the model: one weight belongs to one part.
+    split (`_no_split_modules`), else the elements of its outermost lists of equal modules. A module that shares a weight with what
+    is outside of it is left to the model: one weight belongs to one part. So is a list, which computes nothing itself.
     """
     chosen = block_policy(model, plugin)
     shared = _shared_weights(model)
     return [
         module
         for module in _bottom_up(model)
-        if module is not model and chosen(inner(module)) and not _shares_outside(module, shared)
+        if module is not model
+        and not isinstance(module, (ModuleList, ModuleDict))
+        and chosen(inner(module))
+        and not _shares_outside(module, shared)
     ]
 
 
@@ -103,11 +105,12 @@ def _shares_outside(module: Module, shared: dict[int, list[Module]]) -> bool:
 
 
 def ignored_weights(model: Module, ignored: Iterable[Module] | str | None) -> set[Parameter]:
-    """The weights of modules that every process keeps whole: modules, or a pattern of their names."""
+    """The weights that every process keeps whole: those of modules, or of a pattern of their names, and what has no numbers."""
+    empty = {weight for weight in model.parameters() if weight.numel() == 0}
     if ignored is None:
-        return set()
+        return empty
     if not isinstance(ignored, str):
-        return {weight for module in ignored for weight in module.parameters()}
+        return empty | {weight for module in ignored for weight in module.parameters()}
     pattern = re.compile(ignored)
     found = [module for name, module in model.named_modules() if pattern.fullmatch(name)]
     if not found:
@@ -115,7 +118,18 @@ def ignored_weights(model: Module, ignored: Iterable[Module] | str | None) -> se
             f"ignored_modules={ignored!r} was requested, but no module's name matches it. Names are "
             f"{', '.join([name for name, _ in model.named_modules() if name][:8])}, …"
         )
-    return set(chain.from_iterable(module.parameters() for module in found))
+    return empty.union(*(module.parameters() for module in found))
+
+
+def check_shapes(model: Module, ignored: set[Parameter]) -> None:
+    """Raise `ConfigurationError` where a weight has no dimension along which it could be cut."""
+    numbers = [name for name, weight in model.named_parameters() if weight.ndim == 0 and weight not in ignored]
+    if numbers:
+        raise ConfigurationError(
+            f"The model's {', '.join(numbers)} should be sharded, but has no dimension along which it could be cut. Make it a "
+            "tensor of one element, `torch.zeros(1)` for `torch.tensor(0.0)`, or freeze it and name its module in "
+            "`ignored_modules`."
+        )
 
 
 def checkpoint_activations(model: Module, blocks: Sequence[Module], *, offload: bool) -> list[Module]:
