@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from accelerate_nb.errors import CheckpointError
+from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
 from accelerate_nb.runtime.checkpoints import file_names, manifest
 from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, files_of
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, device_of, fitting, loaded_into, read, read_states
 from accelerate_nb.runtime.checkpoints.rng_state import random_states, restore_random_states
+from accelerate_nb.runtime.operations.collective import gather_object
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.world.world import World
@@ -89,7 +91,7 @@ class Checkpoint:
         for hook in hooks:
             hook(models, str(folder))
         models = models if offered else list(self.bundle.models)
-        with ThreadPoolExecutor(1, thread_name_prefix="accelerate_nb checkpoint") as pool:
+        with self._read_by_all(), ThreadPoolExecutor(1, thread_name_prefix="accelerate_nb checkpoint") as pool:
             checked = pool.submit(self._check, folder)
             found = self.strategy.load(folder, models, self.bundle.optimizers, options, model_options)
             found += self._states(folder, options)
@@ -107,6 +109,28 @@ class Checkpoint:
             self.strategy.set_window_gradients(model, saved)
         self.strategy.settle()
         return self._set_random(folder, states)
+
+    @contextmanager
+    def _read_by_all(self) -> Iterator[None]:
+        """
+        A block that ends well on all processes or on none, where each has parts of the weights.
+
+        Damage to what one process reads would otherwise leave the parts of others changed.
+        """
+        if self.strategy.copies_are_whole:
+            yield
+            return
+        failure: CheckpointError | ConfigurationError | None = None
+        try:
+            yield
+        except (CheckpointError, ConfigurationError) as error:
+            failure = error
+        failures = gather_object([None if failure is None else str(failure)])
+        if failure is not None:
+            raise failure
+        first = next((text for text in failures if text is not None), None)
+        if first is not None:
+            raise CheckpointError(first)
 
     def _check(self, folder: Path) -> None:
         # what all read alike is read through by one process of each machine

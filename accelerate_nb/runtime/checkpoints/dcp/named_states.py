@@ -13,7 +13,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.errors import CheckpointError, ConfigurationError
 from accelerate_nb.runtime.checkpoints import file_names
 from accelerate_nb.runtime.checkpoints.dcp.index import LIST, MODEL_FOLDER, list_shards
 from accelerate_nb.runtime.checkpoints.dcp.writer import files_of_parts
@@ -94,6 +94,11 @@ def load_model(folder: Path, index: int, model: Module, *, learning_only: bool =
 
     if complete.exists():
         return LoadedFile(complete, expected, parts_of(read(complete, expected, mmap=True), state), receive)
+    if not (parts / LIST).is_file():
+        raise CheckpointError(
+            f"{parts / LIST} does not exist, and {expected} were expected in its folder. Prepare the same objects as when the "
+            "checkpoint was saved, or choose another folder."
+        )
     content = {"model": _like(state)}
     list_shards(parts).load_into(content)
     return LoadedFile(parts, expected, content["model"], receive)
