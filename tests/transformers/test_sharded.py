@@ -1,0 +1,46 @@
+"""`Trainer` with sharded weights has the losses and norms that it has with copies."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ranks import run_on_ranks
+from tests.theirs.alias import under_alias
+
+pytest.importorskip("transformers")
+
+
+def history(folder: str, sharded: bool) -> tuple[list[float], list[float], str]:
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
+    )
+    tokens = torch.randint(0, 32, (16, 8), generator=torch.Generator().manual_seed(1))
+    blocks = {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+    settings: dict[str, Any] = {"fsdp": "full_shard auto_wrap", "fsdp_config": blocks} if sharded else {}
+    arguments = TrainingArguments(
+        folder, use_cpu=True, per_device_train_batch_size=4, max_steps=2, save_strategy="no", logging_steps=1,
+        report_to=[], optim="sgd", learning_rate=0.1, disable_tqdm=True, **settings,
+    )  # fmt: skip
+    trainer = Trainer(
+        LlamaForCausalLM(config), arguments, train_dataset=[{"input_ids": row, "labels": row} for row in tokens]
+    )
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    strategy = type(trainer.accelerator.strategy).__name__
+    return [entry["loss"] for entry in logged], [entry["grad_norm"] for entry in logged], strategy
+
+
+def test_a_trainer_that_shards_has_the_numbers_of_one_that_copies(tmp_path) -> None:
+    copied, sharded = (run_on_ranks(under_alias, 2, history, str(tmp_path), shards) for shards in (False, True))
+    assert {item[2] for item in copied} == {"DDP"}
+    assert {item[2] for item in sharded} == {"FSDP"}
+    for number in (0, 1):
+        assert sharded[0][number] == pytest.approx(copied[0][number], abs=1e-6)
