@@ -157,8 +157,8 @@ def finds(folder: str) -> set[float]:
 @pytest.mark.parametrize(
     "moment",
     [
-        pytest.param(moment, marks=() if rank or module is writer else pytest.mark.slow)
-        for moment, (module, _, _, rank) in MOMENTS.items()
+        pytest.param(moment, marks=() if rank or name == "_note" else pytest.mark.slow)
+        for moment, (_, name, _, rank) in MOMENTS.items()
     ],
 )
 def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path, moment: str) -> None:
