@@ -17,7 +17,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, StateDictTy
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
-from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.checkpoints import file_names
 from accelerate_nb.runtime.checkpoints.dcp import named_states
 from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite
@@ -59,11 +58,6 @@ class FSDP(Strategy):
 
     def __init__(self, world: World, plugin: FullyShardedDataParallelPlugin | None = None) -> None:
         super().__init__(world)
-        if plugin is not None and not isinstance(plugin, FullyShardedDataParallelPlugin):
-            raise ConfigurationError(
-                f"fsdp_plugin is {plugin!r}. It must be an instance of accelerate_nb.FullyShardedDataParallelPlugin: pass "
-                "FullyShardedDataParallelPlugin(fsdp_version=2), or strategy='fsdp' for its defaults."
-            )
         self.fsdp_plugin = plugin or FullyShardedDataParallelPlugin(fsdp_version=2)
         self._has_policy = self.fsdp_plugin.mixed_precision_policy is not None
         self._shard_mesh: DeviceMesh | None = None
