@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,9 +24,17 @@ _PREFIX = "PARALLELISM_CONFIG_"
 
 @dataclass
 class TorchTensorParallelConfig:
-    """The split of layers along their width."""
+    """
+    The split of layers along their width.
+
+    `plan` has the ways to split by names of layers, with `*` for any part of a name: "colwise", "rowwise" and others, or objects of
+    torch's `ParallelStyle`; without it a model's own is taken, as those of transformers have one.
+
+    >>> TorchTensorParallelConfig(plan={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"})  # doctest: +SKIP
+    """
 
     enable_async_tp: bool = False
+    plan: Mapping[str, Any] | None = field(default=None, kw_only=True)
 
 
 @dataclass

@@ -116,7 +116,7 @@ def test_what_the_table_calls_a_setting_is_one() -> None:
     [
         (["--use-deepspeed"], "DeepSpeed"),
         (["--use_megatron_lm"], "Megatron-LM"),
-        (["--use_parallelism_config", "--parallelism_config_tp_size", "2"], "split"),
+        (["--use_parallelism_config", "--parallelism_config_cp_size", "2"], "split"),
         (["--mpirun_hostfile", "hosts"], "mpirun"),
         (["--num_machines", "2"], "several machines"),
         (["--machine_rank", "1"], "several machines"),

@@ -42,7 +42,7 @@ def first_unsupported(content: Mapping[str, Any]) -> str | None:
     if (package := _fp8_package(content)) not in _FP8:
         return f"fp8 by {package} (fp8_config: backend)"
     if split := _split(content.get("parallelism_config")):
-        return f"a model that is split ({', '.join(split)})"
+        return f"a mesh that no strategy has ({', '.join(split)})"
     return None
 
 
@@ -78,12 +78,15 @@ def _fp8_package(content: Mapping[str, Any]) -> str:
 
 
 def _split(degrees: Any) -> list[str]:
-    """The degrees of a `parallelism_config` by which a model's layers or sequences are split."""
+    """The degrees of a `parallelism_config` by which sequences are split, or copies made of split layers that are not sharded."""
     if not isinstance(degrees, Mapping):
         return []
-    return [
-        f"{name}: {value}"
+    used = {
+        name: value
         for name, value in degrees.items()
         if isinstance(value, int) and not isinstance(value, bool) and value > 1
-        if name.endswith(("tp_size", "cp_size", "sp_size"))
-    ]
+    }
+    axes = {name.removeprefix("parallelism_config_").removesuffix("_size") for name in used}
+    if axes >= {"dp_replicate", "tp"} and "dp_shard" not in axes:
+        return [f"{name}: {value}" for name, value in used.items()]
+    return [f"{name}: {value}" for name, value in used.items() if name.endswith(("cp_size", "sp_size"))]

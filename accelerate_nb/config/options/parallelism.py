@@ -27,7 +27,7 @@ class _One(Integer):
 
 def _offered(degree: int) -> int:
     if degree > 1:
-        raise NotYetError("a model that is split, which is not offered here yet. Leave it out.")
+        raise NotYetError("sequences that are split, which is not offered here yet. Leave it out.")
     return degree
 
 
@@ -39,7 +39,7 @@ def _entry(name: str, value_type: Any, default: Any = None) -> tuple[str, Entry]
 _KNOWN = dict([
     _entry("dp_replicate_size", Integer(1), 1),
     _entry("dp_shard_size", Integer(1), 1),
-    _entry("tp_size", _One(1), 1),
+    _entry("tp_size", Integer(1), 1),
     _entry("cp_size", _One(1), 1),
     _entry("cp_backend", OneOf(("torch",)), "torch"),
     _entry("cp_comm_strategy", OneOf(("allgather", "alltoall"))),

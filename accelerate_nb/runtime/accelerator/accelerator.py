@@ -34,7 +34,7 @@ from accelerate_nb.runtime.compat.kwargs_handlers import (
 from accelerate_nb.runtime.compat.unsupported.base import refuse
 from accelerate_nb.runtime.observability.profiling import ProfileKwargs
 from accelerate_nb.runtime.operations import collective, padding
-from accelerate_nb.runtime.parallelism_config import ParallelismConfig
+from accelerate_nb.runtime.parallelism_config import ParallelismConfig, TorchTensorParallelPlugin
 from accelerate_nb.runtime.precision.base import precision_name
 from accelerate_nb.runtime.precision.fp8_ao import AORecipeKwargs
 from accelerate_nb.runtime.precision.fp8_msamp import MSAMPRecipeKwargs
@@ -90,7 +90,7 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
         dataloader_config: DataLoaderConfiguration | None = None,
         deepspeed_plugin: Any = None,
         fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
-        torch_tp_plugin: Any = None,
+        torch_tp_plugin: TorchTensorParallelPlugin | None = None,
         megatron_lm_plugin: Any = None,
         rng_types: list[str | RNGType] | None = None,
         log_with: Any = None,
@@ -110,7 +110,6 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
             "Accelerator",
             deepspeed_plugin=deepspeed_plugin,
             deepspeed_plugins=deepspeed_plugins,
-            torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
         )
         launcher_settings = LauncherSettings.read(os.environ)
@@ -130,7 +129,9 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
         self.state = AcceleratorState(name, cpu or launcher_settings.cpu, _from_accelerator=True)
         self.state.dynamo_plugin = self.compiling
         self.gradient_state = GradientState(accumulation)
-        if parallelism_config is None and launcher_settings.use_parallelism:
+        if parallelism_config is None and torch_tp_plugin is not None:
+            parallelism_config = ParallelismConfig(tp_size=torch_tp_plugin.tp_size)
+        elif parallelism_config is None and launcher_settings.use_parallelism:
             parallelism_config = ParallelismConfig()
         if fsdp_plugin is None and launcher_settings.use_fsdp and strategy is None:
             fsdp_plugin = FullyShardedDataParallelPlugin()

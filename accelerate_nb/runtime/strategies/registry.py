@@ -64,7 +64,9 @@ def _made(world: World, requested: Any) -> Strategy:
 
 
 def _name(mesh: Mesh | None, fsdp: FullyShardedDataParallelPlugin | None) -> str:
-    return "fsdp" if fsdp is not None or (mesh is not None and mesh.dp_shard > 1) else "ddp"
+    if fsdp is not None or (mesh is not None and mesh.dp_shard > 1):
+        return "fsdp"
+    return "tp" if mesh is not None and mesh.tp > 1 else "ddp"
 
 
 def _suitable(
@@ -74,13 +76,18 @@ def _suitable(
     xla_mesh: XlaMesh | None,
     fsdp: FullyShardedDataParallelPlugin | None,
 ) -> Strategy:
-    if name not in NAMES:
+    if name not in (*NAMES, "tp"):
         known = f"Pass {', '.join(map(repr, NAMES))}, or an object or a class below accelerate_nb.Strategy."
         raise ConfigurationError(
             f"strategy={name!r} was requested. {did_you_mean(name, NAMES)} {known}".replace("  ", " ")
         )
     if name == "fsdp":
         return _sharded(world, fsdp)
+    if name == "tp":
+        # not before it is used: it takes half a second to load
+        from accelerate_nb.runtime.strategies.tensor_parallel import TensorParallel
+
+        return TensorParallel(world)
     if fsdp is not None:
         raise ConfigurationError(f"strategy={name!r} was requested with an fsdp_plugin. Leave one of them out.")
     if world.device.type == "xla":

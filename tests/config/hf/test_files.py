@@ -148,7 +148,7 @@ def test_a_bare_no_is_the_precision_no(tmp_path):
         ("distributed_type: DEEPSPEED\n", "DeepSpeed"),
         ("distributed_type: MULTI_NPU\n", "NPUs"),
         ("compute_environment: AMAZON_SAGEMAKER\n", "AMAZON_SAGEMAKER"),
-        ("parallelism_config: {parallelism_config_tp_size: 2}\n", "parallelism_config_tp_size: 2"),
+        ("parallelism_config: {parallelism_config_cp_size: 2}\n", "parallelism_config_cp_size: 2"),
     ],
 )
 def test_what_a_file_asks_for_and_comes_later_is_read_and_refused_by_a_launch(tmp_path, text, what):

@@ -241,7 +241,7 @@ def test_a_mistake_is_named_before_any_worker_starts(
             {"fsdp_config": {"fsdp_state_dict_type": "local_state_dict"}},
             "fsdp_state_dict_type='local_state_dict' requests",
         ),
-        ({"parallelism_config": {"tp_size": 2}}, "parallelism_config_tp_size=2 requests a model that is split"),
+        ({"parallelism_config": {"sp_size": 2}}, "parallelism_config_sp_size=2 requests sequences that are split"),
         ({"parallelism_config": {"parallelism_config_cp_size": "2"}}, "parallelism_config_cp_size='2' requests"),
     ],
 )

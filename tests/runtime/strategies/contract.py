@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accelerate_nb import DDP, Accelerator, GradScalerKwargs, ParallelismConfig, Strategy
-from accelerate_nb.utils import FullyShardedDataParallelPlugin
+from accelerate_nb.utils import FullyShardedDataParallelPlugin, TorchTensorParallelConfig
 
 SAMPLES, BATCH, ACCUMULATION, MOST = 48, 8, 2, 0.5
 # What the order of additions may change, by precision. Gradients in float16 are right to 2 ** -11 of themselves, and are clipped: the
@@ -27,7 +27,7 @@ MICRO_STEPS, SAVED_AFTER = 12, 3
 SCALING = {"init_scale": 2.0**10, "growth_interval": 1}
 # The gradient that overflows in float16: by a sample of the first rank's, at the end of the last micro-step before it is saved, and
 # of a unit whose weights are the last rank's where weights are sharded.
-OVERFLOWING_SAMPLE, OVERFLOWING_UNIT = 17, 15
+OVERFLOWING_SAMPLE, OVERFLOWING_UNIT = 17, -1
 # The steps after these micro-steps are left out for it, in either epoch.
 OVERFLOWS = [4, 10]
 _PAGE = Path(__file__).parents[3] / "docs" / "custom_strategy.md"
@@ -90,7 +90,7 @@ def of_documentation_without_sum() -> dict[str, Any]:
     return {"strategy": documented_strategy({"dist.all_reduce(message)": "message *= self.world.size"})}
 
 
-def by_mesh(**degrees: int) -> dict[str, Any]:
+def by_mesh(**degrees: Any) -> dict[str, Any]:
     return {"parallelism_config": ParallelismConfig(**degrees)}
 
 
@@ -124,6 +124,16 @@ def without_mean(**degrees: int) -> dict[str, Any]:
 
 MEAN = "the mean of gradients"
 DDP_DELETIONS = (Deletion(MEAN, without_mean),)
+
+
+def split(*, with_sum: bool = True, **degrees: int) -> dict[str, Any]:
+    """Layers split along their width, the outputs of the second one being summed up."""
+    from tests.runtime.strategies.without_sum import RowwiseWithoutSum
+
+    plan = {"0": "colwise", "2": "rowwise" if with_sum else RowwiseWithoutSum()}
+    return by_mesh(tp_handler=TorchTensorParallelConfig(plan=plan), **degrees)
+
+
 FSDP_DELETIONS = (
     Deletion(MEAN, partial(sharded, "WithoutReduceScatter")),
     Deletion("the norm at clipping", partial(sharded, "WithoutNorm")),
@@ -158,8 +168,20 @@ CASES: Sequence[StrategyCase] = (
     ),
     StrategyCase("FSDP on one process", 1, partial(dict, strategy="fsdp")),
     StrategyCase("FSDP that saves memory", 2, partial(sharded, **MEMORY), FSDP_DELETIONS[:1]),
+    StrategyCase(
+        "split layers",
+        2,
+        partial(split, tp_size=2),
+        (Deletion("the sum of outputs", partial(split, with_sum=False, tp_size=2)),),
+    ),
     StrategyCase("DDP on 4", 4, deletions=DDP_DELETIONS),
     StrategyCase("FSDP on 4", 4, partial(dict, strategy="fsdp"), FSDP_DELETIONS),
+    StrategyCase(
+        "FSDP of split layers",
+        4,
+        partial(split, dp_shard_size=2, tp_size=2),
+        (Deletion("the sum of outputs", partial(split, with_sum=False, dp_shard_size=2, tp_size=2)),),
+    ),
     StrategyCase(
         "HSDP on 4",
         4,
@@ -181,15 +203,23 @@ def net(overflows: bool = False) -> nn.Module:
         nn.init.normal_(weight, std=0.3, generator=generator)
     model[0].bias.requires_grad_(False)
     if overflows:
-        model[0].register_forward_hook(_with_overflow)
+        overflow = _Overflow()
+        model.register_forward_pre_hook(overflow.look_at_samples)
+        model[1].register_forward_pre_hook(overflow.add_factor)
     return model
 
 
-def _with_overflow(_layer: nn.Module, inputs: tuple[torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
-    """The same values, of which the gradient of one unit for one sample is far beyond float16."""
-    factors = torch.zeros_like(hidden, dtype=torch.float32)
-    factors[:, OVERFLOWING_UNIT] = 1e9 * (inputs[0] == 1).all(1)
-    return hidden + factors * (hidden - hidden.detach())
+class _Overflow:
+    """The same values, of which the gradient of one unit for one sample is far beyond float16; of a split layer, one of each part."""
+
+    def look_at_samples(self, _model: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        self._samples = (inputs[0] == 1).all(1)
+
+    def add_factor(self, _layer: nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+        (hidden,) = inputs
+        factors = torch.zeros_like(hidden, dtype=torch.float32)
+        factors[:, OVERFLOWING_UNIT] = 1e9 * self._samples
+        return hidden + factors * (hidden - hidden.detach())
 
 
 def parts(precision: str) -> tuple[nn.Module, torch.optim.Optimizer, Any, DataLoader[Any]]:

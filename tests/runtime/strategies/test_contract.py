@@ -71,12 +71,12 @@ def test_what_is_no_strategy_is_refused(wrong: Any) -> None:
 
 def spreads_otherwise() -> str:
     with pytest.raises(NotYetError) as caught:
-        Accelerator(cpu=True, parallelism_config=ParallelismConfig(tp_size=2))
+        Accelerator(cpu=True, parallelism_config=ParallelismConfig(cp_size=2))
     return str(caught.value)
 
 
 def test_a_degree_that_no_strategy_has_is_refused_by_name() -> None:
-    assert all("tp=2 was requested, but DDP spreads" in text for text in run_on_ranks(spreads_otherwise, 2))
+    assert all("cp=2 was requested, but DDP spreads" in text for text in run_on_ranks(spreads_otherwise, 2))
 
 
 def test_degrees_that_do_not_fit_are_refused_with_those_that_do() -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,14 +16,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, StateDictTy
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
-from accelerate_nb.runtime.checkpoints import file_names
-from accelerate_nb.runtime.checkpoints.dcp import named_states
-from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite
-from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
+from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.enums import DistributedType
-from accelerate_nb.runtime.operations import sharded_tensors
+from accelerate_nb.runtime.parallelism_config import ParallelismConfig, TorchTensorParallelConfig
 from accelerate_nb.runtime.precision.amp import BF16
-from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.strategies.fsdp import window_gradients
 from accelerate_nb.runtime.strategies.fsdp.initial_weights import InitialWeights
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
@@ -35,6 +30,8 @@ from accelerate_nb.runtime.strategies.fsdp.wrapping import (
     ignored_weights,
 )
 from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
+from accelerate_nb.runtime.strategies.sharded import ShardedStrategy
+from accelerate_nb.runtime.strategies.tensor_parallel import split_layers
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, compile_regions_in_place
 from accelerate_nb.runtime.world.mesh import Mesh
 from accelerate_nb.runtime.world.registry import at_world_exit
@@ -44,7 +41,7 @@ from accelerate_nb.runtime.world.world import World
 _AXES = ("dp_replicate", "dp_shard")
 
 
-class FSDP(Strategy):
+class FSDP(ShardedStrategy):
     """
     Every process has a part of each weight, of its gradient and of what the optimizer remembers.
 
@@ -52,8 +49,7 @@ class FSDP(Strategy):
     soon as its backward is done. Along `dp_replicate` of the mesh there are copies of the parts (HSDP).
     """
 
-    axes = ("dp_shard", "dp_replicate")
-    copies_are_whole = False
+    axes = ("dp_shard", "dp_replicate", "tp")
     is_fsdp2 = True
 
     def __init__(self, world: World, plugin: FullyShardedDataParallelPlugin | None = None) -> None:
@@ -61,6 +57,7 @@ class FSDP(Strategy):
         self.fsdp_plugin = plugin or FullyShardedDataParallelPlugin(fsdp_version=2)
         self._has_policy = self.fsdp_plugin.mixed_precision_policy is not None
         self._shard_mesh: DeviceMesh | None = None
+        self._tp_handler: TorchTensorParallelConfig | None = None
 
     @property
     def distributed_type(self) -> DistributedType:
@@ -72,6 +69,16 @@ class FSDP(Strategy):
         """Parts over all ranks, or, as version 1's hybrid sharding has it, over those of a machine, with copies on each machine."""
         shards = self.world.local_size if self.fsdp_plugin.hybrid_shard else self.world.size
         return Mesh(dp_replicate=self.world.size // shards, dp_shard=shards)
+
+    @property
+    def writes_parts(self) -> bool:
+        """Whether the plugin requests parts, rather than complete files."""
+        return self.fsdp_plugin.state_dict_type is not StateDictType.FULL_STATE_DICT
+
+    def use_parallelism(self, config: ParallelismConfig) -> None:
+        """Shard along the configuration's mesh, and split layers along it where it says so."""
+        super().use_parallelism(config)
+        self._tp_handler = config.tp_handler
 
     # Preparing
 
@@ -105,6 +112,8 @@ class FSDP(Strategy):
         # models of transformers know how their modules begin
         initialise = plugin.param_init_fn or getattr(model, "_init_weights", None)
         weights = InitialWeights(self.world, initialise, ignored)
+        if self.world.mesh.tp > 1:
+            split_layers(model, self._tp_mesh(), self._tp_handler, weights)
         for block in blocks:
             weights.bring(block)
             fully_shard(
@@ -147,6 +156,14 @@ class FSDP(Strategy):
             self._shard_mesh = mesh[_AXES if degrees.dp_replicate > 1 else _AXES[1:]]
         return self._shard_mesh
 
+    def _tp_mesh(self) -> DeviceMesh:
+        if self.device_mesh is None or self.world.mesh.dp_shard == 1:
+            raise ConfigurationError(
+                f"FSDP was requested on {self.world.mesh}. Beside tp it shards along dp_shard: pass "
+                "ParallelismConfig(dp_shard_size=..., tp_size=...), or leave the plugin out to split layers alone."
+            )
+        return self.device_mesh["tp"]
+
     def compile(self, model: Module, how: TorchDynamoPlugin) -> Module:
         """The model, compiled; blocks are compiled in place, since each of them gathers its weights."""
         if how.use_regional_compilation:
@@ -175,86 +192,6 @@ class FSDP(Strategy):
         """A block whose backward averages gradients, those that were held among them."""
         return self._gradient_sync(model, enabled=True)
 
-    def clip_norm(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float) -> Tensor:
-        """Scale gradients down to a norm, whole ones and parts together; returns the norm that they had, on all processes."""
-        gradients = _gradients(parameters)
-        norm = sharded_tensors.norm(gradients, float(norm_type), self.world.device)
-        # as torch.nn.utils.clip_grad_norm_ has it
-        sharded_tensors.scale(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
-        return norm
-
-    def clip_value(self, parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
-        """Cut each gradient at a value."""
-        for gradient in _gradients(parameters):
-            sharded_tensors.local(gradient).clamp_(-clip_value, clip_value)
-
-    # Weights
-
-    def model_state(self, model: Module, *, unwrap: bool = True) -> dict[str, Any]:
-        """
-        The complete weights, on the CPU of each machine's first process, and an empty dictionary on the others.
-
-        All processes call it; one weight at a time is whole elsewhere.
-        """
-        state: dict[str, Any] = {}
-        for name, value in self.unwrap(model).state_dict().items():
-            complete = sharded_tensors.whole(value) if isinstance(value, Tensor) else value
-            if self.world.is_local_main:
-                state[name] = complete.cpu() if isinstance(value, DTensor) else complete
-        return state
-
-    def load_model_state(self, model: Module, state: dict[str, Any], **options: Any) -> Any:
-        """Give a prepared model complete weights, of which each process takes its part."""
-        sharded = self.unwrap(model)
-        return sharded.load_state_dict(named_states.parts_of(state, sharded.state_dict()), **options)
-
-    # Checkpoints
-
-    def weights(self, models: Sequence[Any]) -> list[dict[str, Any]]:
-        """Nothing that hooks could change, as with Accelerate: each process writes its own parts."""
-        return []
-
-    def files(
-        self,
-        models: Sequence[Any],
-        weights: Sequence[dict[str, Any]],
-        optimizers: Sequence[Any],
-        *,
-        writes_shared: bool,
-        safe: bool,
-    ) -> list[FileToWrite]:
-        """This process's parts, or the complete weights and states of optimizers, as the plugin's `state_dict_type` says."""
-        unwrapped = [self.unwrap(model) for model in models]
-        in_parts = self.fsdp_plugin.state_dict_type is not StateDictType.FULL_STATE_DICT
-        files: list[FileToWrite] = []
-        for index, model in enumerate(unwrapped):
-            files += named_states.model_files(self.world, named_states.model_state(model), index, in_parts)
-        for index, optimizer in enumerate(optimizers):
-            files += named_states.optimizer_files(self.world, optimizer, unwrapped, index, in_parts)
-        return files
-
-    def load(
-        self,
-        folder: Path,
-        models: Sequence[Any],
-        optimizers: Sequence[Any],
-        options: Mapping[str, Any],
-        model_options: Mapping[str, Any],
-    ) -> list[LoadedFile]:
-        """This process's parts from the parts of all, by however many they were written, or from complete files."""
-        if file_names.has_named_states(folder):
-            return super().load(folder, models, optimizers, options, model_options)
-        found = super().load(folder, models, [], options, model_options)
-        unwrapped = [self.unwrap(model) for model in models]
-        return found + [
-            named_states.load_optimizer(folder, index, optimizer, unwrapped)
-            for index, optimizer in enumerate(optimizers)
-        ]
-
-    def loaded_by_hooks(self, models: Sequence[Any]) -> Sequence[Any]:
-        """None, as with Accelerate: hooks load complete weights, of which a sharded model takes none."""
-        return []
-
     def window_gradients(self, model: Module) -> dict[str, Tensor]:
         """This process's parts of the gradients of a window; what was held is averaged for it, and stays held."""
         return window_gradients.window_gradients(self.unwrap(model))
@@ -278,11 +215,6 @@ def _reshard_without_backward(model: Any, _inputs: Any, _outputs: Any) -> None:
     """Shard what the root keeps for a backward that does not come; an optimizer made then would get whole weights."""
     if not torch.is_grad_enabled():
         model.reshard()
-
-
-def _gradients(parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:
-    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    return [weight.grad for weight in given if weight.grad is not None]
 
 
 def _be_a_group(world: World) -> None:

@@ -5,26 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import Module
 
 from accelerate_nb.errors import CheckpointError
-from accelerate_nb.runtime.operations.sharded_tensors import as_part, local, part_of
+from accelerate_nb.runtime.operations.sharded_tensors import as_part, local
 
 
 def window_gradients(model: Module) -> dict[str, Tensor]:
     """This process's parts of the averaged gradients of a window; all processes call it."""
-    held = {id(weight): gradient for weight, gradient in _held_gradients(model)}
+    held = {id(weight): part for weight, part in _held_parts(model)}
     found = {}
     for name, weight in model.named_parameters():
-        gradient = weight.grad
-        if id(weight) in held:
-            part = part_of(held[id(weight)], weight)
-            gradient = part if gradient is None else gradient + part
-        if gradient is not None:
-            found[name] = local(gradient)
+        parts = [] if weight.grad is None else [local(weight.grad)]
+        parts += [held[id(weight)]] if id(weight) in held else []
+        if parts:
+            found[name] = parts[0] if len(parts) == 1 else parts[0] + parts[1]
     return found
 
 
@@ -41,8 +40,8 @@ def set_window_gradients(model: Module, saved: Mapping[str, Tensor]) -> None:
         weight.grad = None if gradient is None else as_part(gradient.to(weight.device), weight)
 
 
-def _held_gradients(model: Module) -> Iterator[tuple[Tensor, Tensor]]:
-    """Sharded weights with the average of the whole gradients that processes have kept to themselves."""
+def _held_parts(model: Module) -> Iterator[tuple[Tensor, Tensor]]:
+    """Sharded weights with this process's part of the average of the whole gradients that processes have kept to themselves."""
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
@@ -51,11 +50,25 @@ def _held_gradients(model: Module) -> Iterator[tuple[Tensor, Tensor]]:
             if gradient is None and hasattr(weight, "_unsharded_param"):
                 gradient = weight._unsharded_param.grad
             if gradient is not None:
-                mesh = weight.sharded_param.device_mesh
-                average = local(gradient).clone()
-                for axis in range(mesh.ndim):
-                    dist.all_reduce(average, group=mesh.get_group(axis))
-                yield weight.sharded_param, average / mesh.size()
+                own = local(gradient).to(weight.sharded_param.dtype)
+                yield weight.sharded_param, _part(_averaged(own, weight.mesh_info), weight)
+
+
+def _averaged(gradient: Tensor, mesh: Any) -> Tensor:
+    """The mean over the processes that shard a weight, and over copies of these; not over those that split its layer."""
+    average = gradient.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(average, group=mesh.shard_process_group)
+    copies = getattr(mesh, "replicate_mesh_size", 1)
+    if copies > 1:
+        dist.all_reduce(average, group=mesh.replicate_process_group)
+    return average.div_(mesh.shard_mesh_size * copies)
+
+
+def _part(whole: Tensor, weight: Any) -> Tensor:
+    """The part that torch gives this process of a weight, or an empty one."""
+    dim, rank = weight.fsdp_placement.dim, weight.mesh_info.shard_mesh_rank
+    parts = whole.chunk(weight.mesh_info.shard_mesh_size, dim)
+    return parts[rank] if rank < len(parts) else whole.narrow(dim, 0, 0)
 
 
 def _weights_of(state: Any) -> list[Any]:

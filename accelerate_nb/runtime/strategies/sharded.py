@@ -1,0 +1,114 @@
+"""The base of strategies whose processes have parts of weights, as torch's DTensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn import Module
+
+from accelerate_nb.runtime.checkpoints import file_names
+from accelerate_nb.runtime.checkpoints.dcp import named_states
+from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite
+from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
+from accelerate_nb.runtime.operations import sharded_tensors
+from accelerate_nb.runtime.strategies.base import Strategy
+
+
+class ShardedStrategy(Strategy):
+    """Processes have parts of weights: gradients are measured together, and checkpoints written in parts."""
+
+    copies_are_whole = False
+
+    @property
+    def writes_parts(self) -> bool:
+        """Whether checkpoints are in parts, a file a process, rather than complete."""
+        return True
+
+    def clip_norm(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float) -> Tensor:
+        """Scale gradients down to a norm, whole ones and parts together; returns the norm that they had, on all processes."""
+        gradients = _gradients(parameters)
+        norm = sharded_tensors.norm(gradients, float(norm_type), self.world.device)
+        # as torch.nn.utils.clip_grad_norm_ has it
+        sharded_tensors.scale(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        return norm
+
+    def clip_value(self, parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
+        """Cut each gradient at a value."""
+        for gradient in _gradients(parameters):
+            sharded_tensors.local(gradient).clamp_(-clip_value, clip_value)
+
+    # Weights
+
+    def model_state(self, model: Module, *, unwrap: bool = True) -> dict[str, Any]:
+        """
+        The complete weights, on the CPU of each machine's first process, and an empty dictionary on the others.
+
+        All processes call it; one weight at a time is whole elsewhere.
+        """
+        state: dict[str, Any] = {}
+        for name, value in self.unwrap(model).state_dict().items():
+            complete = sharded_tensors.whole(value) if isinstance(value, Tensor) else value
+            if self.world.is_local_main:
+                state[name] = complete.cpu() if isinstance(value, DTensor) else complete
+        return state
+
+    def load_model_state(self, model: Module, state: dict[str, Any], **options: Any) -> Any:
+        """Give a prepared model complete weights, of which each process takes its part."""
+        sharded = self.unwrap(model)
+        return sharded.load_state_dict(named_states.parts_of(state, sharded.state_dict()), **options)
+
+    # Checkpoints
+
+    def weights(self, models: Sequence[Any]) -> list[dict[str, Any]]:
+        """Nothing that hooks could change, as with Accelerate: each process writes its own parts."""
+        return []
+
+    def files(
+        self,
+        models: Sequence[Any],
+        weights: Sequence[dict[str, Any]],
+        optimizers: Sequence[Any],
+        *,
+        writes_shared: bool,
+        safe: bool,
+    ) -> list[FileToWrite]:
+        """This process's parts, or the complete weights and states of optimizers, as `writes_parts` says."""
+        unwrapped = [self.unwrap(model) for model in models]
+        files: list[FileToWrite] = []
+        for index, model in enumerate(unwrapped):
+            files += named_states.model_files(self.world, named_states.model_state(model), index, self.writes_parts)
+        for index, optimizer in enumerate(optimizers):
+            files += named_states.optimizer_files(self.world, optimizer, unwrapped, index, self.writes_parts)
+        return files
+
+    def load(
+        self,
+        folder: Path,
+        models: Sequence[Any],
+        optimizers: Sequence[Any],
+        options: Mapping[str, Any],
+        model_options: Mapping[str, Any],
+    ) -> list[LoadedFile]:
+        """This process's parts from the parts of all, by however many they were written, or from complete files."""
+        if file_names.has_named_states(folder):
+            return super().load(folder, models, optimizers, options, model_options)
+        found = super().load(folder, models, [], options, model_options)
+        unwrapped = [self.unwrap(model) for model in models]
+        return found + [
+            named_states.load_optimizer(folder, index, optimizer, unwrapped)
+            for index, optimizer in enumerate(optimizers)
+        ]
+
+    def loaded_by_hooks(self, models: Sequence[Any]) -> Sequence[Any]:
+        """None, as with Accelerate: hooks load complete weights, of which a sharded model takes none."""
+        return []
+
+
+def _gradients(parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:
+    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    return [weight.grad for weight in given if weight.grad is not None]
