@@ -1,4 +1,4 @@
-"""Methods for a model that is split over processes, which none is yet."""
+"""Methods for a model that is spread over processes."""
 
 from __future__ import annotations
 
