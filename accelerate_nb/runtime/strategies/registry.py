@@ -18,7 +18,7 @@ from accelerate_nb.runtime.world.world import World
 from accelerate_nb.runtime.xla.mesh_plan import XlaMesh
 
 # Strategies by the names that `Accelerator(strategy=...)` takes.
-NAMES = ("ddp", "fsdp")
+NAMES = ("ddp", "fsdp", "tp")
 
 
 def choose_strategy(
@@ -76,7 +76,7 @@ def _suitable(
     xla_mesh: XlaMesh | None,
     fsdp: FullyShardedDataParallelPlugin | None,
 ) -> Strategy:
-    if name not in (*NAMES, "tp"):
+    if name not in NAMES:
         known = f"Pass {', '.join(map(repr, NAMES))}, or an object or a class below accelerate_nb.Strategy."
         raise ConfigurationError(
             f"strategy={name!r} was requested. {did_you_mean(name, NAMES)} {known}".replace("  ", " ")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -41,6 +41,7 @@ class TensorParallel(ShardedStrategy):
     """Every process has a part of the width of each layer that a plan names, and all see the same batches."""
 
     axes = ("tp",)
+    _handler: TorchTensorParallelConfig | None = None
 
     def use_parallelism(self, config: ParallelismConfig) -> None:
         """Split layers along the configuration's mesh, by its plan or the model's own."""
@@ -53,8 +54,10 @@ class TensorParallel(ShardedStrategy):
         self.accept(model)
         model = self.precision.wrap_forward(model)
         weights = InitialWeights(self.world, getattr(model, "_init_weights", None))
-        assert self.device_mesh is not None, "a strategy that splits layers has a configuration"
-        split_layers(model, self.device_mesh["tp"], self._handler, weights)
+        if self.world.size > 1:
+            if self.device_mesh is None:
+                self.device_mesh = init_device_mesh(self.world.device.type, (self.world.size,), mesh_dim_names=("tp",))
+            split_layers(model, self.device_mesh["tp"], self._handler, weights)
         weights.bring(model)
         return self.compile(model, request.compiling)
 

@@ -65,12 +65,16 @@ def trained(arguments: dict[str, Any], tied: bool, folder: str) -> dict[str, Any
         "part": tuple(projection.to_local().shape) if isinstance(projection, DTensor) else None,
         "tied": model.lm_head.weight is model.model.embed_tokens.weight,
         "type": str(accelerator.distributed_type),
-        "rank": accelerator.tensor_parallel_rank,
+        "rank": accelerator.world.mesh.coordinates(accelerator.process_index)["tp"],
     }
 
 
 def along(**degrees: int) -> dict[str, Any]:
     return {"parallelism_config": ParallelismConfig(**degrees)}
+
+
+def by_name() -> dict[str, Any]:
+    return {"strategy": "tp"}
 
 
 def by_old_plugin() -> dict[str, Any]:
@@ -83,10 +87,11 @@ def by_old_plugin() -> dict[str, Any]:
         (2, along(tp_size=2), False, (8, 16)),
         (2, along(tp_size=2), True, (8, 16)),
         pytest.param(2, by_old_plugin(), False, (8, 16), marks=pytest.mark.slow),
+        pytest.param(2, by_name(), False, (8, 16), marks=pytest.mark.slow),
         pytest.param(4, along(dp_shard_size=2, tp_size=2), False, (4, 16), marks=pytest.mark.slow),
         pytest.param(4, along(dp_shard_size=2, tp_size=2), True, (4, 16), marks=pytest.mark.slow),
     ],
-    ids=["split", "tied", "plugin", "shards", "shards of tied"],
+    ids=["split", "tied", "plugin", "name", "shards", "shards of tied"],
 )
 def test_a_model_with_a_plan_of_its_own_has_the_numbers_of_one_process(
     ranks: int, arguments: dict[str, Any], tied: bool, part: tuple[int, int], tmp_path: Path
