@@ -69,7 +69,7 @@ def test_a_form_that_is_filled_in_is_copied_from_and_launches_a_run(picking: Not
     )
     picking.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     form(picking).get_by_role("button", name="Copy: Configuration file").click()
-    expect(form(picking).get_by_text("Copied")).to_be_visible()
+    expect(form(picking).get_by_text("Copied", exact=True)).to_be_visible()
     assert picking.page.evaluate("navigator.clipboard.readText()") == text(picking, "Configuration file").input_value()
     # a page that is not served securely has no clipboard of its own
     picking.page.evaluate("Object.defineProperty(window, 'isSecureContext', {value: false})")
