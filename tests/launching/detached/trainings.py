@@ -126,9 +126,10 @@ def _is_alive(process: psutil.Process) -> bool:
 def comes(condition: Callable[[], object], timeout: float = 30.0) -> bool:
     """Wait until something is so; whether it came."""
     deadline = time.monotonic() + timeout
-    while not condition() and time.monotonic() < deadline:
+    # a file that is written anew may be empty when it is looked at again
+    while not (came := bool(condition())) and time.monotonic() < deadline:
         threading.Event().wait(0.05)
-    return bool(condition())
+    return came
 
 
 def steps_of(folder: Path, ranks: int = 2) -> list[int]:
