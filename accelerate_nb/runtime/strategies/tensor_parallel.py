@@ -21,6 +21,7 @@ from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig, TorchTensorParallelConfig
 from accelerate_nb.runtime.strategies.fsdp.initial_weights import InitialWeights
+from accelerate_nb.runtime.strategies.fsdp.wrapping import shared_weights
 from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
 from accelerate_nb.runtime.strategies.sharded import ShardedStrategy
 
@@ -81,7 +82,7 @@ def split_layers(
             f"tp_handler={_EXAMPLE}."
         )
     _check_heads(model, mesh.size())
-    shared = _shared_weights(model)
+    shared = shared_weights(model)
     for pattern, style in plan.items():
         found = list(_named(model, pattern))
         if not found and given:
@@ -137,16 +138,6 @@ def _named(model: Module, pattern: str) -> Iterator[tuple[str, Module]]:
         parts = name.split(".")
         if len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted)):
             yield name, module
-
-
-def _shared_weights(model: Module) -> set[int]:
-    seen: set[int] = set()
-    shared: set[int] = set()
-    for module in model.modules():
-        for weight in module._parameters.values():
-            if weight is not None:
-                (shared if id(weight) in seen else seen).add(id(weight))
-    return shared
 
 
 def _check_heads(model: Module, size: int) -> None:

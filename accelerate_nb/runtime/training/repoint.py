@@ -7,11 +7,19 @@ from collections.abc import Mapping, MutableMapping
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
+# The part of a name that torch's wrapper around what recomputes its activations adds.
+CHECKPOINTED = "_checkpoint_wrapped_module."
+
 
 def named_weights(model: Module) -> dict[str, Parameter]:
     """A model's weights by all of their names, without those of the wrappers that recompute activations."""
     named = model.named_parameters(remove_duplicate=False)
-    return {name.replace("_checkpoint_wrapped_module.", ""): weight for name, weight in named}
+    return {name.replace(CHECKPOINTED, ""): weight for name, weight in named}
+
+
+def original_name(name: str) -> str:
+    """A weight's name without those of wrappers that recompute activations, or compile."""
+    return name.replace(CHECKPOINTED, "").replace("_orig_mod.", "")
 
 
 def replaced_weights(before: Mapping[str, Parameter], after: Mapping[str, Parameter]) -> dict[Parameter, Parameter]:

@@ -20,6 +20,7 @@ from accelerate_nb.runtime.checkpoints.dcp.writer import files_of_parts
 from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite
 from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read
 from accelerate_nb.runtime.operations.sharded_tensors import part_of, whole
+from accelerate_nb.runtime.training.repoint import original_name
 from accelerate_nb.runtime.world.world import World
 
 _COMPLETE = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -48,7 +49,7 @@ def model_state(model: Module, *, learning_only: bool = False) -> dict[str, Any]
     state = model.state_dict()
     if not learning_only:
         return state
-    learning = {_original(name) for name, weight in model.named_parameters() if weight.requires_grad}
+    learning = {original_name(name) for name, weight in model.named_parameters() if weight.requires_grad}
     return {name: value for name, value in state.items() if name in learning}
 
 
@@ -142,7 +143,7 @@ def _by_names(state: dict[str, Any], model: Module, optimizer: Any) -> dict[str,
     groups = state["param_groups"]
     if not all(isinstance(key, int) for group in groups for key in group["params"]):
         return state
-    names = {id(weight): _original(name) for name, weight in model.named_parameters()}
+    names = {id(weight): original_name(name) for name, weight in model.named_parameters()}
     ordered = [names[id(weight)] for group in optimizer.param_groups for weight in group["params"]]
     numbers = [number for group in groups for number in group["params"]]
     by_number = dict(zip(numbers, ordered, strict=True))
@@ -153,7 +154,7 @@ def _by_names(state: dict[str, Any], model: Module, optimizer: Any) -> dict[str,
 
 
 def _in_parts(state: dict[str, Any], model: Module) -> dict[str, Any]:
-    weights = {_original(name): weight for name, weight in model.named_parameters()}
+    weights = {original_name(name): weight for name, weight in model.named_parameters()}
     kept = {
         name: {
             key: part_of(value, weights[name])
@@ -164,10 +165,6 @@ def _in_parts(state: dict[str, Any], model: Module) -> dict[str, Any]:
         for name, values in state["state"].items()
     }
     return {**state, "state": kept}
-
-
-def _original(name: str) -> str:
-    return name.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", "")
 
 
 def _bare(optimizer: Any) -> Any:

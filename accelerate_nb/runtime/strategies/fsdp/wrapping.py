@@ -27,7 +27,7 @@ def blocks_of(model: Module, plugin: FullyShardedDataParallelPlugin) -> list[Mod
     is outside of it is left to the model: one weight belongs to one part. So is a list, which computes nothing itself.
     """
     chosen = block_policy(model, plugin)
-    shared = _shared_weights(model)
+    shared = shared_weights(model)
     return [
         module
         for module in _bottom_up(model)
@@ -87,7 +87,7 @@ def _bottom_up(module: Module) -> Iterator[Module]:
     return walk(module)
 
 
-def _shared_weights(model: Module) -> dict[int, list[Module]]:
+def shared_weights(model: Module) -> dict[int, list[Module]]:
     """For each weight that several modules have under a name of their own, those modules."""
     owners: dict[int, list[Module]] = {}
     for module in model.modules():
