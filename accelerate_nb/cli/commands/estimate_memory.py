@@ -8,27 +8,27 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate_nb.cli.parser import spellings
+from accelerate_nb.cli.terminal.estimate_tables import MemoryBudget, estimate_lines
+from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.errors import AccelerateNbError, ConfigurationError
+
+if TYPE_CHECKING:
+    from accelerate_nb.runtime.world.mesh import Mesh
 
 _DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
 _PRECISIONS = ("float32", "mixed", "bfloat16")
 _OPTIMIZERS = ("adamw", "adam", "sgd", "sgd-momentum", "adafactor", "adam8bit")
-_WAYS = {
-    "ddp": "DDP: a full copy on each",
-    "zero-1": "ZeRO-1: optimizer shared out",
-    "zero-2": "ZeRO-2, FSDP SHARD_GRAD_OP: gradients too",
-    "zero-3": "ZeRO-3, FSDP FULL_SHARD: weights too",
-}
 _EXAMPLES = """examples:
   accelerate-nb estimate-memory ./llama                         a folder with config.json, or with weights
   accelerate-nb estimate-memory model.safetensors --num-processes 4
+  accelerate-nb estimate-memory ./llama --mesh dp_shard=4,tp=2 --memory 24GiB
   accelerate-nb estimate-memory train.py:Net --args '{"hidden": 128}' --optimizer sgd-momentum
   accelerate-nb estimate-memory torchvision.models:resnet50 --memory 24GiB
 
@@ -66,7 +66,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="Number of ranks that share the training; without it, one for each accelerator of this machine.",
     )
     parser.add_argument(
+        "--mesh",
+        metavar="DEGREES",
+        help="The mesh of a training, such as dp_shard=4,tp=2: what each of its ranks holds.",
+    )
+    parser.add_argument(
         "--memory", metavar="SIZE", help="The memory of a device, such as 24GiB, in place of this machine's."
+    )
+    parser.add_argument(
+        "--run",
+        metavar="RUN",
+        help="A run of this model, such as last: what its ranks really held stands beside the estimate.",
     )
     parser.add_argument(
         *spellings("trust_remote_code"),
@@ -76,26 +86,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="Write JSON; sizes are in bytes.")
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryBudget:
-    """The memory that a rank has, in bytes, and what that is called."""
-
-    bytes: int
-    name: str
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Estimate, and write."""
-    ranks = _ranks(arguments.ranks)
+    mesh = None if arguments.mesh is None else _mesh(arguments.mesh, arguments.ranks)
+    ranks = _ranks(arguments.ranks) if mesh is None else mesh.size
     memory_budget = _memory_budget(arguments.memory, ranks)
-    outlined = import_module("accelerate_nb.big_models.model_outline").outline
+    outlined = import_module("accelerate_nb.big_models.estimate.model_outline").outline
     with _with_context(arguments.model):
         outline = outlined(arguments.model, _arguments(arguments.args), trusts=arguments.trust_remote_code)
     facts = _estimated(outline, arguments.dtypes, arguments.optimizer, ranks, memory_budget)
+    facts |= _on_meshes(outline, arguments.optimizer, mesh, memory_budget)
+    if arguments.run is not None:
+        facts["measured"] = _measured(arguments.run)
     if arguments.json:
         print(json.dumps(facts, indent=2, ensure_ascii=False))
     else:
-        print("\n".join(_text(facts, memory_budget)))
+        print("\n".join(estimate_lines(facts, memory_budget)))
     return 0
 
 
@@ -125,6 +131,29 @@ def _ranks(requested: int | None) -> int:
             f"--num-processes {requested} was given, but it should be at least 1. Pass such a number."
         )
     return requested or max(1, probe().count)
+
+
+def _mesh(text: str, ranks: int | None) -> Mesh:
+    """
+    The mesh of degrees by their axes.
+
+    >>> str(_mesh("dp_shard=4,tp=2", None))
+    'dp_shard 4 x tp 2'
+    """
+    from accelerate_nb.runtime.world.mesh import AXES, Mesh
+
+    degrees: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, degree = (word.strip() for word in part.partition("="))
+        axis = axis.removesuffix("_size")
+        if axis not in AXES or not degree.isdigit():
+            raise ConfigurationError(
+                f"--mesh {text!r} was given, of which {part!r} is no degree. {did_you_mean(axis, AXES)} Write degrees as "
+                f"dp_shard=4,tp=2; axes are {', '.join(AXES)}.".replace("  ", " ")
+            )
+        degrees[axis] = int(degree)
+    found = Mesh(**degrees)
+    return found if ranks is None else found.checked(ranks)
 
 
 def _arguments(text: str | None) -> dict[str, Any]:
@@ -169,7 +198,7 @@ def _estimated(
     outline: Any, dtypes: Sequence[str], optimizer: str, ranks: int, memory_budget: MemoryBudget | None
 ) -> dict[str, Any]:
     """Every figure, in bytes, under stable keys."""
-    estimating = import_module("accelerate_nb.big_models.memory_estimate")
+    estimating = import_module("accelerate_nb.big_models.estimate.memory_estimate")
     layer, _ = estimating.largest_layer(outline, 4)
     return {
         "model": outline.source,
@@ -192,74 +221,42 @@ def _estimated(
     }
 
 
+def _on_meshes(outline: Any, optimizer: str, mesh: Mesh | None, memory_budget: MemoryBudget | None) -> dict[str, Any]:
+    """The figures for each rank of the requested mesh, and the smallest mesh on which a training in mixed precision fits."""
+    estimating = import_module("accelerate_nb.big_models.estimate.mesh_estimate")
+    found: dict[str, Any] = {}
+    if mesh is not None:
+        found["mesh"] = {
+            "degrees": dict(mesh.degrees),
+            "training": [
+                _mesh_facts(estimating.on_mesh(outline, precision, optimizer, mesh)) for precision in _PRECISIONS
+            ],
+        }
+    if memory_budget is not None:
+        smallest = estimating.smallest_mesh(outline, "mixed", optimizer, memory_budget.bytes)
+        found["smallest_mesh"] = smallest and {"degrees": dict(smallest.mesh.degrees), **_mesh_facts(smallest)}
+    return found
+
+
+def _measured(word: str) -> dict[str, Any]:
+    """What the ranks of a run held after their first step, in bytes."""
+    from accelerate_nb.config.runs_folder import configured_runs_folder
+    from accelerate_nb.events.find_run import find_run
+    from accelerate_nb.events.run_reader import view_of
+
+    run = find_run(word, configured_runs_folder(os.environ, None))
+    found = [glance for glance in view_of(run).glances() if glance.memory is not None]
+    if not found:
+        raise ConfigurationError(
+            f"The memory of the run {run.folder.name} was requested, but none of its ranks made a step with a prepared optimizer. Name "
+            "another run; `accelerate-nb runs` lists them."
+        )
+    return {"run": run.folder.name, "ranks": [asdict(glance.memory) for glance in found if glance.memory is not None]}
+
+
+def _mesh_facts(estimate: Any) -> dict[str, Any]:
+    return {"precision": estimate.precision, "stages": [_with_total(stage) for stage in estimate.stages]}
+
+
 def _with_total(state: Any) -> dict[str, int]:
     return {**asdict(state), "total": state.total}
-
-
-# ----------------------------------------------------------------------------------------------------------- as text
-
-
-def _text(facts: dict[str, Any], memory_budget: MemoryBudget | None) -> Iterator[str]:
-    beside = "" if facts["trained_parameters"] == facts["parameters"] else f", {facts['trained_parameters']:,} trained"
-    yield f"{facts['model']}: {facts['parameters']:,} parameters{beside}; {facts['buffers']:,} numbers in buffers"
-    if memory_budget is not None:
-        yield f"Compared with {memory_budget.name}: {size(memory_budget.bytes)}"
-    yield ""
-    yield "To compute with, the weights kept as"
-    yield from _table(
-        ["", "total", f"largest layer ({facts['largest_layer']})"],
-        [
-            [fact["dtype"], _beside(fact["total"], memory_budget), size(fact["largest_layer"])]
-            for fact in facts["inference"]
-        ],
-    )
-    yield ""
-    yield f"To train with {facts['optimizer']}, on one rank"
-    yield from _table(
-        ["", "weights", "gradients", "optimizer", "16-bit copies", "total"],
-        [[fact["precision"], *_row(fact["alone"], memory_budget)] for fact in facts["training"]],
-    )
-    if facts["num_processes"] > 1:
-        for fact in facts["training"]:
-            yield ""
-            yield f"To train with {facts['optimizer']}, on each of {facts['num_processes']} ranks, {fact['precision']}"
-            yield from _table(
-                ["", "weights", "gradients", "optimizer", "while a step lasts", "total"],
-                [[_WAYS[way], *_row(state, memory_budget)] for way, state in fact["ranks"].items()],
-            )
-    yield ""
-    yield "Activations are not counted: they grow with the batch and with the length of its samples."
-
-
-def _row(state: dict[str, int], memory_budget: MemoryBudget | None) -> list[str]:
-    parts = [size(state[name]) for name in ("weights", "gradients", "optimizer", "extra")]
-    return [*parts, _beside(state["total"], memory_budget)]
-
-
-def _beside(total: int, memory_budget: MemoryBudget | None) -> str:
-    """A size, and whether it fits."""
-    if memory_budget is None:
-        return size(total)
-    return f"{size(total)}  {'fits' if total <= memory_budget.bytes else 'too much'}"
-
-
-def _table(headings: list[str], rows: list[list[str]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in (headings, *rows)) for column in range(len(headings))]
-    for row in (headings, *rows):
-        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
-        yield "  " + "   ".join(cells).rstrip()
-
-
-def size(number: int) -> str:
-    """
-    Bytes as a readable text.
-
-    >>> size(3 << 29)
-    '1.50 GiB'
-    """
-    amount = float(number)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} bytes" if unit == "bytes" else f"{amount:.2f} {unit}"
-        amount /= 1024
-    return f"{amount:.2f} TiB"

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import math
 import re
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
 
 from accelerate_nb.big_models.checkpoint_files import checkpoint_files, load_pickled, open_safetensors
-from accelerate_nb.big_models.empty import init_empty_weights
+from accelerate_nb.big_models.estimate.model_code import model_of, without_memory
 from accelerate_nb.errors import CheckpointError, ConfigurationError, MissingExtraError
 from accelerate_nb.runtime.checkpoints.dcp import index
 from accelerate_nb.runtime.checkpoints.dcp.merge import weights_among
@@ -35,8 +31,8 @@ class TensorInfo:
     """
     A tensor of a model: `itemsize` are the bytes of a number as it is kept now, `layer` the layer that it is in.
 
-    One that `trains` gets a gradient. A checkpoint doesn't say which of its tensors are buffers; numbers that are no
-    floating-point ones are taken for such.
+    One that `trains` gets a gradient. `split` is the dimension along which the model's own plan of tensor parallelism splits it, if it
+    does. A checkpoint doesn't say which of its tensors are buffers; numbers that are no floating-point ones are taken for such.
     """
 
     name: str
@@ -46,6 +42,7 @@ class TensorInfo:
     trains: bool
     is_buffer: bool
     layer: str
+    split: int | None = None
 
     @property
     def numbers(self) -> int:
@@ -97,16 +94,29 @@ def outline(source: str, arguments: Mapping[str, Any] | None = None, *, trusts: 
 def of_module(model: Module, source: str) -> ModelOutline:
     """The weights of a module."""
     no_split: Any = getattr(model, "_no_split_modules", None) or []
-    layers = dict(_layers(model, "", no_split))
+    layers, splits = dict(_layers(model, "", no_split)), _splits(model)
     parameters = [(name, parameter, parameter.requires_grad, False) for name, parameter in model.named_parameters()]
     buffers = [(name, buffer, False, True) for name, buffer in model.named_buffers()]
     return ModelOutline(
         source,
         tuple(
-            _weight(name, parameter, layers.get(name, name), trains=trains, is_buffer=is_buffer)
+            replace(
+                _weight(name, parameter, layers.get(name, name), trains=trains, is_buffer=is_buffer),
+                split=splits.get(name),
+            )
             for name, parameter, trains, is_buffer in (*parameters, *buffers)
         ),
     )
+
+
+def _splits(model: Module) -> dict[str, int]:
+    """The dimensions along which the model's own plan splits its weights, by their names; shared weights stay whole."""
+    if not getattr(model, "tp_plan", None):
+        return {}
+    # not before it is used: it loads what trains
+    from accelerate_nb.runtime.strategies.tensor_parallel.split_layers import split_dimensions
+
+    return split_dimensions(model)
 
 
 def _layers(module: Module, path: str, no_split: Collection[str]) -> Iterator[tuple[str, str]]:
@@ -240,7 +250,7 @@ def _of_configuration(path: Path, *, trusts: bool) -> ModelOutline:
         configuration = transformers.AutoConfig.from_pretrained(
             str(path if path.name != "config.json" else path.parent), local_files_only=True, trust_remote_code=trusts
         )
-        model = _without_memory(lambda: _maker(transformers, configuration, trusts=trusts)(configuration), str(path))
+        model = without_memory(lambda: _maker(transformers, configuration, trusts=trusts)(configuration), str(path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
         if isinstance(error, ConfigurationError):
             raise
@@ -265,129 +275,11 @@ def _maker(transformers: Any, configuration: Any, *, trusts: bool) -> Callable[[
     return transformers.AutoModel.from_config  # type: ignore[no-any-return]
 
 
-# ---------------------------------------------------------------------------------------------------------------- code
-
-
 def _of_code(location: str, name: str, arguments: Mapping[str, Any]) -> ModelOutline:
-    """The module that a name in a file, or in a module of Python's, is or makes."""
-
-    def make() -> Any:
-        with _importing_from(location):
-            loaded = _loaded(location)
-            chosen = name or _only_module(loaded, location)
-            return _called(_looked_up(loaded, location, chosen), f"{location}:{chosen}", arguments)
-
-    made = _without_memory(make, source := f"{location}:{name}".rstrip(":"))
+    source = f"{location}:{name}".rstrip(":")
+    made = without_memory(lambda: model_of(location, name, arguments), source)
     if not isinstance(made, Module):
         raise ConfigurationError(
             f"{source} should be or give a torch.nn.Module, but is a {type(made).__name__}. Name what gives the model."
         )
     return of_module(made, source)
-
-
-def _without_memory(make: Callable[[], Any], source: str) -> Any:
-    """
-    The model that `make` makes, on torch's meta device.
-
-    A model may read numbers while it is made, those of a `linspace` for one: then all but its weights has memory.
-    """
-    try:
-        with init_empty_weights(include_buffers=True):
-            return make()
-    except (NotImplementedError, RuntimeError) as error:
-        if "meta" not in str(error):
-            raise
-    try:
-        with init_empty_weights(include_buffers=False):
-            return make()
-    except (NotImplementedError, RuntimeError) as error:
-        if "meta" not in str(error):
-            raise
-        raise ConfigurationError(
-            f"{source} needs the numbers of its weights while it is made ({str(error).splitlines()[0]}), and they have "
-            "none. Name a checkpoint of it instead."
-        ) from error
-
-
-@contextmanager
-def _importing_from(location: str) -> Iterator[None]:
-    """Imports find modules beside a file, or in the current folder, as with `python file.py` and `python -m`."""
-    folder = str(Path(location).resolve().parent if location.endswith(".py") else Path.cwd())
-    before = list(sys.path)
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path[:] = before
-
-
-def _loaded(location: str) -> ModuleType:
-    if not location.endswith(".py"):
-        try:
-            return import_module(location)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{location}.".startswith(f"{error.name}."):
-                raise
-            raise ConfigurationError(
-                f"There is no module {error.name}, which {location} was to be found in. Correct the name, or install it."
-            ) from None
-    path = Path(location).expanduser()
-    if not path.is_file():
-        raise ConfigurationError(f"{path} should be a Python file, but is not there. Correct the path.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None, "a file that ends in .py has a loader"
-    assert spec.loader is not None, "a file that ends in .py has a loader"
-    module = importlib.util.module_from_spec(spec)
-    # data classes, and pickles, find their module by its name
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _looked_up(module: ModuleType, location: str, name: str) -> Any:
-    found: Any = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise ConfigurationError(
-                f"{location} has no {name}. It has {', '.join(_modules_in(module)) or 'no modules'}."
-            )
-        found = getattr(found, part)
-    return found
-
-
-def _only_module(module: ModuleType, location: str) -> str:
-    names = _modules_in(module)
-    if len(names) == 1:
-        return names[0]
-    if names:
-        raise ConfigurationError(f"{location} has several models: {', '.join(names)}. Name one: {location}:{names[0]}.")
-    raise ConfigurationError(
-        f"{location} has no torch.nn.Module. Name the function that gives the model: {location}:name."
-    )
-
-
-def _modules_in(module: ModuleType) -> list[str]:
-    """The names of a file's own classes of modules, and of modules that it made."""
-    return [
-        name
-        for name, value in vars(module).items()
-        if isinstance(value, Module)
-        or (inspect.isclass(value) and issubclass(value, Module) and value.__module__ == module.__name__)
-    ]
-
-
-def _called(found: Any, location: str, arguments: Mapping[str, Any]) -> Any:
-    """The value of a name: itself where it is a module, else what it returns."""
-    if isinstance(found, Module) or not callable(found):
-        if arguments:
-            raise ConfigurationError(f"{location} is there already, and takes no arguments. Leave --args out.")
-        return found
-    signature = inspect.signature(found)
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        raise ConfigurationError(
-            f"{location}{signature} can't be called with {dict(arguments) or 'nothing'}: {error}. "
-            "Pass what it needs as JSON, such as --args '{\"hidden\": 128}'."
-        ) from None
-    return found(**arguments)

@@ -11,8 +11,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
-from accelerate_nb.big_models import model_outline
-from accelerate_nb.big_models.model_outline import outline
+from accelerate_nb.big_models.estimate import model_outline
+from accelerate_nb.big_models.estimate.model_outline import outline
 from accelerate_nb.errors import CheckpointError, ConfigurationError, MissingExtraError
 from tests.big_models.models import Deep, Small, Tied
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from accelerate_nb.big_models.model_outline import ModelOutline, TensorInfo
+from accelerate_nb.big_models.estimate.model_outline import ModelOutline, TensorInfo
 
 Optimizer: TypeAlias = Literal["adamw", "adam", "sgd", "sgd-momentum", "adafactor", "adam8bit"]
 
@@ -64,7 +64,7 @@ def loaded(outline: ModelOutline, dtype: str) -> WeightsSize:
     >>> loaded(outline("torch.nn:Linear", {"in_features": 3, "out_features": 2}), "float16").total
     16
     """
-    return WeightsSize(dtype, _bytes(outline.weights, DTYPES[dtype]), largest_layer(outline, DTYPES[dtype])[1])
+    return WeightsSize(dtype, bytes_of(outline.weights, DTYPES[dtype]), largest_layer(outline, DTYPES[dtype])[1])
 
 
 def largest_layer(outline: ModelOutline, itemsize: float) -> tuple[str, int]:
@@ -72,7 +72,7 @@ def largest_layer(outline: ModelOutline, itemsize: float) -> tuple[str, int]:
     layers: dict[str, list[TensorInfo]] = {}
     for weight in outline.weights:
         layers.setdefault(weight.layer, []).append(weight)
-    sizes = {name: _bytes(weights, itemsize) for name, weights in layers.items()}
+    sizes = {name: bytes_of(weights, itemsize) for name, weights in layers.items()}
     name = max(sizes, key=lambda item: sizes[item], default="")
     return name, sizes.get(name, 0)
 
@@ -86,11 +86,11 @@ def training(outline: ModelOutline, precision: str, optimizer: Optimizer, ranks:
     """
     itemsize = 2 if precision == "bfloat16" else 4
     trained = [weight for weight in outline.weights if weight.trains]
-    copies = _bytes(outline.parameters, 2, floats_only=True) if precision == "mixed" else 0
+    copies = bytes_of(outline.parameters, 2, floats_only=True) if precision == "mixed" else 0
     alone = TrainingStateSize(
-        weights=_bytes(outline.weights, itemsize),
-        gradients=_bytes(trained, itemsize),
-        optimizer=sum(_OPTIMIZERS[optimizer](item, itemsize) for item in trained),
+        weights=bytes_of(outline.weights, itemsize),
+        gradients=bytes_of(trained, itemsize),
+        optimizer=sum(optimizer_bytes(optimizer, item, itemsize) for item in trained),
         extra=copies,
     )
     _, layer = largest_layer(outline, 2 if precision == "mixed" else itemsize)
@@ -123,7 +123,7 @@ def shared(alone: TrainingStateSize, ranks: int, layer: int = 0) -> dict[str, Tr
     }
 
 
-def _bytes(weights: Sequence[TensorInfo], itemsize: float, *, floats_only: bool = False) -> int:
+def bytes_of(weights: Sequence[TensorInfo], itemsize: float, *, floats_only: bool = False) -> int:
     """The bytes of tensors whose floating-point numbers take so many each."""
     item = (
         weight.numbers * (itemsize if weight.is_float else weight.itemsize)
@@ -164,3 +164,8 @@ _OPTIMIZERS: dict[Optimizer, Callable[[TensorInfo, int], int]] = {
     "adafactor": _adafactor,
     "adam8bit": _adam8bit,
 }
+
+
+def optimizer_bytes(optimizer: Optimizer, weight: TensorInfo, itemsize: int) -> int:
+    """The bytes that an optimizer remembers of a weight whose numbers take `itemsize` bytes each."""
+    return _OPTIMIZERS[optimizer](weight, itemsize)

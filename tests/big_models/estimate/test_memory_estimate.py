@@ -10,8 +10,15 @@ import torch
 from accelerate import init_empty_weights as their_empty
 from torch import nn
 
-from accelerate_nb.big_models.memory_estimate import DTYPES, TrainingStateSize, largest_layer, loaded, shared, training
-from accelerate_nb.big_models.model_outline import of_module, outline
+from accelerate_nb.big_models.estimate.memory_estimate import (
+    DTYPES,
+    TrainingStateSize,
+    largest_layer,
+    loaded,
+    shared,
+    training,
+)
+from accelerate_nb.big_models.estimate.model_outline import of_module, outline
 from tests.big_models.models import Deep, Small, Tied
 
 MODELS = [Small, Deep, Tied, lambda: nn.TransformerEncoderLayer(8, 2, 16), lambda: nn.Conv2d(3, 5, 3)]

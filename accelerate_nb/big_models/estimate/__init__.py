@@ -1,0 +1,1 @@
+"""Estimates of the memory that a model takes, before anything is loaded."""
