@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.config.value_types import Boolean, InvalidValue
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.constants import FSDP2_STATE_DICT_TYPE, FSDP_AUTO_WRAP_POLICY
@@ -24,7 +23,7 @@ from accelerate_nb.runtime.strategies.fsdp.version_1 import (
     sharding_of,
     word_of,
 )
-from accelerate_nb.runtime.training.module_tree import get_module_class_from_name
+from accelerate_nb.runtime.training.module_tree import requested_class
 from accelerate_nb.user_warnings import warn_user
 
 _PREFIX = "FSDP_"
@@ -120,7 +119,10 @@ class FullyShardedDataParallelPlugin:
         if self.auto_wrap_policy is torch_fsdp.transformer_auto_wrap_policy:
             if self.transformer_cls_names_to_wrap is None:
                 self.transformer_cls_names_to_wrap = list(getattr(model, "_no_split_modules", None) or ())
-            classes = {_module_class(model, name) for name in self.transformer_cls_names_to_wrap}
+            classes = {
+                requested_class(model, name, "transformer_cls_names_to_wrap")
+                for name in self.transformer_cls_names_to_wrap
+            }
             self.auto_wrap_policy = partial(torch_fsdp.transformer_auto_wrap_policy, transformer_layer_cls=classes)
         elif self.auto_wrap_policy is torch_fsdp.size_based_auto_wrap_policy:
             size = self.min_num_params or 0
@@ -311,17 +313,6 @@ def _state_dict_type(value: str | torch_fsdp.StateDictType) -> torch_fsdp.StateD
             "each process's part, or 'FULL_STATE_DICT'."
         )
     return value
-
-
-def _module_class(model: Module, name: str) -> type[Module]:
-    found = get_module_class_from_name(model, name)
-    if found is None:
-        classes = sorted({type(module).__name__ for module in model.modules()})
-        raise ConfigurationError(
-            f"The layer class {name} was requested by transformer_cls_names_to_wrap, and the model has none. "
-            f"{did_you_mean(name, classes, '')} Its classes are {', '.join(classes)}.".replace("  ", " ")
-        )
-    return found
 
 
 def _dtype(precision: Any) -> torch.dtype:

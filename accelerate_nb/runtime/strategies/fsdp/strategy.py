@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,14 +14,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, StateDictType, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.compat.enums import DistributedType
-from accelerate_nb.runtime.parallelism_config import ParallelismConfig, TorchTensorParallelConfig
+from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.amp import BF16
 from accelerate_nb.runtime.strategies.fsdp import window_gradients
-from accelerate_nb.runtime.strategies.fsdp.initial_weights import InitialWeights
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.strategies.fsdp.wrapping import (
     blocks_of,
@@ -29,12 +28,13 @@ from accelerate_nb.runtime.strategies.fsdp.wrapping import (
     checkpoint_activations,
     ignored_weights,
 )
+from accelerate_nb.runtime.strategies.initial_weights import InitialWeights
 from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
 from accelerate_nb.runtime.strategies.sharded import ShardedStrategy
-from accelerate_nb.runtime.strategies.tensor_parallel import split_layers
+from accelerate_nb.runtime.strategies.tensor_parallel.split_layers import LayerSplitter
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, compile_regions_in_place
 from accelerate_nb.runtime.world.mesh import Mesh
-from accelerate_nb.runtime.world.registry import at_world_exit
+from accelerate_nb.runtime.world.registry import be_a_group
 from accelerate_nb.runtime.world.world import World
 
 # Of the mesh that torch shards over.
@@ -49,7 +49,7 @@ class FSDP(ShardedStrategy):
     soon as its backward is done. Along `dp_replicate` of the mesh there are copies of the parts (HSDP).
     """
 
-    axes = ("dp_shard", "dp_replicate", "tp")
+    axes = ("dp_shard", "dp_replicate", "cp", "tp")
     is_fsdp2 = True
 
     def __init__(self, world: World, plugin: FullyShardedDataParallelPlugin | None = None) -> None:
@@ -57,7 +57,7 @@ class FSDP(ShardedStrategy):
         self.fsdp_plugin = plugin or FullyShardedDataParallelPlugin(fsdp_version=2)
         self._has_policy = self.fsdp_plugin.mixed_precision_policy is not None
         self._shard_mesh: DeviceMesh | None = None
-        self._tp_handler: TorchTensorParallelConfig | None = None
+        self._splitter = LayerSplitter()
 
     @property
     def distributed_type(self) -> DistributedType:
@@ -78,7 +78,7 @@ class FSDP(ShardedStrategy):
     def use_parallelism(self, config: ParallelismConfig) -> None:
         """Shard along the configuration's mesh, and split layers along it where it says so."""
         super().use_parallelism(config)
-        self._tp_handler = config.tp_handler
+        self._splitter = LayerSplitter(config.tp_handler)
 
     # Preparing
 
@@ -93,27 +93,33 @@ class FSDP(ShardedStrategy):
         if not self.world.is_main:
             # that an output should not be written to in place is said once, by the main process
             warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
-        plugin = self.fsdp_plugin
-        ignored = ignored_weights(model, plugin.ignored_modules)
-        check_shapes(model, ignored)
-        blocks = blocks_of(model, plugin)
-        if plugin.activation_checkpointing:
-            blocks = checkpoint_activations(model, blocks, offload=plugin.activation_checkpointing_offload)
-        self._shard(model, blocks, ignored)
+        ignored = self.ignored(model)
+        self.attend_over_parts(model)
+        self._shard(model, self.blocks(model), ignored)
         return self.compile(model, request.compiling)
 
-    def _shard(self, model: Module, blocks: Sequence[Module], ignored: set[Any]) -> None:
-        plugin, policy = self.fsdp_plugin, self._mixed_precision(model)
-        options: dict[str, Any] = {
-            "mesh": self._mesh(),
-            "mp_policy": policy,
-            "offload_policy": plugin.cpu_offload,
-        }
-        # models of transformers know how their modules begin
-        initialise = plugin.param_init_fn or getattr(model, "_init_weights", None)
-        weights = InitialWeights(self.world, initialise, ignored)
+    def ignored(self, model: Module) -> set[Parameter]:
+        """The weights that stay whole; `ConfigurationError` where another one can't be sharded."""
+        found = ignored_weights(model, self.fsdp_plugin.ignored_modules)
+        check_shapes(model, found)
+        return found
+
+    def blocks(self, model: Module) -> list[Module]:
+        """The modules that are sharded each for itself, which recompute their activations where the plugin requests it."""
+        found = blocks_of(model, self.fsdp_plugin)
+        if self.fsdp_plugin.activation_checkpointing:
+            found = checkpoint_activations(model, found, offload=self.fsdp_plugin.activation_checkpointing_offload)
+        return found
+
+    def initialise(self, model: Module) -> Callable[[Module], object] | None:
+        """The function that gives a module of the model its first weights: the plugin's, or that which models of transformers have."""
+        return self.fsdp_plugin.param_init_fn or getattr(model, "_init_weights", None)
+
+    def _shard(self, model: Module, blocks: Sequence[Module], ignored: set[Parameter]) -> None:
+        plugin, options = self.fsdp_plugin, self.shard_options(model)
+        weights = InitialWeights(self.world, self.initialise(model), ignored)
         if self.world.mesh.tp > 1:
-            split_layers(model, self._tp_mesh(), self._tp_handler, weights)
+            self._splitter.split(model, self._tp_mesh(), weights)
         for block in blocks:
             weights.bring(block)
             fully_shard(
@@ -124,6 +130,11 @@ class FSDP(ShardedStrategy):
         fully_shard(model, ignored_params=weights.ignored, **options)
         if plugin.reshard_after_forward:
             model.register_forward_hook(_reshard_without_backward)
+
+    def shard_options(self, model: Module) -> dict[str, Any]:
+        """The arguments of `fully_shard` for all parts of a model, which from now on computes in the precision."""
+        policy = self._mixed_precision(model)
+        return {"mesh": self._mesh(), "mp_policy": policy, "offload_policy": self.fsdp_plugin.cpu_offload}
 
     def _mixed_precision(self, model: Module) -> MixedPrecisionPolicy:
         """
@@ -148,16 +159,23 @@ class FSDP(ShardedStrategy):
         """The mesh of shards, with that of copies before it, where there are any: of the configuration's mesh, or one of its own."""
         if self._shard_mesh is None:
             if not dist.is_initialized():
-                _be_a_group(self.world)
-            degrees, mesh = self.world.mesh, self.device_mesh
-            if mesh is None or degrees.dp_shard == 1:
-                shape = (degrees.dp_replicate, degrees.dp_shard)
-                mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=_AXES)
-            self._shard_mesh = mesh[_AXES if degrees.dp_replicate > 1 else _AXES[1:]]
+                be_a_group(self.world)
+            self._shard_mesh = self._new_mesh(self.world.mesh)
         return self._shard_mesh
 
+    def _new_mesh(self, degrees: Mesh) -> DeviceMesh:
+        mesh = self.device_mesh
+        if mesh is None or degrees.dp_shard * degrees.cp == 1:
+            shape = (degrees.pp, degrees.dp_replicate, degrees.dp_shard)
+            mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=("pp", *_AXES))
+        shards = [axis for axis in ("dp_shard", "cp") if axis in (mesh.mesh_dim_names or ())]
+        if len(shards) == 2 and degrees.dp_replicate == 1:
+            return mesh[tuple(shards)]._flatten("dp_shard_cp")
+        shard = shards[0] if len(shards) == 1 else "dp_shard_cp"
+        return mesh["dp_replicate", shard] if degrees.dp_replicate > 1 else mesh[shard]
+
     def _tp_mesh(self) -> DeviceMesh:
-        if self.device_mesh is None or self.world.mesh.dp_shard == 1:
+        if self.device_mesh is None or self.world.mesh.dp_shard * self.world.mesh.cp == 1:
             raise ConfigurationError(
                 f"FSDP was requested on {self.world.mesh}. Beside tp it shards along dp_shard: pass "
                 "ParallelismConfig(dp_shard_size=..., tp_size=...), or leave the plugin out to split layers alone."
@@ -210,15 +228,13 @@ class FSDP(ShardedStrategy):
         alone = f"{whole} of the optimizer's weights are not sharded, so each of the {self.world.size} processes trains its own"
         return [f"{alone}. Give their model to accelerator.prepare(...), too, or freeze what `ignored_modules` names."]
 
+    def close(self) -> None:
+        """The training is over."""
+        super().close()
+        self._splitter.close()
+
 
 def _reshard_without_backward(model: Any, _inputs: Any, _outputs: Any) -> None:
     """Shard what the root keeps for a backward that does not come; an optimizer made then would get whole weights."""
     if not torch.is_grad_enabled():
         model.reshard()
-
-
-def _be_a_group(world: World) -> None:
-    """Make a group of this process alone, as `fully_shard` needs one."""
-    backend = "nccl" if world.device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    at_world_exit(dist.destroy_process_group)

@@ -15,7 +15,7 @@ from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 from accelerate_nb.runtime.training.compile import is_repeated_blocks
 
-_CHECKPOINTED = "_checkpoint_wrapped_module"
+CHECKPOINTED = "_checkpoint_wrapped_module"
 
 
 def blocks_of(model: Module, plugin: FullyShardedDataParallelPlugin) -> list[Module]:
@@ -40,7 +40,7 @@ def blocks_of(model: Module, plugin: FullyShardedDataParallelPlugin) -> list[Mod
 
 def inner(module: Module) -> Module:
     """A module without the wrapper that recomputes its activations."""
-    while (wrapped := module._modules.get(_CHECKPOINTED)) is not None:
+    while (wrapped := module._modules.get(CHECKPOINTED)) is not None:
         module = wrapped
     return module
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import Module, Parameter
 
 from accelerate_nb.errors import ConfigurationError
@@ -44,7 +45,12 @@ class InitialWeights:
                 self._bring_own(part, brought)
 
     def _bring_own(self, part: Module, brought: dict[Parameter, Parameter]) -> None:
-        former = {name: weight for name, weight in part._parameters.items() if weight is not None}
+        # what is in parts was loaded so
+        former = {
+            name: weight
+            for name, weight in part._parameters.items()
+            if weight is not None and not isinstance(weight, DTensor)
+        }
         if self.world.is_main:
             self._initialise(part, brought)
         for name, weight in former.items():

@@ -1,0 +1,1 @@
+"""Sequences that are cut in parts, a part a process, and attention over all of them."""

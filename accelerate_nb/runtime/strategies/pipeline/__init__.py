@@ -1,0 +1,1 @@
+"""Pipelines: each process has some consecutive layers of the model, and batches pass through them in parts."""

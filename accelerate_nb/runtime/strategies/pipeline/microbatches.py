@@ -1,0 +1,60 @@
+"""A batch in parts along its first dimension, and the outputs of the parts as that of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from accelerate_nb.errors import DataError
+
+
+def batch_size(inputs: Any) -> int:
+    """The number of samples: the length of the first tensor that has a dimension."""
+    found = next((leaf for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor) and leaf.ndim), None)
+    if found is None:
+        raise DataError(
+            "A model that is split into stages got no tensor of samples. Pass it a batch whose first dimension is the samples'."
+        )
+    return len(found)
+
+
+def microbatches(inputs: Any, count: int) -> list[Any]:
+    """
+    The inputs in so many parts, or as many as there are samples, whose sizes differ by one sample at most.
+
+    Tensors with the batch's length are cut along dimension 0; whatever else there is goes to every part.
+    """
+    size = batch_size(inputs)
+    leaves, structure = tree_flatten(inputs)
+    count = min(count, size)
+    cut = [
+        leaf.tensor_split(count) if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == size else [leaf] * count
+        for leaf in leaves
+    ]
+    return [tree_unflatten(list(part), structure) for part in zip(*cut, strict=True)]
+
+
+def merged(outputs: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """
+    The outputs of parts of so many samples as that of the whole batch.
+
+    Tensors are joined along dimension 0; numbers, such as losses, are averaged over samples. Other things are those of the first
+    part.
+    """
+    flat = [tree_flatten(output) for output in outputs]
+    structure = flat[0][1]
+    columns = zip(*[leaves for leaves, _ in flat], strict=True)
+    return tree_unflatten([_merged_leaf(list(column), sizes) for column in columns], structure)
+
+
+def _merged_leaf(leaves: list[Any], sizes: Sequence[int]) -> Any:
+    if not isinstance(leaves[0], Tensor):
+        return leaves[0]
+    if leaves[0].ndim:
+        return torch.cat(leaves)
+    weights = torch.tensor(sizes, dtype=torch.float32, device=leaves[0].device)
+    return ((torch.stack(leaves) * (weights / weights.sum())).sum()).to(leaves[0].dtype)

@@ -1,0 +1,195 @@
+"""The stages of a model: which of its layers each stage has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import Module, ModuleDict, ModuleList, Parameter, Sequential
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+from accelerate_nb.config.did_you_mean import did_you_mean
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
+from accelerate_nb.runtime.strategies.fsdp.wrapping import CHECKPOINTED, block_policy, inner
+
+# Positional arguments of a model, or keyword arguments.
+ExampleInputs: TypeAlias = tuple[Any, ...] | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A part of a model that is on one stage: a block, or a module of its own; `stage` is the index of that stage."""
+
+    name: str
+    module: Module
+    stage: int
+
+
+def plan_stages(
+    model: Module,
+    count: int,
+    begins: Sequence[str] | str = "auto",
+    example: ExampleInputs | None = None,
+    no_split: Collection[str] | None = None,
+) -> list[Layer]:
+    """
+    The layers of a model in the order in which they were registered, each with its stage; there are `count` stages.
+
+    `begins` names the modules at which the second and later stages begin. Where it is "auto" the most expensive stage costs as
+    little as can be: layers cost their floating-point operations for `example` inputs of the model, or the number of their weights.
+    Modules of classes of the names `no_split` stay whole, or those that `layers_of` finds. What is in no layer, such as weights of
+    the model itself, is on every stage.
+    `ConfigurationError` for a model with fewer layers than stages, or a name that is not there.
+    """
+    found = list(layers_of(model, no_split))
+    if len(found) < count:
+        raise ConfigurationError(
+            f"{count} stages of a pipeline were requested, but {type(model).__name__} has {len(found)} layers that can be separated: "
+            f"{', '.join(name for name, _ in found) or 'none'}. Take fewer stages."
+        )
+    if isinstance(begins, str):
+        modules = dict(found)
+        starts = balanced(number_of_weights(modules) if example is None else operations(model, modules, example), count)
+    else:
+        starts = _named_starts([name for name, _ in found], begins, count)
+    return [Layer(name, module, sum(start <= index for start in starts)) for index, (name, module) in enumerate(found)]
+
+
+def layers_of(model: Module, no_split: Collection[str] | None = None) -> Iterator[tuple[str, Module]]:
+    """
+    The parts of a model that have weights and are not to be separated, by their names.
+
+    They are its blocks (of classes of these names, or of the model's `_no_split_modules`, or the elements of its lists of equal
+    modules), and beside these the largest modules without a block in them, or the elements of a `Sequential`.
+    """
+    if no_split is None:
+        is_block = block_policy(model, FullyShardedDataParallelPlugin(fsdp_version=2))
+    else:
+        is_block = lambda module: type(module).__name__ in no_split  # noqa: E731
+    blocks = {id(module) for module in model.modules() if module is not model and is_block(inner(module))}
+
+    def parts(module: Module, prefix: str) -> Iterator[tuple[str, Module]]:
+        for name, child in module.named_children():
+            # a wrapper that recomputes activations is not in names
+            path = prefix.removesuffix(".") if name == CHECKPOINTED else f"{prefix}{name}"
+            holds_blocks = any(id(part) in blocks for part in child.modules() if part is not child)
+            if next(child.parameters(), None) is None:
+                continue
+            if id(child) not in blocks and (holds_blocks or isinstance(child, (Sequential, ModuleList, ModuleDict))):
+                yield from parts(child, f"{path}.")
+            else:
+                yield path, child
+
+    yield from parts(model, "")
+
+
+def number_of_weights(layers: Mapping[str, Module]) -> list[float]:
+    """The number of weights of each layer."""
+    return [float(sum(weight.numel() for weight in module.parameters())) for module in layers.values()]
+
+
+def operations(model: Module, layers: Iterable[str], example: ExampleInputs) -> list[float]:
+    """The floating-point operations of each of these layers in a forward of inputs of these shapes; nothing is computed."""
+    memo: dict[int, Any] = {
+        id(tensor): tensor.detach().to("meta") for tensor in [*model.parameters(), *model.buffers()]
+    }
+    twin = deepcopy(model, memo)
+    found: dict[str, float] = {}
+    counter = FlopCounterMode(display=False)
+    names = list(layers)
+    for name in names:
+        part = twin.get_submodule(name)
+        # the difference of what was counted before and after
+        part.register_forward_pre_hook(lambda *_, name=name: _add(found, name, -counter.get_total_flops()))
+        part.register_forward_hook(lambda *_, name=name: _add(found, name, counter.get_total_flops()))
+    arguments, keywords = ((), example) if isinstance(example, Mapping) else (example, {})
+    arguments, keywords = tree_map(
+        lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, (arguments, keywords)
+    )
+    try:
+        with torch.no_grad(), counter:
+            twin(*arguments, **keywords)
+    except Exception as error:
+        raise ConfigurationError(
+            f"The operations of {type(model).__name__} could not be counted for the example_inputs: {error}. Leave them out for stages "
+            "with about equally many weights, or name the split_points."
+        ) from error
+    return [found.get(name, 0.0) for name in names]
+
+
+def _add(numbers: dict[str, float], name: str, number: float) -> None:
+    numbers[name] = numbers.get(name, 0.0) + number
+
+
+def balanced(costs: Sequence[float], count: int) -> list[int]:
+    """
+    The indices at which the second and later of `count` runs of consecutive layers begin, whose largest sum is as small as can be.
+
+    >>> balanced([1, 1, 1, 3], 2), balanced([4, 1, 1, 1, 1], 3)
+    ([3], [1, 3])
+    """
+    total = [0.0, *accumulate(costs)]
+    size = len(costs)
+    # the largest sum of the best cut of the first layers into so many runs, and where the last of these begins
+    best: list[tuple[float, int]] = [(total[end], 0) for end in range(size + 1)]
+    begins: list[list[int]] = []
+    for runs in range(2, count + 1):
+        current = [(float("inf"), 0)] * (size + 1)
+        for end in range(runs, size + 1):
+            current[end] = min(
+                (max(best[start][0], total[end] - total[start]), start) for start in range(runs - 1, end)
+            )
+        best = current
+        begins.append([start for _, start in current])
+    starts: list[int] = []
+    end = size
+    for column in reversed(begins):
+        end = column[end]
+        starts.append(end)
+    return starts[::-1]
+
+
+def _named_starts(names: Sequence[str], begins: Sequence[str], count: int) -> list[int]:
+    if len(begins) != count - 1:
+        raise ConfigurationError(
+            f"{count} stages of a pipeline were requested, and the beginnings of {len(begins) + 1}: {', '.join(begins) or 'none'}. "
+            f"Name {count - 1}: the first stage begins with the model."
+        )
+    starts = [next((index for index, name in enumerate(names) if _is_in(name, begin)), None) for begin in begins]
+    for begin, start in zip(begins, starts, strict=True):
+        if start is None:
+            known = ", ".join(names[:8])
+            raise ConfigurationError(
+                f"A stage of the pipeline should begin at {begin!r}, but the model has no layer of this name that can be separated. "
+                f"{did_you_mean(begin, names, f'Layers are {known}, …')}"
+            )
+    found = [start for start in starts if start is not None]
+    if found != sorted(set(found)) or found[0] == 0:
+        raise ConfigurationError(
+            f"Stages of the pipeline should begin at {', '.join(begins)}, but the model's layers stand in the order "
+            f"{', '.join(names)}. Name the beginnings in this order, each once, and not the first layer."
+        )
+    return found
+
+
+def _is_in(name: str, begin: str) -> bool:
+    return name == begin or name.startswith(f"{begin}.")
+
+
+def shared_by_stages(layers: Sequence[Layer], model: Module) -> dict[Parameter, set[int]]:
+    """The weights that several stages have, with these: those that layers share, and those in no layer, which all stages have."""
+    count = 1 + max(layer.stage for layer in layers)
+    stages: dict[Parameter, set[int]] = {}
+    for layer in layers:
+        for weight in layer.module.parameters():
+            stages.setdefault(weight, set()).add(layer.stage)
+    for weight in model.parameters():
+        stages.setdefault(weight, set(range(count)))
+    return {weight: held for weight, held in stages.items() if len(held) > 1}

@@ -1,0 +1,1 @@
+"""Layers that are split along their width."""

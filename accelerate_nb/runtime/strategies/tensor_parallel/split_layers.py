@@ -1,0 +1,199 @@
+"""The split of a model's layers along their width, by a plan, with torch's `parallelize_module`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.nn import Embedding, Linear, Module
+from torch.utils._pytree import tree_map
+
+from accelerate_nb.config.did_you_mean import did_you_mean
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.runtime.parallelism_config import TorchTensorParallelConfig
+from accelerate_nb.runtime.strategies.fsdp.wrapping import shared_weights
+from accelerate_nb.runtime.strategies.initial_weights import InitialWeights
+from accelerate_nb.runtime.strategies.tensor_parallel.sequence_parts import SequenceParts, share_gradient
+
+# The ways to split a layer by their names in plans, most of which are those of transformers.
+STYLES: Mapping[str, Any] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "colwise_rep": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "embedding_colwise": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "sequence_parallel": SequenceParallel,
+    # a norm of each head, of which a process has some: (samples, tokens, heads, width of a head)
+    "replicated_with_grad_allreduce": lambda: SequenceParallel(sequence_dim=2, use_local_output=True),
+}
+_WHOLE_OUTPUTS = ("colwise_gather_output", "colwise_rep")
+_EXAMPLE = "TorchTensorParallelConfig(plan={'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'})"
+
+
+class LayerSplitter:
+    """Splits the layers of models as a configuration says."""
+
+    def __init__(self, handler: TorchTensorParallelConfig | None = None) -> None:
+        self._handler = handler or TorchTensorParallelConfig()
+        self._losses = ExitStack()
+        self._losses_are_split = False
+
+    def split(self, model: Module, mesh: DeviceMesh, weights: InitialWeights) -> None:
+        """
+        Split a model's layers over a mesh, one at a time, in place, as the plan says that was given, or the model's own.
+
+        A model that was loaded in parts stays as it is. A layer whose weight another one shares stays whole. `ConfigurationError` says
+        that there is no plan, or what it names that is not there, or can't be split so.
+        """
+        if any(isinstance(weight, DTensor) for weight in model.parameters()):
+            return
+        _check_heads(model, mesh.size())
+        styles = _styles(model, self._handler.plan, mesh.size())
+        sequences = SequenceParts(model, mesh, styles) if self._handler.sequence_parallel else None
+        output = self._split_output(model, styles) if self._handler.loss_parallel else None
+        for name, style in styles.items():
+            made = _style(name, style)
+            if name == output:
+                made = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+            if sequences is not None:
+                made = sequences.style(name, style, made)
+            _split(name, model.get_submodule(name), mesh, made, weights)
+        if sequences is not None:
+            weights.bring(model)
+            sequences.attach()
+
+    def _split_output(self, model: Module, styles: Mapping[str, Any]) -> str:
+        """The name of the model's last layer, of whose output each process keeps its part for the loss."""
+        name: str = [name for name, _ in model.named_modules() if name in styles][-1]
+        style = styles[name]
+        if style not in _WHOLE_OUTPUTS:
+            raise ConfigurationError(
+                f"loss_parallel=True was requested, but the plan of tp splits {type(model).__name__}'s {name} last, by {style!r}. The last "
+                f"layer has to be one of its own weights, with an output for each class, that is split by {_WHOLE_OUTPUTS[0]!r}."
+            )
+        if not self._losses_are_split:
+            self._losses.enter_context(loss_parallel())
+            self._losses_are_split = True
+        model.register_forward_hook(_plain_loss)
+        return name
+
+    def close(self) -> None:
+        """Losses are computed as before."""
+        self._losses.close()
+        self._losses_are_split = False
+
+
+def _plain_loss(_model: Module, _arguments: Any, output: Any) -> Any:
+    """A loss that the model computed itself is a plain tensor again."""
+    return tree_map(lambda leaf: leaf.to_local() if isinstance(leaf, DTensor) and leaf.ndim == 0 else leaf, output)
+
+
+def split_dimensions(model: Module) -> dict[str, int]:
+    """The dimensions along which the model's own plan splits its weights, by their names; none where it has ways that are not known."""
+    found: dict[str, int] = {}
+    styles = _styles(model, None, 1)
+    if not all(isinstance(style, ParallelStyle) or style in STYLES for style in styles.values()):
+        return found
+    for name, style in styles.items():
+        layer, made = model.get_submodule(name), _style(name, style)
+        if not isinstance(layer, (Linear, Embedding)) or not isinstance(made, (ColwiseParallel, RowwiseParallel)):
+            continue
+        is_first = isinstance(made, ColwiseParallel) == isinstance(layer, Linear)
+        found[f"{name}.weight"] = 0 if is_first else 1
+        if isinstance(made, ColwiseParallel) and getattr(layer, "bias", None) is not None:
+            found[f"{name}.bias"] = 0
+    return found
+
+
+def _styles(model: Module, given: Mapping[str, Any] | None, size: int) -> dict[str, Any]:
+    """The plan's styles by names of layers, in the order of the plan."""
+    plan = given or getattr(model, "tp_plan", None) or {}
+    if not plan:
+        raise ConfigurationError(
+            f"tp={size} was requested, but {type(model).__name__} has no plan of its own. Pass one by names of its layers: "
+            f"tp_handler={_EXAMPLE}."
+        )
+    shared = shared_weights(model)
+    styles: dict[str, Any] = {}
+    for pattern, style in plan.items():
+        found = list(_named(model, pattern))
+        if not found and given:
+            names = [name for name, _ in model.named_modules() if name]
+            raise ConfigurationError(
+                f"The plan of tp names {pattern!r}, but the model has no such layer. "
+                f"{did_you_mean(pattern, names, 'Names are ' + ', '.join(names[:6]) + ', …')}"
+            )
+        for name, layer in found:
+            if not any(id(weight) in shared for weight in layer.parameters()):
+                styles[name] = style
+    return styles
+
+
+def _split(name: str, layer: Module, mesh: DeviceMesh, style: ParallelStyle, weights: InitialWeights) -> None:
+    size, width = mesh.size(), _width(layer, style)
+    if width is not None and width % size:
+        raise ConfigurationError(
+            f"tp={size} was requested, but it does not divide the width {width} of {name}. Take another degree, or leave the layer "
+            "out of the plan."
+        )
+    learns = {part: weight.requires_grad for part, weight in layer.named_parameters()}
+    weights.bring(layer)
+    parallelize_module(layer, mesh, style)
+    for part, weight in layer.named_parameters():
+        weight.requires_grad_(learns[part])
+        share_gradient(weight)
+
+
+def _width(layer: Module, style: ParallelStyle) -> int | None:
+    """The width that a way splits of a layer, where that is known."""
+    if isinstance(layer, Linear) and isinstance(style, (ColwiseParallel, RowwiseParallel)):
+        return layer.out_features if isinstance(style, ColwiseParallel) else layer.in_features
+    if isinstance(layer, Embedding) and isinstance(style, (ColwiseParallel, RowwiseParallel)):
+        return layer.embedding_dim if isinstance(style, ColwiseParallel) else layer.num_embeddings
+    return None
+
+
+def _style(pattern: str, style: Any) -> ParallelStyle:
+    if isinstance(style, ParallelStyle):
+        return style
+    if style not in STYLES:
+        raise ConfigurationError(
+            f"The plan of tp splits {pattern!r} by {style!r}, which is not known here. {did_you_mean(str(style), STYLES)} Known "
+            f"ones are {', '.join(STYLES)}; an object of torch's ParallelStyle works too."
+        )
+    made: ParallelStyle = STYLES[style]()
+    return made
+
+
+def _named(model: Module, pattern: str) -> Iterator[tuple[str, Module]]:
+    """The modules whose names a pattern matches, part by part."""
+    wanted = pattern.split(".")
+    for name, module in model.named_modules():
+        parts = name.split(".")
+        if len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted)):
+            yield name, module
+
+
+def _check_heads(model: Module, size: int) -> None:
+    config = getattr(model, "config", None)
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(config, name, None)
+        if isinstance(heads, int) and heads % size:
+            raise ConfigurationError(
+                f"tp={size} was requested, but it does not divide {name}={heads}. Take a degree that does."
+            )

@@ -1,0 +1,61 @@
+"""A model that transformers loads in parts trains as under Accelerate, whose tensor parallelism takes no other."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from tests.peers import Peer, under_both
+from tests.runtime.strategies.tiny_llama import batches, by_hand, llama
+
+pytest.importorskip("transformers", minversion="5.0")
+
+
+def whole(value: Any) -> Any:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def trains(peer: Peer, folder: str) -> dict[str, Any]:
+    from transformers import AutoModelForCausalLM
+
+    if not peer.is_ours:
+        # it takes no mesh on a CPU otherwise, and says nothing of it
+        state = peer.door("state")
+        state.PartialState(cpu=True)
+        state.PartialState._shared_state["distributed_type"] = peer.door("utils").DistributedType.MULTI_GPU
+    config = peer.door("parallelism_config").ParallelismConfig(tp_size=2)
+    accelerator = peer.Accelerator(cpu=True, parallelism_config=config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        mesh = accelerator.torch_device_mesh
+        model = AutoModelForCausalLM.from_pretrained(folder, tp_size=2, tp_plan="auto", device_mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    losses, norms = [], []
+    for batch in batches():
+        loss = model(input_ids=batch, labels=batch).loss
+        accelerator.backward(loss)
+        losses.append(loss.item())
+        norms.append(whole(accelerator.clip_grad_norm_(model.parameters(), 0.5)).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = {name: whole(value) for name, value in accelerator.unwrap_model(model).state_dict().items()}
+    placements = {name: str(getattr(weight, "placements", None)) for name, weight in model.named_parameters()}
+    return {"losses": losses, "norms": norms, "weights": weights, "placements": placements}
+
+
+def test_losses_norms_weights_and_parts_are_accelerates(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    both = under_both(trains, 2, str(tmp_path))
+    state, norms = by_hand(tied=False)
+    for ours, theirs in zip(both.ours, both.theirs, strict=True):
+        for name in ("losses", "norms", "weights"):
+            torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-6)
+        assert ours["placements"] == theirs["placements"]
+        assert ours["norms"] == pytest.approx(norms, rel=1e-5)
+        torch.testing.assert_close(dict(ours["weights"]), dict(state), rtol=0, atol=1e-6)
