@@ -85,7 +85,7 @@ def of_torch(devices: AvailableDevices, nvidia: Driver | None, environment: Mapp
     if find_spec("torch") is None:
         return CheckResult("torch", title, "failed", "torch is not installed for this Python", "pip install torch")
     gpus = 0 if nvidia is None else len(nvidia.gpus)
-    text = f"it sees {devices.count} of them" if devices.count else "it computes on the CPU"
+    text = f"it sees {devices.count} of them" if devices.count else "no GPU found, using the CPU"
     if not gpus or devices.count:
         return CheckResult("torch", title, "passed", f"built for {devices.label}s; {text}" if devices.count else text)
     there = f"this machine has {gpus} NVIDIA GPU{'s' if gpus > 1 else ''}"

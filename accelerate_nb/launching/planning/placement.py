@@ -11,7 +11,7 @@ from accelerate_nb.config.options import parallelism
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.planning import xla_placement
+from accelerate_nb.launching.planning import deepspeed_placement, megatron_placement, xla_placement
 from accelerate_nb.launching.planning.xla_placement import XlaPlacement
 
 Start = Literal["inline", "supervisor", "fork", "spawn"]
@@ -35,23 +35,41 @@ class Placement:
 
 def choose_placement(config: RunConfig, devices: AvailableDevices, can_fork: bool) -> Placement:
     """
-    The way to start a whole configuration; pure.
+    The way to start a whole configuration; pure, but for the packages that are installed.
+
+    Of a launch on each of several machines it is the way of this one, with its share of the processes.
 
     Raises `LaunchError` where it doesn't fit the machine, or the degrees of parallelism don't fit the number of processes.
     """
-    placement = choose(config.launching, devices, can_fork, config.training.xla_mesh)
+    launching = config.launching.of_this_node()
+    placement = choose(launching, devices, can_fork, config.training.xla_mesh)
     if config.training.strategy == "fsdp" and placement.kind == "xla":
         raise LaunchError(
             "strategy='fsdp' was requested on XLA devices, which torch's FSDP doesn't know. Pass xla_mesh='fsdp' in its place."
         )
+    if not (launching.names_hosts or config.launching.is_on_each_node):
+        check_training(config, placement)
+    return placement
+
+
+def check_training(config: RunConfig, placement: Placement) -> None:
+    """Raise `LaunchError` where the strategy or the degrees of parallelism don't fit a placement."""
+    if config.training.strategy == "deepspeed":
+        deepspeed_placement.check(config.training, placement.kind)
+    if config.training.strategy == "megatron":
+        megatron_placement.check(config.training, placement.kind, placement.size)
     degrees = config.training.parallelism_config or {}
+    if config.training.strategy not in {None, "deepspeed"} and (parts := parallelism.sizes(degrees).get("sp")):
+        raise LaunchError(
+            f"parallelism_config={{sp_size: {parts}}} was requested with strategy={config.training.strategy!r}, but DeepSpeed alone "
+            "splits sequences so. Pass strategy='deepspeed', or cp_size for torch's split."
+        )
     if (number := parallelism.processes(degrees)) not in {1, placement.size}:
         axes = ", ".join(f"{axis}_size: {degree}" for axis, degree in parallelism.sizes(degrees).items())
         raise LaunchError(
             f"parallelism_config={{{axes}}} was requested, which takes {number} processes, but this would be a run of "
             f"{placement.size}. Pass num_processes={number}, or other degrees."
         )
-    return placement
 
 
 def choose(config: LaunchingConfig, devices: AvailableDevices, can_fork: bool, mesh: str | None = None) -> Placement:
@@ -77,10 +95,16 @@ def choose(config: LaunchingConfig, devices: AvailableDevices, can_fork: bool, m
 
 def _computing(config: LaunchingConfig, devices: AvailableDevices) -> XlaPlacement:
     """The number of ranks on the devices that torch itself computes on."""
+    if config.names_hosts:
+        # which they are is known once their agents are there
+        return XlaPlacement(config.num_processes or 1, "cpu", "on the hosts that are named")
     seen = _seen(config, devices)
     size = config.num_processes or max(1, 0 if config.cpu else seen.count)
-    if config.cpu or seen.count == 0:
+    if config.cpu:
         return XlaPlacement(size, "cpu", f"{size} on the CPU")
+    if seen.count == 0:
+        processes = "process" if size == 1 else "processes"
+        return XlaPlacement(size, "cpu", f"{size} {processes}: no GPU found, using the CPU")
     if size > seen.count:
         raise LaunchError(
             f"num_processes={size} was requested, but {_found(config, devices, seen)}. "

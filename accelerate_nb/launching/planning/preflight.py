@@ -8,7 +8,7 @@ from typing import Any
 
 from accelerate_nb.config.run_config import RunConfig, all_settings, resolve
 from accelerate_nb.devices.base import AvailableDevices
-from accelerate_nb.errors import AccelerateNbError, LaunchError
+from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.launching.planning.placement import Placement, choose_placement
 
 
@@ -41,18 +41,24 @@ def run_preflight(settings: Mapping[str, Any], devices: AvailableDevices, can_fo
 
     The texts are those of the errors that the launch would raise.
     """
-    wrong = tuple(found for name, value in settings.items() if (found := _alone(name, value)) is not None)
-    if wrong:
-        return PreflightReport(None, None, wrong)
     try:
         config = resolve(settings, {})
     except AccelerateNbError as error:
-        return PreflightReport(None, None, (PreflightIssue(_named_in(str(error)), str(error)),))
+        return PreflightReport(None, None, _wrong(settings, str(error)))
     try:
         choice = choose_placement(config, devices, can_fork)
-    except LaunchError as error:
+    except AccelerateNbError as error:
         return PreflightReport(config, None, (PreflightIssue(_named_in(str(error)), str(error)),))
     return PreflightReport(config, choice, _advice(config, choice, devices))
+
+
+def _wrong(settings: Mapping[str, Any], error: str) -> tuple[PreflightIssue, ...]:
+    """The errors of settings, each by itself; an error of several together stands at the setting that it begins with."""
+    together = PreflightIssue(_named_in(error), error)
+    alone = [found for name, value in settings.items() if (found := _alone(name, value)) is not None]
+    if together.name is None and alone:
+        return tuple(alone)
+    return (together, *(found for found in alone if found.name != together.name))
 
 
 def _alone(name: str, value: Any) -> PreflightIssue | None:
@@ -88,4 +94,10 @@ def _advice(config: RunConfig, choice: Placement, devices: AvailableDevices) -> 
     if config.training.fsdp_config is not None and config.training.strategy != "fsdp":
         text = "These are options of strategy='fsdp', which was not requested: every rank has the whole model."
         found.append(PreflightIssue("fsdp_config", text, grave=False))
+    if config.training.deepspeed_config is not None and config.training.strategy != "deepspeed":
+        text = "These are options of strategy='deepspeed', which was not requested: every rank has the whole model."
+        found.append(PreflightIssue("deepspeed_config", text, grave=False))
+    if config.training.megatron_lm_config and config.training.strategy != "megatron":
+        text = "These are options of strategy='megatron', which was not requested: every rank has the whole model."
+        found.append(PreflightIssue("megatron_lm_config", text, grave=False))
     return tuple(found)

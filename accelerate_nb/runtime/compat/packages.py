@@ -118,10 +118,10 @@ def is_numpy_available(min_version: str = "1.25.0") -> bool:
 
 
 def is_megatron_lm_available() -> bool:
-    """Whether Megatron-LM's training part is installed, and enabled by `ACCELERATE_USE_MEGATRON_LM`."""
-    if not parse_flag_from_env("ACCELERATE_USE_MEGATRON_LM"):
-        return False
-    return is_installed("megatron", "megatron-core", at_least="0.8.0") and find_spec("megatron.training") is not None
+    """Whether megatron-core is installed, and enabled by `ACCELERATE_USE_MEGATRON_LM`."""
+    return parse_flag_from_env("ACCELERATE_USE_MEGATRON_LM") and is_installed(
+        "megatron", "megatron-core", at_least="0.8.0"
+    )
 
 
 def is_fp8_available() -> bool:

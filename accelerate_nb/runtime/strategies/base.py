@@ -24,7 +24,7 @@ from accelerate_nb.runtime.parallelism_config import ParallelismConfig
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.precision.registry import PrecisionOptions, choose_precision
 from accelerate_nb.runtime.strategies.device_placement import check_quantised, has_places
-from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
+from accelerate_nb.runtime.strategies.prepare_request import PrepareCall, PrepareRequest
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin
 from accelerate_nb.runtime.training.repoint import named_weights, replaced_weights, repoint
 from accelerate_nb.runtime.training.unwrap import extract_model_from_parallel
@@ -33,6 +33,8 @@ from accelerate_nb.runtime.world.world import World
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+    from accelerate_nb.runtime.strategies.context_parallel.context_parallel import ContextParallel
 
 
 class Strategy:
@@ -46,6 +48,8 @@ class Strategy:
         self.world = world
         self.precision = Precision()
         self.optimizers: list[Optimizer] = []
+        # where processes have parts of sequences
+        self.context: ContextParallel | None = None
         # former weights with those that took their place, for optimizers that are prepared later
         self._replaced = WeakIdKeyDictionary()
 
@@ -65,6 +69,13 @@ class Strategy:
     device_mesh: DeviceMesh | None = None
     # the mesh of XLA devices that one process drives, as it was requested
     xla_mesh: str | None = None
+    # the class of a prepared optimizer, where it is not the usual one, and of what is given in the place of an optimizer
+    optimizer_class: type | None = None
+    placeholder_types: tuple[type, ...] = ()
+    # whether every process holds all weights, so that it could train by itself for a while
+    copies_are_whole: bool = True
+    # whether hooks of save_state and load_state get complete weights; without it `files` writes, and `load` reads, each process's own
+    hooks_get_weights: bool = True
     # the axes of a mesh along which the strategy can spread a training
     axes: tuple[str, ...] = ()
 
@@ -89,9 +100,9 @@ class Strategy:
         return None
 
     @property
-    def copies_are_whole(self) -> bool:
-        """Whether every process holds all weights, so that it could train by itself for a while."""
-        return True
+    def batch_cutter(self) -> Callable[[Any], Any] | None:
+        """The function that makes of a batch this process's part of its sequences; `None` where it has all of them."""
+        return self.context.batches.cut if self.context is not None and self.context.cuts_batches else None
 
     # Choosing
 
@@ -100,6 +111,11 @@ class Strategy:
         self.parallelism_config = config
         if self.world.host_group is None and self.world.size > 1:
             self.device_mesh = config.get_device_mesh(self.world.device.type)
+        if config.cp_handler is not None and config.cp_enabled:
+            # not before it is used: it loads what compiles
+            from accelerate_nb.runtime.strategies.context_parallel.context_parallel import ContextParallel
+
+            self.context = ContextParallel(self.world, config.cp_handler)
 
     def choose_precision(self, name: str, options: PrecisionOptions) -> Precision:
         """The precision of a name that `precision_name` returned, in which all steps are computed from now on."""
@@ -107,6 +123,9 @@ class Strategy:
         return self.precision
 
     # Preparing
+
+    def begin_call(self, call: PrepareCall) -> None:
+        """A call of `prepare` begins, with these objects."""
 
     def prepare(self, requests: Sequence[PrepareRequest]) -> list[Any]:
         """
@@ -132,12 +151,16 @@ class Strategy:
     def prepare_model(self, request: PrepareRequest) -> Module:
         """A model as it is trained: in its precision, on its device, spread over processes, compiled."""
         self.accept(request.value)
-        model = self.precision.wrap_forward(request.value)
+        model = self.precision.wrap_forward(self.attend_over_parts(request.value))
         if request.is_placed:
             model = self.place(model)
         if request.is_trained:
             model = self.wrap_model(model)
         return self.compile(model, request.compiling)
+
+    def attend_over_parts(self, model: Module) -> Module:
+        """The model, whose attention goes over all parts of sequences where processes have parts."""
+        return model if self.context is None else self.context.attach(model)
 
     def accept(self, model: Module) -> None:
         """Raise a `ConfigurationError` for a model that can't be trained on the devices of its weights."""
@@ -159,6 +182,26 @@ class Strategy:
         """The model before `prepare`, whose weights have their original names."""
         return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
 
+    def gathered(self, weights: Any, modifier_rank: int | None, forward_module: Any) -> AbstractContextManager[Any]:
+        """A block in which weights are whole on every process, as most strategies have them anyway."""
+        return nullcontext()
+
+    def replace(self, item: Any) -> Any:
+        """What is prepared in the place of an object that is no model and no optimizer: mostly that object."""
+        return item
+
+    def moves(self, item: Any) -> bool:
+        """Whether an object is a schedule, of another class than torch's, that the strategy prepares."""
+        return False
+
+    def wrap_schedule(self, scheduler: Any, optimizers: Sequence[Any]) -> Any:
+        """A schedule as it is prepared; `None` for one that moves when its optimizer steps, as most do."""
+        return None
+
+    def schedules_of(self, schedulers: Sequence[Any]) -> Sequence[Any]:
+        """The prepared schedules that have files of their own in a checkpoint."""
+        return schedulers
+
     # A step
 
     def backward(self, loss: Tensor, *, steps: int = 1, is_boundary: bool = True, **options: Any) -> None:
@@ -168,11 +211,31 @@ class Strategy:
         `options` are those of `Tensor.backward`; where optimizers update weights in their own backward, `learning_rate` is for them.
         """
         loss = loss if steps == 1 else loss / steps
-        fused = self.fused_optimizers if "learning_rate" in options else []
-        if fused:
+        if "learning_rate" in options and (fused := self.fused_optimizers):
             _fused_backward(fused, loss, options["learning_rate"])
             return
         self.compute_gradients(self.precision.scale(loss), **options)
+
+    def train_step(
+        self,
+        model: Module,
+        inputs: tuple[tuple[Any, ...], dict[str, Any]],
+        targets: Any,
+        loss_of: Callable[[Any, Any], Tensor],
+        *,
+        steps: int = 1,
+        is_boundary: bool = True,
+    ) -> Tensor:
+        """
+        Forward and backward of a prepared model's positional and keyword `inputs`; returns the loss, without its graph.
+
+        `loss_of` gets the output and `targets`; a strategy that cuts the batch calls it with parts of both. `steps` and
+        `is_boundary` are as in `backward`.
+        """
+        arguments, keywords = inputs
+        loss = loss_of(model(*arguments, **keywords), targets)
+        self.backward(loss, steps=steps, is_boundary=is_boundary)
+        return loss.detach()
 
     def compute_gradients(self, loss: Tensor, **options: Any) -> None:
         """The backward of a loss that is divided and scaled."""
@@ -233,7 +296,8 @@ class Strategy:
 
     def weights(self, models: Sequence[Any]) -> list[dict[str, Any]]:
         """The complete weights of each model, as hooks of `save_state` see them, where they are written; all processes call it."""
-        return [complete(self.unwrap(model), self.model_state(model)) for model in models]
+        seen = models if self.hooks_get_weights else []
+        return [complete(self.unwrap(model), self.model_state(model)) for model in seen]
 
     def files(
         self,
@@ -281,12 +345,11 @@ class Strategy:
 
     def loaded_by_hooks(self, models: Sequence[Any]) -> Sequence[Any]:
         """The models that hooks of `load_state` get; one that a hook takes out of the list is loaded by that hook."""
-        return models
+        return models if self.hooks_get_weights else []
 
     def window_gradients(self, model: Module) -> dict[str, Tensor]:
         """The gradients that this process has gathered in a window of accumulation that has not ended, by names of weights."""
-        named = self.unwrap(model).named_parameters()
-        return {name: weight.grad for name, weight in named if weight.grad is not None}
+        return {name: weight.grad for name, weight in self.unwrap(model).named_parameters() if weight.grad is not None}
 
     def set_window_gradients(self, model: Module, saved: Mapping[str, Tensor]) -> None:
         """Have the gradients that `window_gradients` returned, and no others."""
@@ -318,6 +381,8 @@ class Strategy:
 
     def close(self) -> None:
         """The training is over."""
+        if self.context is not None:
+            self.context.close()
 
 
 def _fused_backward(optimizers: Sequence[Any], loss: Tensor, learning_rate: float | None) -> None:

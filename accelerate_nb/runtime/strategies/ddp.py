@@ -26,7 +26,7 @@ from accelerate_nb.runtime.world.world import World
 class DDP(Strategy):
     """A full copy of the model on every process; gradients are averaged after each backward."""
 
-    axes = ("dp_replicate",)
+    axes = ("dp_replicate", "cp")
 
     def __init__(self, world: World, options: DistributedDataParallelKwargs | None = None) -> None:
         super().__init__(world)

@@ -23,6 +23,7 @@ class ShardedStrategy(Strategy):
     """Processes have parts of weights: gradients are measured together, and checkpoints written in parts."""
 
     copies_are_whole = False
+    hooks_get_weights = False
 
     @property
     def writes_parts(self) -> bool:
@@ -31,15 +32,19 @@ class ShardedStrategy(Strategy):
 
     def clip_norm(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float) -> Tensor:
         """Scale gradients down to a norm, whole ones and parts together; returns the norm that they had, on all processes."""
-        gradients = _gradients(parameters)
-        norm = sharded_tensors.norm(gradients, float(norm_type), self.world.device)
+        weights = _with_gradients(parameters)
+        norm = self.gradient_norm(weights, float(norm_type))
         # as torch.nn.utils.clip_grad_norm_ has it
-        sharded_tensors.scale(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        sharded_tensors.scale(_gradients(weights), torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return norm
+
+    def gradient_norm(self, weights: Sequence[Tensor], norm_type: float) -> Tensor:
+        """The norm of these weights' gradients, whole ones and parts together, on all processes."""
+        return sharded_tensors.norm(_gradients(weights), norm_type, self.world.device)
 
     def clip_value(self, parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
         """Cut each gradient at a value."""
-        for gradient in _gradients(parameters):
+        for gradient in _gradients(_with_gradients(parameters)):
             sharded_tensors.local(gradient).clamp_(-clip_value, clip_value)
 
     # Weights
@@ -63,10 +68,6 @@ class ShardedStrategy(Strategy):
         return sharded.load_state_dict(named_states.parts_of(state, sharded.state_dict()), **options)
 
     # Checkpoints
-
-    def weights(self, models: Sequence[Any]) -> list[dict[str, Any]]:
-        """Nothing that hooks could change, as with Accelerate: each process writes its own parts."""
-        return []
 
     def files(
         self,
@@ -104,11 +105,11 @@ class ShardedStrategy(Strategy):
             for index, optimizer in enumerate(optimizers)
         ]
 
-    def loaded_by_hooks(self, models: Sequence[Any]) -> Sequence[Any]:
-        """None, as with Accelerate: hooks load complete weights, of which a sharded model takes none."""
-        return []
+
+def _with_gradients(parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:
+    given = [parameters] if isinstance(parameters, Tensor) else parameters
+    return [weight for weight in given if weight.grad is not None]
 
 
-def _gradients(parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:
-    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    return [weight.grad for weight in given if weight.grad is not None]
+def _gradients(weights: Iterable[Tensor]) -> list[Tensor]:
+    return [weight.grad for weight in weights if weight.grad is not None]

@@ -1,0 +1,1 @@
+"""DeepSpeed's configuration: Accelerate's plugin, and the values in the place of "auto"."""

@@ -1,0 +1,292 @@
+"""The settings of DeepSpeed, under Accelerate's name: arguments, variables `ACCELERATE_*`, and DeepSpeed's configuration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from torch.nn import Module
+
+from accelerate_nb.config.value_types import YES
+from accelerate_nb.errors import ConfigurationError, MissingExtraError
+from accelerate_nb.runtime.compat.device_support import is_rocm_available
+from accelerate_nb.runtime.compat.packages import is_transformers_available
+from accelerate_nb.runtime.strategies.deepspeed.config import hf_transformers, plugin_variables
+from accelerate_nb.runtime.strategies.deepspeed.config.hf_config import HfDeepSpeedConfig
+from accelerate_nb.runtime.strategies.deepspeed.leaf_modules import set_leaf_modules
+from accelerate_nb.user_warnings import warn_user
+
+# The key of DeepSpeed's configuration that an argument stands for.
+_KEYS = {
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "gradient_clipping",
+    "zero_stage": "zero_optimization.stage",
+    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
+    "offload_param_device": "zero_optimization.offload_param.device",
+    "offload_param_nvme_path": "zero_optimization.offload_param.nvme_path",
+    "offload_optimizer_nvme_path": "zero_optimization.offload_optimizer.nvme_path",
+    "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+}
+
+
+@dataclass
+class DeepSpeedPlugin:
+    """
+    The configuration of DeepSpeed; `None` leaves a value to DeepSpeed's configuration, or to the `ACCELERATE_*` variables.
+
+    `hf_ds_config` is DeepSpeed's own configuration: the path of a file, a dictionary or an `HfDeepSpeedConfig`. Its "auto" values are
+    filled in by `Accelerator.prepare`. `deepspeed_config` is the dictionary that DeepSpeed gets.
+
+    >>> plugin = DeepSpeedPlugin(zero_stage=3, gradient_accumulation_steps=2)
+    >>> plugin.get_value("zero_optimization.stage"), plugin.is_auto("train_micro_batch_size_per_gpu")
+    (3, True)
+    """
+
+    hf_ds_config: Any = None
+    gradient_accumulation_steps: int | str | None = None
+    gradient_clipping: float | str | None = None
+    zero_stage: int | None = None
+    is_train_batch_min: bool = True
+    offload_optimizer_device: str | None = None
+    offload_param_device: str | None = None
+    offload_optimizer_nvme_path: str | None = None
+    offload_param_nvme_path: str | None = None
+    zero3_init_flag: bool | None = None
+    zero3_save_16bit_model: bool | None = None
+    transformer_moe_cls_names: str | None = None
+    enable_msamp: bool | None = None
+    msamp_opt_level: str | None = None
+
+    def __post_init__(self) -> None:
+        plugin_variables.complete(self, os.environ)
+        given = self.hf_ds_config
+        # transformers' own has the methods of Accelerate's
+        if (
+            hasattr(given, "find_config_node")
+            or isinstance(given, dict)
+            or (isinstance(given, str) and given != "none")
+        ):
+            self.hf_ds_config = given if hasattr(given, "find_config_node") else HfDeepSpeedConfig(given)
+            self._complete_configuration()
+        else:
+            self.hf_ds_config = HfDeepSpeedConfig(self._own_configuration())
+        self.deepspeed_config: dict[str, Any] = self.hf_ds_config.config
+        # the panel and the loop say how far a training is
+        self.deepspeed_config["steps_per_print"] = float("inf")
+        self._choose_zero3_init(os.environ)
+        self._selected = False
+        self._set_msamp()
+
+    def _complete_configuration(self) -> None:
+        """Give a configuration that was passed the values of arguments where it has "auto", and the arguments its own."""
+        config = self.hf_ds_config
+        config.config.setdefault("gradient_accumulation_steps", 1)
+        if "zero_optimization" not in config.config:
+            raise ConfigurationError(
+                "DeepSpeed's configuration was given without zero_optimization, and Accelerate's way to train with it needs one. "
+                'Add "zero_optimization": {"stage": 0} to it, or another stage.'
+            )
+        plugin_variables.check_fields(os.environ)
+        values = {key: getattr(self, name) for name, key in _KEYS.items()}
+        for key in values:
+            self.fill_match(key, must_match=False, **values)
+        config.set_stage_and_offload()
+        for name, key in _KEYS.items():
+            value = config.get_value(key)
+            if value not in {None, "auto"}:
+                setattr(self, name, value)
+
+    def _own_configuration(self) -> dict[str, Any]:
+        optimizer_path, param_path = (
+            getattr(self, f"offload_{part}_nvme_path") if getattr(self, f"offload_{part}_device") == "nvme" else None
+            for part in ("optimizer", "param")
+        )
+        found: dict[str, Any] = {
+            "train_batch_size": "auto",
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": self.gradient_accumulation_steps,
+            "zero_optimization": {
+                "stage": self.zero_stage,
+                "offload_optimizer": {"device": self.offload_optimizer_device, "nvme_path": optimizer_path},
+                "offload_param": {"device": self.offload_param_device, "nvme_path": param_path},
+                "stage3_gather_16bit_weights_on_model_save": self.zero3_save_16bit_model,
+            },
+        }
+        if self.gradient_clipping:
+            found["gradient_clipping"] = self.gradient_clipping
+        return found
+
+    def _choose_zero3_init(self, environment: Mapping[str, str]) -> None:
+        is_zero3 = self.hf_ds_config.is_zero3()
+        if self.zero3_init_flag is None:
+            self.zero3_init_flag = environment.get("ACCELERATE_DEEPSPEED_ZERO3_INIT", str(is_zero3)).lower() in YES
+        if self.zero3_init_flag and not is_zero3:
+            warn_user("zero3_init_flag=True was requested, which is for ZeRO's stage 3 alone: it is False here.")
+            self.zero3_init_flag = False
+
+    def _set_msamp(self) -> None:
+        if not self.enable_msamp or "msamp" in self.deepspeed_config:
+            return
+        if self.zero_stage == 3:
+            raise ConfigurationError(
+                "MS-AMP was requested with ZeRO's stage 3, and it works with stages 0, 1 and 2 alone. Pass zero_stage=2."
+            )
+        if self.msamp_opt_level not in {"O1", "O2"}:
+            raise ConfigurationError(f"msamp_opt_level is {self.msamp_opt_level!r}. Pass 'O1' or 'O2'.")
+        self.deepspeed_config["msamp"] = {"enabled": True, "opt_level": self.msamp_opt_level}
+
+    # The configuration
+
+    def fill_match(
+        self, ds_key_long: str, mismatches: list[str] | None = None, must_match: bool = True, **kwargs: Any
+    ) -> None:
+        """
+        Give a dotted key that is "auto" its value of `kwargs`, which are by dotted keys, too.
+
+        `ConfigurationError` where `kwargs` has none. With `must_match`, a value that stands there already and differs is added to
+        `mismatches`, in words.
+        """
+        node, key = self.hf_ds_config.find_config_node(ds_key_long)
+        if node is None:
+            return
+        if node.get(key) == "auto":
+            if ds_key_long not in kwargs:
+                raise ConfigurationError(
+                    f"`{ds_key_long}` is 'auto' in DeepSpeed's configuration, and there is no value to put there. Write one in the "
+                    "configuration."
+                )
+            node[key] = kwargs[ds_key_long]
+        elif must_match and ds_key_long in kwargs and node.get(key) not in {None, kwargs[ds_key_long]}:
+            found = [] if mismatches is None else mismatches
+            found.append(f"- ds {ds_key_long}={node[key]} vs arg {ds_key_long}={kwargs[ds_key_long]}")
+
+    def deepspeed_config_process(
+        self,
+        prefix: str = "",
+        mismatches: list[str] | None = None,
+        config: dict[str, Any] | None = None,
+        must_match: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """Fill in all values that are "auto", as `fill_match` does; `ConfigurationError` names all that do not match."""
+        mismatches = [] if mismatches is None else mismatches
+        for key, value in list((self.deepspeed_config if config is None else config).items()):
+            if isinstance(value, dict):
+                self.deepspeed_config_process(f"{prefix}{key}.", mismatches, value, must_match, **kwargs)
+            else:
+                self.fill_match(prefix + key, mismatches, must_match, **kwargs)
+        if mismatches and not prefix:
+            lines = "\n".join(mismatches)
+            raise ConfigurationError(
+                f"Values of DeepSpeed's configuration do not match those of the arguments:\n{lines}\nThe easiest is to write "
+                "'auto' in DeepSpeed's configuration."
+            )
+
+    def is_auto(self, ds_key_long: str) -> bool:
+        """Whether a dotted key is still to be filled in."""
+        return bool(self.hf_ds_config.get_value(ds_key_long) == "auto")
+
+    def get_value(self, ds_key_long: str, default: Any = None) -> Any:
+        """The value of a dotted key, or `default` where it is not set."""
+        return self.hf_ds_config.get_value(ds_key_long, default)
+
+    def set_mixed_precision(self, mixed_precision: str) -> None:
+        """Write a precision into the configuration; `ConfigurationError` where that requests the other type of 16 bits."""
+        config = self.deepspeed_config
+        if mixed_precision == "fp16":
+            config.setdefault("fp16", {"enabled": True, "auto_cast": True})
+        elif mixed_precision in {"bf16", "fp8"}:
+            config.setdefault("bf16", {"enabled": True})
+        if mixed_precision == "fp8" and self.enable_msamp:
+            config.setdefault("msamp", {"enabled": True, "opt_level": self.msamp_opt_level})
+        other = "bf16" if mixed_precision == "fp16" else "fp16"
+        if mixed_precision != "no" and str(self.get_value(f"{other}.enabled", False)).lower() == "true":
+            raise ConfigurationError(
+                f"mixed_precision={mixed_precision!r} was requested, but DeepSpeed's configuration enables {other}. Pass "
+                f"mixed_precision={other!r}, or write 'auto' there."
+            )
+        enabled: dict[str, Any] = {
+            "fp16.enabled": mixed_precision == "fp16",
+            "bf16.enabled": mixed_precision in {"bf16", "fp8"},
+        }
+        for key in enabled:
+            config.setdefault(key.partition(".")[0], {"enabled": False})
+            self.fill_match(key, must_match=False, **enabled)
+        if enabled["bf16.enabled"] and is_rocm_available():
+            # there a sum in bf16 may overflow unnoticed
+            config.setdefault("communication_data_type", "fp32")
+
+    # transformers
+
+    def set_deepspeed_weakref(self) -> None:
+        """Have transformers know this configuration, where it is installed: a model that it makes is in parts from the beginning."""
+        config = deepcopy(self.deepspeed_config)
+        if self.zero3_init_flag and not is_transformers_available():
+            raise MissingExtraError(
+                "zero3_init_flag=True was requested, which needs transformers, and it is not installed: pip install transformers."
+            )
+        for key in ("gradient_accumulation_steps", "train_micro_batch_size_per_gpu"):
+            if config.get(key, "auto") == "auto":
+                config[key] = 1
+        if config.get("train_batch_size") == "auto":
+            del config["train_batch_size"]
+        # transformers keeps a weak reference to it
+        self.dschf = hf_transformers.announce(config) if is_transformers_available() else None
+
+    def is_zero3_init_enabled(self) -> bool:
+        """Whether models are made in parts."""
+        return bool(self.zero3_init_flag)
+
+    @contextmanager
+    def zero3_init_context_manager(self, enable: bool = False) -> Iterator[None]:
+        """A block in which models are made in parts, or whole, whatever `zero3_init_flag` is."""
+        before = self.zero3_init_flag
+        if before == enable:
+            yield
+            return
+        self.zero3_init_flag = enable
+        self.set_deepspeed_weakref()
+        try:
+            yield
+        finally:
+            self.zero3_init_flag = before
+            self.set_deepspeed_weakref()
+
+    def set_moe_leaf_modules(self, model: Module) -> None:
+        """Have stage 3 gather the weights of mixtures of experts as a whole; the classes are `transformer_moe_cls_names`."""
+        if self.transformer_moe_cls_names is None:
+            self.transformer_moe_cls_names = os.environ.get("ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES")
+        if self.transformer_moe_cls_names is not None:
+            set_leaf_modules(model, self.transformer_moe_cls_names.split(","))
+
+    # One of several
+
+    @property
+    def selected(self) -> bool:
+        """Whether this is the plugin in force, of one or several."""
+        return self._selected
+
+    @selected.setter
+    def selected(self, value: bool) -> None:
+        raise ConfigurationError(
+            f"selected={value} was assigned, but a plugin is put in force by `AcceleratorState().select_deepspeed_plugin(name)`. "
+            "Call that."
+        )
+
+    def select(self, _from_accelerator_state: bool = False) -> None:
+        """Put this plugin in force; `AcceleratorState().select_deepspeed_plugin(name)` calls it."""
+        if not _from_accelerator_state:
+            raise ConfigurationError(
+                "A DeepSpeedPlugin was to be selected by itself, but the state has to know. Call "
+                "`AcceleratorState().select_deepspeed_plugin(name)`."
+            )
+        self.set_deepspeed_weakref()
+        self._selected = True
+
+    def unselect(self) -> None:
+        """Another plugin is in force."""
+        self._selected = False

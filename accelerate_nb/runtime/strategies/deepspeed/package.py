@@ -1,0 +1,92 @@
+"""DeepSpeed itself, loaded for this process's device, quiet, and connected over the process group that is there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from types import ModuleType
+
+import torch.distributed as dist
+
+from accelerate_nb.errors import ConfigurationError, MissingExtraError
+from accelerate_nb.runtime.compat.packages import is_deepspeed_available
+from accelerate_nb.runtime.strategies.deepspeed.operators import announce_builds
+from accelerate_nb.runtime.world.registry import at_world_exit, be_a_group
+from accelerate_nb.runtime.world.world import World
+
+_CHOSEN = "DS_ACCELERATOR"
+# What its logger warns of at every start: an optimizer other than Adam, which a person has given to prepare, and that a schedule
+# asks itself for its first learning rate.
+_NO_NEWS = ("ZeRO with an untested optimizer", "learning rate from scheduler before it has started")
+
+
+def load(world: World) -> ModuleType:
+    """
+    The package, whose devices are of this world's type, and whose collectives go over torch's process group.
+
+    `MissingExtraError` where it is not installed; `ConfigurationError` where it was imported for other devices before.
+    """
+    if not is_deepspeed_available():
+        raise MissingExtraError(
+            "Training with DeepSpeed was requested, and the package is not installed: pip install 'accelerate-nb[deepspeed]'"
+        )
+    # else it takes the CPU for a machine's GPU wherever it finds one
+    os.environ.setdefault(_CHOSEN, world.device.type)
+    _describe(world)
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+
+    found = get_accelerator().device_name()
+    if found != world.device.type:
+        raise ConfigurationError(
+            f"The training is on {world.device.type}, but DeepSpeed was imported for {found} ({_CHOSEN}="
+            f"{os.environ.get(_CHOSEN)}). Make the Accelerator before DeepSpeed is imported, or set {_CHOSEN}={world.device.type}."
+        )
+    announce_builds(world)
+    _connect(world, deepspeed)
+    return deepspeed  # type: ignore[no-any-return]  # the package has no types
+
+
+def _describe(world: World) -> None:
+    """Set torchrun's variables where no launcher has: DeepSpeed reads its place from them."""
+    for name, value in (("LOCAL_RANK", world.local_rank), ("RANK", world.rank), ("WORLD_SIZE", world.size)):
+        os.environ.setdefault(name, str(value))
+
+
+def _connect(world: World, deepspeed: ModuleType) -> None:
+    _set_log_level()
+    # DeepSpeed's own calls, at every gathering of weights; who trains with it can't change them
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)
+    # it is for inference alone, and would be compiled inside of the launch
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if not dist.is_initialized():
+        be_a_group(world)
+    deepspeed.init_distributed(dist_backend=dist.get_backend(), dist_init_required=False, verbose=False)
+    at_world_exit(_forget_groups)
+
+
+def _set_log_level() -> None:
+    """Have DeepSpeed's logger say what `ACCELERATE_LOG_LEVEL` wants, or warnings; its handler has a level of its own."""
+    level = logging.getLevelName(os.environ.get("ACCELERATE_LOG_LEVEL", "").upper())
+    least = level if isinstance(level, int) else logging.WARNING
+    logger = logging.getLogger("DeepSpeed")
+    logger.setLevel(least)
+    for handler in logger.handlers:
+        handler.setLevel(least)
+    logger.addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not any(text in str(record.msg) for text in _NO_NEWS)
+
+
+def _forget_groups() -> None:
+    """Have DeepSpeed make its groups anew in the next world; what it keeps of them would outlive them."""
+    from deepspeed.utils import groups
+
+    release = getattr(groups, "_release_process_group_references", None)
+    if release is not None:
+        release()
+    else:  # before DeepSpeed 0.19
+        groups._WORLD_GROUP = groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = groups.mpu = groups.mesh_device = None

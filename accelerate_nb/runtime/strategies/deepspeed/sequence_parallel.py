@@ -1,0 +1,174 @@
+"""Sequences that DeepSpeed splits (Ulysses, arXiv:2309.14509, as ALST has it for transformers, arXiv:2506.13996)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, functional as F
+
+from accelerate_nb.errors import ConfigurationError, DataError
+from accelerate_nb.runtime.compat.versions import compare_versions
+from accelerate_nb.runtime.parallelism_config import DeepSpeedSequenceParallelConfig
+from accelerate_nb.runtime.strategies.context_parallel.batches import SequenceBatches
+from accelerate_nb.runtime.strategies.context_parallel.sequence_part import SequencePart
+from accelerate_nb.runtime.strategies.deepspeed.config import hf_transformers
+from accelerate_nb.runtime.world.world import World
+
+# The first version with the functions that Accelerate calls.
+_VERSION = "0.18.2"
+# These make a mask of all pairs of tokens, or attend by themselves; DeepSpeed's and Accelerate's classes refuse them too.
+_UNKNOWN_ATTENTIONS = ("eager", "paged|eager", "flex_attention")
+# The label that losses leave out, as torch and transformers have it.
+_IGNORED = -100
+
+
+class SequenceParallel:
+    """
+    Each process has consecutive tokens of every sequence, and attends over whole sequences with some of the heads.
+
+    While a model is registered, the attention function of its name is DeepSpeed's for all models of transformers in this process.
+    """
+
+    def __init__(self, world: World, config: DeepSpeedSequenceParallelConfig) -> None:
+        if not compare_versions("deepspeed", ">=", _VERSION):
+            raise ConfigurationError(
+                f"sp_size={world.mesh.sp} was requested, and DeepSpeed splits sequences from version {_VERSION} on. "
+                "Update it: pip install -U deepspeed"
+            )
+        self._config, self._size = config, world.mesh.sp
+        if (length := config.sp_seq_length) is not None and length % self._size:
+            raise ConfigurationError(
+                f"sp_seq_length={length} was requested with sp_size={self._size}, which does not divide it. Pad sequences to a "
+                f"multiple of {self._size}."
+            )
+        rank = world.mesh.coordinates(world.rank).get("sp", 0)
+        self._batches = SequenceBatches(SequencePart(rank, self._size, balanced=False))
+        self._batch_size: int | None = None
+        # the name of the function that is replaced, and the function
+        self._replaced: tuple[str, Any] | None = None
+
+    # The model
+
+    def register(self, model: Module, batch_size: int | None) -> Any:
+        """
+        Replace the model's attention, for batches of so many sequences; returns DeepSpeed's module of process groups.
+
+        `ConfigurationError` for a model that can't be split. All processes call it.
+        """
+        attention = self._check(model)
+        if batch_size is None:
+            raise ConfigurationError(
+                f"sp_size={self._size} was requested, and DeepSpeed's configuration has no train_micro_batch_size_per_gpu, which the "
+                "split needs. Write it there, or 'auto' for the loader's batch_size."
+            )
+        functions = hf_transformers.attention_functions()
+        self._replaced, self._batch_size = (attention, functions[attention]), batch_size
+        from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+        return UlyssesSPAttentionHF.register_with_transformers(
+            model_name_or_path=model,
+            core_attn_implementation=attention,
+            sequence_parallel_size=self._size,
+            micro_batch_size=batch_size,
+            seq_length=self._config.sp_seq_length,
+            seq_length_is_variable=self._config.sp_seq_length_is_variable,
+        )
+
+    def _check(self, model: Module) -> str:
+        """The name of the attention to replace."""
+        config: Any = getattr(model, "config", None)
+        if not hasattr(config, "get_text_config"):
+            raise ConfigurationError(
+                f"sp_size={self._size} was requested, and DeepSpeed splits the sequences of transformers' models alone, of which "
+                f"{type(model).__name__} is none. Leave sp_size out."
+            )
+        text: Any = config.get_text_config()
+        recurrent = sorted({kind for kind in getattr(text, "layer_types", None) or [] if "linear_attention" in kind})
+        if recurrent:
+            raise ConfigurationError(
+                f"sp_size={self._size} was requested for {type(model).__name__}, whose layers ({', '.join(recurrent)}) have a state "
+                "that goes along the sequence, which DeepSpeed does not exchange. Leave sp_size out."
+            )
+        self._check_heads(text)
+        found = getattr(config, "_attn_implementation", None)
+        wanted = self._config.sp_attn_implementation or found
+        if found in _UNKNOWN_ATTENTIONS or wanted != found:
+            raise ConfigurationError(
+                f"sp_attn_implementation={wanted!r} was requested, but the model attends by {found!r}. Make both the same: "
+                "from_pretrained(..., attn_implementation='sdpa'), or a flash attention."
+            )
+        return str(wanted)
+
+    def _check_heads(self, config: Any) -> None:
+        heads = config.num_attention_heads
+        of_keys = getattr(config, "num_key_value_heads", None) or heads
+        # DeepSpeed gives a process some heads of keys, or several processes the same one
+        if heads % self._size or (of_keys % self._size and self._size % of_keys):
+            raise ConfigurationError(
+                f"sp_size={self._size} was requested for a model of {heads} heads, {of_keys} of them for keys, which it does not "
+                "divide. Pass a size that divides both."
+            )
+
+    def average_over_all(self, engine: Any) -> None:
+        """
+        Have the engine divide gradients by the number of all processes, as for copies of a model.
+
+        Its stages 0 to 2, and 3 without `reduce_scatter`, divide by the number of replicas alone, though a loss that each process
+        of a sequence gathers from all of them has their gradients as many times (DeepSpeed 0.19.8; 3 divides by all).
+        """
+        for part in (engine, engine.optimizer):
+            if hasattr(part, "sequence_parallel_size"):
+                part.sequence_parallel_size = 1
+
+    def release(self) -> None:
+        """Give transformers its attention back, so that another model can be registered."""
+        if self._replaced is None:
+            return
+        name, function = self._replaced
+        hf_transformers.attention_functions()[name] = function
+        self._replaced = self._batch_size = None
+        from deepspeed.runtime.sequence_parallel import parallel_state_sp
+
+        # a second registration asserts that there are none
+        parallel_state_sp._SEQUENCE_PARALLEL_GROUP = parallel_state_sp._SEQUENCE_DATA_PARALLEL_GROUP = None
+
+    # Batches
+
+    def cut(self, batch: Any) -> Any:
+        """
+        The batch with this process's tokens, as DeepSpeed's own loader has it, whose labels are the next tokens' (`shift_labels`).
+
+        `position_ids` are of whole sequences; a batch without any gets 0, 1, 2 and so on, as models count themselves. A mask that
+        hides padding at the end is left out. `DataError` for a batch that can't be cut.
+        """
+        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        if not isinstance(ids, Tensor) or ids.ndim != 2:
+            raise DataError(
+                f"A batch has to be cut for sp_size={self._size}, but has no input_ids of shape (sequences, tokens). Make batches "
+                "mappings with input_ids and labels, as collators of transformers do."
+            )
+        self._check_shape(*ids.shape)
+        whole: Any = copy(batch)
+        if whole.get("position_ids") is None:
+            whole["position_ids"] = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+        labels = whole.pop("labels", None)
+        if labels is not None and whole.get("shift_labels") is None:
+            whole["shift_labels"] = F.pad(labels, (0, 1), value=_IGNORED)[:, 1:]
+        return self._batches.cut(whole)
+
+    def _check_shape(self, sequences: int, length: int) -> None:
+        if self._batch_size not in (None, sequences):
+            raise DataError(
+                f"A batch of {sequences} sequences came, but DeepSpeed splits batches of {self._batch_size} "
+                "(train_micro_batch_size_per_gpu). Pass drop_last=True to the loader."
+            )
+        expected = self._config.sp_seq_length
+        if not self._config.sp_seq_length_is_variable and length != expected:
+            raise DataError(
+                f"A batch of sequences of length {length} came, but sp_seq_length={expected} was requested with "
+                "sp_seq_length_is_variable=False. Pad them to it, or leave sp_seq_length_is_variable out."
+            )

@@ -1,0 +1,387 @@
+"""The strategy that trains with DeepSpeed's engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from accelerate_nb.errors import ConfigurationError, NotYetError
+from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite
+from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
+from accelerate_nb.runtime.compat.enums import DistributedType, DynamoBackend
+from accelerate_nb.runtime.parallelism_config import ParallelismConfig
+from accelerate_nb.runtime.precision.base import Precision
+from accelerate_nb.runtime.precision.registry import PrecisionOptions
+from accelerate_nb.runtime.strategies.base import Strategy
+from accelerate_nb.runtime.strategies.deepspeed import engine_files, gathered_weights, operators, package
+from accelerate_nb.runtime.strategies.deepspeed.config import auto_values
+from accelerate_nb.runtime.strategies.deepspeed.config.plugin import DeepSpeedPlugin
+from accelerate_nb.runtime.strategies.deepspeed.cpu_optimizers import map_pytorch_optim_to_deepspeed
+from accelerate_nb.runtime.strategies.deepspeed.placeholders import DummyOptim, DummyScheduler
+from accelerate_nb.runtime.strategies.deepspeed.precision import EnginePrecision
+from accelerate_nb.runtime.strategies.deepspeed.sequence_parallel import SequenceParallel
+from accelerate_nb.runtime.strategies.deepspeed.wrappers import DeepSpeedOptimizerWrapper, DeepSpeedSchedulerWrapper
+from accelerate_nb.runtime.strategies.prepare_request import PrepareCall, PrepareRequest
+from accelerate_nb.runtime.training.accumulation import GradientState
+from accelerate_nb.runtime.training.compile import TorchDynamoPlugin, compile_regions_in_place
+from accelerate_nb.runtime.training.unwrap import ENGINES
+from accelerate_nb.runtime.world.world import World
+
+Plugins = DeepSpeedPlugin | Mapping[str, DeepSpeedPlugin]
+
+
+class DeepSpeed(Strategy):
+    """
+    One engine has the model, its optimizer and its schedule; ZeRO's stage decides what of them a process has.
+
+    Stage 1 has parts of what the optimizer remembers, 2 of gradients too, 3 of weights too. The engine makes its step when the
+    optimizer is stepped, or when gradients are clipped, of which it measures the norm in its step.
+    """
+
+    axes = ("dp_shard", "dp_replicate", "sp")
+    # the engine alone knows how to step
+    copies_are_whole = False
+    hooks_get_weights = False
+    optimizer_class = DeepSpeedOptimizerWrapper
+    placeholder_types = (DummyOptim,)
+
+    def __init__(self, world: World, plugins: Plugins | None = None) -> None:
+        super().__init__(world)
+        self._package = package.load(world)
+        self.deepspeed_plugins: Any = plugins or DeepSpeedPlugin()
+        first = next(iter(self._all_plugins))
+        if not any(plugin.selected for plugin in self._all_plugins):
+            first.select(_from_accelerator_state=True)
+        self.engine: Any = None
+        self._call = PrepareCall(())
+        self._schedules: dict[int, Any] = {}
+        # the optimizer that was given, where the engine has one for host memory in its place
+        self._replaced_optimizer: Optimizer | None = None
+        self._is_held = False
+        # whether gradients wait for the engine's step
+        self._is_pending = False
+        # where the engine's model has parts of sequences
+        self._sequences: SequenceParallel | None = None
+        ENGINES.add(self._package.DeepSpeedEngine)
+
+    @property
+    def _all_plugins(self) -> list[DeepSpeedPlugin]:
+        plugins = self.deepspeed_plugins
+        return list(plugins.values()) if isinstance(plugins, Mapping) else [plugins]
+
+    @property
+    def deepspeed_plugin(self) -> DeepSpeedPlugin:
+        """The plugin in force."""
+        return next(plugin for plugin in self._all_plugins if plugin.selected)
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """DeepSpeed, on all devices."""
+        return DistributedType.DEEPSPEED
+
+    @property
+    def stage(self) -> int:
+        """The stage of the engine, or, before there is one, of the plugin."""
+        if self.engine is not None:
+            return int(self.engine.zero_optimization_stage())
+        return int(self.deepspeed_plugin.get_value("zero_optimization.stage", 0))
+
+    def use_parallelism(self, config: ParallelismConfig) -> None:
+        """Spread the training as a configuration says; a mesh with sequences has the groups that losses are averaged over."""
+        super().use_parallelism(config)
+        if config.sp_enabled and config.sp_handler is not None:
+            names, shape = config._get_mesh()
+            self.device_mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=names)
+            self._sequences = SequenceParallel(self.world, config.sp_handler)
+
+    @property
+    def batch_cutter(self) -> Callable[[Any], Any] | None:
+        """The function that makes of a batch this process's part of its sequences, where they are split."""
+        return None if self._sequences is None else self._sequences.cut
+
+    def choose_precision(self, name: str, options: PrecisionOptions) -> Precision:
+        """The precision, which is the configuration's where that has one."""
+        if name == "fp8":
+            raise NotYetError(
+                "mixed_precision='fp8' was requested with DeepSpeed, which is not offered here yet. Use 'bf16'."
+            )
+        for plugin in self._all_plugins:
+            plugin.set_mixed_precision(name)
+        # once more with the precision in it
+        self.deepspeed_plugin.set_deepspeed_weakref()
+        config = self.deepspeed_plugin
+        found = next((dtype for dtype in ("fp16", "bf16") if config.get_value(f"{dtype}.enabled") is True), "no")
+        if found == "fp16" and not self._computes_in_fp16():
+            raise ConfigurationError(
+                f"fp16 was requested with DeepSpeed on {self.world.device}, which does not compute in it. Use 'bf16', or 'no'."
+            )
+        self.precision = Precision() if found == "no" else EnginePrecision(found, self.world.device)
+        return self.precision
+
+    def _computes_in_fp16(self) -> bool:
+        return bool(self._package.accelerator.get_accelerator().is_fp16_supported())
+
+    # Preparing
+
+    def begin_call(self, call: PrepareCall) -> None:
+        """Note what else this call of `prepare` has: the engine is made of all of it."""
+        self._call = call
+
+    def prepare(self, requests: Sequence[PrepareRequest]) -> list[Any]:
+        """An engine for the model, and its optimizer; a model without one is only evaluated, unless its weights are in parts."""
+        models = [request for request in requests if isinstance(request.value, Module)]
+        optimizers = [request for request in requests if not isinstance(request.value, Module)]
+        trained = [request for request in models if request.is_trained and (optimizers or self.stage == 3)]
+        self._check(models, trained, optimizers)
+        with operators.own_errors():
+            engine: Any = self._engine(trained[0], optimizers[0].value if optimizers else None) if trained else None
+        return [
+            engine.optimizer
+            if not isinstance(request.value, Module)
+            else engine
+            if request in trained
+            else super(DeepSpeed, self).prepare_model(
+                PrepareRequest(request.value, request.compiling, is_trained=False)
+            )
+            for request in requests
+        ]
+
+    def _check(self, models: Sequence[Any], trained: Sequence[Any], optimizers: Sequence[Any]) -> None:
+        if self._sequences is not None and models and not optimizers:
+            raise ConfigurationError(
+                "A model was given to prepare without an optimizer, but it would get parts of sequences (sp_size), which DeepSpeed "
+                "joins for the model of its engine alone. Give it to one call of prepare with its optimizer."
+            )
+        if len(trained) > 1 or len(optimizers) > 1 or (trained and self.engine is not None):
+            raise ConfigurationError(
+                f"{len(trained) + (self.engine is not None)} models and {len(optimizers)} optimizers were given to one Accelerator "
+                "with DeepSpeed, whose engine has one of each. Make an Accelerator for each model; deepspeed_plugins= of the first "
+                "names a configuration for each."
+            )
+        if optimizers and not trained:
+            raise ConfigurationError(
+                "An optimizer was given to prepare without its model, and DeepSpeed makes one engine of both. Give them to one call "
+                "of prepare, with a loader."
+            )
+        if GradientState().average_over_window:
+            raise ConfigurationError(
+                "average_over_window=True was requested with DeepSpeed, which has divided the gradients of a window before its "
+                "length is known. Leave it out."
+            )
+
+    def _engine(self, request: PrepareRequest, optimizer: Any) -> Any:
+        plugin, call, state = self.deepspeed_plugin, self._call, GradientState()
+        operators.check_disk(plugin, self._computes_in_fp16())
+        schedules = self._package.runtime.lr_schedules.VALID_LR_SCHEDULES
+        scheduler = next((item for item in call.objects if self.moves(item)), None)
+        steps = auto_values.choose_accumulation(plugin, state.num_steps)
+        state.plugin_kwargs = {**state.plugin_kwargs, "num_steps": steps}
+        auto_values.check_pair(plugin.deepspeed_config, optimizer, scheduler, schedules)
+        if isinstance(optimizer, Optimizer):
+            plugin.deepspeed_config["zero_allow_untested_optimizer"] = True
+        model: Module = request.value
+        plugin.set_moe_leaf_modules(model)
+        auto_values.fill_in(plugin, call, model, optimizer, scheduler)
+        arguments: dict[str, Any] = {"model": self.precision.wrap_forward(model), "config": plugin.deepspeed_config}
+        if isinstance(optimizer, DummyOptim):
+            arguments["model_parameters"] = optimizer.params
+            if isinstance(scheduler, DummyScheduler) and scheduler.lr_scheduler_callable is not None:
+                arguments["lr_scheduler"] = scheduler.lr_scheduler_callable
+        elif optimizer is not None:
+            arguments["optimizer"] = self._own_optimizer(optimizer, plugin)
+            if type(scheduler).__name__ in schedules:
+                arguments["lr_scheduler"] = scheduler
+        if self._sequences is not None:
+            arguments["mpu"] = self._sequences.register(model, plugin.get_value("train_micro_batch_size_per_gpu"))
+        self.engine, _, _, schedule = self._package.initialize(**arguments)
+        if self._sequences is not None:
+            self._sequences.average_over_all(self.engine)
+        if scheduler is not None and schedule is not None:
+            self._schedules[id(scheduler)] = schedule
+        self._compile(request.compiling)
+        return self.engine
+
+    def _own_optimizer(self, optimizer: Optimizer, plugin: DeepSpeedPlugin) -> Optimizer:
+        offloads = plugin.get_value("zero_optimization.offload_optimizer.device", "none") not in {"none", None}
+        if offloads and plugin.get_value("zero_force_ds_cpu_optimizer", True):
+            self._replaced_optimizer, optimizer = optimizer, map_pytorch_optim_to_deepspeed(optimizer)
+        return optimizer
+
+    def _compile(self, how: TorchDynamoPlugin) -> None:
+        arguments = how.to_kwargs()
+        if how.backend == DynamoBackend.NO:
+            return
+        if how.use_regional_compilation:
+            compile_regions_in_place(self.engine.module, **arguments)
+        else:
+            self.engine.compile(backend=arguments.pop("backend"), compile_kwargs=arguments)
+
+    def moves(self, item: Any) -> bool:
+        """Whether an object is a schedule that has to do with the engine."""
+        return (
+            isinstance(item, (torch.optim.lr_scheduler.LRScheduler, DummyScheduler))
+            or type(item).__name__ in self._package.runtime.lr_schedules.VALID_LR_SCHEDULES
+        )
+
+    def wrap_schedule(self, scheduler: Any, optimizers: Sequence[Any]) -> Any:
+        """The schedule that the engine moves itself, as it is prepared; `None` for one that moves with the optimizer."""
+        schedule = self._schedules.get(id(scheduler))
+        return None if schedule is None else DeepSpeedSchedulerWrapper(schedule, optimizers)
+
+    def schedules_of(self, schedulers: Sequence[Any]) -> list[Any]:
+        """Those that the engine does not save itself."""
+        return [item for item in schedulers if not isinstance(item, DeepSpeedSchedulerWrapper)]
+
+    # A step
+
+    def backward(self, loss: Tensor, *, steps: int = 1, is_boundary: bool = True, **options: Any) -> None:
+        """Compute gradients; the engine exchanges them as its stage has it."""
+        engine = self._running_engine()
+        if self._is_pending:
+            # nobody stepped: as with Accelerate, whose backward makes the step
+            self._step()
+        is_boundary = is_boundary and not self._is_held
+        engine.set_gradient_accumulation_boundary(is_boundary)
+        # a caller who has divided the loss says so as to the engine, as transformers' Trainer does
+        divides = options.pop("scale_wrt_gas", True) and steps > 1
+        engine.backward(loss / steps if divides else loss, scale_wrt_gas=False, **options)
+        self._is_pending = is_boundary
+
+    def _running_engine(self) -> Any:
+        if self.engine is None or self.engine.optimizer is None:
+            raise ConfigurationError(
+                "backward was called, but DeepSpeed has no model with an optimizer. Give both to one call of prepare."
+            )
+        return self.engine
+
+    def _step(self) -> None:
+        self._is_pending = False
+        self.engine.step()
+
+    def step(self, optimizer: Optimizer, closure: Any) -> bool:
+        """Let the engine step, unless it did when gradients were clipped; whether it did."""
+        if closure is not None:
+            raise ConfigurationError("step(closure) was called, and DeepSpeed steps once a backward. Call step().")
+        if self._is_pending:
+            self._step()
+        return not getattr(optimizer, "overflow", False)
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        before, self._is_held = self._is_held, True
+        try:
+            yield
+        finally:
+            self._is_held = before
+
+    def hold_gradients(self, model: Module) -> AbstractContextManager[Any]:
+        """A block whose backwards are no end of a window of accumulation."""
+        return self._held()
+
+    def clip_norm(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float) -> Tensor:
+        """
+        Have the engine step with its gradients scaled down to a norm; returns the norm that they had.
+
+        A limit in the configuration holds besides. Between two steps it is the norm of the last one.
+        """
+        if norm_type != 2:
+            raise ConfigurationError(
+                f"norm_type={norm_type} was requested, but DeepSpeed measures norm 2. Leave it out."
+            )
+        engine = self.engine
+        if engine is None or not hasattr(engine.optimizer, "clip_grad"):
+            # stage 0 in 32 bits has torch's gradients
+            return super().clip_norm(parameters, max_norm, norm_type)
+        if self._is_pending:
+            limit = engine.optimizer.clip_grad
+            engine.optimizer.clip_grad = min(max_norm, limit) if limit else max_norm
+            try:
+                self._step()
+            finally:
+                engine.optimizer.clip_grad = limit
+        norm = engine.get_global_grad_norm()
+        return torch.as_tensor(0.0 if norm is None else norm, device=self.world.device)
+
+    def clip_value(self, parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
+        """Refuse: the engine scales gradients down to a norm alone."""
+        raise ConfigurationError("DeepSpeed and FSDP do not support `clip_grad_value_`. Use `clip_grad_norm_` instead.")
+
+    # Weights and checkpoints
+
+    def gathered(self, weights: Any, modifier_rank: int | None, forward_module: Any) -> AbstractContextManager[Any]:
+        """A block in which weights of stage 3 are whole on every process."""
+        return gathered_weights.gathered(weights, modifier_rank, forward_module)
+
+    def model_state(self, model: Module, *, unwrap: bool = True) -> dict[str, Any]:
+        """The complete weights; of stage 3 on each machine's first process, and an empty dictionary on the others."""
+        inner = self.unwrap(model)
+        return gathered_weights.complete_state(inner, is_kept=self.world.is_local_main)
+
+    def files(
+        self,
+        models: Sequence[Any],
+        weights: Sequence[dict[str, Any]],
+        optimizers: Sequence[Any],
+        *,
+        writes_shared: bool,
+        safe: bool,
+    ) -> list[FileToWrite]:
+        """The files of the engine, in a folder under Accelerate's name."""
+        return engine_files.files(models)
+
+    def load(
+        self,
+        folder: Path,
+        models: Sequence[Any],
+        optimizers: Sequence[Any],
+        options: Mapping[str, Any],
+        model_options: Mapping[str, Any],
+    ) -> list[LoadedFile]:
+        """The engine's state, by however many processes it was written."""
+        found = engine_files.load(self.world, folder, models, model_options)
+        return [replace(file, receive=partial(self._receive, file)) for file in found]
+
+    def _receive(self, file: LoadedFile, content: Any) -> None:
+        file.receive(content)
+        if self._replaced_optimizer is not None:
+            # loading made new groups, and a schedule changes those of the optimizer that it was given
+            self._replaced_optimizer.param_groups = self.engine.optimizer.param_groups
+
+    def window_gradients(self, model: Module) -> dict[str, Tensor]:
+        """Refuse: the engine keeps them for itself."""
+        raise ConfigurationError(
+            "save_state was called inside of a window of accumulation, whose gradients DeepSpeed can't give back. Call it after a "
+            "step, where accelerator.sync_gradients is true."
+        )
+
+    def set_window_gradients(self, model: Module, saved: Mapping[str, Tensor]) -> None:
+        """Have no gradients, as after a step."""
+
+    # The rest
+
+    def release(self) -> None:
+        """Release the engine."""
+        super().release()
+        if self.engine is not None:
+            self.engine.destroy()
+        self.engine, self._is_pending = None, False
+        if self._sequences is not None:
+            self._sequences.release()
+        self._schedules.clear()
+
+    def close(self) -> None:
+        """The training is over."""
+        super().close()
+        self.release()
+        for plugin in self._all_plugins:
+            plugin.unselect()

@@ -1,0 +1,1 @@
+"""Training by Megatron-LM's own package, megatron-core."""

@@ -1,0 +1,1 @@
+"""Models of transformers as models of megatron-core, and back."""

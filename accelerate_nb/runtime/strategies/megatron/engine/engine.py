@@ -1,0 +1,205 @@
+"""The engine that trains a model by Megatron's schedules, where `model(**batch)` makes a whole step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import ModuleList
+
+from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
+from accelerate_nb.runtime.strategies.megatron.engine.arguments import get_args
+from accelerate_nb.runtime.strategies.megatron.engine.bert_step import BertTrainStep
+from accelerate_nb.runtime.strategies.megatron.engine.generation import generate
+from accelerate_nb.runtime.strategies.megatron.engine.losses import avg_losses_across_data_parallel_group
+from accelerate_nb.runtime.strategies.megatron.engine.model_provider import innermost
+from accelerate_nb.runtime.strategies.megatron.engine.t5_step import T5TrainStep
+from accelerate_nb.runtime.strategies.megatron.engine.train_steps import GPTTrainStep
+from accelerate_nb.runtime.strategies.megatron.model import MegatronModel
+
+_STEPS: dict[str, Any] = {"bert": BertTrainStep, "gpt": GPTTrainStep, "t5": T5TrainStep}
+
+
+class MegatronEngine(MegatronModel):
+    """
+    A model of megatron-core with its optimizer and its schedule, in Accelerate's words.
+
+    While it trains, `model(**batch)` throws gradients away, brings the batch's `num_micro_batches` parts forwards and backwards through
+    the stages, steps, and moves the schedule on; while it evaluates, forwards alone. It returns the mean loss of all copies, a number
+    without a graph, on all processes; in the class of outputs of transformers where the model's configuration has `return_dict`.
+    `accelerator.backward(loss)`, `optimizer.step()` and `optimizer.zero_grad()` are then done already.
+
+    `model` is a list of the parts of a model on this process, as `prepare_model_optimizer_scheduler` returns them.
+    """
+
+    def __init__(self, accelerator: Any, model: Sequence[Any], optimizer: Any, scheduler: Any) -> None:
+        args, plugin = get_args(), accelerator.state.megatron_lm_plugin
+        inner = [innermost(chunk) for chunk in model]
+        super().__init__(inner[0] if len(inner) == 1 else ModuleList(inner), model, plugin.num_micro_batches)
+        self.__dict__["accelerator"] = accelerator
+        self.optimizer, self.scheduler = optimizer, scheduler
+        if plugin.custom_train_step_class is not None:
+            self.train_step_handler = plugin.custom_train_step_class(args, **(plugin.custom_train_step_kwargs or {}))
+        elif args.model_type_name in _STEPS:
+            self.train_step_handler = _STEPS[args.model_type_name](accelerator, args)
+        else:
+            raise ConfigurationError(
+                f"Unsupported model type: {args.model_type_name}. Megatron's steps are for {', '.join(_STEPS)}; pass a "
+                "custom_train_step_class for another."
+            )
+        self.iteration = 0
+        accelerator.strategy.adopt(self)
+
+    accelerator: Any
+
+    @property
+    def base_model(self) -> Any:
+        """The first part of the model on this process, as Megatron trains it."""
+        return self.chunks[0]
+
+    def get_module_config(self) -> Any:
+        """The `TransformerConfig` by which schedules go."""
+        return self.config
+
+    def get_batch_data_iterator(self, batch_data: dict[str, Any]) -> Any:
+        """An iterator over the parts of a batch, or a list of them, one for each of several parts of the model."""
+        parts = self.equal_parts(batch_data) if batch_data else []
+        iterators: list[Iterator[Any]] = [iter(list(parts)) for _ in self.chunks]
+        return iterators if len(iterators) > 1 else iterators[0]
+
+    def forward(self, *arguments: Any, **batch_data: Any) -> Any:
+        """A step on a batch, or its evaluation: the loss, or an output of transformers that has it."""
+        if arguments:
+            raise ConfigurationError(
+                "A model of Megatron's engine was called with positional arguments. Call it with a batch's tensors by name: model(**batch)."
+            )
+        args = get_args()
+        if self.training:
+            losses, _, _, _ = self.train_step(**batch_data)
+            self.iteration += 1
+            args.iteration = self.iteration
+            args.consumed_train_samples += args.global_batch_size
+        else:
+            losses = self.eval_step(**batch_data)
+        numbers = [value.float() for value in losses.values() if value.ndim == 0]
+        loss = sum(numbers, torch.zeros((), device=torch.cuda.current_device()))
+        made: Any = self.train_step_handler.model_output_class
+        return loss if made is None else made(loss=loss, logits=losses.get("logits"))
+
+    def train_step(self, **batch_data: Any) -> tuple[dict[str, Tensor], int, float | None, int | None]:  # type: ignore[override]  # Accelerate's
+        """
+        A step on a batch; returns its losses by name, 1 where an overflow left the step out, and the norm of gradients.
+
+        The norm is `None` without `gradient_clipping`. The last of four is `None`: zeros in gradients are not counted.
+        """
+        step = self.accelerator.strategy.step_of_engine(self)
+        step.zero_grad()
+        losses = self._losses(batch_data, forward_only=False)
+        step.last_norm = None
+        is_skipped = not step.step()
+        self.optimizer.skipped_iter = is_skipped
+        if self.scheduler is not None and not is_skipped:
+            self.scheduler.step(increment=get_args().global_batch_size)
+        return losses, int(is_skipped), step.last_norm, None
+
+    def eval_step(self, **batch_data: Any) -> dict[str, Tensor]:
+        """The losses of a batch by name, on all processes, without gradients."""
+        with torch.no_grad():
+            losses = self._losses(batch_data, forward_only=True)
+        args = get_args()
+        args.consumed_valid_samples += args.global_batch_size
+        return losses
+
+    def _losses(self, batch: dict[str, Any], *, forward_only: bool) -> dict[str, Tensor]:
+        parts = self.equal_parts(batch)
+        found = self.run_schedule(self.train_step_handler.forward_step, parts, self._shape_of(parts[0]), forward_only)
+        names = [list(found[0]) if found else None]
+        means = [_mean([part[name] for part in found]) for name in names[0] or ()]
+        return self._all_from_last(names[0], means)
+
+    def _shape_of(self, part: dict[str, Any]) -> tuple[int, int]:
+        """The length of a part's sequences, and their number."""
+        args, plugin = get_args(), self.accelerator.state.megatron_lm_plugin
+        tokens = part.get("tokens", part.get("input_ids"))
+        if isinstance(tokens, Tensor) and plugin.custom_get_batch_function is None:
+            return tokens.shape[1], tokens.shape[0]
+        if args.seq_length is None:
+            raise StateError(
+                "The length of sequences of a batch without input_ids is not known. Pass MegatronLMPlugin(seq_length=...)."
+            )
+        return int(args.seq_length), int(args.micro_batch_size)
+
+    def _all_from_last(self, names: list[str] | None, values: list[Tensor]) -> dict[str, Tensor]:
+        """The last stage's tensors by name, on all stages."""
+        import torch.distributed as dist
+        from megatron.core import parallel_state
+
+        group = parallel_state.get_pipeline_model_parallel_group()
+        if group.size() > 1:
+            facts = [names]
+            dist.broadcast_object_list(facts, parallel_state.get_pipeline_model_parallel_last_rank(), group)
+            names = facts[0]
+            values = [self._from_last(values[index] if values else None) for index in range(len(names or ()))]
+        return dict(zip(names or (), values, strict=True))
+
+    @torch.no_grad()
+    def megatron_generate(
+        self,
+        inputs: Tensor,
+        attention_mask: Tensor | None = None,
+        max_length: int | None = None,
+        max_new_tokens: int | None = None,
+        num_beams: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        length_penalty: float | None = None,
+    ) -> Tensor:
+        """
+        The tokens `inputs`, int64 of the shape (samples, length), with those that the model writes after them; all processes call it.
+
+        `attention_mask` is 0 at padding on the right. The likeliest token is taken, or one is drawn with a `temperature`, `top_k` or
+        `top_p`. A text has `max_length` tokens at most, or `max_new_tokens` after the longest beginning. `NotYetError` for beams.
+        """
+        if (num_beams or 1) > 1 or length_penalty is not None:
+            raise NotYetError(
+                "megatron_generate(num_beams=...) is not offered here yet. Leave num_beams and length_penalty out; temperature, top_k and "
+                "top_p draw tokens."
+            )
+        if (max_length is None) == (max_new_tokens is None):
+            raise ConfigurationError("megatron_generate takes one of max_length and max_new_tokens. Pass one of them.")
+        whole = torch.full((len(inputs),), inputs.shape[1]) if attention_mask is None else attention_mask.sum(dim=1)
+        lengths = whole.to(torch.cuda.current_device())
+        longest = int(lengths.max()) + (max_new_tokens or 0) if max_length is None else max_length
+        was_training = self.training
+        self.eval()
+        try:
+            return generate(self, inputs, lengths, longest, temperature=temperature, top_k=top_k, top_p=top_p)
+        finally:
+            self.train(was_training)
+
+    def log_eval_results(self) -> None:
+        """Nothing: an `Accelerator`'s trackers log what is evaluated."""
+
+    def save_checkpoint(self, output_dir: str | os.PathLike[str]) -> None:
+        """Write what the training needs to go on: the same as `accelerator.save_state`."""
+        self.accelerator.save_state(output_dir)
+
+    def load_checkpoint(self, input_dir: str | os.PathLike[str]) -> None:
+        """Go on from what `save_checkpoint` wrote."""
+        self.accelerator.load_state(input_dir)
+
+
+def _mean(values: list[Tensor]) -> Tensor:
+    """The mean of the numbers of parts; of sums with their counts, over all copies; tensors of samples one after another."""
+    first = values[0]
+    if first.numel() == 1:
+        return torch.stack([value.reshape(()) for value in values]).mean()
+    if first.ndim == 1 and first.numel() == 2:
+        total, count = avg_losses_across_data_parallel_group(list(torch.stack(values).sum(dim=0)))
+        mean: Tensor = total / count
+        return mean
+    return torch.cat(values)

@@ -1,0 +1,207 @@
+"""A model of megatron-core as a training loop calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Module
+from torch.utils._pytree import tree_flatten
+
+from accelerate_nb.errors import DataError, StateError
+from accelerate_nb.runtime.strategies.pipeline.microbatches import batch_size, merged, microbatches
+from accelerate_nb.runtime.training.unwrap import ModelWrapper
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+LossOf = Callable[[Any, Any], Tensor]
+
+
+class MegatronModel(ModelWrapper):
+    """
+    This process's part of a model, which Megatron's schedules bring batches through.
+
+    `module` is the part as it was built, and `chunks` are its consecutive layers as Megatron trains them: several where stages are
+    interleaved. A pipeline's output is that of its last stage, on all processes.
+    """
+
+    def __init__(self, module: Module, chunks: Sequence[Module], microbatch_count: int) -> None:
+        super().__init__(module)
+        # no submodules, so that weights have one name each
+        self.__dict__["chunks"] = list(chunks)
+        self.microbatch_count = microbatch_count
+        self.loss_scale: Callable[[Tensor], Tensor] | None = None
+
+    chunks: list[Any]
+
+    @property
+    def config(self) -> Any:
+        """The `TransformerConfig` of the model."""
+        return self.chunks[0].config
+
+    def train(self, mode: bool = True) -> MegatronModel:
+        """Switch to training, or to evaluation."""
+        super().train(mode)
+        for chunk in self.chunks:
+            chunk.train(mode)
+        return self
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        """The model's output; in a pipeline without a backward, since its gradients come by `Accelerator.train_step`."""
+        from megatron.core import parallel_state
+
+        if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+            return self.chunks[0](*arguments, **keywords)
+        if torch.is_grad_enabled():
+            raise StateError(
+                "A model in stages was called with gradients, but Megatron's pipeline computes backwards in its schedule. Call "
+                "accelerator.train_step(model, ...) to train, or the model inside of torch.no_grad()."
+            )
+        parts, is_repeated = self._evaluated_parts((arguments, keywords))
+        outputs = self._run(parts, lambda output, _: (output, output), forward_only=True)
+        kept = outputs[:1] if is_repeated else outputs
+        return self._from_last(merged(kept, [1] * len(kept)) if kept else None)
+
+    def _evaluated_parts(self, inputs: Inputs) -> tuple[list[Inputs], bool]:
+        """Parts of a batch, and whether each is all of it: interleaved stages take no fewer parts than there are stages."""
+        from megatron.core import parallel_state
+
+        count = parallel_state.get_pipeline_model_parallel_world_size() if len(self.chunks) > 1 else 1
+        if batch_size(inputs) % count:
+            return [inputs] * count, True
+        return [part for part, _ in microbatches((inputs, None), count)], False
+
+    def train_step(self, inputs: Inputs, targets: Any, loss_of: LossOf, *, steps: int) -> Tensor:
+        """
+        Forward and backward of a batch, its parts in the order of Megatron's schedule; the mean of their losses, on all stages.
+
+        `loss_of` gets a part's output and targets. Gradients are those of the loss divided by `steps`.
+        """
+        from megatron.core import parallel_state
+
+        parts = self.equal_parts((inputs, targets))
+        # Megatron multiplies by the number of parts of a sequence, whose losses are means over a part here
+        divisor = steps * parallel_state.get_context_parallel_world_size()
+
+        def scaled(output: Any, wanted: Any) -> tuple[Tensor, Tensor]:
+            loss = loss_of(output, wanted)
+            # what is divided in place afterwards
+            return loss / divisor if divisor > 1 else loss * 1, loss.detach().float()
+
+        losses = self._run(
+            [part for part, _ in parts], scaled, targets=[wanted for _, wanted in parts], forward_only=False
+        )
+        mean = torch.stack(losses).mean() if losses else None
+        return _mean_over_sequences(self._from_last(mean))
+
+    def equal_parts(self, batch: Any) -> list[Any]:
+        """The parts of a batch that Megatron's schedule brings through the model; `DataError` where they are not equal."""
+        size = batch_size(batch)
+        if size % self.microbatch_count:
+            raise DataError(
+                f"A batch of {size} samples was passed to Megatron, which cuts it in {self.microbatch_count} equal parts. Take a batch "
+                f"size that {self.microbatch_count} divides (drop_last=True leaves a rest out), or another num_micro_batches."
+            )
+        return microbatches(batch, self.microbatch_count)
+
+    def _run(
+        self,
+        parts: Sequence[Inputs],
+        result_of: Callable[[Any, Any], Any],
+        targets: Sequence[Any] | None = None,
+        *,
+        forward_only: bool,
+    ) -> list[Any]:
+        """What `result_of` made second of each part's output, on the last stage."""
+        wanted = targets or [None] * len(parts)
+
+        def forward_step(iterator: Iterator[tuple[Inputs, Any]], chunk: Module) -> tuple[Any, Callable[..., Any]]:
+            (arguments, keywords), target = next(iterator)
+
+            def loss_of(output: Any, **_: Any) -> Any:
+                made = result_of(output, target)
+                return made[1] if forward_only else made
+
+            return chunk(*arguments, **keywords), loss_of
+
+        return self.run_schedule(
+            forward_step, list(zip(parts, wanted, strict=True)), _shape(parts[0]), forward_only, collects=forward_only
+        )
+
+    def run_schedule(
+        self,
+        forward_step: Callable[[Any, Any], Any],
+        parts: Sequence[Any],
+        shape: tuple[int, int],
+        forward_only: bool,
+        *,
+        collects: bool = False,
+    ) -> list[Any]:
+        """
+        Bring parts of a batch through the stages; returns the numbers that the last stage reports of each, and nothing on others.
+
+        `forward_step(iterator, chunk)` takes a part from the iterator and returns the chunk's output with the function of its loss.
+        `shape` is the length of a part's sequences, and their number. With `collects` the function may return anything.
+        """
+        from megatron.core import parallel_state
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        self.config.grad_scale_func = self.loss_scale
+        is_interleaved = len(self.chunks) > 1
+        schedule = get_forward_backward_func(
+            parallel_state.get_pipeline_model_parallel_world_size(), len(self.chunks) if is_interleaved else None
+        )
+        iterators = [iter(list(parts)) for _ in self.chunks]
+        found: list[Any] = schedule(
+            forward_step_func=forward_step,
+            data_iterator=iterators if is_interleaved else iterators[0],
+            model=self.chunks if is_interleaved else self.chunks[0],
+            num_microbatches=len(parts),
+            seq_length=shape[0],
+            micro_batch_size=shape[1],
+            forward_only=forward_only,
+            collect_non_loss_data=collects,
+        )
+        return found
+
+    def _from_last(self, value: Tensor | None) -> Tensor:
+        """The last stage's tensor, on all stages."""
+        from megatron.core import parallel_state
+
+        group = parallel_state.get_pipeline_model_parallel_group()
+        if group.size() == 1:
+            assert value is not None
+            return value
+        last = parallel_state.get_pipeline_model_parallel_last_rank()
+        facts = [None if value is None else (value.shape, value.dtype)]
+        dist.broadcast_object_list(facts, last, group)
+        assert facts[0] is not None
+        shape, dtype = facts[0]
+        device = torch.device(torch.cuda.current_device())
+        found = torch.empty(shape, dtype=dtype, device=device) if value is None else value.detach().contiguous()
+        dist.broadcast(found, last, group)
+        return found
+
+
+def _shape(part: Inputs) -> tuple[int, int]:
+    """The length of a part's sequences, and their number."""
+    tensors = (leaf for leaf in tree_flatten(part)[0] if isinstance(leaf, Tensor) and leaf.ndim > 1)
+    first = next(tensors, None)
+    if first is None:
+        raise DataError(
+            "A model of Megatron got no tensor of the shape (samples, length). Pass it the tokens of a batch first."
+        )
+    return first.shape[1], first.shape[0]
+
+
+def _mean_over_sequences(loss: Tensor) -> Tensor:
+    from megatron.core import parallel_state
+
+    count: int = parallel_state.get_context_parallel_world_size()
+    if count == 1:
+        return loss
+    total = loss.clone()
+    dist.all_reduce(total, group=parallel_state.get_context_parallel_group())
+    return total.div_(count)

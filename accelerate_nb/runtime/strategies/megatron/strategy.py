@@ -1,0 +1,400 @@
+"""The strategy that trains models of megatron-core: in parts of layers' widths, in stages, in experts, and copies of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.transformer.module import Float16Module
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
+
+from accelerate_nb.errors import ConfigurationError, StateError
+from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite
+from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
+from accelerate_nb.runtime.compat.enums import DistributedType, DynamoBackend
+from accelerate_nb.runtime.parallelism_config import ParallelismConfig
+from accelerate_nb.runtime.precision.base import Precision
+from accelerate_nb.runtime.precision.registry import PrecisionOptions
+from accelerate_nb.runtime.strategies.base import Strategy
+from accelerate_nb.runtime.strategies.megatron import checkpoint, model_checks, model_parallel
+from accelerate_nb.runtime.strategies.megatron.complete_state import complete_state, load_complete, parts_of
+from accelerate_nb.runtime.strategies.megatron.engine.engine import MegatronEngine
+from accelerate_nb.runtime.strategies.megatron.engine.engine_objects import EngineObjects
+from accelerate_nb.runtime.strategies.megatron.engine.wrappers import (
+    MegatronLMDummyScheduler,
+    MegatronLMOptimizerWrapper,
+)
+from accelerate_nb.runtime.strategies.megatron.model import MegatronModel
+from accelerate_nb.runtime.strategies.megatron.optimizer import MegatronStep, is_of_expert
+from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin
+from accelerate_nb.runtime.strategies.megatron.precision import MegatronPrecision
+from accelerate_nb.runtime.strategies.megatron.unused_settings import refuse_unused
+from accelerate_nb.runtime.strategies.prepare_request import PrepareCall, PrepareRequest
+from accelerate_nb.runtime.world.mesh import Mesh
+from accelerate_nb.runtime.world.world import World
+
+
+class MegatronParallel(Strategy):
+    """
+    Megatron-core's layers, schedules and optimizers train a model that was built of them.
+
+    Processes have parts of a layer's width (`tp`), stages (`pp`) or parts of sequences (`cp`) as the model's `TransformerConfig` has
+    them; the rest of the processes have copies, whose optimizer's states are in parts along `dp_shard`. Without a plugin a step
+    clips nothing by itself.
+    """
+
+    axes = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+    copies_are_whole = False
+    hooks_get_weights = False
+    precision: MegatronPrecision
+
+    def __init__(self, world: World, plugin: MegatronLMPlugin | None = None) -> None:
+        super().__init__(world)
+        self._clip_grad = 0.0 if plugin is None else plugin.gradient_clipping
+        self.megatron_lm_plugin = plugin or MegatronLMPlugin()
+        self._models: list[MegatronModel] = []
+        self._steps = WeakIdKeyDictionary()
+        # what a call of `prepare` makes of a transformers model
+        self._of_engine: EngineObjects | None = None
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """Megatron-LM, on all devices."""
+        return DistributedType.MEGATRON_LM
+
+    @property
+    def default_mesh(self) -> Mesh:
+        """The plugin's degrees, and copies on the rest of the ranks."""
+        plugin = self.megatron_lm_plugin
+        split = plugin.tp_degree * plugin.pp_degree * plugin.context_parallel_size
+        return Mesh(
+            pp=plugin.pp_degree,
+            dp_replicate=max(self.world.size // split, 1),
+            cp=plugin.context_parallel_size,
+            tp=plugin.tp_degree,
+        )
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether copies have parts of the optimizer's states."""
+        return self.megatron_lm_plugin.use_distributed_optimizer or self.world.mesh.dp_shard > 1
+
+    # Choosing
+
+    def use_parallelism(self, config: ParallelismConfig) -> None:
+        """Take the configuration's mesh; Megatron makes its own groups along it, and splits sequences itself."""
+        self.parallelism_config = config
+        if self.world.size > 1:
+            self.device_mesh = config.get_device_mesh(self.world.device.type)
+
+    def choose_precision(self, name: str, options: PrecisionOptions) -> Precision:
+        """The precision; Megatron's groups are made with it, since models are built in them."""
+        self._check_degrees()
+        model_parallel.join_groups(self.world, self.megatron_lm_plugin)
+        self.precision = MegatronPrecision(name, options)
+        return self.precision
+
+    def _check_degrees(self) -> None:
+        plugin, mesh = self.megatron_lm_plugin, self.world.mesh
+        degrees = {
+            "tp_degree": (plugin.tp_degree, mesh.tp),
+            "pp_degree": (plugin.pp_degree, mesh.pp),
+            "context_parallel_size": (plugin.context_parallel_size, mesh.cp),
+        }
+        for name, (requested, found) in degrees.items():
+            if requested not in (1, found):
+                raise ConfigurationError(
+                    f"MegatronLMPlugin({name}={requested}) was requested on the mesh {mesh}. Leave the degree out of one of them."
+                )
+        experts = plugin.expert_model_parallel_size * plugin.expert_tensor_parallel_size * mesh.pp
+        if self.world.size % experts:
+            raise ConfigurationError(
+                f"expert_model_parallel_size={plugin.expert_model_parallel_size} was requested on {self.world.size} ranks in {mesh.pp} "
+                "stages, which it does not divide. Take a degree that does."
+            )
+
+    # Preparing
+
+    def begin_call(self, call: PrepareCall) -> None:
+        """Note what else this call of `prepare` has, of which the engine of a transformers model is made."""
+        found = EngineObjects.of(call)
+        if found is not None and (self.engine is not None or self._models):
+            raise ConfigurationError(
+                "You can't use same `Accelerator()` instance with multiple models when using Megatron-LM. Make one for each model."
+            )
+        if self.engine is None:
+            self._of_engine = found
+
+    @property
+    def engine(self) -> MegatronEngine | None:
+        """The engine of a transformers model; `None` where models are of megatron-core themselves."""
+        return None if self._of_engine is None else self._of_engine.engine
+
+    @property
+    def optimizer_class(self) -> type | None:  # type: ignore[override]  # known once there is an engine
+        """The class of an engine's optimizer; `None` for the usual one."""
+        return None if self._of_engine is None else MegatronLMOptimizerWrapper
+
+    def prepare(self, requests: Sequence[PrepareRequest]) -> list[Any]:
+        """The models and optimizers of one call, in their order; optimizers that update their weights step as Megatron's do."""
+        if self._of_engine is not None:
+            return self._of_engine.prepare(requests)
+        prepared = super().prepare(requests)
+        for optimizer in self.optimizers:
+            self._find_step(optimizer)
+        return prepared
+
+    def prepare_model(self, request: PrepareRequest) -> Module:
+        """The model with the first copy's weights on all copies, and with memory for its gradients."""
+        refuse_unused(self.megatron_lm_plugin)
+        parts = parts_of(request.value)
+        model_checks.check(parts, self.world.mesh, self.megatron_lm_plugin, self.precision.dtype)
+        if request.compiling.backend != DynamoBackend.NO:
+            raise ConfigurationError(
+                "dynamo_backend was requested with Megatron, which has kernels of its own. Leave it out."
+            )
+        chunks = self.trained_chunks(parts, is_placed=request.is_placed, is_trained=request.is_trained)
+        return self.adopt(MegatronModel(request.value, chunks, self.megatron_lm_plugin.num_micro_batches))
+
+    def trained_chunks(self, parts: Sequence[Any], *, is_placed: bool = True, is_trained: bool = True) -> list[Any]:
+        """The consecutive parts of a model as Megatron trains them, with memory for gradients and the first copy's weights."""
+        placed = [self.place(part) for part in parts] if is_placed else list(parts)
+        for part in placed:
+            _share_duplicates(part)
+        return [self._trained(part, number) if is_trained else part for number, part in enumerate(placed)]
+
+    def adopt(self, model: MegatronModel) -> MegatronModel:
+        """Train this model, too, which is returned."""
+        if self.precision.name == "fp16":
+            model.loss_scale = self.precision.scale
+        self._models.append(model)
+        return model
+
+    def _trained(self, part: Module, number: int) -> Module:
+        config: Any = part.config
+        module: Module = part
+        if self.precision.name != "no":
+            config.bf16, config.fp16 = self.precision.name == "bf16", self.precision.name == "fp16"
+            config.params_dtype = config.pipeline_dtype = self.precision.dtype
+            module = Float16Module(config, part)
+        settings = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True, use_distributed_optimizer=self.is_distributed
+        )
+        wrapped = DistributedDataParallel(config, settings, module, disable_bucketing=number > 0)
+        wrapped.broadcast_params()
+        return wrapped  # type: ignore[no-any-return]  # a module of a package without types
+
+    def _find_step(self, optimizer: Optimizer) -> MegatronStep | None:
+        """The step of an optimizer; `None` as long as no prepared model has its weights."""
+        if optimizer in self._steps:
+            return self._steps[optimizer]  # type: ignore[no-any-return]  # what was put there
+        weights = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        model = next((item for item in self._models if weights <= {id(weight) for weight in item.parameters()}), None)
+        if model is None:
+            return None
+        if self._steps and self.precision.name == "fp16":
+            raise ConfigurationError(
+                "A second optimizer was prepared in fp16, but Megatron has one factor for all losses. Use mixed_precision='bf16'."
+            )
+        self._steps[optimizer] = MegatronStep(
+            optimizer, model, self.precision, is_distributed=self.is_distributed, clip_grad=self._clip_grad
+        )
+        return self._steps[optimizer]  # type: ignore[no-any-return]  # as above
+
+    def _step_of(self, optimizer: Optimizer) -> MegatronStep:
+        """The step of an optimizer, prepared or as it was made."""
+        while isinstance(bare := getattr(optimizer, "optimizer", None), Optimizer):
+            optimizer = bare
+        found = self._find_step(optimizer)
+        if found is None:
+            raise ConfigurationError(
+                "An optimizer updates weights that are in no model that was prepared for Megatron, or in several. Give its model to "
+                "accelerator.prepare(...), too, and make one optimizer for each model."
+            )
+        return found
+
+    def replace(self, item: Any) -> Any:
+        """What is prepared in the place of an engine's loader."""
+        return item if self._of_engine is None else self._of_engine.replace(item)
+
+    def moves(self, item: Any) -> bool:
+        """Whether an object is the placeholder of an engine's schedule."""
+        return isinstance(item, MegatronLMDummyScheduler)
+
+    def wrap_schedule(self, scheduler: Any, optimizers: Sequence[Any]) -> Any:
+        """The engine's schedule in the place of its placeholder; `None` for one that moves with the optimizer."""
+        if not isinstance(scheduler, MegatronLMDummyScheduler):
+            return None
+        if self._of_engine is None:
+            raise ConfigurationError(
+                "A MegatronLMDummyScheduler was prepared without a model of transformers, whose engine moves it. Pass a schedule of torch."
+            )
+        return self._of_engine.wrap_schedule(optimizers)
+
+    # A step
+
+    def backward(self, loss: Tensor, *, steps: int = 1, is_boundary: bool = True, **options: Any) -> None:
+        """Compute gradients, unless an engine has done so already, whose losses have no graph."""
+        if self.engine is None or loss.requires_grad:
+            super().backward(loss, steps=steps, is_boundary=is_boundary, **options)
+
+    def step_of_engine(self, engine: MegatronEngine) -> MegatronStep:
+        """The step that an engine makes; `StateError` where it has no optimizer."""
+        if engine.optimizer is None:
+            raise StateError(
+                "A model of Megatron's engine was called to train, but it has no optimizer. Give both to one call of prepare, or call "
+                "model.eval() first."
+            )
+        return self._step_of(engine.optimizer)
+
+    def train_step(
+        self,
+        model: Module,
+        inputs: tuple[tuple[Any, ...], dict[str, Any]],
+        targets: Any,
+        loss_of: Callable[[Any, Any], Tensor],
+        *,
+        steps: int = 1,
+        is_boundary: bool = True,
+    ) -> Tensor:
+        """Forward, loss and backward of a batch, its parts in the order of Megatron's schedule."""
+        if isinstance(model, MegatronEngine):
+            raise ConfigurationError(
+                "accelerator.train_step was called with Megatron's engine, which computes its losses itself. Call model(**batch)."
+            )
+        if not isinstance(model, MegatronModel):
+            return super().train_step(model, inputs, targets, loss_of, steps=steps, is_boundary=is_boundary)
+        return model.train_step(inputs, targets, loss_of, steps=steps)
+
+    def unscale(self, optimizers: Iterable[Optimizer]) -> None:
+        """Gather gradients and bring them to their true size, before something reads them; an engine has stepped by then."""
+        for optimizer in optimizers if self.engine is None else ():
+            self._step_of(optimizer).prepare()
+
+    def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
+        """Let an optimizer step on the gradients of all copies, or look at an engine's last step; whether none overflowed."""
+        if closure is not None:
+            raise ConfigurationError(
+                "A closure was passed to a step by Megatron, which calls none. Compute the loss before it."
+            )
+        if self.engine is not None:
+            return not getattr(optimizer, "skipped_iter", False)
+        return self._step_of(optimizer).step()
+
+    def zero_grad(self, optimizer: Optimizer, **options: Any) -> None:
+        """Throw an optimizer's gradients away."""
+        self._step_of(optimizer).zero_grad()
+
+    def clip_norm(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float) -> Tensor:
+        """
+        Scale gradients down to a norm, those of all parts of the model together; returns the norm that they had.
+
+        An engine has stepped already, with the plugin's `gradient_clipping`: the norm is that of its last step.
+        """
+        steps = self._steps_on(parameters)
+        if self.engine is not None:
+            return torch.tensor([step.last_norm or 0.0 for step in steps]).sum()
+        norms = torch.tensor([step.norm(float(norm_type)) for step in steps])
+        norm: Tensor = torch.linalg.vector_norm(norms, norm_type)
+        for step in steps:
+            step.clip(max_norm, norm.item())
+        return norm
+
+    def clip_value(self, parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
+        """Cut each gradient at a value."""
+        if self.engine is not None:
+            raise ConfigurationError(
+                "clip_grad_value_ was called with Megatron's engine, which has stepped already. Pass MegatronLMPlugin(gradient_clipping=...)."
+            )
+        for step in self._steps_on(parameters):
+            step.clip_value(clip_value)
+
+    def _steps_on(self, parameters: Iterable[Tensor] | Tensor) -> list[MegatronStep]:
+        """The steps on models of which some of these weights are."""
+        wanted = {id(weight) for weight in ([parameters] if isinstance(parameters, Tensor) else parameters)}
+        found: list[MegatronStep] = list(self._steps.values())
+        return [step for step in found if wanted & {id(weight) for weight in step.model.parameters()}]
+
+    # Weights
+
+    def model_state(self, model: Module, *, unwrap: bool = True) -> dict[str, Any]:
+        """The complete weights by Megatron's names, on the CPU of each machine's first process; all processes call it."""
+        return complete_state(self.unwrap(model), is_kept=self.world.is_local_main)
+
+    def load_model_state(self, model: Module, state: dict[str, Any], **options: Any) -> None:
+        """Give a prepared model complete weights, of which each process takes its parts."""
+        load_complete(self.unwrap(model), state)
+        for step in self._steps.values():
+            if step.model is model:
+                step.inner.reload_model_params()
+
+    # Checkpoints
+
+    def files(
+        self,
+        models: Sequence[Any],
+        weights: Sequence[dict[str, Any]],
+        optimizers: Sequence[Any],
+        *,
+        writes_shared: bool,
+        safe: bool,
+    ) -> list[FileToWrite]:
+        """This process's parts, in folders of the format of Megatron's distributed checkpoints."""
+        return checkpoint.files(self.world, models, [self._step_of(optimizer) for optimizer in optimizers])
+
+    def load(
+        self,
+        folder: Path,
+        models: Sequence[Any],
+        optimizers: Sequence[Any],
+        options: Mapping[str, Any],
+        model_options: Mapping[str, Any],
+    ) -> list[LoadedFile]:
+        """This process's parts, in whichever degrees they were written."""
+        return checkpoint.load(self.world, folder, models, [self._step_of(optimizer) for optimizer in optimizers])
+
+    def window_gradients(self, model: Module) -> dict[str, Tensor]:
+        """Refuse: Megatron keeps them in memory of its own."""
+        raise ConfigurationError(
+            "save_state was called inside of a window of accumulation, whose gradients Megatron keeps for itself. Call it after a "
+            "step, where accelerator.sync_gradients is true."
+        )
+
+    def set_window_gradients(self, model: Module, saved: Mapping[str, Tensor]) -> None:
+        """Have no gradients, as after a step."""
+        for step in self._steps.values():
+            if step.model is model:
+                step.zero_grad()
+
+    # The rest
+
+    def release(self) -> None:
+        """Release what was prepared."""
+        super().release()
+        self._models.clear()
+        self._steps.clear()
+        self._of_engine = None
+
+    def close(self) -> None:
+        """The training is over, and Megatron's groups with it."""
+        super().close()
+        model_parallel.leave_groups()
+
+
+def _share_duplicates(part: Module) -> None:
+    """Give the weights that all processes along a layer's width have the values of the first of them."""
+    group = parallel_state.get_tensor_model_parallel_group()
+    if group.size() == 1:
+        return
+    source = parallel_state.get_tensor_model_parallel_src_rank()
+    for weight in part.parameters():
+        if not getattr(weight, "tensor_model_parallel", False) and not is_of_expert(weight):
+            dist.broadcast(weight.data, source, group)

@@ -1,0 +1,200 @@
+"""A step and the peak memory of a GPT with sharded weights in bf16: hand-written `fully_shard`, ours and Accelerate, one rank a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from accelerate_nb.runtime.world.registry import current_world
+from tests.bench.bench_gpt import GPT, TINY, Shape
+from tests.bench.rows import Row, print_rows
+from tests.ranks import run_on_ranks
+
+Step = Callable[[Tensor], None]
+
+# GPT-2's smallest with 124 M parameters, and one with 1.3 B, of GPT-3's shape.
+SHAPES = {
+    "124 M": Shape(batch=8),
+    "1.3 B": Shape(layers=24, heads=16, width=2048, batch=2),
+}
+
+
+def rows_of(count: int, rounds: int, seconds: float, *, tiny: bool) -> list[Row]:
+    """The figures on so many ranks: of each model a step of each way in turns, and the memory of each way by itself."""
+    shapes = {"tiny": TINY} if tiny else SHAPES
+    rows: list[Row] = []
+    for size, shape in shapes.items():
+        limit = seconds / len(shapes)
+        rows += run_on_ranks(measured, count, size, shape, rounds, limit / 2, limit=limit)[0]
+    return rows
+
+
+def measured(size: str, shape: Shape, rounds: int, seconds: float) -> list[Row]:
+    """The rows of one model, on this rank."""
+    device = current_world().device
+    until = time.monotonic() + seconds
+    taken: dict[str, list[float]] = {name: [] for name in WAYS}
+    peaks: dict[str, float] = {}
+    # one way has the memory at a time; each has its turn in every round
+    for turn in range(rounds):
+        if turn > 1 and _all_agree(time.monotonic() > until):
+            break
+        names = list(WAYS)[turn % len(WAYS) :] + list(WAYS)[: turn % len(WAYS)]
+        for name in names:
+            milliseconds, peak = _turn(name, shape, device)
+            taken[name].append(milliseconds)
+            peaks[name] = peak
+    hand, *_ = WAYS
+    name_of = f"a sharded GPT of {size} in bf16"
+    rows = [
+        Row(
+            f"{name_of}, step: {name}",
+            statistics.median(times),
+            "ms",
+            statistics.median(a / b for a, b in zip(times, taken[hand], strict=True)),
+            hand,
+        )
+        for name, times in taken.items()
+    ]
+    if device.type == "cuda":
+        rows += [
+            Row(f"{name_of}, peak memory: {name}", peak / 2**30, "GiB", peak / peaks[hand], hand)
+            for name, peak in peaks.items()
+        ]
+    return rows
+
+
+def _turn(name: str, shape: Shape, device: torch.device) -> tuple[float, float]:
+    """The milliseconds of a step, and the bytes that it took at most on this rank's GPU."""
+    torch.manual_seed(0)
+    tokens = torch.randint(shape.vocabulary, (shape.batch, shape.context), device=device)
+    step = WAYS[name](shape)
+    for _ in range(2):
+        step(tokens)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    dist.barrier()
+    begun = time.perf_counter()
+    count = 3 if shape is TINY else 5
+    for _ in range(count):
+        step(tokens)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    passed = (time.perf_counter() - begun) / count
+    peak = float(torch.cuda.max_memory_allocated()) if device.type == "cuda" else math.nan
+    del step
+    _forget()
+    return passed * 1e3, peak
+
+
+def _forget() -> None:
+    """Let go of what a way has made."""
+    import gc
+
+    from accelerate_nb.utils import release_memory
+
+    release_memory()
+    gc.collect()
+
+
+def _all_agree(value: bool) -> bool:
+    """Whether it is so on any rank."""
+    found = [False] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return any(found)
+
+
+def hand_written(shape: Shape) -> Step:
+    """The step with torch alone."""
+    device = current_world().device
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    model = GPT(shape).to(device)
+    for block in model.blocks:
+        fully_shard(block, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
+
+    def step(tokens: Tensor) -> None:
+        model(tokens).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        assert isinstance(norm, DTensor)
+        norm.full_tensor()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def ours(shape: Shape) -> Step:
+    """The step with this package."""
+    from accelerate_nb import Accelerator
+
+    accelerator = Accelerator(cpu=current_world().device.type == "cpu", strategy="fsdp", mixed_precision="bf16")
+    return _with(accelerator, shape)
+
+
+def accelerates(shape: Shape) -> Step:
+    """The step with Accelerate; on a CPU it is made to take that for a device that it shards over."""
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedType
+
+    is_cpu = current_world().device.type == "cpu"
+    AcceleratorState._reset_state(reset_partial_state=True)
+    PartialState(cpu=is_cpu)
+    if is_cpu:
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"]
+    )
+    return _with(Accelerator(cpu=is_cpu, fsdp_plugin=plugin, mixed_precision="bf16"), shape)
+
+
+def _with(accelerator: object, shape: Shape) -> Step:
+    model = GPT(shape)
+    fused = current_world().device.type == "cuda"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
+    prepared, optimizer = accelerator.prepare(model, optimizer)  # type: ignore[attr-defined]  # of either package
+
+    def step(tokens: Tensor) -> None:
+        accelerator.backward(prepared(tokens))  # type: ignore[attr-defined]  # of either package
+        accelerator.clip_grad_norm_(prepared.parameters(), 1.0)  # type: ignore[attr-defined]  # of either package
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+WAYS: dict[str, Callable[[Shape], Step]] = {
+    "hand-written": hand_written,
+    "accelerate_nb": ours,
+    "Accelerate": accelerates,
+}
+
+
+def main() -> None:
+    """Measure on all GPUs and print what was found, or that there is none."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=6, help="how often each way has its turn")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model on two ranks of the CPU")
+    arguments = parser.parse_args()
+    if not arguments.tiny and not torch.cuda.is_available():
+        print("no CUDA GPU here: nothing measured (--tiny tries the loops on the CPU)")
+        return
+    load, count = os.getloadavg()[0], 2 if arguments.tiny else torch.cuda.device_count()
+    print_rows(rows_of(count, arguments.rounds, 1200, tiny=arguments.tiny), load, as_json=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Sequences that DeepSpeed splits: two ranks learn as one does that has all tokens, and what can't be split is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.nn.functional import all_gather
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import DataLoader
+
+from accelerate_nb import Accelerator
+from accelerate_nb.errors import ConfigurationError, DataError, NotYetError
+from accelerate_nb.runtime.strategies.deepspeed.sequence_parallel import SequenceParallel
+from accelerate_nb.runtime.world.mesh import Mesh
+from accelerate_nb.runtime.world.world import World
+from accelerate_nb.utils import DeepSpeedPlugin, DeepSpeedSequenceParallelConfig, ParallelismConfig
+from tests.ranks import run_on_ranks
+
+LIMIT = 110.0
+SEQUENCES, LENGTH, AT_ONCE, RATE = 6, 8, 2, 0.1
+# between the norms of the first two steps
+NORM = 2.3
+
+
+def llama(heads: int = 4, key_heads: int = 2, attention: str = "sdpa") -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=32, hidden_size=24, intermediate_size=32, num_hidden_layers=2, num_attention_heads=heads,
+            num_key_value_heads=key_heads, attn_implementation=attention,
+        )
+    )  # fmt: skip
+
+
+def samples() -> list[dict[str, torch.Tensor]]:
+    """Sequences whose first tokens have no label, so that ranks have different numbers of them."""
+    ids = torch.randint(0, 32, (SEQUENCES, LENGTH), generator=torch.Generator().manual_seed(1))
+    return [{"input_ids": row, "labels": row.masked_fill(torch.arange(LENGTH) < 3, -100)} for row in ids]
+
+
+def by_hand() -> dict[str, Any]:
+    model, losses, norms = llama(), [], []
+    optimizer = torch.optim.SGD(model.parameters(), RATE)
+    for batch in DataLoader(samples(), AT_ONCE):
+        loss = model(**batch).loss
+        loss.backward()
+        norms.append(clip_grad_norm_(model.parameters(), NORM).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    with torch.no_grad():
+        evaluated = [model.eval()(**batch).loss.item() for batch in DataLoader(samples(), AT_ONCE)]
+    return {"losses": losses, "norms": norms, "evaluated": evaluated, "weights": model.state_dict()}
+
+
+def weighted_loss(accelerator: Accelerator, model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The loss of all labels, from those of each rank, as Accelerate's documentation has it."""
+    inner, labels = accelerator.unwrap_model(model), batch["shift_labels"]
+    logits = model(**batch).logits
+    loss = inner.loss_function(logits=logits, labels=None, shift_labels=labels, vocab_size=inner.config.vocab_size)
+    group = accelerator.torch_device_mesh["sp"].get_group()
+    losses, counts = all_gather(loss, group=group), all_gather((labels != -100).sum(), group=group)
+    total: Any = sum(loss * count for loss, count in zip(losses, counts, strict=True) if count > 0)
+    return total / sum(counts)
+
+
+def in_parts(stage: int, folder: str, **sequences: Any) -> dict[str, Any]:
+    accelerator = Accelerator(
+        cpu=True,
+        deepspeed_plugin=DeepSpeedPlugin(zero_stage=stage, gradient_clipping=10 * NORM),
+        parallelism_config=ParallelismConfig(
+            sp_size=2, sp_backend="deepspeed", sp_handler=DeepSpeedSequenceParallelConfig(**sequences)
+        ),
+    )
+    plain = llama()
+    optimizer = torch.optim.SGD(plain.parameters(), RATE)
+    model, optimizer, loader = accelerator.prepare(plain, optimizer, DataLoader(samples(), AT_ONCE))
+    found: dict[str, Any] = {"losses": [], "norms": [], "shapes": set(), "positions": None}
+    for batch in loader:
+        loss = weighted_loss(accelerator, model, batch)
+        accelerator.backward(loss)
+        found["norms"].append(accelerator.clip_grad_norm_(model.parameters(), NORM).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        found["losses"].append(loss.item())
+        found["shapes"].add((len(loader), *batch["input_ids"].shape))
+        found["positions"] = batch["position_ids"][0].tolist()
+    model.eval()
+    with torch.no_grad():
+        found["evaluated"] = [weighted_loss(accelerator, model, batch).item() for batch in loader]
+    found["weights"] = {name: weight.clone() for name, weight in accelerator.get_state_dict(model).items()}
+    accelerator.save_state(folder)
+    with torch.no_grad():
+        for weight in plain.parameters():
+            weight.data.zero_()
+    accelerator.load_state(folder)
+    loaded = accelerator.get_state_dict(model)
+    found["loaded"] = all(torch.equal(weight, loaded[name]) for name, weight in found["weights"].items())
+    with pytest.raises(DataError, match="batch of 1 sequences came, but DeepSpeed splits batches of 2"):
+        accelerator.strategy.batch_cutter({"input_ids": torch.zeros(1, LENGTH)})
+    with pytest.raises(ConfigurationError, match="without an optimizer"):
+        accelerator.prepare(llama())
+    with pytest.raises(NotYetError, match="Trainer"):
+        accelerator.deepspeed_ulysses_dl_adapter(loader, model)
+    accelerator.end_training()
+    return found
+
+
+def by_stages(folder: str) -> dict[int, dict[str, Any]]:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    before = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    found = {
+        0: in_parts(0, f"{folder}/0"),
+        2: in_parts(2, f"{folder}/2", sp_attn_implementation="sdpa"),
+        3: in_parts(3, f"{folder}/3", sp_seq_length=LENGTH, sp_seq_length_is_variable=False),
+    }
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
+    return found
+
+
+@pytest.mark.timeout(240)
+def test_two_ranks_with_half_of_the_tokens_learn_as_one_with_all(tmp_path: Any) -> None:
+    expected = by_hand()
+    first, second = run_on_ranks(by_stages, 2, str(tmp_path), limit=LIMIT)
+    assert (first[0]["positions"], second[0]["positions"]) == ([0, 1, 2, 3], [4, 5, 6, 7])
+    for stage, found in first.items():
+        assert found["shapes"] == {(SEQUENCES // AT_ONCE, AT_ONCE, LENGTH // 2)}
+        for name in ("losses", "norms", "evaluated"):
+            assert found[name] == pytest.approx(expected[name], rel=1e-5), (stage, name)
+            assert found[name] == second[stage][name]
+        torch.testing.assert_close(found["weights"], expected["weights"], rtol=0, atol=1e-6)
+        assert found["loaded"]
+        assert second[stage]["loaded"]
+
+
+def without_deepspeed() -> None:
+    with pytest.raises(ConfigurationError, match=r"sp_size=2 was requested, .* by DDP\. Pass deepspeed_plugin="):
+        Accelerator(cpu=True, parallelism_config=ParallelismConfig(sp_size=2))
+    # the same training takes it with the plugin, and other degrees where they make the number of ranks
+    with pytest.raises(ConfigurationError, match=r"sp 3 make 3 ranks, but there are 2.* sp=2"):
+        Accelerator(
+            cpu=True, deepspeed_plugin=DeepSpeedPlugin(zero_stage=1), parallelism_config=ParallelismConfig(sp_size=3)
+        )
+
+
+def test_sequences_are_not_split_without_deepspeed_or_by_another_number() -> None:
+    run_on_ranks(without_deepspeed, 2, limit=LIMIT)
+
+
+def split(**options: Any) -> SequenceParallel:
+    world = World(0, 2, 0, 2, torch.device("cpu"), None, training_mesh=Mesh(sp=2))
+    return SequenceParallel(world, DeepSpeedSequenceParallelConfig(**options))
+
+
+@pytest.mark.parametrize(
+    ("model", "batch_size", "message"),
+    [
+        (partial(nn.Linear, 2, 2), 2, "transformers' models alone, of which Linear is none"),
+        (partial(llama, 3, 3), 2, "model of 3 heads, 3 of them for keys, which it does not divide"),
+        (
+            partial(llama, attention="eager"),
+            2,
+            "sp_attn_implementation='sdpa' was requested, but the model attends by 'eager'",
+        ),
+        (llama, None, "no train_micro_batch_size_per_gpu"),
+    ],
+)
+def test_a_model_that_can_not_be_split_is_named(model: Callable[[], Any], batch_size: int | None, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        split(sp_attn_implementation="sdpa").register(model(), batch_size)
+
+
+def test_layers_with_a_state_along_the_sequence_are_named() -> None:
+    model = llama()
+    model.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(ConfigurationError, match=r"whose layers \(linear_attention\)"):
+        split().register(model, 2)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"input_ids": torch.zeros(2, 7)}, "length 7 should be cut in 2 equal pieces"),
+        ({"pixels": torch.zeros(2, 8)}, "has no input_ids"),
+        ([torch.zeros(2, 8)], "has no input_ids"),
+        (
+            {"input_ids": torch.zeros(2, 8), "attention_mask": torch.tensor([[0, 1] * 4] * 2)},
+            "hides tokens before others",
+        ),
+    ],
+)
+def test_a_batch_that_can_not_be_cut_is_named(batch: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        split().cut(batch)
+
+
+def test_a_length_is_fixed_where_it_is_requested_so() -> None:
+    with pytest.raises(ConfigurationError, match="sp_seq_length=7 was requested with sp_size=2"):
+        split(sp_seq_length=7)
+    with pytest.raises(DataError, match="length 6 came, but sp_seq_length=8"):
+        split(sp_seq_length=8, sp_seq_length_is_variable=False).cut({"input_ids": torch.zeros(2, 6)})
+
+
+def test_what_a_batch_brings_itself_is_cut_and_kept() -> None:
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
+    batch = {
+        "input_ids": torch.arange(6)[None],
+        "labels": torch.arange(6)[None],
+        "position_ids": positions,
+        "name": "a",
+    }
+    found = split().cut(batch)
+    assert found.pop("name") == "a"
+    assert {name: part.tolist() for name, part in found.items()} == {
+        "input_ids": [[0, 1, 2]],
+        "position_ids": [[0, 1, 2]],
+        "shift_labels": [[1, 2, 3]],
+    }
+    assert set(batch) == {"input_ids", "labels", "position_ids", "name"}

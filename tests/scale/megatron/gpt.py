@@ -1,0 +1,180 @@
+"""A GPT in plain PyTorch, and one of megatron-core that has the same weights."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS = 64, 16, 32, 4, 4
+EXPERTS = 4
+BATCH, BATCHES = 8, 4
+
+
+class ExpertLayer(nn.Module):
+    """A linear layer of each expert, on the inputs of each."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(EXPERTS, outputs, inputs) * 0.2)
+        self.bias = nn.Parameter(torch.randn(EXPERTS, outputs) * 0.2)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.einsum("...ei,eoi->...eo", hidden, self.weight) + self.bias
+
+
+class Experts(nn.Module):
+    """A perceptron of several, of which two compute for a token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, EXPERTS)
+        self.expert_up, self.expert_down = ExpertLayer(WIDTH, 4 * WIDTH), ExpertLayer(4 * WIDTH, WIDTH)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        chosen, experts = self.router(hidden).topk(2)
+        shares = torch.zeros(*hidden.shape[:-1], EXPERTS).scatter(-1, experts, chosen.softmax(-1))
+        repeated = hidden.unsqueeze(-2).expand(*hidden.shape[:-1], EXPERTS, WIDTH)
+        outputs = self.expert_down(functional.gelu(self.expert_up(repeated)))
+        return (outputs * shares.unsqueeze(-1)).sum(-2)
+
+
+class Block(nn.Module):
+    """Attention and a perceptron, each after a norm; keys and values stand beside their head's queries, as Megatron has them."""
+
+    def __init__(self, has_experts: bool = False) -> None:
+        super().__init__()
+        self.input_norm, self.norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.projection = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        if has_experts:
+            self.mlp: nn.Module = Experts()
+        else:
+            layers = {"up": nn.Linear(WIDTH, 4 * WIDTH), "gelu": nn.GELU(), "down": nn.Linear(4 * WIDTH, WIDTH)}
+            self.mlp = nn.Sequential(OrderedDict(layers))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        samples, length, _ = hidden.shape
+        qkv = self.qkv(self.input_norm(hidden)).view(samples, length, HEADS, 3, WIDTH // HEADS)
+        query, key, value = (qkv[:, :, :, index].transpose(1, 2) for index in range(3))
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        hidden = hidden + self.projection(attended.transpose(1, 2).reshape(samples, length, WIDTH))
+        return hidden + self.mlp(self.norm(hidden))
+
+
+class PlainGPT(nn.Module):
+    def __init__(self, tied: bool = False, has_experts: bool = False) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.blocks = nn.ModuleList([Block(has_experts) for _ in range(LAYERS)])
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.words(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(self.norm(hidden))
+
+
+def plain_gpt(tied: bool = False, has_experts: bool = False) -> PlainGPT:
+    torch.manual_seed(3)
+    return PlainGPT(tied, has_experts)
+
+
+# Names of the plain model, and of Megatron's.
+NAMES = {
+    "words": "embedding.word_embeddings",
+    "positions": "embedding.position_embeddings",
+    "blocks": "decoder.layers",
+    "input_norm": "self_attention.linear_qkv.layer_norm",
+    "qkv": "self_attention.linear_qkv",
+    "projection": "self_attention.linear_proj",
+    "norm": "mlp.linear_fc1.layer_norm",
+    "up": "linear_fc1",
+    "down": "linear_fc2",
+    "expert_up": "experts.experts.linear_fc1",
+    "expert_down": "experts.experts.linear_fc2",
+    "head": "output_layer",
+}
+
+
+def by_megatrons_names(state: dict[str, Tensor], tied: bool = False) -> dict[str, Tensor]:
+    def name_of(name: str) -> str:
+        if name.startswith("norm."):
+            return f"decoder.final_layernorm.{name.partition('.')[2]}"
+        found = ".".join(NAMES.get(part, part) for part in name.split("."))
+        # a norm before a layer is that layer's
+        return found.replace("norm.weight", "norm_weight").replace("norm.bias", "norm_bias")
+
+    return {name_of(name): value for name, value in state.items() if not (tied and name.startswith("head."))}
+
+
+def batches() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1), generator=generator) for _ in range(BATCHES)]
+
+
+def plain_loss(model: nn.Module, batch: Tensor) -> Tensor:
+    logits = model(batch[:, :-1])
+    return functional.cross_entropy(logits.reshape(-1, VOCABULARY), batch[:, 1:].reshape(-1))
+
+
+def transformer_config(**settings: Any) -> Any:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    plain = {"bias_activation_fusion": False, "masked_softmax_fusion": False, "bias_dropout_fusion": False}
+    return TransformerConfig(
+        **{
+            "num_layers": LAYERS,
+            "hidden_size": WIDTH,
+            "num_attention_heads": HEADS,
+            "use_cpu_initialization": True,
+            "attention_dropout": 0.0,
+            "hidden_dropout": 0.0,
+            "gradient_accumulation_fusion": False,
+            "apply_rope_fusion": False,
+            **plain,
+            **settings,
+        }
+    )
+
+
+def megatron_gpt(config: Any, *, tied: bool = False, stage: int | None = None, layer_spec: Any = None) -> Any:
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.pipeline_parallel.utils import is_vp_first_stage, is_vp_last_stage
+
+    count = config.virtual_pipeline_model_parallel_size
+    return GPTModel(
+        config=config,
+        transformer_layer_spec=layer_spec or get_gpt_layer_local_spec(config.num_moe_experts),
+        vocab_size=VOCABULARY,
+        max_sequence_length=LENGTH,
+        pre_process=parallel_state.is_pipeline_first_stage() and is_vp_first_stage(stage, count),
+        post_process=parallel_state.is_pipeline_last_stage() and is_vp_last_stage(stage, count),
+        share_embeddings_and_output_weights=tied,
+        vp_stage=stage,
+    )
+
+
+def megatron_inputs(batch: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Tensor]]:
+    """Tokens, positions and the mask of what is not attended to, with labels."""
+    samples, length = batch.shape[0], batch.shape[1] - 1
+    mask = torch.tril(torch.ones(length, length)).logical_not().expand(samples, 1, length, length)
+    positions = torch.arange(length).expand(samples, length)
+    return (batch[:, :-1].contiguous(), positions, mask), {"labels": batch[:, 1:].contiguous()}
+
+
+def own_part(batch: Tensor, replica: int, replicas: int) -> Tensor:
+    return batch.chunk(replicas)[replica]
+
+
+def endless(values: list[Tensor]) -> Iterator[Tensor]:
+    while True:
+        yield from values

@@ -1,0 +1,214 @@
+"""Trainings by Megatron go on from their checkpoints, also in other degrees, on CPUs behind a shim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from accelerate_nb import Accelerator
+from accelerate_nb.errors import AccelerateNbError
+from accelerate_nb.utils import MegatronLMPlugin
+from tests.ranks import run_on_ranks
+from tests.scale.megatron.cuda_on_cpu import pretend_cuda
+from tests.scale.megatron.gpt import batches, megatron_gpt, megatron_inputs, own_part, transformer_config
+
+LIMIT = 100.0
+ROUNDING = 1e-6
+# Other degrees sum in another order, and AdamW makes steps of what is left of gradients that are zero where it adds less.
+ROUNDING_OF_OTHER_DEGREES = 1e-5
+EPSILON = 1e-3
+BEFORE = 2
+
+WIDTHS, STAGES, COPIES = {"tp_degree": 2}, {"pp_degree": 2}, {"use_distributed_optimizer": True}
+
+
+class Training:
+    """A model, its optimizer and a schedule, prepared on this process; weights differ from those of another seed."""
+
+    def __init__(self, settings: dict[str, Any], *, precision: str = "no", dropout: float = 0.0, seed: int = 5) -> None:
+        pretend_cuda()
+        torch.manual_seed(seed)
+        plugin = MegatronLMPlugin(gradient_clipping=0.5, num_micro_batches=2, **settings)
+        self.accelerator = Accelerator(
+            cpu=True,
+            mixed_precision=precision,
+            megatron_lm_plugin=plugin,
+            step_scheduler_with_optimizer=False,
+        )
+        mesh = self.accelerator.world.mesh
+        config = transformer_config(
+            num_layers=2,
+            tensor_model_parallel_size=mesh.tp,
+            pipeline_model_parallel_size=mesh.pp,
+            pipeline_dtype=torch.float32,
+            hidden_dropout=dropout,
+            attention_dropout=dropout,  # of random numbers of Megatron's own
+            gated_linear_unit=True,
+            activation_func=torch.nn.functional.silu,
+        )
+        model = megatron_gpt(config, tied=True)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01, eps=EPSILON)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
+        self.model, self.optimizer, self.schedule = self.accelerator.prepare(model, optimizer, schedule)
+
+    def train(self, first: int, last: int) -> None:
+        for batch in batches()[first:last]:
+            inputs, keywords = megatron_inputs(own_part(batch, *self.accelerator.strategy.data_replicas))
+            self.accelerator.train_step(self.model, *inputs, loss_fn=torch.mean, **keywords)
+            self.optimizer.step()
+            self.schedule.step()
+            self.optimizer.zero_grad()
+
+    def end(self) -> dict[str, torch.Tensor]:
+        state: dict[str, torch.Tensor] = self.accelerator.get_state_dict(self.model)
+        self.accelerator.end_training()
+        return state
+
+
+def whole(settings: dict[str, Any], options: dict[str, Any], folder: Path) -> dict[str, torch.Tensor]:
+    """A training without a stop, which saves in the middle."""
+    training = Training(settings, **options)
+    training.train(0, BEFORE)
+    training.accelerator.save_state(str(folder))
+    training.train(BEFORE, len(batches()))
+    return training.end()
+
+
+def resumed(settings: dict[str, Any], options: dict[str, Any], folder: Path) -> dict[str, torch.Tensor]:
+    """The rest of a training, from its checkpoint, by a model that has had other weights and steps."""
+    training = Training(settings, **options, seed=8)
+    training.train(0, 1)
+    training.accelerator.load_state(str(folder))
+    training.train(BEFORE, len(batches()))
+    return training.end()
+
+
+def both(settings: dict[str, Any], options: dict[str, Any], folder: Path) -> tuple[Any, Any]:
+    return whole(settings, options, folder), resumed(settings, options, folder)
+
+
+def assert_equal(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], rounding: float) -> None:
+    assert wanted
+    assert set(found) == set(wanted)
+    for name, value in wanted.items():
+        torch.testing.assert_close(
+            found[name], value, rtol=0, atol=rounding, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        (WIDTHS, {"dropout": 0.1}),
+        (STAGES, {}),
+        (COPIES, {"precision": "bf16"}),
+    ],
+    ids=["widths with dropout", "stages", "copies with parts of the optimizer's states in bf16"],
+)
+def test_a_resumed_training_ends_in_the_weights_of_one_without_a_stop(
+    settings: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    without_stop, from_checkpoint = run_on_ranks(both, 2, settings, options, tmp_path / "checkpoint", limit=LIMIT)[0]
+    assert_equal(from_checkpoint, without_stop, ROUNDING)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("settings", "others"),
+    [(WIDTHS, COPIES), (STAGES, WIDTHS)],
+    ids=["whole widths after parts", "widths after stages"],
+)
+def test_a_checkpoint_is_loaded_in_other_degrees(
+    settings: dict[str, Any], others: dict[str, Any], tmp_path: Path
+) -> None:
+    without_stop = run_on_ranks(whole, 2, settings, {}, tmp_path / "checkpoint", limit=LIMIT)[0]
+    in_others = run_on_ranks(resumed, 2, others, {}, tmp_path / "checkpoint", limit=LIMIT)[0]
+    assert_equal(in_others, without_stop, ROUNDING_OF_OTHER_DEGREES)
+
+
+def copies_of_16_bits(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The weights that a training in bf16 has saved, and those that one in 32 bits has loaded."""
+    before = Training(COPIES, precision="bf16")
+    before.train(0, 1)
+    before.accelerator.save_state(str(folder))
+    saved = before.end()
+    after = Training(WIDTHS, seed=8)
+    after.accelerator.load_state(str(folder))
+    return saved, after.end()
+
+
+@pytest.mark.timeout(180)
+def test_a_training_in_32_bits_goes_on_from_the_copies_of_one_in_16_bits(tmp_path: Path) -> None:
+    saved, loaded = run_on_ranks(copies_of_16_bits, 2, tmp_path / "checkpoint", limit=LIMIT)[0]
+    assert saved
+    for name, value in saved.items():
+        torch.testing.assert_close(loaded[name].bfloat16(), value, rtol=0, atol=0)
+    assert any(not torch.equal(loaded[name], value.float()) for name, value in saved.items())
+
+
+def damaged(folder: Path) -> dict[str, Any]:
+    """The messages of damage, and of what is refused; what Megatron itself reads of the model's folder."""
+    from megatron.core import dist_checkpointing
+
+    training = Training(STAGES)
+    accelerator, model = training.accelerator, training.model
+    training.train(0, 1)
+    accelerator.save_state(str(folder))
+    name, model_folder = "decoder.final_layernorm.weight", folder / "pytorch_model_megatron_0"
+    state = accelerator.get_state_dict(model)
+    by_megatron = dist_checkpointing.load_plain_tensors(str(model_folder))[name]
+    if accelerator.is_main_process:
+        (folder.parent / "empty").mkdir()
+        path = model_folder / "__1_0.distcp"
+        content = path.read_bytes()
+        numbers = bytes(state[name].untyped_storage())
+        assert numbers in content
+        path.write_bytes(content.replace(numbers, bytes(len(numbers))))
+    accelerator.wait_for_everyone()
+
+    def in_window() -> None:
+        accelerator.gradient_accumulation_steps = 2
+        with accelerator.accumulate(model):
+            accelerator.save_state(str(folder.parent / "window"))
+
+    def with_adafactor() -> None:
+        accelerator.gradient_accumulation_steps = 1
+        with accelerator.accumulate(model):
+            training.optimizer = accelerator.prepare(torch.optim.Adafactor(model.parameters()))
+        training.train(0, 1)
+        accelerator.save_state(str(folder.parent / "adafactor"))
+
+    messages, afterwards = [], []
+    for call in (
+        lambda: accelerator.load_state(str(folder)),
+        lambda: accelerator.load_state(str(folder.parent / "empty")),
+        in_window,
+        with_adafactor,
+    ):
+        afterwards.append(accelerator.get_state_dict(model))
+        with pytest.raises(AccelerateNbError) as caught:
+            call()
+        messages.append(str(caught.value))
+    is_same = all(torch.equal(value, after[key]) for key, value in state.items() for after in afterwards)
+    accelerator.end_training()
+    return {"messages": messages, "is_same": is_same, "expected": state.get(name), "by_megatron": by_megatron}
+
+
+@pytest.mark.timeout(180)
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    texts = [
+        "pytorch_model_megatron_0/__1_0.distcp is damaged",
+        "in a training by Megatron",
+        "Megatron keeps",
+        "row_var",
+    ]
+    found = run_on_ranks(damaged, 2, tmp_path / "checkpoint", limit=LIMIT)
+    for item in found:
+        assert all(text in message for text, message in zip(texts, item["messages"], strict=True)), item["messages"]
+        assert item["is_same"]
+    torch.testing.assert_close(found[0]["by_megatron"], found[0]["expected"], rtol=0, atol=0)
+    assert not [name for name in ("window", "adafactor") if (tmp_path / name).exists()]

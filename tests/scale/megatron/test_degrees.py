@@ -1,0 +1,161 @@
+"""Degrees that Megatron's own layers have on GPUs alone train as a plain GPT does, with layers that a CPU can compute."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from accelerate_nb import Accelerator
+from accelerate_nb.errors import NotYetError
+from accelerate_nb.utils import MegatronLMPlugin
+from tests.ranks import run_on_ranks
+from tests.scale.megatron.cuda_on_cpu import pretend_cuda
+from tests.scale.megatron.gpt import (
+    EXPERTS,
+    batches,
+    by_megatrons_names,
+    megatron_gpt,
+    megatron_inputs,
+    own_part,
+    plain_gpt,
+    plain_loss,
+    transformer_config,
+)
+from tests.scale.megatron.layers import layers_for_cut_sequences
+
+LIMIT, MOST, ROUNDING = 100.0, 0.5, 1e-5
+
+
+@cache
+def plainly(has_experts: bool) -> dict[str, Any]:
+    """The training by hand, on one process."""
+    model = plain_gpt(has_experts=has_experts)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    losses, norms = [], []
+    for batch in batches():
+        loss = plain_loss(model, batch)
+        loss.backward()
+        losses.append(loss.item())
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), MOST).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return {
+        "state": by_megatrons_names(model.state_dict()),
+        "losses": [*losses, *losses[2:]],
+        "norms": [*norms, *norms[2:]],
+    }
+
+
+def trained(folder: str, settings: dict[str, Any], model_settings: dict[str, Any]) -> dict[str, Any]:
+    """The training on this rank, the second half of which it makes twice: the other time from a checkpoint."""
+    pretend_cuda()
+    from megatron.core.transformer.moe import moe_utils
+
+    accelerator = Accelerator(cpu=True, megatron_lm_plugin=MegatronLMPlugin(gradient_clipping=0.0, **settings))
+    # megatron-core 0.16 reads the name without Transformer Engine, which it is of
+    moe_utils.te_general_gemm = getattr(moe_utils, "te_general_gemm", None)
+    mesh, has_experts = accelerator.world.mesh, "num_moe_experts" in model_settings
+    config = transformer_config(tensor_model_parallel_size=mesh.tp, context_parallel_size=mesh.cp, **model_settings)
+    is_cut = mesh.cp > 1 or config.sequence_parallel
+    model = megatron_gpt(config, layer_spec=layers_for_cut_sequences(config) if is_cut else None)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    of_experts = [weight for weight in model.parameters() if not getattr(weight, "allreduce", True)]
+    for weight in of_experts:
+        weight.data.fill_(accelerator.process_index)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    assert all((weight == accelerator.process_index).all() for weight in of_experts)
+    state = by_megatrons_names(plain_gpt(has_experts=has_experts).state_dict())
+    accelerator.strategy.load_model_state(model, state)
+    losses, norms = [], []
+
+    def train(first: int, last: int) -> None:
+        for batch in batches()[first:last]:
+            replica = own_part(batch, *accelerator.strategy.data_replicas)
+            inputs, keywords = part_of_sequences(*megatron_inputs(replica))
+            loss = accelerator.train_step(model, *inputs, loss_fn=torch.mean, **keywords)
+            losses.append(accelerator.reduce(loss, "mean").item())
+            norms.append(accelerator.clip_grad_norm_(model.parameters(), MOST).item())
+            optimizer.step()
+            optimizer.zero_grad()
+
+    train(0, 2)
+    accelerator.save_state(folder)
+    train(2, 4)
+    accelerator.load_state(folder)
+    train(2, 4)
+    state = accelerator.get_state_dict(model)
+    accelerator.end_training()
+    return {"state": state, "losses": losses, "norms": norms}
+
+
+def part_of_sequences(
+    inputs: tuple[torch.Tensor, ...], keywords: dict[str, torch.Tensor]
+) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    """This process's part of tokens, positions and labels, and the mask's rows for them."""
+    from megatron.core import parallel_state
+
+    count, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.chunk(count, 2 if tensor.dim() == 4 else 1)[rank].contiguous()
+
+    return tuple(own(tensor) for tensor in inputs), {name: own(tensor) for name, tensor in keywords.items()}
+
+
+MIXTURE = {
+    "num_moe_experts": EXPERTS,
+    "moe_router_topk": 2,
+    "moe_router_load_balancing_type": "none",
+    "expert_model_parallel_size": 2,
+    "expert_tensor_parallel_size": 1,
+}
+# The settings of the plugin, and those of the model.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "sequences along widths": ({"tp_degree": 2, "sequence_parallelism": True}, {"sequence_parallel": True}),
+    "contexts": ({"context_parallel_size": 2}, {}),
+    "experts": ({"expert_model_parallel_size": 2}, MIXTURE),
+    "experts along widths": (
+        {"tp_degree": 2, "sequence_parallelism": True, "expert_model_parallel_size": 2},
+        {**MIXTURE, "sequence_parallel": True},
+    ),
+}
+
+
+def all_trained(folder: str) -> dict[str, dict[str, Any]]:
+    found = {name: trained(f"{folder}/{name}", *settings) for name, settings in CASES.items()}
+    return {**found, "refused": {"message": refused()}}
+
+
+def refused() -> str:
+    plugin = MegatronLMPlugin(expert_model_parallel_size=2, use_distributed_optimizer=True)
+    accelerator = Accelerator(cpu=True, megatron_lm_plugin=plugin)
+    model = megatron_gpt(transformer_config(num_layers=1, **MIXTURE))
+    with pytest.raises(NotYetError) as caught:
+        accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    accelerator.end_training()
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
+    return run_on_ranks(all_trained, 2, str(tmp_path_factory.mktemp("degrees")), limit=LIMIT)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("name", CASES)
+def test_a_training_ends_in_the_weights_of_a_plain_gpt(name: str, found: list[dict[str, dict[str, Any]]]) -> None:
+    wanted = plainly("experts" in name)
+    state = found[0][name]["state"]
+    assert set(state) == set(wanted["state"])
+    for weight, value in wanted["state"].items():
+        torch.testing.assert_close(state[weight], value, rtol=0, atol=ROUNDING)
+    for outcome in found:
+        assert outcome[name]["losses"] == pytest.approx(wanted["losses"], abs=ROUNDING)
+        assert outcome[name]["norms"] == pytest.approx(wanted["norms"], abs=ROUNDING)
+
+
+def test_parts_of_the_optimizer_are_refused_beside_experts(found: list[dict[str, dict[str, Any]]]) -> None:
+    assert all("whose experts are on different processes" in outcome["refused"]["message"] for outcome in found)

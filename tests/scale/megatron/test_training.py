@@ -1,0 +1,227 @@
+"""Models of megatron-core train in parts as a plain GPT of PyTorch does that has the same weights, on CPUs behind a shim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from accelerate_nb import Accelerator, ConfigurationError
+from accelerate_nb.errors import AccelerateNbError
+from accelerate_nb.utils import MegatronLMPlugin
+from tests.ranks import run_on_ranks
+from tests.scale.megatron.cuda_on_cpu import pretend_cuda
+from tests.scale.megatron.gpt import (
+    BATCH,
+    LENGTH,
+    VOCABULARY,
+    batches,
+    by_megatrons_names,
+    megatron_gpt,
+    megatron_inputs,
+    own_part,
+    plain_gpt,
+    plain_loss,
+    transformer_config,
+)
+
+MOST, LIMIT = 0.5, 100.0
+ROUNDING = 1e-5
+# AdamW makes steps of the rounding of gradients that are zero, those of keys' biases, where it adds less.
+EPSILON = 1e-3
+
+
+def plainly(tied: bool, steps: int) -> tuple[dict[str, torch.Tensor], list[float], list[float]]:
+    """The training by hand, on one process: weights by Megatron's names, losses, norms."""
+    model = plain_gpt(tied)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    losses, norms = [], []
+    for number, batch in enumerate(batches(), 1):
+        loss = plain_loss(model, batch)
+        (loss / steps).backward()
+        losses.append(loss.item())
+        if number % steps == 0:
+            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), MOST).item())
+            optimizer.step()
+            optimizer.zero_grad()
+    return by_megatrons_names(model.state_dict(), tied), losses, norms
+
+
+def trained(
+    settings: dict[str, Any], model_settings: dict[str, Any], tied: bool, steps: int, by: str
+) -> dict[str, Any]:
+    pretend_cuda()
+    plugin = MegatronLMPlugin(gradient_clipping=0.0, **settings)
+    accelerator = Accelerator(cpu=True, megatron_lm_plugin=plugin, gradient_accumulation_steps=steps)
+    mesh = accelerator.world.mesh
+    config = transformer_config(
+        tensor_model_parallel_size=mesh.tp,
+        pipeline_model_parallel_size=mesh.pp,
+        pipeline_dtype=torch.float32,
+        **model_settings,
+    )
+    chunks = model_settings.get("virtual_pipeline_model_parallel_size")
+    model = (
+        megatron_gpt(config, tied=tied)
+        if chunks is None
+        else torch.nn.ModuleList([megatron_gpt(config, tied=tied, stage=stage) for stage in range(chunks)])
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    accelerator.strategy.load_model_state(model, by_megatrons_names(plain_gpt(tied).state_dict(), tied))
+    losses, norms = [], []
+    for batch in batches():
+        (tokens, positions, mask), keywords = megatron_inputs(own_part(batch, *accelerator.strategy.data_replicas))
+        with accelerator.accumulate(model):
+            if by == "train_step":
+                loss = accelerator.train_step(model, tokens, positions, mask, loss_fn=torch.mean, **keywords)
+            else:
+                loss = model(tokens, positions, mask, **keywords).mean()
+                accelerator.backward(loss)
+            losses.append(accelerator.reduce(loss.detach(), "mean").item())
+            if accelerator.sync_gradients:
+                norms.append(accelerator.clip_grad_norm_(model.parameters(), MOST).item())
+            optimizer.step()
+            optimizer.zero_grad()
+    state = accelerator.get_state_dict(model)
+    accelerator.end_training()
+    return {"state": state, "losses": losses, "norms": norms}
+
+
+CASES: dict[str, tuple[int, dict[str, Any], dict[str, Any], str]] = {
+    "widths": (2, {"tp_degree": 2}, {}, "backward"),
+    "stages": (2, {"pp_degree": 2, "num_micro_batches": 4}, {}, "train_step"),
+    "copies": (2, {"num_micro_batches": 2}, {}, "train_step"),
+    "interleaved stages": (
+        2,
+        {"pp_degree": 2, "num_micro_batches": 4},
+        {"virtual_pipeline_model_parallel_size": 2, "overlap_p2p_comm": True, "batch_p2p_comm": False},
+        "train_step",
+    ),
+    "widths and stages": (4, {"tp_degree": 2, "pp_degree": 2, "num_micro_batches": 2}, {}, "train_step"),
+    "widths and copies": (4, {"tp_degree": 2}, {}, "backward"),
+    "recomputed": (
+        2,
+        {"tp_degree": 2},
+        {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+        "backward",
+    ),
+}
+
+
+SLOW = {"widths and stages", "widths and copies", "recomputed"}
+TIED = {"stages", "interleaved stages"}
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES])
+def test_a_training_ends_in_the_weights_of_a_plain_gpt(name: str) -> None:
+    ranks, settings, model_settings, by = CASES[name]
+    tied, steps = name in TIED, 2
+    found = run_on_ranks(trained, ranks, settings, model_settings, tied, steps, by, limit=LIMIT)
+    state, losses, norms = plainly(tied, steps)
+    assert set(found[0]["state"]) == set(state)
+    for weight, value in state.items():
+        torch.testing.assert_close(found[0]["state"][weight], value, rtol=0, atol=ROUNDING)
+    for item in found:
+        assert item["losses"] == pytest.approx(losses, abs=ROUNDING)
+        assert item["norms"] == pytest.approx(norms, abs=ROUNDING)
+
+
+def refused() -> list[str]:
+    """The messages of what Megatron does not do, or not so, on two stages."""
+    pretend_cuda()
+    accelerator = Accelerator(cpu=True, megatron_lm_plugin=MegatronLMPlugin(pp_degree=2))
+    staged = {"pipeline_model_parallel_size": 2, "pipeline_dtype": torch.float32}
+    interleaved = transformer_config(virtual_pipeline_model_parallel_size=2, **staged)
+    chunks = torch.nn.ModuleList([megatron_gpt(interleaved, stage=stage) for stage in range(2)])
+    model = accelerator.prepare(megatron_gpt(transformer_config(**staged)))
+    inputs, keywords = megatron_inputs(batches()[0])
+    calls = [
+        lambda: accelerator.prepare(torch.nn.Linear(2, 2)),
+        lambda: accelerator.prepare(chunks),
+        lambda: model(*inputs, **keywords),
+    ]
+    found = []
+    for call in calls:
+        with pytest.raises(AccelerateNbError) as caught:
+            call()
+        found.append(str(caught.value))
+    with torch.no_grad():
+        found.append(str(tuple(model(*inputs).shape)))
+    accelerator.end_training()
+    return found
+
+
+def test_what_megatron_does_not_do_is_refused_by_name() -> None:
+    texts = [
+        "is no model of megatron-core",
+        "overlap_p2p_comm=True",
+        "accelerator.train_step",
+    ]
+    texts.append(str((BATCH, LENGTH, VOCABULARY)))
+    for found in run_on_ranks(refused, 2, limit=LIMIT):
+        assert all(text in message for text, message in zip(texts, found, strict=True)), found
+
+
+def without_cuda() -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        Accelerator(cpu=True, strategy="megatron")
+    return str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_cpu_is_refused_by_name() -> None:
+    assert "computes on the current CUDA device" in run_on_ranks(without_cuda, 1, limit=LIMIT)[0]
+
+
+def in_16_bits(precision: str, is_distributed: bool) -> dict[str, Any]:
+    pretend_cuda()
+    plugin = MegatronLMPlugin(gradient_clipping=MOST, use_distributed_optimizer=is_distributed)
+    accelerator = Accelerator(cpu=True, mixed_precision=precision, megatron_lm_plugin=plugin)
+    model = megatron_gpt(transformer_config())
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01, eps=EPSILON)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    accelerator.strategy.load_model_state(model, by_megatrons_names(plain_gpt().state_dict()))
+    losses = []
+    for batch in batches():
+        inputs, keywords = megatron_inputs(own_part(batch, *accelerator.strategy.data_replicas))
+        loss = accelerator.train_step(model, *inputs, loss_fn=torch.mean, **keywords)
+        losses.append(accelerator.reduce(loss, "mean").item())
+        optimizer.step()
+        optimizer.zero_grad()
+    weight = next(iter(model.parameters()))
+    state = {name: value.float() for name, value in accelerator.get_state_dict(model).items()}
+    accelerator.end_training()
+    return {"state": state, "losses": losses, "dtype": str(weight.dtype), "skipped": optimizer.step_was_skipped}
+
+
+def with_adamw() -> tuple[dict[str, torch.Tensor], list[float]]:
+    model = plain_gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01, eps=EPSILON)
+    losses = []
+    for batch in batches():
+        loss = plain_loss(model, batch)
+        loss.backward()
+        losses.append(loss.item())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), MOST)
+        optimizer.step()
+        optimizer.zero_grad()
+    return by_megatrons_names(model.state_dict()), losses
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("precision", "is_distributed", "rounding"),
+    [("no", True, 1e-4), ("bf16", False, 0.05), ("bf16", True, 0.05)],
+)
+def test_optimizers_of_megatron_step_as_torchs_own(precision: str, is_distributed: bool, rounding: float) -> None:
+    found = run_on_ranks(in_16_bits, 2, precision, is_distributed, limit=LIMIT)
+    state, losses = with_adamw()
+    for item in found:
+        assert item["losses"] == pytest.approx(losses, abs=rounding)
+        assert item["dtype"] == ("torch.float32" if precision == "no" else "torch.bfloat16")
+        assert not item["skipped"]
+    for name, value in state.items():
+        torch.testing.assert_close(found[0]["state"][name], value, rtol=0, atol=rounding)
