@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,10 @@ from accelerate_nb.runtime.compat.env_vars import parse_flag_from_env
 from accelerate_nb.runtime.world.mesh import Mesh
 
 # The order of the mesh's axes: neighbours on the last one have the fastest connection.
-_AXES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
+_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "sp", "tp")
 _BACKENDS = {"cp": "torch", "sp": "deepspeed"}
 _EXCHANGES = ("allgather", "alltoall")
+_CONTEXT_ATTENTIONS = ("ring", "heads")
 _ATTENTIONS = ("flash_attention_2", "flash_attention_3", "sdpa")
 _PREFIX = "PARALLELISM_CONFIG_"
 
@@ -28,31 +29,89 @@ class TorchTensorParallelConfig:
     The split of layers along their width.
 
     `plan` has the ways to split by names of layers, with `*` for any part of a name: "colwise", "rowwise" and others, or objects of
-    torch's `ParallelStyle`; without it a model's own is taken, as those of transformers have one.
+    torch's `ParallelStyle`; without it a model's own is taken, as those of transformers have one. With `sequence_parallel` each process
+    computes what is between split layers, such as norms, for a part of the sequences alone. With `loss_parallel` the output of the model's last
+    layer stays split, as a DTensor, and cross-entropy is computed of its parts.
+
+    What is `None` is read from the variables `PARALLELISM_CONFIG_TP_SEQUENCE_PARALLEL` and `PARALLELISM_CONFIG_TP_LOSS_PARALLEL`, and is
+    false without them.
 
     >>> TorchTensorParallelConfig(plan={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"})  # doctest: +SKIP
     """
 
     enable_async_tp: bool = False
     plan: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    sequence_parallel: bool = field(default=None, kw_only=True)  # type: ignore[assignment]  # a truth value once it is made
+    loss_parallel: bool = field(default=None, kw_only=True)  # type: ignore[assignment]  # a truth value once it is made
+
+    def __post_init__(self) -> None:
+        for name in ("sequence_parallel", "loss_parallel"):
+            if getattr(self, name) is None:
+                setattr(self, name, bool(parse_flag_from_env(f"{_PREFIX}TP_{name.upper()}")))
 
 
 @dataclass
 class TorchContextParallelConfig:
     """
-    The split of a sequence; `cp_comm_strategy` is "allgather" or "alltoall".
+    The split of sequences, and the way in which attention goes over all parts.
 
-    What is `None` is read from the variable `PARALLELISM_CONFIG_CP_COMM_STRATEGY`, and is "allgather" without it.
+    With `attention="ring"` each process attends to the others' keys a part at a time; `cp_comm_strategy` is "allgather", in which they come
+    at once, or "alltoall", in which they are handed around. With "heads" each process attends over whole sequences with some of the heads.
+    Prepared loaders give each process its part of a batch's sequences, unless `cuts_batches` is false.
+
+    What is `None` is read from the variables `PARALLELISM_CONFIG_CP_COMM_STRATEGY` and `PARALLELISM_CONFIG_CP_ATTENTION`, and is "allgather" and
+    "ring" without them.
     """
 
     cp_comm_strategy: str | None = None
+    attention: str | None = field(default=None, kw_only=True)
+    cuts_batches: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.cp_comm_strategy is None:
             self.cp_comm_strategy = os.environ.get(f"{_PREFIX}CP_COMM_STRATEGY", _EXCHANGES[0])
-        if self.cp_comm_strategy not in _EXCHANGES:
+        if self.attention is None:
+            self.attention = os.environ.get(f"{_PREFIX}CP_ATTENTION", _CONTEXT_ATTENTIONS[0])
+        for name, known in {"cp_comm_strategy": _EXCHANGES, "attention": _CONTEXT_ATTENTIONS}.items():
+            if getattr(self, name) not in known:
+                raise ConfigurationError(f"Invalid {name}: {getattr(self, name)}. Known ones are {', '.join(known)}.")
+
+
+@dataclass
+class TorchPipelineParallelConfig:
+    """
+    The stages of a pipeline, and how a batch passes through them.
+
+    A batch is cut in `num_microbatches` parts, as many as there are processes in a pipeline where it is `None`. `schedule` is a name of
+    torch's, in whose order `Accelerator.train_step` computes: "1F1B", "GPipe", "LoopedBFS", "Interleaved1F1B",
+    "InterleavedZeroBubble", "ZBVZeroBubble" or "DualPipeV"; from "LoopedBFS" on a process has two stages. `split_points` names the
+    modules at which the second and later stages begin; where it is "auto", stages have about equally many weights, or take
+    equally many operations for `example_inputs`, a tuple of the model's arguments or a dictionary of them.
+
+    What is `None` is read from the variables `PARALLELISM_CONFIG_PP_SCHEDULE` and `PARALLELISM_CONFIG_PP_NUM_MICROBATCHES`.
+
+    >>> TorchPipelineParallelConfig(schedule="Interleaved1F1B", num_microbatches=8).split_points
+    'auto'
+    """
+
+    schedule: str = None  # type: ignore[assignment]  # a name once it is made
+    num_microbatches: int | None = None
+    split_points: Sequence[str] | str = "auto"
+    example_inputs: tuple[Any, ...] | Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.schedule is None:
+            self.schedule = os.environ.get(f"{_PREFIX}PP_SCHEDULE", "1F1B")
+        if self.num_microbatches is None and (number := os.environ.get(f"{_PREFIX}PP_NUM_MICROBATCHES")):
+            self.num_microbatches = int(number)
+        if self.num_microbatches is not None and self.num_microbatches < 1:
             raise ConfigurationError(
-                f"Invalid cp_comm_strategy: {self.cp_comm_strategy}. Known ones are {', '.join(_EXCHANGES)}."
+                f"num_microbatches={self.num_microbatches} was requested, but a batch is cut in 1 part at least. Leave it out for one "
+                "part a process."
+            )
+        if isinstance(self.split_points, str) and self.split_points != "auto":
+            raise ConfigurationError(
+                f"split_points={self.split_points!r} was requested. Pass a list of names of modules, or 'auto'."
             )
 
 
@@ -113,6 +172,8 @@ class ParallelismConfig:
     tp_handler: TorchTensorParallelConfig | None = None
     cp_handler: TorchContextParallelConfig | None = None
     sp_handler: DeepSpeedSequenceParallelConfig | None = None
+    pp_size: int = field(default=None, kw_only=True)  # type: ignore[assignment]  # a number once it is made
+    pp_handler: TorchPipelineParallelConfig | None = field(default=None, kw_only=True)
 
     device_mesh: DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -154,6 +215,11 @@ class ParallelismConfig:
         return self.sp_size > 1
 
     @property
+    def pp_enabled(self) -> bool:
+        """Whether layers are on several stages."""
+        return self.pp_size > 1
+
+    @property
     def total_size(self) -> int:
         """The number of processes that all of it takes."""
         return self.data_parallel_size * self.non_data_parallel_size
@@ -166,7 +232,7 @@ class ParallelismConfig:
     @property
     def non_data_parallel_size(self) -> int:
         """The number of processes that work on the same batch."""
-        return self.tp_size * self.cp_size * self.sp_size
+        return self.tp_size * self.cp_size * self.sp_size * self.pp_size
 
     @property
     def dp_dim_names(self) -> list[str]:
@@ -176,7 +242,7 @@ class ParallelismConfig:
     @property
     def non_dp_dim_names(self) -> list[str]:
         """The axes, of those in use, along which batches are the same."""
-        return self._used("tp", "cp", "sp")
+        return self._used("pp", "tp", "cp", "sp")
 
     @property
     def dp_shard_cp_dim_names(self) -> list[str]:
@@ -270,6 +336,8 @@ class ParallelismConfig:
     def _fill_handlers(self) -> None:
         if self.tp_enabled:
             self.tp_handler = self.tp_handler or TorchTensorParallelConfig()
+        if self.pp_enabled:
+            self.pp_handler = self.pp_handler or TorchPipelineParallelConfig()
         if self.cp_enabled:
             self.cp_handler = self.cp_handler or TorchContextParallelConfig()
         if self.sp_enabled:

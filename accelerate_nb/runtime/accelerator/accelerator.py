@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 from accelerate_nb.errors import ConfigurationError, NotYetError
+from accelerate_nb.events.model import PrecisionChoice
+from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.runtime.accelerator.checkpointing import CheckpointMethods
 from accelerate_nb.runtime.accelerator.env_settings import LauncherSettings
 from accelerate_nb.runtime.accelerator.not_picklable import stays
@@ -31,8 +34,9 @@ from accelerate_nb.runtime.compat.kwargs_handlers import (
     KwargsHandler,
     ProjectConfiguration,
 )
-from accelerate_nb.runtime.compat.unsupported.base import refuse
+from accelerate_nb.runtime.observability.phase_timer import PhaseTimer
 from accelerate_nb.runtime.observability.profiling import ProfileKwargs
+from accelerate_nb.runtime.observability.step_metrics import StepMetrics
 from accelerate_nb.runtime.operations import collective, padding
 from accelerate_nb.runtime.parallelism_config import ParallelismConfig, TorchTensorParallelPlugin
 from accelerate_nb.runtime.precision.base import precision_name
@@ -41,7 +45,10 @@ from accelerate_nb.runtime.precision.fp8_msamp import MSAMPRecipeKwargs
 from accelerate_nb.runtime.precision.fp8_te import TERecipeKwargs
 from accelerate_nb.runtime.precision.registry import PrecisionOptions, choose_recipe
 from accelerate_nb.runtime.strategies.base import Strategy
+from accelerate_nb.runtime.strategies.deepspeed.config.plugin import DeepSpeedPlugin
+from accelerate_nb.runtime.strategies.deepspeed.config.plugin_choice import choose_plugins
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
+from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin
 from accelerate_nb.runtime.strategies.registry import choose_strategy
 from accelerate_nb.runtime.trackers.panel import PanelTracker
 from accelerate_nb.runtime.trackers.registry import filter_trackers
@@ -88,10 +95,10 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
         gradient_accumulation_steps: int = 1,
         cpu: bool = False,
         dataloader_config: DataLoaderConfiguration | None = None,
-        deepspeed_plugin: Any = None,
+        deepspeed_plugin: DeepSpeedPlugin | Mapping[str, DeepSpeedPlugin] | None = None,
         fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
         torch_tp_plugin: TorchTensorParallelPlugin | None = None,
-        megatron_lm_plugin: Any = None,
+        megatron_lm_plugin: MegatronLMPlugin | None = None,
         rng_types: list[str | RNGType] | None = None,
         log_with: Any = None,
         project_dir: str | os.PathLike[str] | None = None,
@@ -101,17 +108,11 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
         kwargs_handlers: list[KwargsHandler] | None = None,
         dynamo_backend: DynamoBackend | str | None = None,
         dynamo_plugin: TorchDynamoPlugin | None = None,
-        deepspeed_plugins: Any = None,
+        deepspeed_plugins: DeepSpeedPlugin | Mapping[str, DeepSpeedPlugin] | None = None,
         parallelism_config: ParallelismConfig | None = None,
         *,
         strategy: Strategy | type[Strategy] | str | None = None,
     ) -> None:
-        refuse(
-            "Accelerator",
-            deepspeed_plugin=deepspeed_plugin,
-            deepspeed_plugins=deepspeed_plugins,
-            megatron_lm_plugin=megatron_lm_plugin,
-        )
         launcher_settings = LauncherSettings.read(os.environ)
         self.compiling = choose_plugin(dynamo_backend, dynamo_plugin)
         handlers = _by_class(kwargs_handlers or [])
@@ -128,6 +129,9 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
         self._world = join(cpu=cpu or launcher_settings.cpu, xla_mesh=mesh.axes, **rendezvous)
         self.state = AcceleratorState(name, cpu or launcher_settings.cpu, _from_accelerator=True)
         self.state.dynamo_plugin = self.compiling
+        deepspeed = choose_plugins(
+            deepspeed_plugin, deepspeed_plugins, self.state, launcher_settings.use_deepspeed and strategy is None
+        )
         self.gradient_state = GradientState(accumulation)
         if parallelism_config is None and torch_tp_plugin is not None:
             parallelism_config = ParallelismConfig(tp_size=torch_tp_plugin.tp_size)
@@ -135,15 +139,29 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
             parallelism_config = ParallelismConfig()
         if fsdp_plugin is None and launcher_settings.use_fsdp and strategy is None:
             fsdp_plugin = FullyShardedDataParallelPlugin()
+        if megatron_lm_plugin is None and launcher_settings.use_megatron_lm and strategy in (None, "megatron"):
+            megatron_lm_plugin = MegatronLMPlugin()
         degrees = None if parallelism_config is None else parallelism_config.mesh
-        self.strategy = choose_strategy(self._world, strategy, degrees, self.ddp_handler, mesh, fsdp_plugin)
+        self.strategy = choose_strategy(
+            self._world,
+            strategy,
+            degrees,
+            self.ddp_handler,
+            mesh,
+            fsdp_plugin,
+            deepspeed=deepspeed,
+            megatron=megatron_lm_plugin,
+        )
         self.state.strategy, self._world = self.strategy, self.strategy.world
         if parallelism_config is not None:
             self.strategy.use_parallelism(parallelism_config)
+        self._report_coordinates()
         self._fp8_recipe = choose_recipe(name, handlers.values(), launcher_settings.fp8_package)
         self.precision = self.strategy.choose_precision(
             name, PrecisionOptions(self.autocast_handler, self.scaler_handler, self._fp8_recipe)
         )
+        self.state.set_precision(self.precision.name)
+        emit(PrecisionChoice(self._world.rank, self.precision.name, time.time()))
         self.bundle = PreparedObjects()
         self._generation = registry.generation()
         self._saver = Saver(self._world)
@@ -163,9 +181,18 @@ class Accelerator(PrepareMethods, CheckpointMethods, ParallelismMethods, Trackin
         self.flag_tensor: Tensor | None = None
         self.log_with = filter_trackers(log_with, self.logging_dir)
         self.panel = PanelTracker()
+        self.step_metrics = self._step_metrics(launcher_settings)
         self.trackers: list[Any] = []
         self._save_model_state_pre_hook: OrderedDict[int, Callable[..., None]] = OrderedDict()
         self._load_model_state_pre_hook: OrderedDict[int, Callable[..., None]] = OrderedDict()
+
+    def _step_metrics(self, launcher_settings: LauncherSettings) -> StepMetrics | None:
+        """What measures steps, where somebody watches; the steps of XLA devices are computed later than they are made."""
+        if outlet() is None or not launcher_settings.autolog or self.device.type == "xla":
+            return None
+        replicas = self.strategy.data_replicas[1]
+        rank, size = self._world.rank, self._world.size
+        return StepMetrics(rank, self.device, replicas / size, PhaseTimer(rank, self.device, size))
 
     # Between processes
 

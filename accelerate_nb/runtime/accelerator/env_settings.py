@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from accelerate_nb.config.environment import autolog
 from accelerate_nb.config.value_types import YES
-from accelerate_nb.errors import ConfigurationError, NotYetError
-
-_UNSUPPORTED = {
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
-    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
-}
+from accelerate_nb.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +20,15 @@ class LauncherSettings:
     debug: bool
     fp8_package: str
     loader_progress: bool
+    use_deepspeed: bool
+    autolog: bool
     use_fsdp: bool
+    use_megatron_lm: bool
     use_parallelism: bool
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> LauncherSettings:
-        """The values of these variables; a value that is not offered yet is an error, since it can't be left out unnoticed."""
-        for name, feature in _UNSUPPORTED.items():
-            if is_yes(environment, name):
-                raise NotYetError(
-                    f"{name} requests {feature}, which is not offered here yet. Unset it to train with DDP."
-                )
+        """The values of these variables."""
         return cls(
             cpu=is_yes(environment, "ACCELERATE_USE_CPU"),
             mixed_precision=environment.get("ACCELERATE_MIXED_PRECISION") or None,
@@ -42,7 +36,10 @@ class LauncherSettings:
             debug=is_yes(environment, "ACCELERATE_DEBUG_MODE"),
             fp8_package=environment.get("ACCELERATE_FP8_BACKEND") or "NO",
             loader_progress=is_yes(environment, "ACCELERATE_NB_LOADER_PROGRESS"),
+            use_deepspeed=is_yes(environment, "ACCELERATE_USE_DEEPSPEED"),
+            autolog=autolog(environment),
             use_fsdp=is_yes(environment, "ACCELERATE_USE_FSDP"),
+            use_megatron_lm=is_yes(environment, "ACCELERATE_USE_MEGATRON_LM"),
             use_parallelism=is_yes(environment, "ACCELERATE_USE_PARALLELISM_CONFIG"),
         )
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
 
-from accelerate_nb.errors import NotYetError, StateError
+from accelerate_nb.errors import NotConfiguredError, NotYetError, StateError
+from accelerate_nb.events.model import MeshCoordinates
+from accelerate_nb.rank.event_sink import emit
+from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.strategies.device_placement import devices_of
 from accelerate_nb.runtime.world.accelerator_state import AcceleratorState
+from accelerate_nb.runtime.world.mesh import DATA_AXES
 from accelerate_nb.runtime.world.state import ProcessMethods
 
 
@@ -18,6 +23,7 @@ class ParallelismMethods(ProcessMethods):
     """The methods of an `Accelerator` for models that are split into parts."""
 
     state: AcceleratorState
+    strategy: Strategy
 
     @property
     def is_fsdp2(self) -> bool:
@@ -60,16 +66,14 @@ class ParallelismMethods(ProcessMethods):
         return self._part_along("dp_shard", "Sharded data parallelism")
 
     @property
-    def pipeline_parallel_rank(self) -> NoReturn:
-        """The index of this process's layers of the model; `NotYetError`, as in Accelerate."""
-        raise NotYetError(
-            "Pipelines of processes are not offered here yet, nor by Accelerate. Don't read a rank in one."
-        )
+    def pipeline_parallel_rank(self) -> int:
+        """The index of this process in its pipeline; `NotConfiguredError` where the model isn't split."""
+        return self._part_along("pp", "Pipeline parallelism", NotConfiguredError)
 
     @property
-    def context_parallel_rank(self) -> NoReturn:
-        """The index of this process's part of the sequence; `NotYetError`, as in Accelerate."""
-        raise NotYetError("A rank along the sequence is not offered here yet, nor by Accelerate. Don't read it.")
+    def context_parallel_rank(self) -> int:
+        """The index of this process's part of the sequences; `NotConfiguredError` where the model isn't split."""
+        return self._part_along("cp", "Context parallelism", NotConfiguredError)
 
     def maybe_context_parallel(
         self,
@@ -77,19 +81,40 @@ class ParallelismMethods(ProcessMethods):
         buffer_seq_dims: list[int] | None = None,
         no_restore_buffers: set[Tensor] | None = None,
     ) -> AbstractContextManager[None]:
-        """A block in which each process has its part of the sequences in `buffers`, where sequences are split; they aren't yet."""
-        return nullcontext()
+        """
+        A block in which `buffers` are this process's parts of themselves along the dimensions `buffer_seq_dims`, where sequences are cut.
+
+        They are changed in place, and are whole again after it, but for `no_restore_buffers`. What comes from a prepared loader is a part
+        already, and stays as it is.
+        """
+        context = self.strategy.context
+        if context is None:
+            return nullcontext()
+        return context.cut_buffers(buffers or [], buffer_seq_dims or [], list(no_restore_buffers or ()))
 
     def deepspeed_ulysses_dl_adapter(self, dl: Any, model: Any) -> Any:
-        """The loader, cutting sequences for DeepSpeed where they are split; they aren't yet."""
+        """The loader as it is; `NotYetError` where DeepSpeed splits sequences, since prepared loaders cut them already."""
+        if self.parallelism_config is not None and self.parallelism_config.sp_enabled:
+            raise NotYetError(
+                "deepspeed_ulysses_dl_adapter was called, as transformers' Trainer does, but prepared loaders cut sequences "
+                "already, and Trainer would count an epoch's steps of other loaders. Leave the call out, and write Trainer's loop: "
+                "it is not offered here with sp_size yet."
+            )
         return dl
 
     def verify_device_map(self, model: Module) -> bool:
         """Whether a model, or a part of it, was loaded with its weights on several devices."""
         return any(len(devices_of(module)) > 1 for module in model.modules())
 
-    def _part_along(self, axis: str, part: str) -> int:
+    def _report_coordinates(self) -> None:
+        """Have the panel say this process's place in a mesh of several axes, or of one along which batches are the same."""
+        world = self.strategy.world
+        coordinates = dict(world.mesh.coordinates(world.rank))
+        if len(coordinates) > 1 or not set(coordinates) <= set(DATA_AXES):
+            emit(MeshCoordinates(world.rank, coordinates, time.time()))
+
+    def _part_along(self, axis: str, part: str, error: type[StateError] = StateError) -> int:
         if self.parallelism_config is None:
-            raise StateError(f"{part} is not configured. Give the Accelerator a `parallelism_config` first.")
+            raise error(f"{part} is not configured. Give the Accelerator a `parallelism_config` first.")
         mesh = self.torch_device_mesh
         return int(mesh.get_local_rank(axis)) if axis in (mesh.mesh_dim_names or ()) else 0

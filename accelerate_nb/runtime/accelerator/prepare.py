@@ -18,7 +18,10 @@ from accelerate_nb.runtime.accelerator.properties import AcceleratorProperties
 from accelerate_nb.runtime.compat.enums import RNGType
 from accelerate_nb.runtime.data.prepare import prepare_data_loader
 from accelerate_nb.runtime.data.skip import skip_first_batches
-from accelerate_nb.runtime.strategies.prepare_request import PrepareRequest
+from accelerate_nb.runtime.observability.memory_use import MemoryReporter
+from accelerate_nb.runtime.observability.phase_timer import unwatch
+from accelerate_nb.runtime.strategies.placeholder import refuse_placeholder
+from accelerate_nb.runtime.strategies.prepare_request import PrepareCall, PrepareRequest
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin
 from accelerate_nb.runtime.training.optimizer import AcceleratedOptimizer, innermost
 from accelerate_nb.runtime.training.scheduler import AcceleratedScheduler
@@ -49,10 +52,19 @@ class PrepareMethods(AcceleratorProperties):
             raise ConfigurationError(
                 f"device_placement holds {len(placements)} values for {len(args)} objects. Give one for each."
             )
+        self.strategy.begin_call(self._call(args))
         prepared = self._prepare_together(args, placements)
         # a schedule's optimizer is searched among those that are prepared by now
         prepared = [self._prepare_alone(item, placed) for item, placed in zip(prepared, placements, strict=True)]
         return tuple(prepared) if len(prepared) != 1 else prepared[0]
+
+    def _call(self, objects: Sequence[Any]) -> PrepareCall:
+        mesh = self.strategy.mesh
+        return PrepareCall(tuple(objects), self.split_batches, self.world.size, mesh.degrees.get("sp", 1), self)
+
+    @property
+    def _optimizer_types(self) -> tuple[type, ...]:
+        return (Optimizer, *self.strategy.placeholder_types)
 
     def _prepare_together(
         self, objects: Sequence[Any], placements: Sequence[bool | None], *, is_trained: bool = True
@@ -61,7 +73,7 @@ class PrepareMethods(AcceleratorProperties):
         requests = {
             index: PrepareRequest(_original(item), self.compiling, self._places(placed), is_trained)
             for index, (item, placed) in enumerate(zip(objects, placements, strict=True))
-            if isinstance(item, (Module, Optimizer)) and not is_prepared(item, self._prepared_for)
+            if isinstance(item, (Module, *self._optimizer_types)) and not is_prepared(item, self._prepared_for)
         }
         made = dict(zip(requests, self.strategy.prepare(list(requests.values())), strict=True))
         return [self._keep(item, made.get(index), placements[index]) for index, item in enumerate(objects)]
@@ -69,28 +81,39 @@ class PrepareMethods(AcceleratorProperties):
     def _keep(self, item: Any, made: Any, placed: bool | None) -> Any:
         """Keep a model or an optimizer that is prepared."""
         if isinstance(item, Module):
+            if isinstance(made, Module) and self.step_metrics is not None:
+                self.step_metrics.phases.watch(made)
             return add(self.bundle.models, item if made is None else made, self._prepared_for)
-        if isinstance(item, Optimizer):
+        if isinstance(item, self._optimizer_types):
             return add(
                 self.bundle.optimizers, item if made is None else self._stepping(made, placed), self._prepared_for
             )
         return item
 
     def _stepping(self, optimizer: Optimizer, placed: bool | None) -> AcceleratedOptimizer:
-        return AcceleratedOptimizer(
+        memory = MemoryReporter(self.bundle.models, self.bundle.optimizers, self.device)
+        if self.step_metrics is not None:
+            self.step_metrics.memory = memory
+        wrapper: type[AcceleratedOptimizer] = self.strategy.optimizer_class or AcceleratedOptimizer
+        return wrapper(
             optimizer,
             self._places(placed),
             self.scaler,
             device=self.device,
             before_first_step=partial(check_gradients, self),
+            after_first_step=memory.first_step,
+            before_step=None if self.step_metrics is None else partial(self.step_metrics.phases.begin, "optimizer"),
+            after_step=None if self.step_metrics is None else self.step_metrics.stepped,
             strategy=self.strategy,
         )
 
     def _prepare_alone(self, item: Any, placed: bool | None) -> Any:
+        item = item if is_prepared(item) else self.strategy.replace(item)
         if isinstance(item, DataLoader):
             return self.prepare_data_loader(item, placed)
-        if isinstance(item, (LRScheduler, AcceleratedScheduler)):
+        if isinstance(item, (LRScheduler, AcceleratedScheduler)) or self.strategy.moves(item):
             return self.prepare_scheduler(item)
+        refuse_placeholder(item)
         return item
 
     def prepare_model(self, model: Module, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
@@ -106,6 +129,9 @@ class PrepareMethods(AcceleratorProperties):
         if is_prepared(scheduler, self._prepared_for):
             return add(self.bundle.schedulers, scheduler, self._prepared_for)
         scheduler = scheduler.scheduler if isinstance(scheduler, AcceleratedScheduler) else scheduler
+        moved = self.strategy.wrap_schedule(scheduler, self.bundle.optimizers)
+        if moved is not None:
+            return add(self.bundle.schedulers, moved, self._prepared_for)
         inner = innermost(getattr(scheduler, "optimizer", None))
         wrapping = [optimizer for optimizer in self.bundle.optimizers if inner is optimizer.optimizer]
         prepared = AcceleratedScheduler(
@@ -142,6 +168,8 @@ class PrepareMethods(AcceleratorProperties):
         )
         prepared.between = self.strategy.between_batches
         prepared.send = self.strategy.sender
+        prepared.cut = self.strategy.batch_cutter
+        prepared.step_metrics = self.step_metrics
         prepared.bar = len(self.bundle.loaders) if self._shows_epochs else None
         return add(self.bundle.loaders, prepared)
 
@@ -151,7 +179,9 @@ class PrepareMethods(AcceleratorProperties):
 
     def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
         """The model as it was before `prepare`."""
-        return self.strategy.unwrap(model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile)
+        found = self.strategy.unwrap(model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile)
+        unwatch(found)
+        return found
 
     @property
     def _prepared_for(self) -> str:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from accelerate_nb.errors import StateError
+from accelerate_nb.errors import ConfigurationError, StateError
 from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.runtime.accelerator.prepared import PreparedObjects
 from accelerate_nb.runtime.compat.kwargs_handlers import AutocastKwargs, DataLoaderConfiguration
+from accelerate_nb.runtime.observability.step_metrics import StepMetrics
 from accelerate_nb.runtime.precision.base import Precision
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.training.accumulation import AccumulationWindow, AccumulationWindows, GradientState
 from accelerate_nb.runtime.training.optimizer import innermost
 from accelerate_nb.runtime.world.state import ProcessMethods
 from accelerate_nb.user_warnings import warn_user
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 class StepMethods(ProcessMethods):
@@ -27,6 +31,7 @@ class StepMethods(ProcessMethods):
     dataloader_config: DataLoaderConfiguration
     gradient_state: GradientState
     precision: Precision
+    step_metrics: StepMetrics | None
     strategy: Strategy
     windows: AccumulationWindows
     has_gone_backward: bool = False
@@ -89,10 +94,49 @@ class StepMethods(ProcessMethods):
         With a `learning_rate` and a prepared LOMO optimizer it is `lomo_backward`; other arguments are those of
         `Tensor.backward`.
         """
+        self._begin_backward()
+        steps = self._divisor or self.gradient_state.num_steps
+        with self._backward_phase(loss):
+            self.strategy.backward(loss, steps=steps, is_boundary=self.sync_gradients, **kwargs)
+
+    def train_step(
+        self,
+        model: Any,
+        *inputs: Any,
+        loss_fn: Callable[..., Tensor] | None = None,
+        targets: Any = None,
+        **keywords: Any,
+    ) -> Tensor:
+        """
+        Forward, loss and backward of a batch at once; returns the loss, a number on all processes, without its graph.
+
+        The loss is `loss_fn(output, targets)`, or `loss_fn(output)` without targets, and without a function the one that the model
+        returns itself (`output.loss`). It has to be a mean over samples: a pipeline cuts `inputs`, `keywords` and `targets` along
+        dimension 0, and mixes forwards and backwards of the parts in the order of its schedule. Other strategies do what
+        `backward(loss)` does.
+
+        >>> loss = accelerator.train_step(model, images, loss_fn=cross_entropy, targets=labels)  # doctest: +SKIP
+        """
+        self._begin_backward()
+        with self._backward_phase(None):
+            return self.strategy.train_step(
+                model,
+                (inputs, keywords),
+                targets,
+                partial(_loss, loss_fn),
+                steps=self._divisor or self.gradient_state.num_steps,
+                is_boundary=self.sync_gradients,
+            )
+
+    def _begin_backward(self) -> None:
         self.has_gone_backward = True
         current_stop_request().went_backward()
-        steps = self._divisor or self.gradient_state.num_steps
-        self.strategy.backward(loss, steps=steps, is_boundary=self.sync_gradients, **kwargs)
+
+    def _backward_phase(self, loss: Tensor | None) -> AbstractContextManager[Any]:
+        """A block whose time is that of the backward, until the last gradient of `loss` is computed."""
+        if self.step_metrics is None:
+            return _NOTHING
+        return self.step_metrics.phases.backward(loss)
 
     def lomo_backward(self, loss: Tensor, learning_rate: float) -> None:
         """Compute gradients with prepared LOMO optimizers (lomo-optim's), which update the weights in the same backward."""
@@ -110,7 +154,10 @@ class StepMethods(ProcessMethods):
     def clip_grad_norm_(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2) -> Tensor:
         """Scale the gradients down so that their norm is at most `max_norm`; returns the norm that they had."""
         self.strategy.unscale(map(innermost, self.bundle.optimizers))
-        return self.strategy.clip_norm(parameters, max_norm, norm_type)
+        norm = self.strategy.clip_norm(parameters, max_norm, norm_type)
+        if self.step_metrics is not None:
+            self.step_metrics.clipped(norm)
+        return norm
 
     def clip_grad_value_(self, parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
         """Cut each gradient at plus and minus `clip_value`."""
@@ -188,3 +235,16 @@ class _MicroStep:
                 for parameter in model.parameters():
                     if parameter.grad is not None:
                         parameter.grad.mul_(factor)
+
+
+def _loss(function: Callable[..., Tensor] | None, output: Any, targets: Any) -> Tensor:
+    """The loss of an output: a function's, or the model's own."""
+    if function is not None:
+        return function(output) if targets is None else function(output, targets)
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if not isinstance(found, Tensor):
+        raise ConfigurationError(
+            f"train_step was called without loss_fn, but the model's output is a {type(output).__name__} without a loss. Pass "
+            "loss_fn=, a function of the output and the targets."
+        )
+    return found

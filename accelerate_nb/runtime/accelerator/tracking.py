@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.rank.knobs import Knob, current_knobs
+from accelerate_nb.rank.metric_log import log_call
 from accelerate_nb.runtime.observability.profiling import ProfileKwargs, profiled
 from accelerate_nb.runtime.trackers.base import NullTracker
 from accelerate_nb.runtime.trackers.panel import PanelTracker
@@ -70,6 +72,19 @@ class TrackingMethods(ProcessMethods):
         """
         return profiled(profile_handler or self.profile_handler or ProfileKwargs(), self.world)
 
+    def knob(self, name: str, value: float, *, min: float | None = None, max: float | None = None) -> Knob:
+        """
+        A number that a person can change while the training runs: in the notebook's panel, or by `run.set_knob(name, value)`.
+
+        `knob.value`, or `float(knob)`, is its value now. A change is made on all ranks after the same step of a prepared optimizer, and
+        is kept in the run's events. Without a notebook it stays the `value` given. The same declaration again gives the same knob.
+        Raises `ConfigurationError` for a value that is no finite number, or not between `min` and `max`.
+
+        >>> lr = accelerator.knob("lr", 1e-3, min=1e-6, max=1e-1)  # doctest: +SKIP
+        >>> optimizer.param_groups[0]["lr"] = lr.value  # doctest: +SKIP
+        """
+        return current_knobs().declare(name, value, min, max)
+
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """
         The tracker of this name, or with `unwrap` the object underneath: wandb's run, TensorBoard's writer.
@@ -112,7 +127,8 @@ class TrackingMethods(ProcessMethods):
         self.panel.log_at(now, dict(values), step)
         if not self.is_main_process:
             return
-        with ExitStack() as calls:
+        # the panel has the values already
+        with log_call(), ExitStack() as calls:
             for tracker in reversed(self.trackers):
                 arguments = more.get(tracker.name, {})
                 calls.callback(tracker.log, values, step=plain(step), **arguments)

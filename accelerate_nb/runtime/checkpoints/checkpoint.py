@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -141,7 +141,7 @@ class Checkpoint:
 
     def _states(self, folder: Path, options: Mapping[str, Any]) -> list[LoadedFile]:
         elsewhere = {name: value for name, value in options.items() if name != "map_location"}
-        found = read_states(folder, file_names.SCHEDULER_NAME, self.bundle.schedulers, elsewhere)
+        found = read_states(folder, file_names.SCHEDULER_NAME, self._schedulers, elsewhere)
         scaler, path = self.precision.scaler, folder / file_names.SCALER_NAME
         if scaler is not None and not path.exists() and manifest.read(folder) is None:
             # Accelerate has no scaler on a CPU
@@ -150,9 +150,13 @@ class Checkpoint:
             found.append(loaded_into(scaler, path, "the state of the gradient scaler", {}))
         return found
 
+    @property
+    def _schedulers(self) -> Sequence[Any]:
+        return self.strategy.schedules_of(self.bundle.schedulers)
+
     def _shared(self) -> list[FileToWrite]:
         bundle = self.bundle
-        files = files_of(file_names.SCHEDULER_NAME, bundle.schedulers)
+        files = files_of(file_names.SCHEDULER_NAME, self._schedulers)
         files += [
             FileToWrite(file_names.numbered(file_names.LOADER_NAME, index), loader.state_dict())
             for index, loader in self._stateful()

@@ -15,11 +15,14 @@ WEIGHTS_PATTERN_NAME = "pytorch_model{suffix}.bin"
 SAFE_WEIGHTS_PATTERN_NAME = "model{suffix}.safetensors"
 # Of sharded models: a folder of parts, `pytorch_model_fsdp_0`, or a complete file, `pytorch_model_fsdp.bin`.
 SHARDED_MODEL_NAME = f"{MODEL_NAME}_fsdp"
+# Of a model of megatron-core: a folder in the format of its own checkpoints, `pytorch_model_megatron_0`.
+MEGATRON_MODEL_NAME = f"{MODEL_NAME}_megatron"
 OPTIMIZER_NAME = "optimizer"
 SCHEDULER_NAME = "scheduler"
 SAMPLER_NAME = "sampler"
 SCALER_NAME = "scaler.pt"
 RNG_STATE_NAME = "random_states"
+MEGATRON_RNG_STATE_NAME = f"megatron_{RNG_STATE_NAME}"
 
 # Ours alone: where each loader stood, and what a window of accumulation had gathered. Accelerate passes them over.
 POSITIONS_NAME = "positions"
@@ -32,7 +35,7 @@ LOADER_NAME = "dl_state_dict"
 
 _OURS = re.compile(
     r"(model|pytorch_model)(_\d+)?\.(safetensors|bin)|(optimizer|scheduler|sampler|dl_state_dict)(_\d+)?\.bin|scaler\.pt"
-    r"|(pytorch_model_fsdp|optimizer)_\d+|pytorch_model_fsdp(_\d+)?\.bin|random_states_\d+\.pkl|(positions|gradients)_\d+\.pkl|custom_checkpoint_\d+\.pkl|checkpoint\.json"
+    r"|(pytorch_model_fsdp|pytorch_model_megatron|optimizer)_\d+|pytorch_model_fsdp(_\d+)?\.bin|(megatron_)?random_states_\d+\.pkl|(positions|gradients)_\d+\.pkl|custom_checkpoint_\d+\.pkl|checkpoint\.json"
 )
 
 

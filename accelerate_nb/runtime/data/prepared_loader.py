@@ -22,6 +22,7 @@ from accelerate_nb.runtime.data.samplers import (
 )
 from accelerate_nb.runtime.data.sharding import LastStep, with_last
 from accelerate_nb.runtime.observability.progress import ProgressReporter
+from accelerate_nb.runtime.observability.step_metrics import StepMetrics
 from accelerate_nb.runtime.training.accumulation import GradientState
 from accelerate_nb.user_warnings import warn_user
 
@@ -84,8 +85,12 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self.bar: int | None = None
         # what is to be done before each batch and after the last
         self.between: Callable[[], None] | None = None
+        # what makes of a batch this process's part of its sequences
+        self.cut: Callable[[Any], Any] | None = None
         # what brings a batch to the devices, where to move it is not enough
         self.send: Callable[[Any], Any] | None = None
+        # what measures a training's steps, and counts their samples
+        self.step_metrics: StepMetrics | None = None
         self._drop_last = reading.drop_last
         self._non_blocking = reading.non_blocking
         self._course = LoaderPosition(reading.iteration)
@@ -122,7 +127,9 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             self._course.begin(done, {**start, **{name: pending[name] for name in _TAKEN_UP if name in pending}})
             batches = self._batches(self._to_skip(done), pending.get("random"))
             shown = batches if self.bar is None else self._bar_of_epoch(self.bar, done).through(batches)
-            yield from (shown if self.between is None else _with_breaks(shown, self.between))
+            cut = shown if self.cut is None else _each(shown, self.cut)
+            counted = cut if self.step_metrics is None else self.step_metrics.through(self, cut)
+            yield from (counted if self.between is None else _with_breaks(counted, self.between))
             self._warn_of_repeated()
         finally:
             self._course.end()
@@ -347,12 +354,17 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         index_source(self).sampler = sampler
 
     def __getstate__(self) -> dict[str, Any]:
-        # the state of accumulation belongs to a process, and running workers can't be copied
+        # the state of accumulation, and what measures steps, belong to a process, and running workers can't be copied
         source = None if self._source is None else IndexSource(self._source.sampler)
-        return {**self.__dict__, "_iterator": None, "_source": source, "gradient_state": None}
+        return {**self.__dict__, "_iterator": None, "_source": source, "gradient_state": None, "step_metrics": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, gradient_state=GradientState())
+
+
+def _each(batches: Generator[Any, None, None], change: Callable[[Any], Any]) -> Generator[Any, None, None]:
+    with closing(batches):
+        yield from map(change, batches)
 
 
 def _with_breaks(batches: Generator[Any, None, None], between: Callable[[], None]) -> Iterator[Any]:

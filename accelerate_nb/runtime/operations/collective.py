@@ -217,12 +217,13 @@ def _mover(world: World) -> TensorMover:
 
 
 def _tensors(world: World, operation: str, data: Any) -> list[Tensor]:
-    """The nest's tensors on this process's device; anything else in it is an error on every process."""
+    """The nest's tensors on this process's device, those in parts (DTensors) whole; anything else in it is an error on every process."""
     leaves = leaves_of(data)
     if any(not isinstance(leaf, Tensor) for leaf in leaves):
         agree(world, CollectiveCall(operation, description(data)))  # if the others have the same, they say the same
         recursively_apply(lambda leaf: leaf, data, error_on_other_type=True)
-    return [leaf.to(world.device) for leaf in leaves]
+    # by the name of the method, since it takes half a second to load the class
+    return [(leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf).to(world.device) for leaf in leaves]
 
 
 def _process(world: World, rank: int) -> int:

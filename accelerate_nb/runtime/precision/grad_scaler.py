@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +17,11 @@ class MixedLayoutGradScaler(torch.amp.GradScaler):
 
     An overflow in one rank's shard is known to all ranks. torch's own scaler unscales all gradients of a device in one call, which
     takes the first one's layout for that of all, and refuses plain tensors beside DTensors (`found_inf_reduce_handler` in
-    torch/distributed/tensor/_dispatch.py, torch 2.13).
+    torch/distributed/tensor/_dispatch.py, torch 2.13). `share_overflow` is called with a number that is above 0 where one of this
+    process's gradients overflows, and has to make it so on all processes that step together.
     """
+
+    share_overflow: Callable[[Tensor], None] | None = None
 
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
@@ -29,7 +32,11 @@ class MixedLayoutGradScaler(torch.amp.GradScaler):
             overflows = super()._unscale_grads_(part, inv_scale, found_inf, allow_fp16)
             for device, overflow in overflows.items():
                 found[device] = found[device] + overflow if device in found else overflow
-        return found
+        if self.share_overflow is not None:
+            # a process whose weights have no gradients shares what others found, too
+            for overflow in (found or {inv_scale.device: found_inf}).values():
+                self.share_overflow(overflow)
+        return found or {inv_scale.device: found_inf}
 
 
 def _by_layout(optimizer: Optimizer) -> Collection[list[Tensor]]:

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 from accelerate_nb.events.model import Metric
 from accelerate_nb.rank.event_sink import emit, outlet
+from accelerate_nb.rank.metric_log import note_logged, numbers_of
 from accelerate_nb.runtime.trackers.base import GeneralTracker
-from accelerate_nb.runtime.trackers.values import flat, plain
+from accelerate_nb.runtime.trackers.values import plain
 from accelerate_nb.runtime.world.registry import current_world
 
 
@@ -40,14 +41,7 @@ class PanelTracker(GeneralTracker):
         rank = current_world().rank
         count = plain(step)
         shown_step = int(count) if isinstance(count, (int, float)) and math.isfinite(count) else None
-        for name, value in flat(plain(values)):
-            if isinstance(value, (int, float)):
-                emit(Metric(rank, name, _number(value), shown_step, now))
-
-
-def _number(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        # Python's whole numbers have no end
-        return math.inf if value > 0 else -math.inf
+        numbers = dict(numbers_of(values))
+        note_logged(numbers)
+        for name, value in numbers.items():
+            emit(Metric(rank, name, value, shown_step, now))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -166,3 +166,10 @@ def compile_regions_in_place(module: Module, **compile_kwargs: Any) -> Module:
     else:
         module.compile(**compile_kwargs)
     return module
+
+
+def compile_layers(layers: Iterable[Module], how: TorchDynamoPlugin) -> None:
+    """Compile modules each for itself, in place, where compiling is requested: for a model that is not called as a whole."""
+    if how.backend != DynamoBackend.NO:
+        for layer in layers:
+            layer.compile(**how.to_kwargs())

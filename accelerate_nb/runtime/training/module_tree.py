@@ -6,6 +6,9 @@ from typing import Any
 
 from torch.nn import Module
 
+from accelerate_nb.config.did_you_mean import did_you_mean
+from accelerate_nb.errors import ConfigurationError
+
 
 def get_module_children_bottom_up(model: Module, return_fqns: bool = False) -> list[Any]:
     """
@@ -29,6 +32,18 @@ def get_module_children_bottom_up(model: Module, return_fqns: bool = False) -> l
 def get_module_class_from_name(module: Module, name: str) -> type[Module] | None:
     """The class of this name among those of a model's modules, the outermost first; `None` where there is none."""
     return next((found for item in module.modules() if (found := type(item)).__name__ == name), None)
+
+
+def requested_class(model: Module, name: str, setting: str) -> type[Module]:
+    """The class of this name among those of a model's modules; `ConfigurationError` names the setting that requests another one."""
+    found = get_module_class_from_name(model, name)
+    if found is None:
+        classes = sorted({type(module).__name__ for module in model.modules()})
+        raise ConfigurationError(
+            f"The layer class {name} was requested by {setting}, and the model has none. "
+            f"{did_you_mean(name, classes, '')} Its classes are {', '.join(classes)}.".replace("  ", " ")
+        )
+    return found
 
 
 def model_has_dtensor(model: Module) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from accelerate_nb.rank.knobs import current_knobs
 from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.runtime.strategies.base import Strategy
 from accelerate_nb.runtime.training.accumulation import GradientState
@@ -26,8 +27,8 @@ class AcceleratedOptimizer(Optimizer):
     """
     An optimizer whose `step` and `zero_grad` do nothing while gradients are being accumulated.
 
-    Everything else is the wrapped optimizer's own; `strategy` decides how a step is made, and `before_first_step` is called with
-    this object before the first one.
+    Everything else is the wrapped optimizer's own; `strategy` decides how a step is made, `before_first_step` is called with this
+    object before the first one, `after_first_step` after it, `before_step` before every one, and `after_step` with this object after it.
     """
 
     def __init__(
@@ -38,6 +39,9 @@ class AcceleratedOptimizer(Optimizer):
         *,
         device: torch.device | None = None,
         before_first_step: Callable[[Any], None] | None = None,
+        after_first_step: Callable[[], None] | None = None,
+        before_step: Callable[[], None] | None = None,
+        after_step: Callable[[Any], None] | None = None,
         strategy: Strategy | None = None,
     ) -> None:
         self.optimizer = optimizer
@@ -46,10 +50,13 @@ class AcceleratedOptimizer(Optimizer):
         self.gradient_state = GradientState()
         self._is_overflow = False
         self._takes_set_to_none = "set_to_none" in inspect.signature(optimizer.zero_grad).parameters
-        self._before_first_step = before_first_step
+        self._before_first_step, self._after_first_step = before_first_step, after_first_step
+        self._before_step, self._after_step = before_step, after_step
         self._strategy = strategy
         self._asks = current_stop_request()
         self._asks.begin()
+        self._knobs = current_knobs()
+        self._knobs.begin()
         if device_placement and device is not None and optimizer.state:
             move_state(optimizer, device)
 
@@ -69,8 +76,16 @@ class AcceleratedOptimizer(Optimizer):
         if self._before_first_step is not None:
             check, self._before_first_step = self._before_first_step, None
             check(self)
+        if self._before_step is not None:
+            self._before_step()
         self._is_overflow = not self._own_strategy().step(self.optimizer, closure)
+        if self._after_first_step is not None and not self._is_overflow:
+            report, self._after_first_step = self._after_first_step, None
+            report()
+        if self._after_step is not None:
+            self._after_step(self)
         self._asks.stepped()
+        self._knobs.stepped()
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Throw the gradients away, if they are synchronised."""
@@ -109,8 +124,9 @@ class AcceleratedOptimizer(Optimizer):
             switch()
 
     def __getstate__(self) -> dict[str, Any]:
-        # the check before the first step, and the strategy, belong to this process
-        return {**self.__dict__, "_before_first_step": None, "_strategy": None}
+        # what is called around steps, and the strategy, belong to this process
+        calls = ("_before_first_step", "_after_first_step", "_before_step", "_after_step")
+        return {**self.__dict__, **dict.fromkeys(calls), "_strategy": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

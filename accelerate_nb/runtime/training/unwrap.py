@@ -11,7 +11,18 @@ from torch.nn.parallel import DistributedDataParallel
 from accelerate_nb.runtime.precision.base import restore_forward
 from accelerate_nb.runtime.training.compile import is_compiled_module
 
-_COPIES = (DistributedDataParallel, torch.nn.DataParallel)
+
+class ModelWrapper(Module):
+    """The base of modules of ours that stand around a model; `module` is the model."""
+
+    def __init__(self, module: Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+_COPIES = (DistributedDataParallel, torch.nn.DataParallel, ModelWrapper)
+# The classes of engines, of packages that are not loaded before they are used; `module` is the model, too.
+ENGINES: set[type] = set()
 
 
 def extract_model_from_parallel(
@@ -52,14 +63,14 @@ def _wrapped_module(model: Any) -> Any:
         return model._modules["_orig_mod"]
     if "_orig_mod" in model.__dict__:  # what `compile_regions` leaves on the twin that it makes
         return model.__dict__["_orig_mod"]
-    return model.module if isinstance(model, _COPIES) else None
+    return model.module if isinstance(model, (*_COPIES, *ENGINES)) else None
 
 
 def _compiled_around(model: Any, inner: Any) -> Any:
     """The compiled model that has `inner` right inside; it is made, and then kept, where copies stand between them."""
     compiled = None
     while model is not inner:
-        if not isinstance(model, _COPIES) or "_orig_mod" in model.__dict__:
+        if not isinstance(model, (*_COPIES, *ENGINES)) or "_orig_mod" in model.__dict__:
             compiled = model
         model = _wrapped_module(model)
     if compiled is None or _wrapped_module(compiled) is inner:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from accelerate_nb.errors import ConfigurationError, StateError
@@ -78,6 +79,10 @@ class AcceleratorState(PartialState):
         """The name of the numbers that a step is computed in."""
         return known(self, "_mixed_precision")  # type: ignore[no-any-return]  # kept in a dictionary
 
+    def set_precision(self, name: str) -> None:
+        """Note the precision that the strategy has chosen."""
+        self._mixed_precision = name
+
     @property
     def is_fsdp2(self) -> bool:
         """Whether weights are sharded by the second version of FSDP."""
@@ -101,14 +106,21 @@ class AcceleratorState(PartialState):
 
     def get_deepspeed_plugin(self, name: str) -> Any:
         """One of several plugins of DeepSpeed; `ConfigurationError` where there is none of this name."""
-        if not self.deepspeed_plugins or name not in self.deepspeed_plugins:
-            known = ", ".join(map(repr, self.deepspeed_plugins or ())) or "none, since this run doesn't use DeepSpeed"
+        plugins = self.deepspeed_plugins
+        named = plugins if isinstance(plugins, Mapping) else {}
+        if name not in named:
+            known = ", ".join(map(repr, named)) or (
+                "one without a name" if plugins else "none, since this run doesn't use DeepSpeed"
+            )
             raise ConfigurationError(f"The DeepSpeed plugin {name!r} was requested; there are {known}. Leave it out.")
-        return self.deepspeed_plugins[name]
+        return named[name]
 
     def select_deepspeed_plugin(self, name: str | None = None) -> None:
         """Put one of several plugins of DeepSpeed in force; `ConfigurationError` where there is none of this name."""
-        self.strategy.deepspeed_plugin = self.get_deepspeed_plugin(str(name))
+        chosen = self.get_deepspeed_plugin(str(name))
+        for plugin in self.deepspeed_plugins.values():
+            plugin.unselect()
+        chosen.select(_from_accelerator_state=True)
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:

@@ -99,7 +99,11 @@ class Mesh:
             found = [start + index * stride for start, index in product(found, indices)]
         return tuple(found)
 
+    def data_ranks(self, rank: int) -> tuple[int, ...]:
+        """The ranks with other samples than this one's, and itself, in their order."""
+        return self.ranks_along(rank, *DATA_AXES)
+
     def data_replica(self, rank: int) -> tuple[int, int]:
         """The index of a rank's stream of samples, and the number of different streams."""
-        along = self.ranks_along(rank, *DATA_AXES)
+        along = self.data_ranks(rank)
         return along.index(rank), len(along)

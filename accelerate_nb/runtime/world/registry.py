@@ -91,6 +91,13 @@ def at_world_exit(callback: Callable[[], None]) -> None:
     _held.get().exit_callbacks.append(callback)
 
 
+def be_a_group(world: World) -> None:
+    """Make a group of this process alone, for what needs one."""
+    backend = "nccl" if world.device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    at_world_exit(dist.destroy_process_group)
+
+
 def forget() -> None:
     """Leave the world, so that the next call joins a new one; a process group that was made here ends."""
     held = _held.get()

@@ -45,8 +45,12 @@ def optimizer_folder(index: int) -> str:
 
 
 def model_state(model: Module, *, learning_only: bool = False) -> dict[str, Any]:
-    """A model's weights and buffers, those that are sharded as DTensors; or the weights alone that learn."""
-    state = model.state_dict()
+    """
+    This process's weights and buffers of a model, those that are sharded as DTensors; or the weights alone that learn.
+
+    What is on the meta device is another process's.
+    """
+    state = {name: value for name, value in model.state_dict().items() if not _is_elsewhere(value)}
     if not learning_only:
         return state
     learning = {original_name(name) for name, weight in model.named_parameters() if weight.requires_grad}
@@ -91,7 +95,8 @@ def load_model(folder: Path, index: int, model: Module, *, learning_only: bool =
     expected, state = f"the weights of model {index}", model_state(model, learning_only=learning_only)
 
     def receive(loaded: dict[str, Any]) -> None:
-        model.load_state_dict(loaded, strict=not learning_only)
+        elsewhere = {name: value for name, value in model.state_dict().items() if _is_elsewhere(value)}
+        model.load_state_dict({**loaded, **elsewhere}, strict=not learning_only)
 
     if complete.exists():
         return LoadedFile(complete, expected, parts_of(read(complete, expected, mmap=True), state), receive)
@@ -121,6 +126,10 @@ def load_optimizer(folder: Path, index: int, optimizer: Any, models: Sequence[Mo
         states.set_optimizer_state_dict(model, bare, loaded)
 
     return LoadedFile(path, expected, state, receive)
+
+
+def _is_elsewhere(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_meta
 
 
 def _like(state: Any) -> Any:

@@ -57,7 +57,6 @@ class PartFile(FileToWrite):
 
     def write(self, folder: Path, blocks: DirectWriter) -> ManifestEntry:
         path = folder / self.name
-        path.parent.mkdir(exist_ok=True)
         entry = FileToWrite.write(self, folder, blocks)
         with named(path):
             _note(path).write_text(json.dumps({"lengths": self.lengths, "entry": asdict(entry)}), encoding="utf-8")

@@ -35,7 +35,11 @@ _LARGE = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class FileToWrite:
-    """A file to be: its name, what goes into it, and whether that is a dictionary of tensors for safetensors."""
+    """
+    A file to be: its name, what goes into it, and whether that is a dictionary of tensors for safetensors.
+
+    A name such as `optimizer_0/common.pt` is in a folder that is made where it is not there yet.
+    """
 
     name: str
     content: Any
@@ -45,6 +49,8 @@ class FileToWrite:
         """Write the file to a folder and wait until the disk has it."""
         path, size = folder / self.name, size_of(self.content)
         with named(path, _FAILURES):
+            if path.parent != folder:
+                path.parent.mkdir(parents=True, exist_ok=True)
             if size < _LARGE:
                 small = io.BytesIO()
                 self.fill(small)
@@ -64,6 +70,14 @@ class FileToWrite:
             write_safetensors(self.content, file)
         else:
             torch.save(self.content, file)
+
+
+class VerbatimFile(FileToWrite):
+    """A file whose content is bytes."""
+
+    def fill(self, file: Any) -> None:
+        """Write the bytes as they are."""
+        file.write(self.content)
 
 
 class LastFile(FileToWrite):

@@ -1,0 +1,180 @@
+"""The metrics of a training that nobody has to log: a step's time, throughput, gradient norm, learning rate, memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor
+
+from accelerate_nb.events.model import Metric
+from accelerate_nb.rank.event_sink import emit, outlet
+from accelerate_nb.runtime.observability.memory_use import MemoryReporter, resident_bytes
+from accelerate_nb.runtime.observability.phase_timer import PhaseTimer
+from accelerate_nb.runtime.operations.nested import ignorant_find_batch_size
+
+# Seconds between two points of a metric: a person sees no more, and a step of a millisecond does not notice.
+_BETWEEN = 0.25
+_GIB = 2**30
+
+
+class StepMetrics:
+    """
+    Measures one process's steps, and sends their means a few times a second; never waits for a device.
+
+    The clock runs from a loader's beginning, or from one step to the next: an evaluation between two steps counts for nothing.
+    A step is one of the optimizer that steps first. `share` is the part of this process's samples that no other process reads, `phases`
+    measures the parts of a step.
+    """
+
+    def __init__(self, rank: int, device: torch.device, share: float, phases: PhaseTimer) -> None:
+        self.phases = phases
+        self.memory: MemoryReporter | None = None
+        self._rank, self._device, self._share = rank, device, share
+        self._optimizer: ReferenceType[Any] | None = None
+        self._steps = 0
+        self._since: float | None = None
+        self._sent_at = 0.0
+        self._norm: _PendingNumber | None = None
+        self._read: tuple[Any, int, int | None] | None = None
+        self._epoch: float | None = None
+        self._restart()
+
+    def _restart(self) -> None:
+        """Begin the next point."""
+        self._counted = 0
+        self._seconds = 0.0
+        self._samples = self._tokens = 0
+        self._pending_samples = self._pending_tokens = 0
+
+    # ------------------------------------------------------------------------------------------------------ what happens
+
+    def through(self, loader: Any, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        """A loader's batches of one epoch, counted as they are read."""
+        left = loader.batches_left
+        length = None if left is None else left + loader.batches_read
+        self._begin_step()
+        try:
+            # a loop that is left early ends the reading here, not when the last reference to it goes
+            with closing(batches):
+                for batch in self.phases.batches(batches, getattr(loader, "num_workers", None)):
+                    if self._since is None:
+                        self._begin_step()
+                    self._read = loader, loader.iteration, length
+                    self._pending_samples += ignorant_find_batch_size(batch) or 0
+                    self._pending_tokens += _tokens(batch)
+                    yield batch
+        finally:
+            # what was read and led to no step, such as an evaluation, is no training
+            self._since = None
+            self.phases.discard()
+            self._pending_samples = self._pending_tokens = 0
+            self._send_if_due(_BETWEEN / 4)
+
+    def _begin_step(self) -> None:
+        self._since = time.perf_counter()
+        self.phases.restart()
+
+    def clipped(self, norm: Any) -> None:
+        """Keep the norm that gradients had before they were clipped."""
+        if isinstance(norm, Tensor) and type(norm) is Tensor and norm.numel() == 1:
+            if self._norm is None:
+                self._norm = _PendingNumber(norm)
+        elif isinstance(norm, float):
+            self._norm = _PendingNumber(torch.tensor(norm))
+
+    def stepped(self, optimizer: Any) -> None:
+        """Count a step."""
+        if self._optimizer is None or (first := self._optimizer()) is None:
+            self._optimizer = ref(optimizer)
+        elif first is not optimizer:
+            self.phases.end()
+            return
+        self.phases.stepped()
+        now = time.perf_counter()
+        self._steps += 1
+        # the first step compiles, and allocates: it would be higher than all others
+        if self._since is not None and self._steps > 1:
+            self._seconds += now - self._since
+            self._counted += 1
+            self._samples += self._pending_samples
+            self._tokens += self._pending_tokens
+        self._since = now
+        self._pending_samples = self._pending_tokens = 0
+        if self._read is not None:
+            loader, epoch, length = self._read
+            self._epoch = epoch + loader.batches_read / length if length else None
+        if now - self._sent_at >= _BETWEEN:
+            self._send(optimizer, now)
+
+    # ---------------------------------------------------------------------------------------------------------- sending
+
+    def _send_if_due(self, least: float) -> None:
+        optimizer, now = None if self._optimizer is None else self._optimizer(), time.perf_counter()
+        if optimizer is not None and self._counted and now - self._sent_at >= least:
+            self._send(optimizer, now)
+
+    def _send(self, optimizer: Any, now: float) -> None:
+        if outlet() is None or not self._counted:
+            return
+        moment, self._sent_at = time.time(), now
+        for name, value in self._values(optimizer):
+            emit(Metric(self._rank, name, value, self._steps, moment))
+        self._restart()
+        if self.memory is not None:
+            self.memory.stepped()
+
+    def _values(self, optimizer: Any) -> Iterator[tuple[str, float]]:
+        yield "speed/step_time_s", self._seconds / self._counted
+        if self._samples:
+            yield "speed/samples_per_s", self._samples * self._share / self._seconds
+        if self._tokens:
+            yield "speed/tokens_per_s", self._tokens * self._share / self._seconds
+        if self._norm is not None and (norm := self._norm.value()) is not None:
+            self._norm = None
+            yield "optimizer/grad_norm", norm
+        rates = {group["lr"] for group in optimizer.param_groups if isinstance(group.get("lr"), (int, float))}
+        if len(rates) == 1:
+            yield "optimizer/lr", float(rates.pop())
+        else:
+            yield from ((f"optimizer/lr/{index}", float(rate)) for index, rate in enumerate(sorted(rates)[:4]))
+        yield from self._memory()
+        if self._epoch is not None:
+            yield "epoch", self._epoch
+
+    def _memory(self) -> Iterator[tuple[str, float]]:
+        if self._device.type == "cuda":
+            yield "memory/gpu_gib", torch.cuda.memory_allocated(self._device) / _GIB
+        elif (resident := resident_bytes()) is not None:
+            yield "memory/process_gib", resident / _GIB
+
+
+class _PendingNumber:
+    """A number that a device may still be computing: its value is there once it has, and nobody waits for it."""
+
+    def __init__(self, number: Tensor) -> None:
+        self._done: torch.cuda.Event | None = None
+        number = number.detach()
+        if number.device.type == "cuda":
+            pinned = torch.empty((), dtype=number.dtype, pin_memory=True)
+            pinned.copy_(number.reshape(()), non_blocking=True)
+            self._done = torch.cuda.Event()
+            self._done.record()
+            number = pinned
+        self._number = number
+
+    def value(self) -> float | None:
+        """The number; `None` where it is still being computed, or would have to be waited for."""
+        if self._done is not None and not self._done.query():
+            return None
+        return float(self._number) if self._number.device.type == "cpu" else None
+
+
+def _tokens(batch: Any) -> int:
+    """The number of tokens in a batch: the elements of its `input_ids`, 0 where it has none."""
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    return int(ids.numel()) if isinstance(ids, Tensor) else 0
