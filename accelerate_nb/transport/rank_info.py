@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 LOOPBACK = "127.0.0.1"
+# The variables by which gloo, NCCL and TensorPipe choose an interface.
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 # The variables that differ from rank to rank.
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "ROLE_RANK")
-_LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 
 class MasterAddress(NamedTuple):
@@ -79,4 +81,9 @@ class RankInfo:
 
 def on_loopback() -> dict[str, str]:
     """The variables that keep collectives on one machine off every other network; what the person set stays."""
-    return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), _LOOPBACK_INTERFACE)
+    return on_interface(LOOPBACK_INTERFACE)
+
+
+def on_interface(name: str) -> dict[str, str]:
+    """The variables that have collectives go through one network interface."""
+    return dict.fromkeys(INTERFACE_VARIABLES, name)

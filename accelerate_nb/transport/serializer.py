@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
+from types import CodeType
 from typing import Any
 
 import cloudpickle
@@ -79,6 +80,9 @@ class _PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
     def reducer_override(self, obj: Any) -> Any:
         if is_of_main(obj):
             self._names[obj.__qualname__] = obj
+        if isinstance(obj, CodeType):
+            # cloudpickle 3.1.3 leaves out the name of the file, by which a traceback finds the cell's lines
+            return _code_of_file, (obj.co_filename, *self.dispatch_table[CodeType](obj))
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, torch.storage.TypedStorage):
             return _typed_storage, (obj._untyped_storage, obj.dtype)
@@ -122,6 +126,10 @@ class _SessionPickler(_PayloadPickler):
 
 def _itself(value: Any) -> Any:
     return value
+
+
+def _code_of_file(filename: str, constructor: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:
+    return constructor(*arguments).replace(co_filename=filename)
 
 
 def _reduce_handle(obj: Any) -> Any:

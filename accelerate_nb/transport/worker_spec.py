@@ -34,6 +34,20 @@ class ProcessEnvironment:
         # proxies of a multiprocessing.Manager prove themselves with it
         process.current_process().authkey = bytes.fromhex(self.authkey)
 
+    def on_node(self, node: ProcessEnvironment) -> ProcessEnvironment:
+        """
+        The same on another machine, whose own environment is `node`: its variables and modules stay, and these come on top.
+
+        A folder of this machine is taken where the other one has it, too. Without a number of threads, the node's is taken.
+        """
+        return replace(
+            self,
+            environ={**node.environ, **self.environ},
+            folder=self.folder if os.path.isdir(self.folder) else node.folder,
+            path=tuple(dict.fromkeys((*node.path, *(entry for entry in self.path if os.path.exists(entry))))),
+            threads=self.threads or node.threads,
+        )
+
 
 def current_environment(more: Mapping[str, str], threads: int | None) -> ProcessEnvironment:
     """The state of this process, with `more` in the environment, which wins over variables of the same names."""

@@ -221,3 +221,12 @@ def test_exceptions_arrive_whatever_their_constructors_want():
     assert group.args == ("a", 1)
     unicode = travelled(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"))
     assert (unicode.reason, str(unicode)) == ("bad", str(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")))
+
+
+def test_a_function_keeps_the_names_of_its_files():
+    def outer():
+        return lambda: None
+
+    found = travelled(outer)
+    assert found is not outer
+    assert found.__code__.co_filename == found().__code__.co_filename == __file__

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from accelerate_nb.events.model import Event
 from accelerate_nb.rank.stop_request import StopPoint, TrainingPosition
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.worker_spec import WorkerSpec
+
+# How often each end says that it is there while workers run, in seconds.
+HEARTBEAT_INTERVAL = 1.0
+
+
+class NetworkAddress(NamedTuple):
+    """A host, by its address, and a port of it."""
+
+    host: str
+    port: int
+
 
 # ---------------------------------------------------------------------------------------------- worker group to an agent
 
@@ -20,12 +31,13 @@ class StartWorkers(Message):
     Start one process for each tuple of workers, which are its ranks.
 
     The descriptors are those of their payload, where it is not inherited, and the listening socket of the rendezvous where rank 0 is
-    among them and `has_store`.
+    among them and `has_store`. With `inherits_environment` the agent's own environment is below that of the specs.
     """
 
     carries: ClassVar[int | None] = None
     processes: tuple[tuple[WorkerSpec, ...], ...]
     has_store: bool = False
+    inherits_environment: bool = False
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -85,11 +97,81 @@ class QueryRankCollectives(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class QueryNode(Message):
+    """Reply with the facts of the node (`NodeFacts`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenToPeers(Message):
+    """
+    Listen on the interface that routes to these addresses of other nodes, at a port or, with 0, at any free one (`PeerEndpoint`).
+
+    On the node of rank 0 its workers' rendezvous is there. A socket from before is closed.
+    """
+
+    port: int
+    peers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectToPeers(Message):
+    """Connect to every one of these endpoints for a moment, within so many seconds (`PeersReached`)."""
+
+    endpoints: tuple[NetworkAddress, ...]
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
 class CloseGroup(Message):
     """Report what is left, end whatever still runs, and reply with `GroupClosed`; other workers may follow."""
 
 
+# ---------------------------------------------------------------------------------------------------- in both directions
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat(Message):
+    """The sender is there; while workers run, one goes in each direction every `HEARTBEAT_INTERVAL` seconds."""
+
+
 # ---------------------------------------------------------------------------------------------- an agent to worker group
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts(Message):
+    """
+    The facts of an agent's node: its host's name, the address at which it was reached, the versions of what it runs, and its devices.
+
+    A version is empty where the package is not installed there. `time` is its clock in seconds since 1970.
+    """
+
+    host: str
+    address: str
+    python: str
+    torch: str
+    accelerate_nb: str
+    device_kind: str
+    device_label: str
+    devices: int
+    cores: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeerEndpoint(Message):
+    """The address at which other nodes reach this one, with its interface; with an `error` there is none."""
+
+    host: str
+    port: int
+    interface: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PeersReached(Message):
+    """Why each endpoint that could not be connected to could not, by its number among those of the request as a text."""
+
+    errors: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +234,20 @@ class RankExited(Message):
     code: int
     time: float
     stacks: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankReports(Message):
+    """Several reports about ranks in the order in which they were made, none of them with descriptors."""
+
+    reports: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLoad(Message):
+    """The load of the agent's node, a `HostSample`; sent every few seconds while workers run."""
+
+    sample: Event
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,13 @@ from typing import NamedTuple
 
 from accelerate_nb.errors import ProtocolError
 from accelerate_nb.transport.memory_file import memory_file
+from accelerate_nb.transport.protocol.byte_stream import ByteStream, is_readable, is_unix_socket
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.message_codec import decode, encode
 from accelerate_nb.transport.protocol.messages import FilePart
 
 # The version of the messages: to be raised when a message changes in what it means or holds. The head itself stays.
-VERSION = 1
+VERSION = 3
 # The first byte is no ASCII, which messages are made of: after anything refused, the next head can be found.
 _MAGIC = b"\x93ANB"
 # The magic, the version, how many descriptors come with the message, and its length.
@@ -149,8 +150,7 @@ class FrameReader:
             self._is_skipping = True
         if at:
             self._drop(at)
-        found = self._data.startswith(_MAGIC)
-        self._is_skipping = self._is_skipping and not found
+        self._is_skipping &= not (found := self._data.startswith(_MAGIC))
         return found
 
     def _drop(self, count: int) -> None:
@@ -179,22 +179,25 @@ class Channel:
     """
     One end of a connection: sends messages from any thread, and receives them in one.
 
-    A message that can't be understood never raises anything here: it is passed over, and counted in `refused`. Over a Unix
-    socket a message carries descriptors; over any other it carries the contents of files, which arrive as memory files.
+    A message that can't be understood never raises anything here: it is passed over, and counted in `refused`. Over a Unix socket
+    a message carries descriptors; elsewhere, or without `passes_descriptors`, the contents of files, which arrive as memory files.
 
     >>> with Channel(near) as channel:
     ...     channel.send(SignalRanks(2, (0, 1)))
     ...     message, descriptors = channel.receive()
     """
 
-    def __init__(self, sock: socket.socket, size_limit: int = SIZE_LIMIT) -> None:
-        self._socket = sock
+    def __init__(
+        self, sock: socket.socket | ByteStream, size_limit: int = SIZE_LIMIT, *, passes_descriptors: bool = True
+    ) -> None:
+        self._socket: ByteStream = sock
         self._size_limit = size_limit
         self._reader = FrameReader(size_limit)
         self._lock = threading.Lock()
         self._descriptors: deque[int] = deque()
         # whether descriptors arrive as they are, rather than as the contents of their files
-        self.passes_descriptors = sock.family == getattr(socket, "AF_UNIX", None)
+        self._unix_socket = sock if passes_descriptors and is_unix_socket(sock) else None
+        self.passes_descriptors = self._unix_socket is not None
         # a file that is still arriving
         self._file: int | None = None
         # whether the other end has gone, so that no more will come
@@ -305,15 +308,17 @@ class Channel:
 
     # ---------------------------------------------------------------------------------------------------- receiving
 
-    def receive(self) -> ReceivedMessage | None:
+    def receive(self, silence_limit: float | None = None) -> ReceivedMessage | None:
         """
-        The next message, waited for; `None` where the other end has gone, or speaks another version. Raises `OSError` as
-        sockets do.
+        The next message, waited for; `None` where the other end has gone, or speaks another version.
+        Raises `OSError` as sockets do, and `TimeoutError` where not one byte has come for `silence_limit` seconds.
         """
         while (received := self._next()) is None:
             # nothing of another version will ever be understood
             if self.is_ended or self.refused["version"]:
                 return None
+            if silence_limit is not None and not is_readable(self._socket.fileno(), silence_limit):
+                raise TimeoutError(f"nothing came for {silence_limit:g} s")
             self._read(0)
         return received
 
@@ -375,16 +380,14 @@ class Channel:
 
     def _read(self, flags: int) -> None:
         """Read some bytes, and the descriptors that came with them."""
-        if not self.passes_descriptors:
-            data = self._socket.recv(_READ_AT_ONCE, flags)
-        else:
-            data = self._read_with_descriptors(flags)
+        sock = self._unix_socket
+        data = self._socket.recv(_READ_AT_ONCE, flags) if sock is None else self._read_with_descriptors(sock, flags)
         self.is_ended = not data
         self._reader.feed(data)
 
-    def _read_with_descriptors(self, flags: int) -> bytes:
+    def _read_with_descriptors(self, sock: socket.socket, flags: int) -> bytes:
         space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
-        data, ancillary, found, _ = self._socket.recvmsg(_READ_AT_ONCE, space, flags)
+        data, ancillary, found, _ = sock.recvmsg(_READ_AT_ONCE, space, flags)
         arrived = array.array("i")
         for level, kind, held in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

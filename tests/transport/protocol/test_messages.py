@@ -9,13 +9,22 @@ from dataclasses import FrozenInstanceError, fields, is_dataclass
 import pytest
 
 from accelerate_nb.errors import ProtocolError
-from accelerate_nb.events.model import LogLine, StateChange
+from accelerate_nb.events.model import HostSample, LogLine, StateChange
 from accelerate_nb.rank.stop_request import StopPoint, TrainingPosition
 from accelerate_nb.transport.protocol.agent_messages import (
     AgentLost,
     CloseGroup,
+    ConnectToPeers,
     GroupClosed,
+    Heartbeat,
     HoldRanks,
+    ListenToPeers,
+    NetworkAddress,
+    NodeFacts,
+    NodeLoad,
+    PeerEndpoint,
+    PeersReached,
+    QueryNode,
     QueryRankCollectives,
     QueryRankStacks,
     RankCollectives,
@@ -24,6 +33,7 @@ from accelerate_nb.transport.protocol.agent_messages import (
     RankHeld,
     RankOutcome,
     RankOutput,
+    RankReports,
     RankStacks,
     RankTaskReply,
     ReleaseRanks,
@@ -31,6 +41,7 @@ from accelerate_nb.transport.protocol.agent_messages import (
     StopRankAt,
     ToRank,
 )
+from accelerate_nb.transport.protocol.knob_messages import ChangeKnob, ChangeKnobAfter, HoldForKnob
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.message_codec import decode, encode
 from accelerate_nb.transport.protocol.messages import (
@@ -60,6 +71,17 @@ from accelerate_nb.transport.protocol.messages import (
     SupervisorStarted,
     WorkerExited,
     WorkerStarted,
+)
+from accelerate_nb.transport.protocol.node_messages import (
+    EndRun,
+    JoinRun,
+    MembershipGranted,
+    RequestMembership,
+    RequestStop,
+    RunEvent,
+    RunJoined,
+    RunRefused,
+    StartGroup,
 )
 from accelerate_nb.transport.rank_info import MasterAddress, RankInfo
 from accelerate_nb.transport.worker_spec import (
@@ -111,11 +133,24 @@ EXAMPLES = [
     ReleaseRanks((0,)),
     RankEvent(1, 0, StateChange(1, "running", 2.0)),
     RankOutput(1, 1, b"line \xff\x00\n", (LogLine(1, "stdout", "line", 2.0),)),
+    RankReports((RankOutput(1, 1, b"line\n", (LogLine(1, "stdout", "line", 2.0),)), RankExited(1, 2, -9, 1.5))),
     RankHeld(1, 2, TrainingPosition(7, 0.25, False)),
     RankTaskReply(1, 3, 7),
     RankOutcome(1, 4),
     RankExited(1, 5, -9, 2.0, "Current thread"),
+    NodeLoad(HostSample(50.0, (1, 2), None, None, 2.0, node=1)),
     AgentLost((0, 1), "it ended with code 1", 2.0),
+    JoinRun(
+        "none", 2, None, 1, "cpu", NodeFacts("a", "10.0.0.1", "3.11.7", "2.13.0", "0.1.0", "cpu", "CPU", 0, 2, 1.5)
+    ),
+    RunJoined("run", 1, ("node 0 on a", "node 1 on b"), (1, 1), 0),
+    RunRefused("node_rank=1 is taken"),
+    RequestMembership("box"),
+    MembershipGranted("box-2"),
+    StartGroup(1),
+    RunEvent(StateChange(0, "finished", 1.0)),
+    RequestStop("finish"),
+    EndRun("failed", "", None, (StateChange(0, "failed", 1.0),), "launch", "The workers were lost"),
     StartWorkers(((worker(0).spec,), (worker(1).spec, worker(2).spec)), True),
     ToRank(1, InterruptTask(1, (77,))),
     QueryRankStacks(1, (0, 1)),
@@ -124,7 +159,17 @@ EXAMPLES = [
     RankCollectives(2, {"0": ({"group": "0", "sizes": [[2, 2]]},)}),
     CloseGroup(),
     GroupClosed(),
+    QueryNode(),
+    NodeFacts("a", "10.0.0.1", "3.11.7", "2.13.0+cpu", "0.1.0", "cuda", "GPU", 8, 96, 1700000000.5),
+    ListenToPeers(0, ("10.0.0.2", "fe80::1")),
+    PeerEndpoint("10.0.0.1", 40001, "eth0", "no such port"),
+    ConnectToPeers((NetworkAddress("10.0.0.1", 40001), NetworkAddress("10.0.0.2", 40002)), 4.0),
+    PeersReached({"1": "nothing came back"}),
+    Heartbeat(),
     FilePart(bytes(range(256)), False),
+    HoldForKnob(1, 3),
+    ChangeKnobAfter(3, "lr", 1e-4, 17),
+    ChangeKnob("lr", 1e-4),
     CollectivesReply(({"group": "0", "number": 3, "sizes": [[2, 2]]},)),
     StopRun("finish"),
     QueryStacks(),

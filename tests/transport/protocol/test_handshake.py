@@ -1,0 +1,111 @@
+"""Two ends prove a token to each other, and nothing that was sent on one connection is of use on another."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from accelerate_nb.errors import ProtocolError
+from accelerate_nb.transport.protocol.handshake import ListenerHandshake, prove_token
+
+pytestmark = pytest.mark.timeout(20)
+TOKEN = secrets.token_bytes(16)
+
+
+def recorded(listening: Callable[[socket.socket], None], token: bytes = TOKEN) -> None:
+    """A connecting end with a token beside a listening one."""
+    near, far = socket.socketpair()
+    with near, far, ThreadPoolExecutor(1) as threads:
+        other = threads.submit(listening, far)
+        try:
+            prove_token(near, token, 5.0)
+        finally:
+            near.shutdown(socket.SHUT_RDWR)
+            other.result()
+
+
+def served(sock: socket.socket, sent: list[bytes] | None = None, received: list[bytes] | None = None) -> None:
+    handshake = ListenerHandshake(TOKEN)
+    try:
+        while handshake.missing and (data := sock.recv(handshake.missing)):
+            (received if received is not None else []).append(data)
+            reply = handshake.feed(data)
+            (sent if sent is not None else []).append(reply)
+            sock.sendall(reply)
+    except ProtocolError:
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def test_both_ends_prove_the_token_and_it_crosses_the_wire_in_no_form() -> None:
+    sent: list[bytes] = []
+    received: list[bytes] = []
+    recorded(lambda sock: served(sock, sent, received))
+    crossed = b"".join(sent + received)
+    assert len(crossed) == 2 * (38 + 32)
+    assert TOKEN not in crossed
+    assert TOKEN.hex().encode() not in crossed
+
+
+def test_another_token_is_refused_at_the_listening_end() -> None:
+    with pytest.raises(ProtocolError) as caught:
+        recorded(served, secrets.token_bytes(16))
+    assert caught.value.refusal == "token"
+
+
+def test_bytes_may_come_one_by_one() -> None:
+    sent, handshake = [], ListenerHandshake(TOKEN)
+    for byte in b"\x93ANBJ\x01" + bytes(32):
+        sent.append(handshake.feed(bytes([byte])))
+    assert sent[:-1] == [b""] * 37
+    assert len(sent[-1]) == 38
+
+
+def test_what_another_connection_proved_is_refused_on_a_new_one() -> None:
+    received: list[bytes] = []
+    recorded(lambda sock: served(sock, [], received))
+    greeting, proof = received
+    handshake = ListenerHandshake(TOKEN)
+    assert handshake.feed(greeting)
+    with pytest.raises(ProtocolError) as caught:
+        handshake.feed(proof)
+    assert caught.value.refusal == "token"
+
+
+def test_an_end_s_own_words_do_not_prove_anything_to_it() -> None:
+    """One that listens without the token sends back what the machine sends: the same nonce, the same proof."""
+
+    def mirrors(sock: socket.socket) -> None:
+        while data := sock.recv(4096):
+            sock.sendall(data)
+
+    with pytest.raises(ProtocolError) as caught:
+        recorded(mirrors)
+    assert caught.value.refusal == "token"
+
+
+@pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\n", b"\x80\x04\x95", b"\x93ANB\x00\x02", b"\x93ANBJ\x02"])
+def test_what_is_no_greeting_is_refused_at_its_first_bytes(first: bytes) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        ListenerHandshake(TOKEN).feed(first)
+    assert caught.value.refusal == "malformed"
+
+
+def test_one_who_says_nothing_is_waited_for_as_long_as_was_said() -> None:
+    near, far = socket.socketpair()
+    with near, far, pytest.raises(TimeoutError):
+        prove_token(near, TOKEN, 0.05)
+
+
+def test_one_who_closes_has_not_proved_anything() -> None:
+    def greets_and_closes(sock: socket.socket) -> None:
+        sock.sendall(ListenerHandshake(TOKEN).feed(sock.recv(38)))
+        sock.recv(32)
+        sock.shutdown(socket.SHUT_RDWR)
+
+    with pytest.raises(ProtocolError) as caught:
+        recorded(greets_and_closes)
+    assert caught.value.refusal == "token"
