@@ -25,7 +25,7 @@ from accelerate_nb.cli.hf_flag_types import (
     UnsupportedFlag,
 )
 from accelerate_nb.cli.parser import spellings
-from accelerate_nb.config.options import fsdp, parallelism
+from accelerate_nb.config.options import deepspeed, fsdp, megatron, parallelism
 from accelerate_nb.config.options.entries import Entries
 from accelerate_nb.config.value_types import Boolean, Integer, InvalidValue, Number, OneOf, Text, ValueType
 from accelerate_nb.errors import ConfigurationError, NotYetError
@@ -77,7 +77,7 @@ FLAGS: tuple[HfFlag, ...] = (
     *_options(LaunchFlag(), config_file=_TEXT, quiet=None, module=None, no_python=None, tee=RedirectedStreams()),
     *(HfFlag(name, SettingFlag(_RENAMED.get(name, name))) for name in (*_SETTINGS, "log_dir")),
     HfFlag("multi_gpu", IgnoredFlag("there is one process for each accelerator, unless --cpu is given")),
-    HfFlag("same_network", IgnoredFlag("the rendezvous of one machine uses its loopback address")),
+    HfFlag("same_network", IgnoredFlag("machines meet at the address of node 0, whatever network they are in")),
     HfFlag("role", IgnoredFlag("all processes have the one role that torchrun calls 'default'"), _TEXT),
     # as there, version 1 is meant where no other is named
     HfFlag("use_fsdp", FeatureFlag("fsdp_config", {"fsdp_version": 1}, {"strategy": "fsdp"})),
@@ -87,55 +87,19 @@ FLAGS: tuple[HfFlag, ...] = (
         parallelism.DEGREES,
         EntryFlag("a parallelism configuration", "--use_parallelism_config", "parallelism_config"),
     ),
-    HfFlag("use_deepspeed", UnsupportedFlag("DeepSpeed")),
-    *_options(
-        OptionOfUnused("DeepSpeed", "--use_deepspeed"),
-        deepspeed_config_file=_TEXT,
-        zero_stage=_WHOLE,
-        offload_optimizer_device=_TEXT,
-        offload_param_device=_TEXT,
-        offload_optimizer_nvme_path=_TEXT,
-        offload_param_nvme_path=_TEXT,
-        gradient_clipping=_NUMBER,
-        zero3_init_flag=_TEXT,
-        zero3_save_16bit_model=_TEXT,
-        deepspeed_hostfile=_TEXT,
-        deepspeed_exclusion_filter=_TEXT,
-        deepspeed_inclusion_filter=_TEXT,
-        deepspeed_multinode_launcher=_TEXT,
-        deepspeed_moe_layer_cls_names=_TEXT,
+    HfFlag("use_deepspeed", FeatureFlag("deepspeed_config", {}, {"strategy": "deepspeed"})),
+    *(
+        item
+        for item in _entries(deepspeed.OPTIONS, EntryFlag("DeepSpeed", "--use_deepspeed", "deepspeed_config"))
+        # a setting of its own
+        if item.name != "gradient_accumulation_steps"
     ),
-    HfFlag("use_megatron_lm", UnsupportedFlag("Megatron-LM")),
     *_options(
-        OptionOfUnused("Megatron-LM", "--use_megatron_lm"),
-        megatron_lm_tp_degree=_WHOLE,
-        megatron_lm_use_custom_fsdp=_TEXT,
-        megatron_lm_no_load_optim=_TEXT,
-        megatron_lm_eod_mask_loss=_TEXT,
-        megatron_lm_overlap_cpu_optimizer_d2h_h2d=_TEXT,
-        megatron_lm_no_save_optim=_TEXT,
-        megatron_lm_optimizer_cpu_offload=_TEXT,
-        megatron_lm_use_precision_aware_optimizer=_TEXT,
-        megatron_lm_decoder_last_pipeline_num_layers=_WHOLE,
-        megatron_lm_pp_degree=_WHOLE,
-        megatron_lm_num_micro_batches=_WHOLE,
-        megatron_lm_sequence_parallelism=_TEXT,
-        megatron_lm_recompute_activations=_TEXT,
-        megatron_lm_use_distributed_optimizer=_TEXT,
-        megatron_lm_gradient_clipping=_NUMBER,
-        megatron_lm_recompute_granularity=_TEXT,
-        megatron_lm_recompute_method=_TEXT,
-        megatron_lm_recompute_num_layers=_WHOLE,
-        megatron_lm_attention_backend=_TEXT,
-        megatron_lm_expert_model_parallel_size=_WHOLE,
-        megatron_lm_context_parallel_size=_WHOLE,
-        megatron_lm_attention_dropout=_NUMBER,
-        megatron_lm_hidden_dropout=_NUMBER,
-        megatron_lm_attention_softmax_in_fp32=_TEXT,
-        megatron_lm_expert_tensor_parallel_size=_WHOLE,
-        megatron_lm_calculate_per_token_loss=_TEXT,
-        megatron_lm_use_rotary_position_embeddings=_TEXT,
+        IgnoredFlag("processes are placed on machines by --engine"),
+        **dict.fromkeys(deepspeed.PLACING, _TEXT),
     ),
+    HfFlag("use_megatron_lm", FeatureFlag("megatron_lm_config", {}, {"strategy": "megatron"})),
+    *_entries(megatron.OPTIONS, EntryFlag("Megatron", "--use_megatron_lm", "megatron_lm_config")),
     HfFlag(
         "tpu",
         FixedSettingsFlag({"engine": "xla", "cpu": False}),
@@ -187,7 +151,7 @@ FLAGS: tuple[HfFlag, ...] = (
 # Their choices are written in capitals, and so are the variables.
 _IN_CAPITALS = {"fp8_format", "fp8_opt_level"}
 # Flags that exclude each other.
-_EXCLUSIVE = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp")
+_EXCLUSIVE = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +258,7 @@ def given_flags(arguments: argparse.Namespace, *, cpu: bool) -> HfFlagValues:
     known = {flag.name: flag for flag in FLAGS}
     together = [f"--{name}" for name in _EXCLUSIVE if name in texts or (name == "cpu" and cpu)]
     # weights are sharded on CPUs, too
-    if len(together) > 1 and together != ["--cpu", "--use_fsdp"]:
+    if len(together) > 1 and together not in (["--cpu", "--use_fsdp"], ["--cpu", "--use_deepspeed"]):
         raise ConfigurationError(
             f"{' and '.join(together)} were requested together, but they exclude each other. Pass one of them."
         )

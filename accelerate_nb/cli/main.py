@@ -44,6 +44,7 @@ class CliCommand:
 
 COMMANDS = (
     CliCommand("launch", "Run a script, a module or a notebook on every process.", "launch"),
+    CliCommand("join", "Let a notebook on another machine run its launches on this one.", "join"),
     CliCommand("export", "Write a notebook as a script.", "export"),
     CliCommand("config", "Choose the settings that every launch begins with.", "config"),
     CliCommand("test", "Try this machine and these settings with real processes.", "test"),

@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -29,14 +29,14 @@ _EXIT_TIMEOUT, _POLL_INTERVAL = 30.0, 0.2
 
 
 @contextmanager
-def end_on_signals(run: RunHandle) -> Iterator[list[int]]:
+def end_on_signals(run: RunHandle, ranks_here: Collection[int] | None = None) -> Iterator[list[int]]:
     """
     Inside the block a signal that would end this process requests the end of the run; gives the signals that have come.
 
     The first lets all ranks stop after the same step, where a function that checks `Accelerator.stop_requested` saves; the
     next interrupts them, one more kills them. Programs that handle the signal themselves, as those do that save before a
     cluster takes their machine away, get the first one as it is, and have time to end. A signal that is ignored (`nohup`)
-    stays so. Only in the main thread; elsewhere no signal is handled.
+    stays so. Only in the main thread; elsewhere no signal is handled. `ranks_here` are the ranks on this machine, `None` for all.
 
     >>> with end_on_signals(run) as signals:
     ...     run.start().wait()
@@ -47,7 +47,9 @@ def end_on_signals(run: RunHandle) -> Iterator[list[int]]:
         how = _STEPS[min(len(received), len(_STEPS) - 1)]
         received.append(number)
         # not here: this thread may hold a lock that the run needs
-        threading.Thread(target=_end, args=(run, number, how), name="accelerate_nb signal", daemon=True).start()
+        threading.Thread(
+            target=_end, args=(run, number, how, ranks_here), name="accelerate_nb signal", daemon=True
+        ).start()
 
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
@@ -71,8 +73,9 @@ def exit_code_after(signals: list[int], stopped_at: str | None) -> int | None:
     return STOPPED_AFTER_STEP if is_saved else _BY_SIGNAL + signals[0]
 
 
-def _end(run: RunHandle, number: int, how: Stop) -> None:
-    if how == "finish" and (handling := [pid for pid in _processes(run) if _handles(pid, number)]):
+def _end(run: RunHandle, number: int, how: Stop, ranks_here: Collection[int] | None) -> None:
+    processes = _processes(run, run.view.ranks if ranks_here is None else ranks_here)
+    if how == "finish" and (handling := [pid for pid in processes if _handles(pid, number)]):
         for pid in handling:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -82,10 +85,10 @@ def _end(run: RunHandle, number: int, how: Stop) -> None:
     run.request_stop(how)
 
 
-def _processes(run: RunHandle) -> list[int]:
-    """The process numbers of the ranks that run."""
-    ranks = [run.view.rank(rank) for rank in run.view.ranks]
-    return [int(item.detail) for item in ranks if item.state == "running" and item.detail.isdecimal()]
+def _processes(run: RunHandle, ranks: Collection[int]) -> list[int]:
+    """The process numbers of those of some ranks that run."""
+    found = [run.view.rank(rank) for rank in ranks]
+    return [int(item.detail) for item in found if item.state == "running" and item.detail.isdecimal()]
 
 
 def _handles(pid: int, number: int) -> bool:

@@ -23,6 +23,13 @@ class RunHandle(RunInfo, Protocol):
         "finish" lets every rank end after the same step, "interrupt" interrupts them where they are, "kill" just ends them.
         """
 
+    def set_knob(self, name: str, value: float) -> None:
+        """
+        Change a knob of the training (`Accelerator.knob`), from any thread, without waiting for it.
+
+        Raises `ConfigurationError` for an unknown knob or a bad value, `StateError` where nothing can be changed.
+        """
+
     def stacks(self) -> str:
         """The stack of every rank that still runs; takes up to some seconds."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +12,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
-from accelerate_nb.events.model import DeviceSample, Failure, HostSample, LogLine, State, StateChange, TaskDone
+from accelerate_nb.events.model import DeviceSample, Event, Failure, HostSample, LogLine, State, StateChange, TaskDone
 from accelerate_nb.failures.hang_report import StackSnapshot
-from accelerate_nb.failures.rank_result import RankResult, died
+from accelerate_nb.failures.rank_result import RankResult, died, lost_with_node
 from accelerate_nb.failures.stack_dumps import crash_text
 from accelerate_nb.launching.idle_watchdog import IdleObserver
 from accelerate_nb.launching.node_agent.agent import BETWEEN_READS, LONGEST_WAIT, Agent, Report
@@ -24,6 +25,7 @@ from accelerate_nb.launching.worker_group import Decision, WorkerGroup
 from accelerate_nb.transport.outcome import Raised, Returned
 from accelerate_nb.transport.protocol.agent_messages import (
     HoldRanks,
+    NodeLoad,
     RankEvent,
     RankExited,
     RankOutcome,
@@ -49,12 +51,25 @@ class GroupRunner:
     """
     Runs a plan's workers through agents, one a node of the plan, whose messages it hands to the group and to the run.
 
-    `follow` is called once, in the run's thread; `stop`, `send` and `snapshot` may be called from any other.
+    `follow` is called once, in the run's thread; `stop`, `send` and `snapshot` may be called from any other. `master` is the
+    rendezvous, where it is open: in the agent of rank 0, or on the listening socket `store`, which stays the caller's. `group` is
+    another state machine.
     """
 
-    def __init__(self, plan: LaunchPlan, agents: Sequence[AgentFactory], run_context: RunContext, number: int) -> None:
-        self._plan, self._run_context, self._number = plan, run_context, number
-        self._group = WorkerGroup(
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        agents: Sequence[AgentFactory],
+        run_context: RunContext,
+        number: int,
+        master: MasterAddress | None = None,
+        *,
+        store: socket.socket | None = None,
+        group: WorkerGroup | None = None,
+    ) -> None:
+        self._plan, self._run_context, self._number, self._master = plan, run_context, number, master
+        self._listener = store
+        self._group = group or WorkerGroup(
             plan.size,
             run_context.stop_grace_period,
             deadline=run_context.deadline,
@@ -70,6 +85,7 @@ class GroupRunner:
         self._outcomes: dict[int, int] = {}
         self._replies: dict[tuple[int, int], int] = {}
         self._crash_dumps: dict[int, str] = {}
+        self._failures: dict[int, Failure] = {}
         self._store: object = None
         self.timed_out: StackSnapshot | None = None
 
@@ -137,17 +153,23 @@ class GroupRunner:
     def _start(self) -> None:
         for rank in range(self._plan.size):
             self._run_context.take(StateChange(rank, "starting", time.time()))
+        if self._master is not None:
+            self._start_workers(self._master, () if self._listener is None else (self._listener.fileno(),))
+            return
         with rendezvous_socket(self._plan.port) as rendezvous:
-            nodes = self._plan.specs(MasterAddress(*rendezvous.getsockname()), self._number)
-            store = [rendezvous.fileno()]
+            master, store = MasterAddress(*rendezvous.getsockname()), [rendezvous.fileno()]
             if not self._agents[0].takes_sockets:
                 # rank 0's process can't be the store's host
                 self._store, store = host_store(rendezvous), []
-            for agent, processes in zip(self._agents, nodes, strict=True):
-                request = StartWorkers(processes, has_store=bool(store))
-                self._agent_of.update(dict.fromkeys(request.ranks, agent))
-                agent.start(request, [*self._plan.payload.descriptors, *store])
-                store = []
+            self._start_workers(master, store)
+
+    def _start_workers(self, master: MasterAddress, store: Sequence[int] = ()) -> None:
+        """Start every node's workers; rank 0's process gets the listening socket of the store."""
+        for agent, processes in zip(self._agents, self._plan.specs(master, self._number), strict=True):
+            request = StartWorkers(processes, has_store=bool(store))
+            self._agent_of.update(dict.fromkeys(request.ranks, agent))
+            agent.start(request, [*self._plan.payload.descriptors, *store])
+            store = ()
 
     def _until_over(self) -> None:
         """Until every process has ended."""
@@ -192,11 +214,12 @@ class GroupRunner:
                 # the run's folder has the output itself
                 self._run_context.view.apply_lines(cast("Sequence[LogLine]", decisions))
                 return
+            case NodeLoad(HostSample() as sample):
+                # for the view alone: it is no sign of life of any rank
+                self._run_context.view.apply(sample)
+                return
             case RankEvent(rank, _, event):
-                if not isinstance(event, (DeviceSample, HostSample)):
-                    self._idle_observer.restart()
-                if isinstance(event, TaskDone):
-                    self._idle_line_counts[rank] = self._run_context.view.line_count_of(rank)
+                self._note_event(rank, event)
             case RankOutcome(rank):
                 self._outcomes[rank] = descriptors[0]
             case RankTaskReply(rank, _, task):
@@ -204,6 +227,14 @@ class GroupRunner:
             case RankExited(rank):
                 self._crash_dumps[rank] = report.stacks
         self._carry_out(decisions)
+
+    def _note_event(self, rank: int, event: Event) -> None:
+        if not isinstance(event, (DeviceSample, HostSample)):
+            self._idle_observer.restart()
+        if isinstance(event, Failure):
+            self._failures[rank] = event
+        if isinstance(event, TaskDone):
+            self._idle_line_counts[rank] = self._run_context.view.line_count_of(rank)
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         if self._group.has_timed_out and self.timed_out is None:
@@ -226,6 +257,11 @@ class GroupRunner:
             return RankResult(rank, value=outcome.value, modules=outcome.modules)
         if isinstance(outcome, Raised):
             return RankResult(rank, failure=outcome.failure, error=outcome.error, modules=outcome.modules)
+        if not self._agent_of[rank].has_outcomes:
+            if self._group.states.get(rank) == "finished":
+                return RankResult(rank)
+            if (reported := self._failures.get(rank)) is not None:
+                return RankResult(rank, failure=reported)
         failure = outcome if outcome is not None else self._death(rank)
         if rank not in self._group.reported:
             # nobody was left to report its end
@@ -243,6 +279,8 @@ class GroupRunner:
         last = several if len(ranks_in_process) > 1 else self._last_words(rank)
         by_us = self._group.was_killed_by_us(rank, code)
         when = self._group.reported.get(rank, time.time())
+        if len(self._agents) > 1 and rank in self._group.lost_ranks - self._group.exit_codes.keys():
+            return lost_with_node(rank, last_lines=last, time=when)
         crash = crash_text(self._crash_dumps.get(rank, ""), self._run_context.sources)
         return died(rank, code, last_lines=last, crash=crash, time=when, ended_by_us=by_us)
 

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from accelerate_nb.errors import HangError, LaunchError, StoppedError, WorkerError
 from accelerate_nb.events.first_cause import cause
-from accelerate_nb.events.model import Restart, State, StateChange
+from accelerate_nb.events.model import Event, NodeRanks, Restart, State, StateChange
 from accelerate_nb.failures.hang_report import StackSnapshot, diagnosis
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.stack_dumps import stacks_text
 from accelerate_nb.failures.worker_error import hang_error, stopped_error, worker_error
 from accelerate_nb.launching.front_end import FrontEnd
+from accelerate_nb.launching.knob_changes import KnobChanges
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.launching.restart_policy import FailedAttempt, GiveUp, decide, explanation
 from accelerate_nb.launching.run import Run
 from accelerate_nb.launching.run_context import RunContext, Stop, stronger
 from accelerate_nb.reports.failure_summary import failure_line
+from accelerate_nb.reports.metric_curves import metric_facts
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.protocol.message import Message
 
@@ -75,6 +77,7 @@ class LaunchedRun(Run):
         at_end: Callable[[tuple[RankResult, ...]], None],
         sampler: ResourceMonitor,
         restart_delay: float = 0.0,
+        node_ranks: Sequence[NodeRanks] = (),
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(
@@ -89,14 +92,18 @@ class LaunchedRun(Run):
         self._run_context, self._make_worker_group = run_context, worker_group
         self._max_restarts, self._restart_delay = max_restarts, restart_delay
         self._timeout, self._at_end, self._sampler = timeout, at_end, sampler
-        self._facts = dict(facts or {})
+        self._node_ranks, self._facts = node_ranks, dict(facts or {})
         self._worker_group: WorkerGroupLike | None = None
         self._stopped: Stop | None = None
         self._stop_requested = threading.Event()
         self._why_given_up = ""
         # the point at which all ranks stopped on request, once the run is over
         self.stopped_at: str | None = None
+        # the ranks on this machine, whose process numbers mean something here; `None` for all
+        self.ranks_here: Collection[int] | None = None
         self._thread: threading.Thread | None = None
+        self._knobs = KnobChanges(run_context.view, self.send)
+        self._on_event, run_context.on_event = run_context.on_event, self._on_run_event
 
     # ------------------------------------------------------------------------------------------------------ reading
 
@@ -129,6 +136,10 @@ class LaunchedRun(Run):
         if (worker_group := self._worker_group) is not None:
             worker_group.stop(how)
 
+    def set_knob(self, name: str, value: float) -> None:
+        """Change a knob on all ranks after the same optimizer step, from any thread, without waiting for it."""
+        self._knobs.request(name, value)
+
     def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Send a message to a worker's inbox, where the worker is there."""
         if (worker_group := self._worker_group) is not None:
@@ -154,12 +165,18 @@ class LaunchedRun(Run):
     def _is_going_on(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
+    def _on_run_event(self, event: Event) -> None:
+        self._knobs.take(event)
+        self._on_event(event)
+
     def _trouble(self) -> object | None:
         return self._run_context.record.trouble
 
     def _conduct(self) -> None:
         try:
             self._keep_status("running")
+            for node in self._node_ranks:
+                self._run_context.take(node)
             self._run_context.take(StateChange(None, "running", time.time(), self.why))
             with self._sampler:
                 self._rank_results = self._worker_groups()
@@ -241,13 +258,18 @@ class LaunchedRun(Run):
             self._run_context.take(StateChange(None, state, time.time(), detail))
             self._keep_status(state, ended=self.view.ended)
             self._run_context.record.close()
+            self._report_end(state, detail)
             self._at_end(self._rank_results)
         finally:
             self._worker_group = None
             self._over.set()
 
+    def _report_end(self, state: State, detail: str) -> None:
+        """Report the end to whoever else takes part in the run: nobody."""
+
     def _keep_status(self, state: State, ended: float | None = None) -> None:
         """Write the run's status into its folder, for readers later or elsewhere."""
+        metrics = {} if ended is None else metric_facts([self.view.rank(rank) for rank in self.view.ranks])
         self._run_context.record.status(
             name=self.name,
             why=self.why,
@@ -257,7 +279,7 @@ class LaunchedRun(Run):
             ranks=len(self.view.ranks),
             error=str(self._error) if self._error else None,
             restarts=self.view.restarts[-1].attempt if self.view.restarts else 0,
-            **self._facts,
+            **{**self._facts, **metrics},
         )
 
     def _snapshot_text(self, snapshot: StackSnapshot) -> str:

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from accelerate_nb.config.environment import attempt_variables, runs_folder
 from accelerate_nb.config.launch import LaunchingConfig
-from accelerate_nb.config.run_config import RunConfig, origin, setting_named
+from accelerate_nb.config.run_config import RunConfig, differing, origin, setting_named
 from accelerate_nb.devices import xla
 from accelerate_nb.devices.cpu import cores
 from accelerate_nb.devices.probe import probe
-from accelerate_nb.errors import ConfigurationError, LaunchError, NeedsForkError
-from accelerate_nb.events.model import Event
+from accelerate_nb.errors import ConfigurationError, LaunchError, NeedsForkError, NotYetError
+from accelerate_nb.events.model import Event, NodeRanks
 from accelerate_nb.events.run_folder import RunRecorder, new_folder, prune
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.rank_result import RankResult
@@ -31,9 +31,14 @@ from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.launched_run import InlineRun, LaunchedRun
 from accelerate_nb.launching.node_agent.agent import NodeAgent
+from accelerate_nb.launching.nodes.run_nodes import RunNodes, find_nodes, node_environment
 from accelerate_nb.launching.planning.held_devices import devices_of, taken
 from accelerate_nb.launching.planning.placement import Placement, choose_placement
 from accelerate_nb.launching.planning.plan import LaunchPlan
+from accelerate_nb.launching.rendezvous.hosted_run import HostedNodes
+from accelerate_nb.launching.rendezvous.joined_run import JoinedNodes
+from accelerate_nb.launching.rendezvous.nodes import join_nodes
+from accelerate_nb.launching.rendezvous.settings import local_placement
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.launching.run_context import RunContext
 from accelerate_nb.sources.cells import CellSources, current_sources
@@ -54,6 +59,7 @@ def warm_early() -> None:
 
 
 LaunchedKind = TypeVar("LaunchedKind", bound=LaunchedRun)
+Nodes: TypeAlias = RunNodes | HostedNodes | JoinedNodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,7 @@ class RunRequest:
     """
     A launch as values: the call in its payload, the plan of its workers, and the settings; any process of its user can conduct it.
 
-    `sources` are the notebook's lines, which errors quote, and `folder` is the run's own.
+    `sources` are the notebook's lines, which errors quote, and `folder` is the run's own. `nodes` are those of several agents.
     """
 
     name: str
@@ -70,6 +76,7 @@ class RunRequest:
     plan: LaunchPlan
     sources: CellSources
     folder: Path
+    nodes: Nodes | None = None
 
 
 def prepare(
@@ -88,12 +95,28 @@ def prepare(
     """
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     call = FunctionCall(function, tuple(args))
-    choice = _choice(config)
+    if config.launching.is_on_each_node:
+        return _on_each_node(call, config, front_end, on_event)
+    choice, nodes = choose_where(config)
     if choice.start == "inline":
         inline = _inline(call, {**config.environ(), **choice.shows})
         folder = new_folder(runs_folder(os.environ, config.launching.folder), call.name)
         return _run(InlineRun, config, choice, call.name, folder, current_sources(), front_end, on_event, inline)
-    return run_of(_request(call, config, choice), LaunchedRun, front_end, on_event)
+    return run_of(_request(call, config, choice, nodes), LaunchedRun, front_end, on_event)
+
+
+def _on_each_node(
+    call: FunctionCall, config: RunConfig, front_end: FrontEnd, on_event: Callable[[Event], None]
+) -> LaunchedRun:
+    """The run of several nodes, all of which launch it; returns when they have come."""
+    __tracebackhide__ = True  # IPython shows the person's own frames alone
+    choice, nodes = join_nodes(config)
+    try:
+        return run_of(_request(call, config, choice, nodes), nodes.run_kind, front_end, on_event)
+    except BaseException:
+        # the others learn that there is no run
+        nodes.close()
+        raise
 
 
 def request(
@@ -105,19 +128,29 @@ def request(
     Raises `LaunchError` or `PayloadError`, also where the workers could only be forked from this very process.
     """
     __tracebackhide__ = True  # IPython shows the person's own frames alone
-    choice = _choice(config)
+    if config.launching.is_on_each_node:
+        raise NotYetError(
+            f"detach=True was requested with num_nodes={config.launching.num_nodes}, which is launched on each node. A run of several nodes "
+            "that outlives its notebooks is not offered here yet: leave detach out, or name the machines as hosts."
+        )
+    if config.launching.engine in {"join", "ray"}:
+        raise NotYetError(
+            f"detach=True was requested with engine={config.launching.engine!r}, whose machines are connected with this process and leave with it. "
+            "A run that keeps them is not offered here yet: leave detach out, or name the machines as hosts."
+        )
+    choice, nodes = choose_where(config)
     if choice.start in {"inline", "fork"}:
         how = "engine='inline'" if choice.start == "inline" else "start_method='fork'"
         raise LaunchError(
             f"detach=True was requested with {how}, which runs the function in this process or in a copy of it: it would "
             "end with the notebook. Leave that setting out."
         )
-    return _request(FunctionCall(function, tuple(args)), config, choice, folder, can_inherit=False)
+    return _request(FunctionCall(function, tuple(args)), config, choice, nodes, folder, can_inherit=False)
 
 
 def run_of(
     request: RunRequest,
-    kind: type[LaunchedKind],
+    kind: Callable[..., LaunchedKind],
     front_end: FrontEnd,
     on_event: Callable[[Event], None] = lambda _: None,
     facts: Mapping[str, Any] | None = None,
@@ -130,9 +163,11 @@ def run_of(
 
     def worker_group(run_context: RunContext, number: int) -> GroupRunner:
         attempt = plan.with_variables(attempt_variables(request.folder, number))
-        return GroupRunner(attempt, [partial(NodeAgent, engine)], run_context, number)
+        if request.nodes is None:
+            return GroupRunner(attempt, [partial(NodeAgent, engine)], run_context, number)
+        return request.nodes.worker_group(attempt, engine, run_context, number)
 
-    return _run(
+    run = _run(
         kind,
         request.config,
         choice,
@@ -144,40 +179,73 @@ def run_of(
         worker_group,
         plan.payload,
         facts,
+        is_local=request.nodes is None or request.nodes.is_local,
+        node_ranks=() if request.nodes is None else _node_ranks(request.nodes.names, request.nodes.sizes),
     )
+    if request.nodes is not None:
+        run.ranks_here = request.nodes.ranks_here
+    return run
 
 
-def _choice(config: RunConfig) -> Placement:
-    return choose_placement(config, probe(), can_fork=hasattr(os, "fork"))
+def choose_where(config: RunConfig) -> tuple[Placement, RunNodes | None]:
+    """
+    The placement of a run, and its nodes where it has several agents, which are there then.
+
+    Of a run that is launched on each of several machines it is the placement of this one. Raises `LaunchError` where it doesn't fit
+    the machine, a node can't be reached, or has other versions than this process.
+    """
+    if config.launching.is_on_each_node:
+        return local_placement(config, probe()), None
+    if config.launching.names_hosts or config.launching.num_nodes > 1:
+        return find_nodes(config)
+    return choose_placement(config, probe(), can_fork=hasattr(os, "fork")), None
 
 
 def _request(
-    call: FunctionCall, config: RunConfig, choice: Placement, folder: Path | None = None, *, can_inherit: bool = True
+    call: FunctionCall,
+    config: RunConfig,
+    choice: Placement,
+    nodes: Nodes | None,
+    folder: Path | None = None,
+    *,
+    can_inherit: bool = True,
 ) -> RunRequest:
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     launching_config = config.launching
-    is_method_requested = launching_config.start_method != "auto" or not can_inherit
+    is_method_requested = launching_config.start_method != "auto" or not can_inherit or nodes is not None
     payload, choice = _payload(call, choice, is_method_requested=is_method_requested)
     plan = LaunchPlan(
         payload=payload,
         size=choice.size,
-        process_environment=_process_environment(config, choice),
-        run=uuid.uuid4().hex[:12],
+        process_environment=_process_environment(config, choice, nodes),
+        run=uuid.uuid4().hex[:12] if nodes is None or nodes.run is None else nodes.run,
         port=launching_config.use_port or 0,
-        max_restarts=launching_config.max_restarts,
+        max_restarts=launching_config.max_restarts
+        if nodes is None or nodes.max_restarts is None
+        else nodes.max_restarts,
         ranks_per_process=choice.ranks_per_process,
         through_xla=choice.kind == "xla",
+        node_sizes=() if nodes is None else nodes.sizes,
     )
+    if nodes is not None:
+        nodes.check_payload(payload)
     parent = runs_folder(os.environ, launching_config.folder)
-    for text in taken(devices_of(choice, os.environ), parent):
+    for text in taken(() if nodes is not None else devices_of(choice, os.environ), parent):
         warn_user(text)
     folder = folder or new_folder(parent, call.name)
-    return RunRequest(call.name, config, choice, plan, current_sources(), folder)
+    return RunRequest(call.name, config, choice, plan, current_sources(), folder, nodes)
 
 
-def _process_environment(config: RunConfig, choice: Placement) -> ProcessEnvironment:
+def _process_environment(config: RunConfig, choice: Placement, nodes: Nodes | None) -> ProcessEnvironment:
     """The part of this process's state that workers take over."""
-    process_environment = current_environment(environment(config, choice), _threads(config.launching, choice))
+    if isinstance(nodes, RunNodes) and nodes.engine.inherits_environment:
+        return node_environment(config, choice)
+    more: Mapping[str, str] = {}
+    if isinstance(nodes, (HostedNodes, JoinedNodes)):
+        # threads are shared by the ranks of this machine
+        choice, more = nodes.local, nodes.variables()
+    variables = {**environment(config, choice), **more}
+    process_environment = current_environment(variables, _threads(config.launching, choice))
     fitting = xla.for_workers if choice.kind == "xla" else xla.for_others
     return replace(process_environment, environ=fitting(process_environment.environ))
 
@@ -215,7 +283,7 @@ def _inline(call: FunctionCall, environ: dict[str, str]) -> Callable[[RunContext
 
 
 def _run(
-    kind: type[LaunchedKind],
+    kind: Callable[..., LaunchedKind],
     config: RunConfig,
     choice: Placement,
     name: str,
@@ -226,6 +294,9 @@ def _run(
     worker_group: Callable[[RunContext, int], Any],
     payload: Payload | None = None,
     facts: Mapping[str, Any] | None = None,
+    *,
+    is_local: bool = True,
+    node_ranks: Sequence[NodeRanks] = (),
 ) -> LaunchedKind:
     launching_config = config.launching
     run_context = RunContext(
@@ -256,16 +327,32 @@ def _run(
         why=choice.why,
         at_end=at_end,
         sampler=ResourceMonitor(
-            run_context.view, choice.size, choice.kind, {**os.environ, **choice.shows}, [folder, Path.cwd()]
+            run_context.view,
+            choice.size,
+            choice.kind if is_local else "",
+            {**os.environ, **choice.shows},
+            [folder, Path.cwd()],
         ),
-        facts=facts or {},
+        node_ranks=node_ranks,
+        facts={"settings": differing(config), **(facts or {})},
     )
+
+
+def _node_ranks(names: Sequence[str], sizes: Sequence[int]) -> list[NodeRanks]:
+    """The ranks of each node, in order."""
+    lasts = [sum(sizes[: node + 1]) - 1 for node in range(len(sizes))]
+    return [
+        NodeRanks(node, name, last - size + 1, last)
+        for node, (name, size, last) in enumerate(zip(names, sizes, lasts, strict=True))
+    ]
 
 
 def environment(config: RunConfig, choice: Placement) -> dict[str, str]:
     """The variables that workers get beside those of this process; variables that the user has set stay."""
     threads = str(_threads(config.launching, choice))
-    defaults = {**on_loopback(), "OMP_NUM_THREADS": threads}
+    # the interface between several nodes is known once they have found each other
+    interface = {} if config.launching.is_on_each_node else on_loopback()
+    defaults = {**interface, "OMP_NUM_THREADS": threads}
     missing = {name: value for name, value in defaults.items() if name not in os.environ}
     threads_setting = {} if config.launching.num_cpu_threads_per_process is None else {"OMP_NUM_THREADS": threads}
     # Accelerate's own Accelerator connects ranks on the CPU only where this is set

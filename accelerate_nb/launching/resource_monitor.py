@@ -29,7 +29,7 @@ class ResourceMonitor:
     While its block runs, what a view knows of the machine and of its ranks is as of about a second ago.
 
     Samples go to the view alone: they are no sign of life of any rank, and would fill the run's folder. `kind` is what ranks
-    compute on, "cpu" or torch's name for an accelerator; of some kinds nothing is known.
+    compute on, "cpu" or torch's name for an accelerator; of some kinds nothing is known, nor of ranks of other machines (an empty one).
 
     >>> with ResourceMonitor(view, 2, "cpu", {}, [folder]):
     ...     ...

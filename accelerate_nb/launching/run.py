@@ -55,6 +55,8 @@ class Run(ABC):
 
     # whether it outlives the process that launched it
     is_detached: ClassVar[bool] = False
+    # the rank whose value is the run's result: the first one of this process's node
+    main_rank = 0
 
     # ------------------------------------------------------------------------------------------------------ reading
 
@@ -155,6 +157,17 @@ class Run(ABC):
     def request_stop(self, how: Stop) -> None:
         """Request the end, from any thread, without waiting for it: "finish", "interrupt" or "kill" (see `RunHandle`)."""
 
+    @abstractmethod
+    def set_knob(self, name: str, value: float) -> None:
+        """
+        Change a knob that the training has declared (`Accelerator.knob`), on all ranks after the same optimizer step.
+
+        Returns at once. Raises `ConfigurationError` for a name that no knob has, or a value out of its bounds, and `StateError` where
+        the run is over or stops.
+
+        >>> run.set_knob("lr", 1e-4)
+        """
+
     # ------------------------------------------------------------------------------------------------------ inside
 
     @abstractmethod
@@ -187,7 +200,7 @@ class Run(ABC):
         __tracebackhide__ = True
         if error is not None:
             raise_as_it_is(error)
-        return self.results if self._wanted == "all" else self.results[0]
+        return self.results if self._wanted == "all" else self.results[self.main_rank]
 
     async def _awaited(self) -> Any:
         __tracebackhide__ = True

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from accelerate_nb.cli import hf_flags
 from accelerate_nb.cli.exit_codes import BROKEN_PIPE, INTERRUPTED, exit_code
-from accelerate_nb.cli.launching import find_program
+from accelerate_nb.cli.launching import find_program, slurm_job
 from accelerate_nb.cli.launching.request import PROG, SETTINGS, LaunchRequest, check_ranks, read_request
 from accelerate_nb.cli.parser import CliParser, add_config_file, add_settings
 from accelerate_nb.config.environment import set_variables
@@ -38,6 +38,8 @@ examples:
   accelerate-nb launch train.ipynb --execute -n 4      the notebook itself, in a kernel; it keeps its outputs
   accelerate-nb launch --tpu train.py                  all cores of this machine's TPU, through torch_xla
   accelerate-nb launch --detach train.py               let it outlive this terminal: `accelerate-nb runs attach`
+  accelerate-nb launch --slurm --nodes 2 train.py      a job of SLURM, which runs it on its nodes
+  accelerate-nb launch --engine join --num-nodes 2 --join-address 10.0.0.1 train.py   machines that join by a line
   accelerate-nb launch --dry-run train.py              print what would happen, and start nothing
 
 Flags may be written with hyphens or underscores. Every flag of Hugging Face's `accelerate launch` is known; `--dry-run` shows
@@ -85,6 +87,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     of_tpus = hf_flags.add_flags(parser)
     of_tpus.add_argument(*("--tpu-name", "--tpu_name"), metavar="NAME", help="The name of a TPU pod; as --tpu-cluster.")
     of_tpus.add_argument(*("--tpu-zone", "--tpu_zone"), metavar="ZONE", help="The zone of Google's cloud it is in.")
+    slurm_job.add_flags(parser)
     add_settings(parser, SETTINGS)
     parser.add_argument("what", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
@@ -105,6 +108,9 @@ def run(arguments: argparse.Namespace) -> int:
     program = find_program.program(
         target, rest, module=arguments.module, executable=arguments.no_python, function=request.function
     )
+    if (job := slurm_job.requested_job(arguments)) is not None:
+        how = ["-m"] if arguments.module else ["--no-python"] if arguments.no_python else []
+        return slurm_job.launch_job(job, request, [*how, target, *rest], is_dry=arguments.dry_run)
     return _run_program(program, request, arguments.dry_run)
 
 
@@ -130,6 +136,9 @@ def _run_notebook(target: str, rest: list[str], arguments: argparse.Namespace) -
         return _print_for_a_pod([target, *(["--", *parameters] if parameters else [])], request)
     program = notebook_program.notebook_program(target)
     program.check(parameters)
+    if (job := slurm_job.requested_job(arguments)) is not None:
+        what = [target, *(["--", *parameters] if parameters else [])]
+        return slurm_job.launch_job(job, request, what, is_dry=arguments.dry_run)
     for note in program.script.notes:
         print(f"{PROG}: {note}", file=sys.stderr)
     with _folder_of_script(request, program, is_dry=arguments.dry_run) as folder:
@@ -239,22 +248,25 @@ def _conduct(program: Program, request: LaunchRequest) -> int:
     from accelerate_nb.launching.end_signals import end_on_signals, exit_code_after
     from accelerate_nb.launching.launcher import prepare
 
-    with set_variables(request.variables, os.environ), _input_of(program) as whole:
+    with (
+        set_variables(request.variables, os.environ),
+        _input_of(program, is_on_hosts=request.config.launching.names_hosts) as whole,
+    ):
         front_end = _front_end(request)
         started = prepare(whole, (), request.config, front_end)
         check_ranks(request, len(started.view.ranks))
-        with end_on_signals(started) as signals:
+        with end_on_signals(started, started.ranks_here) as signals:
             code = _waited_for(started, front_end)
         ended = exit_code_after(signals, started.stopped_at)
         return code if ended is None else ended
 
 
 @contextmanager
-def _input_of(program: Program) -> Iterator[Program]:
-    """The program with this command's standard input, which rank 0 reads."""
+def _input_of(program: Program, *, is_on_hosts: bool) -> Iterator[Program]:
+    """The program with this command's standard input, which rank 0 reads where it is on this machine."""
     from accelerate_nb.worker.program import standard_input
 
-    stdin = standard_input()
+    stdin = None if is_on_hosts else standard_input()
     try:
         yield replace(program, stdin=stdin)
     finally:

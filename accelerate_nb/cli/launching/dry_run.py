@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from accelerate_nb.cli.launching.request import PROG, LaunchRequest, check_ranks
+from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import grouped, origins
 from accelerate_nb.config.settings import GROUPS
-from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import LaunchError
-from accelerate_nb.launching.launcher import environment
-from accelerate_nb.launching.planning.placement import Placement, choose_placement
+from accelerate_nb.launching.launcher import choose_where, environment
+from accelerate_nb.launching.nodes.run_nodes import RunNodes, node_environment
+from accelerate_nb.launching.planning.placement import Placement
+from accelerate_nb.launching.rendezvous.settings import RendezvousSettings
 from accelerate_nb.reports.text import aligned
 from accelerate_nb.worker.program import Executable, Program, PythonModule
 
@@ -38,9 +40,9 @@ def print_plan(request: LaunchRequest, program: Program, notebook: NotebookProgr
     if idle := tuple(request.theirs.without_effect(on_tpus=request.on_tpus).items()):
         parts.append(ReportSection("Flags that change nothing", idle))
     try:
-        choice = choose_placement(request.config, probe(), can_fork=hasattr(os, "fork"))
+        choice, nodes = choose_where(request.config)
         check_ranks(request, choice.size)
-        parts += _workers(request, choice, program, notebook)
+        parts += _workers(request, choice, program, notebook) if nodes is None else _nodes(request, choice, nodes)
     except LaunchError as error:
         problem = str(error)
     _show(parts)
@@ -52,10 +54,22 @@ def print_plan(request: LaunchRequest, program: Program, notebook: NotebookProgr
 def torchrun(request: LaunchRequest, choice: Placement, program: Program, script: str | None = None) -> str:
     """The command line that starts the same processes with PyTorch's own launcher; `script` is another name of the program."""
     launching = request.config.launching
-    rendezvous = ["--master-port", str(launching.use_port)] if launching.use_port else ["--standalone"]
+    rendezvous = _rendezvous(launching)
     restarts = ["--max-restarts", str(launching.max_restarts)] if launching.max_restarts else []
     words = ["torchrun", *rendezvous, "--nproc-per-node", str(choice.size), *restarts, *_named(program, script)]
     return shlex.join([*(f"{name}={value}" for name, value in variables(request, choice).items()), *words])
+
+
+def _rendezvous(launching: LaunchingConfig) -> list[str]:
+    """The words of torchrun for where processes find each other."""
+    if not launching.is_on_each_node:
+        return ["--master-port", str(launching.use_port)] if launching.use_port else ["--standalone"]
+    settings = RendezvousSettings.of(launching)
+    nodes = ["--nnodes", str(settings.nodes)]
+    if settings.node_rank is None:
+        return [*nodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", settings.endpoint, "--rdzv-id", settings.run_id]
+    master = ["--master-addr", settings.host, "--master-port", str(settings.port)]
+    return [*nodes, "--node-rank", str(settings.node_rank), *master]
 
 
 def variables(request: LaunchRequest, choice: Placement) -> dict[str, str]:
@@ -115,6 +129,18 @@ def _workers(
         yield ReportSection(
             "The same with torchrun", tuple((line,) for line in _lines(request, choice, program, notebook))
         )
+
+
+def _nodes(request: LaunchRequest, choice: Placement, nodes: RunNodes) -> Iterator[ReportSection]:
+    rows = (("processes", str(choice.size)), ("device", choice.kind), ("why", choice.why))
+    yield ReportSection("What starts", rows)
+    yield ReportSection(
+        "Nodes", tuple((name, f"{size} processes") for name, size in zip(nodes.names, nodes.sizes, strict=True))
+    )
+    inherits = nodes.engine.inherits_environment
+    found = node_environment(request.config, choice).environ if inherits else variables(request, choice)
+    title = "Environment of every process, beside that of its node" if inherits else "Environment of every process"
+    yield ReportSection(title, tuple(sorted({**found, **request.variables}.items())))
 
 
 def _lines(

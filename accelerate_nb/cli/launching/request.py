@@ -119,6 +119,8 @@ def _entries(flags: HfFlagValues, config: RunConfig) -> dict[str, dict[str, Any]
     training, features = config.training, flags.features()
     present = {
         "fsdp_config": training.strategy == "fsdp",
+        "deepspeed_config": training.strategy == "deepspeed",
+        "megatron_lm_config": training.strategy == "megatron",
         "parallelism_config": training.parallelism_config is not None,
     }
     return {

@@ -13,7 +13,8 @@ from accelerate_nb.config.rank_lists import named
 from accelerate_nb.events.collapse import CollapsedOutput, OutputCollapser, folded
 from accelerate_nb.events.first_cause import cause as first_cause
 from accelerate_nb.events.model import LogLine, Meaning, Stream
-from accelerate_nb.events.run_state import RankSummary, RunState, Shown
+from accelerate_nb.events.rank_state import RankSummary
+from accelerate_nb.events.run_state import RunState, Shown
 from accelerate_nb.events.terminal_lines import cleaned, coloured, draws_a_bar, within
 from accelerate_nb.launching.background_refresh import BackgroundRefresh, keep_drawing
 from accelerate_nb.launching.front_end import RunHandle
@@ -139,7 +140,7 @@ class TerminalFrontEnd:
             if self._board is None:
                 lines += [
                     LabelledLine("stderr", text if rank is None else self._label([rank], "stderr") + text)
-                    for rank, text in self._seldom.lines(self._clock(), ranks)
+                    for rank, text in self._seldom.lines(self._clock(), ranks, run.view.nodes)
                 ]
         self._streams.write(lines, self._below(run, ranks))
 
@@ -218,7 +219,9 @@ class TerminalFrontEnd:
         texts = self._open(ranks, columns)
         row_limit = max(rows - 1 - len(texts), 1)
         seconds = time.time() - run.started
-        board = self._board.lines(run.name, seconds, ranks, run.view.host, columns=columns, rows=row_limit)
+        board = self._board.lines(
+            run.name, seconds, ranks, run.view.host, run.view.nodes, columns=columns, rows=row_limit
+        )
         self._drawn = [*texts, *board]
         return self._drawn
 

@@ -9,12 +9,13 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from accelerate_nb.config.rank_lists import named
-from accelerate_nb.events.model import HostSample
-from accelerate_nb.events.run_state import RankSummary
+from accelerate_nb.events.metric_names import logged_names
+from accelerate_nb.events.model import HostSample, NodeRanks
+from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.reports.ansi import plain
 from accelerate_nb.reports.number_format import bytes_text, counted, time_text
 from accelerate_nb.reports.size_limits import narrowed
-from accelerate_nb.reports.summary import SIGNS, SummaryRow, row_of
+from accelerate_nb.reports.summary import SIGNS, SummaryRow, ranks_of_nodes, row_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -51,18 +52,18 @@ class StatusBoard:
         seconds: float,
         ranks: Sequence[RankSummary],
         host: HostSample | None,
+        nodes: Sequence[NodeRanks] = (),
         *,
         columns: int,
         rows: int,
     ) -> list[str]:
-        """A line for the run and at least one for each rank, or for each group of ranks in one state."""
+        """A line for the run and at least one for each rank, or for each group of ranks in one state: of a node, or of all."""
         head = _head(name, seconds, ranks, host)
-        names = list(dict.fromkeys(name for rank in ranks for name in rank.metrics))[:_MOST_METRICS]
+        names = logged_names(name for rank in ranks for name in rank.metrics)[:_MOST_METRICS]
         made = [*self._rank_lines([[rank] for rank in ranks], names, columns)] if len(ranks) <= _MOST_RANKS else []
-        if not made or len(made) >= rows:
-            state = attrgetter("state")
-            by_state = [list(group) for _, group in groupby(sorted(ranks, key=state), key=state)]
-            made = [*self._rank_lines(by_state, names, columns)]
+        for grouped_by in (nodes, ()):
+            if not made or len(made) >= rows:
+                made = [*self._rank_lines(_by_state(ranks, grouped_by), names, columns)]
         return [self._drawn(text, columns) for text in [head, *made][:rows]]
 
     def _rank_lines(
@@ -79,6 +80,12 @@ class StatusBoard:
         with self._console.capture() as drawn:
             self._console.print(text, end="", soft_wrap=True)
         return drawn.get()
+
+
+def _by_state(ranks: Sequence[RankSummary], nodes: Sequence[NodeRanks]) -> Iterator[list[RankSummary]]:
+    state = attrgetter("state")
+    for _, members in ranks_of_nodes(ranks, nodes):
+        yield from (list(group) for _, group in groupby(sorted(members, key=state), key=state))
 
 
 def dyed(label: str, ranks: Sequence[int]) -> str:

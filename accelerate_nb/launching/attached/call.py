@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from accelerate_nb.config.environment import set_variables
 from accelerate_nb.events.model import Failure
-from accelerate_nb.events.run_state import RankState
+from accelerate_nb.events.rank_state import RankState
 from accelerate_nb.failures.exception_copy import raise_as_it_is
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.failures.worker_error import worker_error

@@ -11,10 +11,12 @@ from typing import Any, Literal
 from accelerate_nb.config.environment import runs_folder
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.devices.probe import probe
+from accelerate_nb.errors import NotYetError
 from accelerate_nb.events.line_reader import OutputLine
 from accelerate_nb.events.model import Event, Failure, LogLine, State, StateChange, Stream
+from accelerate_nb.events.rank_state import RankState
 from accelerate_nb.events.run_folder import RunRecorder, new_folder, prune
-from accelerate_nb.events.run_state import RankState, RunState
+from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.attached.call import AttachedCall, RankReport
 from accelerate_nb.launching.attached.tee import tee_output
@@ -85,6 +87,12 @@ class AttachedWorkers(InlineWorkers):
 
 class AttachedRun(InlineRun):
     """A run on processes that a launcher started, as the process of one rank has it: it is over when the launch returns."""
+
+    def set_knob(self, name: str, value: float) -> None:
+        """Knobs can't be changed in processes that another launcher started: raises `NotYetError`."""
+        raise NotYetError(
+            f"Knob {name!r} was to be changed in processes that another launcher started. Launch from a notebook to change knobs."
+        )
 
     def logs(self, rank: int) -> str:
         """All that a rank wrote through Python's streams; of one on a machine that does not share the folder, the last lines."""

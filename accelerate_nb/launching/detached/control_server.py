@@ -6,10 +6,12 @@ import socket
 import threading
 from contextlib import suppress
 
+from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.launching.detached.control_socket import ControlSocket, check_peer
 from accelerate_nb.launching.detached.live_state import live_values
 from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.transport.protocol.channel import Channel
+from accelerate_nb.transport.protocol.knob_messages import ChangeKnob
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import LiveState, QueryLiveState, QueryStacks, StacksReply, StopRun
 
@@ -65,6 +67,10 @@ class ControlServer:
         match message:
             case StopRun(how):
                 self._run.request_stop(how)
+            case ChangeKnob(name, value):
+                # the attached process has checked it; a run that has ended meanwhile changes nothing
+                with suppress(AccelerateNbError):
+                    self._run.set_knob(name, value)
             case QueryStacks():
                 return StacksReply(self._run.stacks())
             case QueryLiveState():

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from accelerate_nb.errors import LaunchError, of_this_package
+from accelerate_nb.errors import LaunchError, StateError, of_this_package
 from accelerate_nb.events.run_folder import status_of
 from accelerate_nb.events.run_reader import RunFollower, SavedRun, kept_run
 from accelerate_nb.failures.rank_result import RankResult
@@ -20,6 +20,8 @@ from accelerate_nb.launching.detached.saved_outcome import read_error, read_resu
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.run import Run
 from accelerate_nb.launching.run_context import Stop
+from accelerate_nb.rank.knobs import checked_change
+from accelerate_nb.transport.protocol.knob_messages import ChangeKnob
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import LiveState, QueryLiveState, QueryStacks, StacksReply, StopRun
 
@@ -101,6 +103,12 @@ class DetachedRun(Run):
         """Request the end, from any thread, without waiting for it: "finish", "interrupt" or "kill" (see `RunHandle`)."""
         if not self.done:
             self._request(StopRun(how))
+
+    def set_knob(self, name: str, value: float) -> None:
+        """Change a knob on all ranks after the same optimizer step, without waiting for it."""
+        if self.done:
+            raise StateError(f"Knob {name!r} was to be changed, and the run is over. Knobs change while it runs.")
+        self._request(ChangeKnob(name, checked_change(self.view.knobs(), name, value)))
 
     # ------------------------------------------------------------------------------------------------------- inside
 

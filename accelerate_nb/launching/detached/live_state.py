@@ -28,6 +28,7 @@ def apply_live(view: RunState, values: Sequence[Mapping[str, Any]]) -> None:
 def _live_events(view: RunState) -> Iterator[Event]:
     if view.host is not None:
         yield view.host
+    yield from view.node_loads.values()
     for glance in view.glances():
         yield from glance.devices.values()
         yield from (bar for bar in glance.progress.values() if not bar.closed)

@@ -122,7 +122,7 @@ def host(request: RunRequest, offer: SupervisorOffer | None, ready: int) -> int:
     facts["results"] = request.config.launching.results
     facts["stop_grace_period"] = request.config.launching.stop_grace_period
     run = run_of(request, HostedRun, NoFrontEnd(), facts=facts)
-    with end_on_signals(run) as signals, ControlServer(control, run):
+    with end_on_signals(run, run.ranks_here) as signals, ControlServer(control, run):
         run.update_status()
         os.write(ready, b"1")
         os.close(ready)

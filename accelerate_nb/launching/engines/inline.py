@@ -14,9 +14,11 @@ from accelerate_nb.failures.rank_result import RankResult
 from accelerate_nb.launching.graceful_stop import StopNegotiation
 from accelerate_nb.launching.run_context import RunContext, Stop
 from accelerate_nb.rank import background_tasks
+from accelerate_nb.rank.knobs import current_knobs
 from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.sources.cells import current_sources
 from accelerate_nb.transport.outcome import failure_of
+from accelerate_nb.transport.protocol.knob_messages import ChangeKnobAfter, HoldForKnob
 from accelerate_nb.transport.protocol.message import Message
 
 
@@ -63,7 +65,12 @@ class InlineWorkers:
         return (RankResult(0, value=value),)
 
     def send(self, rank: int, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """A call has no inbox."""
+        """A call has no inbox; of what goes there, changes of knobs are made here."""
+        match message:
+            case HoldForKnob(_, number):
+                self._run_context.take(current_knobs().hold(rank, number))
+            case ChangeKnobAfter(number, name, value, after):
+                current_knobs().change(number, name, value, after)
 
     def task_reply(self, rank: int, task: int) -> int:
         """A call takes no tasks, so it has no replies: raises `KeyError`."""

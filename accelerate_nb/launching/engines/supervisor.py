@@ -248,7 +248,7 @@ class SupervisorEngine:
     def start(self, processes: Sequence[Sequence[LocalWorker]]) -> SupervisorWorkers:
         """Fork; a supervisor that turns out to have died is replaced once."""
         rank_info = processes[0][0].spec.rank_info
-        run = f"{rank_info.run}/{rank_info.restart_count}"
+        run = f"{rank_info.run}/{rank_info.restart_count}/{rank_info.node_rank}"
         handle = warm(self._idle_timeout)
         try:
             return SupervisorWorkers(handle, handle.fork(run, processes), rank_info.local_size)

@@ -71,6 +71,10 @@ class Agent(Protocol):
     def takes_sockets(self) -> bool:
         """Whether its workers can inherit a socket of this process."""
 
+    @property
+    def has_outcomes(self) -> bool:
+        """Whether it brings the outcomes of its workers; else values and exceptions stay on their node."""
+
     def start(self, request: StartWorkers, descriptors: Sequence[int]) -> None:
         """Start workers; the descriptors stay the caller's."""
 
@@ -103,7 +107,7 @@ class NodeAgent:
     ...         loop.wait(agent.tick(time.monotonic(), 1.0))
     """
 
-    takes_sockets = True
+    takes_sockets = has_outcomes = True
 
     def __init__(self, engine: Engine, loop: AgentLoop, report: Report) -> None:
         self._engine, self._loop, self._report = engine, loop, report

@@ -9,18 +9,30 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+from accelerate_nb.devices.cpu import cores
+from accelerate_nb.devices.host_usage import HostGauge
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.engines.base import Engine
 from accelerate_nb.launching.engines.supervisor import SupervisorEngine, cool, warm
 from accelerate_nb.launching.node_agent.agent import LONGEST_WAIT, NodeAgent
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
+from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
+from accelerate_nb.launching.node_agent.node_network import NodeNetwork, connect
+from accelerate_nb.launching.node_agent.report_sender import ReportSender
 from accelerate_nb.transport.protocol.agent_messages import (
+    HEARTBEAT_INTERVAL,
     AgentLost,
     CloseGroup,
+    ConnectToPeers,
     GroupClosed,
+    Heartbeat,
     HoldRanks,
+    ListenToPeers,
+    NodeLoad,
+    QueryNode,
     QueryRankCollectives,
     QueryRankStacks,
     RankCollectives,
@@ -30,31 +42,50 @@ from accelerate_nb.transport.protocol.agent_messages import (
     StopRankAt,
     ToRank,
 )
+from accelerate_nb.transport.protocol.byte_stream import StreamPair
 from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import KillGroup, SignalRanks
+from accelerate_nb.transport.rank_info import LOOPBACK
+from accelerate_nb.transport.worker_spec import ProcessEnvironment, current_environment
+
+# Where nothing comes from the other end for so long, in seconds, workers are ended: its machine may have slept for a moment, but not
+# for ever.
+_SILENCE_LIMIT = 60.0
+# When the load of the node is sent after its workers started, and how often from then on, in seconds.
+_FIRST_SAMPLE, _BETWEEN_SAMPLES = 1.0, 5.0
 
 
 class AgentServer:
     """
     Serves the process at the other end of `channel`; when that has gone, the workers end with it.
 
+    `network` is what this node has of the network between the nodes of a run.
+
     >>> AgentServer(channel, SupervisorEngine()).serve()
     """
 
-    def __init__(self, channel: Channel, engine: Engine) -> None:
+    def __init__(self, channel: Channel, engine: Engine, network: NodeNetwork | None = None) -> None:
         self._channel, self._engine = channel, engine
+        self._network = network or NodeNetwork(LOOPBACK)
         self._loop = AgentLoop()
+        self._reports = ReportSender(channel)
         self._agent: NodeAgent | None = None
+        self._sampler: NodeSampler | None = None
         self._is_ended = False
+        self._over = threading.Event()
+        self._received_last = time.monotonic()
 
     def serve(self) -> None:
         """Carry out messages until the other end has gone, or `end` was called."""
+        threading.Thread(target=self._send_heartbeats, name="accelerate_nb heartbeat", daemon=True).start()
         with self._loop:
             self._loop.register(self._channel, self._on_channel)
             while not self._is_ended:
                 self._guarded(self._serve_once)
+            self._over.set()
             self._close_group()
+        self._network.close()
 
     def end(self) -> None:
         """End the workers and `serve`; may be called in a signal handler."""
@@ -63,7 +94,15 @@ class AgentServer:
 
     def _serve_once(self) -> None:
         agent = self._agent
-        self._loop.wait(None if agent is None else agent.tick(time.monotonic(), LONGEST_WAIT))
+        now = time.monotonic()
+        self._loop.wait(None if agent is None else self._reports.tick(now, agent.tick(now, LONGEST_WAIT)))
+        if agent is not None and time.monotonic() - self._received_last > _SILENCE_LIMIT:
+            self._is_ended = True
+
+    def _send_heartbeats(self) -> None:
+        while not self._over.wait(HEARTBEAT_INTERVAL):
+            if self._agent is not None:
+                self._channel.try_send(Heartbeat())
 
     def _guarded(self, do: Callable[[], None]) -> None:
         """Do something for the group; where no workers can be started, or followed, they are lost."""
@@ -77,6 +116,7 @@ class AgentServer:
             self._report(AgentLost(agent.ranks, str(error), time.time()))
 
     def _on_channel(self) -> None:
+        self._received_last = time.monotonic()
         for received in self._channel.receive_ready():
             try:
                 self._carry_out(received)
@@ -90,8 +130,8 @@ class AgentServer:
         agent = self._agent
         match message:
             case StartWorkers() if agent is None:
-                self._agent = NodeAgent(self._engine, self._loop, self._report)
-                self._agent.start(message, descriptors)
+                self._agent = NodeAgent(self._engine, self._loop, self._reports.send)
+                self._start(self._agent, message, descriptors)
             case CloseGroup():
                 if agent is not None:
                     agent.drain()
@@ -103,26 +143,91 @@ class AgentServer:
                 self._reply(
                     lambda: RankCollectives(number, {str(rank): found for rank, found in _collectives(agent, ranks)})
                 )
+            case Heartbeat():
+                pass
             case ToRank() | SignalRanks() | KillGroup() | HoldRanks() | StopRankAt() | ReleaseRanks():
                 if agent is not None:
                     agent.carry_out(message, descriptors)
             case _:
+                self._reply_about_node(message)
+
+    def _reply_about_node(self, message: Message) -> None:
+        match message:
+            case QueryNode():
+                self._report(facts_of_this_node(self._network.address))
+            case ListenToPeers():
+                self._report(self._network.listen(message))
+            case ConnectToPeers():
+                self._reply(lambda: connect(message))
+            case _:
                 self._channel.refuse(ReceivedMessage(message))
+
+    def _start(self, agent: NodeAgent, request: StartWorkers, descriptors: Sequence[int]) -> None:
+        """Start workers with this node's part of their environment; rank 0 gets the socket that listens to the other nodes."""
+        request = _on_this_node(request, self._network)
+        sock = self._network.take_socket()
+        if sock is None or request.has_store or 0 not in request.ranks:
+            agent.start(request, descriptors)
+        else:
+            agent.start(replace(request, has_store=True), [*descriptors, sock.fileno()])
+        if sock is not None:
+            sock.close()
+        self._sampler = NodeSampler(self._channel, request.processes[0][0].rank_info.node_rank)
 
     def _reply(self, reply: Callable[[], Message]) -> None:
         """Reply with what takes some seconds to find, while the workers are served."""
         threading.Thread(target=lambda: self._report(reply()), name="accelerate_nb query", daemon=True).start()
 
     def _close_group(self) -> None:
+        self._reports.flush()
         agent, self._agent = self._agent, None
+        sampler, self._sampler = self._sampler, None
+        if sampler is not None:
+            # before the end of the group is reported: the next one may be of another run
+            sampler.close()
         if agent is not None:
             agent.close()
 
-    def _report(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+    def _report(self, message: Message) -> None:
         # where the other end has gone, that ends the loop
-        self._channel.try_send(message, descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
+        self._channel.try_send(message)
+
+
+class NodeSampler:
+    """The thread that sends the load of node number `node` every few seconds, until it is closed."""
+
+    def __init__(self, channel: Channel, node: int) -> None:
+        self._channel, self._node = channel, node
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._send, name="accelerate_nb samples", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End it; nothing is sent from then on."""
+        self._over.set()
+        self._thread.join()
+
+    def _send(self) -> None:
+        gauge, wait = HostGauge(()), _FIRST_SAMPLE
+        while not self._over.wait(wait):
+            self._channel.try_send(NodeLoad(replace(gauge.sample(), node=self._node)))
+            wait = _BETWEEN_SAMPLES
+
+
+def _on_this_node(request: StartWorkers, network: NodeNetwork) -> StartWorkers:
+    """A request whose workers have the environment of this node, where they are to inherit it, and its interface."""
+    threads = max(1, cores() // len(request.ranks))
+    node = current_environment({"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}, threads)
+
+    def environment(requested: ProcessEnvironment) -> ProcessEnvironment:
+        found = requested.on_node(node) if request.inherits_environment else requested
+        return replace(found, environ={**found.environ, **network.variables(found.environ)})
+
+    processes = tuple(
+        tuple(replace(spec, process_environment=environment(spec.process_environment)) for spec in specs)
+        for specs in request.processes
+    )
+    return replace(request, processes=processes)
 
 
 def _stacks(agent: NodeAgent | None, ranks: Sequence[int]) -> Iterable[tuple[int, str]]:
@@ -135,16 +240,43 @@ def _collectives(agent: NodeAgent | None, ranks: Sequence[int]) -> Iterator[tupl
 
 
 def main() -> None:
-    """Begin: `python -m accelerate_nb.launching.node_agent.agent_process CHANNEL`, the descriptor of a connected socket."""
-    server = AgentServer(Channel(socket.socket(fileno=int(sys.argv[1]))), SupervisorEngine())
+    """
+    Begin: `python -m accelerate_nb.launching.node_agent.agent_process CHANNEL [ADDRESS]`.
+
+    CHANNEL is the descriptor of a connected socket, or `-` for standard input and output; ADDRESS is this node's for others.
+    """
+    stream = _standard_streams() if sys.argv[1] == "-" else socket.socket(fileno=int(sys.argv[1]))
+    network = NodeNetwork(*sys.argv[2:3])
+    server = AgentServer(Channel(stream), SupervisorEngine(), network)
     # an interrupt is for the process that launched, which passes it on
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: server.end())
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: server.end())
+    if "SLURM_STEP_ID" in os.environ:
+        # SLURM announces the end of a job to each of its steps: the process that launched decides what becomes of the workers
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            # ignored signals would stay so in all that it starts
+            signal.signal(number, lambda *_: None)
+    serve_warm(server)
+
+
+def serve_warm(server: AgentServer) -> None:
+    """Serve, with a process at hand that forks workers."""
     warm()
     try:
         server.serve()
     finally:
         cool()
+
+
+def _standard_streams() -> StreamPair:
+    """Standard input and output, which are nobody else's from now on: what is printed goes to standard error."""
+    pair = StreamPair(os.dup(0), os.dup(1))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    os.close(nothing)
+    return pair
 
 
 if __name__ == "__main__":

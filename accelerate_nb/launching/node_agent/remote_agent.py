@@ -8,15 +8,22 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from accelerate_nb.config.rank_lists import of_ranks
+from accelerate_nb.events.knob_events import KnobHeld
+from accelerate_nb.events.model import Event, NodeRanks, TaskDone
 from accelerate_nb.launching.node_agent.agent import Report
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.transport.protocol.agent_messages import (
+    HEARTBEAT_INTERVAL,
     AgentLost,
     CloseGroup,
     GroupClosed,
+    Heartbeat,
+    NodeLoad,
     QueryRankCollectives,
     QueryRankStacks,
     RankCollectives,
@@ -25,6 +32,7 @@ from accelerate_nb.transport.protocol.agent_messages import (
     RankHeld,
     RankOutcome,
     RankOutput,
+    RankReports,
     RankStacks,
     RankTaskReply,
     StartWorkers,
@@ -36,24 +44,47 @@ _RankReport: TypeAlias = RankEvent | RankOutput | RankHeld | RankTaskReply | Ran
 # How long an agent may take for a query, and to report the last of its workers once they have ended, in seconds.
 _QUERY_TIMEOUT = 5.0
 _CLOSE_TIMEOUT = 15.0
+# An agent that sends nothing for so long is lost, in seconds.
+_SILENCE_LIMIT = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLink:
+    """
+    The node at the other end of a channel: its name for people, and by how many seconds its clock is ahead of this machine's.
+
+    `release` gets the channel back, with whether it may be used again. `inherits_environment`: its workers have the node's own.
+    A node from which nothing comes for `silence_limit` seconds is lost.
+    """
+
+    name: str = "their node"
+    clock_offset: float = 0.0
+    inherits_environment: bool = False
+    release: Callable[[bool], None] = lambda _: None
+    silence_limit: float = _SILENCE_LIMIT
 
 
 class RemoteAgent:
     """
     One group of workers of an agent whose process is at the other end of `channel`; another group can use the channel after it.
 
-    What comes is read in a thread of its own, so that neither end ever waits for the other to read.
+    What comes is read in a thread of its own, so that neither end ever waits for the other to read. An agent from which nothing
+    comes for some seconds is lost, and so is one whose connection has ended.
     """
 
-    def __init__(self, channel: Channel, loop: AgentLoop, report: Report) -> None:
+    has_outcomes = True
+
+    def __init__(self, channel: Channel, loop: AgentLoop, report: Report, node: NodeLink | None = None) -> None:
         self._channel, self._loop, self._report = channel, loop, report
+        self._node = node or NodeLink()
         self.ranks: tuple[int, ...] = ()
         self._arrived: deque[ReceivedMessage] = deque()
         self._queries: dict[int, queue.SimpleQueue[dict[int, Any]]] = {}
         self._numbers = itertools.count()
         self._closed = threading.Event()
-        self._is_closing = False
+        self._is_closing = self._is_lost = False
         self._thread: threading.Thread | None = None
+        self._heartbeats: threading.Thread | None = None
 
     @property
     def takes_sockets(self) -> bool:
@@ -62,10 +93,16 @@ class RemoteAgent:
 
     def start(self, request: StartWorkers, descriptors: Sequence[int]) -> None:
         """Have workers started."""
-        self.ranks = request.ranks
+        self._begin(request.ranks)
+        self._channel.try_send(replace(request, inherits_environment=self._node.inherits_environment), descriptors)
+
+    def _begin(self, ranks: tuple[int, ...]) -> None:
+        """Read what comes about these ranks."""
+        self.ranks = ranks
         self._thread = threading.Thread(target=self._receive, name="accelerate_nb agent", daemon=True)
         self._thread.start()
-        self._channel.try_send(request, descriptors)
+        self._heartbeats = threading.Thread(target=self._send_heartbeats, name="accelerate_nb heartbeat", daemon=True)
+        self._heartbeats.start()
 
     def tick(self, now: float, timeout: float) -> float:
         """Report what has come; it ends a wait by itself."""
@@ -96,10 +133,14 @@ class RemoteAgent:
     def close(self) -> None:
         """Have whatever still runs ended; a connection whose agent does not reply is ended, too."""
         if self._thread is None:
+            self._node.release(True)
             return
         if not self._close_group():
             self._channel.shutdown()
         self._thread.join()
+        if self._heartbeats is not None:
+            self._heartbeats.join()
+        self._node.release(not self._is_lost)
         for _, descriptors in self._arrived:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -125,40 +166,84 @@ class RemoteAgent:
     # ------------------------------------------------------------------------------------------- the thread that reads
 
     def _receive(self) -> None:
-        is_closed = False
-        while not is_closed and (received := self._next()) is not None:
-            match received.message:
-                case GroupClosed():
-                    is_closed = True
-                case RankStacks(number, stacks):
-                    self._on_reply(number, stacks)
-                case RankCollectives(number, collectives):
-                    self._on_reply(number, {rank: list(entries) for rank, entries in collectives.items()})
-                case AgentLost():
-                    self._on_report(received)
-                case message if isinstance(message, _RankReport) and message.rank in self.ranks:
-                    self._on_report(received)
-                case _:
-                    self._channel.refuse(received)
+        is_closed, reason = False, "its connection has ended"
+        try:
+            while not is_closed and (received := self._channel.receive(self._node.silence_limit)) is not None:
+                is_closed = self._take(received)
+        except TimeoutError as error:
+            reason = f"{error}: its machine or the agent was stopped, or the network between was cut"
+            # nobody may wait any longer until it takes a message
+            self._channel.shutdown()
+        except OSError as error:
+            reason = f"its connection has ended: {error}"
         if not is_closed:
-            why = (
-                str(self._channel.last_error or "") if self._channel.refused["version"] else "its connection has ended"
-            )
-            self._on_report(
-                ReceivedMessage(AgentLost(self.ranks, f"the agent of their node was lost: {why}", time.time()))
-            )
+            self._is_lost = True
+            if self._channel.refused["version"]:
+                reason = str(self._channel.last_error)
+            text = f"the agent of {self._node.name} ({of_ranks(self.ranks)}) was lost: {reason}"
+            self._on_report(ReceivedMessage(AgentLost(self.ranks, text, time.time())))
         self._closed.set()
 
-    def _next(self) -> ReceivedMessage | None:
-        try:
-            return self._channel.receive()
-        except OSError:
-            return None
+    def _take(self, received: ReceivedMessage) -> bool:
+        """Take what has come; whether it was the last of the group."""
+        match received.message:
+            case GroupClosed():
+                return True
+            case Heartbeat():
+                pass
+            case RankStacks(number, stacks):
+                self._on_reply(number, stacks)
+            case RankCollectives(number, collectives):
+                self._on_reply(number, {rank: list(entries) for rank, entries in collectives.items()})
+            case NodeLoad(sample):
+                self._on_report(ReceivedMessage(NodeLoad(_dated(sample, self._node.clock_offset))))
+            case AgentLost(ranks, reason):
+                text = f"the workers of {self._node.name} ({of_ranks(ranks)}) were lost: {reason}"
+                self._on_report(ReceivedMessage(replace(received.message, reason=text)))
+            case RankReports(reports):
+                for report in reports:
+                    self._take_report(ReceivedMessage(report))
+            case _:
+                self._take_report(received)
+        return False
+
+    def _take_report(self, received: ReceivedMessage) -> None:
+        """Take a report about one of the ranks; anything else is refused."""
+        message, descriptors = received
+        is_whole = message.carries in {None, len(descriptors)}
+        if is_whole and isinstance(message, _RankReport) and message.rank in self.ranks:
+            self._on_report(ReceivedMessage(self._with_our_time(message), descriptors))
+        else:
+            self._channel.refuse(received)
+
+    def _with_our_time(self, report: _RankReport) -> Message:
+        """A report as a clock of this machine would have dated it."""
+        offset = self._node.clock_offset
+        if not offset:
+            return report
+        match report:
+            case RankEvent(_, _, event):
+                return replace(report, event=_dated(event, offset))
+            case RankOutput(_, _, _, lines):
+                return replace(report, lines=tuple(_dated(line, offset) for line in lines))
+            case RankExited():
+                return replace(report, time=report.time - offset)
+        return report
+
+    def _send_heartbeats(self) -> None:
+        while not self._closed.wait(HEARTBEAT_INTERVAL):
+            self._channel.try_send(Heartbeat())
 
     def _on_report(self, received: ReceivedMessage) -> None:
         self._arrived.append(received)
-        self._loop.wake()
+        if len(self._arrived) == 1:
+            # `tick` takes whatever follows until there is nothing left
+            self._loop.wake()
 
     def _on_reply(self, number: int, found: Any) -> None:
         if (box := self._queries.get(number)) is not None:
             box.put({int(rank): reply for rank, reply in found.items()})
+
+
+def _dated(event: Event, offset: float) -> Event:
+    return event if isinstance(event, (NodeRanks, TaskDone, KnobHeld)) else replace(event, time=event.time - offset)

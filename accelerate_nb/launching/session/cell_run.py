@@ -147,6 +147,10 @@ class CellRun:
         else:
             self.interrupt()
 
+    def set_knob(self, name: str, value: float) -> None:
+        """Change a knob of the training that runs, on all ranks after the same optimizer step (`Run.set_knob`)."""
+        self._home.set_knob(name, value)
+
     def stacks(self) -> str:
         """The stack of every rank, with the lines of the cells; takes up to some seconds."""
         return self._home.stacks()

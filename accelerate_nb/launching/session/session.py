@@ -14,7 +14,7 @@ from typing import Any
 from accelerate_nb.config.environment import already_launched
 from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.devices.probe import probe
-from accelerate_nb.errors import HangError, LaunchError
+from accelerate_nb.errors import HangError, LaunchError, NotYetError, StateError
 from accelerate_nb.events.model import OVER, Event, StateChange, TaskDone
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.front_end import NoFrontEnd
@@ -56,6 +56,11 @@ class Session:
         if config.launching.engine == "inline":
             raise LaunchError(
                 "engine='inline' was requested, but a session's workers are processes of their own. Leave engine out."
+            )
+        if config.launching.is_on_each_node:
+            raise NotYetError(
+                f"num_nodes={config.launching.num_nodes} was requested for a session, which is not offered here yet on nodes of which each "
+                "launches by itself. Name the machines as hosts to drive all of them from here."
             )
         _check_no_threads(config)
         session = cls(config)
@@ -252,6 +257,12 @@ class Session:
     def request_stop(self, how: Stop) -> None:
         """Request the end, from any thread, without waiting for it."""
         self._run.request_stop(how)
+
+    def set_knob(self, name: str, value: float) -> None:
+        """Change a knob of the training that runs, on all ranks after the same optimizer step (`Run.set_knob`)."""
+        if not self.busy:
+            raise StateError(f"Knob {name!r} was to be changed, and no cell runs. Knobs change while a cell trains.")
+        self._run.set_knob(name, value)
 
     def close(self) -> None:
         """End the workers, cleanly where they can: cells that run are interrupted; returns when all have ended."""

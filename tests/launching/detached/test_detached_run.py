@@ -122,6 +122,10 @@ def test_a_value_of_a_class_of_the_callers_comes_back(folder):
 def test_sigterm_to_the_run_host_lets_all_ranks_stop_after_the_same_step(folder):
     run = launch(trains, (10_000, 0.05, str(folder)), folder=str(folder), results="all", **SETTINGS)
     assert comes(lambda: steps_of(folder) > [0, 0])
+    # on the way, a knob of it is changed
+    assert comes(lambda: "scale" in run.view.knobs())
+    run.set_knob("scale", 3.0)
+    assert comes(lambda: run.view.knobs()["scale"].value == 3.0)
     host_of(run.folder).terminate()
     (first, second) = run.wait(20)
     assert first[1] == second[1]

@@ -30,13 +30,14 @@ def trains(steps: int, pause: float, folder: str) -> tuple[int, int]:
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Linear(2, 1)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    scale = accelerator.knob("scale", 1.0)
     done = 0
     for step in range(steps):
         accelerator.backward(model(torch.ones(4, 2)).mean())
         optimizer.step()
         optimizer.zero_grad()
         print("step", step)
-        accelerator.log({"loss": 1 / (step + 1)}, step=step)
+        accelerator.log({"loss": scale.value / (step + 1)}, step=step)
         (Path(folder) / f"step_{accelerator.process_index}").write_text(str(step))
         done += 1
         if accelerator.stop_requested:

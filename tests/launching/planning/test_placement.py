@@ -103,7 +103,10 @@ def test_accelerators_that_are_not_there_are_told(settings, words):
 
 def test_the_reason_is_told():
     assert choose(LaunchingConfig(), SERVER, True).why == "4 of 4 GPUs; forked by a supervisor"
-    assert choose(LaunchingConfig(num_processes=2), LAPTOP, True).why == "2 on the CPU; forked by a supervisor"
+    assert (
+        choose(LaunchingConfig(num_processes=2), LAPTOP, True).why
+        == "2 processes: no GPU found, using the CPU; forked by a supervisor"
+    )
 
 
 def through(device, count, ranks_per_process=1, cores=96, **more):

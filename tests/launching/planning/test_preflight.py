@@ -34,8 +34,8 @@ def test_what_fits_is_ready_to_be_launched():
     [
         ({"num_processes": 3}, "num_processes", "this machine has 2 GPUs"),
         ({"num_processes": 0}, "num_processes", "at least 1"),
-        ({"engine": "ray"}, "engine", "not offered here yet"),
-        ({"num_nodes": 2}, "num_nodes", "only one machine"),
+        ({"rdzv_backend": "etcd"}, "rdzv_backend", "not offered here yet"),
+        ({"num_nodes": 2, "node_rank": 2}, "node_rank", "for num_nodes=2. Ranks of nodes begin with 0"),
         ({"engine": "inline", "num_processes": 2}, "engine", "this process is only one"),
         ({"timeout": "soon"}, "timeout", "should be a number"),
     ],
@@ -49,6 +49,16 @@ def test_each_objection_stands_at_the_setting_to_change_in_the_words_of_the_laun
     with pytest.raises(AccelerateNbError) as raised:
         choose(resolve(settings, {}).launching, TWO_GPUS if name != "engine" else LAPTOP, can_fork=True)
     assert str(raised.value) == objection.text
+
+
+def test_settings_that_fit_only_together_are_ready():
+    assert preflight({"num_nodes": 2, "node_rank": 1}, TWO_GPUS).possible
+
+
+def test_processes_that_machines_can_not_share_are_told():
+    (objection,) = preflight({"num_nodes": 2, "num_processes": 3}, TWO_GPUS).objections
+    assert objection.name == "num_processes"
+    assert "can't share them evenly" in objection.text
 
 
 def test_several_wrong_settings_are_each_told():

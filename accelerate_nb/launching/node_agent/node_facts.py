@@ -1,0 +1,35 @@
+"""The facts of this node: versions of what runs on it, and its devices."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+from accelerate_nb.devices.probe import probe
+from accelerate_nb.transport.protocol.agent_messages import NodeFacts
+
+
+def facts_of_this_node(address: str) -> NodeFacts:
+    """The facts of the machine that this process is on, which other nodes know by an address; torch is not imported."""
+    devices = probe()
+    return NodeFacts(
+        host=socket.gethostname(),
+        address=address,
+        python=platform.python_version(),
+        torch=_version("torch"),
+        accelerate_nb=_version("accelerate_nb"),
+        device_kind=devices.kind,
+        device_label=devices.label,
+        devices=devices.count,
+        cores=devices.cores,
+        time=time.time(),
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,65 @@
+"""The choice of how many ranks run on each node of several, and on what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from accelerate_nb.config.launch import LaunchingConfig
+from accelerate_nb.devices.base import AvailableDevices
+from accelerate_nb.errors import LaunchError
+from accelerate_nb.launching.nodes.node_sizes import Host, node_sizes
+from accelerate_nb.launching.planning.placement import Placement, choose
+from accelerate_nb.transport.protocol.agent_messages import NodeFacts
+
+
+def place_on_hosts(
+    config: LaunchingConfig, hosts: Sequence[Host], nodes: Sequence[NodeFacts], way: str
+) -> tuple[Placement, tuple[int, ...]]:
+    """
+    The placement on hosts, whose agents were placed in some way, and the number of ranks of each; pure.
+
+    Raises `LaunchError` where they don't fit together.
+    """
+    names = ", ".join(host.name for host in hosts)
+    kinds = {facts.device_kind for facts in nodes}
+    is_on_cpu = config.cpu or kinds == {"cpu"}
+    if not is_on_cpu and (len(kinds) > 1 or "xla" in kinds):
+        found = ", ".join(f"{host.name} has {facts.device_kind}" for host, facts in zip(hosts, nodes, strict=True))
+        raise LaunchError(
+            f"A run on {names} was requested, and {found}: ranks of one run compute on devices of one kind of torch's own. "
+            "Name other hosts, or pass cpu=True."
+        )
+    if config.gpu_ids != "all":
+        raise LaunchError(
+            f"gpu_ids={config.gpu_ids!r} was requested on hosts, whose accelerators are chosen by their own variables, such as "
+            "CUDA_VISIBLE_DEVICES. Leave gpu_ids out."
+        )
+    devices = [0 if is_on_cpu else facts.devices for facts in nodes]
+    sizes = node_sizes(config.num_processes, hosts, devices)
+    for host, facts, size in zip(hosts, nodes, sizes, strict=True):
+        if not is_on_cpu and size > facts.devices:
+            raise LaunchError(
+                f"{size} processes were requested on {host.name}, which has {facts.devices} {facts.device_label}s. "
+                f"Request at most {facts.devices} there ({host.name}:{facts.devices}), or pass cpu=True."
+            )
+    where = "the CPU" if is_on_cpu else f"{nodes[0].device_label}s"
+    spread = ", ".join(f"{size} on {host.name}" for host, size in zip(hosts, sizes, strict=True))
+    why = f"{sum(sizes)} on {where}: {spread}; forked by agents, which {way} reaches"
+    return Placement("supervisor", sum(sizes), is_on_cpu, why, kind="cpu" if is_on_cpu else nodes[0].device_kind), sizes
+
+
+def place_on_local_nodes(
+    config: LaunchingConfig, devices: AvailableDevices, hosts: Sequence[Host]
+) -> tuple[Placement, tuple[int, ...]]:
+    """The placement on agents of this machine, which pretend to be nodes; pure. Raises `LaunchError` where it has accelerators."""
+    requested = config if config.num_processes is not None else replace(config, num_processes=len(hosts))
+    placement = choose(requested, devices, can_fork=True)
+    if placement.kind != "cpu":
+        raise LaunchError(
+            f"num_nodes={len(hosts)} was requested with engine='local', whose nodes are this one machine: their ranks would use "
+            "the same accelerators. Pass cpu=True, or name hosts."
+        )
+    sizes = node_sizes(placement.size, hosts, [0] * len(hosts))
+    why = f"{placement.size} on the CPU, by {len(hosts)} agents on this machine that pretend to be machines"
+    return replace(placement, why=why), sizes

@@ -1,0 +1,227 @@
+"""The agents that this process has placed on nodes: they stay between runs, so that the next launch is warm."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from accelerate_nb.errors import LaunchError
+from accelerate_nb.launching.node_agent.remote_agent import NodeLink, RemoteAgent
+from accelerate_nb.launching.nodes.node_connection import REPLY_TIMEOUT, NodeConnection
+from accelerate_nb.launching.nodes.node_engine import NodeEngine
+from accelerate_nb.transport.protocol.agent_messages import (
+    ConnectToPeers,
+    ListenToPeers,
+    NetworkAddress,
+    PeerEndpoint,
+    PeersReached,
+)
+from accelerate_nb.transport.rank_info import MasterAddress
+
+Result = TypeVar("Result")
+
+# How long a node may take to connect to another one, in seconds.
+_CONNECT_TIMEOUT = 4.0
+# Each node tries to connect to that of rank 0, and to so many that follow it.
+_NEIGHBOURS = 8
+
+
+@dataclass
+class _NodePool:
+    """The connections that no run uses at the moment, by their engine and node."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    idle: dict[tuple[NodeEngine, str], list[NodeConnection]] = field(default_factory=dict)
+
+    def take(self, engine: NodeEngine, name: str) -> NodeConnection | None:
+        """A connection that is not in use."""
+        with self.lock:
+            found = self.idle.get((engine, name))
+            return found.pop() if found else None
+
+    def put(self, connection: NodeConnection) -> None:
+        """Keep a connection for the next run."""
+        with self.lock:
+            self.idle.setdefault((connection.engine, connection.name), []).append(connection)
+
+    def take_all(self, engine: NodeEngine | None = None) -> list[NodeConnection]:
+        """All connections that are not in use, or those of one engine."""
+        with self.lock:
+            keys = [key for key in self.idle if engine is None or key[0] == engine]
+            return [connection for key in keys for connection in self.idle.pop(key)]
+
+
+_pool: ContextVar[_NodePool] = ContextVar("accelerate_nb_nodes", default=_NodePool())  # noqa: B039 - one for all threads
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """The connections to the nodes of one worker group, in the order of nodes, and where their ranks find each other."""
+
+    connections: tuple[NodeConnection, ...]
+    master: MasterAddress
+
+    @property
+    def agents(self) -> list[partial[RemoteAgent]]:
+        """The factories of the nodes' agents; each gives its connection back when it is closed."""
+        return [
+            partial(
+                RemoteAgent,
+                connection.channel,
+                node=NodeLink(
+                    name=connection.name,
+                    clock_offset=connection.clock_offset,
+                    inherits_environment=connection.engine.inherits_environment,
+                    release=partial(release, connection),
+                ),
+            )
+            for connection in self.connections
+        ]
+
+
+def lease(engine: NodeEngine, names: Sequence[str]) -> tuple[NodeConnection, ...]:
+    """The connections to these nodes, the caller's until they are released; raises `LaunchError` where one can't be reached."""
+    found: list[NodeConnection] = []
+    try:
+        _ = _of_all(lambda name: found.append(_connection(engine, name)), names)
+    except BaseException:
+        for connection in found:
+            release(connection, is_usable=True)
+        raise
+    # in the order of names, of which one may be there twice
+    return tuple(found.pop(next(at for at, item in enumerate(found) if item.name == name)) for name in names)
+
+
+def idle_nodes(engine: NodeEngine) -> list[str]:
+    """The names of the nodes of an engine whose agent no run uses, and is still there."""
+    found = _pool.get().take_all(engine)
+    are_there = _of_all(_is_there, found) if found else []
+    names = []
+    for connection, is_there in zip(found, are_there, strict=True):
+        release(connection, is_there)
+        names += [connection.name] if is_there else []
+    return names
+
+
+def release(connection: NodeConnection, is_usable: bool) -> None:
+    """Give a connection back; one that is not usable any more is closed."""
+    if is_usable and connection.is_usable:
+        _pool.get().put(connection)
+    else:
+        connection.close(is_lost=True)
+
+
+def open_group(engine: NodeEngine, names: Sequence[str], port: int) -> NodeGroup:
+    """
+    The nodes of one worker group, with the rendezvous open on the first of them, at a port or, with 0, at any free one.
+
+    Raises `LaunchError` where a node can't be reached, from here or from another node.
+    """
+    connections = lease(engine, names)
+    try:
+        endpoints = _listen(connections, port)
+        _check_reach(connections, endpoints)
+    except BaseException:
+        for connection in connections:
+            release(connection, is_usable=True)
+        raise
+    return NodeGroup(connections, MasterAddress(endpoints[0].host, endpoints[0].port))
+
+
+def close_nodes() -> None:
+    """End the agents that no run uses."""
+    for connection in _pool.get().take_all():
+        connection.close()
+
+
+atexit.register(close_nodes)
+
+
+def _connection(engine: NodeEngine, name: str) -> NodeConnection:
+    while (idle := _pool.get().take(engine, name)) is not None:
+        try:
+            idle.refresh()
+        except LaunchError:
+            # it has ended since the last run
+            idle.close(is_lost=True)
+        else:
+            return idle
+    connection = NodeConnection(engine, name)
+    try:
+        connection.open()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _is_there(connection: NodeConnection) -> bool:
+    """Whether an agent still replies."""
+    try:
+        connection.refresh()
+    except LaunchError:
+        return False
+    return True
+
+
+def _listen(connections: Sequence[NodeConnection], port: int) -> list[PeerEndpoint]:
+    """Have every node listen on the interface that routes to the others."""
+
+    def listen(connection: NodeConnection) -> PeerEndpoint:
+        peers = tuple(other.facts.address for other in connections if other is not connection)
+        request = ListenToPeers(port if connection is connections[0] else 0, peers)
+        endpoint = connection.request(request, PeerEndpoint, REPLY_TIMEOUT)
+        if endpoint.error:
+            raise LaunchError(
+                f"A run on {connection.name} was requested, and it can't listen to the other nodes: {endpoint.error}. "
+                "Leave use_port out, or set GLOO_SOCKET_IFNAME there to the interface between the nodes."
+            )
+        connection.interface = endpoint.interface
+        return endpoint
+
+    return _of_all(listen, connections)
+
+
+def _check_reach(connections: Sequence[NodeConnection], endpoints: Sequence[PeerEndpoint]) -> None:
+    """Check, once for the same nodes, that each can connect to others: their collectives have to, at ports of any number."""
+    hosts = frozenset(endpoint.host for endpoint in endpoints)
+    if all(hosts <= connection.reached for connection in connections):
+        return
+
+    def errors(index: int) -> list[str]:
+        following = ((index + step) % len(endpoints) for step in range(1, min(_NEIGHBOURS + 1, len(endpoints))))
+        targets = list(dict.fromkeys(other for other in (0, *following) if other != index))
+        request = ConnectToPeers(
+            tuple(NetworkAddress(endpoints[other].host, endpoints[other].port) for other in targets), _CONNECT_TIMEOUT
+        )
+        reply = connections[index].request(request, PeersReached, _CONNECT_TIMEOUT + REPLY_TIMEOUT)
+        return [
+            f"{connections[index].name} can't connect to port {endpoints[targets[int(place)]].port} of "
+            f"{connections[targets[int(place)]].name} ({endpoints[targets[int(place)]].host}, {endpoints[targets[int(place)]].interface}): "
+            f"{error}"
+            for place, error in reply.errors.items()
+        ]
+
+    found = [error for reply in _of_all(errors, range(len(connections))) for error in reply]
+    if found:
+        lines = "\n".join(f"- {error}" for error in found)
+        raise LaunchError(
+            f"A run on {len(connections)} nodes was requested, whose ranks have to connect to each other at ports of any number, and:\n"
+            f"{lines}\nOpen those ports between the nodes, or set GLOO_SOCKET_IFNAME there to an interface that reaches the others."
+        )
+    for connection in connections:
+        connection.reached = hosts
+
+
+def _of_all(call: Callable[..., Result], items: Sequence[object]) -> list[Result]:
+    """The results of a call for each item, made at the same time; raises the first error, once all have ended."""
+    if len(items) == 1:
+        return [call(items[0])]
+    with ThreadPoolExecutor(len(items), "accelerate_nb node") as threads:
+        return list(threads.map(call, items))

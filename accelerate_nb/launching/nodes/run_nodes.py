@@ -1,0 +1,160 @@
+"""The nodes of a run, found before anything of it starts."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from accelerate_nb.config.launch import LaunchingConfig
+from accelerate_nb.config.run_config import RunConfig
+from accelerate_nb.devices.probe import probe
+from accelerate_nb.errors import LaunchError, PayloadError
+from accelerate_nb.launching.engines.base import Engine
+from accelerate_nb.launching.group_runner import GroupRunner
+from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
+from accelerate_nb.launching.nodes.hostfile import hosts_of, read_hostfile
+from accelerate_nb.launching.nodes.joined_machines import wait_for_machines
+from accelerate_nb.launching.nodes.local_nodes import LocalNodes
+from accelerate_nb.launching.nodes.node_engine import NodeEngine
+from accelerate_nb.launching.nodes.node_placement import place_on_hosts, place_on_local_nodes
+from accelerate_nb.launching.nodes.node_pool import lease, open_group, release
+from accelerate_nb.launching.nodes.node_sizes import Host
+from accelerate_nb.launching.nodes.ray.ray_nodes import reserve_ray_nodes
+from accelerate_nb.launching.nodes.slurm_nodes import SlurmNodes, allocated_hosts
+from accelerate_nb.launching.nodes.ssh_nodes import SshNodes
+from accelerate_nb.launching.nodes.version_table import check_versions
+from accelerate_nb.launching.planning.placement import Placement, check_training
+from accelerate_nb.launching.planning.plan import LaunchPlan
+from accelerate_nb.launching.run_context import RunContext
+from accelerate_nb.transport.payload import Payload
+from accelerate_nb.transport.protocol.agent_messages import NodeFacts
+from accelerate_nb.transport.rank_info import LOOPBACK
+from accelerate_nb.transport.worker_spec import ProcessEnvironment, current_environment
+
+# The variables of this process that workers on other machines get, too: settings of training, and of the libraries below it.
+_EXPORTED = (
+    "ACCELERATE_",
+    "FSDP_",
+    "PARALLELISM_",
+    "HF_",
+    "NCCL_",
+    "PYTORCH_",
+    "TOKENIZERS_",
+    "TORCH_",
+    "TRANSFORMERS_",
+    "WANDB_",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunNodes:
+    """The nodes of a run: how their agents are placed, their names, and the number of ranks of each."""
+
+    engine: NodeEngine
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    # the name of the run, and the number of its restarts: those of the launch
+    run: str | None = None
+    max_restarts: int | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all ranks are on this machine."""
+        return not self.engine.inherits_environment
+
+    @property
+    def ranks_here(self) -> range | None:
+        """The ranks on this machine: all, or none that is known."""
+        return None if self.is_local else range(0)
+
+    def worker_group(self, plan: LaunchPlan, _: Engine, run_context: RunContext, number: int) -> GroupRunner:
+        """The runner of one attempt; raises `LaunchError` where a node can't be reached, from here or from another node."""
+        group = open_group(self.engine, self.names, plan.port)
+        return GroupRunner(plan, group.agents, run_context, number, group.master)
+
+    def check_payload(self, payload: Payload) -> None:
+        """Raise `PayloadError` where it holds what can't leave this machine."""
+        if self.engine.inherits_environment and payload.reference is not None and payload.reference.handles:
+            raise PayloadError(
+                "A run on other machines was requested, and the function or its arguments hold a pipe, a socket, a queue or "
+                "shared memory of multiprocessing, which is of this machine. Make it inside of the function."
+            )
+
+
+def find_nodes(config: RunConfig) -> tuple[Placement, RunNodes]:
+    """
+    Place agents on all nodes of a configuration, and choose how many ranks each has.
+
+    Raises `LaunchError` where a node can't be reached, has other versions than this process, or they don't fit the settings.
+    """
+    launching = config.launching
+    _check(launching)
+    if not launching.names_hosts:
+        hosts: Sequence[Host] = [Host(f"node {index}") for index in range(launching.num_nodes)]
+        placement, sizes = place_on_local_nodes(launching, probe(), hosts)
+        engine: NodeEngine = LocalNodes()
+        facts = _facts(engine, hosts)
+    else:
+        engine, hosts = _engine_and_hosts(launching)
+        facts = _facts(engine, hosts)
+        placement, sizes = place_on_hosts(launching, hosts, facts, engine.label)
+    names = tuple(host.name for host in hosts)
+    check_versions(facts_of_this_node(LOOPBACK), dict(zip(names, facts, strict=True)))
+    check_training(config, placement)
+    return placement, RunNodes(engine, names, sizes)
+
+
+def _engine_and_hosts(config: LaunchingConfig) -> tuple[NodeEngine, Sequence[Host]]:
+    python = config.node_python or sys.executable
+    if config.engine == "slurm":
+        job, hosts = allocated_hosts(os.environ, config.num_processes)
+        return SlurmNodes(job, python), hosts
+    if config.engine == "join":
+        return wait_for_machines(config)
+    if config.engine == "ray":
+        return reserve_ray_nodes(config)
+    hosts = read_hostfile(Path(config.hostfile)) if config.hostfile else hosts_of(config.hosts.split(","))
+    return SshNodes(tuple(shlex.split(config.ssh_command)), python), hosts
+
+
+def _check(config: LaunchingConfig) -> None:
+    """Raise `LaunchError` for settings that contradict each other."""
+    hosts = [f"{name}={value!r}" for name, value in (("hosts", config.hosts), ("hostfile", config.hostfile)) if value]
+    if len(hosts) > 1:
+        raise LaunchError(f"{' and '.join(hosts)} were both requested. Pass one of them.")
+    if hosts and config.engine not in {"auto", "ssh"}:
+        raise LaunchError(
+            f"{hosts[0]} was requested with engine={config.engine!r}, which runs elsewhere. Leave one of them out."
+        )
+    if config.engine == "ssh" and not hosts:
+        raise LaunchError("engine='ssh' was requested without hosts. Name them: hosts=['a', 'b:4'], or a hostfile.")
+    if config.start_method not in {"auto", "supervisor"}:
+        raise LaunchError(
+            f"start_method={config.start_method!r} was requested on several nodes, whose workers their agents fork. "
+            "Leave start_method out."
+        )
+
+
+def _facts(engine: NodeEngine, hosts: Sequence[Host]) -> list[NodeFacts]:
+    connections = lease(engine, [host.name for host in hosts])
+    facts = [connection.facts for connection in connections]
+    for connection in connections:
+        release(connection, is_usable=True)
+    return facts
+
+
+def node_environment(config: RunConfig, choice: Placement) -> ProcessEnvironment:
+    """The part of this process's state that workers on other machines take over; the rest is their own machine's."""
+    threads = config.launching.num_cpu_threads_per_process
+    more = {
+        **config.environ(),
+        **({"ACCELERATE_USE_CPU": "true"} if choice.cpu else {}),
+        **({"OMP_NUM_THREADS": str(threads)} if threads else {}),
+    }
+    found = current_environment(more, threads)
+    exported = {name: value for name, value in found.environ.items() if name in more or name.startswith(_EXPORTED)}
+    return replace(found, environ=exported)

@@ -1,0 +1,85 @@
+"""Agents on the nodes of a SLURM allocation, started by `srun`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from accelerate_nb.errors import LaunchError
+from accelerate_nb.launching.nodes.node_engine import PlacedAgent
+from accelerate_nb.launching.nodes.node_sizes import Host
+from accelerate_nb.launching.nodes.remote_command import agent_command, start_command
+
+# A step beside those that run already, with all cores of its node. Without --unbuffered, srun holds back what ends in no newline.
+_SRUN = ("srun", "--overlap", "--unbuffered", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--quiet")
+_TIMEOUT = 30.0
+# As in `2(x3),1`: three nodes with two tasks each, and one with one.
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNodes:
+    """Places an agent by `srun --nodelist=NODE python -m ...` in the allocation `job`; every agent is a step of it."""
+
+    job: str
+    python: str
+
+    label = "srun"
+    inherits_environment = True
+
+    def place(self, node: str) -> PlacedAgent:
+        """Start the agent of a node; raises `LaunchError` where there is no srun."""
+        try:
+            return start_command(self._words(node, agent_command(self.python)))
+        except OSError as error:
+            raise LaunchError(
+                f"engine='slurm' was requested, and srun can't be started: {error.strerror}. Run where SLURM's commands are in PATH."
+            ) from None
+
+    def advice(self, node: str) -> str:
+        """The same step with another purpose."""
+        return f"Try `{shlex.join(self._words(node, [self.python, '-c', 'import accelerate_nb']))}` in a terminal"
+
+    def _words(self, node: str, command: list[str]) -> list[str]:
+        return [*_SRUN, f"--jobid={self.job}", f"--nodelist={node}", *command]
+
+
+def allocated_hosts(environment: Mapping[str, str], num_processes: int | None) -> tuple[str, tuple[Host, ...]]:
+    """
+    The number of the allocation that this process is in, and its nodes.
+
+    Where the allocation was requested for a number of tasks, and no `num_processes` was, they are the nodes' slots. Raises
+    `LaunchError` outside of an allocation.
+    """
+    job, nodes = environment.get("SLURM_JOB_ID"), environment.get("SLURM_JOB_NODELIST")
+    if not job or not nodes:
+        raise LaunchError(
+            "engine='slurm' was requested outside of an allocation of SLURM (there is no SLURM_JOB_ID). Start the notebook or the "
+            "command inside one: salloc --nodes=2 ..., or a batch script."
+        )
+    try:
+        words = ["scontrol", "show", "hostnames", nodes]
+        names = subprocess.run(words, check=True, capture_output=True, text=True, timeout=_TIMEOUT).stdout.split()
+    except (OSError, subprocess.SubprocessError) as error:
+        raise LaunchError(
+            f"engine='slurm' was requested on {nodes}, and scontrol can't name these nodes: {error}. Run where SLURM's commands are in "
+            "PATH, and its controller can be reached."
+        ) from None
+    asks_for_tasks = num_processes is None and {"SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"} & environment.keys()
+    slots = tasks_of(environment.get("SLURM_TASKS_PER_NODE", "")) if asks_for_tasks else []
+    if len(slots) != len(names):
+        return job, tuple(map(Host, names))
+    return job, tuple(Host(name, tasks) for name, tasks in zip(names, slots, strict=True))
+
+
+def tasks_of(text: str) -> list[int]:
+    """
+    The tasks of each node, as SLURM_TASKS_PER_NODE has them.
+
+    >>> tasks_of("2(x3),1")
+    [2, 2, 2, 1]
+    """
+    return [int(tasks) for tasks, times in _TASKS.findall(text) for _ in range(int(times or 1))]

@@ -1,0 +1,124 @@
+"""A run of several nodes in the process of a node that joined it: it starts its own ranks, and node 0 decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from accelerate_nb.errors import HangError, LaunchError, NotYetError
+from accelerate_nb.events.model import Failure, Restart, State
+from accelerate_nb.failures.rank_result import RankResult
+from accelerate_nb.failures.worker_error import stopped_error, worker_error
+from accelerate_nb.launching.engines.base import Engine
+from accelerate_nb.launching.launched_run import LaunchedRun
+from accelerate_nb.launching.planning.placement import Placement
+from accelerate_nb.launching.planning.plan import LaunchPlan
+from accelerate_nb.launching.rendezvous.host_link import HostLink
+from accelerate_nb.launching.rendezvous.join import JoinedRendezvous
+from accelerate_nb.launching.rendezvous.joined_group import JoinedGroupRunner
+from accelerate_nb.launching.rendezvous.launched_nodes import LaunchedNodes
+from accelerate_nb.launching.run_context import RunContext
+from accelerate_nb.transport.protocol.agent_messages import AgentLost
+from accelerate_nb.transport.protocol.node_messages import EndRun, RunEvent, StartGroup
+from accelerate_nb.transport.rank_info import MasterAddress
+
+
+class JoinedNodes(LaunchedNodes):
+    """The nodes of a run that node 0 conducts; this one joined it, at a port of node 0."""
+
+    def __init__(self, rendezvous: JoinedRendezvous, local: Placement, port: int) -> None:
+        answer = rendezvous.answer
+        super().__init__(local, sum(answer.sizes[: answer.node_rank]), rendezvous.address)
+        self._rendezvous, self._port = rendezvous, port
+        self.run, self.sizes, self.max_restarts = answer.run, answer.sizes, answer.max_restarts
+        self.names = answer.names
+        self._link = HostLink(rendezvous.channel, answer.names[0])
+        self._link.start()
+
+    def run_kind(self, **arguments: Any) -> JoinedNodeRun:
+        """The run of these nodes."""
+        # node 0 decides about restarts, and when the time is over
+        return JoinedNodeRun(self._link, self.first_rank, self.local.size, **arguments)
+
+    def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, number: int) -> JoinedGroupRunner:
+        """The runner of one attempt."""
+        return JoinedGroupRunner(
+            plan,
+            engine,
+            run_context,
+            number,
+            link=self._link,
+            node_rank=self._rendezvous.answer.node_rank,
+            master=MasterAddress(self._rendezvous.host, self._port),
+        )
+
+    def close(self) -> None:
+        """Leave the run, which ends it for all nodes."""
+        self._link.close()
+
+
+class JoinedNodeRun(LaunchedRun):
+    """A run that node 0 conducts, with `size` ranks here from `first_rank` on."""
+
+    def __init__(self, link: HostLink, first_rank: int, size: int, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._link, self._own_ranks = link, range(first_rank, first_rank + size)
+        self.main_rank = first_rank
+        self._run_context.deadline = None
+        self._run_context.hang_warning_after = 0.0
+        self._end: EndRun | None = None
+
+    def set_knob(self, name: str, value: float) -> None:
+        """Knobs of a run that is launched on each machine can't be changed: raises `NotYetError`."""
+        raise NotYetError(
+            f"Knob {name!r} was to be changed in a run that is launched on each machine. Launch it from one notebook."
+        )
+
+    def _worker_groups(self) -> tuple[RankResult, ...]:
+        results = tuple(RankResult(rank) for rank in range(len(self.view.ranks)))
+        while True:
+            match self._link.next_order():
+                case StartGroup(number):
+                    group, results = self._run_once(number)
+                    if group.lost is not None:
+                        self._error = self._error_of(group, results)
+                        return results
+                case RunEvent(event):
+                    if isinstance(event, Restart):
+                        self._run_context.record.put_logs_aside(event.attempt - 1)
+                        self._keep_status("running")
+                    self._run_context.take(event)
+                case EndRun() as end:
+                    self._end = end
+                    return self._ended(end, results)
+                case AgentLost(_, reason):
+                    self._error = LaunchError(f"The workers were lost: {reason}. They were ended; launch again.")
+                    return results
+
+    def _ended(self, end: EndRun, results: tuple[RankResult, ...]) -> tuple[RankResult, ...]:
+        """The results with the failures of ranks elsewhere; sets the run's error."""
+        elsewhere = {item.rank: item for item in end.failures if isinstance(item, Failure)}
+        merged = tuple(
+            item if item.rank in self._own_ranks else replace(item, failure=elsewhere.get(item.rank))
+            for item in results
+        )
+        failures = [item.failure for item in merged if item.failure is not None]
+        if end.error_kind == "hang":
+            self._error = HangError()
+            self._error.message = end.error
+        elif end.error_kind:
+            self._error = LaunchError(end.error)
+        elif failures and end.state == "stopped" and all(failure.ended_by_us for failure in failures):
+            self._error = stopped_error(end.stopped_at, merged, self.folder)
+        elif failures:
+            self._error = worker_error(merged, self.folder)
+        return merged
+
+    def _end_state(self) -> tuple[State, str]:
+        if self._end is None:
+            return super()._end_state()
+        self.stopped_at = self._end.stopped_at
+        return self._end.state, self._end.detail
+
+    def _report_end(self, state: State, detail: str) -> None:
+        self._link.close()

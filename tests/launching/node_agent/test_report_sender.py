@@ -1,0 +1,124 @@
+"""Reports keep their order on their way to the worker group, and those that can wait go together."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from accelerate_nb.events.model import LogLine, Progress, StateChange
+from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
+from accelerate_nb.launching.node_agent.remote_agent import RemoteAgent
+from accelerate_nb.launching.node_agent.report_sender import BETWEEN_SENDS, ReportSender
+from accelerate_nb.transport.memory_file import memory_file
+from accelerate_nb.transport.protocol.agent_messages import RankEvent, RankOutcome, RankOutput, RankReports
+from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
+from accelerate_nb.transport.protocol.message import Message
+
+
+def output(number: int, text: str = "line") -> RankOutput:
+    return RankOutput(0, number, text.encode(), (LogLine(0, "stdout", text, 1.0),))
+
+
+def state(number: int) -> RankEvent:
+    return RankEvent(0, number, StateChange(0, "running", 1.0))
+
+
+class Ends:
+    """A sender on a clock of its own, and what came of it."""
+
+    def __init__(self) -> None:
+        near, far = socket.socketpair()
+        far.setblocking(False)
+        self.near, self.far = Channel(near), Channel(far)
+        self.now = 100.0
+        self.sender = ReportSender(self.near, lambda: self.now)
+
+    def tick(self) -> float:
+        return self.sender.tick(self.now, 1.0)
+
+    def came(self) -> list[list[Message]]:
+        received = [received.message for received in self.far.receive_ready()]
+        return [list(message.reports) if isinstance(message, RankReports) else [message] for message in received]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    with made.near, made.far:
+        yield made
+
+
+def test_what_follows_within_a_tenth_of_a_second_goes_in_one_message(ends: Ends) -> None:
+    assert ends.tick() == 1.0
+    ends.sender.send(output(0))
+    ends.sender.send(output(1))
+    assert ends.came() == []
+    assert ends.tick() == 1.0
+    assert ends.came() == [[output(0), output(1)]]
+    # nothing else waited before; from now on it does
+    ends.now += BETWEEN_SENDS / 2
+    ends.sender.send(output(2))
+    assert ends.tick() == pytest.approx(BETWEEN_SENDS / 2)
+    ends.sender.send(RankEvent(0, 3, Progress(0, "steps", 1, 2, 1.0, 1.0)))
+    ends.tick()
+    assert ends.came() == []
+    ends.now += BETWEEN_SENDS / 2
+    ends.tick()
+    assert [[report.number for report in reports] for reports in ends.came()] == [[2, 3]]
+
+
+def test_a_state_goes_at_once_after_what_came_before_it(ends: Ends) -> None:
+    ends.sender.send(output(0))
+    ends.tick()
+    ends.sender.send(output(1))
+    ends.sender.send(state(2))
+    assert ends.came() == [[output(0)], [output(1), state(2)]]
+    ends.sender.flush()
+    assert ends.came() == []
+
+
+def test_a_report_with_a_file_goes_by_itself_after_what_came_before_it(ends: Ends) -> None:
+    ends.sender.send(output(0))
+    file = memory_file("outcome")
+    ends.sender.send(RankOutcome(0, 1), (file,))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file)
+    first, second = ends.far.receive_ready()
+    assert first.message == output(0)
+    assert (second.message, len(second.descriptors)) == (RankOutcome(0, 1), 1)
+    os.close(second.descriptors[0])
+
+
+def test_much_output_does_not_wait() -> None:
+    near, far = socket.socketpair()
+    with Channel(near) as channel, Channel(far) as reader:
+        sender = ReportSender(channel, lambda: 100.0)
+        arrived: list[ReceivedMessage | None] = []
+        thread = threading.Thread(target=lambda: arrived.append(reader.receive()))
+        thread.start()
+        for number in range(3):
+            sender.send(output(number, "x" * (1 << 20)))
+        thread.join(30)
+        [received] = arrived
+        assert received is not None
+        assert [report.number for report in received.message.reports] == [0, 1, 2]  # type: ignore[attr-defined]
+
+
+def test_reports_that_claim_a_file_or_another_rank_are_refused() -> None:
+    near, far = socket.socketpair()
+    reports: list[Message] = []
+    with AgentLoop() as loop, Channel(near) as channel, Channel(far) as node:
+        agent = RemoteAgent(channel, loop, lambda report, _: reports.append(report))
+        agent._begin((0,))
+        strange = (RankOutcome(0, 0), RankOutput(7, 0, b"", ()), RankReports((output(0),)), state(1))
+        node.send(RankReports(strange))
+        node.shutdown()
+        agent._thread.join()  # type: ignore[union-attr]
+        agent.tick(0.0, 0.0)
+        assert reports[0] == state(1)
+        assert channel.refused == {"unexpected": 3}
+        agent.close()

@@ -1,0 +1,246 @@
+"""Machines that join by a line in their terminal run launches like any nodes, stay for the next one, and are named when they go."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from accelerate_nb import Accelerator, launch
+from accelerate_nb.config.run_config import resolve
+from accelerate_nb.errors import ConfigurationError, LaunchError, NotYetError, ProtocolError
+from accelerate_nb.launching.joining.join_ticket import JoinTicket
+from accelerate_nb.launching.nodes import joined_machines, node_pool
+from accelerate_nb.launching.nodes.joined_machines import wait_for_machines
+from accelerate_nb.transport.protocol.channel import Channel
+from accelerate_nb.transport.protocol.handshake import prove_token
+from accelerate_nb.transport.protocol.node_messages import MembershipGranted, RequestMembership
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def adds_up() -> tuple[int, str]:
+    """The sum over all ranks of their numbers from one, and the number of this one's node."""
+    import torch
+
+    accelerator = Accelerator()
+    total = accelerator.reduce(torch.tensor(accelerator.process_index + 1.0))
+    return int(total), os.environ["GROUP_RANK"]
+
+
+def waits() -> None:
+    print("waits", flush=True)
+    time.sleep(600)
+
+
+class Terminal(io.StringIO):
+    """Standard error, beside which people on other machines paste the line that it shows."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.names = list(names)
+        self.machines: dict[str, subprocess.Popen[bytes]] = {}
+
+    def write(self, text: str) -> int:
+        if found := re.search(r"^accelerate-nb join (\S+)$", text, flags=re.MULTILINE):
+            for name in self.names:
+                self.machines[name] = subprocess.Popen(
+                    [sys.executable, "-m", "accelerate_nb", "join", "--name", name],
+                    env={**os.environ, "ACCELERATE_NB_JOIN": found[1], "PYTHONPATH": os.pathsep.join(sys.path)},
+                    stdin=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                )
+            self.names.clear()
+        return super().write(text)
+
+    @property
+    def tickets(self) -> list[str]:
+        return re.findall(r"^accelerate-nb join (\S+)$", self.getvalue(), flags=re.MULTILINE)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    terminal = Terminal("box", "attic")
+    yield terminal
+    node_pool.close_nodes()
+    for machine in terminal.machines.values():
+        if machine.poll() is None:
+            machine.terminate()
+        machine.communicate(timeout=20)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    return {
+        "num_processes": 2,
+        "num_nodes": 2,
+        "engine": "join",
+        "join_timeout": 60.0,
+        "cpu": True,
+        "folder": str(tmp_path),
+        "panel": "off",
+    }
+
+
+@pytest.mark.slow
+def test_joined_machines_run_a_launch_stay_for_the_next_launch_and_are_named_when_they_are_lost(
+    terminal: Terminal, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert launch(adds_up, **settings, results="all").wait() == [(3, "0"), (3, "1")]
+    (ticket,) = terminal.tickets
+    pids = {name: machine.pid for name, machine in terminal.machines.items()}
+
+    run = launch(waits, **settings)
+    deadline = time.monotonic() + 60
+    while run.view.line_count < 2:
+        assert not run.done, run.error
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    # the second launch has shown no line, and the workers are those of the same agents
+    assert terminal.tickets == [ticket]
+    workers = [psutil.Process(int(run.view.rank(rank).detail)) for rank in range(2)]
+    agents = [{parent.pid for parent in worker.parents()} & set(pids.values()) for worker in workers]
+    assert agents[0] | agents[1] == set(pids.values())
+    lost = next(name for name, pid in pids.items() if pid in agents[1])
+    terminal.machines[lost].kill()
+    with pytest.raises(LaunchError, match=rf"the agent of {lost} \(rank 1\) was lost: its connection has ended"):
+        run.wait(60)
+    assert not psutil.wait_procs(workers, timeout=20)[1]
+
+    # who is left stays, and the same line serves again
+    terminal.machines[lost].communicate()
+    terminal.names.append(lost)
+    assert launch(adds_up, **settings, results="all").wait() == [(3, "0"), (3, "1")]
+    assert terminal.tickets == [ticket, ticket]
+    assert "1 of 2 machines are there" in terminal.getvalue()
+
+    # one leaves by Ctrl-C, the other when the notebook ends
+    (left,) = set(pids) - {lost}
+    terminal.machines[left].send_signal(signal.SIGINT)
+    assert b"has left the notebook" in terminal.machines[left].communicate(timeout=20)[1]
+    node_pool.close_nodes()
+    text = terminal.machines[lost].communicate(timeout=20)[1]
+    assert b"has ended, or closed this connection" in text
+    assert {machine.returncode for machine in terminal.machines.values()} == {0}
+
+
+def joined(ticket: JoinTicket, name: str) -> Channel:
+    """The connection of a machine, which is given that name."""
+    sock = socket.create_connection((ticket.host, ticket.port), 10)
+    prove_token(sock, ticket.key, 10.0)
+    channel = Channel(sock)
+    channel.send(RequestMembership("twin"))
+    received = channel.receive(10.0)
+    assert received is not None
+    assert received.message == MembershipGranted(name)
+    return channel
+
+
+def test_a_wait_that_is_over_says_who_has_come_and_keeps_them(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal)
+    terminal.names.clear()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    config = resolve({"engine": "join", "num_nodes": 3, "join_address": address, "join_timeout": 30.0}, {}).launching
+    clock = SimpleNamespace(monotonic=lambda: 0.0)
+    monkeypatch.setattr(joined_machines, "time", clock)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(wait_for_machines, config)
+        while not terminal.tickets:
+            assert not waiting.done(), waiting.result()
+            time.sleep(0.01)
+        ticket = JoinTicket.parse(terminal.tickets[0])
+        first, gone, second = joined(ticket, "twin"), joined(ticket, "twin-2"), None
+        gone.close()
+        while "twin-2 has left" not in terminal.getvalue():
+            assert not waiting.done()
+            time.sleep(0.01)
+        second = joined(ticket, "twin-2")
+        clock.monotonic = lambda: 31.0
+        with pytest.raises(LaunchError) as caught:
+            waiting.result()
+    assert re.search(r"after 30 s 2 had joined \(twin, twin-2\).*pass join_address", str(caught.value))
+    assert ticket.token not in str(caught.value)
+    # the same launch on as many machines as are there begins at once
+    engine, hosts = wait_for_machines(resolve({"engine": "join", "num_nodes": 2}, {}).launching)
+    assert [host.name for host in hosts] == ["twin", "twin-2"]
+    assert len(terminal.tickets) == 1
+    # one that has gone since is an error in words
+    first.close()
+    with pytest.raises(
+        LaunchError, match=r"Workers on twin were requested.*closed its connection.*the line to join is shown"
+    ):
+        node_pool.lease(engine, ["twin"])
+    with pytest.raises(LaunchError, match="twin were requested, which had joined; its agent has ended"):
+        node_pool.lease(engine, ["twin"])
+    second.close()
+
+
+def test_after_wrong_tokens_the_launch_fails_and_the_next_line_has_another_token(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal)
+    terminal.names.clear()
+    config = resolve({"engine": "join", "join_timeout": 30.0}, {}).launching
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(wait_for_machines, config)
+        while not terminal.tickets:
+            assert not waiting.done(), waiting.result()
+            time.sleep(0.01)
+        ticket = JoinTicket.parse(terminal.tickets[0])
+        for _ in range(5):
+            with (
+                socket.create_connection((ticket.host, ticket.port), 10) as guess,
+                pytest.raises(ProtocolError, match="another token"),
+            ):
+                prove_token(guess, bytes(16), 10.0)
+        with pytest.raises(LaunchError, match="5 connections had another token"):
+            waiting.result()
+    with pytest.raises(LaunchError, match="none had joined"):
+        wait_for_machines(replace(config, join_timeout=0.0))
+    assert JoinTicket.parse(terminal.tickets[1]).token != ticket.token
+
+
+def test_the_file_of_the_ticket_is_for_its_user_alone(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal)
+    terminal.names.clear()
+    with pytest.raises(LaunchError, match="none had joined"):
+        wait_for_machines(resolve({"engine": "join", "num_nodes": 2, "join_timeout": 0.0}, {}).launching)
+    path = Path(re.findall(r"It is also in (\S+),", terminal.getvalue())[0])
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_text().strip() == terminal.tickets[0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "text"),
+    [
+        ({"join_address": "0.0.0.0"}, LaunchError, "names no one address"),
+        ({"join_address": "192.0.2.1"}, LaunchError, "can't listen there"),
+        ({"join_address": "127.0.0.1:x"}, ConfigurationError, "'x' is no port"),
+        ({"hosts": "a"}, LaunchError, "hosts='a' was requested with engine='join'"),
+        ({"detach": True}, NotYetError, "detach=True was requested with engine='join'"),
+    ],
+)
+def test_settings_that_can_not_be_are_refused_before_anything_waits(
+    settings: dict[str, Any], changed: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=re.escape(text)):
+        launch(adds_up, **{**settings, **changed})

@@ -1,0 +1,183 @@
+"""A run that is launched on each of its nodes: here both are of one process, which meet over its loopback address."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from accelerate_nb import Accelerator, Run, launch
+from accelerate_nb.config.run_config import resolve
+from accelerate_nb.errors import LaunchError, NotYetError, StoppedError, WorkerError
+from accelerate_nb.launching.session.session import Session
+from tests.nodes.trainings import trains
+
+pytestmark = pytest.mark.timeout(60)
+
+LAUNCH = {"cpu": True, "panel": "off", "config_file": "", "num_nodes": 2, "results": "all"}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+def launched(function: Callable[..., Any], args: tuple[Any, ...] = (), *, folder: Path, **settings: Any) -> list[Run]:
+    """The run on both nodes: node 0 is the first."""
+    settings = {"num_processes": 1, "use_port": free_port(), "folder": str(folder), **LAUNCH, **settings}
+
+    def node(rank: int) -> Run:
+        static = {} if settings.get("rdzv_backend") == "c10d" else {"node_rank": rank}
+        return launch(function, args, **{**settings, **static})
+
+    with ThreadPoolExecutor(2) as threads:
+        runs = list(threads.map(node, range(2)))
+    return sorted(runs, key=lambda run: run.main_rank)
+
+
+def place() -> tuple[str, ...]:
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "WORLD_SIZE")
+    print("rank", os.environ["RANK"])
+    return tuple(os.environ[name] for name in names)
+
+
+def raises_on_last() -> None:
+    if Accelerator().is_last_process:
+        raise KeyError("no such thing")
+    time.sleep(600)
+
+
+def waits() -> None:
+    print("waits", flush=True)
+    time.sleep(600)
+
+
+def fails_once() -> str:
+    accelerator = Accelerator()
+    accelerator.wait_for_everyone()
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and accelerator.is_last_process:
+        raise RuntimeError("the first time")
+    return os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+
+def steps_until_stopped() -> int:
+    import torch
+
+    accelerator = Accelerator()
+    model, steps = torch.nn.Linear(1, 1), 0
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    print("begins", flush=True)
+    while not accelerator.stop_requested:
+        accelerator.backward(model(torch.ones(1, 1)).sum())
+        optimizer.step()
+        steps += 1
+    return steps
+
+
+def until_lines(run: Run, count: int) -> None:
+    deadline = time.monotonic() + 40
+    while run.view.line_count < count:
+        assert not run.done, run.error
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_each_node_has_its_ranks_and_their_values(tmp_path: Path) -> None:
+    host, other = launched(place, folder=tmp_path, num_processes=2)
+    # all nodes' lines are with node 0
+    assert host.wait() == [("0", "0", "2", "0", "2", "4"), ("1", "1", "2", "0", "2", "4"), None, None]
+    assert host.logs(3) == "rank 3\n"
+    assert other.wait() == [None, None, ("2", "0", "2", "1", "2", "4"), ("3", "1", "2", "1", "2", "4")]
+    assert [other.view.rank(rank).state for rank in range(4)] == ["finished"] * 4
+    assert [(node.label.partition(" on ")[0], node.first, node.last) for node in host.view.nodes] == [
+        *(("node 0", 0, 1), ("node 1", 2, 3))
+    ]
+    assert other.view.nodes == host.view.nodes
+
+
+def test_nodes_that_come_in_any_order_train_to_the_weights_of_one_process(tmp_path: Path) -> None:
+    alone = launch(trains, (3,), num_processes=1, cpu=True, folder=str(tmp_path), panel="off", config_file="").wait()
+    host, other = launched(trains, (3,), folder=tmp_path, rdzv_backend="c10d", results="main")
+    assert host.wait() == pytest.approx(alone, abs=1e-6)
+    # the value of the node's own first rank
+    assert other.wait() == pytest.approx(alone, abs=1e-6)
+
+
+def test_an_exception_has_its_class_on_its_node_and_its_name_on_the_other(tmp_path: Path) -> None:
+    host, other = launched(raises_on_last, folder=tmp_path)
+    with pytest.raises(WorkerError, match="rank 1 stopped with KeyError: 'no such thing'") as caught:
+        host.wait(40)
+    assert caught.value.rank == 1
+    assert "raise KeyError" in str(caught.value)
+    with pytest.raises(KeyError) as own:
+        other.wait(40)
+    assert isinstance(own.value, WorkerError)
+
+
+def test_a_worker_that_is_killed_ends_the_ranks_of_the_other_node(tmp_path: Path) -> None:
+    host, other = launched(waits, folder=tmp_path)
+    until_lines(host, 2)
+    workers = [psutil.Process(int(host.view.rank(rank).detail)) for rank in range(2)]
+    workers[0].kill()
+    for run in (host, other):
+        with pytest.raises(WorkerError, match="rank 0 ended with SIGKILL"):
+            run.wait(40)
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert not alive
+
+
+def test_all_nodes_start_again_together(tmp_path: Path) -> None:
+    host, other = launched(fails_once, folder=tmp_path, max_restarts=1, results="main")
+    assert (host.wait(), other.wait()) == ("1", "1")
+    assert "the first time" in other.view.restarts[0].reason
+
+
+def test_a_stop_on_one_node_ends_all_after_the_same_step(tmp_path: Path) -> None:
+    host, other = launched(steps_until_stopped, folder=tmp_path, results="main")
+    until_lines(host, 2)
+    other.stop(30)
+    host.wait_until_over(30)
+    assert host.view.state == other.view.state == "stopped"
+    assert host.wait() == other.wait() > 0
+
+
+def test_an_interrupt_on_one_node_ends_all(tmp_path: Path) -> None:
+    host, other = launched(waits, folder=tmp_path)
+    until_lines(host, 2)
+    other.request_stop("interrupt")
+    for run in (host, other):
+        with pytest.raises(StoppedError, match="as requested"):
+            run.wait(40)
+
+
+def test_a_time_limit_of_node_0_holds_for_all(tmp_path: Path) -> None:
+    host, other = launched(waits, folder=tmp_path, timeout=2.0)
+    for run in (host, other):
+        with pytest.raises(TimeoutError, match="had not ended") as caught:
+            run.wait(40)
+        assert "time.sleep(600)" in str(caught.value)
+
+
+def test_nodes_that_do_not_come_are_told_with_the_endpoint(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"after 0.5 s only 1 had come to 127\.0\.0\.1") as caught:
+        launch(place, **LAUNCH, use_port=free_port(), rdzv_conf={"join_timeout": 0.5}, folder=str(tmp_path))
+    assert "node 1 did not" in str(caught.value)
+    assert "pass master_addr" in str(caught.value)
+    with pytest.raises(
+        LaunchError, match=r"after 0.5 s there was no run for this node at 127\.0\.0\.1:\d+: Connection refused"
+    ):
+        launch(place, **LAUNCH, node_rank=1, use_port=free_port(), rdzv_conf={"timeout": 0.5}, folder=str(tmp_path))
+
+
+def test_a_session_and_a_run_that_outlives_its_notebook_are_not_offered_there(tmp_path: Path) -> None:
+    with pytest.raises(NotYetError, match="detach=True was requested with num_nodes=2"):
+        launch(place, **LAUNCH, detach=True, folder=str(tmp_path))
+    with pytest.raises(NotYetError, match="num_nodes=2 was requested for a session"):
+        Session.start(resolve({"num_nodes": 2}, {}))

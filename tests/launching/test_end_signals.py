@@ -1,0 +1,45 @@
+"""A signal to the process that owns a run is meant for the run's own processes."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+from collections.abc import Collection
+from types import SimpleNamespace
+
+import pytest
+
+from accelerate_nb.events.model import StateChange
+from accelerate_nb.events.run_state import RunState
+from accelerate_nb.launching.end_signals import end_on_signals
+
+HANDLES = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: print("told", flush=True))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("ranks_here", "printed"), [(None, "told\n"), (range(1), "told\n"), (range(0), "")])
+def test_a_process_is_told_of_a_signal_where_the_rank_of_its_number_is_on_this_machine(
+    ranks_here: Collection[int] | None, printed: str
+) -> None:
+    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANDLES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    view = RunState(1)
+    view.apply(StateChange(0, "running", 0.0, str(process.pid)))
+    # a run that is over need not be waited for
+    run = SimpleNamespace(view=view, done=True, request_stop=requests.put)
+    with end_on_signals(run, ranks_here) as signals:  # type: ignore[arg-type] # no more of a run is needed
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert requests.get(timeout=20) == "finish"
+    assert signals == [signal.SIGTERM]
+    assert process.communicate(timeout=20)[0] == printed

@@ -1,0 +1,44 @@
+"""Hosts for the tests of this folder, and functions that run on them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelerate_nb import Run
+from accelerate_nb.launching.nodes import node_pool
+from tests.nodes.hosts import Hosts, made_hosts
+
+
+@pytest.fixture(scope="session")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """Two hosts, which all tests share; a test leaves them as it found them."""
+    with made_hosts(2, tmp_path_factory.mktemp("hosts")) as made:
+        yield made
+        node_pool.close_nodes()
+
+
+@pytest.fixture
+def settings(hosts: Hosts, tmp_path: Path) -> dict[str, Any]:
+    """A launch of two ranks on two hosts."""
+    return {
+        "num_processes": 2,
+        "hosts": ["h1", "h2"],
+        "ssh_command": hosts.ssh_command,
+        "cpu": True,
+        "folder": str(tmp_path),
+        "panel": "off",
+    }
+
+
+def until_lines(run: Run, count: int) -> None:
+    """Wait until the ranks have written so many lines."""
+    deadline = time.monotonic() + 60
+    while run.view.line_count < count:
+        assert not run.done, run.error
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

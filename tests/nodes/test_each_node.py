@@ -1,0 +1,142 @@
+"""Hosts on each of which a run is launched find each other, as with torchrun, and tell each other what becomes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from accelerate_nb import launch
+from tests.nodes.hosts import Hosts
+from tests.nodes.trainings import trains
+
+pytestmark = pytest.mark.timeout(100)
+# Seconds until a host that was cut off is told: 4 on an idle machine, where gloo itself waits for half an hour.
+LOST_WITHIN = 20.0
+
+TRAINS = """
+import json, os
+from tests.nodes.trainings import trains
+names = ("RANK", "GROUP_RANK", "MASTER_ADDR", "GLOO_SOCKET_IFNAME")
+print(json.dumps([{name: os.environ[name] for name in names}, trains(3)]))
+"""
+FILE = """
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_CPU
+machine_rank: {rank}
+main_process_ip: {address}
+main_process_port: 29555
+main_training_function: main
+mixed_precision: 'no'
+num_machines: 2
+num_processes: 2
+rdzv_backend: static
+same_network: true
+use_cpu: true
+"""
+REDUCES = """
+import json, os, sys
+import torch
+from accelerate_nb import Accelerator, notebook_launcher
+
+def reduces_for_ever():
+    accelerator = Accelerator()
+    print("pid", os.environ["RANK"], os.getpid(), flush=True)
+    while True:
+        accelerator.reduce(torch.ones(1000))
+
+if __name__ == "__main__":
+    notebook_launcher(reduces_for_ever, num_processes=1, num_nodes=2, cpu=True, panel="text", config_file="", **json.loads(sys.argv[1]))
+"""
+
+
+@contextmanager
+def started(hosts: Hosts, commands: dict[str, list[str]]) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """A command on each host; none is left."""
+    running = {host: hosts.start(host, sys.executable, *words) for host, words in commands.items()}
+    try:
+        yield running
+    finally:
+        for process in running.values():
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+@contextmanager
+def reducing(
+    hosts: Hosts, folder: Path, host: dict[str, object], other: dict[str, object]
+) -> Iterator[tuple[dict[str, subprocess.Popen[str]], int]]:
+    """A run without an end on two hosts, and the process of its rank 1."""
+    (folder / "reduces.py").write_text(REDUCES)
+
+    def command(settings: dict[str, object]) -> list[str]:
+        return [str(folder / "reduces.py"), json.dumps({**settings, "folder": str(folder)})]
+
+    with started(hosts, {"h1": command(host), "h2": command(other)}) as running:
+        lines = iter(running["h2"].stdout or ())
+        yield running, next(int(line.split()[-1]) for line in lines if "pid 1" in line)
+
+
+def test_accelerate_s_files_on_two_hosts_train_to_the_weights_of_one_process(hosts: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "trains.py").write_text(TRAINS)
+    commands = {}
+    for rank, host in enumerate(("h1", "h2")):
+        (tmp_path / f"{host}.yaml").write_text(FILE.format(rank=rank, address=hosts.addresses["h1"]))
+        flags = ["--config_file", str(tmp_path / f"{host}.yaml"), "--folder", str(tmp_path), "--quiet"]
+        commands[host] = ["-m", "accelerate_nb.cli.main", "launch", *flags, str(tmp_path / "trains.py")]
+    alone = launch(trains, (3,), num_processes=1, cpu=True, folder=str(tmp_path), panel="off", config_file="").wait()
+    with started(hosts, commands) as running:
+        printed = {host: process.communicate(timeout=80)[0] for host, process in running.items()}
+    found = [json.loads(line[line.index("[{") :]) for line in printed["h1"].splitlines() if "[{" in line]
+    assert len(found) == 2, printed
+    for place, weights in found:
+        assert place["MASTER_ADDR"] == hosts.addresses["h1"]
+        assert place["GLOO_SOCKET_IFNAME"] == "eth0"
+        assert weights == pytest.approx(alone, abs=1e-6)
+    # each host shows the lines of its own ranks, and node 0 those of all
+    assert '"GROUP_RANK": "1"' in printed["h2"]
+    assert '"GROUP_RANK": "0"' not in printed["h2"]
+
+
+def test_a_worker_that_is_killed_on_one_host_is_named_on_the_other(hosts: Hosts, tmp_path: Path) -> None:
+    endpoint = {"rdzv_backend": "c10d", "rdzv_endpoint": f"{hosts.addresses['h1']}:29556"}
+    with reducing(hosts, tmp_path, endpoint, endpoint) as (running, pid):
+        os.kill(pid, 9)
+        for process in running.values():
+            printed = process.communicate(timeout=40)[0]
+            assert process.returncode != 0
+            assert "rank 1 ended with SIGKILL" in printed
+
+
+def test_a_host_that_is_cut_off_is_named_and_both_end(hosts: Hosts, tmp_path: Path) -> None:
+    master: dict[str, object] = {"master_addr": hosts.addresses["h1"], "use_port": 29557}
+    with reducing(hosts, tmp_path, master, {**master, "node_rank": 1}) as (running, _):
+        hosts.cut("h2")
+        try:
+            began = time.monotonic()
+            texts = [process.communicate(timeout=60)[0] for process in running.values()]
+            assert time.monotonic() - began < LOST_WITHIN
+        finally:
+            hosts.mend("h2")
+    assert "the agent of node 1 on" in texts[0]
+    assert "which conducts the run, was lost" in texts[1]
+
+
+def test_a_host_that_does_not_come_is_told_with_the_endpoint(hosts: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "reduces.py").write_text(REDUCES)
+    master = {"master_addr": hosts.addresses["h1"], "use_port": 29558, "rdzv_conf": {"join_timeout": 1}}
+    settings = [master, {**master, "master_addr": hosts.addresses["h2"], "node_rank": 1}]
+    commands = [[str(tmp_path / "reduces.py"), json.dumps({**item, "folder": str(tmp_path)})] for item in settings]
+    with started(hosts, {"h1": commands[0], "h2": commands[1]}) as running:
+        waited, missed = (process.communicate(timeout=40)[0] for process in running.values())
+    assert f"only 1 had come to {hosts.addresses['h1']}:29558" in waited
+    assert "node 1 did not" in waited
+    assert f"there was no run for this node at {hosts.addresses['h2']}:29558: Connection refused" in missed

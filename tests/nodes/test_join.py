@@ -1,0 +1,73 @@
+"""Hosts that join by the line that a launch shows, each with an address of its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelerate_nb import launch
+from accelerate_nb.errors import LaunchError
+from accelerate_nb.launching.nodes import node_pool
+from tests.nodes.conftest import until_lines
+from tests.nodes.hosts import Hosts
+from tests.nodes.test_ssh import LOST_WITHIN, place, reduces_for_ever
+
+pytestmark = pytest.mark.timeout(100)
+
+
+@pytest.fixture
+def machines(hosts: Hosts) -> Iterator[list[subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    node_pool.close_nodes()
+    for machine in started:
+        machine.terminate()
+        machine.communicate(timeout=20)
+
+
+def test_hosts_that_join_run_a_launch_and_one_that_is_cut_off_is_named(
+    hosts: Hosts, machines: list[subprocess.Popen[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = re.sub(r"\d+$", "254", hosts.addresses["h1"])
+    settings: dict[str, Any] = {
+        "num_processes": 2,
+        "num_nodes": 2,
+        "engine": "join",
+        "join_address": here,
+        "join_timeout": 60.0,
+        "cpu": True,
+        "folder": str(tmp_path),
+        "panel": "off",
+    }
+    with ThreadPoolExecutor(1) as threads:
+        launched = threads.submit(lambda: launch(place, **settings, results="all").wait())
+        deadline, shown = time.monotonic() + 20, ""
+        while (found := re.search(r"^accelerate-nb join (\S+)$", shown, flags=re.MULTILINE)) is None:
+            assert time.monotonic() < deadline
+            assert not launched.done(), launched.result()
+            shown += capsys.readouterr().err
+            time.sleep(0.02)
+        for host in ("h1", "h2"):
+            words = (sys.executable, "-m", "accelerate_nb", "join", found[1], "--name", host)
+            machines.append(hosts.start(host, *words))
+        found_places = launched.result()
+    assert {item["GLOO_SOCKET_IFNAME"] for item in found_places} == {"eth0"}
+    assert {item["MASTER_ADDR"] for item in found_places} < set(hosts.addresses.values())
+    run = launch(reduces_for_ever, **settings)
+    until_lines(run, 2)
+    hosts.cut("h2")
+    try:
+        began = time.monotonic()
+        with pytest.raises(LaunchError, match=r"the agent of h2 \(rank \d\) was lost: nothing came for 4 s"):
+            run.wait(60)
+        assert time.monotonic() - began < LOST_WITHIN
+    finally:
+        hosts.mend("h2")

@@ -1,0 +1,189 @@
+"""Inside an allocation of SLURM, `engine="slurm"` runs on all of its nodes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from accelerate_nb.config.run_config import resolve
+from accelerate_nb.errors import LaunchError
+from accelerate_nb.launching.nodes.run_nodes import find_nodes
+from accelerate_nb.launching.nodes.slurm_nodes import allocated_hosts, tasks_of
+from tests.nodes.slurm import idle_nodes, made_slurm
+
+pytestmark = pytest.mark.timeout(100)
+
+PLACE = """
+import json, os, sys
+from accelerate_nb import Accelerator, launch
+import torch
+
+def place():
+    total = Accelerator().reduce(torch.ones(1))
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "SLURMD_NODENAME", "SLURM_JOB_ID")
+    return float(total), {name: os.environ[name] for name in names}
+
+if __name__ == "__main__":
+    settings = json.loads(sys.argv[1])
+    found = launch(place, engine="slurm", cpu=True, panel="off", results="all", folder=sys.argv[2], **settings)
+    print(json.dumps([found.why, found.wait()]))
+"""
+
+LOST = """
+import os, sys, time
+import psutil
+from accelerate_nb import Accelerator, LaunchError, launch
+
+def waits():
+    print("waits", flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    run = launch(waits, num_processes=2, engine="slurm", cpu=True, panel="off", folder=sys.argv[1])
+    while run.view.line_count < 2:
+        time.sleep(0.02)
+    worker = psutil.Process(int(run.view.rank(1).detail))
+    next(parent for parent in worker.parents() if any("agent_process" in word for word in parent.cmdline())).kill()
+    try:
+        run.wait(30)
+    except LaunchError as error:
+        print(error)
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A SLURM of two nodes."""
+    with made_slurm(2, tmp_path_factory.mktemp("slurm")) as environment:
+        yield environment
+
+
+def in_allocation(slurm: dict[str, str], request: list[str], script: Path, *arguments: str) -> str:
+    """What a script prints inside an allocation."""
+    words = ["salloc", "--quiet", *request, sys.executable, str(script), *arguments]
+    done = subprocess.run(words, env=slurm, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("request_", "settings", "sizes"),
+    [
+        (["--nodes=2"], {"num_processes": 2}, ["1", "1"]),
+        (["--nodes=2", "--ntasks-per-node=2"], {}, ["2", "2", "2", "2"]),
+    ],
+)
+def test_ranks_run_on_the_nodes_of_the_allocation(slurm, tmp_path, request_, settings, sizes):
+    (tmp_path / "place.py").write_text(PLACE)
+    printed = in_allocation(slurm, request_, tmp_path / "place.py", json.dumps(settings), str(tmp_path))
+    why, found = json.loads(printed.splitlines()[-1])
+    assert "on node1" in why
+    assert "which srun reaches" in why
+    assert [place["LOCAL_WORLD_SIZE"] for _, place in found] == sizes
+    assert {total for total, _ in found} == {float(len(sizes))}
+    assert [place["SLURMD_NODENAME"] for _, place in found] == [
+        f"node{index // (len(sizes) // 2) + 1}" for index in range(len(sizes))
+    ]
+
+
+def test_the_command_line_runs_a_script_on_them(slurm, tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import os\nprint('rank', os.environ['RANK'], 'on', os.environ['SLURMD_NODENAME'])\n"
+    )
+    words = [
+        "-m",
+        "accelerate_nb.cli.main",
+        "launch",
+        "--engine",
+        "slurm",
+        "--num-processes",
+        "2",
+        "--cpu",
+        "--folder",
+        str(tmp_path),
+    ]
+    line = ["salloc", "--quiet", "--nodes=2", sys.executable, *words, str(tmp_path / "script.py")]
+    done = subprocess.run(line, env=slurm, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 on node1" in done.stdout
+    assert "rank 1 on node2" in done.stdout
+
+
+def test_a_node_that_is_lost_is_named(slurm, tmp_path):
+    (tmp_path / "lost.py").write_text(LOST)
+    printed = in_allocation(slurm, ["--nodes=2"], tmp_path / "lost.py", str(tmp_path))
+    assert "the agent of node2 (rank 1) was lost" in printed
+
+
+def test_outside_of_an_allocation_it_is_refused(monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(LaunchError, match=r"outside of an allocation.*salloc"):
+        find_nodes(resolve({"engine": "slurm"}, {}))
+    with pytest.raises(LaunchError, match="scontrol can't name these nodes"):
+        allocated_hosts({"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "[["}, None)
+
+
+def test_tasks_are_read_as_slurm_writes_them():
+    assert tasks_of("2(x3),1") == [2, 2, 2, 1]
+    assert tasks_of("") == []
+
+
+SAVES = """
+import sys
+import torch
+from accelerate_nb import Accelerator
+from accelerate_nb.utils import ProjectConfiguration
+
+accelerator = Accelerator(project_config=ProjectConfiguration(sys.argv[1], automatic_checkpoint_naming=True))
+model = torch.nn.Linear(1, 1)
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+resumed = accelerator.resume()
+print("resumed" if resumed else "begins", flush=True)
+while not resumed and not accelerator.stop_requested:
+    accelerator.backward(model(torch.ones(1, 1)).sum())
+    optimizer.step()
+if not resumed:
+    accelerator.save_state()
+"""
+
+
+@pytest.mark.timeout(170)
+def test_a_job_that_its_time_limit_stops_saves_and_goes_on_when_it_comes_again(slurm, tmp_path):
+    (tmp_path / "saves.py").write_text(SAVES)
+    words = ["--slurm", "--nodes", "2", "--requeue", "--cpu", "-n", "2", "--folder", str(tmp_path / "runs")]
+    line = [sys.executable, "-m", "accelerate_nb.cli.main", "launch", *words, "saves.py", str(tmp_path / "checkpoints")]
+    done = subprocess.run(line, env=slurm, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    number = done.stdout.split()[1]
+    folder = tmp_path / "runs" / f"slurm_{number}"
+
+    def until(text: str, count: int) -> None:
+        deadline = time.monotonic() + 80
+        while sum(path.read_text().count(text) for path in folder.glob("*/rank_*.log")) < count:
+            log = folder.with_suffix(".log")
+            assert time.monotonic() < deadline, log.read_text() if log.exists() else done.stdout
+            time.sleep(0.05)
+
+    def of_scontrol(*words: str) -> str:
+        done = subprocess.run(["scontrol", *words], env=slurm, capture_output=True, text=True, timeout=20, check=False)
+        return done.stdout
+
+    until("begins", 2)
+    # what SLURM does before a time limit
+    subprocess.run(["scancel", "--batch", "--signal=USR1", number], env=slurm, check=True, timeout=20)
+    deadline = time.monotonic() + 40
+    while "Reason=BeginTime" not in of_scontrol("show", "job", number) or idle_nodes(slurm) < 2:
+        assert time.monotonic() < deadline, of_scontrol("show", "job", number)
+        time.sleep(0.2)
+    # by itself it begins after two minutes
+    of_scontrol("update", f"jobid={number}", "StartTime=now")
+    until("resumed", 2)
+    attached = [sys.executable, "-m", "accelerate_nb.cli.main", "runs", "attach", "--folder", str(folder)]
+    shown = subprocess.run(attached, env=slurm, capture_output=True, text=True, timeout=60, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert "resumed" in shown.stdout

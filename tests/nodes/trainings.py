@@ -1,0 +1,22 @@
+"""The training that tests run on several nodes."""
+
+from __future__ import annotations
+
+from accelerate_nb import Accelerator
+
+
+def trains(steps: int) -> list[float]:
+    import torch
+
+    torch.manual_seed(3)
+    accelerator = Accelerator()
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.randn(steps * 8, 4), torch.randn(steps * 8, 1))
+    loader = torch.utils.data.DataLoader(data, batch_size=8 // accelerator.num_processes)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+        optimizer.step()
+    return [float(value) for parameter in model.parameters() for value in parameter.flatten()]
