@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from accelerate_nb.events.knob_events import KnobHeld, KnobValue
+
 Stream: TypeAlias = Literal["stdout", "stderr"]
 Meaning: TypeAlias = Literal["", "bar", "warning", "error"]
 State: TypeAlias = Literal["starting", "running", "stopping", "finished", "failed", "stopped"]
@@ -97,13 +99,18 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True)
 class HostSample:
-    """The load of the machine: `cpu` in percent of all cores, the others as `(used, total)` in bytes."""
+    """
+    The load of a machine: `cpu` in percent of all cores, the others as `(used, total)` in bytes.
+
+    It is that of node number `node`, or of the machine that launched the run.
+    """
 
     cpu: float
     memory: tuple[int, int]
     disk: tuple[int, int] | None
     shared_memory: tuple[int, int] | None
     time: float
+    node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +214,92 @@ class Restart:
     time: float
 
 
+@dataclass(frozen=True, slots=True)
+class NodeRanks:
+    """The ranks `first` to `last` of a run on several nodes are on node number `node`, which people know by its name."""
+
+    node: int
+    name: str
+    first: int
+    last: int
+
+    @property
+    def label(self) -> str:
+        """
+        The node's number with its name.
+
+        >>> NodeRanks(1, "gpu-b", 4, 7).label
+        'node 1 · gpu-b'
+        """
+        number = f"node {self.node}"
+        return self.name if self.name.startswith(number) else f"{number} · {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class MeshCoordinates:
+    """The index of a rank along each axis of the mesh of its training, from the outermost axis to the innermost."""
+
+    rank: int
+    coordinates: dict[str, int]
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionChoice:
+    """The precision that a rank's training computes in, by its setting's name; "no" is that of the weights."""
+
+    rank: int
+    name: str
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepBreakdown:
+    """
+    The seconds that a rank's steps took, a mean over those since the last event, up to step number `step`.
+
+    `data` is what the loop waited for its loader, `communication` what it waited for other ranks after its last gradient was computed,
+    `idle` what is none of the others. The first step has an event of its own; `compiled`: `torch.compile` made a graph in it. `workers` is
+    the loader's `num_workers`.
+    """
+
+    rank: int
+    step: int
+    data: float
+    forward: float
+    backward: float
+    communication: float
+    optimizer: float
+    idle: float
+    time: float
+    workers: int | None = None
+    compiled: bool = False
+
+    @property
+    def total(self) -> float:
+        """The seconds of the whole step."""
+        return self.data + self.forward + self.backward + self.communication + self.optimizer + self.idle
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """
+    The bytes that a rank's prepared models and optimizers hold on its device, measured after its first step.
+
+    `peak` is the most that was allocated on its GPU until now, activations among it; `None` where there is none. `used` of `total` bytes
+    of the GPU are in use, by whomever; on a CPU, `used` is the memory of the process.
+    """
+
+    rank: int
+    weights: int
+    gradients: int
+    optimizer: int
+    peak: int | None
+    time: float
+    used: int | None = None
+    total: int | None = None
+
+
 Event: TypeAlias = (
     LogLine
     | Metric
@@ -221,6 +314,13 @@ Event: TypeAlias = (
     | TaskDone
     | FirstStep
     | Restart
+    | NodeRanks
+    | MeshCoordinates
+    | PrecisionChoice
+    | StepBreakdown
+    | MemoryUse
+    | KnobValue
+    | KnobHeld
 )
 
 # The `type` tag of each event in `events.jsonl`. A tag stays what it is when a class is renamed.
@@ -238,6 +338,13 @@ TAGS: dict[str, type[Event]] = {
     "task_done": TaskDone,
     "first_step": FirstStep,
     "restart": Restart,
+    "node_ranks": NodeRanks,
+    "mesh_coordinates": MeshCoordinates,
+    "precision_choice": PrecisionChoice,
+    "step_breakdown": StepBreakdown,
+    "memory_use": MemoryUse,
+    "knob_value": KnobValue,
+    "knob_held": KnobHeld,
 }
 _TAG_OF = {event_class: tag for tag, event_class in TAGS.items()}
 _FIELDS = {tag: frozenset(field.name for field in fields(event_class)) for tag, event_class in TAGS.items()}
@@ -280,9 +387,9 @@ def from_values(values: dict[str, Any]) -> Event:
             values["type"] = values.pop("exception", "")
     if tag not in TAGS:
         raise ValueError(f"A line holds an event of type {tag!r}; known types are {', '.join(TAGS)}.")
-    if tag == "metric" and values.keys() == _FIELDS[tag]:
-        # there are a million of them in the folder of a long run
-        return Metric(**values)
+    if tag in {"log", "metric"} and values.keys() == _FIELDS[tag]:
+        # there are a million of them in a long run
+        return TAGS[tag](**values)
     known: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key in _FIELDS[tag]
     }

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from accelerate_nb.errors import LaunchError
+from accelerate_nb.events.knob_events import KnobHeld
 from accelerate_nb.events.model import GOING_ON, DeviceSample, Event, HostSample, LogLine, Metric, Progress, to_line
 
 # Run folders beyond this number are removed, oldest first, when a run has ended.
@@ -77,7 +78,9 @@ class RunRecorder:
 
     def event(self, event: Event) -> None:
         """Keep an event, of bars only their ends; log lines are in the ranks' logs already."""
-        if isinstance(event, (LogLine, DeviceSample, HostSample)) or (isinstance(event, Progress) and not event.closed):
+        if isinstance(event, (LogLine, DeviceSample, HostSample, KnobHeld)) or (
+            isinstance(event, Progress) and not event.closed
+        ):
             return
         line = to_line(event)
         with self._as_far_as_possible():

@@ -47,9 +47,13 @@ class SavedRun:
     is_detached: bool = False
     # what its status says; a run whose launcher died has failed all the same
     last_state: State = "failed"
-    # the bar that moves, with what is done of how much, and the newest metrics: of a detached run
+    # the bar that moves, with what is done of how much: of a detached run
     progress: tuple[str, float, float] | None = None
+    # the newest of each metric, and a sparkline of the leading one by its name
     metrics: Mapping[str, float] = field(default_factory=dict)
+    curve: tuple[str, str] | None = None
+    # the settings that were not their defaults
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_lost(self) -> bool:
@@ -83,13 +87,15 @@ def kept_run(folder: Path) -> SavedRun | None:
         state=state,
         started=_number(facts.get("started"), began),
         ended=_end(facts, state),
-        ranks=int(_number(facts.get("ranks"), len(rank_logs(folder)))),
+        ranks=facts["ranks"] if isinstance(facts.get("ranks"), int) else len(rank_logs(folder)),
         error=error or (_gone(facts) if state == "failed" != facts.get("state") else ""),
         restarts=int(_number(facts.get("restarts"), 0)),
         is_detached=bool(facts.get("detached")),
         last_state=cast(State, facts["state"]) if facts.get("state") in get_args(State) else state,
         progress=tuple(facts["progress"]) if isinstance(facts.get("progress"), list) else None,
         metrics=facts["metrics"] if isinstance(facts.get("metrics"), dict) else {},
+        curve=_pair(facts.get("curve")),
+        settings=facts["settings"] if isinstance(facts.get("settings"), dict) else {},
     )
 
 
@@ -325,6 +331,10 @@ def _end(facts: Mapping[str, Any], state: State) -> float | None:
     # a run of an earlier version has only the time of its status, which was written at its end
     end = _number(facts.get("ended", facts.get("time")), math.nan)
     return None if math.isnan(end) else end
+
+
+def _pair(value: object) -> tuple[str, str] | None:
+    return (str(value[0]), str(value[1])) if isinstance(value, list) and len(value) == 2 else None
 
 
 def _gone(facts: Mapping[str, Any]) -> str:

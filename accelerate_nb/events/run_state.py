@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-from accelerate_nb.events.bounded_log import BoundedLog, MetricSeries
+from accelerate_nb.events.bounded_log import BoundedLog
+from accelerate_nb.events.knob_events import KnobValue
 from accelerate_nb.events.model import (
     OVER,
     DeviceSample,
@@ -20,21 +21,25 @@ from accelerate_nb.events.model import (
     HostSample,
     IdleWarning,
     LogLine,
+    MemoryUse,
+    MeshCoordinates,
     Metric,
+    NodeRanks,
+    PrecisionChoice,
     Progress,
     Restart,
     State,
     StateChange,
-    Stream,
+    StepBreakdown,
 )
+from accelerate_nb.events.rank_state import RankFold, RankState, RankSummary
 
 Shown: TypeAlias = LogLine | Display
 
 _MILLION = 1_000_000
-# A loop that renames its bars each time has no end of them; these many are kept of a rank, those that move first.
-_MOST_BARS = 20
 # Of a run that restarts again and again, the newest restarts are kept.
 _MOST_RESTARTS = 100
+_MOST_KNOB_CHANGES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +65,6 @@ class NewMetrics:
     cursor: int
 
 
-@dataclass(frozen=True, slots=True)
-class RankSummary:
-    """One rank at one moment, without what is long: `metrics` are the newest of each name, `progress` of each bar."""
-
-    rank: int
-    state: State
-    detail: str
-    line_count: int
-    open_lines: tuple[LogLine, ...]
-    metrics: dict[str, Metric]
-    progress: dict[str, Progress]
-    devices: dict[str, DeviceSample]
-    failure: Failure | None
-
-
-@dataclass(frozen=True, slots=True)
-class RankState(RankSummary):
-    """One rank at one moment: `lines` are its last whole ones, `series` its metrics over time, thinned evenly."""
-
-    lines: tuple[LogLine, ...]
-    series: dict[str, tuple[Metric, ...]]
-
-
 class RunState:
     """
     The state that a run's events add up to: `apply` takes them in, everything else reads, from any thread.
@@ -101,13 +83,17 @@ class RunState:
         self._lock = Lock()
         self._tail = tail
         self._points = points
-        self._ranks: dict[int, _RankFold] = {rank: self._new_rank() for rank in range(size)}
+        self._ranks: dict[int, RankFold] = {rank: self._new_rank() for rank in range(size)}
         self._shown: BoundedLog[Shown] = BoundedLog(backlog, 32 * _MILLION)
         self._metrics: BoundedLog[Metric] = BoundedLog(backlog, backlog)
+        self._knob_changes: tuple[KnobValue, ...] = ()
         self._host: HostSample | None = None
         self._idle_warning: IdleWarning | None = None
         self._hang: Hang | None = None
         self._restarts: tuple[Restart, ...] = ()
+        self._nodes: dict[int, NodeRanks] = {}
+        self._node_loads: dict[int, HostSample] = {}
+        self._precision = ""
         self._has_stepped = False
         self._ended: float | None = None
         self._line_count = 0
@@ -132,11 +118,13 @@ class RunState:
                 case Display():
                     characters = (len(value) for value in event.data.values() if isinstance(value, (str, bytes)))
                     self._shown.append(event, sum(characters))
-                case DeviceSample():
-                    self._rank(event.rank).devices[event.device] = event
-                case Failure():
-                    self._rank(event.rank).failure = event
-                case HostSample() | IdleWarning() | Hang() | FirstStep() | Restart():
+                case DeviceSample() | MemoryUse() | MeshCoordinates() | StepBreakdown() | Failure():
+                    self._rank(event.rank).take_fact(event)
+                case NodeRanks():
+                    self._nodes[event.node] = event
+                case PrecisionChoice():
+                    self._precision = "" if event.name == "no" else event.name
+                case HostSample() | IdleWarning() | Hang() | FirstStep() | Restart() | KnobValue():
                     self._take_of_all(event)
 
     def apply_lines(self, lines: Iterable[LogLine]) -> None:
@@ -189,9 +177,11 @@ class RunState:
             # bars of processes that are gone move no more
             rank.progress.clear()
 
-    def _take_of_all(self, event: HostSample | IdleWarning | Hang | FirstStep | Restart) -> None:
+    def _take_of_all(self, event: HostSample | IdleWarning | Hang | FirstStep | Restart | KnobValue) -> None:
         if isinstance(event, HostSample):
-            self._host = event
+            self._take_load(event)
+        elif isinstance(event, KnobValue):
+            self._take_knob(event)
         elif isinstance(event, FirstStep):
             self._has_stepped = True
         elif isinstance(event, Restart):
@@ -201,13 +191,26 @@ class RunState:
         else:
             self._hang = event
 
-    def _rank(self, rank: int) -> _RankFold:
+    def _take_knob(self, knob: KnobValue) -> None:
+        self._rank(knob.rank).take_fact(knob)
+        # all ranks make the same change: the first that says so counts
+        known = {(change.name, change.step, change.value) for change in self._knob_changes}
+        if knob.changed and (knob.name, knob.step, knob.value) not in known:
+            self._knob_changes = (*self._knob_changes, knob)[-_MOST_KNOB_CHANGES:]
+
+    def _take_load(self, sample: HostSample) -> None:
+        if sample.node is None:
+            self._host = sample
+        elif sample.node in self._nodes:
+            self._node_loads[sample.node] = sample
+
+    def _rank(self, rank: int) -> RankFold:
         if rank not in self._ranks:
             self._ranks[rank] = self._new_rank()
         return self._ranks[rank]
 
-    def _new_rank(self) -> _RankFold:
-        return _RankFold(lines=BoundedLog(self._tail, 4 * _MILLION))
+    def _new_rank(self) -> RankFold:
+        return RankFold(lines=BoundedLog(self._tail, 4 * _MILLION))
 
     # ------------------------------------------------------------------------------------------------------- reading
 
@@ -232,6 +235,12 @@ class RunState:
         return self._host
 
     @property
+    def node_loads(self) -> dict[int, HostSample]:
+        """The load of each node at its last sample, by the node's number."""
+        with self._lock:
+            return dict(self._node_loads)
+
+    @property
     def idle_warning(self) -> IdleWarning | None:
         """The warning about a run that has been silent for long."""
         return self._idle_warning
@@ -245,6 +254,22 @@ class RunState:
     def restarts(self) -> tuple[Restart, ...]:
         """The restarts so far, oldest first; the newest ones of very many."""
         return self._restarts
+
+    @property
+    def nodes(self) -> tuple[NodeRanks, ...]:
+        """The nodes of a run on several of them, in order; none of a run on this machine alone."""
+        with self._lock:
+            return tuple(node for _, node in sorted(self._nodes.items()))
+
+    @property
+    def knob_changes(self) -> tuple[KnobValue, ...]:
+        """The changes of knobs so far, oldest first, as the first rank made each; the newest ones of very many."""
+        return self._knob_changes
+
+    @property
+    def precision(self) -> str:
+        """The mixed precision that the newest training computes in; empty where it computes in that of its weights."""
+        return self._precision
 
     @property
     def has_stepped(self) -> bool:
@@ -292,6 +317,10 @@ class RunState:
         with self._lock:
             return tuple(item.glance(rank) for rank, item in sorted(self._ranks.items()))
 
+    def knobs(self) -> dict[str, KnobValue]:
+        """The knobs that ranks have declared, by name, with the value of the first rank that has it."""
+        return {name: knob for glance in reversed(self.glances()) for name, knob in glance.knobs.items()}
+
     def open_lines(self) -> tuple[LogLine, ...]:
         """The lines that have not ended yet, such as progress bars, in the order of ranks."""
         with self._lock:
@@ -311,65 +340,6 @@ class RunState:
         """Everything about a rank at this moment; a rank that is not known yet is one that has written nothing."""
         with self._lock:
             return (self._ranks.get(rank) or self._new_rank()).seen(rank)
-
-
-@dataclass(slots=True)
-class _RankFold:
-    """The state of one rank, made of its events so far."""
-
-    lines: BoundedLog[LogLine]
-    state: State = "starting"
-    detail: str = ""
-    open_lines: dict[Stream, LogLine] = field(default_factory=dict)
-    series: dict[str, MetricSeries] = field(default_factory=dict)
-    progress: dict[str, Progress] = field(default_factory=dict)
-    devices: dict[str, DeviceSample] = field(default_factory=dict)
-    failure: Failure | None = None
-
-    def take_state(self, change: StateChange) -> None:
-        if change.state == "starting":  # also when it restarts: the end of the former one is over
-            self.failure = None
-            self.open_lines.clear()
-        self.state, self.detail = change.state, change.detail
-
-    def take_metric(self, metric: Metric, points: int) -> None:
-        if metric.name not in self.series:
-            self.series[metric.name] = MetricSeries(points)
-        self.series[metric.name].append(metric)
-
-    def take_progress(self, progress: Progress) -> None:
-        # in the order in which they began, those that have ended behind them: nested bars keep their order while they move
-        name = progress.bar or progress.label
-        before = self.progress.get(name)
-        if progress.closed or (before is not None and before.closed):
-            self.progress.pop(name, None)
-        self.progress[name] = progress
-        if len(self.progress) > _MOST_BARS:
-            closed = (item for item, bar in self.progress.items() if bar.closed)
-            del self.progress[next(closed, next(iter(self.progress)))]
-
-    def glance(self, rank: int) -> RankSummary:
-        return RankSummary(**self._short(rank))
-
-    def seen(self, rank: int) -> RankState:
-        return RankState(
-            **self._short(rank),
-            lines=self.lines.last(self.lines.count),
-            series={name: series.points() for name, series in self.series.items()},
-        )
-
-    def _short(self, rank: int) -> dict[str, Any]:
-        return {
-            "rank": rank,
-            "state": self.state,
-            "detail": self.detail,
-            "line_count": self.lines.count,
-            "open_lines": tuple(self.open_lines.values()),
-            "metrics": {name: series.newest for name, series in self.series.items() if series.newest is not None},
-            "progress": dict(self.progress),
-            "devices": dict(self.devices),
-            "failure": self.failure,
-        }
 
 
 class RunInfo(Protocol):

@@ -6,10 +6,14 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import astuple
 from typing import Any
 
+from accelerate_nb.rank.event_sink import emit
+from accelerate_nb.rank.knobs import current_knobs
 from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.transport.protocol.channel import frame
+from accelerate_nb.transport.protocol.knob_messages import ChangeKnobAfter, HoldForKnob
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import (
     CollectivesReply,
@@ -30,6 +34,8 @@ def install(channel: ControlChannel) -> None:
     channel.on(HoldAtBoundary, _hold)
     channel.on(StopAt, _stop_at)
     channel.on(QueryCollectives, _collectives)
+    channel.on(HoldForKnob, lambda message, _: emit(current_knobs().hold(message.rank, message.number)))
+    channel.on(ChangeKnobAfter, lambda message, _: current_knobs().change(*astuple(message)))
 
 
 def _hold(_: HoldAtBoundary, descriptors: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ from accelerate_nb.transport.payload import Payload
 from accelerate_nb.transport.protocol.channel import message_of
 from accelerate_nb.transport.protocol.messages import BeginWorker
 from accelerate_nb.transport.worker_spec import LocalWorker
-from accelerate_nb.worker import display, rank_threads as threads, stdio, tqdm_hook, xla
+from accelerate_nb.worker import display, logging_hooks, rank_threads as threads, stdio, tqdm_hook, xla
 from accelerate_nb.worker.process_group_keys import separate_groups
 from accelerate_nb.worker.process_session import die_with_parent, tie_children
 from accelerate_nb.worker.rank import RankConnection
@@ -91,6 +91,7 @@ def _settle(worker: LocalWorker, parent: int) -> None:
     worker.spec.process_environment.take_over()
     display.install()
     tqdm_hook.install()
+    logging_hooks.install()
     first_step.install()
 
 

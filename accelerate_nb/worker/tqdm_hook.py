@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 from weakref import ReferenceType, WeakSet, ref
 
 from accelerate_nb.events.model import Progress
+from accelerate_nb.rank import metric_log
 from accelerate_nb.rank.event_sink import emit, outlet
 from accelerate_nb.rank.import_hook import after_import
 from accelerate_nb.rank_local import RankLocal
@@ -21,7 +23,12 @@ from accelerate_nb.rank_local import RankLocal
 # A bar that is drawn more often (`mininterval=0`) is sent less often; tqdm's own pace is a tenth of a second.
 _BETWEEN = 0.09
 _STATE = "_accelerate_nb_bar"
+_NUMBERS = "_accelerate_nb_numbers"
 _NAMELESS = "progress"
+# A number beside a bar, where its code wrote the text itself: `loss=0.303`, `acc: 93.1%`.
+_SHOWN_NUMBER = re.compile(
+    r"([A-Za-z_][\w/.@-]*)\s*[=:]\s*([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+|nan|inf))(?![\w.:/-])", re.IGNORECASE
+)
 
 
 def install() -> None:
@@ -54,6 +61,8 @@ class _BarHook:
         tqdm.__init__ = self._reporting(tqdm.__init__)
         tqdm.refresh = self._reporting(tqdm.refresh)
         tqdm.close = self._reporting(tqdm.close)
+        if metric_log.is_on():
+            tqdm.set_postfix = self._noting(tqdm.set_postfix)
 
     def _reporting(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -64,6 +73,15 @@ class _BarHook:
             return done
 
         return reporting
+
+    def _noting(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def set_postfix(bar: Any, ordered_dict: Any = None, refresh: bool = True, **kwargs: Any) -> Any:
+            # as they are: the text beside the bar has three digits of them
+            setattr(bar, _NUMBERS, {**(ordered_dict or {}), **kwargs})
+            return method(bar, ordered_dict, refresh, **kwargs)
+
+        return set_postfix
 
     def _silencing(self, method: Callable[[Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(method)
@@ -112,6 +130,7 @@ class _OpenBars:
         self._taken: set[int] = set()
         self._last: dict[int, float] = {}
         self._waiting: dict[int, tuple[ReferenceType[Any], _BarState]] = {}
+        self._numbers = _ShownNumbers()
 
     def update(self, bar: Any) -> None:
         """Send a bar's progress, or do so a moment later, where it has something new to show."""
@@ -132,6 +151,7 @@ class _OpenBars:
                 bar.fp._wrapped.write(f"{bar}\n")
         if self._due_in(state.number) <= 0 or (state.sent and (closed or bar.n == bar.total)):
             self._send(_progress(bar, state.number, closed=closed), state)
+            self._numbers.report(bar, state, closed=closed)
         elif not closed:
             self._send_soon(bar, state)
 
@@ -163,6 +183,7 @@ class _OpenBars:
         if state.sent is not None and _shown(progress) == _shown(state.sent):
             return
         self._send(progress, state)
+        self._numbers.report(bar, state, closed=False)
         if state.left:
             # it closed meanwhile, and that is to be sent last
             self._send(_progress(bar, state.number, closed=True), state)
@@ -173,13 +194,55 @@ class _OpenBars:
         return number
 
 
+class _ShownNumbers:
+    """
+    The numbers beside the bars of a rank, as metrics over what the bars have counted.
+
+    A loop that makes its bar anew goes on counting where the former one ended. Bars with other labels that show numbers of the same
+    name have their label before it: `loss` beside "train 3", `val/loss` beside "val 3".
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[int, float] = {}
+        self._reported: dict[int, float] = {}
+        self._labels: dict[str, str] = {}
+
+    def report(self, bar: Any, state: _BarState, *, closed: bool) -> None:
+        """Send the numbers that a bar shows; those of its end are sent once more only where they have changed."""
+        if not metric_log.is_on():
+            return
+        before = self._counts.get(state.number, 0)
+        count = before + getattr(bar, "n", 0)
+        if closed:
+            self._counts[state.number] = count
+        numbers = _shown_numbers(bar)
+        # a bar counts some units at once: what it shows meanwhile has no place of its own
+        if numbers and numbers != state.numbers and count > self._reported.get(state.number, -1):
+            state.numbers = numbers
+            self._reported[state.number] = count
+            label = re.sub(r"[^A-Za-z]+", " ", str(getattr(bar, "desc", None) or "")).strip()
+            metric_log.report_shown({self._name(name, label): value for name, value in numbers.items()}, int(count))
+
+    def _name(self, name: str, label: str) -> str:
+        first = self._labels.setdefault(name, label)
+        return name if label in {"", first} else f"{label}/{name}"
+
+
+def _shown_numbers(bar: Any) -> dict[str, float]:
+    """The numbers beside a bar: those that its code gave, and those that stand in a text which it wrote."""
+    text = str(getattr(bar, "postfix", None) or "")
+    given: Mapping[str, Any] = getattr(bar, _NUMBERS, {})
+    return {name: float(value) for name, value in _SHOWN_NUMBER.findall(text)} | dict(metric_log.numbers_of(given))
+
+
 @dataclass(slots=True)
 class _BarState:
-    """A bar's number among those of its process, what was sent of it last, and whether it has closed."""
+    """A bar's number among those of its process, what was sent of it last, whether it has closed, and its last numbers."""
 
     number: int
     sent: Progress | None = None
     left: bool = False
+    numbers: dict[str, float] = field(default_factory=dict)
 
 
 def _is_drawn(bar: Any) -> bool:

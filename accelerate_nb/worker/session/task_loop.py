@@ -17,6 +17,7 @@ from typing import Any
 from accelerate_nb.events.model import TaskDone
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.rank.event_sink import emit, outlet
+from accelerate_nb.rank.knobs import current_knobs
 from accelerate_nb.rank.stop_request import current_stop_request
 from accelerate_nb.sources.cells import CellSources, sources_of
 from accelerate_nb.transport.exception_chain import portable
@@ -158,6 +159,7 @@ class TaskLoop:
         began = time.monotonic()
         self._done.clear()
         current_stop_request().reset()
+        current_knobs().restart()
         with self._lock:
             self._number, self._is_interrupted = due.number, due.number in self._early
         try:

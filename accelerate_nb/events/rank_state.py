@@ -1,0 +1,143 @@
+"""The state of one rank, made of its events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from accelerate_nb.events.bounded_log import BoundedLog, MetricSeries
+from accelerate_nb.events.knob_events import KnobValue
+from accelerate_nb.events.model import (
+    DeviceSample,
+    Failure,
+    LogLine,
+    MemoryUse,
+    MeshCoordinates,
+    Metric,
+    Progress,
+    State,
+    StateChange,
+    StepBreakdown,
+    Stream,
+)
+
+# A loop that renames its bars each time has no end of them; these many are kept of a rank, those that move first.
+_MOST_BARS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class RankSummary:
+    """
+    One rank at one moment, without what is long: `metrics` are the newest of each name, `progress` of each bar.
+
+    `first_step` and `steps` are the parts of its first step's time, and of its newest steps'.
+    """
+
+    rank: int
+    state: State
+    detail: str
+    line_count: int
+    open_lines: tuple[LogLine, ...]
+    metrics: dict[str, Metric]
+    progress: dict[str, Progress]
+    devices: dict[str, DeviceSample]
+    coordinates: dict[str, int]
+    knobs: dict[str, KnobValue]
+    memory: MemoryUse | None
+    first_step: StepBreakdown | None
+    steps: StepBreakdown | None
+    failure: Failure | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankState(RankSummary):
+    """One rank at one moment: `lines` are its last whole ones, `series` its metrics over time, thinned evenly."""
+
+    lines: tuple[LogLine, ...]
+    series: dict[str, tuple[Metric, ...]]
+
+
+@dataclass(slots=True)
+class RankFold:
+    """The state of one rank, made of its events so far."""
+
+    lines: BoundedLog[LogLine]
+    state: State = "starting"
+    detail: str = ""
+    open_lines: dict[Stream, LogLine] = field(default_factory=dict)
+    series: dict[str, MetricSeries] = field(default_factory=dict)
+    progress: dict[str, Progress] = field(default_factory=dict)
+    devices: dict[str, DeviceSample] = field(default_factory=dict)
+    coordinates: dict[str, int] = field(default_factory=dict)
+    knobs: dict[str, KnobValue] = field(default_factory=dict)
+    memory: MemoryUse | None = None
+    first_step: StepBreakdown | None = None
+    steps: StepBreakdown | None = None
+    failure: Failure | None = None
+
+    def take_state(self, change: StateChange) -> None:
+        if change.state == "starting":  # also when it restarts: the end of the former one is over
+            self.failure = self.first_step = self.steps = None
+            self.open_lines.clear()
+            self.knobs = {}
+        self.state, self.detail = change.state, change.detail
+
+    def take_fact(self, fact: DeviceSample | KnobValue | MemoryUse | MeshCoordinates | StepBreakdown | Failure) -> None:
+        if isinstance(fact, DeviceSample):
+            self.devices[fact.device] = fact
+        elif isinstance(fact, KnobValue):
+            self.knobs = {**self.knobs, fact.name: fact}
+        elif isinstance(fact, MemoryUse):
+            self.memory = fact
+        elif isinstance(fact, StepBreakdown) and fact.step == 1:
+            self.first_step = fact
+        elif isinstance(fact, StepBreakdown):
+            self.steps = fact
+        elif isinstance(fact, MeshCoordinates):
+            self.coordinates = fact.coordinates
+        else:
+            self.failure = fact
+
+    def take_metric(self, metric: Metric, points: int) -> None:
+        if metric.name not in self.series:
+            self.series[metric.name] = MetricSeries(points)
+        self.series[metric.name].append(metric)
+
+    def take_progress(self, progress: Progress) -> None:
+        # in the order in which they began, those that have ended behind them: nested bars keep their order while they move
+        name = progress.bar or progress.label
+        before = self.progress.get(name)
+        if progress.closed or (before is not None and before.closed):
+            self.progress.pop(name, None)
+        self.progress[name] = progress
+        if len(self.progress) > _MOST_BARS:
+            closed = (item for item, bar in self.progress.items() if bar.closed)
+            del self.progress[next(closed, next(iter(self.progress)))]
+
+    def glance(self, rank: int) -> RankSummary:
+        return RankSummary(**self._short(rank))
+
+    def seen(self, rank: int) -> RankState:
+        return RankState(
+            **self._short(rank),
+            lines=self.lines.last(self.lines.count),
+            series={name: series.points() for name, series in self.series.items()},
+        )
+
+    def _short(self, rank: int) -> dict[str, Any]:
+        return {
+            "rank": rank,
+            "state": self.state,
+            "detail": self.detail,
+            "line_count": self.lines.count,
+            "open_lines": tuple(self.open_lines.values()),
+            "metrics": {name: series.newest for name, series in self.series.items() if series.newest is not None},
+            "progress": dict(self.progress),
+            "devices": dict(self.devices),
+            "coordinates": self.coordinates,
+            "knobs": self.knobs,
+            "memory": self.memory,
+            "first_step": self.first_step,
+            "steps": self.steps,
+            "failure": self.failure,
+        }
