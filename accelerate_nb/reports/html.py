@@ -11,7 +11,7 @@ from accelerate_nb.reports.ansi import as_html
 from accelerate_nb.reports.failure_summary import FailureCause
 from accelerate_nb.reports.number_format import counted
 from accelerate_nb.reports.size_limits import first_fitting, fitted, narrowed, newest_fitting, saved_size
-from accelerate_nb.reports.summary import SIGNS, LogTail, RunSummary, SummaryRow, curve_text
+from accelerate_nb.reports.summary import SIGNS, LogTail, RunSummary, SummaryRow, curve_cells
 from accelerate_nb.reports.svg_chart import picture
 
 _STATE_COLOURS = {
@@ -67,6 +67,8 @@ def _upper(digest: RunSummary, pictures: int) -> Iterator[str]:
     if digest.cause is not None:
         yield from _cause(digest.cause)
     yield _table(digest)
+    if digest.step_causes:
+        yield f"<div{_GAP}>{'<br>'.join(map(escape, digest.step_causes))}</div>"
     if digest.host:
         amounts = " &nbsp; ".join(f"{escape(name)} {escape(amount)}" for name, amount in digest.host)
         yield f"<div{_GAP}>{amounts}</div>"
@@ -93,15 +95,27 @@ def _state(state: str) -> str:
 
 def _table(digest: RunSummary) -> str:
     """A row for each rank; what no rank has gets no column."""
+    nodes = any(row.node for row in digest.rows)
     progress = any(row.progress for row in digest.rows)
     devices = any(row.devices for row in digest.rows)
-    names = ["rank", "state", *(["progress"] if progress else []), *digest.columns, *(["device"] if devices else [])]
-    rows = [_cells(row, progress, devices) for row in digest.rows]
+    steps = any(row.steps for row in digest.rows)
+    names = [
+        *(["node"] if nodes else []),
+        "rank",
+        "state",
+        *(["progress"] if progress else []),
+        *digest.columns,
+        *(["device"] if devices else []),
+    ]
+    names += ["step"] if steps else []
+    rows = [_cells(row, nodes, progress, devices, steps) for row in digest.rows]
     fitting = first_fitting([_row([f"<b>{escape(name)}</b>" for name in names]), *map(_row, rows)], _TABLE)
     return _as_table(fitting)
 
 
-def _cells(row: SummaryRow, progress: bool, devices: bool) -> Iterator[str]:
+def _cells(row: SummaryRow, nodes: bool, progress: bool, devices: bool, steps: bool) -> Iterator[str]:
+    if nodes:
+        yield escape(row.node)
     yield escape(row.ranks)
     yield _state(row.state)
     if progress:
@@ -109,11 +123,13 @@ def _cells(row: SummaryRow, progress: bool, devices: bool) -> Iterator[str]:
     yield from map(escape, row.values)
     if devices:
         yield "<br>".join(map(escape, row.devices[:4]))
+    if steps:
+        yield escape(row.steps)
 
 
 def _curves(digest: RunSummary) -> str:
-    names = ("metric", "over time", "newest", "range")
-    rows = [[_coloured(escape(part)) for part in curve_text(curve)] for curve in digest.curves]
+    names = ("metric", "over time", "min", "max", "last", "")
+    rows = [[_coloured(escape(part)) for part in curve_cells(curve)] for curve in digest.curves]
     fitting = first_fitting([_row([f"<b>{name}</b>" for name in names]), *map(_row, rows)], _CURVES)
     more = f"\n<div>… {escape(digest.unshown)}</div>" if digest.unshown else ""
     return _as_table(fitting) + more

@@ -6,13 +6,17 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
+from accelerate_nb.events.metric_names import in_order, logged_names
 from accelerate_nb.events.model import Metric
-from accelerate_nb.events.run_state import RankState
+from accelerate_nb.events.rank_state import RankState
 
 # So many values are read in all: a report of fifty metrics on sixty-four ranks takes a second, not a minute.
 MOST_VALUES = 200_000
 _BINS = 120
+# What the status of a run keeps.
+_MOST_KEPT = 50
 # More ranks than this are drawn as a band: nobody can distinguish nine lines.
 MOST_LINES = 8
 
@@ -66,8 +70,8 @@ class MetricCurve:
 
 
 def names_of(ranks: Iterable[RankState]) -> tuple[str, ...]:
-    """Every metric's name, in the order in which they appear."""
-    return tuple(dict.fromkeys(name for rank in ranks for name in rank.series))
+    """Every metric's name, those that code logged first, in the order in which they appear."""
+    return tuple(in_order(name for rank in ranks for name in rank.series))
 
 
 def curves_of(ranks: Sequence[RankState], names: Sequence[str], most: int = MOST_VALUES) -> tuple[MetricCurve, ...]:
@@ -121,6 +125,23 @@ def _bin(points: Sequence[tuple[float, float]]) -> CurveBin:
         low=min(values),
         high=max(values),
     )
+
+
+def metric_facts(ranks: Sequence[RankState]) -> dict[str, Any]:
+    """What a run's status keeps of its metrics: the newest of each that code logged, and the course of the leading one."""
+    newest = {name: metric.value for rank in reversed(ranks) for name, metric in rank.metrics.items()}
+    names = logged_names(name for rank in ranks for name in rank.metrics)[:_MOST_KEPT]
+    return {"metrics": {name: newest[name] for name in names}, "curve": leading_curve(ranks)}
+
+
+def leading_curve(ranks: Sequence[RankState]) -> tuple[str, str] | None:
+    """The name of the metric that a training is judged by, its loss or else the first that code logged, and its sparkline."""
+    names = logged_names(name for rank in ranks for name in rank.series)
+    leading = next((name for name in names if "loss" in name.lower()), names[0] if names else None)
+    if leading is None:
+        return None
+    (curve,) = curves_of(ranks, [leading])
+    return leading, sparkline([bin_.mean for bin_ in curve.whole])
 
 
 _BLOCKS = "▁▂▃▄▅▆▇█"

@@ -1,4 +1,4 @@
-"""A table of runs: when, what, its state, how far it is, its newest metrics."""
+"""A table of runs: when, what, its state, how far it is, its newest metrics, the settings in which runs differ."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import overload
 
+from accelerate_nb.events.metric_names import logged_names
 from accelerate_nb.events.run_reader import SavedRun
 from accelerate_nb.reports.ansi import plain
 from accelerate_nb.reports.number_format import counted, time_text, value_text
 from accelerate_nb.reports.summary import SIGNS
 from accelerate_nb.reports.text import aligned
 
-_HEAD = ("", "when", "name", "state", "ranks", "time", "progress", "metrics", "error")
-_WIDEST_NAME, _WIDEST_ERROR = 40, 120
+_HEAD = ("", "when", "name", "state", "ranks", "time", "progress", "curve", "metrics", "settings", "error")
+_WIDEST_NAME, _WIDEST_ERROR, _WIDEST_SETTINGS = 40, 120, 60
 _MOST_METRICS = 3
 _LEFT = ' style="text-align:left"'
 
@@ -57,6 +58,7 @@ def table_lines(runs: Sequence[SavedRun]) -> list[str]:
 
 
 def _rows(runs: Sequence[SavedRun]) -> Iterator[tuple[tuple[str, ...], SavedRun]]:
+    names = differing_settings(runs)
     for number, run in enumerate(runs, 1):
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
         name, error = _one_line(run.name, _WIDEST_NAME), _one_line(run.error, _WIDEST_ERROR)
@@ -67,13 +69,25 @@ def _rows(runs: Sequence[SavedRun]) -> Iterator[tuple[tuple[str, ...], SavedRun]
             state += ", detached"
         if run.restarts:
             state += f", {counted(run.restarts, 'restart')}"
-        yield (str(number), when, name, state, str(run.ranks), _lasted(run), _progress(run), _metrics(run), error), run
+        row = (str(number), when, name, state, str(run.ranks), _lasted(run), _progress(run))
+        curve = "" if run.curve is None else run.curve[1]
+        yield (*row, curve, _metrics(run), _settings(run, names), error), run
+
+
+def differing_settings(runs: Sequence[SavedRun]) -> list[str]:
+    """
+    The names of the settings in which these runs differ; where a run does not have one, its default counts.
+
+    The number of processes is left out: it is a column of its own.
+    """
+    names = dict.fromkeys(name for run in runs for name in run.settings if name != "num_processes")
+    return [name for name in names if len({repr(run.settings.get(name)) for run in runs}) > 1]
 
 
 def _columns(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
-    """The table without its columns of progress and metrics where no run has any."""
+    """The table without those of its columns that no run needs to have."""
     every = [tuple(head), *map(tuple, rows)]
-    optional = {"progress", "metrics"}
+    optional = {"progress", "curve", "metrics", "settings"}
     kept = [index for index, name in enumerate(head) if name not in optional or any(row[index] for row in every[1:])]
     return [tuple(row[index] for index in kept) for row in every]
 
@@ -92,8 +106,16 @@ def _progress(run: SavedRun) -> str:
     return f"{_one_line(label, 20)} {value_text(done)}/{value_text(total)}{percent}".strip()
 
 
+def _settings(run: SavedRun, names: Sequence[str]) -> str:
+    chosen = [f"{name}={run.settings[name]}" for name in names if name in run.settings]
+    return _one_line(", ".join(chosen), _WIDEST_SETTINGS)
+
+
 def _metrics(run: SavedRun) -> str:
-    newest = [f"{name} {value_text(value)}" for name, value in run.metrics.items()]
+    # the one whose curve stands beside them leads
+    first = [] if run.curve is None else [run.curve[0]]
+    names = dict.fromkeys([*first, *logged_names(run.metrics)])
+    newest = [f"{name} {value_text(run.metrics[name])}" for name in names if name in run.metrics]
     return ", ".join(newest[:_MOST_METRICS]) + (" …" if len(newest) > _MOST_METRICS else "")
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from accelerate_nb.events.model import IdleWarning
-from accelerate_nb.events.run_state import RankState, RankSummary, RunInfo, RunState
+from accelerate_nb.events.metric_names import logged_names
+from accelerate_nb.events.model import IdleWarning, NodeRanks
+from accelerate_nb.events.rank_state import RankState, RankSummary
+from accelerate_nb.events.run_state import RunInfo, RunState
 from accelerate_nb.events.terminal_lines import draws_a_bar
 from accelerate_nb.reports.ansi import plain
 from accelerate_nb.reports.failure_summary import failure_line, restart_line
 from accelerate_nb.reports.metric_curves import curves_of, names_of
 from accelerate_nb.reports.number_format import ranks_text, time_text
 from accelerate_nb.reports.size_limits import narrowed
-from accelerate_nb.reports.summary import curve_text, row_of
+from accelerate_nb.reports.step_causes import step_causes
+from accelerate_nb.reports.summary import curve_text, ranks_of_nodes, row_of
 from accelerate_nb.reports.text import aligned
 
 _MOST_RANKS = 8
+_MOST_NODES = 16
 _MOST_METRICS = 6
 _MOST_CURVES = 20
 _WIDEST = 200
@@ -25,18 +29,23 @@ _GOING_ON = 3.0
 _SELDOM, _SELDOMEST = 10.0, 300.0
 
 
-def status_lines(ranks: Sequence[RankSummary]) -> Iterator[tuple[int | None, str]]:
+def status_lines(ranks: Sequence[RankSummary], nodes: Sequence[NodeRanks] = ()) -> Iterator[tuple[int | None, str]]:
     """
-    A line for each rank that makes progress, or for all together where they are many: its bars and newest metrics.
+    A line for each rank that makes progress, or where they are many for those of a node together: bars and newest metrics.
 
-    There is none where no rank shows a bar or logs a metric.
+    There is none where no rank shows a bar or logs a metric; what ranks report by themselves is left to the panel.
     """
-    names = list(dict.fromkeys(name for rank in ranks for name in rank.metrics))[:_MOST_METRICS]
-    moving = [rank for rank in ranks if rank.metrics or any(not bar.closed for bar in rank.progress.values())]
+    names = logged_names(name for rank in ranks for name in rank.metrics)[:_MOST_METRICS]
+    moving = [
+        rank for rank in ranks if logged_names(rank.metrics) or any(not bar.closed for bar in rank.progress.values())
+    ]
     if len(moving) <= _MOST_RANKS:
         yield from ((rank.rank, _status([rank], names)) for rank in moving)
-    else:
-        yield None, f"ranks {ranks_text([rank.rank for rank in moving])}: {_status(moving, names)}"
+        return
+    for node, members in ranks_of_nodes(moving, nodes if len(nodes) <= _MOST_NODES else ()):
+        if members:
+            label = f"{node}, ranks" if node else "ranks"
+            yield None, f"{label} {ranks_text([rank.rank for rank in members])}: {_status(members, names)}"
 
 
 def undrawn(rank: RankSummary) -> RankSummary:
@@ -69,11 +78,13 @@ class StatusSchedule:
         self._due = now + self._pause
         self._shown: list[tuple[int | None, str]] = []
 
-    def lines(self, now: float, ranks: Sequence[RankSummary]) -> list[tuple[int | None, str]]:
+    def lines(
+        self, now: float, ranks: Sequence[RankSummary], nodes: Sequence[NodeRanks] = ()
+    ) -> list[tuple[int | None, str]]:
         """The status lines that are due; mostly none, and none where nothing has moved."""
         if now < self._due:
             return []
-        lines = [*status_lines(ranks)]
+        lines = [*status_lines(ranks, nodes)]
         self._pause = min(self._pause * 2, _SELDOMEST)
         self._due = now + self._pause
         if lines == self._shown:
@@ -127,7 +138,8 @@ def summary(run: RunInfo) -> list[str]:
     """The summary of a run that has ended, if it logged metrics: its state and time, and the course of each metric."""
     ranks = [run.view.rank(rank) for rank in run.view.ranks]
     lines = metric_lines(ranks)
-    return [head_of(run, ranks), *lines] if run.view.ended is not None and lines else []
+    causes = [f"  {cause}" for cause in step_causes(ranks)]
+    return [head_of(run, ranks), *lines, *causes] if run.view.ended is not None and lines else []
 
 
 def head_of(run: RunInfo, ranks: Sequence[RankState]) -> str:
@@ -140,7 +152,7 @@ def head_of(run: RunInfo, ranks: Sequence[RankState]) -> str:
 
 def metric_lines(ranks: Sequence[RankState]) -> list[str]:
     """A line for the course of each metric."""
-    names = names_of(ranks)
+    names = logged_names(names_of(ranks))
     if not names:
         return []
     more = [f"… and {len(names) - _MOST_CURVES} more metrics"] if len(names) > _MOST_CURVES else []

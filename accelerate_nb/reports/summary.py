@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TypeVar
 
-from accelerate_nb.events.model import DeviceSample, HostSample, LogLine, Progress
-from accelerate_nb.events.run_state import RankState, RankSummary, RunState
+from accelerate_nb.events.metric_names import logged_names
+from accelerate_nb.events.model import DeviceSample, HostSample, LogLine, NodeRanks, Progress
+from accelerate_nb.events.rank_state import RankState, RankSummary
+from accelerate_nb.events.run_state import RunState
 from accelerate_nb.reports.ansi import plain
 from accelerate_nb.reports.failure_summary import FailureCause, cause_of, cause_of_hang, restart_line
+from accelerate_nb.reports.memory_parts import memory_text
 from accelerate_nb.reports.metric_curves import MOST_VALUES, MetricCurve, curves_of, names_of, sparkline
 from accelerate_nb.reports.number_format import bytes_text, counted, ranks_text, time_text, value_text
 from accelerate_nb.reports.run_info import RunFacts
 from accelerate_nb.reports.size_limits import narrowed
+from accelerate_nb.reports.step_causes import step_causes, step_text
+
+AnyRank = TypeVar("AnyRank", bound=RankSummary)
 
 # More ranks than this are shown in groups of one state.
 MOST_ROWS = 16
@@ -30,13 +37,16 @@ SIGNS = {"starting": "○", "running": "●", "stopping": "◌", "finished": "�
 
 @dataclass(frozen=True, slots=True)
 class SummaryRow:
-    """One rank, or several in the same state; `values` are those of the table's metrics, empty where there is none."""
+    """One rank, or several of a node in the same state; `values` are those of the table's metrics, empty where there is none."""
 
     ranks: str
     state: str
     progress: tuple[str, ...]
     values: tuple[str, ...]
     devices: tuple[str, ...]
+    steps: str = ""
+    # the label of their node, in a run on several
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +64,7 @@ class RunSummary:
     A run at one moment: `head` is its function, `columns` name the metrics of the table, `curves` are all of them, `restarts`
     say why each former attempt ended.
 
-    `unshown` names what was left out because there is too much of it.
+    `step_causes` say what makes its steps slow, `unshown` names what was left out because there is too much of it.
     """
 
     head: str
@@ -69,6 +79,7 @@ class RunSummary:
     idle_warning: str
     curves: tuple[MetricCurve, ...]
     unshown: str
+    step_causes: tuple[str, ...]
     cause: FailureCause | None
     tails: tuple[LogTail, ...]
     folder: str
@@ -79,38 +90,46 @@ def digest_of(facts: RunFacts, view: RunState, *, live: bool, error_limit: int) 
     ranks = [view.rank(rank) for rank in view.ranks]
     names = names_of(ranks)
     shown = names[: 12 if live else _MOST_CURVES]
-    columns = names[:_MOST_COLUMNS]
+    columns = logged_names(names)[:_MOST_COLUMNS]
     ended = view.ended
     lasted = time_text((time.time() if ended is None else ended) - facts.started)
     return RunSummary(
         head=narrowed(plain(facts.name), 200),
-        why=narrowed(plain(facts.why), 300),
+        # how its processes are started stands behind the semicolon, and is in the panel's tooltip
+        why=narrowed(plain(facts.why.partition("; ")[0]), 300),
         state=view.state,
         # the detail of a run that goes on is why it runs the way it does, which is shown already
         detail="" if view.detail == facts.why or ended is None else narrowed(plain(view.detail), 300),
-        facts=", ".join([lasted, counted(view.line_count, "line")]),
+        facts=", ".join([*([view.precision] if view.precision else []), lasted, counted(view.line_count, "line")]),
         columns=tuple(narrowed(plain(name), 60) for name in columns),
-        rows=(*_rows(ranks, columns),),
+        rows=(*_rows(ranks, columns, view.nodes),),
         host=(*_host(view.host),),
         restarts=tuple(map(restart_line, view.restarts[-_MOST_RESTARTS:])),
         idle_warning=narrowed(plain(view.idle_warning.text), 1500) if view.idle_warning is not None else "",
         curves=curves_of(ranks, shown, _LIVE_VALUES if live else MOST_VALUES),
         unshown=f"{counted(len(names) - len(shown), 'more metric')} not shown here" if len(names) > len(shown) else "",
+        step_causes=step_causes(ranks),
         cause=cause_of_hang(view.hang, error_limit) if view.hang is not None else cause_of(view.failures, error_limit),
         tails=(*_tails(_shown_alone(ranks), 20 if live else _TAIL if len(ranks) <= 4 else _TAIL_OF_MANY),),
         folder=facts.folder,
     )
 
 
-def curve_text(curve: MetricCurve) -> tuple[str, str, str, str]:
-    """A curve in a line of a table: its name, its course, its newest value, and from where to where it went."""
+def curve_text(curve: MetricCurve) -> tuple[str, ...]:
+    """A curve in a line of text, each number with its name."""
+    name, course, low, high, newest, more = curve_cells(curve)
+    return name, course, f"min {low}" if low else "", f"max {high}" if high else "", f"last {newest}", more
+
+
+def curve_cells(curve: MetricCurve) -> tuple[str, str, str, str, str, str]:
+    """A curve in a line of a table: its name, its course, its lowest, highest and newest value, and how far it is."""
     several = [value for value in curve.newest.values() if value != curve.mean]
     newest = f"{'mean ' if several else ''}{value_text(curve.mean)}"
-    span = f"{value_text(curve.low)} … {value_text(curve.high)}" if curve.whole else ""
+    low, high = (value_text(curve.low), value_text(curve.high)) if curve.whole else ("", "")
     step = f"step {curve.last_step:,}" if curve.last_step is not None else ""
     odd = f"{curve.odd:,} × not finite" if curve.odd else ""
     course = sparkline([bin_.mean for bin_ in curve.whole])
-    return narrowed(plain(curve.name), 60), course, newest, ", ".join(filter(None, (span, step, odd)))
+    return narrowed(plain(curve.name), 60), course, low, high, newest, ", ".join(filter(None, (step, odd)))
 
 
 def bar_text(bar: Progress, *, moves: bool = True) -> str:
@@ -141,16 +160,25 @@ def _shown_alone(ranks: Sequence[RankState]) -> list[RankState]:
     return [chosen[rank] for rank in sorted(chosen)]
 
 
-def _rows(ranks: Sequence[RankState], columns: Sequence[str]) -> Iterator[SummaryRow]:
-    alone = _shown_alone(ranks)
-    yield from (row_of([rank], columns) for rank in alone)
-    known = {rank.rank for rank in alone}
-    rest = sorted((rank for rank in ranks if rank.rank not in known), key=lambda rank: rank.state)
-    for _, group in groupby(rest, key=lambda rank: rank.state):
-        yield row_of(list(group), columns)
+def _rows(ranks: Sequence[RankState], columns: Sequence[str], nodes: Sequence[NodeRanks]) -> Iterator[SummaryRow]:
+    known = {rank.rank for rank in _shown_alone(ranks)}
+    for node, members in ranks_of_nodes(ranks, nodes):
+        yield from (row_of([rank], columns, node) for rank in members if rank.rank in known)
+        rest = sorted((rank for rank in members if rank.rank not in known), key=lambda rank: rank.state)
+        for _, group in groupby(rest, key=lambda rank: rank.state):
+            yield row_of(list(group), columns, node)
 
 
-def row_of(ranks: Sequence[RankSummary], columns: Sequence[str]) -> SummaryRow:
+def ranks_of_nodes(ranks: Sequence[AnyRank], nodes: Sequence[NodeRanks]) -> Iterator[tuple[str, list[AnyRank]]]:
+    """The label of each node with its ranks, in order; all ranks under an empty label where there are not several nodes."""
+    if len(nodes) < 2:
+        yield "", list(ranks)
+        return
+    for node in nodes:
+        yield narrowed(plain(node.label), 60), [rank for rank in ranks if node.first <= rank.rank <= node.last]
+
+
+def row_of(ranks: Sequence[RankSummary], columns: Sequence[str], node: str = "") -> SummaryRow:
     """A table's row for one rank, or for several in the same state together."""
     return SummaryRow(
         ranks=ranks_text([rank.rank for rank in ranks]),
@@ -158,7 +186,15 @@ def row_of(ranks: Sequence[RankSummary], columns: Sequence[str]) -> SummaryRow:
         progress=(*_progress(ranks),),
         values=tuple(_value(ranks, name) for name in columns),
         devices=(*_devices(ranks),),
+        steps=_steps(ranks),
+        node=node,
     )
+
+
+def _steps(ranks: Sequence[RankSummary]) -> str:
+    """The parts of the steps of the rank that has the longest."""
+    known = [rank.steps for rank in ranks if rank.steps is not None]
+    return step_text(max(known, key=lambda steps: steps.total - steps.communication)) if known else ""
 
 
 def _progress(ranks: Sequence[RankSummary]) -> Iterator[str]:
@@ -189,9 +225,23 @@ def _value(ranks: Sequence[RankSummary], name: str) -> str:
 def _devices(ranks: Sequence[RankSummary]) -> Iterator[str]:
     samples = [sample for rank in ranks for sample in rank.devices.values()]
     if len(ranks) == 1:
+        if ranks[0].coordinates:
+            yield coordinates_text(ranks[0].coordinates)
         yield from map(device_text, samples)
+        if ranks[0].memory is not None:
+            yield memory_text(ranks[0].memory)
     elif busy := [sample.utilisation for sample in samples if sample.utilisation is not None]:
         yield f"{counted(len(samples), 'device')}, {sum(busy) / len(busy):.0f}% busy"
+
+
+def coordinates_text(coordinates: Mapping[str, int]) -> str:
+    """
+    The place of a rank in a mesh.
+
+    >>> coordinates_text({"dp_shard": 1, "tp": 0})
+    'dp_shard 1 tp 0'
+    """
+    return " ".join(f"{narrowed(plain(axis), 20)} {index}" for axis, index in coordinates.items())
 
 
 def device_text(sample: DeviceSample) -> str:

@@ -34,15 +34,15 @@ def described(curve: MetricCurve) -> str:
     """A curve in words, for those who can't see it."""
     over = f" up to step {curve.last_step:,}" if curve.last_step is not None else ""
     return (
-        f"chart of {_name(curve)}{over}, {counted(len(curve.ranks), 'rank')}: newest {value_text(curve.mean)}, "
-        f"from {value_text(curve.low)} to {value_text(curve.high)}"
+        f"chart of {_name(curve)}{over}, {counted(len(curve.ranks), 'rank')}: "
+        f"min {value_text(curve.low)}, max {value_text(curve.high)}, last {value_text(curve.mean)}"
     )
 
 
 def svg(curve: MetricCurve) -> str:
     """The picture itself."""
     frame = _ChartFrame(curve)
-    span = "" if math.isnan(curve.low) else f"{value_text(curve.low)} … {value_text(curve.high)}"
+    span = "" if math.isnan(curve.low) else f"min {value_text(curve.low)}, max {value_text(curve.high)}"
     shapes = "".join(
         frame.line(bins, COLOURS[rank % len(COLOURS)], 14) for rank, bins in sorted(curve.lines.items(), reverse=True)
     ) or frame.band(curve.whole)
@@ -51,7 +51,7 @@ def svg(curve: MetricCurve) -> str:
         f'fill="{_GREY}"><rect x=".5" y=".5" width="{_WIDTH - 1}" height="{_HEIGHT - 1}" rx="4" fill="none" '
         f'stroke="{_GREY}" stroke-opacity=".4"/>'
         f'<text x="{_LEFT}" y="17" font-size="12" font-weight="bold">{_label(curve)}</text>'
-        f"{_text(_WIDTH - _LEFT, 17, span, 'end')}"
+        f"{_text(_LEFT, _HEIGHT - 5, span)}"
         f"{_text(_WIDTH - _LEFT, _HEIGHT - 5, _end(curve), 'end')}"
         f'<g transform="scale({1 / _FINE:g})" fill="none" stroke-linejoin="round" stroke-linecap="round">{shapes}</g></svg>'
     )

@@ -35,7 +35,7 @@ def full_text(digest: RunSummary, size_limit: int) -> str:
 
 
 def curve_lines(digest: RunSummary) -> list[str]:
-    """A line for each metric: its name, its course, its newest value, its range."""
+    """A line for each metric: its name, its course, its lowest, highest and newest value."""
     return aligned([*map(curve_text, digest.curves)])
 
 
@@ -55,6 +55,8 @@ def _upper(digest: RunSummary) -> Iterator[str]:
     if digest.cause is not None:
         yield "\n".join(cause_lines(digest.cause))
     yield "\n".join(first_fitting(_table(digest), _TABLE))
+    if digest.step_causes:
+        yield "\n".join(digest.step_causes)
     if digest.host:
         yield "  ".join(f"{name} {amount}" for name, amount in digest.host)
     if digest.curves:
@@ -64,18 +66,20 @@ def _upper(digest: RunSummary) -> Iterator[str]:
 
 def _table(digest: RunSummary) -> list[str]:
     """A line for each rank; what no rank has gets no column."""
-    head = ["rank", "state", "progress", *digest.columns, "device"]
+    head = ["node", "rank", "state", "progress", *digest.columns, "device", "step"]
     rows = [head, *([*_cells(row)] for row in digest.rows)]
     filled = [index for index in range(len(head)) if any(row[index] for row in rows[1:])]
     return aligned([[row[index] for index in filled] for row in rows])
 
 
 def _cells(row: SummaryRow) -> Iterator[str]:
+    yield row.node
     yield row.ranks
     yield f"{SIGNS[row.state]} {row.state}"
     yield ", ".join(row.progress)
     yield from row.values
     yield ", ".join(row.devices[:4])
+    yield row.steps
 
 
 def cause_lines(cause: FailureCause) -> Iterator[str]:
