@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,10 @@ def notebook_launcher(
     process, and the others get their own, or `None` in the list. A process whose function fails raises its own
     exception, and the others a `WorkerError`. Their number, devices and time limits are those of the launcher that started them.
 
-    - `num_processes`: the number of processes; without it one for each accelerator of this machine.
+    - `num_processes`: the number of processes on this machine; without it one for each accelerator. With `hosts` or `engine`, the number
+      on all machines.
     - `mixed_precision`: "no", "fp16" or "bf16", for an `Accelerator()` without an argument of its own.
-    - `use_port`: the port of the rendezvous; without it, any free one of the loopback address.
+    - `use_port`: the port of the rendezvous; without it, any free one of the loopback address, and 29500 of several machines.
     - `max_restarts`: the number of times that all processes are restarted after one failed; `Accelerator.resume()` in the function
       goes on from the newest checkpoint.
     - `log_line_prefix_template`: the prefix of a line, with `${rank}`, `${local_rank}`, `${role_name}`.
@@ -90,7 +92,10 @@ def notebook_launcher(
     - `settings`: any other setting, such as `gradient_accumulation_steps`, `engine`, `folder` or `stop_grace_period` (seconds in which
       processes may exit by themselves after an interrupt).
 
-    `node_rank`, `num_nodes`, `master_addr` and the `rdzv_*` are for several machines, which are not offered yet.
+    `hosts=["a", "b:4"]` runs it on other machines, which ssh reaches; `num_nodes` with `engine="local"` has agents on this machine pretend to
+    be as many, and with `engine="join"` waits for as many machines that join by the line that it shows; with `engine="ray"` they are nodes of a Ray
+    cluster. Otherwise `num_nodes` machines
+    each launch it, with their `node_rank` and the address of node 0 as `master_addr` (or one `rdzv_endpoint`), and wait for each other; node 0 decides about restarts and time limits, and each gets the results of its own ranks.
 
     Raises `WorkerError`, which is also an instance of the worker's own exception, if a process failed; `HangError` if the
     time was over; `ConfigurationError`, `NotYetError`, `PayloadError` or `LaunchError` before any process starts.
@@ -211,7 +216,16 @@ def resolved(
     else:
         _check_whole(whole, config_file)
         config = resolve({**differing(whole), **given_arguments(arguments)}, {})
-    return config
+    return _of_all_nodes(config, arguments)
+
+
+def _of_all_nodes(config: RunConfig, arguments: Mapping[str, Any]) -> RunConfig:
+    """A configuration for all nodes: the argument `num_processes` of a launch on each node is that node's, as Accelerate has it."""
+    given = given_arguments(arguments).get("num_processes")
+    if given is None or not config.launching.is_on_each_node:
+        return config
+    launching_config = replace(config.launching, num_processes=int(given) * config.launching.num_nodes)
+    return replace(config, launching=launching_config)
 
 
 def _part(content: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

@@ -37,6 +37,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 _IDLE = "() => window.jupyterapp.shell.currentWidget?.context.sessionContext.session?.kernel?.status === 'idle'"
 _COMMS = "@jupyterlab/apputils-extension/kernels-settings"
+_DOCUMENTS = "@jupyterlab/docmanager-extension/plugin"
 
 
 def browser_file() -> str | None:
@@ -126,6 +127,10 @@ class Server:
     def comms_over_subshells(self, how: str) -> None:
         """Whether the page sends clicks to a thread of the kernel's own ("perCommTarget") or to the busy one ("disabled")."""
         self.settings(_COMMS, {"commsOverSubshells": how})
+
+    def autosave(self, interval: int) -> None:
+        """Set after how many seconds the page saves a notebook that has changed; JupyterLab's default is 120."""
+        self.settings(_DOCUMENTS, {"autosaveInterval": interval})
 
     def kernel(self, ipykernel: str) -> str:
         """The name of a kernel with this ipykernel."""

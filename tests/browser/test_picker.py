@@ -77,6 +77,10 @@ def test_a_form_that_is_filled_in_is_copied_from_and_launches_a_run(picking: Not
     expect(form(picking).get_by_role("button", name="Copy: Command line")).to_have_text("Copied")
     assert picking.page.evaluate("navigator.clipboard.readText()") == text(picking, "Command line").input_value()
     run_the_second_cell(picking)
+    form(picking).get_by_role("button", name="Insert as cell").click()
+    expect(form(picking).get_by_text("Inserted below")).to_be_visible()
+    expect(picking.cell(1)).to_contain_text("from accelerate_nb import notebook_launcher")
+    expect(picking.cell(1)).to_contain_text('mixed_precision="bf16")')
 
 
 def test_a_wrong_value_is_told_while_one_types_and_all_keys_go_to_the_form(picking: Notebook) -> None:
@@ -92,7 +96,7 @@ def test_a_wrong_value_is_told_while_one_types_and_all_keys_go_to_the_form(picki
     page.keyboard.type("2")
     expect(wrong).to_have_count(0)
     page.keyboard.press("Tab")
-    expect(form(picking).get_by_role("button", name="1 more setting").first).to_be_focused()
+    expect(form(picking).get_by_role("checkbox", name="cpu")).to_be_focused()
     page.keyboard.press("Tab")
     expect(form(picking).get_by_label("mixed_precision")).to_be_focused()
     page.keyboard.type("bf")
@@ -101,13 +105,15 @@ def test_a_wrong_value_is_told_while_one_types_and_all_keys_go_to_the_form(picki
     )
     form(picking).get_by_role("checkbox", name="cpu").focus()
     page.keyboard.type("dd")
+    form(picking).get_by_label("Time limit").focus()
     page.keyboard.press("Tab")
-    expect(form(picking).get_by_label("gpu_ids")).to_be_focused()
-    page.keyboard.press("Tab")
-    expect(form(picking).get_by_role("button", name="5 more settings").first).to_be_focused()
+    expect(form(picking).get_by_role("button", name="All settings")).to_be_focused()
     page.keyboard.type("b")
     page.keyboard.press("Space")
     expect(form(picking).get_by_label("start_method")).to_be_visible()
+    form(picking).get_by_label("Filter").press_sequentially("delay")
+    expect(form(picking).get_by_label("start_method")).to_be_hidden()
+    expect(form(picking).get_by_label("restart_delay")).to_be_visible()
     text(picking, "Cell").focus()
     page.keyboard.type("dd")
     assert page.locator(".jp-Cell").count() == cells
@@ -136,10 +142,31 @@ def test_a_file_is_saved_and_the_settings_are_tried_while_the_notebook_goes_on(
     expect(form(picking).get_by_role("button", name="Test these settings")).to_be_enabled()
 
 
+def test_the_mesh_is_drawn_and_memory_is_estimated_while_the_notebook_goes_on(
+    picking: Notebook, tmp_path: Path
+) -> None:
+    (tmp_path / "made.py").write_text("from torch import nn\ndef model():\n    return nn.Linear(1024, 1024)\n")
+    form(picking).get_by_label("num_processes").fill("4")
+    form(picking).get_by_role("button", name="All settings").click()
+    form(picking).get_by_label("parallelism_config").fill('{"dp_shard_size": 2, "tp_size": 2}')
+    form(picking).get_by_label("parallelism_config").press("Tab")
+    drawn = form(picking).get_by_role("table", name="dp_shard 2 x tp 2: 4 ranks")
+    expect(drawn.get_by_role("cell")).to_have_text(["", "0", "1", "2", "3"])
+    form(picking).get_by_label("parallelism_config").fill('{"dp_shard_size": 4}')
+    form(picking).get_by_label("model", exact=True).fill(f"{tmp_path / 'made.py'}:model")
+    form(picking).get_by_role("button", name="Estimate", exact=True).click()
+    estimate = form(picking).get_by_role("table", name="1,049,600 parameters on dp_shard 4, float32")
+    expect(estimate).to_be_visible(timeout=60_000)
+    form(picking).screenshot(path="/tmp/picker_form.png")
+    form(picking).get_by_role("button", name="Use the smallest mesh").click()
+    expect(text(picking, "Cell")).to_have_value("notebook_launcher(train, num_processes=1, cpu=True)")
+
+
 def test_the_form_is_accessible_in_both_themes_and_on_narrow_pages(picking: Notebook) -> None:
     axe = pytest.importorskip("axe_core_python.sync_playwright", reason="axe-core-python is not installed").Axe()
     form(picking).get_by_label("num_processes").fill("0")
     expect(form(picking).get_by_role("alert")).to_be_visible()
+    form(picking).get_by_role("button", name="All settings").click()
     for theme in ("JupyterLab Dark", "JupyterLab Light"):
         picking.theme(theme)
         expect(picking.page.locator(".jp-Splash, #jupyterlab-splash, #galaxy")).to_have_count(0)

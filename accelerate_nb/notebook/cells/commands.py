@@ -16,7 +16,7 @@ from accelerate_nb.config.rank_lists import named, of_ranks
 from accelerate_nb.config.run_config import differing
 from accelerate_nb.errors import ConfigurationError, WorkerError
 from accelerate_nb.events.model import OVER
-from accelerate_nb.events.run_state import RankSummary
+from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.launching.session.session import Session
 from accelerate_nb.notebook.cells.cell_output import CellOutput
 from accelerate_nb.notebook.cells.cell_source import shown_as, titled

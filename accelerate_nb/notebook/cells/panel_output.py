@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from accelerate_nb.errors import HangError
-from accelerate_nb.events.model import Display, Progress, State, StateChange
-from accelerate_nb.events.run_state import RankSummary, RunState
+from accelerate_nb.events.knob_events import KnobValue
+from accelerate_nb.events.model import Display, MemoryUse, Progress, State, StateChange, StepBreakdown
+from accelerate_nb.events.rank_state import RankSummary
+from accelerate_nb.events.run_state import RunState
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.run_context import Stop
 from accelerate_nb.launching.session.cell_run import CellResult, CellRun
@@ -31,6 +33,8 @@ class CellHandle:
         self._cursor, self._metrics_cursor = run.cursor, run.metrics_cursor
         self._bars = {rank: glance.progress for rank, glance in self._glances().items()}
         self._reported: set[int] = set()
+        # what ranks said of their training before this cell is none of it
+        self._facts = {fact for glance in self._glances().values() for fact in _facts(glance)}
         self._is_over = False
         for rank in self.view.ranks:
             state: State = "running" if rank in run.ranks else "finished"
@@ -45,6 +49,10 @@ class CellHandle:
     def request_stop(self, how: Stop) -> None:
         """Request the end of the cell: an interrupt; a second one, or a kill, ends the session."""
         self._run.request_stop(how)
+
+    def set_knob(self, name: str, value: float) -> None:
+        """Change a knob on all ranks after the same optimizer step."""
+        self._run.set_knob(name, value)
 
     def stacks(self) -> str:
         """The current stack of every rank."""
@@ -89,6 +97,10 @@ class CellHandle:
             if former.get(name) is not bar:
                 self.view.apply(bar)
         self._bars[glance.rank] = glance.progress
+        for fact in _facts(glance):
+            if fact not in self._facts:
+                self._facts.add(fact)
+                self.view.apply(fact)
         for sample in glance.devices.values():
             self.view.apply(sample)
 
@@ -113,6 +125,12 @@ class CellHandle:
         state: State = "finished" if error is None else "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
         self.view.apply(StateChange(None, state, time.time()))
         self._is_over = True
+
+
+def _facts(glance: RankSummary) -> list[KnobValue | MemoryUse | StepBreakdown]:
+    """What a rank said of its training."""
+    facts = (glance.first_step, glance.steps, glance.memory)
+    return [*glance.knobs.values(), *(fact for fact in facts if fact is not None)]
 
 
 class PanelOutput:

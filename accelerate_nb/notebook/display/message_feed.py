@@ -17,15 +17,22 @@ from accelerate_nb.events.model import (
     HostSample,
     LogLine,
     Metric,
+    NodeRanks,
     Progress,
     Restart,
+    StepBreakdown,
     Stream,
 )
-from accelerate_nb.events.run_state import RankSummary, RunState, Shown
+from accelerate_nb.events.rank_state import RankSummary
+from accelerate_nb.events.run_state import RunState, Shown
 from accelerate_nb.events.terminal_lines import draws_a_bar
+from accelerate_nb.notebook.display.knob_feed import KnobFeed
+from accelerate_nb.notebook.display.memory_feed import MemoryFeed
 from accelerate_nb.reports.failure_summary import hang_headline, others_of, restart_line
 from accelerate_nb.reports.run_info import RunFacts
 from accelerate_nb.reports.size_limits import first_within
+from accelerate_nb.reports.step_causes import PHASES, step_causes
+from accelerate_nb.reports.summary import coordinates_text
 
 Message: TypeAlias = dict[str, Any]
 T = TypeVar("T")
@@ -61,8 +68,16 @@ class MessageFeed:
         self._ranks: dict[int, tuple[Any, ...]] = {}
         self._progress: dict[tuple[int, str], Progress] = {}
         self._devices: dict[tuple[int, str], DeviceSample] = {}
+        self._coordinates: dict[int, dict[str, int]] = {}
         self._open: dict[tuple[int, Stream], LogLine] = {}
         self._restarts: tuple[Restart, ...] = ()
+        self._nodes: tuple[NodeRanks, ...] = ()
+        self._loads: dict[int, HostSample] = {}
+        self._precision = ""
+        self._knobs = KnobFeed(self._view)
+        self._memory = MemoryFeed()
+        self._steps: dict[int, StepBreakdown] = {}
+        self._causes: tuple[str, ...] = ()
         self._failures: tuple[Failure, ...] = ()
         self._hang: Hang | None = None
         self._host: HostSample | None = None
@@ -148,13 +163,23 @@ class MessageFeed:
         glances = self._view.glances()
         found: Message = {
             "restarts": restarts,
+            "nodes": self._new_nodes(),
+            "loads": [*self._new_loads()],
             "state": self._new_state(),
+            "precision": self._new_precision(),
             "ranks": [*self._new_ranks(glances)],
             "progress": [*self._new_progress(glances)],
             "devices": [*self._new_devices(glances)],
+            "coordinates": [*self._new_coordinates(glances)],
+            "steps": (steps := [*self._new_steps(glances)]),
+            "memory": self._memory.news(glances),
+            **self._knobs.news(),
             "host": self._new_host(),
         }
         message = {name: value for name, value in found.items() if value}
+        if steps and (causes := step_causes(glances)) != self._causes:
+            self._causes = causes
+            message["causes"] = [*causes]
         failures, hang = self._failures_of(glances), self._view.hang
         if (failures, hang) != (self._failures, self._hang):
             # a restarted rank has not failed any more
@@ -190,6 +215,24 @@ class MessageFeed:
         self._progress.clear()
         return [[item.attempt, item.max_restarts, restart_line(item)] for item in now[-_MOST_RESTARTS:]]
 
+    def _new_nodes(self) -> list[list[Any]]:
+        if (now := self._view.nodes) == self._nodes:
+            return []
+        self._nodes = now
+        return [[node.node, node.label, node.first, node.last] for node in now]
+
+    def _new_loads(self) -> Iterator[list[Any]]:
+        for node, sample in self._view.node_loads.items():
+            if self._loads.get(node) is not sample:
+                self._loads[node] = sample
+                yield [node, _plain(sample.cpu), *sample.memory]
+
+    def _new_precision(self) -> str | None:
+        if (now := self._view.precision) == self._precision:
+            return None
+        self._precision = now
+        return now or "no"
+
     def _new_ranks(self, glances: Sequence[RankSummary]) -> Iterator[list[Any]]:
         for glance in glances:
             # a number alone is that of the worker's process
@@ -214,6 +257,19 @@ class MessageFeed:
                 self._devices[rank, name] = sample
                 yield [rank, name, _plain(sample.utilisation), sample.memory_used, sample.memory_total]
 
+    def _new_coordinates(self, glances: Sequence[RankSummary]) -> Iterator[list[Any]]:
+        for glance in glances:
+            if glance.coordinates and self._coordinates.get(glance.rank) is not glance.coordinates:
+                self._coordinates[glance.rank] = glance.coordinates
+                yield [glance.rank, coordinates_text(glance.coordinates)]
+
+    def _new_steps(self, glances: Sequence[RankSummary]) -> Iterator[list[Any]]:
+        for glance in glances:
+            steps = glance.steps or glance.first_step
+            if steps is not None and self._steps.get(glance.rank) is not steps:
+                self._steps[glance.rank] = steps
+                yield [glance.rank, [round(getattr(steps, phase) * 1000, 3) for phase in PHASES]]
+
     def _new_host(self) -> list[list[Any]] | None:
         host = self._view.host
         if host is None or host is self._host:
@@ -233,7 +289,8 @@ class MessageFeed:
         lines = sorted((line for rank in ranks for line in self._view.tail(rank, share)), key=lambda line: line.time)
         rows = _newest([*map(_row, lines)])
         more = {"lines": rows, "skipped": self._view.line_count - len(rows)}
-        metrics = [*_series(self._view, _MOST_POINTS, limit=_FROZEN_POINTS)]
+        series = _series(self._view, _MOST_POINTS, limit=_FROZEN_POINTS)
+        metrics = [[name, rank, [*map(_rounded, points)]] for name, rank, points in series]
         return [former.numbered({"reset": True, "run": facts.message(), **small, "metrics": metrics, **more})]
 
 
@@ -325,6 +382,12 @@ def _thinned(values: Sequence[T], most: int) -> Sequence[T]:
 
 def _point(metric: Metric) -> list[Any]:
     return [metric.step, _plain(metric.value), metric.time]
+
+
+def _rounded(point: list[Any]) -> list[Any]:
+    """A point with as many digits as a chart and its readings show: a saved report holds thousands."""
+    step, value, time = point
+    return [step, float(f"{value:.6g}") if isinstance(value, float) else value, round(time, 2)]
 
 
 def _plain(number: float | None) -> float | str | None:

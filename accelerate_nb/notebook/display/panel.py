@@ -13,6 +13,7 @@ from typing import Any
 import anywidget
 import traitlets
 
+from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.notebook.display.busy_kernel_comm import BusyKernelComm
 from accelerate_nb.notebook.display.message_feed import Message, MessageFeed
@@ -91,10 +92,13 @@ class LivePanel:
     def step(self) -> None:
         """Handle the requests of pages, and send the changes."""
         with self._lock:
+            # an interrupt of the cell may come at any line: what it ends halfway is done once more
             while self._inbox:
-                self._receive(self._inbox.popleft())
+                self._receive(self._inbox[0])
+                self._inbox.popleft()
             while self._outbox:
-                self._send_numbered(*self._outbox.popleft())
+                self._send_numbered(*self._outbox[0])
+                self._outbox.popleft()
             if self.replied:
                 self._send_news()
 
@@ -164,11 +168,11 @@ class LivePanel:
     def _receive(self, content: Message) -> None:
         match content.get("do"):
             case "hello":
+                was_drawn, self.replied = self.replied, True
                 # a second view may be in a page that knows the run already
                 if not content.get("seq") or self._holds_back:
-                    self._was_loaded_anew |= self.replied
+                    self._was_loaded_anew |= was_drawn
                     self._send_all()
-                self.replied = True
                 if self._report is not None:
                     self._send_report(self._report)
             case "ack":
@@ -180,6 +184,8 @@ class LivePanel:
                 self._run.request_stop("kill")
             case "stacks":
                 self._beside(self._take_stacks)
+            case "knob":
+                self._beside(lambda: self._set_knob(content.get("name"), content.get("value")))
             case "log":
                 self._beside(lambda: self._fetch_log(content.get("rank")))
 
@@ -210,6 +216,12 @@ class LivePanel:
         finally:
             self._takes_stacks = False
         self._outbox.append(({"stacks": {"text": text}}, []))
+
+    def _set_knob(self, name: Any, value: Any) -> None:
+        try:
+            self._run.set_knob(str(name), value)
+        except AccelerateNbError as error:
+            self._outbox.append(({"knob_error": {"name": name, "text": str(error)}}, []))
 
     def _fetch_log(self, rank: Any) -> None:
         if not isinstance(rank, int):

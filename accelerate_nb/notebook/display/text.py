@@ -9,7 +9,8 @@ from pathlib import Path
 from string import Template
 
 from accelerate_nb.events.model import Display, LogLine, Stream
-from accelerate_nb.events.run_state import RankSummary, RunState
+from accelerate_nb.events.rank_state import RankSummary
+from accelerate_nb.events.run_state import RunState
 from accelerate_nb.events.terminal_lines import cleaned
 from accelerate_nb.launching.background_refresh import BackgroundRefresh, keep_drawing
 from accelerate_nb.launching.front_end import RunHandle
@@ -209,11 +210,11 @@ class PlainText:
         ranks = view.glances()
         self._note_news(view, ranks)
         if not self._screen.redraws:
-            seldom = self._prefixed(self._seldom.lines(self._clock(), ranks))
+            seldom = self._prefixed(self._seldom.lines(self._clock(), ranks, view.nodes))
             self._screen.write([LabelledLine("stdout", text) for text in seldom])
             return
         if self._clock() >= self._status_due:
-            self._status = self._prefixed(status_lines([undrawn(rank) for rank in ranks]))
+            self._status = self._prefixed(status_lines([undrawn(rank) for rank in ranks], view.nodes))
             self._status_due = self._clock() + _BETWEEN_STATUS
         self._draw_open(ranks)
 

@@ -13,11 +13,28 @@ _NAME = re.compile(r"^(?:export )?(?:async )?(?:function\*?|class|const|let|var)
 # Lines that neither of them reads: other forms of import or export, or destructured names.
 _STRANGE = re.compile(r"^(?:import\b|export \{|export \*|(?:export )?(?:const|let|var) [^\w]).*", re.MULTILINE)
 
+# A line that is a comment, or the first to the last line of one that documents.
+_COMMENT = re.compile(r"^[ ]*(?://[^\n]*|/\*\*.*?\*/)\n", re.MULTILINE | re.DOTALL)
+_CSS_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+# not before a colon or an opening parenthesis, where a space may be a descendant, or part of a query
+_CSS_SPACE = re.compile(r" ?([{};,]) ?|(?<=:) ")
+_INDENTATION = re.compile(r"^[ ]+", re.MULTILINE)
+
 
 @cache
 def module() -> str:
     """The panel as one ES module without imports: `mount`, the widget as default, and what its modules export."""
     return joined(sources(), "panel")
+
+
+@cache
+def bare_module() -> str:
+    """
+    What draws the panel without a kernel, as each saved report holds it: `mount` and what it needs, without comments and indentation.
+
+    No text in it has several lines.
+    """
+    return _INDENTATION.sub("", _COMMENT.sub("", joined(sources(), "mount")))
 
 
 def sources() -> dict[str, str]:
@@ -30,6 +47,13 @@ def sources() -> dict[str, str]:
 def style() -> str:
     """The panel's style sheet."""
     return files(__package__).joinpath("panel.css").read_text(encoding="utf-8")
+
+
+@cache
+def bare_style() -> str:
+    """The same style sheet without comments and the spaces that separate nothing."""
+    text = " ".join(_CSS_COMMENT.sub("", style()).split())
+    return _CSS_SPACE.sub(r"\1", text).replace(";}", "}")
 
 
 def joined(modules: Mapping[str, str], entry: str) -> str:

@@ -1,9 +1,13 @@
 // One metric as a chart: a canvas with its scale, a crosshair, and the values where it stands.
 
 import { bandOf, columns, newestOf, spread } from "./curves.js";
+import { ChartZoom } from "./chart_zoom.js";
 import { button, div, h, setText, set, setStyle, show, span } from "./elements.js";
 import { count, mark, number } from "./format.js";
+import { knobChangesText, paintKnobChanges } from "./knob_marks.js";
 import { logTicks, ticks } from "./scales.js";
+import { smoothed } from "./smoothing.js";
+import { savePicture } from "./text_export.js";
 
 /** One metric: a canvas with its scale, a crosshair, and the values where it stands. */
 export class Chart {
@@ -21,20 +25,25 @@ export class Chart {
     this.tip = div("anb-tip");
     this.log = button("anb-mini", "log", () => this.toggleLog(), { "aria-pressed": "false", "aria-label": `${name}: logarithmic scale` });
     this.size = button("anb-mini", "⤢", () => this.toggleSize(), { "aria-pressed": "false", "aria-label": `${name}: large`, title: "large" });
+    this.png = button("anb-mini anb-only-large", "PNG", () => savePicture(this.name, this.canvas, this.charts.palette), { "aria-label": `${name}: save as PNG` });
+    this.zoom = new ChartZoom(this);
     this.plot = h(
       "div",
       {
         class: "anb-plot", tabindex: "0", role: "img", "aria-roledescription": "chart",
         onpointermove: (event) => this.pointAt(event.offsetX), onpointerleave: () => this.charts.moveCross(null),
+        onpointerdown: (event) => this.zoom.begin(event), ondblclick: () => this.charts.setZoom(null),
         onkeydown: (event) => this.key(event), onblur: () => this.charts.moveCross(null),
       },
       this.canvas,
       this.cross,
+      this.zoom.element,
     );
     this.element = h(
       "div",
       { class: "anb-chart", role: "group", "aria-label": `metric ${name}` },
-      div("anb-chart-head", h("span", { class: "anb-chart-name", title: name }, name), this.value, this.how, this.note, this.log, this.size),
+      // the heading of its group has the prefix
+      div("anb-chart-head", h("span", { class: "anb-chart-name", title: name }, name.slice(name.indexOf("/") + 1)), this.value, this.how, this.note, this.log, this.size, this.png),
       this.plot,
       this.tip,
     );
@@ -66,13 +75,29 @@ export class Chart {
   range() {
     let [from, to, least, most] = [Infinity, -Infinity, Infinity, -Infinity];
     for (const curve of this.series.values()) {
-      from = Math.min(from, curve.from);
-      to = Math.max(to, curve.to);
+      const [begin, end] = this.charts.axis.range(curve);
+      from = Math.min(from, begin);
+      to = Math.max(to, end);
       least = Math.min(least, this.logarithmic ? curve.leastPositive : curve.least);
       most = Math.max(most, curve.most);
     }
+    if (this.charts.zoom) [from, to, least, most] = [...this.charts.zoom, ...this.seenRange(...this.charts.zoom)];
     if (this.logarithmic && most <= 0) [least, most] = [NaN, NaN];
     return { from, to, ...this.padded(least, most) };
+  }
+
+  /** Least and most of the values between two places of the axis. */
+  seenRange(from, to) {
+    let [least, most] = [Infinity, -Infinity];
+    for (const curve of this.series.values()) {
+      for (const bucket of curve.buckets) {
+        const place = this.charts.axis.middle(bucket);
+        if (place < from || place > to) continue;
+        least = Math.min(least, this.logarithmic ? bucket.leastPositive : bucket.least);
+        most = Math.max(most, bucket.most);
+      }
+    }
+    return [least, most];
   }
 
   padded(least, most) {
@@ -98,7 +123,7 @@ export class Chart {
   paintChanges(force = false) {
     if (force || !this.width) this.measure();
     const { width, height } = this;
-    const state = [width, height, this.charts.band, this.logarithmic, this.charts.palette.key, this.points()].join();
+    const state = [width, height, this.charts.band, this.charts.look, this.logarithmic, this.charts.palette.key, this.points(), this.charts.store.knobChanges.length].join();
     if (!width || (!force && state === this.drawn)) return;
     this.drawn = state;
     this.paint(width, height);
@@ -134,9 +159,9 @@ export class Chart {
     if (this.logarithmic && notPositive) notes.push(`⚠ ${count(notPositive)} ≤ 0 not shown`);
     setText(this.note, notes.join(", "));
     const label =
-      `${this.name}: newest ${number(value)}${how ? ` (${how} ranks)` : ""}, ` +
-      `from ${number(least)} to ${number(most)}, up to step ${number(step)}. Arrow keys read single steps.`;
-    set(this.plot, "aria-label", label);
+      `${this.name}: min ${number(least)}, max ${number(most)}, ` +
+      `last ${number(value)}${how ? ` (${how} ranks)` : ""}, up to step ${number(step)}. Arrow keys read single steps, plus and minus zoom, 0 shows all.`;
+    set(this.plot, "aria-label", label + knobChangesText(this.charts.store));
   }
 
   paint(width, height) {
@@ -155,6 +180,7 @@ export class Chart {
     this.scale = { ...range, ...box, ...this.scales(range, box) };
     this.paintAxes(pen, marks);
     if (range.empty) return;
+    paintKnobChanges(pen, this.series.values().next().value, this.charts, this.scale);
     if (this.banded) this.paintBand(pen);
     else for (const [rank, curve] of [...this.series].reverse()) this.paintLine(pen, curve, this.charts.palette.ranks[rank % 8]);
   }
@@ -190,19 +216,25 @@ export class Chart {
     }
     if (!Number.isFinite(from)) return;
     pen.textAlign = "left";
-    pen.fillText(number(from), left, bottom + 12);
+    const { axis } = this.charts;
+    pen.fillText(axis.mark(from), left, bottom + 12);
     pen.textAlign = "right";
-    if (to > from) pen.fillText(number(to), right, bottom + 12);
+    if (to > from) pen.fillText(axis.mark(to), right, bottom + 12);
   }
 
   columnsOf(curve) {
     const { from, to, left, right } = this.scale;
-    return columns(curve, from, to, Math.max(2, Math.floor(right - left) + 1), this.logarithmic);
+    return columns(curve, from, to, Math.max(2, Math.floor(right - left) + 1), this.logarithmic, (bucket) => this.charts.axis.middle(bucket));
   }
 
   paintLine(pen, curve, colour) {
     const { left, place } = this.scale;
     const found = this.columnsOf(curve);
+    if (this.charts.smoothing) {
+      const kept = found.flatMap((column, x) => (column ? [{ x, mean: column.sum / column.points, points: column.points }] : []));
+      this.paintSmoothed(pen, kept, colour);
+      pen.globalAlpha = 0.25; // the values themselves
+    }
     pen.strokeStyle = colour;
     pen.lineWidth = 1.4;
     pen.lineJoin = "round";
@@ -219,7 +251,20 @@ export class Chart {
       }
     });
     pen.stroke();
+    pen.globalAlpha = 1;
     if (drawn === 1) this.dot(pen, found, colour);
+  }
+
+  paintSmoothed(pen, values, colour) {
+    const { left, place } = this.scale;
+    pen.strokeStyle = colour;
+    pen.lineWidth = 1.8;
+    pen.lineJoin = "round";
+    pen.beginPath();
+    smoothed(values, this.charts.smoothing).forEach((average, i) => {
+      if (Number.isFinite(average) && !(this.logarithmic && average <= 0)) pen.lineTo(left + values[i].x, place(average));
+    });
+    pen.stroke();
   }
 
   dot(pen, found, colour) {
@@ -241,43 +286,56 @@ export class Chart {
     for (const { x, least } of [...band].reverse()) pen.lineTo(left + x, place(least));
     pen.fill();
     pen.globalAlpha = 1;
+    if (this.charts.smoothing) {
+      this.paintSmoothed(pen, band, accent);
+      pen.globalAlpha = 0.25;
+    }
     pen.strokeStyle = accent;
     pen.lineWidth = 1.5;
     pen.beginPath();
     for (const { x, mean } of band) pen.lineTo(left + x, place(mean));
     pen.stroke();
+    pen.globalAlpha = 1;
+  }
+
+  /** The place along the axis of a point of the plot, in pixels from its left. */
+  placeAt(offset) {
+    const { left, right, from, to } = this.scale;
+    return from + Math.min(1, Math.max(0, (offset - left) / (right - left))) * (to - from);
   }
 
   pointAt(offset) {
     if (!this.scale || this.scale.empty) return;
-    const { left, right, from, to } = this.scale;
-    const share = Math.min(1, Math.max(0, (offset - left) / (right - left)));
-    this.charts.moveCross(from + share * (to - from), this);
+    this.zoom.move(offset);
+    this.charts.moveCross(this.placeAt(offset), this);
   }
 
   key(event) {
     const { from, to } = this.scale ?? {};
     const first = this.series.values().next().value;
     if (!first || from === undefined) return;
-    const stride = Math.max((to - from) / 100, first.length > 1 ? Math.abs(first.x[1] - first.x[0]) : 1);
+    const { axis } = this.charts;
+    const between = first.length > 1 ? Math.abs(axis.at(first.x[1], first.t[1]) - axis.at(first.x[0], first.t[0])) : 1;
+    const stride = Math.max((to - from) / 100, between);
     const at = this.charts.cross ?? to;
     const goal = { ArrowLeft: at - stride, ArrowRight: at + stride, Home: from, End: to }[event.key];
     if (event.key === "Escape" && this.charts.cross !== null) {
       event.stopPropagation();
       this.charts.moveCross(null);
     }
+    if (this.zoom.key(event, at)) event.preventDefault();
     if (goal === undefined) return;
     event.preventDefault();
     this.charts.moveCross(Math.min(to, Math.max(from, goal)), this);
     this.charts.announce(this.reading(), true);
   }
 
-  /** The nearest values of every rank: the step they belong to, and `[[rank, value]]`. */
+  /** The nearest values of every rank: the place along the axis that they belong to, and `[[rank, value]]`. */
   values(x) {
     let step = null;
     const near = [];
     for (const [rank, curve] of this.series) {
-      const point = curve.nearest(x);
+      const point = this.charts.axis.nearest(curve, x);
       if (!point) continue;
       near.push([rank, ...point]);
       if (step === null || Math.abs(point[0] - x) < Math.abs(step - x)) step = point[0];
@@ -287,9 +345,9 @@ export class Chart {
 
   reading() {
     const { step, values } = this.values(this.charts.cross);
-    if (!this.banded) return `${this.name}, step ${number(step)}: ${values.map(([rank, value]) => `rank ${rank} ${number(value)}`).join(", ")}`;
+    if (!this.banded) return `${this.name}, ${this.charts.axis.text(step)}: ${values.map(([rank, value]) => `rank ${rank} ${number(value)}`).join(", ")}`;
     const { mean, least, most } = spread(values);
-    return `${this.name}, step ${number(step)}: mean ${number(mean)}, from ${number(least[1])} (rank ${least[0]}) to ${number(most[1])} (rank ${most[0]})`;
+    return `${this.name}, ${this.charts.axis.text(step)}: mean ${number(mean)}, min ${number(least[1])} (rank ${least[0]}), max ${number(most[1])} (rank ${most[0]})`;
   }
 
   drawCross() {
@@ -314,10 +372,10 @@ export class Chart {
   }
 
   fillTip(step, values) {
-    const rows = [div("anb-tip-step", `step ${number(step)}`)];
+    const rows = [div("anb-tip-step", this.charts.axis.text(step))];
     if (this.banded || values.length > 12) {
       const { mean, least, most } = spread(values);
-      rows.push(tipRow("mean", mean), tipRow(`least · rank ${least[0]}`, least[1]), tipRow(`most · rank ${most[0]}`, most[1]));
+      rows.push(tipRow("mean", mean), tipRow(`min · rank ${least[0]}`, least[1]), tipRow(`max · rank ${most[0]}`, most[1]));
     } else for (const [rank, value] of values) rows.push(tipRow(span(`anb-rank anb-r${rank % 8}`, String(rank)), value));
     this.tip.replaceChildren(...rows);
   }

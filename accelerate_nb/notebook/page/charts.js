@@ -1,12 +1,17 @@
 // All charts together: which there are, painted in turn, with one crosshair; or their numbers as a table.
 
+import { Axis, epochsOf } from "./axes.js";
 import { Chart } from "./chart.js";
-import { button, div, h, set, show } from "./elements.js";
+import { ChartGroup, groupName } from "./chart_group.js";
+import { asCsv, asDataFrame } from "./chart_export.js";
+import { ChartTools } from "./chart_tools.js";
+import { div, h, set, show } from "./elements.js";
 import { count, number } from "./format.js";
 import { section } from "./controls.js";
+import { inOrder, isAutomatic } from "./metric_names.js";
 
 const CHART_TIME = 25; // ms that charts may take of one painting
-const FEW_LINES_IN_A_CHART = 8; // up to here each rank is a line, beyond they are a band
+const FEW_LINES_IN_A_CHART = 2; // up to here each rank is a line, beyond they are a band
 
 export class Charts {
   constructor(view) {
@@ -18,12 +23,16 @@ export class Charts {
     this.cross = null;
     this.pointed = null;
     this.turn = 0;
-    this.bandButton = button("anb-plain-btn", "Band", () => this.toggleBand(), { "aria-pressed": "false", title: "mean and range of all ranks, instead of a line for each" });
-    this.tableButton = button("anb-plain-btn", "Table", () => this.toggleTable(), { "aria-pressed": "false", title: "the numbers as a table" });
-    this.grid = div("anb-charts");
+    this.axis = new Axis("step", this.store);
+    this.zoom = null; // the part of the axis that is shown: [from, to]
+    this.smoothing = 0; // the weight of what came before in the averages that are drawn; 0 draws none
+    this.look = ""; // changes with axis, zoom and smoothing
+    this.groups = new Map(); // prefix of names -> ChartGroup
+    this.tools = new ChartTools(this);
+    this.grid = div("anb-chart-groups");
     this.numbers = h("div", { class: "anb-numbers", tabindex: "0", role: "group", "aria-label": "numbers of the charts" });
     show(this.numbers, false);
-    this.element = section("metrics", "Metrics", div("anb-tools", this.bandButton, this.tableButton), this.grid, this.numbers);
+    this.element = section("metrics", "Metrics", this.tools.element, this.grid, this.numbers);
     show(this.element, false);
     this.sight = new IntersectionObserver((entries) => {
       for (const entry of entries) entry.target.anbChart.visible = entry.isIntersecting;
@@ -53,6 +62,47 @@ export class Charts {
       chart.element.remove();
     }
     this.charts.clear();
+    for (const group of this.groups.values()) group.element.remove();
+    this.groups.clear();
+    this.axis = new Axis(this.axis.kind, this.store);
+    this.setZoom(null);
+  }
+
+  setAxis(kind) {
+    this.axis = new Axis(kind, this.store);
+    this.setZoom(null);
+  }
+
+  setSmoothing(weight) {
+    this.smoothing = weight;
+    this.redraw();
+  }
+
+  setZoom(zoom) {
+    this.zoom = zoom;
+    this.redraw();
+    this.tools.draw();
+    if (zoom) this.announce(`from ${this.axis.mark(zoom[0])} to ${this.axis.mark(zoom[1])}`, true);
+  }
+
+  redraw() {
+    this.cross = null;
+    this.look = [this.axis.kind, this.zoom, this.smoothing].join();
+    for (const chart of this.charts.values()) if (chart.visible) chart.draw(true);
+  }
+
+  /** Shows the charts whose names hold a text, in any case. */
+  filter(text) {
+    for (const [name, chart] of this.charts) show(chart.element, name.toLowerCase().includes(text.toLowerCase()));
+    for (const group of this.groups.values()) group.fit();
+  }
+
+  csv() {
+    return { name: `${this.store.run.name || "run"}.csv`, text: asCsv(this.store) };
+  }
+
+  dataFrame() {
+    return asDataFrame(this.store);
   }
 
   measure() {
@@ -67,13 +117,12 @@ export class Charts {
   toggleBand() {
     this.band = !this.band;
     this.bandChosen = true;
-    set(this.bandButton, "aria-pressed", this.band);
     for (const chart of this.charts.values()) chart.draw(true);
+    this.tools.draw();
   }
 
   toggleTable() {
-    const table = this.tableButton.getAttribute("aria-pressed") !== "true";
-    set(this.tableButton, "aria-pressed", table);
+    const table = this.numbers.hidden;
     show(this.grid, !table);
     show(this.numbers, table);
     this.view.draw();
@@ -87,13 +136,11 @@ export class Charts {
 
   draw() {
     const { metrics, ranks } = this.store;
-    show(this.element, metrics.size > 0);
-    show(this.bandButton, ranks.size > 1);
-    if (!this.bandChosen && this.band !== ranks.size > FEW_LINES_IN_A_CHART) {
-      this.band = ranks.size > FEW_LINES_IN_A_CHART;
-      set(this.bandButton, "aria-pressed", this.band);
-    }
-    for (const name of metrics.keys()) if (!this.charts.has(name)) this.add(name);
+    show(this.element, inOrder(metrics.keys()).length > 0);
+    if (!this.bandChosen) this.band = ranks.size > FEW_LINES_IN_A_CHART;
+    if (this.axis.kind === "epoch" && this.axis.epochs === null) this.axis = new Axis("epoch", this.store);
+    this.tools.draw();
+    for (const name of inOrder(metrics.keys())) if (!this.charts.has(name)) this.add(name);
     if (!this.numbers.hidden) this.drawNumbers();
     else {
       for (const chart of this.charts.values()) {
@@ -109,7 +156,21 @@ export class Charts {
     this.sight.observe(chart.plot);
     this.sized.observe(chart.plot);
     this.charts.set(name, chart);
-    this.grid.append(chart.element);
+    const prefix = groupName(name);
+    if (!this.groups.has(prefix)) this.addGroup(prefix, isAutomatic(name));
+    this.groups.get(prefix).add(chart);
+    show(chart.element, name.toLowerCase().includes(this.tools.filter.value.toLowerCase()));
+  }
+
+  /** A group for names with a prefix: those without one come first, what ranks report by themselves last. */
+  addGroup(prefix, automatic) {
+    const group = new ChartGroup(prefix, automatic);
+    const groups = [...this.groups.values()];
+    const next = prefix === "" ? groups[0] : automatic ? undefined : groups.find((other) => other.automatic);
+    this.grid.insertBefore(group.element, next?.element ?? null);
+    const at = next ? groups.indexOf(next) : groups.length;
+    groups.splice(at, 0, group);
+    this.groups = new Map(groups.map((item) => [item.prefix, item]));
   }
 
   /** In turn, and only for so long at a time: whether all had theirs; the others wait a little rather than the person. */
@@ -124,17 +185,23 @@ export class Charts {
     return true;
   }
 
+  /** The axes that there is something to show on. */
+  get axes() {
+    return epochsOf(this.store) ? ["step", "time", "epoch"] : ["step", "time"];
+  }
+
   /** The table that says what the charts show. */
   drawNumbers() {
     const cell = (role, text, name = "anb-num") => h("div", { class: `anb-cell ${name}`, role }, text);
     const row = (...cells) => h("div", { class: "anb-row", role: "row" }, ...cells);
-    const head = row(...["metric", "rank", "newest", "least", "most", "last step", "values"].map((text, i) => cell("columnheader", text, i ? "anb-num" : "")));
+    const head = row(...["metric", "rank", "min", "max", "last", "last step", "values"].map((text, i) => cell("columnheader", text, i ? "anb-num" : "")));
     head.classList.add("anb-header");
-    const all = [...this.store.metrics].flatMap(([name, series]) => [...series].map(([rank, curve]) => [name, rank, curve]));
+    const { metrics } = this.store;
+    const all = inOrder(metrics.keys()).flatMap((name) => [...metrics.get(name)].map(([rank, curve]) => [name, rank, curve]));
     const body = all.map(([name, rank, curve]) =>
       row(
-        cell("rowheader", name, ""), cell("cell", String(rank)), cell("cell", number(curve.last?.[1])),
-        cell("cell", number(curve.least)), cell("cell", number(curve.most)), cell("cell", number(curve.last?.[0])), cell("cell", count(curve.pointCount)),
+        cell("rowheader", name, ""), cell("cell", String(rank)), cell("cell", number(curve.least)), cell("cell", number(curve.most)),
+        cell("cell", number(curve.last?.[1])), cell("cell", number(curve.last?.[0])), cell("cell", count(curve.pointCount)),
       ),
     );
     const table = h("div", { class: "anb-table anb-numbers-table", role: "table", "aria-label": "metrics" }, head, ...body);

@@ -1,12 +1,14 @@
 // Series as columns of pixels, and the band that several ranks make together.
 
-/** Least, most, first, last and mean of a series in each column of pixels. */
-export function columns(series, from, to, width, logarithmic) {
+const middleOf = (bucket) => (bucket.from + bucket.to) / 2;
+
+/** Least, most, first, last and mean of a series in each column of pixels; `middle` is where along the axis a bucket stands. */
+export function columns(series, from, to, width, logarithmic, middle = middleOf) {
   const found = new Array(width);
   const scale = to > from ? (width - 1) / (to - from) : 0;
   for (const bucket of series.buckets) {
     const points = logarithmic ? bucket.positive : bucket.finite;
-    const column = to > from ? Math.round(((bucket.from + bucket.to) / 2 - from) * scale) : Math.floor(width / 2);
+    const column = to > from ? Math.round((middle(bucket) - from) * scale) : Math.floor(width / 2);
     if (!points || column < 0 || column >= width) continue;
     const summary = (found[column] ??= { least: Infinity, most: -Infinity, first: 0, last: 0, sum: 0, points: 0 });
     const least = logarithmic ? bucket.leastPositive : bucket.least;
@@ -31,20 +33,21 @@ export function spread(values) {
   return { mean, least, most };
 }
 
-/** What the columns of several ranks make together: `[{x, least, most, mean}]`. */
+/** What the columns of several ranks make together: `[{x, least, most, mean, points}]`. */
 export function bandOf(ranks) {
   const band = [];
   for (let x = 0; x < (ranks[0]?.length ?? 0); x++) {
-    let [least, most, sum, rankCount] = [Infinity, -Infinity, 0, 0];
+    let [least, most, sum, points, rankCount] = [Infinity, -Infinity, 0, 0, 0];
     for (const columnsOfRank of ranks) {
       const summary = columnsOfRank[x];
       if (!summary) continue;
       if (summary.least < least) least = summary.least;
       if (summary.most > most) most = summary.most;
       sum += summary.sum / summary.points;
+      points += summary.points;
       rankCount++;
     }
-    if (rankCount) band.push({ x, least, most, mean: sum / rankCount });
+    if (rankCount) band.push({ x, least, most, mean: sum / rankCount, points: points / rankCount });
   }
   return band;
 }

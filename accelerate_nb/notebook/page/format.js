@@ -36,6 +36,19 @@ export function duration(seconds) {
   return `${hours ? `${hours}:` : ""}${two(minutes)}:${two(whole % 60)}`;
 }
 
+/** Seconds that are left: 24 s, 3 min, 2 h 05 min. */
+export function timeLeft(seconds) {
+  if (seconds < 60) return `${Math.max(1, Math.round(seconds))} s`;
+  const minutes = Math.round(seconds / 60);
+  return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
+}
+
+/** 14:32, on the page's own clock. */
+export const clockOfDay = (seconds) => new Date(seconds * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
+
+/** Seconds as 4.5 s, 02:03 or 1:02:03. */
+export const clockSpan = (seconds) => (Math.abs(seconds) < 60 ? `${Number(seconds.toFixed(1))} s` : duration(seconds));
+
 /** Bytes in the unit that leaves a short number. */
 export function bytes(value) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];

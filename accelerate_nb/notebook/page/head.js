@@ -1,10 +1,12 @@
 // The head of the panel: what runs, how it is, since when, and what can be asked of it.
 
 import { button, div, h, setText, set, show, span } from "./elements.js";
-import { count, duration } from "./format.js";
+import { clockOfDay, count, duration, timeLeft } from "./format.js";
 import { chip } from "./controls.js";
+import { runProgress } from "./run_progress.js";
 import { END_STATES } from "./states.js";
-import { elapsed } from "./store.js";
+import { elapsed, kernelNow } from "./store.js";
+import { TabTitle } from "./tab_title.js";
 
 const IDLE_AFTER = 30; // seconds without a message after which that is said
 
@@ -18,16 +20,16 @@ export class Head {
     this.chip = chip();
     this.time = h("span", { class: "anb-elapsed", title: "elapsed" });
     this.facts = span("anb-facts");
-    this.why = span("anb-why");
     this.notes = span("anb-notes");
+    this.tab = new TabTitle();
     this.stop = button("anb-stop", "Stop", () => this.pressStop());
     this.stacks = button("", "Stacks", () => view.requestStacks(), { title: "Show the current stack of every rank" });
-    this.pause = button("", "Pause", () => this.pressPause(), { title: "Pause this panel; the run continues" });
+    this.pause = button("", "Freeze view", () => this.pressFreeze(), { title: "Freeze this view; the run continues" });
     this.buttons = div("anb-buttons", this.pause, this.stacks, this.stop);
     this.element = div(
       "anb-head",
       div("anb-title", this.name, this.chip.element, this.time, span("anb-space"), this.buttons),
-      div("anb-sub", this.facts, this.why, this.notes),
+      div("anb-sub", this.facts, this.notes),
     );
   }
 
@@ -40,14 +42,10 @@ export class Head {
     const over = END_STATES.has(state.state);
     setText(this.name, run.name || "run");
     this.chip.set(lostAt !== null ? "not connected" : this.stopPressed && !over ? "stopping" : state.state);
-    const size = ranks.size || run.size;
-    const facts = [`${size} ${size === 1 ? "rank" : "ranks"}${deviceNames(ranks)}`, `${count(lineCount)} ${lineCount === 1 ? "line" : "lines"}`];
-    if (restarts.length) facts.push(`restart ${restarts.at(-1)[0]} of ${restarts.at(-1)[1]}`);
-    setText(this.facts, facts.join(" · "));
-    setText(this.why, run.why);
+    set(this.facts, "title", [deviceNames(ranks), `${count(lineCount)} ${lineCount === 1 ? "line" : "lines"}`, run.why].filter(Boolean).join("\n"));
     show(this.buttons, this.view.canAct && !over);
     show(this.pause, run.background);
-    setText(this.pause, this.store.following ? "Pause" : "Resume");
+    setText(this.pause, this.store.following ? "Freeze view" : "Unfreeze view");
     setText(this.stacks, this.store.stacksRequested ? "Asking…" : "Stacks");
     if (this.state !== null && this.state !== state.state) this.view.announce(`${run.name}: ${state.state}${state.detail ? `, ${state.detail}` : ""}`);
     this.state = state.state;
@@ -56,9 +54,37 @@ export class Head {
 
   /** What moves on though nothing comes. */
   drawClock() {
+    this.drawFacts();
     setText(this.time, duration(elapsed(this.store)));
     this.drawNotes();
     this.drawStop();
+  }
+
+  /** 4 × CPU · bf16 · epoch 6/14 · 43 % · 16.5 it/s · ends 14:32 (in 24 s) */
+  drawFacts() {
+    const { run, ranks, restarts, precision, idleWarning } = this.store;
+    const facts = [ranksOnDevices(ranks.size || run.size, ranks), ...(precision ? [precision] : [])];
+    if (restarts.length) facts.push(`restart ${restarts.at(-1)[0]} of ${restarts.at(-1)[1]}`);
+    if (!END_STATES.has(this.store.state.state)) {
+      const { texts, left } = runProgress(this.store);
+      facts.push(...texts);
+      // the rates of a run that stands still are those of before
+      if (left !== null && !idleWarning) facts.push(`ends ${clockOfDay(kernelNow(this.store) + left)} (in ${timeLeft(left)})`);
+    }
+    setText(this.facts, facts.join(" · "));
+  }
+
+  /** Shows in the tab how far the run is, also while nobody looks at the page. */
+  drawTab() {
+    const { share, left } = runProgress(this.store);
+    const isKnown = left !== null && !this.store.idleWarning;
+    const over = END_STATES.has(this.store.state.state);
+    const parts = over || share === null ? [] : [`${Math.floor(share * 100)} %`, ...(isKnown ? [`${timeLeft(left)} left`] : [])];
+    this.tab.show(this.view.canAct ? parts.join(" · ") : "");
+  }
+
+  close() {
+    this.tab.show("");
   }
 
   drawNotes() {
@@ -71,7 +97,7 @@ export class Head {
     const idle = (performance.now() - this.store.lastMessageAt) / 1000;
     if (this.view.canAct && !over && following && idle > IDLE_AFTER) notes.push(`nothing from the kernel for ${duration(idle)}`);
     if (lostAt !== null) notes.push("the kernel can't be reached: this view is frozen until it is back");
-    if (!following) notes.push("paused: press Resume to follow");
+    if (!following) notes.push("frozen: press Unfreeze view to follow");
     setText(this.notes, notes.join(" · "));
   }
 
@@ -103,17 +129,25 @@ export class Head {
     if (hadFocus && !waits) this.stop.focus({ preventScroll: true });
   }
 
-  pressPause() {
+  pressFreeze() {
     this.store.following = !this.store.following;
     this.view.sendRequest({ do: "follow", on: this.store.following });
-    this.view.announce(this.store.following ? "Following the run" : "The panel is paused");
+    this.view.announce(this.store.following ? "Following the run" : "The view is frozen");
     this.view.draw();
   }
 }
 
-/** " on cuda:0 … cuda:7", where devices are known. */
+/** "4 × GPU", or "4 ranks" while it is not known what they compute on. */
+function ranksOnDevices(size, ranks) {
+  const names = [...ranks.values()].flatMap((rankState) => [...rankState.devices.keys()]);
+  const kinds = [...new Set(names.map((name) => name.split(":")[0]))];
+  if (!kinds.length) return `${size} ${size === 1 ? "rank" : "ranks"}`;
+  return `${size} × ${kinds.map((kind) => (kind === "cuda" ? "GPU" : kind.toUpperCase())).join("/")}`;
+}
+
+/** "cuda:0 … cuda:7", where devices are known. */
 function deviceNames(ranks) {
   const names = [...new Set([...ranks.values()].flatMap((rankState) => [...rankState.devices.keys()]))];
   if (!names.length) return "";
-  return names.length === 1 ? ` on ${names[0]}` : ` on ${names[0]} … ${names.at(-1)}`;
+  return names.length === 1 ? names[0] : `${names[0]} … ${names.at(-1)}`;
 }

@@ -42,13 +42,13 @@ def script(element_id: str, messages: list[Message], size_limit: int) -> str:
 
     Of lines and points, older ones are left out until it fits; it is empty where even the rest does not.
     """
-    page = {"code": bundle.module(), "css": bundle.style()}
+    page = {"code": bundle.bare_module(), "css": bundle.bare_style()}
     while True:
         plain = json.dumps({**page, "messages": messages}).encode()
         # what is this much larger would not fit, and takes seconds to pack
         if len(plain) <= _BEST_PACKED * size_limit:
             # without a time: the same run is saved as the same bytes
-            packed = base64.b64encode(gzip.compress(plain, compresslevel=6, mtime=0)).decode()
+            packed = base64.b64encode(gzip.compress(plain, compresslevel=9, mtime=0)).decode()
             made = SCRIPT.substitute(packed=packed, place=element_id)
             if saved_size(made) <= size_limit:
                 return made

@@ -21,6 +21,24 @@ export function restorePanel(place, notebook) {
   cell.outputs.add({ output_type: "display_data", data, metadata: {} });
 }
 
+/**
+ * Saves the notebook, again where it changes meanwhile: JupyterLab takes what is changed during a save for saved.
+ */
+export async function saveNotebook(notebook) {
+  const { model } = notebook;
+  let changed = false;
+  const onChange = () => { changed = true; };
+  model.contentChanged.connect(onChange);
+  try {
+    await notebook.save();
+  } finally {
+    model.contentChanged.disconnect(onChange);
+  }
+  if (!changed) return;
+  model.dirty = true;
+  await notebook.save();
+}
+
 function panelOutputs(panel, notebook) {
   const found = [];
   for (const cell of notebook?.model?.cells ?? []) {

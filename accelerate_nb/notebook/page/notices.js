@@ -90,6 +90,6 @@ export class Notices {
     const { state, failure, gone } = this.store;
     const stopped = Boolean(gone) || (state.state === "stopped" && !failure);
     show(this.stopped, stopped);
-    if (stopped) setText(this.stopped, `${state.state === "running" ? "▶" : "■"} ${gone || "Stopped, as requested. The ranks' output until then is below."}`);
+    if (stopped) setText(this.stopped, `${state.state === "running" ? "▶" : "■"} ${gone || "Stopped by you. The ranks' output until then is below."}`);
   }
 }

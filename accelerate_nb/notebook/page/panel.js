@@ -5,32 +5,17 @@
 import { saveFile } from "./text_export.js";
 import { awaitReport } from "./report_observer.js";
 import { savedReport } from "./saved_report.js";
+import { Knobs } from "./knobs.js";
 import { watchKernel } from "./kernel_status.js";
-import { replacePanel, restorePanel } from "./notebook_outputs.js";
+import { replacePanel, restorePanel, saveNotebook } from "./notebook_outputs.js";
 import { acknowledge, kernelIsReachable, elapsedSince, endWithKernel, feed, makeStore, takeConnection } from "./store.js";
 import { END_STATES } from "./states.js";
-import { View } from "./view.js";
+import { openView } from "./mount.js";
 
+const LIVE_PARTS = [Knobs];
 const SAVE_DELAY = 500; // ms: what ended the kernel is told in two messages
 const RECENT = 15; // seconds
 const CLOSE_DELAY = 5000; // ms in which the report takes a view's place
-
-function openView(store, el, send) {
-  const view = new View(store, send);
-  store.views.add(view);
-  el.append(view.root);
-  view.draw();
-  return view;
-}
-
-/** The panel from messages alone, without a kernel: what a saved notebook shows. Returns what takes it away. */
-export function mount(el, messages, css) {
-  const store = makeStore();
-  for (const message of messages) feed(store, message);
-  if (css) el.append(Object.assign(document.createElement("style"), { textContent: css }));
-  const view = openView(store, el, null);
-  return () => view.close();
-}
 
 /** Leaves in the notebook what is known of a run whose kernel has ended, and saves it: no view of a widget can be drawn again. */
 async function saveReport(model, store, notebook) {
@@ -38,7 +23,7 @@ async function saveReport(model, store, notebook) {
   if (!panel) return;
   const parts = { script: model.get("script"), code: model.get("_esm"), css: model.get("_css") };
   const data = await savedReport(store, `accelerate-nb-${panel}`, parts);
-  if (replacePanel({ of: panel, data, metadata: {} }, notebook)) await notebook.save();
+  if (replacePanel({ of: panel, data, metadata: {} }, notebook)) await saveNotebook(notebook);
 }
 
 // A function, called once for a model: `initialize` and `render` are given different objects for the model, and share this.
@@ -64,11 +49,10 @@ export default () => {
       const { gone, state: { ended: before } } = store;
       if (endWithKernel(store, how)) setTimeout(() => saveReport(model, store, notebook), SAVE_DELAY);
       // a kernel that is shut down in good order has ended the run, and left its report; one that was gone before has no other
-      else if (!gone && before !== null && elapsedSince(store, before) < RECENT) {
-        notebook.save();
-        // the cell's last outputs may come after the word that its kernel has ended
-        setTimeout(() => notebook.model?.dirty && notebook.save(), CLOSE_DELAY);
-      }
+      else if (!gone && before !== null && elapsedSince(store, before) < RECENT) saveNotebook(notebook);
+      else return;
+      // the cell's last outputs may come after the word that its kernel has ended
+      setTimeout(() => notebook.model?.dirty && saveNotebook(notebook), CLOSE_DELAY);
     };
     const connected = (isThere) => {
       if (takeConnection(store, isThere) && isThere) send({ do: "hello", seq: 0 });
@@ -88,7 +72,7 @@ export default () => {
     const [view] = closingViews;
     closingViews.delete(view);
     if (view) view.moveTo(place);
-    else openView(store, place, sender(model));
+    else openView(store, place, sender(model), LIVE_PARTS);
   }
 
   function close(view) {
@@ -99,8 +83,9 @@ export default () => {
 
   function render({ model, el }) {
     const send = sender(model);
-    const view = openView(store, el, send);
-    send({ do: "hello", view: view.id, seq: store.seq });
+    const view = openView(store, el, send, LIVE_PARTS);
+    // a page that is loaded anew may get changes before it draws: it knows the run once it was given all of it
+    send({ do: "hello", view: view.id, seq: store.epoch ? store.seq : 0 });
     return () => {
       close(view);
     };

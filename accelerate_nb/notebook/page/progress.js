@@ -11,7 +11,7 @@ export function progressOf(rankState) {
 }
 
 export function progressText(bar, moving = true) {
-  const parts = [`${count(bar.done)}${bar.total === null || bar.total === undefined ? ` ${bar.unit}` : `/${count(bar.total)}`}`];
+  const parts = [`${count(bar.done)}${bar.ahead > bar.done ? `–${count(bar.ahead)}` : ""}${bar.total === null || bar.total === undefined ? ` ${bar.unit}` : `/${count(bar.total)}`}`];
   if (bar.rate) parts.push(bar.rate >= 1 ? `${bar.rate.toFixed(bar.rate < 100 ? 1 : 0)} ${bar.unit}/s` : `${(1 / bar.rate).toFixed(1)} s/${bar.unit}`);
   if (moving && bar.rate && bar.total && !bar.closed && bar.done < bar.total) parts.push(`${duration((bar.total - bar.done) / bar.rate)} left`);
   return parts.join(" · ");

@@ -5,72 +5,88 @@ import { bytes, isKnown, number, ofBytes } from "./format.js";
 import { chip, meter } from "./controls.js";
 import { progressOf, progressText, shareOf } from "./progress.js";
 import { END_STATES } from "./states.js";
+import { memoryStrip, phaseStrip } from "./step_phases.js";
 
 /** A rank's row in the table of ranks. */
 export class RankRow {
-  constructor(rank, pick) {
-    this.rank = rank;
+  /** `last` is the last of several ranks that share the row. */
+  constructor(rank, pick, last = rank) {
+    const folds = last > rank;
+    const name = folds ? `ranks ${rank}–${last}` : `rank ${rank}`;
     this.chip = chip();
     this.fill = div("anb-fill");
     this.label = span("anb-bar-label");
     this.text = span("anb-bar-text");
     this.bar = h(
       "div",
-      { class: "anb-bar", role: "progressbar", "aria-label": `rank ${rank} progress`, "aria-valuemin": 0, "aria-valuemax": 100 },
+      { class: "anb-bar", role: "progressbar", "aria-label": `${name} progress`, "aria-valuemin": 0, "aria-valuemax": 100 },
       this.fill, this.label, this.text,
     );
     this.metrics = [];
-    this.busy = meter(`rank ${rank} device utilisation`);
-    this.memory = meter(`rank ${rank} device memory`);
+    this.busy = meter(`${name} device utilisation`);
+    this.memory = meter(`${name} device memory`);
     this.busyText = span("anb-num anb-busy");
     this.memoryText = span("anb-num");
     this.busy.element.classList.add("anb-busy");
     this.device = span("anb-device");
+    this.coordinates = span("anb-device anb-coordinates");
     this.name = h(
       "button",
-      { type: "button", class: `anb-rank anb-rank-btn anb-r${rank % 8}`, onclick: pick, title: `show the output of rank ${rank}`, "aria-label": `rank ${rank}: show its output` },
-      String(rank),
+      { type: "button", class: folds ? "anb-rank anb-rank-btn anb-ranks-btn" : `anb-rank anb-rank-btn anb-r${rank % 8}`, onclick: pick, title: folds ? "show each rank" : `show the output of ${name}`, "aria-label": folds ? `${name}: show each` : `${name}: show its output` },
+      folds ? `${rank}–${last}` : String(rank),
     );
     const cell = (name, ...inside) => h("div", { class: `anb-cell ${name}`, role: "cell" }, ...inside);
-    this.metricsAt = cell("anb-device-cell", this.device, this.busy.element, this.busyText, this.memory.element, this.memoryText);
+    this.steps = phaseStrip(`${name} step`);
+    this.parts = memoryStrip(`${name} memory`);
+    this.stepsAt = cell("anb-steps-cell", this.steps.element, this.parts.element);
+    this.deviceAt = cell("anb-device-cell", this.coordinates, this.device, this.busy.element, this.busyText, this.memory.element, this.memoryText);
     this.element = h(
       "div",
       { class: "anb-row", role: "row" },
-      h("div", { class: "anb-cell", role: "rowheader" }, this.name), cell("", this.chip.element), cell("anb-bar-cell", this.bar), this.metricsAt,
+      h("div", { class: "anb-cell", role: "rowheader" }, this.name), cell("", this.chip.element), cell("anb-bar-cell", this.bar), this.stepsAt, this.deviceAt,
     );
   }
 
-  draw(rankState, names) {
+  /** `late` says how far it is behind the others. */
+  draw(rankState, names, late = "") {
     this.chip.set(rankState.state);
     set(this.chip.element, "title", rankState.detail || rankState.state);
-    this.drawBar(rankState);
+    this.element.classList.toggle("anb-late", late !== "");
+    this.drawBar(rankState, late);
     this.drawMetrics(rankState, names);
+    show(this.steps.element, Boolean(rankState.steps));
+    if (rankState.steps) this.steps.set(rankState.steps);
+    show(this.parts.element, Boolean(rankState.memory));
+    if (rankState.memory) this.parts.set(rankState.memory);
     this.drawDevice(rankState);
   }
 
-  drawBar(rankState) {
+  drawBar(rankState, late) {
     const { bar, outer } = progressOf(rankState);
     const share = shareOf(bar);
     this.bar.classList.toggle("anb-none", !bar);
     this.bar.classList.toggle("anb-endless", Boolean(bar && !bar.total && !bar.closed));
     const prefix = outer ? `${outer.label} ${progressText({ ...outer, rate: null })} · ` : "";
-    setText(this.label, bar ? `${prefix}${[bar.label, bar.note].filter(Boolean).join(" · ")}` : rankState.detail);
+    // its process is in the tooltip of its state
+    const detail = rankState.detail.startsWith("process ") ? "" : rankState.detail;
+    setText(this.label, bar ? `${prefix}${[bar.label, bar.note].filter(Boolean).join(" · ")}` : detail);
     const text = bar ? progressText(bar, !END_STATES.has(rankState.state)) : "";
-    setText(this.text, text);
+    setText(this.text, late ? `${late} · ${text}` : text);
     setStyle(this.fill, "transform", `scaleX(${share.toFixed(4)})`);
     set(this.bar, "aria-valuenow", Math.round(share * 100));
-    set(this.bar, "aria-valuetext", bar ? `${bar.label} ${text}` : rankState.detail || rankState.state);
+    set(this.bar, "aria-valuetext", bar ? `${bar.label} ${text}${late && `, ${late}`}` : detail || rankState.state);
   }
 
   drawMetrics(rankState, names) {
     while (this.metrics.length < names.length) {
       const cell = h("div", { class: "anb-cell anb-num anb-metric", role: "cell" });
       this.metrics.push(cell);
-      this.element.insertBefore(cell, this.metricsAt);
+      this.element.insertBefore(cell, this.stepsAt);
     }
     names.forEach((name, i) => {
       const value = rankState.newest.get(name);
-      setText(this.metrics[i], number(value));
+      const [least, most] = rankState.spread?.get(name) ?? [value, value];
+      setText(this.metrics[i], number(least) === number(most) ? number(value) : `${number(least)}–${number(most)}`);
       set(this.metrics[i], "data-name", name);
       this.metrics[i].classList.toggle("anb-bad", value !== undefined && !Number.isFinite(value));
     });
@@ -78,7 +94,10 @@ export class RankRow {
 
   drawDevice(rankState) {
     const device = rankState.devices.values().next().value;
-    show(this.metricsAt, Boolean(device));
+    show(this.deviceAt, Boolean(device || rankState.coordinates));
+    setText(this.coordinates, rankState.coordinates);
+    show(this.coordinates, Boolean(rankState.coordinates));
+    set(this.coordinates, "title", `place in the mesh: ${rankState.coordinates}`);
     if (!device) return;
     setText(this.device, device.device + (rankState.devices.size > 1 ? ` +${rankState.devices.size - 1}` : ""));
     const [busy, used, total] = [device.utilisation, device.used, device.total];

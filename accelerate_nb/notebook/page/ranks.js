@@ -1,11 +1,16 @@
 // The table of ranks, with an overview where they are many, and the machine they run on.
 
-import { div, h, setText, set, setStyle, show, span } from "./elements.js";
+import { button, div, h, setText, set, setStyle, show, span } from "./elements.js";
 import { isKnown, ofBytes } from "./format.js";
 import { meter, section } from "./controls.js";
+import { isAutomatic } from "./metric_names.js";
+import { NodeRow, ranksOfNodes } from "./node_row.js";
 import { progressOf, shareOf } from "./progress.js";
+import { merged, rankGroups } from "./rank_groups.js";
 import { RankRow } from "./rank_row.js";
+import { stragglers } from "./run_progress.js";
 import { SYMBOLS } from "./states.js";
+import { StepNotes } from "./step_phases.js";
 
 const ROW = 27; // height of a rank's row in pixels
 
@@ -13,7 +18,10 @@ export class Ranks {
   constructor(view) {
     this.view = view;
     this.store = view.store;
-    this.rows = new Map(); // rank -> RankRow
+    this.rows = new Map(); // "first–last" of the ranks that share it -> RankRow
+    this.nodeRows = new Map(); // number of a node -> NodeRow
+    this.unfolded = new Set(); // numbers of nodes whose ranks have a row each; null is that of a run without nodes
+    this.folded = new Set(); // numbers of nodes whose ranks are out of sight
     this.cells = new Map(); // rank -> its cell of the overview
     this.meters = new Map(); // name of what the machine has -> its meter
     this.strip = h("div", { class: "anb-strip", role: "group", "aria-label": "all ranks", onkeydown: (event) => this.stripKey(event) });
@@ -21,13 +29,16 @@ export class Ranks {
     this.table = h("div", { class: "anb-table", role: "table", "aria-label": "ranks" }, this.header);
     this.box = div("anb-table-box", this.table);
     this.box.addEventListener("scroll", () => this.draw());
+    this.stepNotes = new StepNotes();
     this.host = h("div", { class: "anb-host", role: "group", "aria-label": "this machine" });
-    this.element = section("ranks", "Ranks", div("anb-tools"), this.strip, this.box, this.host);
+    this.fold = button("anb-plain-btn", "Fold", () => this.foldAgain(), { title: "show ranks that say the same as one row" });
+    show(this.fold, false);
+    this.element = section("ranks", "Ranks", div("anb-tools", this.fold), this.strip, this.box, this.stepNotes.element, this.host);
   }
 
   forget() {
-    for (const row of this.rows.values()) row.element.remove();
-    for (const items of [this.rows, this.cells, this.meters]) items.clear();
+    this.table.replaceChildren(this.header);
+    for (const items of [this.rows, this.nodeRows, this.cells, this.meters]) items.clear();
     this.strip.replaceChildren();
     this.host.replaceChildren();
     delete this.header.dataset.titles;
@@ -36,36 +47,103 @@ export class Ranks {
   draw() {
     const { ranks, metrics } = this.store;
     const { many } = this.view;
-    const names = [...metrics.keys()].slice(0, 3);
+    const names = [...metrics.keys()].filter((name) => !isAutomatic(name)).slice(0, 3);
     this.drawHeader(names);
     show(this.strip, many);
     this.box.classList.toggle("anb-scrolls", many);
     set(this.box, "tabindex", many ? 0 : -1);
     // of many rows only those in sight are painted
     const first = many ? Math.floor(this.box.scrollTop / ROW) - 2 : 0;
-    let place = 0;
-    for (const [rank, rankState] of ranks) {
-      let row = this.rows.get(rank);
-      if (!row) {
-        row = new RankRow(rank, () => this.view.pick(rank));
-        this.rows.set(rank, row);
-        this.table.append(row.element);
-        row.draw(rankState, names);
-      } else if (place >= first && place < first + 16) row.draw(rankState, names);
-      place++;
-      if (many) this.drawCell(rank, rankState);
-    }
+    const late = stragglers(this.store);
+    this.canFold = false;
+    const rows = ranksOfNodes(this.store).flatMap(([node, ofNode]) => this.rowsOf(node, ofNode, names, late));
+    show(this.fold, this.canFold);
+    this.arrange(rows.map(({ row }) => row));
+    rows.forEach(({ row, draw }, place) => {
+      if (row.isDrawn && (place < first || place >= first + 16)) return;
+      row.isDrawn = true;
+      draw();
+    });
+    if (many) for (const [rank, rankState] of ranks) this.drawCell(rank, rankState, late.get(rank));
+    this.stepNotes.draw(this.store);
     this.drawHost();
+  }
+
+  /** The rows of a node, or of a run without nodes, in their order: `[{ row, draw }, …]`. */
+  rowsOf(node, ranks, names, late) {
+    const number = node?.node ?? null;
+    const rows = [];
+    if (node) {
+      const row = this.nodeRowOf(node);
+      rows.push({ row, draw: () => row.draw(ranks, !this.folded.has(number), this.store.loads.get(number)) });
+      if (this.folded.has(number)) return rows;
+    }
+    const folded = rankGroups(ranks, late, node && this.view.many ? 2 : undefined);
+    const isUnfolded = this.unfolded.has(number);
+    this.canFold ||= isUnfolded && folded.length < ranks.length;
+    for (const group of isUnfolded ? ranks.map((rankState) => [rankState]) : folded) {
+      const row = this.rowOf(group);
+      rows.push({ row, draw: () => row.draw(group.length > 1 ? merged(group) : group[0], names, late.get(group[0].rank)) });
+    }
+    return rows;
+  }
+
+  nodeRowOf(node) {
+    const known = this.nodeRows.get(node.node);
+    if (known?.node === node) return known;
+    const row = new NodeRow(node, () => this.toggleNode(node.node));
+    this.nodeRows.set(node.node, row);
+    return row;
+  }
+
+  rowOf(group) {
+    const [{ rank }, last] = [group[0], group.at(-1).rank];
+    const key = `${rank}–${last}`;
+    if (!this.rows.has(key)) this.rows.set(key, new RankRow(rank, () => (group.length > 1 ? this.unfold(rank) : this.view.pick(rank)), last));
+    return this.rows.get(key);
+  }
+
+  /** Puts rows in their order; only where that has changed, and the keyboard stays where it is. */
+  arrange(rows) {
+    const elements = [this.header, ...rows.map((row) => row.element)];
+    if (elements.length === this.table.children.length && elements.every((element, i) => element === this.table.children[i])) return;
+    const was = document.activeElement;
+    this.table.replaceChildren(...elements);
+    if (this.table.contains(was)) was.focus({ preventScroll: true });
+  }
+
+  toggleNode(number) {
+    if (!this.folded.delete(number)) this.folded.add(number);
+    this.draw();
+  }
+
+  /** Gives each of the ranks that share a row one of its own. */
+  unfold(rank) {
+    const [node] = ranksOfNodes(this.store).find(([, ranks]) => ranks.some((rankState) => rankState.rank === rank));
+    this.unfolded.add(node?.node ?? null);
+    this.draw();
+    // the button that was pressed has gone
+    this.fold.focus();
+  }
+
+  foldAgain() {
+    this.unfolded.clear();
+    this.draw();
+    this.table.querySelector(".anb-ranks-btn")?.focus();
   }
 
   drawHeader(names) {
     const devices = [...this.store.ranks.values()].flatMap((rankState) => [...rankState.devices.values()]);
+    const hasCoordinates = [...this.store.ranks.values()].some((rankState) => rankState.coordinates);
     // where no rank's device tells how busy it is, that takes no room
     this.table.classList.toggle("anb-shows-utilisation", devices.some((device) => isKnown(device.utilisation)));
-    const titles = ["", "state", "progress", ...names, ...(devices.length ? ["device"] : [])];
+    const hasSteps = [...this.store.ranks.values()].some((rankState) => rankState.steps || rankState.memory);
+    const hasMemory = [...this.store.ranks.values()].some((rankState) => rankState.memory);
+    this.table.classList.toggle("anb-has-steps", hasSteps);
+    const titles = ["", "state", "progress", ...names, ...(hasSteps ? [hasMemory ? "step, memory" : "step"] : []), ...(devices.length || hasCoordinates ? [hasCoordinates ? "mesh, device" : "device"] : [])];
     if (this.header.dataset.titles === titles.join()) return;
     this.header.dataset.titles = titles.join();
-    this.table.style.setProperty("--anb-columns", `auto auto minmax(0, 1fr) repeat(${Math.max(names.length, 1)}, auto) auto`);
+    this.table.style.setProperty("--anb-columns", `auto auto minmax(0, 1fr) repeat(${Math.max(names.length, 1)}, auto) ${hasSteps ? "minmax(60px, 90px) " : ""}auto`);
     this.table.classList.toggle("anb-no-metrics", !names.length);
     this.header.replaceChildren(
       ...titles.map((title, i) =>
@@ -78,7 +156,7 @@ export class Ranks {
     );
   }
 
-  drawCell(rank, rankState) {
+  drawCell(rank, rankState, late = "") {
     let cell = this.cells.get(rank);
     if (!cell) {
       const pick = () => this.view.pick(rank);
@@ -87,7 +165,8 @@ export class Ranks {
       this.strip.append(cell);
     }
     const share = shareOf(progressOf(rankState).bar);
-    const text = `rank ${rank}: ${rankState.state}, ${Math.round(share * 100)} %`;
+    const text = `rank ${rank}: ${rankState.state}, ${Math.round(share * 100)} %${late && `, ${late}`}`;
+    cell.classList.toggle("anb-late", late !== "");
     set(cell, "data-state", rankState.state);
     setStyle(cell.firstChild, "transform", `scaleY(${share.toFixed(3)})`);
     setText(cell.lastChild, rankState.state === "running" ? String(rank) : `${SYMBOLS[rankState.state] ?? ""}${rank}`);

@@ -2,6 +2,7 @@
 
 import { plain } from "./ansi.js";
 import { count, duration, number } from "./format.js";
+import { nodeState, ranksName, ranksOfNodes } from "./node_row.js";
 import { progressOf, progressText } from "./progress.js";
 import { SYMBOLS } from "./states.js";
 import { elapsed } from "./store.js";
@@ -40,14 +41,18 @@ export function snapshotOf(store, most = MOST_LINES_SAVED) {
   const ranks = [...store.ranks.values()];
   const share = Math.max(1, Math.floor(most / Math.max(ranks.length, 1)));
   const lines = ranks.flatMap((rankState) => newest(rankState.ring, share)).sort((a, b) => a.time - b.time);
-  const { run, state, gone, host, failure, lineCount } = store;
+  const { run, nodes, loads, state, gone, host, failure, lineCount, causes } = store;
   return {
     seq: 1, reset: true, run: { ...run, background: false, can_act: false }, state, gone, host, failure,
+    nodes: nodes.map(({ node, label, first, last }) => [node, label, first, last]),
+    loads: [...loads].map(([node, { cpu, used, total }]) => [node, cpu, used, total]),
+    precision: store.precision || "no", causes, steps: ranks.filter(({ steps }) => steps).map(({ rank, steps }) => [rank, steps]),
     ranks: ranks.map((rankState) => [rankState.rank, rankState.state, rankState.detail, rankState.lineCount]),
     progress: ranks.flatMap((rankState) =>
       [...rankState.bars].map(([name, { label, done, total, rate, unit, closed, note }]) => [rankState.rank, label, done, total, rate, unit, closed, name, note]),
     ),
     devices: ranks.flatMap((rankState) => [...rankState.devices.values()].map(({ device, utilisation, used, total }) => [rankState.rank, device, utilisation, used, total])),
+    coordinates: ranks.filter((rankState) => rankState.coordinates).map(({ rank, coordinates }) => [rank, coordinates]),
     metrics: [...store.metrics].flatMap(([name, series]) => [...series].map(([rank, curve]) => [name, rank, points(curve)])),
     lines: lines.map(({ rank, stream, text, time, meaning }) => [rank, stream, text, time, 0, meaning]),
     line_count: lineCount, skipped: Math.max(0, lineCount - lines.length),
@@ -68,11 +73,15 @@ function points(series) {
 // ---------------------------------------------------------------------------------------------------------------- as text
 
 function reportText(store) {
-  const { run, state, gone, failure } = store;
+  const { run, state, gone, failure, causes } = store;
   const ranks = [...store.ranks.values()];
   const head = `${run.name}  ${SYMBOLS[state.state] ?? ""} ${state.state}  ${duration(elapsed(store))}, ${count(store.lineCount)} lines`;
   const error = failure ? [`${failure.rank === null ? "" : `rank ${failure.rank}: `}${failure.type}: ${failure.message}`, plain(failure.traceback ?? "")] : [];
-  return [[head, run.why].join("\n"), gone, ...error, ranks.map(rankText).join("\n"), ...ranks.map(lastLinesText), `All output: ${run.folder}`].filter(Boolean).join("\n\n");
+  return [[head, run.why].join("\n"), gone, ...error, ranksText(store), causes.join("\n"), ...ranks.map(lastLinesText), `All output: ${run.folder}`].filter(Boolean).join("\n\n");
+}
+
+function ranksText(store) {
+  return ranksOfNodes(store).flatMap(([node, ranks]) => [...(node ? [`${node.label}  ${ranksName(node)}  ${nodeState(ranks)}`] : []), ...ranks.map(rankText)]).join("\n");
 }
 
 function rankText(rankState) {

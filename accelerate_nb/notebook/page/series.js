@@ -7,6 +7,7 @@ export class Series {
   constructor() {
     this.x = new Float64Array(64);
     this.y = new Float64Array(64);
+    this.t = new Float64Array(64); // when each came, in seconds since 1970
     this.length = 0;
     this.buckets = [];
     this.per = 1; // points in a full bucket
@@ -20,29 +21,34 @@ export class Series {
     this.notFinite = 0; // values that are no finite numbers
     this.notPositive = 0;
     this.last = null;
+    this.began = Infinity;
+    this.ended = -Infinity;
     this.stride = 1; // after thinning, one of so many points is kept
   }
 
-  add(x, y) {
+  add(x, y, time = 0) {
     if (this.last !== null && x < this.last[0]) this.sorted = false;
     this.last = [x, y];
+    this.began = Math.min(this.began, time);
+    this.ended = Math.max(this.ended, time);
     this.from = Math.min(this.from, x);
     this.to = Math.max(this.to, x);
-    if (this.pointCount % this.stride === 0) this.append(x, y);
+    if (this.pointCount % this.stride === 0) this.append(x, y, time);
     this.pointCount++;
     this.updateRange(y);
-    this.intoBucket(x, y);
+    this.intoBucket(x, y, time);
   }
 
-  append(x, y) {
+  append(x, y, time) {
     if (this.length === this.x.length) {
-      const [oldX, oldY] = [this.x, this.y];
-      this.x = new Float64Array(oldX.length * 2);
-      this.y = new Float64Array(oldY.length * 2);
-      this.x.set(oldX);
-      this.y.set(oldY);
+      for (const name of ["x", "y", "t"]) {
+        const longer = new Float64Array(this.length * 2);
+        longer.set(this[name]);
+        this[name] = longer;
+      }
     }
     this.x[this.length] = x;
+    this.t[this.length] = time;
     this.y[this.length++] = y;
   }
 
@@ -57,15 +63,16 @@ export class Series {
     else this.notPositive++;
   }
 
-  intoBucket(x, y) {
+  intoBucket(x, y, time) {
     let bucket = this.buckets.at(-1);
     if (!bucket || bucket.points >= this.per) {
       if (this.buckets.length >= MOST_BUCKETS) this.mergeBuckets();
       bucket = this.buckets.at(-1);
-      if (!bucket || bucket.points >= this.per) this.buckets.push((bucket = emptyBucket(x)));
+      if (!bucket || bucket.points >= this.per) this.buckets.push((bucket = emptyBucket(x, time)));
     }
     bucket.points++;
     bucket.to = x;
+    bucket.ended = time;
     if (!Number.isFinite(y)) return;
     if (!bucket.finite++) bucket.first = y;
     bucket.last = y;
@@ -92,9 +99,9 @@ export class Series {
     for (let i = 0; i < half; i++) {
       this.x[i] = this.x[2 * i];
       this.y[i] = this.y[2 * i];
+      this.t[i] = this.t[2 * i];
     }
-    this.x = this.x.slice(0, half);
-    this.y = this.y.slice(0, half);
+    for (const name of ["x", "y", "t"]) this[name] = this[name].slice(0, half);
     this.length = half;
     this.stride *= 2;
   }
@@ -103,26 +110,38 @@ export class Series {
   nearest(x) {
     if (!this.length) return null;
     let best = 0;
-    if (this.sorted) {
-      let [low, high] = [0, this.length - 1];
-      while (low < high) {
-        const middle = (low + high) >> 1;
-        if (this.x[middle] < x) low = middle + 1;
-        else high = middle;
-      }
-      best = low > 0 && x - this.x[low - 1] <= this.x[low] - x ? low - 1 : low;
-    } else {
+    if (this.sorted) best = nearestIndex(this.x, this.length, x);
+    else {
       for (let i = 1; i < this.length; i++) if (Math.abs(this.x[i] - x) <= Math.abs(this.x[best] - x)) best = i;
     }
     const point = [this.x[best], this.y[best]];
     // the newest is always known, also where points were thinned
     return Math.abs(this.last[0] - x) < Math.abs(point[0] - x) ? this.last : point;
   }
+
+  /** The point whose time is nearest, as `[time, y]`. */
+  nearestAt(time) {
+    if (!this.length) return null;
+    const best = nearestIndex(this.t, this.length, time);
+    const isLast = Math.abs(this.ended - time) < Math.abs(this.t[best] - time);
+    return isLast ? [this.ended, this.last[1]] : [this.t[best], this.y[best]];
+  }
 }
 
-function emptyBucket(x) {
+/** The index of the value that is nearest, among values that rise. */
+function nearestIndex(values, length, value) {
+  let [low, high] = [0, length - 1];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (values[middle] < value) low = middle + 1;
+    else high = middle;
+  }
+  return low > 0 && value - values[low - 1] <= values[low] - value ? low - 1 : low;
+}
+
+function emptyBucket(x, time) {
   return {
-    from: x, to: x, points: 0, finite: 0, first: NaN, last: NaN, sum: 0, least: Infinity, most: -Infinity,
+    from: x, to: x, began: time, ended: time, points: 0, finite: 0, first: NaN, last: NaN, sum: 0, least: Infinity, most: -Infinity,
     leastPositive: Infinity, positive: 0, positiveSum: 0,
   };
 }
@@ -130,7 +149,7 @@ function emptyBucket(x) {
 function joined(a, b) {
   if (!b) return a;
   return {
-    from: a.from, to: b.to, points: a.points + b.points, finite: a.finite + b.finite,
+    from: a.from, to: b.to, began: a.began, ended: b.ended, points: a.points + b.points, finite: a.finite + b.finite,
     first: a.finite ? a.first : b.first, last: b.finite ? b.last : a.last, sum: a.sum + b.sum,
     least: Math.min(a.least, b.least), most: Math.max(a.most, b.most),
     leastPositive: Math.min(a.leastPositive, b.leastPositive),

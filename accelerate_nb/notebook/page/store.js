@@ -16,6 +16,8 @@ function emptyContent() {
     run: { name: "", why: "", folder: "", started: null, size: 0, host: "", background: false, can_act: false, attach: "" },
     state: { state: "starting", detail: "", ended: null },
     ranks: new Map(), // rank -> what is known of it
+    nodes: [], // of a run on several of them, in order: number, label, and the first and last of their ranks
+    loads: new Map(), // number of a node -> how busy it is, and its memory
     metrics: new Map(), // name -> rank -> Series
     host: [],
     all: new RingBuffer(MOST_LINES),
@@ -23,6 +25,11 @@ function emptyContent() {
     skipped: 0,
     points: 0,
     restarts: [], // [attempt, most restarts, text], the newest last
+    precision: "",
+    knobs: new Map(), // name -> value, least, most
+    knobChanges: [], // [name, value, time], the newest last
+    knobErrors: new Map(), // name -> why its last change was refused
+    causes: [], // what makes steps slow, in sentences
     failure: null,
     idleWarning: null,
     gone: "", // what ended the kernel, and the run with it
@@ -44,7 +51,7 @@ function rankOf(store, rank) {
     const size = Math.max(store.run.size, store.ranks.size + 1);
     const most = Math.max(1000, Math.min(MOST_LINES_OF_A_RANK, Math.floor(320_000 / size)));
     rankState = {
-      rank, state: "starting", detail: "", lineCount: 0, bars: new Map(), newest: new Map(), devices: new Map(),
+      rank, state: "starting", detail: "", lineCount: 0, steps: null, bars: new Map(), newest: new Map(), devices: new Map(), coordinates: "",
       ring: new RingBuffer(most, Math.max(1_000_000, Math.floor(64_000_000 / size))), open: new Map(),
     };
     store.ranks.set(rank, rankState);
@@ -75,7 +82,7 @@ function takeMetric(store, [name, rank, points]) {
   const series = store.metrics.get(name);
   if (!series.has(rank)) series.set(rank, new Series());
   const curve = series.get(rank);
-  for (const [step, value] of points) curve.add(step ?? curve.pointCount, real(value));
+  for (const [step, value, time] of points) curve.add(step ?? curve.pointCount, real(value), time);
   if (points.length) rankState.newest.set(name, real(points.at(-1)[1]));
   store.points += points.length;
   while (store.points > MOST_POINTS) thinLongest(store);
@@ -128,6 +135,9 @@ export function feed(store, message) {
     for (let rank = 0; rank < (message.run.size || 0); rank++) rankOf(store, rank);
   }
   if (message.restarts) takeRestarts(store, message.restarts);
+  if (message.nodes) store.nodes = message.nodes.map(([node, label, first, last]) => ({ node, label, first, last }));
+  for (const [node, cpu, used, total] of message.loads ?? []) store.loads.set(node, { cpu, used, total });
+  if (message.precision) store.precision = message.precision === "no" ? "" : message.precision;
   if (message.state) store.state = { detail: "", ended: null, ...message.state };
   for (const [rank, state, detail, lineCount] of message.ranks ?? []) {
     Object.assign(rankOf(store, rank), { state, detail, lineCount });
@@ -136,6 +146,13 @@ export function feed(store, message) {
   for (const [rank, device, utilisation, used, total] of message.devices ?? []) {
     rankOf(store, rank).devices.set(device, { device, utilisation, used, total });
   }
+  for (const [rank, coordinates] of message.coordinates ?? []) rankOf(store, rank).coordinates = coordinates;
+  for (const [rank, parts] of message.steps ?? []) rankOf(store, rank).steps = parts;
+  for (const [name, value, least, most] of message.knobs ?? []) store.knobs.set(name, { value, least, most });
+  if (message.knob_changes) store.knobChanges = message.knob_changes;
+  if (message.knob_error) store.knobErrors.set(message.knob_error.name, message.knob_error.text);
+  for (const [rank, parts, total, text] of message.memory ?? []) rankOf(store, rank).memory = { parts, total, text };
+  if (message.causes) store.causes = message.causes;
   if (message.host) store.host = message.host;
   for (const line of message.lines ?? []) takeLine(store, line);
   if (message.line_count !== undefined) store.lineCount = message.line_count;
@@ -148,7 +165,7 @@ export function feed(store, message) {
 }
 
 /** The kernel's time in seconds since 1970: the page's own clock may be wrong. */
-function kernelNow(store) {
+export function kernelNow(store) {
   return store.clock === null ? Date.now() / 1000 : store.clock + performance.now() / 1000;
 }
 

@@ -29,8 +29,21 @@ export function copyButton(label, text, announce) {
   return copy;
 }
 
+/** Saves a chart's canvas as a picture, on the ground that it has in the panel. */
+export function savePicture(name, canvas, { ground }) {
+  const whole = Object.assign(document.createElement("canvas"), { width: canvas.width, height: canvas.height });
+  const pen = whole.getContext("2d");
+  pen.fillStyle = ground;
+  pen.fillRect(0, 0, whole.width, whole.height);
+  pen.drawImage(canvas, 0, 0);
+  whole.toBlob((blob) => saveBlob(`${name.replace(/[^\w.-]+/g, "_")}.png`, blob));
+}
+
 export function saveFile({ name, text }, buffers) {
-  const blob = new Blob([buffers?.[0] ?? text ?? ""], { type: "text/plain" });
+  saveBlob(name, new Blob([buffers?.[0] ?? text ?? ""], { type: "text/plain" }));
+}
+
+function saveBlob(name, blob) {
   const link = h("a", { href: URL.createObjectURL(blob), download: name });
   document.body.append(link);
   link.click();

@@ -10,18 +10,21 @@ import { acknowledge, kernelIsReachable } from "./store.js";
 import { readTheme } from "./theme.js";
 
 const PAINT = 200; // ms between two paintings
+const TICKS_OF_TAB = 5; // between two writings of the tab's title
 const FEW_RANKS = 16; // up to here each rank has a full row and a tab
 
 /** Shows what a store knows. `send` is null where there is no kernel. */
 export class View {
-  constructor(store, send) {
+  constructor(store, send, liveParts) {
     this.store = store;
+    this.liveParts = liveParts;
     this.send = send;
     this.id = Math.random().toString(36).slice(2, 10);
     this.palette = { key: "" };
     this.restUntil = 0;
     this.epoch = store.epoch;
     this.changes = -1;
+    this.ticks = 0;
     this.build();
     this.watch();
   }
@@ -32,11 +35,12 @@ export class View {
     this.ranks = new Ranks(this);
     this.charts = new Charts(this);
     this.output = new Output(this);
+    this.extras = this.liveParts.map((Part) => new Part(this));
     this.live = h("div", { class: "anb-sr", role: "status", "aria-live": "polite" });
     this.root = h(
       "div",
       { class: "anb", role: "region", "aria-label": "Distributed run", "data-lm-suppress-shortcuts": "true", "data-jp-suppress-context-menu": "true" },
-      div("anb-inner", this.head.element, this.notices.element, div("anb-top", this.ranks.element, this.charts.element), this.output.element, this.live),
+      div("anb-inner", this.head.element, this.notices.element, ...this.extras.map((part) => part.element), div("anb-top", this.ranks.element, this.charts.element), this.output.element, this.live),
     );
     for (const kind of ["keydown", "keyup", "keypress"]) this.root.addEventListener(kind, (event) => event.stopPropagation());
     this.root.addEventListener("keydown", (event) => event.key === "Escape" && this.returnFocus());
@@ -61,7 +65,7 @@ export class View {
     clearInterval(this.timer);
     this.scheme.removeEventListener("change", this.onScheme);
     for (const observer of [this.sight, this.themed]) observer.disconnect();
-    for (const part of [this.charts, this.output]) part.close();
+    for (const part of [this.head, this.charts, this.output]) part.close();
     this.store.views.delete(this);
     this.root.remove();
   }
@@ -83,6 +87,7 @@ export class View {
 
   tick() {
     acknowledge(this.store, this.send);
+    if (++this.ticks % TICKS_OF_TAB === 0) this.head.drawTab();
     if (document.hidden || !this.root.isConnected || !this.visible) return;
     if (this.store.changes === this.changes) {
       this.head.drawClock();
@@ -103,7 +108,7 @@ export class View {
     // canvases first: text on them asks for the page's style, which is reckoned anew after each change of the page
     if (!this.charts.paint()) this.changes = -1; // the others at the next tick
     set(this.root, "aria-label", `Distributed run ${this.store.run.name}`);
-    for (const part of [this.head, this.notices, this.ranks, this.charts, this.output]) part.draw();
+    for (const part of [this.head, this.notices, ...this.extras, this.ranks, this.charts, this.output]) part.draw();
   }
 
   forget() {

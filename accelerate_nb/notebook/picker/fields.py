@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import ipywidgets
 
-from accelerate_nb.config.settings import GROUPS, Setting
+from accelerate_nb.config.settings import Setting
 from accelerate_nb.config.value_types import Boolean, NamedValues, OneOf
 from accelerate_nb.notebook.picker import html
 
@@ -35,8 +35,13 @@ class SettingField:
         """Put a setting's value into the control."""
         self.control.value = _as_typed(self.setting, value)
 
+    @property
+    def is_default(self) -> bool:
+        """Whether the control shows the setting's default."""
+        return bool(self.typed == _as_typed(self.setting, self.setting.default))
+
     def mark(self, origin: str) -> None:
-        """Show the source of the value; nothing for a default."""
+        """Show the source of the value."""
         self._origin.value = html.origin_mark(origin)
 
     def remark(self, wrong: str | None, advice: str | None) -> None:
@@ -49,56 +54,21 @@ class SettingField:
         self.control.observe(lambda _: changed(self.setting), names="value")
 
 
-class SettingGroup:
-    """The settings under one heading; advanced ones are folded."""
-
-    def __init__(self, key: str, fields: Iterable[SettingField], note: str = "") -> None:
-        every = list(fields)
-        self._advanced = [field for field in every if field.setting.advanced]
-        self._folded = _grid(self._advanced)
-        tooltip = f"Settings of {GROUPS[key]} that are seldom changed"
-        self._button = ipywidgets.Button(tooltip=tooltip).add_class("acc-more")
-        self._button.on_click(lambda _: self.unfold(folded=not self._is_folded()))
-        plain = [field for field in every if not field.setting.advanced]
-        self._more = "more " if plain else ""
-        folded = [self._button, self._folded] if self._advanced else []
-        head = ipywidgets.HTML(html.heading(GROUPS[key], note))
-        self.box = ipywidgets.VBox([head, *([_grid(plain)] if plain else []), *folded]).add_class("acc-group")
-        self.unfold(folded=True)
-
-    def unfold(self, *, folded: bool = False) -> None:
-        """Show the advanced settings, or fold them away again."""
-        self._folded.layout.display = "none" if folded else None
-        number = len(self._advanced)
-        self._button.description = (
-            f"▸ {number} {self._more}setting{'s' if number > 1 else ''}" if folded else "▾ Fewer settings"
-        )
-
-    def unfold_wrong(self, wrong: Mapping[str, str]) -> None:
-        """Show the advanced settings if something is wrong with one of them."""
-        if self._is_folded() and any(field.setting.name in wrong for field in self._advanced):
-            self.unfold()
-
-    def _is_folded(self) -> bool:
-        return bool(self._folded.layout.display == "none")
-
-
-def _grid(fields: Iterable[SettingField]) -> Any:
-    return ipywidgets.Box([field.box for field in fields]).add_class("acc-fields")
-
-
 def _control(setting: Setting) -> Any:
+    shown = {
+        "description": html.setting_label(setting.label, setting.name),
+        "description_allow_html": True,
+        "tooltip": setting.help,
+    }
     if isinstance(setting.value_type, Boolean) and not setting.nullable:
-        return ipywidgets.Checkbox(value=setting.default, description=setting.name, indent=False, tooltip=setting.help)
+        return ipywidgets.Checkbox(value=setting.default, indent=False, **shown)
     if isinstance(setting.value_type, (Boolean, OneOf)):
         options = [(str(choice), choice) for choice in setting.choices or (True, False)]
         # a control whose value is None shows nothing at all
         open_too = [(_LEFT_OPEN, "")] if setting.nullable else []
         value = _as_typed(setting, setting.default)
-        return ipywidgets.Dropdown(
-            options=[*open_too, *options], value=value, description=setting.name, tooltip=setting.help
-        )
-    return ipywidgets.Text(description=setting.name, placeholder=_default(setting) or _LEFT_OPEN, tooltip=setting.help)
+        return ipywidgets.Dropdown(options=[*open_too, *options], value=value, **shown)
+    return ipywidgets.Text(placeholder=_default(setting) or _LEFT_OPEN, **shown)
 
 
 def _as_typed(setting: Setting, value: Any) -> Any:

@@ -11,7 +11,7 @@ import ipywidgets
 
 from accelerate_nb.config.hf import files
 from accelerate_nb.config.run_config import RunConfig, all_settings
-from accelerate_nb.config.settings import GROUPS, Setting, unknown_setting
+from accelerate_nb.config.settings import Setting, unknown_setting
 from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.devices.host_usage import HostGauge
 from accelerate_nb.devices.nvml import GpuGauge
@@ -19,10 +19,13 @@ from accelerate_nb.devices.probe import probe
 from accelerate_nb.errors import ConfigurationError
 from accelerate_nb.events.checks import CheckResult
 from accelerate_nb.notebook.picker import html
-from accelerate_nb.notebook.picker.fields import SettingField, SettingGroup
+from accelerate_nb.notebook.picker.fields import SettingField
 from accelerate_nb.notebook.picker.file_section import FileSection
+from accelerate_nb.notebook.picker.insert_cell import InsertCellButton
+from accelerate_nb.notebook.picker.memory_section import MemorySection, PlannedMesh, settings_of
 from accelerate_nb.notebook.picker.self_test_section import TestSection
-from accelerate_nb.notebook.picker.validation import FormValidation, InitialSettings, appraise, begin, several_machines
+from accelerate_nb.notebook.picker.settings_section import SettingsSection
+from accelerate_nb.notebook.picker.validation import FormValidation, InitialSettings, appraise, begin
 
 _SPELLINGS = {
     "call": "Cell",
@@ -30,6 +33,7 @@ _SPELLINGS = {
     "command": "Command line",
     "file": "Configuration file",
 }
+_IMPORT = "from accelerate_nb import notebook_launcher"
 _NOT_YET = "Correct what is marked first."
 
 
@@ -60,14 +64,14 @@ class ConfigPicker:
         self._marks = {name: origin.source for name, origin in self._beginning.origins.items()}
         self._is_filling = False
         self._fields = {setting.name: SettingField(setting) for setting in all_settings()}
-        notes = {"machines": several_machines()}
-        by_group = {key: [item for item in self._fields.values() if item.setting.group == key] for key in GROUPS}
-        self._groups = [SettingGroup(key, fields, notes.get(key, "")) for key, fields in by_group.items() if fields]
-        self._general, self._leads = ipywidgets.HTML(), ipywidgets.HTML()
+        self.settings = SettingsSection(self._fields)
+        self.insert = InsertCellButton()
+        self._general, self._leads, self._mesh = (ipywidgets.HTML() for _ in range(3))
         self._texts = {name: ipywidgets.HTML() for name in _SPELLINGS}
         path = self._beginning.file or str(files.default_path(os.environ))
         self.file = FileSection(lambda: self._appraisal.content, self.load, path)
         self.test = TestSection(lambda: self.value)
+        self.memory = MemorySection(self._planned_mesh, lambda degrees: self.set(**settings_of(degrees)))
         self._again = ipywidgets.Button(description="Reset", tooltip="Back to the environment and the file")
         self._again.on_click(lambda _: self.reset())
         self.form = self._laid_out()
@@ -101,7 +105,7 @@ class ConfigPicker:
         """
         checked = {name: self._checked(name, value) for name, value in settings.items()}
         self._show(checked)
-        self._marks.update(dict.fromkeys(checked, "given in the notebook"))
+        self._marks.update(dict.fromkeys(checked, "by you"))
         self._appraise()
 
     def reset(self) -> None:
@@ -147,7 +151,7 @@ class ConfigPicker:
 
     def _typed(self, setting: Setting) -> None:
         if not self._is_filling:
-            self._marks[setting.name] = ""
+            self._marks[setting.name] = "by you"
             self._appraise()
 
     def _appraise(self) -> None:
@@ -156,21 +160,32 @@ class ConfigPicker:
         self._appraisal = found = appraise(typed, self._devices, self._beginning.settings, can_fork=hasattr(os, "fork"))
         for name, field in self._fields.items():
             field.remark(found.wrong.get(name), found.advice.get(name))
-            field.mark(self._marks[name])
-        for group in self._groups:
-            group.unfold_wrong(found.wrong)
-        self._general.value = html.remarks([*self._beginning.trouble, *found.general])
+            is_set_elsewhere = self._beginning.origins[name].source
+            field.mark("default" if field.is_default and not is_set_elsewhere else self._marks[name])
+        self.settings.show_wrong(found.wrong)
+        self._general.value = html.remarks(dict.fromkeys([*self._beginning.trouble, *found.general]))
+        self.insert.code = f"{_IMPORT}\n\n{found.call}" if found.call else ""
         for name, label in _SPELLINGS.items():
             self._texts[name].value = html.to_copy(label, getattr(found, name), found.notes.get(name, ""))
         self._leads.value = html.leads_to(found.choice.why if found.choice is not None else "", _NOT_YET)
+        self._mesh.value = html.mesh(found.mesh)
         self.file.allow(possible=found.config is not None)
         self.test.allow(possible=found.config is not None)
 
+    def _planned_mesh(self) -> PlannedMesh | None:
+        found = self._appraisal
+        if found.config is None or found.choice is None:
+            return None
+        computes_in = "float32" if found.config.training.mixed_precision in (None, "no") else "mixed"
+        return PlannedMesh(found.mesh or {"dp_replicate": found.choice.size}, computes_in)
+
     def _laid_out(self) -> Any:
-        left = ipywidgets.VBox([group.box for group in self._groups])
-        heading = ipywidgets.HTML(html.heading("The same, to copy"))
-        texts = ipywidgets.VBox([heading, self._leads, *self._texts.values()]).add_class("acc-group")
-        right = ipywidgets.VBox([texts, self.file.box, self.test.box]).add_class("acc-side")
+        left = self.settings.box
+        heading = ipywidgets.HTML(html.heading("Copy as"))
+        call, *others = self._texts.values()
+        parts = [heading, self._leads, self._mesh, call, self.insert, *others]
+        texts = ipywidgets.VBox(parts).add_class("acc-group")
+        right = ipywidgets.VBox([texts, self.memory.box, self.file.box, self.test.box]).add_class("acc-side")
         halves = ipywidgets.Box([left, right]).add_class("acc-halves")
         again = ipywidgets.Box([self._again]).add_class("acc-row")
         parts = [ipywidgets.HTML(html.style()), _title(self._devices), self._general, halves, again]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import product
+from math import prod
 from pathlib import Path
+from typing import Any
 
 from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.events.checks import CheckResult
@@ -19,6 +22,8 @@ _COPY = (
 )
 # Where a browser does not fit a text's height by itself, about so many characters are a row.
 _WIDTH, _MOST_ROWS = 44, 14
+# More ranks than these are counted, not drawn.
+_MOST_RANKS = 64
 # A notebook takes plain letters for shortcuts (`d d` deletes a cell) also from a list or a box that has the focus.
 _KEEP_KEYS = (
     "this.closest('.acc-picker')?.addEventListener('focusin',e=>{"
@@ -58,10 +63,15 @@ def accelerators(devices: AvailableDevices, memory: Sequence[int | None]) -> str
     if devices.xla is not None and devices.xla.trouble and devices.kind == "xla":
         return f"no {devices.label} to compute on"
     if not devices.count:
-        return "no accelerator: computes on the CPU"
+        return "No GPU found, using the CPU"
     known = {size for size in memory if size}
     item = f" with {bytes_text(min(known))}" if known else ""
     return _count(devices.count, devices.label) + item + (" each" if item and devices.count > 1 else "")
+
+
+def setting_label(label: str, name: str) -> str:
+    """A setting's label in words, with the keyword that a launcher takes."""
+    return f"{escape(label)} <code>{escape(name)}</code>"
 
 
 def help_line(text: str, default: str, unsupported: Sequence[str]) -> str:
@@ -92,6 +102,81 @@ def remarks(texts: Iterable[str]) -> str:
 def leads_to(why: str, not_yet: str) -> str:
     """The preview of a launch."""
     return f'<div class="acc-leads">{f"Runs {escape(why)}." if why else escape(not_yet)}</div>'
+
+
+def mesh(degrees: Mapping[str, int]) -> str:
+    """
+    A drawing of the ranks that these degrees make: a row for each place along the outer axes, a column along the innermost one.
+
+    It is a table, which a screen reader reads; nothing where there is no axis.
+    """
+    if not degrees:
+        return ""
+    *outer, inner = degrees
+    size = prod(degrees.values())
+    title = f"{mesh_text(degrees)}: {size} ranks"
+    if size > _MOST_RANKS:
+        return f'<div class="acc-help">{escape(title)}</div>'
+    head = "".join(f'<th scope="col">{escape(inner)} {index}</th>' for index in range(degrees[inner]))
+    rows = []
+    for number, place in enumerate(product(*(range(degrees[axis]) for axis in outer))):
+        name = " ".join(f"{axis} {index}" for axis, index in zip(outer, place, strict=True))
+        first = number * degrees[inner]
+        cells = "".join(f"<td>{rank}</td>" for rank in range(first, first + degrees[inner]))
+        rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
+    return (
+        f'<table class="acc-mesh"><caption>{escape(title)}</caption><thead><tr><td></td>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def memory(facts: Mapping[str, Any], precision: str) -> str:
+    """The estimate of a training's memory on each rank, a column for each stage, and the smallest mesh that fits, in words."""
+    training = next(fact for fact in facts["mesh"]["training"] if fact["precision"] == precision)
+    names = {
+        "weights": "weights",
+        "gradients": "gradients",
+        "optimizer": "optimizer",
+        "extra": "during a step",
+        "total": "total",
+    }
+    stages = training["stages"]
+    titles = ["each rank"] if len(stages) == 1 else [f"stage {index}" for index in range(len(stages))]
+    head = "".join(f'<th scope="col">{title}</th>' for title in titles)
+    rows = "".join(
+        f'<tr><th scope="row">{name}</th>{"".join(f"<td>{bytes_text(stage[key])}</td>" for stage in stages)}</tr>'
+        for key, name in names.items()
+    )
+    title = f"{facts['parameters']:,} parameters on {mesh_text(facts['mesh']['degrees'])}, {precision}"
+    return (
+        f'<table class="acc-mesh"><caption>{escape(title)}</caption><thead><tr><td></td>{head}</tr></thead><tbody>{rows}</tbody></table>'
+        f"{status(_fits(facts, max(stage['total'] for stage in stages)))}"
+        '<div class="acc-help">Activations are not counted: they grow with the batch.</div>'
+    )
+
+
+def _fits(facts: Mapping[str, Any], largest: int) -> str:
+    budget = facts["device_memory"]
+    if budget is None:
+        return ""
+    fits = "It fits" if largest <= budget else "It does not fit"
+    smallest = facts["smallest_mesh"]
+    proposal = (
+        "no mesh of shards, split layers and stages does"
+        if smallest is None
+        else f"the smallest mesh is {mesh_text(smallest['degrees'])}"
+    )
+    return f"{fits} a device of {bytes_text(budget)}; {proposal}."
+
+
+def mesh_text(degrees: Mapping[str, int]) -> str:
+    """
+    A mesh in words.
+
+    >>> mesh_text({"dp_shard": 2, "tp": 2})
+    'dp_shard 2 x tp 2'
+    """
+    return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1) or "one rank"
 
 
 def status(text: str) -> str:

@@ -9,11 +9,12 @@ from typing import Any
 from accelerate_nb.config import formats
 from accelerate_nb.config.hf import files, unsupported
 from accelerate_nb.config.magic_args import cell_flags
-from accelerate_nb.config.run_config import Origin, RunConfig, all_settings, origin, resolve
+from accelerate_nb.config.options import parallelism
+from accelerate_nb.config.run_config import Origin, RunConfig, all_settings, origin
 from accelerate_nb.config.settings import Setting
 from accelerate_nb.config.value_types import Text
 from accelerate_nb.devices.base import AvailableDevices
-from accelerate_nb.errors import AccelerateNbError, NotYetError
+from accelerate_nb.errors import AccelerateNbError
 from accelerate_nb.launching.planning.placement import Placement, accelerates_word
 from accelerate_nb.launching.planning.preflight import PreflightIssue, run_preflight
 
@@ -73,6 +74,11 @@ class FormValidation:
     notes: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def mesh(self) -> Mapping[str, int]:
+        """The degrees of the mesh that a launch makes, by axes from the outermost to the innermost."""
+        return {} if self.config is None else parallelism.sizes(self.config.training.parallelism_config or {})
+
+    @property
     def file(self) -> str:
         """The text of the configuration file."""
         return formats.text(self.content)
@@ -108,15 +114,6 @@ def appraise(
         content=content,
         notes=_notes(config, explicit_settings, content, elsewhere, in_a_cell),
     )
-
-
-def several_machines() -> str:
-    """The reason against several machines; empty where there is none."""
-    try:
-        resolve({"num_nodes": 2}, {})
-    except NotYetError:
-        return "Only one machine is offered here yet."
-    return ""
 
 
 def value_of(setting: Setting, typed: Any) -> Any:

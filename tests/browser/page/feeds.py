@@ -39,6 +39,8 @@ def running(size: int, steps: int = 240) -> list[Message]:
         "seq": 2,
         "ranks": [[rank, "running", "", 60] for rank in range(size)],
         "progress": [bar for rank in range(size) for bar in _bars(rank, size)],
+        "steps": [[rank, [0.4 + rank % 3, 12.5, 21.0, 4.0, 2.5, 0.6]] for rank in range(size)],
+        "memory": [[rank, [2 * GIB, 2 * GIB, 4 * GIB, 40 * GIB, GIB], 80 * GIB, "holds much"] for rank in range(size)],
         "devices": [[rank, f"cuda:{rank % 8}", 80 + rank % 17, int(55 * GIB), 80 * GIB] for rank in range(size)],
         "host": [
             ["cpu", 48.0, 100.0, "%"],

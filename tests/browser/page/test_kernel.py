@@ -21,7 +21,10 @@ NOTEBOOK = """
   window.session = session;
   window.outputs = list;
   window.saved = 0;
-  model.widget_manager = { context: { sessionContext: session, model: { cells: [{ id: "c1", outputs }] }, save: async () => { window.saved++ } } };
+  window.content = { cells: [{ id: "c1", outputs }], dirty: false, contentChanged: signal() };
+  // as in JupyterLab, what changes during a save is taken for saved
+  const save = async () => { window.saved++; await window.whileSaving?.(); content.dirty = false };
+  model.widget_manager = { context: { sessionContext: session, model: content, save } };
   model.traits.place = { panel: "p1", cell: "c1" };
   model.traits.script = '<script type="module">"$packed" "$place"<\\/script>';
   model.traits._esm = "code";
@@ -107,6 +110,25 @@ def test_a_run_that_is_over_outlives_its_kernel(panel_page: Any) -> None:
     panel_page.evaluate("() => session.statusChanged.emit('restarting')")
     expect(panel_page.locator(".anb-title .anb-chip")).to_have_text("✓finished")
     assert panel_page.evaluate("window.outputs[0].data['text/html']") == "old"
+
+
+def test_a_report_of_the_kernel_that_comes_while_the_page_saves_its_own_is_saved_too(panel_page: Any) -> None:
+    was_dirty = panel_page.evaluate(
+        """async () => {
+            const dirty = [];
+            window.whileSaving = async () => {
+                dirty.push(content.dirty);
+                await new Promise((next) => setTimeout(next, 20));
+                if (saved === 1) { outputs[0] = { data: { "text/plain": "Stopped by you" } }; content.contentChanged.emit() }
+            };
+            session.statusChanged.emit("terminating");
+            while (saved < 2 || content.dirty) await new Promise((next) => setTimeout(next, 20));
+            return dirty;
+        }"""
+    )
+    assert was_dirty == [False, True]
+    panel_page.wait_for_timeout(300)
+    assert panel_page.evaluate("[saved, outputs[0].data['text/plain']]") == [2, "Stopped by you"]
 
 
 def test_what_the_page_keeps_is_the_panel_again(panel_page: Any) -> None:

@@ -62,8 +62,190 @@ def test_the_head_says_what_runs_where_since_when(page: Any, show: Any) -> None:
     expect(page.get_by_role("heading", name="train")).to_be_visible()
     expect(page.locator(".anb-title .anb-chip")).to_contain_text("running")
     expect(page.locator(".anb-elapsed")).to_have_text(re.compile("01:1[4-9]"))
-    expect(page.locator(".anb-sub")).to_contain_text("4 ranks on cuda:0 … cuda:3")
-    expect(page.locator(".anb-sub")).to_contain_text("local: one machine, the supervisor is warm")
+    facts = page.locator(".anb-facts")
+    # three of ten epochs are begun; the slowest rank has 7.5 of them, of 600 steps at 24.25 a second, before it
+    expect(facts).to_have_text(re.compile(r"^4 × GPU · epoch 3/10 · 25 % · 24\.3 it/s · ends \d\d:\d\d \(in 3 min\)$"))
+    expect(facts).to_have_attribute(
+        "title", re.compile("^cuda:0 … cuda:3\n.* lines\nlocal: one machine, the supervisor is warm$")
+    )
+
+
+def test_the_head_names_the_precision_and_a_row_leaves_the_process_to_its_tooltip(page: Any, show: Any) -> None:
+    show([start(2)])
+    _give(page, seq=2, precision="bf16", ranks=[[0, "running", "process 4711", 0], [1, "failed", "exit code 1", 0]])
+    expect(page.locator(".anb-facts")).to_have_text("2 ranks · bf16")
+    rows = page.locator(".anb-ranks .anb-row:not(.anb-header)")
+    expect(rows.first).not_to_contain_text("process")
+    expect(rows.first.locator(".anb-chip")).to_have_attribute("title", "process 4711")
+    expect(rows.last).to_contain_text("exit code 1")
+    _give(page, seq=3, precision="no")
+    expect(page.locator(".anb-facts")).to_have_text("2 ranks")
+
+
+def test_a_rank_s_steps_are_a_strip_and_what_makes_them_slow_a_sentence(page: Any, show: Any) -> None:
+    show([start(2)])
+    expect(page.locator(".anb-legend").first).to_be_hidden()
+    _give(page, seq=2, steps=[[0, [6.2, 1.0, 2.0, 0.0, 0.8, 0.0]]], causes=["rank 0 is slow"])
+    strip = page.get_by_role(
+        "img", name="rank 0 step: 10.0 ms a step: data 62 %, forward 10 %, backward 20 %, optimizer 8 %"
+    )
+    expect(strip).to_be_visible()
+    widths = strip.evaluate("(strip) => [...strip.children].map((part) => part.clientWidth / strip.clientWidth)")
+    assert widths == pytest.approx([0.62, 0.1, 0.2, 0, 0.08, 0], abs=0.02)
+    expect(page.get_by_role("img", name="rank 1 step")).to_have_count(0)
+    expect(page.locator(".anb-legend").first).to_contain_text("communication")
+    expect(page.get_by_role("group", name="What makes steps slow")).to_have_text("→ rank 0 is slow")
+    _give(page, seq=3, causes=[])
+    expect(page.get_by_role("group", name="What makes steps slow")).to_be_hidden()
+
+
+def test_a_rank_s_memory_is_a_strip_of_its_device(page: Any, show: Any) -> None:
+    show([start(1)])
+    _give(page, seq=2, memory=[[0, [10, 10, 20, 30, 10], 100, "peak 80 of 100 B"]])
+    strip = page.get_by_role("img", name="rank 0 memory: peak 80 of 100 B")
+    expect(strip).to_be_visible()
+    shares = "(strip) => [...strip.children].map((part) => part.getBoundingClientRect().width / strip.clientWidth)"
+    assert strip.evaluate(shares) == pytest.approx([0.1, 0.1, 0.2, 0.3, 0.1], abs=0.02)
+    expect(page.locator(".anb-legend", has_text="activations")).to_be_visible()
+
+
+def test_ranks_that_say_the_same_are_one_row_until_it_is_unfolded(page: Any, show: Any) -> None:
+    show([start(8)])
+    bars = [[rank, "train", 50 + rank, 100, 9, "it", 0] for rank in range(8)]
+    loss = [["loss", rank, _points(0.5 + rank / 10)] for rank in range(8)]
+    cuda = [[rank, f"cuda:{rank}", 80 + rank, 10 * GIB, 80 * GIB] for rank in range(8)]
+    states = [[rank, "running", "", 0] for rank in range(8)]
+    steps = [[rank, [1.0, 2.0, 3.0, 0.0, 4.0, 0.0]] for rank in range(8)]
+    _give(page, seq=2, ranks=states, progress=bars, metrics=loss, devices=cuda, steps=steps)
+    rows = page.locator(".anb-ranks .anb-row:not(.anb-header)")
+    expect(rows).to_have_count(1)
+    # the slowest leads
+    expect(rows.locator(".anb-bar-text")).to_contain_text("50–57/100")
+    expect(rows).to_contain_text("0.5000–1.200")
+    expect(rows).to_contain_text("8 × cuda")
+    expect(rows).to_contain_text("84 %")
+    expect(page.get_by_role("img", name=re.compile("^ranks 0–7 step: 10.0 ms"))).to_be_visible()
+    # who fails stands alone, and too few others do
+    _give(page, seq=3, ranks=[[5, "failed", "exit code 1", 0]])
+    expect(rows).to_have_count(4)
+    names = [name.strip() for name in rows.get_by_role("rowheader").all_inner_texts()]
+    assert names == ["0–4", "5", "6", "7"]
+    page.get_by_role("button", name="ranks 0–4: show each").click()
+    expect(rows).to_have_count(8)
+    expect(page.get_by_role("button", name="Fold", exact=True)).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(rows).to_have_count(4)
+    expect(page.get_by_role("button", name="ranks 0–4: show each")).to_be_focused()
+
+
+def _two_nodes(page: Any, show: Any, size: int) -> None:
+    show([start(size)])
+    half = size // 2
+    nodes = [[0, "node 0 · a", 0, half - 1], [1, "node 1 · <b>", half, size - 1]]
+    bars = [[rank, "train", 50 + rank % 2, 100, 9, "it", 0] for rank in range(size)]
+    _give(page, seq=2, nodes=nodes, ranks=[[rank, "running", "", 0] for rank in range(size)], progress=bars)
+
+
+def test_ranks_stand_under_the_heading_of_their_node_which_folds_them_away(page: Any, show: Any) -> None:
+    _two_nodes(page, show, 4)
+    rows = _rows(page)
+    expect(rows).to_have_count(6)
+    heads = [head.replace("▾", "").split() for head in rows.get_by_role("rowheader").all_inner_texts()]
+    assert [" ".join(head) for head in heads] == [
+        *("node 0 · a ranks 0–1 ▶ running", "0", "1"),
+        *("node 1 · <b> ranks 2–3 ▶ running", "2", "3"),
+    ]
+    # a node is as its ranks are: one that has failed leads
+    _give(page, seq=3, ranks=[[3, "failed", "exit code 1", 0]])
+    expect(rows.nth(3).locator(".anb-chip")).to_have_text("✕failed")
+    expect(rows.nth(0).locator(".anb-chip")).to_have_text("▶running")
+    _give(page, seq=4, loads=[[1, 47.6, 12 * GIB, 64 * GIB]])
+    expect(rows.nth(3)).to_contain_text("CPU 48 % · memory 12.0/64.0 GiB")
+    expect(rows.nth(0)).not_to_contain_text("CPU")
+    first = page.get_by_role("button", name="node 0 · a")
+    first.click()
+    expect(rows).to_have_count(4)
+    expect(first).to_have_attribute("aria-expanded", "false")
+    # the slowest of those that are out of sight, up to the fastest
+    expect(rows.nth(0)).to_contain_text("50–51/100")
+    expect(first).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(rows).to_have_count(6)
+
+
+def test_ranks_that_say_the_same_are_one_row_a_node_and_each_node_is_unfolded_by_itself(page: Any, show: Any) -> None:
+    _two_nodes(page, show, 16)
+    rows = _rows(page)
+    expect(rows).to_have_count(4)
+    page.get_by_role("button", name="ranks 8–15: show each").click()
+    expect(rows).to_have_count(11)
+    expect(page.get_by_role("button", name="ranks 0–7: show each")).to_be_visible()
+    expect(page.get_by_role("button", name="Fold", exact=True)).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(rows).to_have_count(4)
+
+
+def test_many_nodes_of_few_ranks_have_two_rows_each(page: Any, show: Any) -> None:
+    show([start(32)])
+    nodes = [[node, f"node {node}", 4 * node, 4 * node + 3] for node in range(8)]
+    _give(page, seq=2, nodes=nodes, ranks=[[rank, "running", "", 0] for rank in range(32)])
+    expect(_rows(page)).to_have_count(16)
+
+
+def test_the_tab_says_how_far_the_run_is_until_it_ends(page: Any, show: Any) -> None:
+    show(running(1))
+    expect(page).to_have_title("\u280025 % · 3 min left\u2800 panel")
+    # a notebook that writes its title anew, and looks at nothing else
+    page.evaluate("document.title = 'renamed'")
+    expect(page).to_have_title("\u280025 % · 3 min left\u2800 renamed")
+    _give(page, seq=3, state={"state": "finished", "detail": "", "ended": STARTED + 90})
+    expect(page).to_have_title("renamed")
+
+
+def test_a_run_without_bars_says_its_epoch_and_steps_a_second(page: Any, show: Any) -> None:
+    show([start(2)])
+    expect(page.locator(".anb-facts")).to_have_text("2 ranks")
+    _give(page, seq=2, metrics=[["epoch", 0, _points(1.5)], ["speed/step_time_s", 0, _points(0.25)]])
+    expect(page.locator(".anb-facts")).to_have_text("2 ranks · epoch 1.500 · 4 steps/s")
+
+
+def test_a_rank_that_is_behind_the_others_is_coloured_and_says_how_far(page: Any, show: Any) -> None:
+    show([start(3)])
+    epochs = [[rank, "epoch", done, 10, 0.1, "it", 0, "outer"] for rank, done in enumerate((5, 5, 3))]
+    _give(page, seq=2, progress=[*epochs, *([rank, "train", 50, 100, 9, "it", 0, "inner"] for rank in range(3))])
+    late = page.locator(".anb-ranks .anb-late")
+    expect(late).to_have_count(1)
+    expect(late.locator(".anb-bar-text")).to_contain_text("−2 epochs · 50/100")
+    expect(late.get_by_role("progressbar")).to_have_attribute("aria-valuetext", re.compile("−2 epochs$"))
+    # half an epoch is nothing to worry about
+    _give(page, seq=3, progress=[[2, "epoch", 5, 10, 0.1, "it", 0, "outer"], [2, "train", 0, 100, 9, "it", 0, "inner"]])
+    expect(late).to_have_count(0)
+
+
+@pytest.mark.parametrize(
+    ("bars", "share", "left"),
+    [
+        # [done, total, rate], outermost first
+        ([], None, None),
+        ([[5, None, 2]], None, None),
+        ([[25, 100, 5]], 0.25, 15),
+        ([[1, 4, None], [50, 100, 10]], 0.375, 25),
+        # the outer bar's own rate knows of what is between the inner ones
+        ([[1, 4, 0.05], [50, 100, 10]], 0.375, 50),
+        ([[0, 2, None], [1, 5, None], [5, 10, 10]], 0.15, 8.5),
+        ([[4, 4, None], [100, 100, 10]], 1, 0),
+        ([[1, 4, None], [7, None, 3]], 0.25, None),
+    ],
+)
+def test_the_end_of_a_run_is_known_from_nested_bars(
+    page: Any, bars: list[list[float]], share: float, left: float
+) -> None:
+    found = page.evaluate(
+        "(bars) => { const made = bars.map(([done, total, rate]) => ({ done, total, rate }));"
+        " return [panel.shareDone(made), panel.secondsLeft(made)]; }",
+        bars,
+    )
+    assert found == pytest.approx([share, left])
 
 
 def test_elapsed_ends_with_the_run(page: Any, show: Any) -> None:
@@ -95,13 +277,13 @@ def test_buttons_stand_only_where_they_work(page: Any, show: Any) -> None:
     show([start(2, can_act=False)])
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     expect(page.get_by_role("button", name="Stacks")).to_be_hidden()
-    expect(page.get_by_role("button", name="Pause")).to_be_hidden()
+    expect(page.get_by_role("button", name="Freeze view")).to_be_hidden()
 
 
 def test_a_background_run_can_be_left_alone_for_a_while(page: Any, show: Any) -> None:
     show([start(2, background=True)])
-    page.get_by_role("button", name="Pause").click()
-    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("button", name="Freeze view").click()
+    page.get_by_role("button", name="Unfreeze view").click()
     assert _sent(page, "follow") == [{"do": "follow", "on": False}, {"do": "follow", "on": True}]
 
 
@@ -135,6 +317,18 @@ def test_a_quiet_run_offers_stacks(page: Any, show: Any) -> None:
     assert len(_sent(page, "stacks")) == 1
     _give(page, seq=4, idle_warning=None)
     expect(warn_user).to_be_hidden()
+
+
+def test_a_quiet_run_promises_no_end(page: Any, show: Any) -> None:
+    show(running(1))
+    facts = page.locator(".anb-facts")
+    expect(facts).to_contain_text("(in 3 min)")
+    _give(page, seq=3, idle_warning={"seconds": 65, "text": "Rank 0 waits."})
+    expect(facts).not_to_contain_text("ends")
+    expect(facts).to_contain_text("25 %")
+    expect(page).to_have_title("\u280025 %\u2800 panel")
+    _give(page, seq=4, idle_warning=None)
+    expect(facts).to_contain_text("(in 3 min)")
 
 
 def test_gaps_and_skipped_lines_are_admitted(page: Any, show: Any) -> None:
@@ -539,10 +733,119 @@ def test_pointing_at_a_chart_tells_every_ranks_value_at_the_nearest_step(page: A
 def test_a_band_tells_mean_and_range(page: Any, show: Any) -> None:
     show([start(3)])
     _give(page, seq=2, metrics=[["loss", rank, _points(rank, rank + 1, rank + 2)] for rank in range(3)])
-    page.get_by_role("button", name="Band").click()
     _hover(page, "loss", 0.5)
     text = _chart(page, "loss").locator(".anb-tip").inner_text().split("\n")
-    assert text == ["step 10", "mean", "2", "least · rank 0", "1", "most · rank 2", "3"]
+    assert text == ["step 10", "mean", "2", "min · rank 0", "1", "max · rank 2", "3"]
+    page.mouse.move(5, 5)
+    # a line for each rank, where that is chosen
+    page.get_by_role("button", name="Band").click()
+    _hover(page, "loss", 0.5)
+    assert _chart(page, "loss").locator(".anb-tip").inner_text().split("\n") == [
+        "step 10",
+        "0",
+        "1",
+        "1",
+        "2",
+        "2",
+        "3",
+    ]
+
+
+def test_dragging_over_a_chart_zooms_all_charts_and_a_double_click_ends_it(page: Any, show: Any) -> None:
+    show([start(1)])
+    _give(page, seq=2, metrics=[[name, 0, _points(*range(101))] for name in ("loss", "lr")])
+    plot = _chart(page, "loss").locator(".anb-plot")
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.8, box["y"] + 40, steps=3)
+    page.mouse.up()
+    expect(page.get_by_role("button", name="Show all")).to_be_visible()
+    zoom = "() => [...document.querySelectorAll('.anb-plot')].map(({anbChart}) => [anbChart.scale.from, anbChart.scale.to].map(Math.round))"
+    first, second = page.evaluate(zoom)
+    assert first == second
+    assert 400 < first[0] < 520 < 700 < first[1] < 850
+    plot.dblclick()
+    expect(page.get_by_role("button", name="Show all")).to_be_hidden()
+    plot.press("End")
+    plot.press("+")
+    assert page.evaluate(zoom)[0] == [750, 1250]
+    plot.press("0")
+    assert page.evaluate(zoom)[0] == [0, 1000]
+
+
+def test_charts_are_drawn_over_steps_time_or_epochs(page: Any, show: Any) -> None:
+    show([start(1)])
+    loss = [[10 * i, float(i), STARTED + 2 * i] for i in range(11)]
+    _give(page, seq=2, metrics=[["loss", 0, loss]])
+    axis = page.get_by_label("axis of the charts")
+    assert axis.locator("option").all_inner_texts() == ["step", "time"]
+    axis.select_option("time")
+    _hover(page, "loss", 1)
+    assert _chart(page, "loss").locator(".anb-tip").inner_text().split("\n") == ["after 20 s", "0", "10"]
+    # epochs are where the time says, whatever a metric counts as steps
+    _give(page, seq=3, metrics=[["epoch", 0, [[3 * i, i / 4, STARTED + 2 * i] for i in range(11)]]])
+    axis.select_option("epoch")
+    _hover(page, "loss", 1)
+    assert _chart(page, "loss").locator(".anb-tip").inner_text().split("\n") == ["epoch 2.500", "0", "10"]
+    # it is an axis, and no chart
+    expect(page.locator(".anb-chart")).to_have_count(1)
+
+
+def test_smoothing_draws_averages_over_the_faint_values(page: Any, show: Any) -> None:
+    show([start(1)])
+    _give(page, seq=2, metrics=[["loss", 0, _points(*[100 * (i % 2) for i in range(40)])]])
+    opaque = """(canvas) => { const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+        let count = 0; for (let i = 0; i < data.length; i += 4) if (data[i + 3] > 128 && data[i + 2] - data[i] > 60) count++; return count; }"""
+    canvas = _chart(page, "loss").locator("canvas")
+    values = canvas.evaluate(opaque)
+    page.get_by_label("smoothing").fill("0.9")
+    assert 0 < canvas.evaluate(opaque) < values / 2
+    assert _ink(page, "loss") > values / 2
+    averages = page.evaluate("() => panel.smoothed([0, 100, 0, NaN].map((mean) => ({ mean, points: 1 })), 0.5)")
+    # 0, 50 / 0.75, 25 / 0.875, by hand; what is no number changes nothing
+    assert averages[:3] == pytest.approx([0, 200 / 3, 200 / 7])
+    assert averages[3] == averages[2]
+
+
+def test_charts_stand_in_groups_by_prefix_that_fold_and_can_be_filtered(page: Any, show: Any) -> None:
+    show([start(1)])
+    names = ["speed/step_time_s", "val/loss", "loss", "val/acc"]
+    _give(page, seq=2, metrics=[[name, 0, _points(1, 2)] for name in names])
+    shown = page.locator(".anb-chart:visible .anb-chart-name")
+    expect(shown).to_have_text(["loss", "loss", "acc", "step_time_s"])
+    page.get_by_role("button", name="val", exact=True).click()
+    expect(shown).to_have_text(["loss", "step_time_s"])
+    page.get_by_role("button", name="val", exact=True).click()
+    page.get_by_label("filter charts").fill("LOSS")
+    expect(shown).to_have_text(["loss", "loss"])
+    expect(page.get_by_role("button", name="speed", exact=True)).to_be_hidden()
+    # what comes later is filtered as well
+    _give(page, seq=3, metrics=[["train/accuracy", 0, _points(1)], ["train/loss", 0, _points(1)]])
+    expect(shown).to_have_text(["loss", "loss", "loss"])
+    expect(page.get_by_role("button", name="train", exact=True)).to_be_visible()
+
+
+def test_values_leave_as_csv_as_code_and_as_a_picture(page: Any, show: Any) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    show([start(2)])
+    _give(page, seq=2, metrics=[['a "b", c', 1, [[3, 0.5, STARTED + 1], [4, "nan", STARTED + 2]]]])
+    with page.expect_download() as csv:
+        page.get_by_role("button", name="CSV").click()
+    assert csv.value.suggested_filename == "train.csv"
+    assert Path(csv.value.path()).read_text().splitlines() == [
+        "name,rank,step,time,value",
+        f'"a ""b"", c",1,3,{STARTED + 1:.0f},0.5',
+        f'"a ""b"", c",1,4,{STARTED + 2:.0f},NaN',
+    ]
+    page.get_by_role("button", name="Copy as DataFrame").click()
+    code = page.evaluate("() => navigator.clipboard.readText()")
+    assert 'pd.read_json("/home/me/.accelerate_nb/runs/train-7/metrics.jsonl", lines=True)' in code
+    page.get_by_role("button", name='a "b", c: large').click()
+    with page.expect_download() as picture:
+        page.get_by_role("button", name='a "b", c: save as PNG').click()
+    assert picture.value.suggested_filename == "a_b_c.png"
+    assert Path(picture.value.path()).read_bytes().startswith(b"\x89PNG")
 
 
 def _ink(page: Any, name: str) -> int:
@@ -594,7 +897,7 @@ def test_the_numbers_of_the_charts_stand_in_a_table_too(page: Any, show: Any) ->
     _give(page, seq=2, metrics=[["loss", 0, _points(3, 2, 1)], ["loss", 1, _points(4, 2, 5)]])
     page.get_by_role("button", name="Table").click()
     row = page.get_by_role("table", name="metrics").get_by_role("row").nth(2)
-    assert row.get_by_role("cell").all_inner_texts() == ["1", "5", "2", "5", "20", "3"]
+    assert row.get_by_role("cell").all_inner_texts() == ["1", "2", "5", "5", "20", "3"]
 
 
 # ----------------------------------------------------------------------------------------------------------------- errors
@@ -632,7 +935,7 @@ def test_a_run_whose_time_was_over_says_where_its_ranks_waited(page: Any, show: 
 def test_a_run_that_was_stopped_says_so_calmly(page: Any, show: Any) -> None:
     show(running(2))
     _give(page, seq=3, state={"state": "stopped", "detail": "", "ended": STARTED + 80})
-    expect(page.get_by_role("note")).to_contain_text("Stopped, as requested.")
+    expect(page.get_by_role("note")).to_contain_text("Stopped by you.")
     expect(page.get_by_role("region", name="The error")).to_have_count(0)
 
 
@@ -660,6 +963,19 @@ def test_two_views_show_the_same_run(page: Any, show: Any) -> None:
     expect(page.locator(".anb")).to_have_count(1)
 
 
+def test_a_view_asks_for_all_of_the_run_until_the_page_has_it(page: Any) -> None:
+    another = (
+        "() => { const el = document.createElement('div'); document.querySelector('main').append(el); render(el); }"
+    )
+    page.evaluate("() => { start(); }")
+    # a page that is loaded anew may get changes before it draws the panel
+    _give(page, seq=7, host=[["cpu", 48.0, 100.0, "%"]])
+    page.evaluate(another)
+    _give(page, **start(2) | {"seq": 8})
+    page.evaluate(another)
+    assert [hello["seq"] for hello in _sent(page, "hello")] == [0, 0, 8]
+
+
 def test_a_reset_begins_anew(page: Any, show: Any) -> None:
     show(running(8))
     page.get_by_role("tab", name="rank 7").click()
@@ -682,7 +998,7 @@ def test_a_saved_panel_needs_no_kernel(page: Any) -> None:
     expect(page.get_by_role("region", name="The error")).to_be_visible()
     expect(_log(page)).to_contain_text("step")
     page.get_by_role("tab", name="rank 1").click()
-    for name in ("Stop", "Stacks", "Pause", "Whole file"):
+    for name in ("Stop", "Stacks", "Freeze view", "Whole file"):
         expect(page.get_by_role("button", name=name, exact=True)).to_be_hidden()
     assert page.evaluate("model.sent") == []
     assert page.evaluate("end()") is None

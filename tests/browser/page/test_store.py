@@ -201,3 +201,35 @@ def test_numbers_are_written_short(page: Any, call: str, text: str) -> None:
 def test_the_newest_bar_leads_and_the_one_around_it_is_known(page: Any) -> None:
     read = "(({bar, outer}) => [bar.label, outer.label])(panel.progressOf(store.ranks.get(0)))"
     assert _store(page, running(1), read) == ["train", "epoch"]
+
+
+def test_a_report_that_the_page_saves_has_precision_steps_and_what_makes_them_slow(page: Any) -> None:
+    found = page.evaluate(
+        """() => {
+          const [store, saved] = [panel.makeStore(), panel.makeStore()];
+          panel.feed(store, { run: { size: 2 }, precision: "bf16", steps: [[1, [1, 2, 3, 4, 5, 6]]], causes: ["a cause"] });
+          panel.feed(saved, panel.snapshotOf(store));
+          return [saved.precision, saved.ranks.get(0).steps, saved.ranks.get(1).steps, saved.causes];
+        }"""
+    )
+    assert found == ["bf16", None, [1, 2, 3, 4, 5, 6], ["a cause"]]
+
+
+def test_a_report_that_the_page_saves_has_the_ranks_of_each_node(page: Any) -> None:
+    nodes, load, text = page.evaluate(
+        """async () => {
+          const [store, saved] = [panel.makeStore(), panel.makeStore()];
+          panel.feed(store, { run: { size: 3 }, nodes: [[0, "node 0 · a", 0, 1], [1, "node 1 · b", 2, 2]], loads: [[1, 50, 2, 4]], ranks: [[2, "failed", "", 0]] });
+          panel.feed(saved, panel.snapshotOf(store));
+          return [saved.nodes, saved.loads.get(1), (await panel.savedReport(store, "here", { script: "", code: "", css: "" }))["text/plain"]];
+        }"""
+    )
+    assert nodes == [
+        {"node": 0, "label": "node 0 · a", "first": 0, "last": 1},
+        {"node": 1, "label": "node 1 · b", "first": 2, "last": 2},
+    ]
+    assert load == {"cpu": 50, "used": 2, "total": 4}
+    assert [line for line in text.splitlines() if line.startswith(("node", "rank"))] == [
+        *("node 0 · a  ranks 0–1  starting", "rank 0  starting", "rank 1  starting"),
+        *("node 1 · b  rank 2  failed", "rank 2  failed"),
+    ]

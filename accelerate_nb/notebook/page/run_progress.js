@@ -1,0 +1,85 @@
+// How far the whole run is, from bars that stand inside of each other, and when it will be over.
+
+import { count, isKnown, number } from "./format.js";
+import { END_STATES } from "./states.js";
+
+const isBounded = (bar) => isKnown(bar.total) && bar.total > 0;
+
+/** The part of the outermost bar that is done, the inner ones counted as parts of one unit of it; null where it has no total. */
+export function shareDone(bars) {
+  if (!bars.length || !isBounded(bars[0])) return null;
+  const [bar, ...inner] = bars;
+  return Math.min(1, (bar.done + (bar.done < bar.total ? (shareDone(inner) ?? 0) : 0)) / bar.total);
+}
+
+/** Seconds that one unit of the outermost bar takes: by its own rate, or else by those inside of it; null where nothing says. */
+function secondsOfUnit([bar, ...inner]) {
+  if (bar.rate > 0) return 1 / bar.rate;
+  if (!inner.length || !isBounded(inner[0])) return null;
+  const unit = secondsOfUnit(inner);
+  return unit === null ? null : unit * inner[0].total;
+}
+
+/** Seconds until the outermost bar is full; null where that can't be known. */
+export function secondsLeft(bars) {
+  const share = shareDone(bars);
+  const unit = share === null ? null : secondsOfUnit(bars);
+  return unit === null ? null : (1 - share) * bars[0].total * unit;
+}
+
+/** The bars of the rank that is furthest behind, outermost first, as far as they move. */
+function slowest(store) {
+  const open = [...store.ranks.values()]
+    .filter((rankState) => !END_STATES.has(rankState.state))
+    .map((rankState) => [...rankState.bars.values()].filter((bar) => !bar.closed))
+    .filter((bars) => bars.length);
+  const shares = new Map(open.map((bars) => [bars, shareDone(bars) ?? 0]));
+  return open.reduce((least, bars) => (shares.get(bars) < shares.get(least) ? bars : least), open[0] ?? []);
+}
+
+/** The run's progress as short texts, and the share that is done with the seconds that are left, where they are known. */
+export function runProgress(store) {
+  const bars = slowest(store);
+  if (!bars.length) return { texts: ofSteps(store), share: null, left: null };
+  const [outer, inner] = [bars[0], bars.at(-1)];
+  const [share, left] = [shareDone(bars), secondsLeft(bars)];
+  const texts = [labelOf(outer, bars.length > 1)];
+  if (share !== null) texts.push(`${Math.floor(share * 100)} %`);
+  if (inner.rate > 0) texts.push(inner.rate >= 1 ? `${inner.rate.toFixed(inner.rate < 100 ? 1 : 0)} ${inner.unit}/s` : `${(1 / inner.rate).toFixed(1)} s/${inner.unit}`);
+  return { texts, share, left };
+}
+
+/** epoch 6/14: while something moves inside of it, the unit that is being done. */
+function labelOf(bar, isOuter) {
+  const name = bar.label === "progress" ? "" : bar.label;
+  if (!isBounded(bar)) return [name, count(bar.done), bar.unit].filter(Boolean).join(" ");
+  const done = isOuter ? Math.min(bar.done + 1, bar.total) : bar.done;
+  return [name, `${count(done)}/${count(bar.total)}`].filter(Boolean).join(" ");
+}
+
+/** What is known without a bar: the epoch, and steps a second. */
+function ofSteps({ metrics }) {
+  const last = (name) => metrics.get(name)?.values().next().value?.last?.[1];
+  const [epoch, seconds] = [last("epoch"), last("speed/step_time_s")];
+  return [isKnown(epoch) ? `epoch ${number(epoch)}` : "", seconds > 0 ? `${number(1 / seconds)} steps/s` : ""].filter(Boolean);
+}
+
+/** Ranks that are behind the others, each with how far: by a unit of the bar around others, or by a twentieth of a bar alone. */
+export function stragglers(store) {
+  const places = [...store.ranks.values()].flatMap((rankState) => {
+    const bars = END_STATES.has(rankState.state) ? [] : [...rankState.bars.values()].filter((bar) => !bar.closed);
+    const share = shareDone(bars);
+    return share === null ? [] : [{ rank: rankState.rank, bar: bars[0], done: share * bars[0].total, least: bars.length > 1 ? 1 : Math.max(2, bars[0].total / 20) }];
+  });
+  const middle = places.map(({ done }) => done).sort((a, b) => a - b)[places.length >> 1];
+  // bars of different lengths say nothing about each other
+  if (places.length < 2 || new Set(places.map(({ bar }) => bar.total)).size > 1) return new Map();
+  const late = places.filter(({ done, least }) => middle - done >= least);
+  return new Map(late.map(({ rank, bar, done }) => [rank, `−${count(Math.floor(middle - done))} ${unitOf(bar, Math.floor(middle - done))}`]));
+}
+
+/** What a bar counts: its unit, or where that is tqdm's own, its label in the plural. */
+function unitOf({ unit, label }, number) {
+  if (unit !== "it" || !/^[A-Za-z]+$/.test(label) || label === "progress") return unit;
+  return number === 1 || label.endsWith("s") ? label : `${label}s`;
+}
