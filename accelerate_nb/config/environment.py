@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from accelerate_nb.config.value_types import NO
+
 # The prefix of this package's variables, and the names of those that are no settings.
 PREFIX = "ACCELERATE_NB_"
-NO_SETTINGS = frozenset({"CONFIG_FILE", "WARM", "SCRIPT_WORDS", "RUN_FOLDER", "ATTEMPT"})
+NO_SETTINGS = frozenset({"CONFIG_FILE", "WARM", "SCRIPT_WORDS", "RUN_FOLDER", "ATTEMPT", "JOIN"})
 # Variables that mark a machine, or a notebook service's request, as a TPU.
 TPU_VARIABLES = ("PJRT_DEVICE", "TPU_NAME", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_1VM", "COLAB_TPU_ADDR")
 
@@ -27,6 +29,11 @@ def already_launched(environment: Mapping[str, str]) -> bool:
     if not (rank.isdecimal() and size.isdecimal()):
         return False
     return int(size) > 1 or "TORCHELASTIC_RUN_ID" in environment
+
+
+def autolog(environment: Mapping[str, str]) -> bool:
+    """Whether a worker reports metrics that its code did not log by `Accelerator.log`: the setting `autolog`."""
+    return environment.get(f"{PREFIX}AUTOLOG", "").lower() not in NO
 
 
 def attempt_variables(folder: Path, attempt: int) -> dict[str, str]:

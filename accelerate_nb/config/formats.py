@@ -10,7 +10,7 @@ from typing import Any
 from accelerate_nb.config import tpu_pods
 from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.config.hf.keys import OF_ACCELERATE, together
-from accelerate_nb.config.options import fsdp
+from accelerate_nb.config.options import deepspeed, fsdp, megatron
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, values
 from accelerate_nb.config.settings import Setting, warn_deprecated
 from accelerate_nb.config.value_types import Boolean
@@ -127,6 +127,10 @@ def keys(config: RunConfig, distributed_type: str) -> dict[str, Any]:
             content[key(setting)] = plain(found[setting.name])
     if config.training.strategy == "fsdp":
         content = fsdp.for_accelerate(content)
+    if config.training.strategy == "deepspeed":
+        content = deepspeed.for_accelerate(content)
+    if config.training.strategy == "megatron":
+        content = megatron.for_accelerate(content)
     return together(content)
 
 

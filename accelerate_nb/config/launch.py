@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from accelerate_nb.config.settings import setting
-from accelerate_nb.config.value_types import DeviceIds
-from accelerate_nb.errors import NotYetError
+from accelerate_nb.config.value_types import DeviceIds, HostList
+from accelerate_nb.errors import ConfigurationError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +16,17 @@ class LaunchingConfig:
     """The number of workers, the engine that starts them, and their limits."""
 
     num_processes: int | None = setting(
-        None, minimum=1, help="Number of processes; without it, one for each accelerator.", group="many"
+        None,
+        minimum=1,
+        label="Processes",
+        help="Number of processes; without it, one for each accelerator.",
+        group="many",
     )
-    engine: Literal["auto", "inline", "local", "xla"] = setting(
+    engine: Literal["auto", "inline", "local", "xla", "ssh", "slurm", "join", "ray", "torchrun"] = setting(
         "auto",
-        help="Where the workers run: in this process ('inline'), in processes of this machine ('local'), or through torch_xla ('xla').",
-        unsupported=("ray", "torchrun"),
+        help="Where the workers run: in this process ('inline'), in processes of this machine ('local'), through torch_xla "
+        "('xla'), on other machines ('ssh'), on the nodes of SLURM's allocation ('slurm'), on machines that join by a line that is shown "
+        "('join'), on nodes of a Ray cluster ('ray'), or on this machine as a node of several, on each of which it is launched ('torchrun').",
         group="where",
         advanced=True,
     )
@@ -34,31 +38,42 @@ class LaunchingConfig:
     )
     cpu: bool = setting(
         False,
+        label="Use the CPU only",
         help="Compute on the CPU, also where there are accelerators.",
         variables=["ACCELERATE_USE_CPU"],
         keys=["use_cpu"],
         group="where",
     )
     gpu_ids: Annotated[str, DeviceIds()] = setting(
-        "all", help="The accelerators of this machine that workers see, by number: 0,2, or all.", group="where"
+        "all",
+        label="GPUs",
+        help="The accelerators of this machine that workers see, by number: 0,2, or all.",
+        group="where",
     )
     num_cpu_threads_per_process: int | None = setting(
         None,
         minimum=1,
+        label="CPU threads per process",
         help="Number of CPU threads of each worker; without it, its share of the cores.",
         group="many",
         advanced=True,
     )
     enable_cpu_affinity: bool = setting(
         False,
+        label="Bind workers to CPU cores",
         help="Bind each worker to the CPU cores near its GPU.",
         variables=["ACCELERATE_CPU_AFFINITY"],
         group="where",
         advanced=True,
     )
-    timeout: float | None = setting(None, minimum=0, help="Seconds that the whole run may take.", group="failures")
+    timeout: float | None = setting(
+        None, minimum=0, label="Time limit", help="Seconds that the whole run may take.", group="failures"
+    )
     results: Literal["main", "all"] = setting(
-        "main", help="The result: rank 0's value ('main'), or a list of every rank's ('all').", group="kept"
+        "main",
+        label="Results of the cell",
+        help="The result: rank 0's value ('main'), or a list of every rank's ('all').",
+        group="kept",
     )
     detach: bool = setting(
         False,
@@ -90,43 +105,129 @@ class LaunchingConfig:
         minimum=0,
         maximum=65535,
         also_as_text=True,
+        label="Port",
         help="The port of the rendezvous; without it, or with 0, any free one.",
         keys=["main_process_port"],
         group="where",
         advanced=True,
     )
     master_addr: str = setting(
-        "127.0.0.1", help="The address of the rendezvous.", keys=["main_process_ip"], group="machines", advanced=True
+        "127.0.0.1",
+        label="Address of node 0",
+        help="The address of node 0, as the other nodes reach it.",
+        keys=["main_process_ip"],
+        group="machines",
+        advanced=True,
     )
     node_rank: int = setting(
         0,
         minimum=0,
-        help="The rank of this machine among the machines.",
+        help="The rank of this machine among those on each of which it is launched.",
         keys=["machine_rank"],
         group="machines",
         advanced=True,
     )
     num_nodes: int = setting(
-        1, minimum=1, help="Number of machines.", keys=["num_machines"], group="machines", advanced=True
+        1,
+        minimum=1,
+        label="Nodes",
+        help="Number of machines, on each of which it is launched; with engine='local', of agents on this one that pretend to be "
+        "machines; with engine='join', of those that join.",
+        keys=["num_machines"],
+        group="machines",
+        advanced=True,
     )
-    rdzv_backend: str = setting(
-        "static", help="The backend of the rendezvous between machines.", group="machines", advanced=True
+    hosts: Annotated[str, HostList()] = setting(
+        "",
+        help="The machines to run on, which ssh reaches, with their numbers of processes where you like: a,b:4.",
+        group="machines",
+        advanced=True,
+    )
+    hostfile: str = setting(
+        "",
+        label="Host file",
+        help="A file of hosts as MPI and DeepSpeed read it, in place of hosts: one a line, such as a slots=4.",
+        group="machines",
+        advanced=True,
+    )
+    ssh_command: str = setting(
+        "ssh",
+        label="SSH command",
+        help="The command that reaches hosts, with its options.",
+        group="machines",
+        advanced=True,
+    )
+    node_python: str = setting(
+        "",
+        label="Python of the hosts",
+        help="The Python of the hosts; without it, the one of this process, by its path.",
+        group="machines",
+        advanced=True,
+    )
+    join_address: str = setting(
+        "127.0.0.1",
+        help="The address of this machine at which others join with engine='join', with a port where you like: 10.0.0.1:4000.",
+        group="machines",
+        advanced=True,
+    )
+    join_timeout: float = setting(
+        600.0, minimum=0, help="Seconds that a launch waits for machines to join.", group="machines", advanced=True
+    )
+    address: str = setting(
+        "",
+        label="Address of the Ray cluster",
+        help="The address of the Ray cluster with engine='ray': HOST:PORT, or auto; without it, a local Ray is started.",
+        group="machines",
+        advanced=True,
+    )
+    placement_strategy: Literal["strict_spread", "pack"] = setting(
+        "strict_spread",
+        label="Placement on Ray",
+        help="With engine='ray', 'strict_spread' has each node on a machine of its own, and 'pack' uses as few machines as possible.",
+        group="machines",
+        advanced=True,
+    )
+    rdzv_backend: Literal["static", "c10d"] = setting(
+        "static",
+        label="Rendezvous backend",
+        help="How machines get their ranks: by node_rank ('static'), or in the order in which they come ('c10d').",
+        unsupported=("etcd", "etcd-v2"),
+        group="machines",
+        advanced=True,
     )
     rdzv_endpoint: str = setting(
-        "", help="The endpoint of the rendezvous between machines.", group="machines", advanced=True
+        "",
+        label="Rendezvous endpoint",
+        help="The host and the port at which the machines meet; without it, master_addr and use_port.",
+        group="machines",
+        advanced=True,
     )
     rdzv_conf: Mapping[str, Any] | None = setting(
-        None, help="More options of the rendezvous between machines.", group="machines", advanced=True
+        None,
+        label="Rendezvous options",
+        help="More options of the meeting: join_timeout (seconds that machines wait for each other), is_host.",
+        group="machines",
+        advanced=True,
     )
-    rdzv_id: str = setting("none", help="A name for the run, equal on all machines.", group="machines", advanced=True)
+    rdzv_id: str = setting(
+        "none",
+        label="Name of the rendezvous",
+        help="A name for the run, equal on all machines.",
+        group="machines",
+        advanced=True,
+    )
     log_line_prefix_template: str | None = setting(
         None,
+        label="Prefix of lines",
         help="The prefix of a rank's lines; ${role_name}, ${local_rank} and ${rank} are filled in.",
         group="shown",
         advanced=True,
     )
     folder: str | None = setting(
-        None, help="The parent folder of all runs' folders; without it, one in the user's cache.", group="kept"
+        None,
+        label="Folder of runs",
+        help="The parent folder of all runs' folders; without it, one in the user's cache.",
+        group="kept",
     )
     panel: Literal["auto", "widget", "html", "text", "off"] = setting(
         "auto",
@@ -152,18 +253,47 @@ class LaunchingConfig:
     )
 
     def __post_init__(self) -> None:
-        for name, value, is_one_machine in (
-            ("num_nodes", self.num_nodes, self.num_nodes == 1),
-            ("node_rank", self.node_rank, self.node_rank == 0),
-            ("master_addr", self.master_addr, _is_loopback(self.master_addr)),
-            ("rdzv_backend", self.rdzv_backend, self.rdzv_backend in {"static", "c10d"}),
-            ("rdzv_endpoint", self.rdzv_endpoint, _is_loopback(_host(self.rdzv_endpoint))),
-        ):
-            if not is_one_machine:
-                raise NotYetError(
-                    f"{name}={value!r} requests a run on several machines, and only one machine is offered here yet. "
-                    f"Leave {name} out to run on this machine."
-                )
+        if self.node_rank >= self.num_nodes:
+            raise ConfigurationError(
+                f"node_rank={self.node_rank} was given for num_nodes={self.num_nodes}. Ranks of nodes begin with 0: pass one below num_nodes."
+            )
+        if self.num_nodes == 1:
+            return
+        if self.names_hosts and self.engine not in {"join", "ray"}:
+            raise ConfigurationError(
+                f"num_nodes={self.num_nodes} was given, and the machines are named by hosts, a hostfile or SLURM's allocation. "
+                "Leave num_nodes out."
+            )
+        if self.engine in {"inline", "xla"}:
+            raise ConfigurationError(
+                f"num_nodes={self.num_nodes} was given with engine={self.engine!r}, which runs on one machine. Leave one of them out."
+            )
+
+    @property
+    def is_on_each_node(self) -> bool:
+        """Whether it is launched on each of several machines, of which this is one."""
+        return self.num_nodes > 1 and not self.names_hosts and self.engine != "local"
+
+    def of_this_node(self) -> LaunchingConfig:
+        """
+        The settings of this machine alone, which has its share of the processes of a launch on each of several machines.
+
+        Raises `ConfigurationError` where the processes can't be shared evenly.
+        """
+        if not self.is_on_each_node:
+            return self
+        if (self.num_processes or 0) % self.num_nodes:
+            raise ConfigurationError(
+                f"num_processes={self.num_processes} was given for num_nodes={self.num_nodes}, which can't share them evenly. Pass a "
+                "multiple of num_nodes: it is the number of all processes."
+            )
+        share = None if self.num_processes is None else self.num_processes // self.num_nodes
+        return replace(self, num_processes=share, num_nodes=1, node_rank=0, engine="auto")
+
+    @property
+    def names_hosts(self) -> bool:
+        """Whether other machines are to be run on."""
+        return bool(self.hosts or self.hostfile) or self.engine in {"ssh", "slurm", "join", "ray"}
 
     @property
     def port(self) -> int:
@@ -174,20 +304,3 @@ class LaunchingConfig:
         """The variables through which the `Accelerator` in a worker gets these settings."""
         flags = {"ACCELERATE_USE_CPU": self.cpu, "ACCELERATE_CPU_AFFINITY": self.enable_cpu_affinity}
         return {name: str(yes).lower() for name, yes in flags.items()}
-
-
-def _host(endpoint: str) -> str:
-    """The host of `host:port`, of `host`, of `[host]:port` or of nothing."""
-    if endpoint.startswith("["):
-        return endpoint[1:].partition("]")[0]
-    return endpoint.rpartition(":")[0] if endpoint.count(":") == 1 else endpoint
-
-
-def _is_loopback(address: str) -> bool:
-    """Whether an address is this machine; no address is."""
-    if address in {"", "localhost"}:
-        return True
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False

@@ -12,7 +12,7 @@ from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.config.environment import NO_SETTINGS, PREFIX
 from accelerate_nb.config.hf import unsupported
 from accelerate_nb.config.launch import LaunchingConfig
-from accelerate_nb.config.options import fsdp
+from accelerate_nb.config.options import deepspeed, fsdp, megatron
 from accelerate_nb.config.settings import (
     GROUPS,
     Setting,
@@ -185,7 +185,7 @@ def _sources(
     arguments: Mapping[str, Any], environment: Mapping[str, str], file: Mapping[str, Any] | None
 ) -> tuple[_SettingSource, ...]:
     """The sources of settings, the one that wins first."""
-    file = None if file is None else fsdp.with_strategy(file)
+    file = None if file is None else megatron.with_strategy(deepspeed.with_strategy(fsdp.with_strategy(file)))
     sources: tuple[_SettingSource, ...] = (
         _ArgumentSource(given_arguments(arguments)),
         _EnvironmentSource(environment),

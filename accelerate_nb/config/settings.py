@@ -37,6 +37,7 @@ class _SettingDetails:
     """Details of a setting beyond its name, type and default."""
 
     help: str
+    label: str = ""
     minimum: float | None = None
     maximum: float | None = None
     also_as_text: bool = False
@@ -56,8 +57,8 @@ def setting(default: Any, **details: Any) -> Any:
 
     `variables` and `keys` are further names of it, in the environment and in Hugging Face's configuration file; its own
     are `ACCELERATE_NB_<NAME>` and `<name>`. `also_as_text` lets an argument be a number written as a text. `unsupported` holds
-    choices that are known and not offered yet. `deprecated` are former names, which work and warn. `group` is the key in `GROUPS` of the heading under which a form shows it;
-    an `advanced` one is folded there.
+    choices that are known and not offered yet. `deprecated` are former names, which work and warn. `label` names it in a form, where its name in
+    words does not do. `group` is the key in `GROUPS` of the heading under which a form shows it; an `advanced` one stands behind the others there.
 
     >>> num_processes: int | None = setting(None, minimum=1, help="Number of processes.")
     """
@@ -72,6 +73,7 @@ class Setting:
     value_type: ValueType
     default: Any
     help: str
+    label: str
     variables: tuple[str, ...]
     keys: tuple[str, ...]
     deprecated: tuple[str, ...]
@@ -156,6 +158,7 @@ def _described(name: str, annotation: Any, default: Any, details: _SettingDetail
         value_type=_value_type(annotation, details),
         default=default,
         help=details.help,
+        label=details.label or name.replace("_", " ").capitalize(),
         variables=(PREFIX + name.upper(), *details.variables, *(PREFIX + item.upper() for item in details.deprecated)),
         keys=(name, *details.keys, *details.deprecated),
         deprecated=tuple(details.deprecated),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from accelerate_nb.config.options import fsdp, parallelism
+from accelerate_nb.config.options import deepspeed, fsdp, megatron, parallelism
 from accelerate_nb.config.settings import setting, settings
 from accelerate_nb.config.xla_mesh import MeshAxes
 
@@ -17,6 +17,7 @@ class TrainingConfig:
 
     mixed_precision: Literal["no", "fp16", "bf16", "fp8"] | None = setting(
         None,
+        label="Precision",
         help="The type to compute in where 16 bits are safe; with 'fp8' linear layers use 8 bits, by torchao.",
         variables=["ACCELERATE_MIXED_PRECISION"],
         group="precision",
@@ -24,12 +25,14 @@ class TrainingConfig:
     gradient_accumulation_steps: int | None = setting(
         None,
         minimum=1,
+        label="Gradient accumulation",
         help="Number of batches for one optimizer step.",
         variables=["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"],
         group="training",
     )
     debug: bool | None = setting(
         None,
+        label="Check collectives",
         help="Compare shapes on all ranks before each collective operation.",
         variables=["ACCELERATE_DEBUG_MODE"],
         group="training",
@@ -57,12 +60,14 @@ class TrainingConfig:
         | None
     ) = setting(
         None,
+        label="Compile backend",
         help="The backend of torch.compile for prepared models; 'inductor' is torch's default, 'openxla' is for XLA devices.",
         variables=["ACCELERATE_DYNAMO_BACKEND"],
         group="compiling",
     )
     dynamo_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = setting(
         None,
+        label="Compile mode",
         help="The optimization mode of torch.compile.",
         variables=["ACCELERATE_DYNAMO_MODE"],
         group="compiling",
@@ -70,6 +75,7 @@ class TrainingConfig:
     )
     dynamo_use_fullgraph: bool | None = setting(
         None,
+        label="Compile as one graph",
         help="Refuse a model that can't be compiled as one graph.",
         variables=["ACCELERATE_DYNAMO_USE_FULLGRAPH"],
         group="compiling",
@@ -77,6 +83,7 @@ class TrainingConfig:
     )
     dynamo_use_dynamic: bool | None = setting(
         None,
+        label="Compile for any shape",
         help="Compile once for tensors of any shape.",
         variables=["ACCELERATE_DYNAMO_USE_DYNAMIC"],
         group="compiling",
@@ -84,6 +91,7 @@ class TrainingConfig:
     )
     dynamo_use_regional_compilation: bool | None = setting(
         None,
+        label="Compile repeated blocks",
         help="Compile the repeated blocks of a model one by one: the first step begins sooner.",
         variables=["ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"],
         group="compiling",
@@ -93,35 +101,64 @@ class TrainingConfig:
         None, help="Show each epoch of a prepared loader as a bar of its rank, in the panel only.", group="shown"
     )
 
+    autolog: bool | None = setting(
+        None,
+        label="Automatic charts",
+        help="Chart also what was not logged: numbers beside tqdm bars, logs of Trainer and others, a step's time, memory "
+        "and gradient norm. On unless it is switched off.",
+        group="shown",
+    )
+
     xla_mesh: Annotated[str, MeshAxes()] | None = setting(
         None,
+        label="XLA mesh",
         help="Let one process drive all XLA devices as one mesh (SPMD): 'fsdp', 'data', or with sizes 'data=2,fsdp=4'.",
         group="training",
         advanced=True,
     )
 
-    strategy: Literal["ddp", "fsdp"] | None = setting(
+    strategy: Literal["ddp", "fsdp", "deepspeed", "megatron"] | None = setting(
         None,
-        help="How training is spread: a copy of the model on each process ('ddp'), or its weights in shards (FSDP2, 'fsdp').",
+        help="How training is spread: a copy of the model on each process ('ddp'), or its weights in shards (FSDP2, 'fsdp', or the "
+        "package DeepSpeed, 'deepspeed'), or a model of megatron-core in parts ('megatron').",
         group="sharding",
     )
     fsdp_config: Annotated[Mapping[str, Any], fsdp.OPTIONS] | None = setting(
         None,
+        label="FSDP options",
         help="Options of strategy='fsdp', by the keys of Accelerate's fsdp_config; as there, what is left out has the default "
         "of `accelerate launch`.",
         group="sharding",
         advanced=True,
     )
+    deepspeed_config: Annotated[Mapping[str, Any], deepspeed.OPTIONS] | None = setting(
+        None,
+        label="DeepSpeed options",
+        help="Options of strategy='deepspeed', by the keys of Accelerate's deepspeed_config: zero_stage, deepspeed_config_file, "
+        "offload_optimizer_device, ...",
+        group="sharding",
+        advanced=True,
+    )
+    megatron_lm_config: Annotated[Mapping[str, Any], megatron.OPTIONS] | None = setting(
+        None,
+        label="Megatron options",
+        help="Options of strategy='megatron', by the keys of Accelerate's megatron_lm_config: tp_degree, pp_degree, num_micro_batches, "
+        "gradient_clipping, ...",
+        group="sharding",
+        advanced=True,
+    )
     parallelism_config: Annotated[Mapping[str, Any], parallelism.DEGREES] | None = setting(
         None,
-        help="Over how many processes the model is copied (dp_replicate_size) and sharded (dp_shard_size).",
+        label="Mesh",
+        help="Over how many processes the model is copied (dp_replicate_size), sharded (dp_shard_size), split along the width of its "
+        "layers (tp_size), in stages of layers (pp_size), or along sequences (cp_size; sp_size by DeepSpeed).",
         group="sharding",
         advanced=True,
     )
 
     def environ(self) -> dict[str, str]:
         """The variables through which an `Accelerator` gets these settings; unset ones are left out."""
-        of_strategy = {"strategy", "fsdp_config", "parallelism_config"}
+        of_strategy = {"strategy", "fsdp_config", "deepspeed_config", "megatron_lm_config", "parallelism_config"}
         # under the names that Accelerate reads, where it has one
         names = {
             (*setting.variables[1:], *setting.variables)[0]: setting.name
@@ -138,7 +175,16 @@ class TrainingConfig:
 
     def _environ_of_strategy(self) -> dict[str, str]:
         found = {} if self.parallelism_config is None else parallelism.variables(self.parallelism_config)
-        if self.strategy == "fsdp":
-            return {**found, **fsdp.variables(self.fsdp_config)}
+        if self.strategy is None:
+            return found
         # one that the launching process has in its environment would reach the workers too
-        return found if self.strategy is None else {**found, "ACCELERATE_USE_FSDP": "false"}
+        others = dict.fromkeys(
+            ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"), "false"
+        )
+        if self.strategy == "fsdp":
+            return {**found, **others, **fsdp.variables(self.fsdp_config)}
+        if self.strategy == "deepspeed":
+            return {**found, **others, **deepspeed.variables(self.deepspeed_config)}
+        if self.strategy == "megatron":
+            return {**found, **others, **megatron.variables(self.megatron_lm_config)}
+        return {**found, **others}

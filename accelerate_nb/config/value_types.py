@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from accelerate_nb.errors import NotYetError
 
 YES = frozenset({"1", "true", "yes", "y", "on", "t"})
-_NO = frozenset({"0", "false", "no", "n", "off", "f"})
+NO = frozenset({"0", "false", "no", "n", "off", "f"})
 
 Real = TypeVar("Real", int, float)
 
@@ -115,7 +115,7 @@ class Boolean:
 
     def parse(self, text: str) -> bool:
         word = text.strip().lower()
-        if word not in YES | _NO:
+        if word not in YES | NO:
             raise InvalidValue
         return word in YES
 
@@ -154,6 +154,28 @@ class DeviceIds:
         if [entry.lower() for entry in entries] == ["all"]:
             return "all"
         if len(set(entries)) < len(entries) or not all(map(_is_id, entries)):
+            raise InvalidValue
+        return ",".join(entries)
+
+
+@dataclass(frozen=True, slots=True)
+class HostList:
+    """Names of hosts, each with the number of its processes behind a colon where that is given; a text has commas between them."""
+
+    PLACEHOLDER: ClassVar[str] = "a,b:4,..."
+    expected: ClassVar[str] = "names of hosts such as ['a', 'b:4']"
+
+    def check(self, value: Any) -> str:
+        if isinstance(value, str):
+            return self.parse(value)
+        if not isinstance(value, (list, tuple)) or not all(isinstance(entry, str) for entry in value):
+            raise InvalidValue
+        return self.parse(",".join(value))
+
+    def parse(self, text: str) -> str:
+        entries = [entry.strip() for entry in text.split(",")]
+        # a name that begins with a hyphen would be an option of the command that reaches it
+        if any(not entry or entry.startswith("-") or any(map(str.isspace, entry)) for entry in entries):
             raise InvalidValue
         return ",".join(entries)
 

@@ -12,7 +12,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate_nb.config import formats
 from accelerate_nb.config.hf import files, keys
 from accelerate_nb.config.run_config import all_settings, differing, origins, resolve, values
-from accelerate_nb.config.value_types import Boolean, DeviceIds, Integer, NamedValues, Number, OneOf, Text
+from accelerate_nb.config.value_types import Boolean, DeviceIds, HostList, Integer, NamedValues, Number, OneOf, Text
 from accelerate_nb.config.xla_mesh import MeshAxes
 from accelerate_nb.errors import ConfigurationError
 
@@ -24,6 +24,8 @@ HARMLESS = {
     "rdzv_backend": "c10d",
     "rdzv_endpoint": "[::1]:9",
     "fsdp_config": {"fsdp_version": 2, "fsdp_transformer_layer_cls_to_wrap": "A,B"},
+    "deepspeed_config": {"zero_stage": 3, "offload_param_device": "cpu"},
+    "megatron_lm_config": {"megatron_lm_tp_degree": 2},
     "parallelism_config": {"parallelism_config_dp_replicate_size": 1},
 }
 
@@ -45,6 +47,8 @@ def other_than_default(setting):
             return {"timeout": 30, "name": "a b"}
         case DeviceIds():
             return "0,2"
+        case HostList():
+            return "a,b:4"
         case MeshAxes():
             return "data=2,fsdp"
         case Text():

@@ -54,6 +54,7 @@ def test_each_setting_of_a_session_is_a_flag_that_resolves():
         "Number": "1",
         "Text": "",
         "DeviceIds": "0",
+        "HostList": "a,b:4",
         "MeshAxes": "fsdp",
         "NamedValues": "a=b",
         "Entries": "{}",
@@ -84,7 +85,7 @@ def test_flags_of_settings_and_of_cells_never_share_a_name():
     [
         ("--mixed-precison bf16", "Did you mean --mixed-precision?"),
         ("--background-run", "Did you mean --background?"),
-        ("--zzz", "Leave it out. It knows -n, --background"),
+        ("--zzz", "Leave it out. It knows -n, --address, --autolog, --background"),
         ("train.py", "'train.py', which is no flag"),
         ("-n", "--num-processes without a value. It should be a whole number"),
         ("-n many", "--num-processes 'many', but num_processes should be a whole number, at least 1"),
@@ -102,7 +103,7 @@ def test_a_mistake_is_told_with_what_to_do(line, message):
 
 def test_what_is_not_offered_yet_says_so():
     with pytest.raises(NotYetError, match="not offered here yet"):
-        read_cell_line("--engine ray")
+        read_cell_line("--rdzv_backend etcd")
 
 
 def test_a_comment_and_quotes_are_read_as_in_a_shell():

@@ -10,13 +10,13 @@ from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.errors import ConfigurationError, NotYetError
 
 # Accelerate's words for the ways to train that are offered here.
-_OFFERED = frozenset({"NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MPS", "FSDP", *tpu_pods.WORDS})
+_OFFERED = frozenset(
+    {"NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MPS", "FSDP", "DEEPSPEED", "MEGATRON_LM", *tpu_pods.WORDS}
+)
 # The packages for fp8 that are offered here.
 _FP8 = frozenset({"AO", "AUTO", "NO"})
 # Those for the ways that would silently be left out, with what people call them.
 _UNSUPPORTED = {
-    "DEEPSPEED": "DeepSpeed",
-    "MEGATRON_LM": "Megatron-LM",
     "MULTI_HPU": "Gaudi accelerators",
     "MULTI_MLU": "MLUs",
     "MULTI_MUSA": "MUSA's GPUs",
@@ -31,8 +31,8 @@ def first_unsupported(content: Mapping[str, Any]) -> str | None:
     """
     The first feature of this file's content that is not supported yet, in words; `None` where there is none.
 
-    >>> first_unsupported({"distributed_type": "DEEPSPEED", "num_processes": 8})
-    'DeepSpeed (distributed_type: DEEPSPEED)'
+    >>> first_unsupported({"distributed_type": "MULTI_NPU", "num_processes": 8})
+    'NPUs (distributed_type: MULTI_NPU)'
     """
     if (environment := content.get("compute_environment") or "LOCAL_MACHINE") != "LOCAL_MACHINE":
         return f"a machine other than this one (compute_environment: {environment})"
@@ -41,7 +41,7 @@ def first_unsupported(content: Mapping[str, Any]) -> str | None:
         return f"{_UNSUPPORTED[distributed_type]} (distributed_type: {distributed_type})"
     if (package := _fp8_package(content)) not in _FP8:
         return f"fp8 by {package} (fp8_config: backend)"
-    if split := _split(content.get("parallelism_config")):
+    if split := _split(content.get("parallelism_config"), distributed_type):
         return f"a mesh that no strategy has ({', '.join(split)})"
     return None
 
@@ -77,8 +77,11 @@ def _fp8_package(content: Mapping[str, Any]) -> str:
     return str(wanted or "AUTO").upper()
 
 
-def _split(degrees: Any) -> list[str]:
-    """The degrees of a `parallelism_config` by which sequences are split, or copies made of split layers that are not sharded."""
+def _split(degrees: Any, distributed_type: str) -> list[str]:
+    """
+    The degrees that no strategy has together: copies of what is split and not sharded, and sequences that are split by `sp_size`
+    without DeepSpeed, or by `cp_size` with it.
+    """
     if not isinstance(degrees, Mapping):
         return []
     used = {
@@ -87,6 +90,7 @@ def _split(degrees: Any) -> list[str]:
         if isinstance(value, int) and not isinstance(value, bool) and value > 1
     }
     axes = {name.removeprefix("parallelism_config_").removesuffix("_size") for name in used}
-    if axes >= {"dp_replicate", "tp"} and "dp_shard" not in axes:
+    if "dp_replicate" in axes and axes & {"tp", "cp"} and "dp_shard" not in axes:
         return [f"{name}: {value}" for name, value in used.items()]
-    return [f"{name}: {value}" for name, value in used.items() if name.endswith(("cp_size", "sp_size"))]
+    refused = "cp_size" if distributed_type == "DEEPSPEED" else "sp_size"
+    return [f"{name}: {value}" for name, value in used.items() if name.endswith(refused)]

@@ -4,31 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from accelerate_nb.config.options.entries import Entries, Entry
 from accelerate_nb.config.value_types import Boolean, Integer, OneOf, Text
-from accelerate_nb.errors import NotYetError
 
 _PREFIX = "parallelism_config_"
-
-
-@dataclass(frozen=True, slots=True)
-class _One(Integer):
-    """A degree of which only 1 is offered yet."""
-
-    def check(self, value: Any) -> int:
-        return _offered(Integer.check(self, value))
-
-    def parse(self, text: str) -> int:
-        return _offered(Integer.parse(self, text))
-
-
-def _offered(degree: int) -> int:
-    if degree > 1:
-        raise NotYetError("sequences that are split, which is not offered here yet. Leave it out.")
-    return degree
 
 
 def _entry(name: str, value_type: Any, default: Any = None) -> tuple[str, Entry]:
@@ -40,17 +21,24 @@ _KNOWN = dict([
     _entry("dp_replicate_size", Integer(1), 1),
     _entry("dp_shard_size", Integer(1), 1),
     _entry("tp_size", Integer(1), 1),
-    _entry("cp_size", _One(1), 1),
+    _entry("cp_size", Integer(1), 1),
     _entry("cp_backend", OneOf(("torch",)), "torch"),
     _entry("cp_comm_strategy", OneOf(("allgather", "alltoall"))),
-    _entry("sp_size", _One(1), 1),
+    _entry("sp_size", Integer(1), 1),
     _entry("sp_backend", OneOf(("deepspeed",)), "deepspeed"),
     _entry("sp_seq_length", Integer(1)),
     _entry("sp_seq_length_is_variable", Boolean()),
     _entry("sp_attn_implementation", Text()),
+    # not of Accelerate
+    _entry("tp_sequence_parallel", Boolean()),
+    _entry("tp_loss_parallel", Boolean()),
+    _entry("cp_attention", OneOf(("ring", "heads"))),
+    _entry("pp_size", Integer(1)),
+    _entry("pp_schedule", Text()),
+    _entry("pp_num_microbatches", Integer(1)),
 ])  # fmt: skip
 DEGREES = Entries(prefix=_PREFIX, known=_KNOWN)
-_OF_A_SPLIT = ("cp_comm_strategy", "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation")
+_OF_A_SPLIT = ("sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation")
 
 
 def variables(degrees: Mapping[str, Any]) -> dict[str, str]:
@@ -60,7 +48,8 @@ def variables(degrees: Mapping[str, Any]) -> dict[str, str]:
     >>> variables({"parallelism_config_dp_shard_size": 4})["PARALLELISM_CONFIG_DP_SHARD_SIZE"]
     '4'
     """
-    used = {name: value for name, value in degrees.items() if name.removeprefix(_PREFIX) not in _OF_A_SPLIT}
+    unused = () if "sp" in sizes(degrees) else _OF_A_SPLIT
+    used = {name: value for name, value in degrees.items() if name.removeprefix(_PREFIX) not in unused}
     return {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **DEGREES.variables(used)}
 
 
@@ -72,7 +61,9 @@ def sizes(degrees: Mapping[str, Any]) -> dict[str, int]:
     {'dp_shard': 4}
     """
     found = {name.removeprefix(_PREFIX).removesuffix("_size"): degree for name, degree in degrees.items()}
-    return {axis: found[axis] for axis in ("dp_replicate", "dp_shard", "cp", "sp", "tp") if found.get(axis, 1) > 1}
+    return {
+        axis: found[axis] for axis in ("pp", "dp_replicate", "dp_shard", "cp", "sp", "tp") if found.get(axis, 1) > 1
+    }
 
 
 def processes(degrees: Mapping[str, Any]) -> int:

@@ -145,10 +145,9 @@ def test_a_bare_no_is_the_precision_no(tmp_path):
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("distributed_type: DEEPSPEED\n", "DeepSpeed"),
         ("distributed_type: MULTI_NPU\n", "NPUs"),
         ("compute_environment: AMAZON_SAGEMAKER\n", "AMAZON_SAGEMAKER"),
-        ("parallelism_config: {parallelism_config_cp_size: 2}\n", "parallelism_config_cp_size: 2"),
+        ("parallelism_config: {parallelism_config_sp_size: 2}\n", "parallelism_config_sp_size: 2"),
     ],
 )
 def test_what_a_file_asks_for_and_comes_later_is_read_and_refused_by_a_launch(tmp_path, text, what):
@@ -158,6 +157,14 @@ def test_what_a_file_asks_for_and_comes_later_is_read_and_refused_by_a_launch(tm
     assert content["num_processes"] == 2
     with pytest.raises(NotYetError, match=rf"requests .*{what}.*config_file=''"):
         resolve({}, {}, content)
+
+
+def test_a_file_splits_sequences_among_ranks(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nparallelism_config: {parallelism_config_cp_size: 2}\n"
+    )
+    assert resolve({}, {}, files.read(path)).training.parallelism_config == {"parallelism_config_cp_size": 2}
 
 
 @pytest.mark.parametrize("text", ["distributed_type: no\n", "distributed_type: MULTI_GPU\n"])
@@ -192,7 +199,20 @@ def test_an_unknown_key_is_named_with_its_place_and_the_nearest(tmp_path, text, 
 
 
 RELEASED = sorted((Path(__file__).parents[1] / "released").glob("*/*.yaml"))
-_SUPPORTED = {"NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MPS", "use_mps_device", "basic", "TPU", "XLA", "FSDP"}
+_SUPPORTED = {
+    "NO",
+    "MULTI_CPU",
+    "MULTI_GPU",
+    "MULTI_XPU",
+    "MPS",
+    "use_mps_device",
+    "basic",
+    "TPU",
+    "XLA",
+    "FSDP",
+    "DEEPSPEED",
+    "MEGATRON_LM",
+}
 
 
 @pytest.mark.parametrize("path", RELEASED, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -215,7 +235,9 @@ def test_files_of_every_release_of_accelerate_are_read(path):
     compiler = {"dynamo_backend": entries.get("dynamo_backend"), **(entries.get("dynamo_config") or {})}[
         "dynamo_backend"
     ]
-    assert config.training.strategy == ("fsdp" if path.stem == "FSDP" else None)
+    assert config.training.strategy == {"FSDP": "fsdp", "DEEPSPEED": "deepspeed", "MEGATRON_LM": "megatron"}.get(
+        path.stem
+    )
     assert (config.training.dynamo_backend or "no").upper() == (compiler or "NO")
     assert config.launching.gpu_ids == (entries.get("gpu_ids") or "all")
 
@@ -280,20 +302,18 @@ def test_a_file_is_written_with_its_folders(tmp_path):
 
 def test_keys_of_others_are_kept_and_named(tmp_path):
     path = tmp_path / "config.yaml"
-    path.write_text(
-        "# mine\nuse_cpu: true\nnum_processes: 4\nmain_training_function: run\nmegatron_lm_config: {a: 1}\n"
-    )
+    path.write_text("# mine\nuse_cpu: true\nnum_processes: 4\nmain_training_function: run\nmpirun_config: {a: 1}\n")
     draft = saved(path, {"num_processes": 2})
     assert draft.replaces
     assert draft.comments
-    assert draft.kept == ("main_training_function", "megatron_lm_config")
+    assert draft.kept == ("main_training_function", "mpirun_config")
     assert draft.changed == ("use_cpu", "num_processes")
-    assert files.read(path) == {"num_processes": 2, "main_training_function": "run", "megatron_lm_config": {"a": 1}}
+    assert files.read(path) == {"num_processes": 2, "main_training_function": "run", "mpirun_config": {"a": 1}}
 
 
 @pytest.mark.parametrize(
     ("text", "error"),
-    [("a: [1\nb: 2\n", "line 2"), ("- a\n", "holds list"), ("distributed_type: DEEPSPEED\n", "requests DeepSpeed")],
+    [("a: [1\nb: 2\n", "line 2"), ("- a\n", "holds list"), ("distributed_type: MULTI_NPU\n", "requests NPUs")],
 )
 def test_a_file_that_is_not_understood_is_not_written_over(tmp_path, text, error):
     path = tmp_path / "config.yaml"

@@ -106,6 +106,27 @@ FILES: list[dict[str, Any]] = [
     {"distributed_type": "MULTI_GPU", "fsdp_config": VERSION_2},
     {"distributed_type": "MULTI_GPU"},
 ]
+# the file's entries for DeepSpeed itself have tests of their own
+SEQUENCES = {
+    "parallelism_config_sp_size": 2,
+    "parallelism_config_sp_backend": "deepspeed",
+    "parallelism_config_sp_seq_length": 8,
+    "parallelism_config_sp_seq_length_is_variable": False,
+    "parallelism_config_sp_attn_implementation": "sdpa",
+}
+
+
+def test_sequences_of_deepspeed_become_the_variables_that_accelerate_sets(tmp_path: Path) -> None:
+    # both ways to train set these variables alike there
+    path = written(tmp_path / "gpus.yaml", {"distributed_type": "MULTI_GPU", "parallelism_config": SEQUENCES})
+    expected = {name: value for name, value in theirs("--config_file", str(path)).items() if "_SP_" in name}
+    content = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 1}, "parallelism_config": SEQUENCES}
+    path = written(tmp_path / "config.yaml", content)
+    found = {name: value for name, value in resolve({}, {}, files.read(path)).environ().items() if "_SP_" in name}
+    assert {name: text.lower() for name, text in found.items()} == {
+        name: text.lower() for name, text in expected.items()
+    }
+    assert found["PARALLELISM_CONFIG_SP_SEQ_LENGTH"] == "8"
 
 
 @pytest.mark.parametrize("content", FILES)
@@ -241,8 +262,6 @@ def test_a_mistake_is_named_before_any_worker_starts(
             {"fsdp_config": {"fsdp_state_dict_type": "local_state_dict"}},
             "fsdp_state_dict_type='local_state_dict' requests",
         ),
-        ({"parallelism_config": {"sp_size": 2}}, "parallelism_config_sp_size=2 requests sequences that are split"),
-        ({"parallelism_config": {"parallelism_config_cp_size": "2"}}, "parallelism_config_cp_size='2' requests"),
     ],
 )
 def test_what_is_not_offered_is_named(settings: dict[str, Any], message: str) -> None:

@@ -33,6 +33,8 @@ VALUES = {
     "fsdp_sync_module_states": True,
     "megatron_lm_tp_degree": 2,
     "megatron_lm_pp_degree": 2,
+    "megatron_lm_num_micro_batches": 2,
+    "megatron_lm_gradient_clipping": 1.0,
     "ipex": True,
     "mpirun_hostfile": "~/hostfile",
 }
