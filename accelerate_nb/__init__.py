@@ -32,10 +32,10 @@ _HOMES: dict[str, str] = {
     "DistributedType": "accelerate_nb.runtime.compat.enums",
     "ProfileKwargs": "accelerate_nb.runtime.observability.profiling",
     "XlaMesh": "accelerate_nb.runtime.xla.mesh_plan",
-    "DeepSpeedPlugin": "accelerate_nb.runtime.compat.unsupported.deepspeed",
+    "DeepSpeedPlugin": "accelerate_nb.runtime.strategies.deepspeed.config.plugin",
     "FullyShardedDataParallelPlugin": "accelerate_nb.runtime.strategies.fsdp.plugin",
     "ParallelismConfig": "accelerate_nb.runtime.parallelism_config",
-    "prepare_pippy": "accelerate_nb.runtime.compat.unsupported.pipeline",
+    "prepare_pippy": "accelerate_nb.runtime.strategies.pipeline.inference",
     "is_rich_available": "accelerate_nb.runtime.compat.packages",
     "find_executable_batch_size": "accelerate_nb.runtime.training.memory",
     "synchronize_rng_states": "accelerate_nb.runtime.training.seed",
@@ -125,16 +125,16 @@ if TYPE_CHECKING:
         InitProcessGroupKwargs as InitProcessGroupKwargs,
     )
     from accelerate_nb.runtime.compat.packages import is_rich_available as is_rich_available
-    from accelerate_nb.runtime.compat.unsupported.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
-    from accelerate_nb.runtime.compat.unsupported.pipeline import prepare_pippy as prepare_pippy
     from accelerate_nb.runtime.data.skip import skip_first_batches as skip_first_batches
     from accelerate_nb.runtime.observability.profiling import ProfileKwargs as ProfileKwargs
     from accelerate_nb.runtime.parallelism_config import ParallelismConfig as ParallelismConfig
     from accelerate_nb.runtime.strategies.base import Strategy as Strategy
     from accelerate_nb.runtime.strategies.ddp import DDP as DDP
+    from accelerate_nb.runtime.strategies.deepspeed.config.plugin import DeepSpeedPlugin as DeepSpeedPlugin
     from accelerate_nb.runtime.strategies.fsdp.plugin import (
         FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
     )
+    from accelerate_nb.runtime.strategies.pipeline.inference import prepare_pippy as prepare_pippy
     from accelerate_nb.runtime.training.memory import find_executable_batch_size as find_executable_batch_size
     from accelerate_nb.runtime.training.seed import synchronize_rng_states as synchronize_rng_states
     from accelerate_nb.runtime.world.state import PartialState as PartialState

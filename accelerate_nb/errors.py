@@ -85,6 +85,10 @@ class StateError(AccelerateNbError, RuntimeError):
     """An object of the runtime was used before, or after, the time at which it can be used."""
 
 
+class NotConfiguredError(StateError, NotImplementedError):
+    """A way to split a model was asked about that this run doesn't use, and that Accelerate never offers."""
+
+
 class OperationError(AccelerateNbError, RuntimeError):
     """
     A collective operation was called with values that don't fit together.

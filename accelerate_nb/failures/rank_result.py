@@ -40,6 +40,12 @@ def died(
     )
 
 
+def lost_with_node(rank: int, *, last_lines: Sequence[str], time: float) -> Failure:
+    """A failure for a process of which nothing is known but that its node was lost."""
+    message = "it was lost with its node"
+    return Failure(rank, "NodeLost", message, traceback="", time=time, last_lines=tuple(last_lines))
+
+
 def _signal_name(code: int) -> str | None:
     if code >= 0:
         return None

@@ -6,7 +6,16 @@ from accelerate_nb.utils.ao import *
 from accelerate_nb.utils.bnb import *
 from accelerate_nb.utils.constants import *
 from accelerate_nb.utils.dataclasses import *
-from accelerate_nb.utils.deepspeed import DummyOptim as DummyOptim, DummyScheduler as DummyScheduler
+from accelerate_nb.utils.deepspeed import (
+    DeepSpeedEngineWrapper as DeepSpeedEngineWrapper,
+    DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper,
+    DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper,
+    DummyOptim as DummyOptim,
+    DummyScheduler as DummyScheduler,
+    HfDeepSpeedConfig as HfDeepSpeedConfig,
+    get_active_deepspeed_plugin as get_active_deepspeed_plugin,
+    map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed,
+)
 from accelerate_nb.utils.environment import *
 from accelerate_nb.utils.fsdp_utils import *
 from accelerate_nb.utils.imports import *
@@ -15,10 +24,21 @@ from accelerate_nb.utils.megatron_lm import (
     AbstractTrainStep as AbstractTrainStep,
     BertTrainStep as BertTrainStep,
     GPTTrainStep as GPTTrainStep,
+    MegatronEngine as MegatronEngine,
     MegatronLMDummyDataLoader as MegatronLMDummyDataLoader,
     MegatronLMDummyScheduler as MegatronLMDummyScheduler,
+    MegatronLMOptimizerWrapper as MegatronLMOptimizerWrapper,
+    MegatronLMSchedulerWrapper as MegatronLMSchedulerWrapper,
     T5TrainStep as T5TrainStep,
     avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group,
+    gather_across_data_parallel_groups as gather_across_data_parallel_groups,
+    initialize as megatron_lm_initialize,
+    megatron_from_transformers as megatron_from_transformers,
+    megatron_to_transformers as megatron_to_transformers,
+    prepare_data_loader as megatron_lm_prepare_data_loader,
+    prepare_model_optimizer_scheduler as megatron_lm_prepare_model_optimizer_scheduler,
+    prepare_optimizer as megatron_lm_prepare_optimizer,
+    prepare_scheduler as megatron_lm_prepare_scheduler,
 )
 from accelerate_nb.utils.memory import *
 from accelerate_nb.utils.modeling import *

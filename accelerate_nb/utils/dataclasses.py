@@ -35,22 +35,13 @@ from accelerate_nb.runtime.compat.kwargs_handlers import (
     KwargsHandler as KwargsHandler,
     ProjectConfiguration as ProjectConfiguration,
 )
-from accelerate_nb.runtime.compat.unsupported.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
-from accelerate_nb.runtime.compat.unsupported.megatron import (
-    MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS,
-    MegatronLMPlugin as MegatronLMPlugin,
-    add_model_config_to_megatron_parser as add_model_config_to_megatron_parser,
-    parse_bert_config as parse_bert_config,
-    parse_glm4_moe_config as parse_glm4_moe_config,
-    parse_gpt2_config as parse_gpt2_config,
-    parse_llama_config as parse_llama_config,
-    parse_t5_config as parse_t5_config,
-)
+from accelerate_nb.runtime.compat.unsupported.megatron import parse_glm4_moe_config as parse_glm4_moe_config
 from accelerate_nb.runtime.observability.profiling import ProfileKwargs as ProfileKwargs
 from accelerate_nb.runtime.operations.nested import TensorInformation as TensorInformation
 from accelerate_nb.runtime.parallelism_config import (
     DeepSpeedSequenceParallelConfig as DeepSpeedSequenceParallelConfig,
     TorchContextParallelConfig as TorchContextParallelConfig,
+    TorchPipelineParallelConfig as TorchPipelineParallelConfig,
     TorchTensorParallelConfig as TorchTensorParallelConfig,
     TorchTensorParallelPlugin as TorchTensorParallelPlugin,
 )
@@ -60,8 +51,18 @@ from accelerate_nb.runtime.precision.fp8_msamp import (
     MSAMPRecipeKwargs as MSAMPRecipeKwargs,
 )
 from accelerate_nb.runtime.precision.fp8_te import TERecipeKwargs as TERecipeKwargs
+from accelerate_nb.runtime.strategies.deepspeed.config.plugin import DeepSpeedPlugin as DeepSpeedPlugin
 from accelerate_nb.runtime.strategies.fsdp.plugin import (
     FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
 )
+from accelerate_nb.runtime.strategies.megatron.model_parsers import (
+    MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS,
+    add_model_config_to_megatron_parser as add_model_config_to_megatron_parser,
+    parse_bert_config as parse_bert_config,
+    parse_gpt2_config as parse_gpt2_config,
+    parse_llama_config as parse_llama_config,
+    parse_t5_config as parse_t5_config,
+)
+from accelerate_nb.runtime.strategies.megatron.plugin import MegatronLMPlugin as MegatronLMPlugin
 from accelerate_nb.runtime.training.compile import TorchDynamoPlugin as TorchDynamoPlugin
 from accelerate_nb.runtime.training.module_tree import get_module_class_from_name as get_module_class_from_name

@@ -64,4 +64,4 @@ from accelerate_nb.runtime.compat.packages import (
     is_wandb_available as is_wandb_available,
     torchao_required as torchao_required,
 )
-from accelerate_nb.runtime.compat.unsupported.deepspeed import deepspeed_required as deepspeed_required
+from accelerate_nb.runtime.strategies.deepspeed.hf_functions import deepspeed_required as deepspeed_required
