@@ -40,6 +40,9 @@ _LOADED = [
     "pytest",
     "accelerate",
     "accelerate_nb.runtime.accelerator.accelerator",
+    # where they are installed, several seconds
+    "accelerate_nb.runtime.strategies.megatron.strategy",
+    "megatron.core.models.gpt",
 ]
 
 

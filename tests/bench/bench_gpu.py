@@ -17,12 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.bench import bench_checkpoints, bench_gpt, bench_operations, bench_step
+from tests.bench import bench_checkpoints, bench_gpt, bench_gpt_shards, bench_operations, bench_step
 from tests.bench.rows import Row, json_of, markdown_of, print_rows
 from tests.ranks import run_on_ranks
 
 # The part of the time that a section may take; one that is not over by then is left out, and said to be.
-PARTS = {"gpt": 0.4, "launch": 0.15, "operations": 0.15, "step": 0.15, "checkpoints": 0.15}
+PARTS = {"gpt": 0.25, "shards": 0.3, "launch": 0.1, "operations": 0.1, "step": 0.1, "checkpoints": 0.15}
 # Below this much memory on a GPU the batches of the GPT are a quarter.
 ROOM = 40 << 30
 # What torchrun says to a process; one that is alone is told nothing of the kind, or Accelerate takes it for one of several.
@@ -114,6 +114,14 @@ def training_in_process(tiny: bool, seconds: float) -> list[Row]:
     if torch.cuda.get_device_properties(0).total_memory < ROOM:
         shape = replace(shape, batch=shape.batch // 4)
     return bench_gpt.measure(shape, 8, seconds)
+
+
+# -------------------------------------------------------------------------------------------------------------- shards
+
+
+def sharding(tiny: bool, seconds: float) -> list[Row]:
+    """A step and the memory of a GPT whose weights are sharded; ours is to take at most 1.03 of the hand-written step."""
+    return bench_gpt_shards.rows_of(ranks(tiny), 2 if tiny else 6, seconds, tiny=tiny)
 
 
 # -------------------------------------------------------------------------------------------------------------- launch
@@ -271,6 +279,7 @@ def saving(tiny: bool, seconds: float) -> list[Row]:
 
 SECTIONS: dict[str, Callable[[bool, float], list[Row]]] = {
     "gpt": training,
+    "shards": sharding,
     "launch": launching,
     "operations": operating,
     "step": stepping,

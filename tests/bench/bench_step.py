@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import socket
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,6 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from accelerate_nb.events.channel import EventSender
+from accelerate_nb.rank.event_sink import connect
 from accelerate_nb.runtime.world.registry import current_world
 from tests.ranks import run_on_ranks
 
@@ -66,6 +70,7 @@ def measure(rounds: int) -> list[Row]:
     loops: dict[str, Epoch] = {
         "hand-written": hand_written(device),
         "accelerate_nb": ours(),
+        "with autolog": watched(),
         "Accelerate": hugging_face(device),
     }
     names = list(loops)
@@ -75,7 +80,7 @@ def measure(rounds: int) -> list[Row]:
     gc.collect()
     gc.disable()
     for turn in range(rounds):
-        for name in names[turn % 3 :] + names[: turn % 3]:
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
             if dist.is_initialized():
                 dist.barrier()
             finish(device)
@@ -137,6 +142,32 @@ def ours() -> Epoch:
     from accelerate_nb import Accelerator
 
     return prepared(Accelerator())
+
+
+def watched() -> Epoch:
+    """The loop with this package as in a worker, whose metrics of each step are sent to a thread that reads them."""
+    from accelerate_nb import Accelerator
+
+    theirs, mine = socket.socketpair()
+    threading.Thread(target=read_all, args=(theirs,), daemon=True).start()
+    sender = EventSender(mine, current_world().rank)
+    connect(sender)
+    accelerator = Accelerator()
+    connect(None)
+    epoch = prepared(accelerator)
+
+    def connected_epoch() -> None:
+        connect(sender)
+        epoch()
+        connect(None)
+
+    return connected_epoch
+
+
+def read_all(sock: socket.socket) -> None:
+    """Read until the other end is closed."""
+    while sock.recv(65536):
+        pass
 
 
 def hugging_face(device: torch.device) -> Epoch:

@@ -95,6 +95,7 @@ STARTS: dict[str, tuple[dict[str, Any], int]] = {
     "supervisor": ({"start_method": "supervisor"}, 2),
     "fork": ({"start_method": "fork"}, 2),
     "spawn": ({"start_method": "spawn"}, 2),
+    "nodes": ({"engine": "local", "num_nodes": 2}, 2),
     "xla": (_XLA, 1),
     "xla-processes": (_XLA, 2),
     "xla-threads": (_XLA, 2),

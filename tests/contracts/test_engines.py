@@ -98,11 +98,16 @@ def test_workers_know_their_place_as_torchrun_tells_it(isolated, facts_run):
     for rank, found in enumerate(facts_run[0].results):
         environment = found["environment"]
         size = str(isolated.size)
-        for name in ("RANK", "LOCAL_RANK", "ROLE_RANK"):
+        # where there are several nodes, each has one of the ranks
+        nodes = isolated.settings.get("num_nodes", 1)
+        for name in ("RANK", "ROLE_RANK"):
             assert environment[name] == str(rank)
-        for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"):
+        for name in ("WORLD_SIZE", "ROLE_WORLD_SIZE"):
             assert environment[name] == size
-        assert (environment["GROUP_RANK"], environment["GROUP_WORLD_SIZE"]) == ("0", "1")
+        assert environment["LOCAL_RANK"] == str(rank if nodes == 1 else 0)
+        assert environment["LOCAL_WORLD_SIZE"] == str(isolated.size // nodes)
+        assert environment["GROUP_RANK"] == str(0 if nodes == 1 else rank)
+        assert environment["GROUP_WORLD_SIZE"] == str(nodes)
         assert environment["MASTER_ADDR"] == "127.0.0.1"
         assert environment["TORCHELASTIC_USE_AGENT_STORE"] == "True"
         assert (environment["TORCHELASTIC_RESTART_COUNT"], environment["TORCHELASTIC_MAX_RESTARTS"]) == ("0", "0")
@@ -258,9 +263,17 @@ def belongings():
     kinds = [os.readlink(f"/proc/self/fd/{descriptor}").partition(":")[0] for descriptor in open_descriptors()]
     child_pids = {child.pid for child in psutil.Process().children()}
     below = {child.pid for child in psutil.Process().children(recursive=True)}
+    supervisors = child_pids | {pid for agent in child_pids for pid in supervisors_of(agent)}
     # what a supervisor keeps ready for the next launch comes and goes, in the supervisor's own session
-    children = sorted(pid for pid in below if pid in child_pids or session_of(pid) not in {None, *child_pids})
+    children = sorted(pid for pid in below if pid in child_pids or session_of(pid) not in {None, *supervisors})
     return sorted(thread.name for thread in threading.enumerate()), sorted(kinds), children
+
+
+def supervisors_of(pid):
+    """The supervisor of a node's agent; none where the process is another one."""
+    process = psutil.Process(pid)
+    is_agent = "accelerate_nb.launching.node_agent.agent_process" in process.cmdline()
+    return [child.pid for child in process.children()] if is_agent else []
 
 
 def session_of(pid):

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from accelerate_nb.events.knob_events import KnobHeld, KnobValue
 from accelerate_nb.events.model import (
     TAGS,
     DeviceSample,
@@ -18,10 +19,15 @@ from accelerate_nb.events.model import (
     HostSample,
     IdleWarning,
     LogLine,
+    MemoryUse,
+    MeshCoordinates,
     Metric,
+    NodeRanks,
+    PrecisionChoice,
     Progress,
     Restart,
     StateChange,
+    StepBreakdown,
     TaskDone,
     from_line,
     to_line,
@@ -33,6 +39,7 @@ EVENTS = [
     Metric(3, "loss", math.inf, None, 2.0),
     Progress(1, "epoch", 3.0, None, 0.0),
     HostSample(12.5, (1, 2), None, (3, 4), 0.0),
+    HostSample(12.5, (1, 2), None, None, 0.0, node=3),
     IdleWarning(61.0, "rank 1 is elsewhere", 0.0),
     Display(0, {"text/plain": "x", "application/json": {"a": [1, {"b": None}]}}, {"isolated": True}, 0.0),
     DeviceSample(0, "cuda:0", 12.5, 2**40, None, 0.0),
@@ -43,7 +50,14 @@ EVENTS = [
     Hang(30.0, "rank 1 waits in gather", "stacks", 2.0),
     TaskDone(1, 7),
     FirstStep(1, 2.5),
+    NodeRanks(1, "gpu-b", 4, 7),
     Restart(2, 3, "rank 1 ended with SIGKILL", 0.4, 3.0),
+    MeshCoordinates(1, {"dp_shard": 0, "tp": 1}, 11.0),
+    PrecisionChoice(0, "bf16", 11.0),
+    StepBreakdown(1, 7, 0.1, 0.2, 0.3, 0.0, 0.4, 0.0, 11.0, workers=2, compiled=True),
+    MemoryUse(1, 2**40, 3, 4, None, 11.0),
+    KnobValue(1, "lr", 1e-3, 7, None, 0.1, 11.0, changed=True),
+    KnobHeld(1, 2, None),
 ]
 
 
@@ -54,6 +68,19 @@ def test_an_event_survives_its_line(event):
     assert line.count(b"\n") == 1
     assert from_line(line) == event
     assert from_line(line.decode()) == event
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("gpu-b", "node 1 · gpu-b"),
+        ("node 1", "node 1"),
+        ("node 1 on gpu-b", "node 1 on gpu-b"),
+        ("node1", "node 1 · node1"),
+    ],
+)
+def test_a_node_s_label_has_its_number_once(name, label):
+    assert NodeRanks(1, name, 4, 7).label == label
 
 
 def test_every_kind_is_tried():

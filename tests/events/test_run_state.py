@@ -14,8 +14,10 @@ from accelerate_nb.events.model import (
     Display,
     Failure,
     FirstStep,
+    HostSample,
     LogLine,
     Metric,
+    NodeRanks,
     Progress,
     Restart,
     StateChange,
@@ -51,6 +53,20 @@ def test_a_cursor_gives_only_what_is_new():
     view.apply(line("b"))
     assert texts(view.since(cursor).shown) == ["b"]
     assert texts(view.since(0).shown) == ["a", "b"]
+
+
+def test_nodes_stand_in_their_order_once_each():
+    first, second = NodeRanks(0, "a", 0, 1), NodeRanks(1, "b", 2, 3)
+    assert fed().nodes == ()
+    assert fed(second, first, second).nodes == (first, second)
+
+
+def test_the_load_of_a_node_is_not_that_of_the_machine_which_launched():
+    here, there = HostSample(1.0, (1, 2), None, None, 1.0), HostSample(2.0, (3, 4), None, None, 1.0, node=1)
+    view = fed(NodeRanks(1, "b", 2, 3), here, there, HostSample(9.0, (1, 2), None, None, 1.0, node=7))
+    assert view.host is here
+    # a node that is none of the run has no load
+    assert view.node_loads == {1: there}
 
 
 def test_what_is_kept_no_longer_is_counted():

@@ -106,8 +106,8 @@ def test_wrong_arguments_of_the_function_are_told_as_python_tells_them(kernel: K
     assert "missing 1 required positional argument: 'value'" in cell.error.text
 
 
-def test_several_machines_are_said_to_be_not_there_yet(kernel: Kernel) -> None:
-    text = refused(kernel.run("notebook_launcher(print, num_processes=2, num_nodes=2)"), "NotYetError")
+def test_a_rank_of_a_node_that_there_is_not_is_refused(kernel: Kernel) -> None:
+    text = refused(kernel.run("notebook_launcher(print, num_processes=2, node_rank=1)"), "ConfigurationError")
     assert "num_nodes" in text
 
 

@@ -36,6 +36,8 @@ ANSWER_EXPRESSIONS = {
     "06_pick_a_configuration.ipynb": "[result, from_file, [check.state for check in checks]]",
     "07_tpu.ipynb": "{key: result[key] for key in ('losses', 'right', 'seen', 'ranks')}",
     "08_larger_models.ipynb": "{name: [result['losses'], result['megabytes']] for name, result in results.items()}",
+    "09_deepspeed_and_megatron.ipynb": "results",
+    "10_many_machines.ipynb": "[places, float((alone - together).abs().max())]",
 }
 _ANSWER = "answer.json"
 

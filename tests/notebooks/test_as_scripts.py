@@ -54,6 +54,8 @@ STARTED_BY = {
     "06_pick_a_configuration.ipynb": None,
     "07_tpu.ipynb": None,
     "08_larger_models.ipynb": None,
+    "09_deepspeed_and_megatron.ipynb": None,
+    "10_many_machines.ipynb": None,
 }
 
 

@@ -103,11 +103,25 @@ def test_a_model_in_parts_has_the_losses_of_one_process_and_half_of_its_memory(r
     losses = {name: found[0] for name, found in run.answer.items()}
     megabytes = {name: found[1] for name, found in run.answer.items()}
     assert losses["one process"][-1] < 0.8 * losses["one process"][0]
-    for name in ("DDP", "FSDP", "HSDP"):
-        assert losses[name] == pytest.approx(losses["one process"], rel=1e-3)
-    assert megabytes["DDP"] == megabytes["one process"]
+    assert len(losses) == 7
+    for found in losses.values():
+        assert found == pytest.approx(losses["one process"], rel=1e-3)
+    assert megabytes["DDP"] == megabytes["CP"] == megabytes["one process"]
     assert megabytes["FSDP"] == megabytes["HSDP"] == pytest.approx(megabytes["DDP"] / 2, rel=1e-3)
+    assert megabytes["FSDP x TP"] < 0.3 * megabytes["DDP"]
+    assert megabytes["PP"] == pytest.approx(megabytes["DDP"] / 2, rel=0.1)
     assert pictures(run.notebook) == 1
+    assert run.seconds < LIMIT
+
+
+def test_two_agents_that_pretend_to_be_machines_train_alike_and_one_is_lost_in_words(run_of: Executing) -> None:
+    run = run_of("10_many_machines.ipynb")
+    places, difference = run.answer
+    assert places == [[0, 0, 0], [0, 1, 1], [1, 0, 2], [1, 1, 3]]
+    assert difference < 1e-6
+    lost, again = (printed(next(cell for cell in run.notebook.cells if cell.id == name)) for name in ("lost", "again"))
+    assert "the agent of node 1 (rank 1) was lost" in lost
+    assert "2 ranks are there again" in again
     assert run.seconds < LIMIT
 
 
@@ -148,4 +162,12 @@ def test_the_notebook_for_tpus_says_what_it_found_and_learns_on_it(run_of: Execu
     assert run.answer["right"] >= 0.88 * 261
     assert run.answer["losses"][-1] < 0.3 * run.answer["losses"][0]
     assert pictures(run.notebook) == 1
+    assert run.seconds < LIMIT
+
+
+def test_a_notebook_without_its_package_names_the_extra(run_of: Executing) -> None:
+    run = run_of("09_deepspeed_and_megatron.ipynb")
+    (load,) = (cell for cell in run.notebook.cells if cell.id == "load")
+    assert ("pip install 'accelerate-nb[deepspeed]'" in printed(load)) is ("ZeRO 1" not in run.answer)
+    assert run.answer["DDP"]["losses"][-1] < run.answer["DDP"]["losses"][0]
     assert run.seconds < LIMIT

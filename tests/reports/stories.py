@@ -15,6 +15,7 @@ from accelerate_nb.events.model import (
     Metric,
     Progress,
     StateChange,
+    StepBreakdown,
 )
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.reports.run_info import RunFacts
@@ -91,6 +92,8 @@ FAILURE = Failure(
 
 def failed(size: int = 4) -> RunState:
     view = training(size)
+    for rank in range(size):
+        view.apply(StepBreakdown(rank, 300, 0.025, 0.005, 0.01, 0.0, 0.0, 0.0, STARTED + 30, workers=0))
     view.apply(FAILURE)
     view.apply(StateChange(1, "failed", STARTED + 30))
     for rank in range(size):

@@ -10,14 +10,27 @@ import json
 import random
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import bleach
 import nbformat
 import pytest
 from nbconvert.preprocessors.sanitize import SanitizeHTML
 
-from accelerate_nb.events.model import DeviceSample, Failure, LogLine, Metric, Progress, Restart, StateChange
+from accelerate_nb.events.model import (
+    DeviceSample,
+    Failure,
+    LogLine,
+    MemoryUse,
+    MeshCoordinates,
+    Metric,
+    NodeRanks,
+    Progress,
+    Restart,
+    StateChange,
+)
 from accelerate_nb.notebook.display.saved_report import bundle
+from accelerate_nb.reports.memory_parts import batch_factor, memory_parts
 from tests.reports import stories
 
 MOST = 300_000
@@ -91,10 +104,14 @@ ESSENTIAL = [
     "ranks 0, 2–3 lost their connections",
     "151/300",
     "cuda:3 87%",
+    "40.0 ms: data 62 %, backward 25 %, forward 12 %",
+    "waiting for the loader is 62 % of the step (num_workers=0): pass num_workers=4 to the DataLoader",
     "memory 131.3/238.4 GiB",
     "loss",
     "▁▁▁",
-    "1.50e-4 … 3.00e-4, step 299",
+    "1.50e-4",
+    "3.00e-4",
+    "step 299",
     "step 290 loss 0.5519 grad_norm 0.7",
     "UserWarning: careful <script>alert(1)</script>",
     "/runs/train",
@@ -107,6 +124,58 @@ def test_a_report_tells_why_former_attempts_ended():
         made = report(view, live=live)
         assert "restart 1 of 3, after 0.1 s: rank 1 stopped with Error: <b>" in made["text/plain"]
         assert "restart 1 of 3, after 0.1 s: rank 1 stopped with Error: &lt;b&gt;" in made["text/html"]
+
+
+def test_a_report_shows_the_place_of_each_rank_in_a_mesh():
+    view = stories.view_of(MeshCoordinates(1, {"dp_shard": 1, "tp": 0}, stories.STARTED), size=2)
+    for text in report(view).values():
+        assert "dp_shard 1 tp 0" in text
+
+
+def test_a_report_names_the_node_of_each_row():
+    nodes = [NodeRanks(0, "a", 0, 1), NodeRanks(1, "<b>", 2, 3)]
+    made = report(stories.view_of(*nodes, size=4))
+    rows = [re.split(r"  +", line)[:2] for line in made["text/plain"].splitlines() if line.startswith("node")]
+    assert rows == [
+        ["node", "rank"],
+        *(["node 0 · a", "0"], ["node 0 · a", "1"]),
+        *(["node 1 · <b>", "2"], ["node 1 · <b>", "3"]),
+    ]
+    assert "node 1 · &lt;b&gt;" in made["text/html"]
+    assert "<b>node</b>" in made["text/html"]
+    alone = report(stories.view_of(size=4))
+    assert "node" not in alone["text/plain"]
+    assert "<b>node</b>" not in alone["text/html"]
+
+
+def test_a_report_shows_what_a_rank_holds_of_a_training():
+    view = stories.view_of(MemoryUse(1, 2**20, 2**20, 2**21, 2**30, stories.STARTED), size=2)
+    for text in report(view).values():
+        assert "holds 1.0 MiB of weights, 1.0 MiB of gradients, 2.0 MiB of optimizer; peak 1.0 GiB" in text
+
+
+def test_a_report_says_what_of_a_gpu_is_in_use_and_what_batch_would_fit():
+    gib = 2**30
+    memory = MemoryUse(0, gib, gib, 2 * gib, 69 * gib, stories.STARTED, used=71 * gib, total=80 * gib)
+    for text in report(stories.view_of(memory)).values():
+        assert (
+            "65.0 GiB of activations, 2.0 GiB of others; peak 71.0/80.0 GiB: a batch of about 1.1 × would fit" in text
+        )
+    # where next to nothing is free, or what grows with a batch is not known, nothing is promised
+    for tight in (
+        replace(memory, used=79 * gib),
+        replace(memory, peak=4 * gib, used=6 * gib),
+        replace(memory, total=None),
+    ):
+        assert batch_factor(tight) is None
+
+
+def test_a_report_says_of_a_cpu_only_what_its_process_takes():
+    memory = MemoryUse(0, 2**20, 2**20, 2**21, None, stories.STARTED, used=2**29)
+    assert memory_parts(memory) == (2**20, 2**20, 2**21, 0, 2**29 - 2**22)
+    for text in report(stories.view_of(memory)).values():
+        assert "2.0 MiB of optimizer; the process takes 512.0 MiB in all" in text
+        assert "would fit" not in text
 
 
 @pytest.mark.parametrize("essential", ESSENTIAL)
@@ -141,6 +210,19 @@ def test_many_ranks_are_told_in_groups_with_the_odd_one_by_itself():
     rows = [line.split()[0] for line in text.splitlines() if re.match(r"[\d–, ]+ +[✖■]", line)]
     assert rows == ["0", "40", "63", "1–39,"]
     assert "1–39, 41–62" in text
+
+
+def test_many_ranks_are_told_in_groups_of_their_nodes():
+    view = stories.training(64, 20)
+    for node in range(4):
+        view.apply(NodeRanks(node, f"host-{node}", 16 * node, 16 * node + 15))
+    view.apply(Failure(40, "KeyError", "'x'", "", stories.STARTED + 3))
+    text = report(stories.end(view, "stopped"))["text/plain"]
+    rows = [re.split(r"  +", line)[:2] for line in text.splitlines() if line.startswith("node ")]
+    assert [(node[-1], ranks) for node, ranks in rows[1:]] == [
+        *(("0", "0"), ("0", "1–15"), ("1", "16–31")),
+        *(("2", "40"), ("2", "32–39, 41–47"), ("3", "63"), ("3", "48–62")),
+    ]
 
 
 def test_numbers_that_are_none_are_counted_and_seen():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from accelerate_nb.events.model import Failure, IdleWarning, LogLine, Metric, Progress, Restart, StateChange
+from accelerate_nb.events.model import Failure, IdleWarning, LogLine, Metric, NodeRanks, Progress, Restart, StateChange
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.text import PlainText
 from tests.notebook.paper import Paper
@@ -109,6 +109,18 @@ def test_many_ranks_are_told_in_one_line():
     ]
 
 
+def test_many_ranks_of_several_nodes_are_told_in_a_line_a_node():
+    paper = StatusPaper(size=64)
+    paper.feed(*(NodeRanks(node, f"host-{node}", 16 * node, 16 * node + 15) for node in range(4)))
+    paper.feed(*(metric(1.0, rank) for rank in range(60)))
+    assert paper.open == [
+        "node 0 · host-0, ranks 0–15: loss 1 (mean)  step 7",
+        "node 1 · host-1, ranks 16–31: loss 1 (mean)  step 7",
+        "node 2 · host-2, ranks 32–47: loss 1 (mean)  step 7",
+        "node 3 · host-3, ranks 48–59: loss 1 (mean)  step 7",
+    ]
+
+
 def test_the_end_clears_what_moved():
     paper = StatusPaper()
     paper.feed(metric(2.0), bar())
@@ -203,8 +215,8 @@ def test_a_run_with_metrics_ends_with_a_summary():
     paper.feed(StateChange(0, "finished", 1.0), StateChange(1, "failed", 1.0))
     assert paper.end("failed") == [
         "train failed after 01:15 (finished: 0, failed: 1)",
-        "  loss  █▇▆▅▄▃▂▁  1  1 … 8, step 7",
-        "  lr    ▄▄▄▄▄▄▄▄  1  1 … 1, step 7",
+        "  loss  █▇▆▅▄▃▂▁  min 1  max 8  last 1  step 7",
+        "  lr    ▄▄▄▄▄▄▄▄  min 1  max 1  last 1  step 7",
     ]
 
 

@@ -116,7 +116,7 @@ def wrong_optional(sources: list[Module]) -> Iterator[str]:
             if (
                 owner is not None
                 and item.when != "types"
-                and {module.path.stem, module.path.parent.name}.isdisjoint(owner.split())
+                and {module.path.stem, *(folder.name for folder in module.path.parents)}.isdisjoint(owner.split())
             ):
                 yield f"{location(module, item)}: only a file named {owner.replace(' ', '.py or ')}.py imports {top(item)}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from accelerate_nb.config import formats
 from accelerate_nb.config.hf import files
 from accelerate_nb.config.run_config import RunConfig, all_settings, differing, resolve, values
 from accelerate_nb.config.settings import GROUPS, Setting
-from accelerate_nb.config.value_types import Boolean, DeviceIds, Integer, NamedValues, Number, OneOf, Text
+from accelerate_nb.config.value_types import Boolean, DeviceIds, HostList, Integer, NamedValues, Number, OneOf, Text
 from accelerate_nb.config.xla_mesh import MeshAxes
 from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.notebook.api import resolved
@@ -38,6 +39,8 @@ POSSIBLE = {
     "rdzv_backend": "c10d",
     "rdzv_endpoint": "[::1]:9",
     "fsdp_config": {"fsdp_version": 2, "fsdp_min_num_params": 10},
+    "deepspeed_config": {"zero_stage": 3, "gradient_clipping": 0.5},
+    "megatron_lm_config": {"tp_degree": 2, "num_micro_batches": 4},
     "parallelism_config": {"parallelism_config_dp_replicate_size": 1},
 }
 DOWN, ENTER, SPACE, CLEAR = "\x1b[B", "\r", " ", "\x15"
@@ -60,6 +63,8 @@ def another(setting: Setting) -> Any:
             return {"timeout": "30"}
         case DeviceIds():
             return "0,2"
+        case HostList():
+            return "a,b:4"
         case MeshAxes():
             return "data=2,fsdp"
         case Text():
@@ -156,7 +161,8 @@ def test_each_setting_has_a_question_whose_answer_counts() -> None:
 def controls(widget: Any) -> dict[str, Any]:
     """What one types into, in a form and all that it holds, by the names beside it."""
     kinds = (ipywidgets.Text, ipywidgets.Dropdown, ipywidgets.Checkbox)
-    found = {widget.description: widget} if isinstance(widget, kinds) else {}
+    name = re.search(r"<code>(\w+)</code>", getattr(widget, "description", ""))
+    found = {name[1]: widget} if isinstance(widget, kinds) and name else {}
     return found | {
         name: control for child in getattr(widget, "children", ()) for name, control in controls(child).items()
     }

@@ -169,10 +169,10 @@ def test_without_a_terminal_the_other_ways_are_named(path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("words", [["config"], ["config", "--yes"]])
 def test_a_file_that_asks_for_what_comes_later_is_not_written_over(path, words, keyboard, capsys):
-    written(path, distributed_type="DEEPSPEED", deepspeed_config={"zero_stage": 2})
+    written(path, distributed_type="MULTI_NPU")
     before = path.read_bytes()
     assert main(words) == 1
-    assert f"{path} requests DeepSpeed" in capsys.readouterr().err
+    assert f"{path} requests NPUs" in capsys.readouterr().err
     assert path.read_bytes() == before
 
 
@@ -348,10 +348,10 @@ def test_show_tells_each_value_and_where_it_was_said(path, capsys, monkeypatch):
 
 
 def test_show_tells_what_a_launch_would_refuse_and_all_the_rest(path, capsys):
-    written(path, distributed_type="DEEPSPEED", mixed_precision="fp17", num_processes=3)
+    written(path, distributed_type="MULTI_NPU", mixed_precision="fp17", num_processes=3)
     assert main(["config", "show"]) == 1
     output = capsys.readouterr()
-    assert "requests DeepSpeed" in output.err
+    assert "requests NPUs" in output.err
     assert "mixed_precision in the configuration file is 'fp17'" in output.err
     assert re.search(r"num_processes +3 +the configuration file", output.out)
 

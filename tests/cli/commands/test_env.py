@@ -164,7 +164,7 @@ def test_the_default_file_is_found(tmp_path, capsys):
         (b"num_processes: [", "line 1"),
         (b"num_processes: many", "num_processes should be"),
         (b"\xff\xfe\x00", "can't be read"),
-        (b"distributed_type: DEEPSPEED", "DeepSpeed"),
+        (b"distributed_type: MULTI_NPU", "NPUs"),
     ],
 )
 def test_a_broken_configuration_is_told_in_its_place(tmp_path, capsys, content, message):

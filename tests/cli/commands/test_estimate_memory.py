@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from accelerate_nb.cli.commands.estimate_memory import size
+from accelerate_nb import notebook_launcher
 from accelerate_nb.cli.main import main
+from accelerate_nb.cli.terminal.estimate_tables import size
 
 LINEAR = ["estimate-memory", "torch.nn:Linear", "--args", '{"in_features": 1024, "out_features": 1024, "bias": false}']
 MIB = 1 << 20
@@ -80,6 +81,10 @@ def test_a_file_is_estimated(tmp_path, capsys):
         (["--args", "{hidden: 1}"], "should be JSON"),
         (["--args", "[1]"], "by their names"),
         (["-n", "0"], "should be at least 1"),
+        (["--mesh", "dp_shrd=2"], "Did you mean dp_shard?"),
+        (["--mesh", "dp_shard=two"], "'dp_shard=two' is no degree"),
+        (["--mesh", "dp_shard=2", "-n", "3"], "make 2 ranks, but there are 3"),
+        (["--mesh", "tp=2"], "has no plan by which tp would split it"),
         (["--memory", "much"], "'much' is not a size"),
         (["--optimizer", "lion"], "invalid choice: 'lion'"),
         (["--dtypes", "float8"], "float8"),
@@ -114,3 +119,44 @@ def test_code_that_fails_is_told_in_one_line(tmp_path, capsys, code, message):
 )
 def test_sizes_are_said_as_people_say_them(number, text):
     assert size(number) == text
+
+
+def test_a_mesh_is_estimated_rank_by_rank_and_the_smallest_is_proposed(capsys):
+    facts = estimate(capsys, "--mesh", "dp_shard=4", "--memory", "12MiB")
+    assert (facts["num_processes"], facts["mesh"]["degrees"]) == (4, {"dp_shard": 4})
+    assert facts["mesh"]["training"][0]["stages"][0]["weights"] == MIB
+    smallest = facts["smallest_mesh"]
+    assert smallest["degrees"] == {"dp_shard": 4}
+    assert smallest["stages"][0]["total"] <= 0.8 * 12 * MIB
+    assert main([*LINEAR, "--mesh", "dp_shard=4", "--memory", "12MiB"]) == 0
+    text = capsys.readouterr().out
+    assert "on each rank of dp_shard 4 (4 ranks)" in text
+    assert "The smallest mesh is dp_shard 4 (4 ranks) in mixed precision: 8.00 MiB a rank" in text
+    assert main([*LINEAR, "--memory", "1GiB"]) == 0
+    assert "One rank is enough" in capsys.readouterr().out
+
+
+def train() -> None:
+    from accelerate_nb import Accelerator
+
+    accelerator = Accelerator(cpu=True, strategy="fsdp")
+    model = torch.nn.Linear(1024, 1024, bias=False)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    accelerator.backward(model(torch.ones(2, 1024)).sum())
+    optimizer.step()
+
+
+def test_what_a_run_held_stands_beside_the_estimate(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_NB_FOLDER", str(tmp_path))
+    notebook_launcher(train, num_processes=2, cpu=True)
+    capsys.readouterr()
+    facts = estimate(capsys, "--mesh", "dp_shard=2", "--run", "last")
+    expected = facts["mesh"]["training"][0]["stages"][0]
+    for rank, measured in enumerate(facts["measured"]["ranks"]):
+        assert measured["rank"] == rank
+        assert all(measured[name] == expected[name] for name in ("weights", "gradients", "optimizer"))
+    assert main([*LINEAR, "--mesh", "dp_shard=2", "--run", "last"]) == 0
+    assert "rank 1   2.00 MiB   2.00 MiB    4.00 MiB" in capsys.readouterr().out
+    notebook_launcher(print, num_processes=1, cpu=True)
+    assert main([*LINEAR, "--run", "last"]) == 2
+    assert "none of its ranks made a step" in capsys.readouterr().err

@@ -422,6 +422,7 @@ def _sample(setting):
         "Boolean": True,
         "Text": "static",
         "DeviceIds": "all",
+        "HostList": "a,b:4",
         "MeshAxes": "fsdp",
         "NamedValues": {"a": "b"},
         "Entries": {},

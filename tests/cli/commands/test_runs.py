@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -14,9 +15,10 @@ from accelerate_nb.events.find_run import chosen_of
 from accelerate_nb.events.model import Failure, Metric, Restart, StateChange
 from accelerate_nb.events.run_folder import RunRecorder
 from accelerate_nb.events.run_reader import kept_runs
+from accelerate_nb.notebook.runs import runs
 
 
-def keep(parent, name, started, *, state="finished", error=None, output=b"hello\n", folder=None):
+def keep(parent, name, started, *, state="finished", error=None, output=b"hello\n", folder=None, **more):
     """A run of two ranks that a launch has left."""
     with RunRecorder(parent / (folder or f"2024-01-01_{int(started):06}_{name}")) as record:
         record.event(StateChange(None, "running", started))
@@ -30,7 +32,7 @@ def keep(parent, name, started, *, state="finished", error=None, output=b"hello\
         ended = None if state == "running" else started + 61
         record.event(StateChange(None, state, started + 61))
         facts = {"name": name, "why": "2 on the CPU", "state": state, "started": started, "ended": ended, "ranks": 2}
-        record.status(**facts, error=error and f"rank 1 stopped with ValueError: {error}\n\nmore")
+        record.status(**facts, **more, error=error and f"rank 1 stopped with ValueError: {error}\n\nmore")
         return record.folder
 
 
@@ -51,6 +53,21 @@ def runs_command(parent, capsys):
         return code, output.out, output.err
 
     return run_command
+
+
+def test_runs_are_compared_by_their_curves_metrics_and_the_settings_that_differ(tmp_path):
+    same = {"num_processes": 2, "timeout": 60.0}
+    loss = {"metrics": {"acc": 0.9, "loss": 0.25}, "curve": ["loss", "█▅▂▁"]}
+    keep(tmp_path, "train", 1.0, settings=same)
+    keep(tmp_path, "train", 2.0, settings={**same, "num_processes": 4, "mixed_precision": "bf16"}, **loss)
+    table = runs(tmp_path)
+    head, *rows = [re.split(r"\s{2,}", row) for row in repr(table).splitlines()]
+    assert head[-4:-1] == ["curve", "metrics", "settings"]
+    assert rows[0][-3:] == ["█▅▂▁", "loss 0.25, acc 0.9", "mixed_precision=bf16"]
+    assert "timeout" not in repr(table)
+    assert '<td style="text-align:left">█▅▂▁</td>' in table._repr_html_()
+    # alone, a run differs from none
+    assert "bf16" not in repr(table[:1])
 
 
 def test_runs_are_listed_newest_first_with_their_states_and_first_errors(runs_command):
@@ -191,7 +208,7 @@ def test_a_reader_that_has_seen_enough_ends_the_command_without_a_word(parent):
         "2 on the CPU",
         "rank 1 stopped with ValueError: bad batch",
         "the traceback of bad batch",
-        "0.1  0.1 … 1, step 9",
+        "min 0.1  max 1",
         "loss  █▄",
         "hello",
         "All output: ",

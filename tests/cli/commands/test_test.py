@@ -97,7 +97,7 @@ def children() -> set[int]:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("distributed_type: MEGATRON_LM", "requests Megatron-LM"),
+        ("distributed_type: MULTI_NPU", "requests NPUs"),
         ("mixed_precision: fp32", "mixed_precision should be"),
         ("a: [", "line 1"),
     ],

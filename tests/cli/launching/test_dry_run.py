@@ -22,7 +22,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("ACCELERATE_NB_FOLDER", str(tmp_path / "runs"))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    (tmp_path / "train.py").write_text("import os, sys; print(os.environ['RANK'], sys.argv[1:])")
+    # in one write, which another rank's can't cut: print makes several where PYTHONUNBUFFERED is set
+    (tmp_path / "train.py").write_text("import os, sys; sys.stdout.write(f\"{os.environ['RANK']} {sys.argv[1:]}\\n\")")
     return tmp_path
 
 
@@ -65,6 +66,10 @@ def test_the_line_for_torchrun_starts_the_same_processes(capsys):
     [
         (["--use_port", "2345", "train.py"], "--master-port 2345 --nproc-per-node 1 train.py"),
         (["--max_restarts", "2", "-m", "json"], "--standalone --nproc-per-node 1 --max-restarts 2 -m json"),
+        (
+            ["--num_machines", "2", "--machine_rank", "1", "--main_process_ip", "10.0.0.1", "-n", "4", "train.py"],
+            "--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 29500 --nproc-per-node 2 train.py",
+        ),
         (["--no_python", "sh", "-c", "exit"], "--standalone --nproc-per-node 1 --no-python {sh} -c exit"),
     ],
 )
@@ -100,7 +105,7 @@ def test_flags_that_change_nothing_are_told_with_the_reason(capsys):
         capsys, "--cpu", "--same_network", "--zero_stage", "2", "--fp8_backend", "ao", "train.py"
     )
     assert parts["Flags that change nothing"] == [
-        "--same_network the rendezvous of one machine uses its loopback address",
+        "--same_network machines meet at the address of node 0, whatever network they are in",
         "--zero_stage it is an option of DeepSpeed, which --use_deepspeed requests",
     ]
     assert err.splitlines() == [

@@ -15,7 +15,7 @@ import pytest
 
 from accelerate_nb.cli.terminal.front_end import TerminalFrontEnd
 from accelerate_nb.cli.terminal.status_board import StatusBoard
-from accelerate_nb.events.model import Display, Failure, HostSample, LogLine, Metric, Progress, StateChange
+from accelerate_nb.events.model import Display, Failure, HostSample, LogLine, Metric, NodeRanks, Progress, StateChange
 from accelerate_nb.events.run_reader import kept_runs, view_of
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.reports.standard_streams import LabelledLine, StandardStreams
@@ -211,7 +211,7 @@ def test_the_board_stands_below_the_lines_and_goes_in_the_end():
     assert rest == ""
     captured.end()
     assert not any("2 ranks" in item for item in captured.screen)
-    assert [item for item in captured.screen if "loss" in item] == ["  loss  ▄  0.5  0.5 … 0.5, step 3"]
+    assert [item for item in captured.screen if "loss" in item] == ["  loss  ▄  min 0.5  max 0.5  last 0.5  step 3"]
 
 
 def test_a_bar_is_drawn_once_and_other_open_lines_below_the_lines():
@@ -325,6 +325,18 @@ def test_sixty_four_ranks_are_a_line_for_each_state():
         "[40] ✖ failed",
         "[0-39,41-63] batch ░░░░░░░░░░░░ 3/100 1 it/s 01:37 (the slowest of 63)",
     ]
+
+
+def test_ranks_of_several_nodes_are_a_line_for_each_where_there_is_room():
+    view = glances(64, batch=3)
+    nodes = [NodeRanks(node, f"host-{node}", 16 * node, 16 * node + 15) for node in range(4)]
+
+    def labels(rows):
+        lines = StatusBoard(has_colours=False).lines("t", 5.0, view.glances(), None, nodes, columns=200, rows=rows)
+        return [line.partition(" ")[0] for line in lines[1:]]
+
+    assert labels(24) == ["[0-15]", "[16-31]", "[32-47]", "[48-63]"]
+    assert labels(4) == ["[0-63]"]
 
 
 def test_a_terminal_that_has_become_narrower_is_wiped_as_it_shows_it(monkeypatch):

@@ -16,10 +16,14 @@ from accelerate_nb.events.model import (
     HostSample,
     IdleWarning,
     LogLine,
+    MeshCoordinates,
     Metric,
+    NodeRanks,
+    PrecisionChoice,
     Progress,
     Restart,
     StateChange,
+    StepBreakdown,
 )
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.message_feed import MessageFeed, failure_message
@@ -138,6 +142,32 @@ def test_a_line_that_is_too_long_is_cut_and_says_so():
     assert text.endswith("zzz ... (10,000 more characters are in the run's folder)")
 
 
+def test_the_precision_is_told_once_and_again_when_another_is_chosen():
+    view = RunState(1)
+    feed = fed(view)
+    view.apply(PrecisionChoice(0, "bf16", 1.0))
+    assert (feed.news() or {})["precision"] == "bf16"
+    view.apply(line("a line"))
+    assert "precision" not in (feed.news() or {})
+    view.apply(PrecisionChoice(0, "no", 2.0))
+    assert (feed.news() or {})["precision"] == "no"
+
+
+def test_the_parts_of_steps_are_told_in_milliseconds_with_what_makes_them_slow():
+    view = RunState(1)
+    feed = fed(view)
+    view.apply(StepBreakdown(0, 5, 0.006, 0.003, 0.001, 0.0, 0.0, 0.0, 1.0, workers=0))
+    message = feed.news() or {}
+    assert message["steps"] == [[0, [6.0, 3.0, 1.0, 0.0, 0.0, 0.0]]]
+    assert message["causes"] == [
+        "waiting for the loader is 60 % of the step (num_workers=0): pass num_workers=4 to the DataLoader"
+    ]
+    view.apply(line("a line"))
+    assert not {"steps", "causes"} & set(feed.news() or {})
+    view.apply(StepBreakdown(0, 9, 0.0, 0.003, 0.001, 0.0, 0.0, 0.0, 2.0, workers=4))
+    assert (feed.news() or {})["causes"] == []
+
+
 def test_an_open_line_is_told_when_it_changes_and_again_after_a_line_has_ended():
     view = RunState(1)
     feed = fed(view)
@@ -242,6 +272,36 @@ def test_a_restart_is_told_with_the_former_ones_and_bars_are_told_anew():
     assert [item[0] for item in feed.news()["restarts"]] == [1, 2]
     (first,) = feed.backlog(FACTS)
     assert len(first["restarts"]) == 2
+
+
+def test_a_rank_s_place_in_a_mesh_is_told_once():
+    view = applied(RunState(2), MeshCoordinates(1, {"pp": 0, "dp_shard": 1}, 1.0))
+    feed = MessageFeed(view)
+    (first,) = feed.backlog(FACTS)
+    assert first["coordinates"] == [[1, "pp 0 dp_shard 1"]]
+    applied(view, line("x"))
+    assert "coordinates" not in (feed.news() or {})
+
+
+def test_the_ranks_of_each_node_are_told_once_and_to_a_page_that_begins_anew():
+    view = applied(RunState(4), NodeRanks(0, "a", 0, 1), NodeRanks(1, "b", 2, 3))
+    feed = MessageFeed(view)
+    for _ in range(2):
+        (first,) = feed.backlog(FACTS)
+        assert first["nodes"] == [[0, "node 0 · a", 0, 1], [1, "node 1 · b", 2, 3]]
+        view.apply(line("x"))
+        assert "nodes" not in (feed.news() or {})
+    (frozen,) = feed.frozen(FACTS)
+    assert frozen["nodes"] == first["nodes"]
+
+
+def test_the_load_of_a_node_is_told_when_it_has_changed():
+    view = applied(RunState(2), NodeRanks(0, "a", 0, 0), NodeRanks(1, "b", 1, 1))
+    feed = fed(view)
+    view.apply(HostSample(12.5, (1, 2), None, None, 1.0, node=1))
+    assert (feed.news() or {})["loads"] == [[1, 12.5, 1, 2]]
+    view.apply(line("x"))
+    assert "loads" not in (feed.news() or {})
 
 
 def test_ranks_that_were_stopped_have_not_failed():

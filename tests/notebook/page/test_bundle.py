@@ -48,6 +48,27 @@ def test_the_panel_is_one_module_that_imports_nothing() -> None:
     assert ".anb {" in bundle.style()
 
 
+def test_a_saved_report_holds_the_module_without_comments_and_indentation() -> None:
+    bare = bundle.bare_module()
+    assert not re.search(r"^(?: |//|/\*)", bare, re.MULTILINE)
+    assert len(bare) < 0.9 * len(bundle.module())
+    # what needs a kernel is left out
+    assert "function mount(" in bare
+    assert "initialize" not in bare
+    # a text of several lines would lose what its lines begin with
+    odd = [line for text in bundle.sources().values() for line in text.splitlines() if line.count("`") % 2]
+    assert odd == []
+
+
+def test_the_style_of_a_saved_report_says_the_same() -> None:
+    bare = bundle.bare_style()
+    assert len(bare) < len(bundle.style())
+    assert bare.count("{") == bundle.style().count("{") == bare.count("}")
+    assert "  " not in bare
+    # a space may be an ancestor's
+    assert ".anb :focus-visible{" in bare
+
+
 def test_every_module_opens_with_what_it_is() -> None:
     for name, text in bundle.sources().items():
         assert re.match(r"// [A-Z][^\n]*[.]\n", text), name

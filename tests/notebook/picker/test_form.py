@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 
 import ipywidgets
@@ -17,9 +18,8 @@ from accelerate_nb.config.run_config import all_settings, differing, resolve, va
 from accelerate_nb.config.settings import GROUPS
 from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.devices.xla import XlaDevices
-from accelerate_nb.errors import NotYetError
 from accelerate_nb.notebook.picker import html
-from accelerate_nb.notebook.picker.validation import appraise, begin, several_machines
+from accelerate_nb.notebook.picker.validation import appraise, begin
 from tests.config.test_formats import SINGLE_SETTINGS
 
 LAPTOP = AvailableDevices("cpu", "CPU", 0, 2)
@@ -54,7 +54,7 @@ def every(widget, widget_type):
 def control(picker, name):
     """What one types a setting into."""
     kinds = (ipywidgets.Text, ipywidgets.Dropdown, ipywidgets.Checkbox)
-    (found,) = [item for item in every(picker.form, kinds) if item.description == name]
+    (found,) = [item for item in every(picker.form, kinds) if f"<code>{name}</code>" in item.description]
     return found
 
 
@@ -139,15 +139,88 @@ def test_a_wrong_text_is_told_beside_its_field_in_the_words_of_a_wrong_argument(
     assert not button(picker, "Save").disabled
 
 
-def test_a_wrong_setting_that_is_folded_is_unfolded():
+def test_the_mesh_is_drawn_rank_by_rank():
+    degrees = {"parallelism_config_dp_shard_size": 2, "parallelism_config_tp_size": 2}
+    picker = config_picker(num_processes=4, parallelism_config=degrees)
+    drawn = shown(picker)
+    assert "dp_shard 2 x tp 2: 4 ranks" in drawn
+    rows = [[int(rank) for rank in re.findall(r"<td>(\d+)</td>", row)] for row in drawn.split("<tr>")]
+    assert [row for row in rows if row] == [[0, 1], [2, 3]]
+    picker.set(parallelism_config=None)
+    assert "acc-mesh" not in shown(picker)
+    assert html.mesh({"dp_shard": 16, "tp": 8}) == '<div class="acc-help">dp_shard 16 x tp 8: 128 ranks</div>'
+
+
+def is_shown(picker, name):
+    """Whether a setting's field is in sight: neither it nor what it stands in is hidden."""
+    wanted = control(picker, name)
+
+    def inside(widget):
+        if widget.layout.display == "none":
+            return False
+        return widget is wanted or any(map(inside, getattr(widget, "children", ())))
+
+    return inside(picker.form)
+
+
+def test_five_settings_come_first_and_all_others_are_unfolded_and_filtered():
     picker = config_picker()
-    control(picker, "num_nodes").value = "2"
-    assert "only one machine is offered here yet" in shown(picker)
-    (folded,) = [
-        box for box in every(picker.form, ipywidgets.Box) if "acc-fields" in box._dom_classes
-        and any(control(picker, "num_nodes") in child.children for child in box.children)
-    ]  # fmt: skip
-    assert folded.layout.display is None
+    first = [setting.name for setting in all_settings() if is_shown(picker, setting.name)]
+    assert sorted(first) == ["cpu", "gradient_accumulation_steps", "mixed_precision", "num_processes", "timeout"]
+    assert "Processes" in control(picker, "num_processes").description
+    everything = len(all_settings())
+    button(picker, f"▸ All settings ({everything - 5} more)").click()
+    assert all(is_shown(picker, setting.name) for setting in all_settings())
+    picker.settings.filter.value = "restart Delay"
+    found = [setting.name for setting in all_settings() if is_shown(picker, setting.name)]
+    assert sorted(found) == sorted([*first, "restart_delay"])
+    assert f"1 of {everything - 5} settings" in shown(picker)
+    assert ">Sharding<" in shown(picker)
+    picker.settings.filter.value = ""
+    assert is_shown(picker, "strategy")
+    button(picker, "▾ Fewer settings").click()
+    assert not is_shown(picker, "strategy")
+
+
+def test_a_wrong_setting_that_is_folded_or_filtered_away_is_shown():
+    picker = config_picker()
+    control(picker, "node_rank").value = "2"
+    assert "node_rank=2 was given for num_nodes=1" in shown(picker)
+    assert is_shown(picker, "node_rank")
+    control(picker, "node_rank").value = ""
+    picker.settings.filter.value = "strategy"
+    assert not is_shown(picker, "node_rank")
+    control(picker, "node_rank").value = "2"
+    assert is_shown(picker, "node_rank")
+
+
+def test_what_is_left_at_its_default_is_marked_so_until_it_is_changed(default_file):
+    default_file.write_text("mixed_precision: bf16\n")
+    picker = config_picker()
+    mark = '<span class="acc-origin">default</span>'
+    unset = len(all_settings()) - 1
+    assert shown(picker).count(mark) == unset
+    control(picker, "num_processes").value = "2"
+    assert shown(picker).count(mark) == unset - 1
+    control(picker, "num_processes").value = ""
+    assert shown(picker).count(mark) == unset
+
+
+def test_an_error_is_said_once(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "float7")
+    picker = config_picker()
+    control(picker, "node_rank").value = "2"
+    said = re.findall(r'role="alert">(.*?)</div>', shown(picker))
+    assert len(said) == len(set(said)) == 2
+
+
+def test_the_cell_that_the_form_spells_can_be_inserted_and_none_while_something_is_wrong():
+    picker = config_picker(num_processes=2)
+    assert (
+        picker.insert.code == "from accelerate_nb import notebook_launcher\n\nnotebook_launcher(train, num_processes=2)"
+    )
+    control(picker, "num_processes").value = "0"
+    assert picker.insert.code == ""
 
 
 def test_what_people_type_is_no_html():
@@ -184,7 +257,7 @@ def test_the_form_begins_with_the_environment_and_the_file_and_says_so(default_f
     }  # fmt: skip
     assert shown(picker).count(f"from {default_file}") == 2
     assert "from the variable ACCELERATE_MIXED_PRECISION" in shown(picker)
-    assert "given in the notebook" in shown(picker)
+    assert "by you" in shown(picker)
     control(picker, "num_processes").value = "3"
     assert shown(picker).count(f"from {default_file}") == 1
     button(picker, "Reset").click()
@@ -200,7 +273,7 @@ def test_a_call_takes_back_what_is_said_elsewhere(default_file):
 
 
 @pytest.mark.parametrize(
-    "text", ["num_processes: [\n", "num_processes: soon\nuse_cpu: true\n", "distributed_type: DEEPSPEED\n"]
+    "text", ["num_processes: [\n", "num_processes: soon\nuse_cpu: true\n", "distributed_type: MULTI_NPU\n"]
 )
 def test_a_broken_file_is_told_and_the_form_works(default_file, text):
     default_file.write_text(text)
@@ -272,15 +345,6 @@ def test_a_tpu_is_shown_as_what_the_machine_has():
     assert appraise({"cpu": True}, devices, {}).config is not None
 
 
-def test_the_note_on_several_machines_is_true():
-    try:
-        resolve({"num_nodes": 2}, {})
-    except NotYetError:
-        assert several_machines()
-    else:
-        assert not several_machines()
-
-
 @pytest.mark.parametrize("form_settings", SINGLE_SETTINGS, ids=lambda form_settings: next(iter(form_settings)))
 def test_the_cells_first_line_is_understood_by_the_cell(form_settings):
     found = appraise(values(resolve(form_settings, {})), machine_for(form_settings), {})
@@ -347,7 +411,7 @@ def test_what_was_agreed_to_is_asked_again_when_it_changes(default_file):
     assert files.read(default_file)["num_processes"] == 3
 
 
-@pytest.mark.parametrize("text", ["num_processes: [\n", "distributed_type: DEEPSPEED\n"])
+@pytest.mark.parametrize("text", ["num_processes: [\n", "distributed_type: MULTI_NPU\n"])
 def test_a_file_that_is_not_understood_is_not_written_over(default_file, text):
     default_file.write_text(text)
     picker = config_picker(config_file="", num_processes=2)
@@ -392,6 +456,25 @@ def test_a_press_tests_the_settings_with_real_workers():
     assert "All 7 checks passed." in shown(picker)
     assert not picker.test.begin.disabled
     assert picker.test.end.disabled
+
+
+def test_memory_is_estimated_for_the_forms_mesh_and_the_smallest_mesh_is_taken_by_a_press(tmp_path):
+    code = "from torch import nn\ndef model():\n    return nn.Linear(1024, 1024, bias=False)\n"
+    (tmp_path / "made.py").write_text(code)
+    picker = config_picker(num_processes=2, cpu=True)
+    button(picker, "Estimate").click()
+    assert "Name a model first." in shown(picker)
+    picker.memory.model.value = f"{tmp_path / 'made.py'}:model"
+    button(picker, "Estimate").click()
+    found = picker.memory.wait(60)
+    assert "1,048,576 parameters on dp_replicate 2, float32" in found
+    assert re.findall("<td>([^<]+)</td>", found) == ["4.0 MiB", "4.0 MiB", "8.0 MiB", "4.0 MiB", "20.0 MiB"]
+    assert "the smallest mesh is one rank" in found
+    button(picker, "Use the smallest mesh").click()
+    assert (picker.value.launching.num_processes, picker.value.training.parallelism_config) == (1, None)
+    picker.memory.model.value = str(tmp_path / "gone.py")
+    button(picker, "Estimate").click()
+    assert "is no file or folder, and nothing is downloaded" in picker.memory.wait(60)
 
 
 def test_the_value_feeds_a_launch():

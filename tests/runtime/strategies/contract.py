@@ -21,6 +21,8 @@ SAMPLES, BATCH, ACCUMULATION, MOST = 48, 8, 2, 0.5
 # What the order of additions may change, by precision. Gradients in float16 are right to 2 ** -11 of themselves, and are clipped: the
 # four steps that are made differ by 3e-5, and other machines may round otherwise.
 ROUNDING = {"no": 1e-6, "fp16": 3e-4}
+# AdamW divides by the root of a mean of squares, which makes the rounding of small gradients larger.
+ADAMW_ROUNDING = 1e-4
 # Two epochs; it is saved inside of one, and of a window of accumulation.
 MICRO_STEPS, SAVED_AFTER = 12, 3
 # The factor of the loss in float16 grows after each step, and leaves room for gradients of a part of the batch, which are larger.
@@ -134,6 +136,16 @@ def split(*, with_sum: bool = True, **degrees: int) -> dict[str, Any]:
     return by_mesh(tp_handler=TorchTensorParallelConfig(plan=plan), **degrees)
 
 
+def pipeline(strategy: str | None = None, **degrees: Any) -> dict[str, Any]:
+    """Two stages; `strategy` is a class below that of pipelines."""
+    found = by_mesh(pp_size=2, **degrees)
+    if strategy is None:
+        return found
+    from tests.runtime.strategies import pipeline_without_reductions
+
+    return {**found, "strategy": getattr(pipeline_without_reductions, strategy)}
+
+
 FSDP_DELETIONS = (
     Deletion(MEAN, partial(sharded, "WithoutReduceScatter")),
     Deletion("the norm at clipping", partial(sharded, "WithoutNorm")),
@@ -174,6 +186,16 @@ CASES: Sequence[StrategyCase] = (
         partial(split, tp_size=2),
         (Deletion("the sum of outputs", partial(split, with_sum=False, tp_size=2)),),
     ),
+    StrategyCase(
+        "pipeline",
+        2,
+        pipeline,
+        (
+            Deletion("the gradients of the next stage", partial(pipeline, "WithoutGradients")),
+            Deletion("the norm at clipping", partial(pipeline, "WithoutNorm")),
+            Deletion("the overflow", partial(pipeline, "WithoutOverflow"), "fp16"),
+        ),
+    ),
     StrategyCase("DDP on 4", 4, deletions=DDP_DELETIONS),
     StrategyCase("FSDP on 4", 4, partial(dict, strategy="fsdp"), FSDP_DELETIONS),
     StrategyCase(
@@ -181,6 +203,21 @@ CASES: Sequence[StrategyCase] = (
         4,
         partial(split, dp_shard_size=2, tp_size=2),
         (Deletion("the sum of outputs", partial(split, with_sum=False, dp_shard_size=2, tp_size=2)),),
+    ),
+    StrategyCase(
+        "pipelines of shards",
+        4,
+        partial(pipeline, dp_shard_size=2),
+        (
+            Deletion(MEAN, partial(pipeline, "WithoutMean", dp_shard_size=2)),
+            Deletion("the norm at clipping", partial(pipeline, "WithoutNorm", dp_shard_size=2)),
+        ),
+    ),
+    StrategyCase(
+        "copies of pipelines",
+        4,
+        partial(pipeline, dp_replicate_size=2),
+        (Deletion("the norm at clipping", partial(pipeline, "WithoutNorm", dp_replicate_size=2)),),
     ),
     StrategyCase(
         "HSDP on 4",
@@ -222,19 +259,24 @@ class _Overflow:
         return hidden + factors * (hidden - hidden.detach())
 
 
-def parts(precision: str) -> tuple[nn.Module, torch.optim.Optimizer, Any, DataLoader[Any]]:
+def parts(
+    precision: str, adamw: bool = False, rebuilt: Callable[[nn.Module], nn.Module] = lambda model: model
+) -> tuple[nn.Module, torch.optim.Optimizer, Any, DataLoader[Any]]:
     """The objects of the training, equal at every call."""
-    model = net(overflows=precision == "fp16")
-    optimizer = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=0.2, momentum=0.9)
+    model = rebuilt(net(overflows=precision == "fp16"))
+    learning = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(learning, lr=0.2, momentum=0.9)
+    if adamw:
+        optimizer = torch.optim.AdamW(learning, lr=0.05)
     inputs = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(1))
     inputs[OVERFLOWING_SAMPLE] = 1
     loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=BATCH)
     return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7), loader
 
 
-def by_hand(precision: str = "no") -> Outcome:
+def by_hand(precision: str = "no", adamw: bool = False) -> Outcome:
     """The same training with nothing but PyTorch, in one process."""
-    model, optimizer, schedule, loader = parts(precision)
+    model, optimizer, schedule, loader = parts(precision, adamw)
     scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16", **SCALING)
     skipped = []
     for number, (batch, targets) in enumerate(islice(_endless(loader), MICRO_STEPS), 1):
@@ -255,25 +297,40 @@ def by_hand(precision: str = "no") -> Outcome:
     return Outcome(_flat(model.state_dict()), skipped, scaler.get_scale())
 
 
-def trained(folder: str, arguments: Arguments, precision: str = "no") -> Outcome:
+def trained(
+    folder: str,
+    arguments: Arguments,
+    precision: str = "no",
+    adamw: bool = False,
+    saved_after: int = SAVED_AFTER,
+    rebuilt: Callable[[nn.Module], nn.Module] = lambda model: model,
+) -> Outcome:
     """
     The outcome of the training on this rank: in its middle it is saved, and goes on with objects that are made anew.
 
-    The batch of all ranks together is the same on any number of them.
+    The batch of all ranks together is the same on any number of them. `rebuilt` makes the network of layers of a package's own.
     """
-    before = train(folder, arguments, SAVED_AFTER, precision=precision)
-    after = train(folder, arguments, MICRO_STEPS - SAVED_AFTER, resumes=True, precision=precision)
-    skipped = [*before.skipped, *(SAVED_AFTER + number for number in after.skipped)]
+    before = train(folder, arguments, saved_after, False, precision, adamw, rebuilt)
+    after = train(folder, arguments, MICRO_STEPS - saved_after, True, precision, adamw, rebuilt)
+    skipped = [*before.skipped, *(saved_after + number for number in after.skipped)]
     return Outcome(after.weights, skipped, after.scale)
 
 
-def train(folder: str, arguments: Arguments, count: int, resumes: bool = False, precision: str = "no") -> Outcome:
+def train(
+    folder: str,
+    arguments: Arguments,
+    count: int,
+    resumes: bool = False,
+    precision: str = "no",
+    adamw: bool = False,
+    rebuilt: Callable[[nn.Module], nn.Module] = lambda model: model,
+) -> Outcome:
     """So many micro-steps from the beginning, with a checkpoint at their end, or from such a checkpoint on."""
     options = {"cpu": True, "mixed_precision": precision, "kwargs_handlers": [], **arguments()}
     if precision == "fp16":
         options["kwargs_handlers"] = [*options["kwargs_handlers"], GradScalerKwargs(**SCALING)]
     accelerator = Accelerator(split_batches=True, gradient_accumulation_steps=ACCUMULATION, **options)
-    model, optimizer, schedule, loader = parts(precision)
+    model, optimizer, schedule, loader = parts(precision, adamw, rebuilt)
     # objects may come in any order
     optimizer, loader, model, schedule = accelerator.prepare(optimizer, loader, model, schedule)
     if resumes:
@@ -308,9 +365,9 @@ def _flat(state: Mapping[str, torch.Tensor]) -> Weights:
     return [tensor.cpu().flatten().tolist() for tensor in state.values()]
 
 
-def difference(found: Sequence[Outcome], precision: str = "no") -> float:
+def difference(found: Sequence[Outcome], precision: str = "no", adamw: bool = False) -> float:
     """The largest difference of any weight on any rank from one process by hand."""
-    wanted = by_hand(precision).weights
+    wanted = by_hand(precision, adamw).weights
     return max(
         (torch.tensor(weight) - torch.tensor(other)).abs().max().item()
         for outcome in found

@@ -24,11 +24,11 @@ class WithoutReduceScatter(FSDP):
         model = super().prepare_model(request)
         for part in model.modules():
             if isinstance(part, FSDPModule):
-                part.set_custom_reduce_scatter(_OwnPart())
+                part.set_custom_reduce_scatter(OwnPart())
         return model
 
 
-class _OwnPart:
+class OwnPart:
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 

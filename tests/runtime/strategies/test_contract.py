@@ -13,6 +13,7 @@ from accelerate_nb.errors import NotYetError
 from tests.ranks import run_on_ranks
 from tests.runtime.strategies.contract import (
     ACCUMULATION,
+    ADAMW_ROUNDING,
     CASES,
     MICRO_STEPS,
     OVERFLOWS,
@@ -35,6 +36,13 @@ def _parameters(case: StrategyCase, *deletions: Deletion) -> Any:
 @pytest.mark.parametrize("case", [_parameters(case) for case in CASES])
 def test_a_training_ends_in_the_weights_of_one_process(case: StrategyCase, tmp_path: Path) -> None:
     assert difference(run_on_ranks(trained, case.ranks, str(tmp_path / "checkpoint"), case.arguments)) < ROUNDING["no"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [_parameters(case) for case in CASES])
+def test_a_training_with_adamw_ends_in_the_weights_of_one_process(case: StrategyCase, tmp_path: Path) -> None:
+    found = run_on_ranks(trained, case.ranks, str(tmp_path / "checkpoint"), case.arguments, "no", True)
+    assert difference(found, adamw=True) < ADAMW_ROUNDING
 
 
 @pytest.mark.parametrize(
@@ -69,14 +77,21 @@ def test_what_is_no_strategy_is_refused(wrong: Any) -> None:
         Accelerator(cpu=True, strategy=wrong)
 
 
-def spreads_otherwise() -> str:
-    with pytest.raises(NotYetError) as caught:
-        Accelerator(cpu=True, parallelism_config=ParallelismConfig(cp_size=2))
-    return str(caught.value)
+def spreads_otherwise() -> list[str]:
+    with pytest.raises(NotYetError) as of_ddp:
+        Accelerator(cpu=True, strategy="ddp", parallelism_config=ParallelismConfig(dp_shard_size=2))
+    with pytest.raises(ConfigurationError) as of_deepspeed:
+        Accelerator(cpu=True, parallelism_config=ParallelismConfig(sp_size=2))
+    return [str(of_ddp.value), str(of_deepspeed.value)]
 
 
 def test_a_degree_that_no_strategy_has_is_refused_by_name() -> None:
-    assert all("cp=2 was requested, but DDP spreads" in text for text in run_on_ranks(spreads_otherwise, 2))
+    for of_ddp, of_deepspeed in run_on_ranks(spreads_otherwise, 2):
+        assert "dp_shard=2 was requested, but DDP spreads" in of_ddp
+        assert (
+            "sp_size=2 was requested, but DeepSpeed alone splits sequences so, and the training is by DDP"
+            in of_deepspeed
+        )
 
 
 def test_degrees_that_do_not_fit_are_refused_with_those_that_do() -> None:

@@ -47,6 +47,8 @@ def train(
         accelerator.log(dict(values), step=step)
     if more is not None:
         more(accelerator)
+    # with Accelerate a rank that ends first would take the group from one that still connects
+    accelerator.wait_for_everyone()
     accelerator.end_training()
     return len(accelerator.trackers)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from accelerate_nb import Accelerator, PartialState
-from accelerate_nb.errors import ConfigurationError, NotYetError, StateError
+from accelerate_nb.errors import ConfigurationError, StateError
 from accelerate_nb.logging import get_logger
 from accelerate_nb.state import AcceleratorState, GradientState
 from tests.ranks import ONE_OR_TWO, run_on_ranks
@@ -167,12 +167,6 @@ def test_the_environment_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (accelerator.mixed_precision, accelerator.gradient_accumulation_steps) == ("bf16", 3)
     assert accelerator.device == torch.device("cpu")
     accelerator.end_training()
-
-
-def test_a_way_of_training_that_is_not_here_is_not_left_out_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    with pytest.raises(NotYetError, match="ACCELERATE_USE_DEEPSPEED requests DeepSpeed"):
-        Accelerator()
 
 
 def logs(folder: str) -> str:

@@ -123,6 +123,8 @@ def test_another_number_of_ranks_has_the_same_numbers(
 
 # Each moment: the module and the name of what is called then, at which call, and on which rank.
 MOMENTS = {
+    "before the folder is made": (saver.atomic_commit, "clear", 1, 0),
+    "before the other rank writes": (saver, "write_files", 1, 1),
     "while the first rank's parts are written": (files, "sync", 2, 0),
     "while the other rank's parts are written": (files, "sync", 2, 1),
     "before parts are noted": (writer, "_note", 1, 1),
@@ -157,7 +159,7 @@ def finds(folder: str) -> set[float]:
 @pytest.mark.parametrize(
     "moment",
     [
-        pytest.param(moment, marks=() if rank or name == "_note" else pytest.mark.slow)
+        pytest.param(moment, marks=() if rank and name != "write_files" else pytest.mark.slow)
         for moment, (_, name, _, rank) in MOMENTS.items()
     ],
 )

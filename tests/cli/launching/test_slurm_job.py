@@ -1,0 +1,121 @@
+"""`accelerate-nb launch --slurm` writes a batch script that launches it on the job's nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accelerate_nb.cli.launching.slurm_job import JobLaunch, SlurmJob, more_options, notice, submit
+from accelerate_nb.cli.main import main
+from accelerate_nb.errors import ConfigurationError, LaunchError
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a script, in which one works."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    (tmp_path / "train.py").write_text("print(1)")
+    return tmp_path
+
+
+def test_a_dry_run_prints_the_script(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--nodes", "2", "--gpus-per-node", "4", "--time", "4:00", "--partition", "main", "--sbatch", "account=lab"]
+    settings = ["--mixed_precision", "bf16", "--folder", str(folder / "my runs"), "--quiet"]
+    assert main(["launch", "--slurm", "--dry-run", *words, *settings, "train.py", "--lr", "a b"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for line in ("--nodes=2", "--gpus-per-node=4", "--time=4:00", "--partition=main", "--account=lab", "--no-requeue"):
+        assert f"#SBATCH {line}" in lines
+    # a quarter of four minutes before the end
+    assert "#SBATCH --signal=B:USR1@60" in lines
+    assert f"#SBATCH '--output={folder}/my runs/slurm_%j.log'" in lines
+    (command,) = (line for line in lines if line.endswith("&"))
+    assert command == (
+        f"{sys.executable} -m accelerate_nb.cli.main launch --engine slurm --config-file= --mixed-precision bf16 --quiet "
+        f"--folder '{folder}/my runs'/slurm_$SLURM_JOB_ID train.py --lr 'a b' &"
+    )
+    assert not (folder / "my runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nodes", "2"], "--nodes was given, which is of a job of SLURM. Add --slurm"),
+        (["--slurm", "--nodes", "none"], "a whole number"),
+        (["--slurm", "--time", "soon"], "no time of SLURM"),
+        (["--slurm", "--sbatch", "nodes=3"], "a flag of its own"),
+        (["--slurm", "--sbatch", "a b"], "no option of sbatch"),
+        (["--slurm", "--hosts", "a,b"], "The job's own nodes run it"),
+        (["--slurm", "--num_machines", "2"], "The job's own nodes run it"),
+    ],
+)
+def test_what_is_no_job_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", *words, "train.py"]) != 0
+    assert message in capsys.readouterr().err
+
+
+def test_times_and_options_are_read_as_slurm_reads_them() -> None:
+    times = {"1": 15, "2:00": 30, "1:00:00": 120, "1-0": 120, "0-0:02": 30, None: 120}
+    assert {time: notice(time) for time in times} == times
+    assert more_options(["account=lab", "--exclusive", "signal=B:USR1@9"]) == {
+        "account": "lab",
+        "exclusive": "",
+        "signal": "B:USR1@9",
+    }
+
+
+def test_without_sbatch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(LaunchError, match="print the script with --dry-run"):
+        submit("#!/bin/bash\n")
+
+
+def test_an_option_of_the_request_holds_over_the_usual_one(folder: Path) -> None:
+    launch = JobLaunch("train", ["python"], ["train.py"], folder, folder, {"KEY": "a b"})
+    script = SlurmJob(more={"signal": "B:USR1@9"}).script(launch)
+    assert "--signal=B:USR1@9\n" in script
+    assert "USR1@120" not in script
+    assert "export KEY='a b'\n" in script
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "requeue", "is_requeued"),
+    [
+        (signal.SIGUSR1, 75, True, True),
+        (signal.SIGUSR1, 75, False, False),
+        (signal.SIGUSR1, 1, True, False),
+        (signal.SIGTERM, 75, True, False),
+    ],
+)
+def test_the_launch_is_told_of_the_limit_and_the_job_comes_again_where_it_has_saved(
+    folder: Path, number: signal.Signals, code: int, requeue: bool, is_requeued: bool
+) -> None:
+    launcher = folder / "launcher.py"
+    launcher.write_text(
+        "import signal, sys\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({code}))\n"
+        "print('ready', flush=True)\nsignal.pause()\n"
+    )
+    (folder / "scontrol").write_text('#!/bin/bash\necho "$@"\n')
+    (folder / "scontrol").chmod(0o755)
+    launch = JobLaunch("train", [sys.executable, str(launcher)], ["train.py"], folder, folder, {})
+    environment = {**os.environ, "SLURM_JOB_ID": "7", "PATH": f"{folder}:{os.environ['PATH']}"}
+    job = subprocess.Popen(
+        ["bash", "-c", SlurmJob(requeue=requeue).script(launch)], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert job.stdout is not None
+    assert job.stdout.readline() == "ready\n"
+    job.send_signal(number)
+    printed, _ = job.communicate(timeout=20)
+    assert job.returncode == code
+    assert printed == ("requeue 7\n" if is_requeued else "")
+
+
+def test_a_job_of_nothing_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no time"):
+        notice("1:2:3:4")

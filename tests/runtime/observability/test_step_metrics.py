@@ -1,0 +1,149 @@
+"""A training's speed, gradient norm, learning rate and memory are metrics that nobody has to log."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from accelerate_nb import Accelerator, launch
+from accelerate_nb.events.model import Metric, PrecisionChoice
+from accelerate_nb.events.run_reader import kept_run
+from accelerate_nb.rank.event_sink import connect
+
+ALWAYS = {"speed/step_time_s", "optimizer/lr"}
+
+
+class Listener:
+    rank = 0
+
+    def __init__(self):
+        self.events = []
+
+    def send(self, event):
+        self.events.append(event)
+
+    def values(self, name):
+        return [event.value for event in self.events if isinstance(event, Metric) and event.name == name]
+
+    @property
+    def names(self):
+        return {event.name for event in self.events if isinstance(event, Metric)}
+
+
+@pytest.fixture
+def listener(monkeypatch):
+    # every step is a point
+    monkeypatch.setattr("accelerate_nb.runtime.observability.step_metrics._BETWEEN", 0.0)
+    recorder = Listener()
+    connect(recorder)
+    yield recorder
+    connect(None)
+
+
+class Sentences(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return {"input_ids": torch.full((5,), index), "weight": torch.ones(1)}
+
+
+def prepared(dataset, **options):
+    accelerator = Accelerator(cpu=True, **options)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    return accelerator, *accelerator.prepare(model, optimizer, DataLoader(dataset, batch_size=3))
+
+
+def train(accelerator, model, optimizer, loader, clip=True, after_step=lambda: None):
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch["weight"]).sum() * 2)
+            if clip:
+                accelerator.clip_grad_norm_(model.parameters(), 100.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        after_step()
+
+
+def test_a_training_has_its_metrics_without_a_line_for_them(listener):
+    train(*prepared(Sentences()))
+    assert listener.names == {
+        *ALWAYS, "speed/samples_per_s", "speed/tokens_per_s", "optimizer/grad_norm", "memory/process_gib", "epoch"
+    }  # fmt: skip
+    assert listener.values("optimizer/lr") == [0.5] * 3
+    # the weight's gradient is the sum of three ones, times two, and the bias's is the same
+    assert listener.values("optimizer/grad_norm")[0] == pytest.approx(72**0.5)
+    # the first step, which is slower than all others, is none of them
+    assert listener.values("epoch") == [0.5, 0.75, 1.0]
+    times = zip(listener.values("speed/step_time_s"), listener.values("speed/samples_per_s"), strict=True)
+    assert all(seconds * rate == pytest.approx(3) for seconds, rate in times)
+    assert listener.values("speed/tokens_per_s")[0] == pytest.approx(5 * listener.values("speed/samples_per_s")[0])
+
+
+def test_a_training_says_its_precision(listener):
+    Accelerator(cpu=True, mixed_precision="bf16")
+    assert [event.name for event in listener.events if isinstance(event, PrecisionChoice)] == ["bf16"]
+
+
+def test_an_evaluation_between_two_steps_counts_for_nothing(listener):
+    accelerator, model, optimizer, loader = prepared(Sentences())
+    evaluation = accelerator.prepare(DataLoader(Sentences(), batch_size=6))
+    train(accelerator, model, optimizer, loader, after_step=lambda: list(evaluation))
+    times = zip(listener.values("speed/step_time_s"), listener.values("speed/samples_per_s"), strict=True)
+    assert [round(seconds * rate) for seconds, rate in times] == [3] * 3
+    assert listener.values("epoch") == [0.5, 0.75, 1.0]
+
+
+def test_accumulated_batches_are_one_step(listener):
+    train(*prepared(Sentences(), gradient_accumulation_steps=2))
+    times = zip(listener.values("speed/step_time_s"), listener.values("speed/samples_per_s"), strict=True)
+    assert [round(seconds * rate) for seconds, rate in times] == [6]
+
+
+def test_the_second_optimizer_of_a_step_makes_no_step_of_its_own(listener):
+    accelerator, model, optimizer, loader = prepared(Sentences())
+    other = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+    train(accelerator, model, optimizer, loader, after_step=other.step)
+    assert listener.values("optimizer/lr") == [0.5] * 3
+
+
+def test_points_are_at_most_four_a_second(listener, monkeypatch):
+    monkeypatch.setattr("accelerate_nb.runtime.observability.step_metrics._BETWEEN", 1000.0)
+    train(*prepared(Sentences()))
+    assert len(listener.values("speed/step_time_s")) == 1
+
+
+def test_copies_of_what_is_prepared_measure_nothing(listener):
+    _, _, optimizer, loader = prepared(Sentences())
+    assert pickle.loads(pickle.dumps(loader)).step_metrics is None
+    assert pickle.loads(pickle.dumps(optimizer))._after_step is None
+
+
+def test_nothing_is_measured_where_nobody_watches(monkeypatch):
+    assert prepared(Sentences())[0].step_metrics is None
+
+
+def in_a_worker():
+    accelerator, *others = prepared(Sentences())
+    train(accelerator, *others, clip=False)
+    for step in range(3):
+        accelerator.log({"accuracy": 0.5, "train_loss": 3.0 - step}, step=step)
+
+
+@pytest.mark.parametrize("autolog", [None, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_launch_shows_them_unless_they_are_switched_off(autolog):
+    run = launch(
+        in_a_worker, num_processes=2, cpu=True, config_file="", timeout=60, panel="off", autolog=autolog
+    )  # fmt: skip
+    run.wait(60)
+    names = [set(glance.metrics) for glance in run.view.glances()]
+    assert [found >= ALWAYS for found in names] == [autolog is None] * 2
+    # its folder says how it went, and with what
+    kept = kept_run(run.folder)
+    assert kept.metrics == {"accuracy": 0.5, "train_loss": 1.0}
+    assert kept.curve == ("train_loss", "█▅▁")
+    assert kept.settings["num_processes"] == 2

@@ -1,0 +1,194 @@
+"""The settings of DeepSpeed mean what they mean to Accelerate, key by key; none of this needs the package."""
+
+from __future__ import annotations
+
+import base64
+import json
+from copy import deepcopy
+from dataclasses import fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import accelerate.utils as theirs
+import pytest
+from accelerate.utils.deepspeed import HfDeepSpeedConfig as TheirConfig
+
+import accelerate_nb.utils as ours
+from accelerate_nb import Accelerator
+from accelerate_nb.errors import ConfigurationError, MissingExtraError
+from accelerate_nb.utils.deepspeed import HfDeepSpeedConfig
+
+ZERO3: dict[str, Any] = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto", "loss_scale": 0},
+    "zero_optimization": {
+        "stage": 3,
+        "offload_optimizer": {"device": "auto", "nvme_path": "auto"},
+        "offload_param": {"device": "cpu"},
+        "reduce_bucket_size": "auto",
+        "stage3_gather_16bit_weights_on_model_save": "auto",
+    },
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}},
+}
+TABLE: list[tuple[dict[str, Any], dict[str, str]]] = [
+    ({}, {}),
+    *(({"zero_stage": stage}, {}) for stage in range(4)),
+    ({"gradient_accumulation_steps": 4, "gradient_clipping": 0.5}, {}),
+    ({"gradient_clipping": 0.0}, {}),
+    ({"offload_optimizer_device": "nvme", "offload_optimizer_nvme_path": "/nvme", "zero_stage": 3}, {}),
+    ({"offload_param_device": "cpu", "zero_stage": 3, "zero3_save_16bit_model": True}, {}),
+    ({"zero_stage": 3, "zero3_init_flag": False}, {}),
+    ({"zero_stage": 1, "zero3_init_flag": True}, {}),
+    ({"enable_msamp": True, "zero_stage": 1, "msamp_opt_level": "O2"}, {}),
+    ({"enable_msamp": True, "zero_stage": 3}, {}),
+    ({"enable_msamp": True, "zero_stage": 1, "msamp_opt_level": "O9"}, {}),
+    ({"hf_ds_config": ZERO3}, {}),
+    ({"hf_ds_config": ZERO3, "zero_stage": 2, "gradient_clipping": 2.0, "offload_optimizer_device": "cpu"}, {}),
+    ({"hf_ds_config": {"zero_optimization": {"stage": 1}}}, {}),
+    (
+        {"hf_ds_config": {"zero_optimization": {"stage": 1}}},
+        {"ACCELERATE_CONFIG_DS_FIELDS": "zero_stage,zero3_init_flag"},
+    ),
+    ({"hf_ds_config": {"train_batch_size": 4}}, {}),
+    ({"hf_ds_config": "no_such_file.json"}, {}),
+    ({"hf_ds_config": json.dumps(ZERO3)}, {}),
+    ({"hf_ds_config": base64.urlsafe_b64encode(json.dumps(ZERO3).encode()).decode()}, {}),
+    ({}, {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3", "ACCELERATE_DEEPSPEED_ZERO3_INIT": "false"}),
+    ({}, {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "3", "ACCELERATE_GRADIENT_CLIPPING": "0.25"}),
+    (
+        {},
+        {
+            "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu",
+            "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "nvme",
+            "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH": "/here",
+            "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+            "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "true",
+        },
+    ),
+    ({"zero_stage": 2}, {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}),
+    ({}, {"ACCELERATE_FP8_BACKEND": "MSAMP", "ACCELERATE_FP8_OPT_LEVEL": "O2"}),
+]
+
+
+def plugin_of(package: Any, settings: dict[str, Any]) -> Any:
+    """All that a plugin says, or that it is refused."""
+    try:
+        plugin = package.DeepSpeedPlugin(**deepcopy(settings))
+    except (ValueError, NotImplementedError):
+        return "refused"
+    values = {field.name: getattr(plugin, field.name) for field in fields(plugin) if field.name != "hf_ds_config"}
+    seen = [values, plugin.deepspeed_config, plugin.selected, plugin.is_zero3_init_enabled()]
+    return [*seen, plugin.is_auto("gradient_clipping"), plugin.get_value("zero_optimization.stage", "none")]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("row", range(len(TABLE)))
+def test_a_plugin_is_accelerates_key_by_key(row: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, environment = TABLE[row]
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert plugin_of(ours, settings) == plugin_of(theirs, settings)
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps(ZERO3), encoding="utf-8")
+    assert plugin_of(ours, {"hf_ds_config": str(path)}) == plugin_of(theirs, {"hf_ds_config": str(path)})
+
+
+@pytest.mark.parametrize("precision", ["no", "fp16", "bf16", "fp8"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"zero_optimization": {"stage": 1}},
+        ZERO3,
+        {"zero_optimization": {"stage": 1}, "fp16": {"enabled": True}},
+        {"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}},
+        {"zero_optimization": {"stage": 1}, "bf16": {"enabled": False}},
+    ],
+)
+def test_a_precision_is_written_as_accelerate_writes_it(config: dict[str, Any], precision: str) -> None:
+    assert with_precision(ours, config, precision) == with_precision(theirs, config, precision)
+
+
+def with_precision(package: Any, config: dict[str, Any], precision: str) -> Any:
+    plugin = package.DeepSpeedPlugin(hf_ds_config=deepcopy(config))
+    try:
+        plugin.set_mixed_precision(precision)
+    except ValueError:
+        return "refused"
+    return plugin.deepspeed_config
+
+
+FILLED: dict[str, Any] = {
+    "train_batch_size": 32,
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_clipping": 1.0,
+    "zero_optimization.reduce_bucket_size": 64,
+    "zero_optimization.offload_optimizer.device": "none",
+    "optimizer.params.lr": 1e-3,
+    "optimizer.params.weight_decay": 0.1,
+}
+
+
+@pytest.mark.parametrize("must_match", [True, False])
+@pytest.mark.parametrize("values", [FILLED, {**FILLED, "zero_optimization.stage": 2}, {"gradient_clipping": 1.0}])
+def test_values_take_the_place_of_auto_as_in_accelerate(values: dict[str, Any], must_match: bool) -> None:
+    assert filled(ours, values, must_match) == filled(theirs, values, must_match)
+
+
+def filled(package: Any, values: dict[str, Any], must_match: bool) -> Any:
+    plugin = package.DeepSpeedPlugin(hf_ds_config=ZERO3, gradient_accumulation_steps=2)
+    plugin.set_mixed_precision("bf16")
+    try:
+        plugin.deepspeed_config_process(must_match=must_match, **values)
+    except ValueError:
+        return "refused"
+    return plugin.deepspeed_config
+
+
+KEYS = ["zero_optimization.stage", "zero_optimization.offload_param.device", "bf16.enabled", "no.such.key", "optimizer"]
+
+
+def test_a_configuration_is_read_by_dotted_keys_as_in_accelerate() -> None:
+    def seen(config: Any) -> list[Any]:
+        found = [[config.find_config_node(key), config.get_value(key, "x")] for key in KEYS]
+        found += [[config.is_true(key), config.is_false(key)] for key in KEYS]
+        found += [[config.is_zero2(), config.is_zero3(), config.is_offload()]]
+        config.del_config_sub_tree("optimizer.params")
+        config.del_config_sub_tree("no.such.key")
+        return [*found, config.config]
+
+    assert seen(HfDeepSpeedConfig(ZERO3)) == seen(TheirConfig(ZERO3))
+    with pytest.raises(ConfigurationError, match="no such entry"):
+        HfDeepSpeedConfig(ZERO3).del_config_sub_tree("no.such.key", must_exist=True)
+
+
+def test_a_plugin_is_selected_by_the_state_alone() -> None:
+    plugin = ours.DeepSpeedPlugin()
+    with pytest.raises(ConfigurationError, match="select_deepspeed_plugin"):
+        plugin.select()
+    with pytest.raises(ConfigurationError, match="select_deepspeed_plugin"):
+        plugin.selected = True
+
+
+def test_deepspeed_beside_another_strategy_is_refused_by_name() -> None:
+    plugin = ours.DeepSpeedPlugin()
+    with pytest.raises(ConfigurationError, match="DeepSpeed was requested with an fsdp_plugin"):
+        Accelerator(cpu=True, deepspeed_plugin=plugin, fsdp_plugin=ours.FullyShardedDataParallelPlugin(fsdp_version=2))
+    with pytest.raises(ConfigurationError, match="DeepSpeed was requested with strategy='ddp'"):
+        Accelerator(cpu=True, deepspeed_plugin=plugin, strategy="ddp")
+    with pytest.raises(ConfigurationError, match="must be a DeepSpeedPlugin object"):
+        Accelerator(cpu=True, deepspeed_plugin={"zero_stage": 3})
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is not None, reason="DeepSpeed is installed here")
+@pytest.mark.parametrize("arguments", [{"strategy": "deepspeed"}, {"deepspeed_plugin": ours.DeepSpeedPlugin()}])
+def test_a_missing_package_names_its_extra(arguments: dict[str, Any]) -> None:
+    with pytest.raises(MissingExtraError, match=r"pip install 'accelerate-nb\[deepspeed\]'"):
+        Accelerator(cpu=True, **arguments)

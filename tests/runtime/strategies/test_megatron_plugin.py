@@ -1,0 +1,89 @@
+"""The settings of Megatron-LM mean what Accelerate's do, and what can't be is refused by name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import accelerate.utils as theirs
+import pytest
+import torch
+
+import accelerate_nb.utils as ours
+from accelerate_nb import Accelerator, ConfigurationError
+from accelerate_nb.errors import MissingExtraError
+from accelerate_nb.runtime.compat.packages import is_installed
+from accelerate_nb.runtime.strategies.megatron.engine.architectures import architecture
+from accelerate_nb.runtime.strategies.megatron.model_parsers import MODEL_CONFIGS_TO_MEGATRON_PARSERS
+
+GIVEN: list[tuple[dict[str, Any], dict[str, str]]] = [
+    ({}, {}),
+    ({"tp_degree": 2, "pp_degree": 2, "num_micro_batches": 4, "sequence_parallelism": True}, {}),
+    ({"use_distributed_optimizer": True, "consumed_samples": [8]}, {"GRADIENT_CLIPPING": "0.5"}),
+    ({"other_megatron_args": {"seed": 3}}, {"TP_DEGREE": "4", "RECOMPUTE_ACTIVATIONS": "true"}),
+]
+
+
+@pytest.mark.parametrize(("settings", "variables"), GIVEN)
+def test_arguments_of_megatron_are_those_of_accelerate(
+    settings: dict[str, Any], variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Accelerate's default splits sequences in 2
+    for name, value in {"CONTEXT_PARALLEL_SIZE": "1", **variables}.items():
+        monkeypatch.setenv(f"MEGATRON_LM_{name}", value)
+    assert arguments(ours, settings) == arguments(theirs, settings)
+
+
+def arguments(package: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    plugin = package.MegatronLMPlugin(**{name: list(v) if isinstance(v, list) else v for name, v in settings.items()})
+    model = torch.nn.Linear(2, 2)
+    plugin.set_mixed_precision("bf16")
+    plugin.set_training_args(4, 2)
+    plugin.set_optimizer_type(torch.optim.AdamW(model.parameters(), 0.1))
+    plugin.set_scheduler_args(SimpleNamespace(total_num_steps=100, warmup_num_steps=10))
+    sizes = {"n_layer": 2, "n_embd": 8, "n_head": 2, "n_positions": 16, "vocab_size": 32, "return_dict": True}
+    plugin.set_network_size_args(SimpleNamespace(config=SimpleNamespace(model_type="gpt2", **sizes)))
+    return dict(plugin.megatron_lm_default_args)
+
+
+def test_sequences_are_whole_by_default() -> None:
+    assert ours.MegatronLMPlugin().context_parallel_size == 1
+
+
+@pytest.mark.parametrize("wrong", [{"tp_degree": 0}, {"sequence_parallelism": True}, {"num_micro_batches": -1}])
+def test_settings_that_can_not_be_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        ours.MegatronLMPlugin(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        ({"strategy": "fsdp"}, "strategy='fsdp'"),
+        ({"fsdp_plugin": ours.FullyShardedDataParallelPlugin(fsdp_version=2)}, "an fsdp_plugin"),
+    ],
+)
+def test_megatron_beside_another_strategy_is_refused(other: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"Megatron was requested with {text}"):
+        Accelerator(cpu=True, megatron_lm_plugin=ours.MegatronLMPlugin(), **other)
+
+
+@pytest.mark.skipif(is_installed("megatron", "megatron-core"), reason="megatron-core is installed")
+@pytest.mark.parametrize("requested", [{"strategy": "megatron"}, {"megatron_lm_plugin": ours.MegatronLMPlugin()}])
+def test_a_missing_package_names_its_extra(requested: dict[str, Any]) -> None:
+    with pytest.raises(MissingExtraError, match=r"accelerate-nb\[megatron\]"):
+        Accelerator(cpu=True, **requested)
+
+
+@pytest.mark.parametrize("kind", ["code_llama", "longt5", "mpt"])
+def test_a_type_that_no_engine_builds_is_refused_by_name(kind: str) -> None:
+    with pytest.raises(ConfigurationError, match=kind):
+        architecture(SimpleNamespace(model_type=kind))
+
+
+def test_a_parser_of_a_persons_own_says_all_about_a_model() -> None:
+    @ours.add_model_config_to_megatron_parser("mpt")
+    def parse(plugin: Any, model: Any, batch_data: Any) -> None: ...
+
+    assert architecture(SimpleNamespace(model_type="mpt")) == {}
+    del MODEL_CONFIGS_TO_MEGATRON_PARSERS["mpt"]

@@ -1,0 +1,180 @@
+"""What code logs by another library, or shows beside a bar, is a metric of its rank."""
+
+from __future__ import annotations
+
+import os
+import time
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from accelerate_nb import launch
+from accelerate_nb.rank import metric_log
+from accelerate_nb.rank.event_sink import connect
+from accelerate_nb.worker import logging_hooks
+
+SETTINGS = {"num_processes": 1, "cpu": True, "config_file": "", "timeout": 60, "panel": "off"}
+
+
+def metrics_of(function, *arguments, **settings):
+    """What a function of a worker logged: names with `(step, value)`, in their order."""
+    run = launch(function, arguments, **{**SETTINGS, **settings})
+    run.wait(60)
+    found = {}
+    for metric in run.view.metrics_since(0).metrics:
+        found.setdefault(metric.name, []).append((metric.step, metric.value))
+    return found
+
+
+def shows(*bars):
+    from tqdm import tqdm
+
+    for label, numbers in bars:
+        bar = tqdm(range(3), desc=label, mininterval=0)
+        for number in bar:
+            if isinstance(numbers, str):
+                bar.set_postfix_str(numbers.format(number / 3))
+            else:
+                bar.set_postfix(dict.fromkeys(numbers, number / 3))
+            # more than the pace at which a bar is sent
+            time.sleep(0.1)
+
+
+def test_numbers_beside_a_bar_are_metrics_over_all_epochs():
+    found = metrics_of(shows, ("epoch 1", ["loss"]), ("epoch 2", ["loss"]))
+    assert set(found) == {"loss"}
+    # not the three digits that stand beside the bar
+    assert {value for _, value in found["loss"]} == {0.0, 1 / 3, 2 / 3}
+    steps = [step for step, _ in found["loss"]]
+    assert steps == sorted(steps)
+    assert 4 <= steps[-1] <= 6
+
+
+@pytest.mark.slow
+def test_numbers_in_a_text_beside_a_bar_are_metrics_and_other_bars_have_their_label():
+    found = metrics_of(shows, ("train", "loss={0:.3f}, {0:.0%}, time=12:30"), ("val", "loss: {0:.3f}"))
+    assert {value for _, value in found["loss"]} == {0.0, 0.333, 0.667}
+    assert set(found) == {"loss", "val/loss"}
+
+
+@pytest.mark.slow
+def test_nothing_is_a_metric_that_was_not_logged_where_that_is_switched_off():
+    assert metrics_of(shows, ("epoch 1", ["loss"]), autolog=False) == {}
+
+
+def logs_and_shows():
+    from tqdm import tqdm
+
+    from accelerate_nb import Accelerator
+
+    accelerator, bar = Accelerator(), tqdm(range(3), mininterval=0)
+    for number in bar:
+        accelerator.log({"loss": float(number)}, step=100 * number)
+        bar.set_postfix(loss=number)
+        time.sleep(0.1)
+
+
+def test_a_number_that_is_logged_too_is_one_metric():
+    assert metrics_of(logs_and_shows) == {"loss": [(0, 0.0), (100, 1.0), (200, 2.0)]}
+
+
+def trains(folder):
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x, labels=None):
+            return {"loss": ((self.weight * x - labels) ** 2).mean(), "logits": self.weight * x}
+
+    rows = [{"x": torch.ones(1), "labels": torch.zeros(1)}] * 4
+    arguments = TrainingArguments(
+        folder, num_train_epochs=1, per_device_train_batch_size=2, logging_steps=1, use_cpu=True, save_strategy="no",
+        report_to=["tensorboard"],
+    )  # fmt: skip
+    os.environ["TENSORBOARD_LOGGING_DIR"] = f"{folder}/logs"
+    Trainer(Model(), arguments, train_dataset=rows).train()
+
+
+@pytest.mark.slow
+def test_what_trainer_logs_are_metrics_once(tmp_path):
+    found = metrics_of(trains, str(tmp_path))
+    assert [step for step, _ in found["loss"]] == [1, 2]
+    assert [value for _, value in found["epoch"]][:2] == [0.5, 1.0]
+    assert {"grad_norm", "learning_rate"} <= found.keys()
+    # TensorBoard gets the same as "train/loss", from within
+    assert not any(name.startswith("train/") for name in found)
+
+
+def writes(folder):
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(folder) as writer:
+        for step in range(2):
+            writer.add_scalar("loss", step / 2, step)
+
+
+def test_what_a_summary_writer_gets_are_metrics(tmp_path):
+    assert metrics_of(writes, str(tmp_path)) == {"loss": [(0, 0.0), (1, 0.5)]}
+
+
+def logs_twice(folder):
+    from accelerate_nb import Accelerator
+
+    accelerator = Accelerator(log_with="tensorboard", project_dir=folder)
+    accelerator.init_trackers("once")
+    accelerator.log({"loss": 0.5}, step=1)
+    accelerator.get_tracker("tensorboard").log({"by its tracker": 2}, step=3)
+
+
+def test_what_a_tracker_gets_is_a_metric_once(tmp_path):
+    assert metrics_of(logs_twice, str(tmp_path)) == {"loss": [(1, 0.5)], "by its tracker": [(3, 2.0)]}
+
+
+class Run:
+    step = 7
+
+    def log(self, data, step=None, commit=None):
+        return data, step, commit
+
+
+class _LoggerConnector:
+    trainer = SimpleNamespace(global_step=9)
+
+    def log_metrics(self, metrics, step=None):
+        return metrics, step
+
+
+@pytest.fixture
+def listener():
+    sent = []
+    connect(SimpleNamespace(rank=0, send=sent.append))
+    yield sent
+    connect(None)
+
+
+@pytest.mark.parametrize(
+    ("module", "owner", "method", "step"),
+    [
+        ("wandb.sdk.wandb_run", Run, "log", 7),
+        ("pytorch_lightning.trainer.connectors.logger_connector.logger_connector", _LoggerConnector, "log_metrics", 9),
+    ],
+)
+def test_logs_of_other_libraries_are_metrics_and_do_what_they_did(module, owner, method, step, listener):
+    logged = next(entry for entry in logging_hooks._LOGS if entry[0] == module)
+    double = ModuleType(module)
+    setattr(double, owner.__name__, type(owner.__name__, (owner,), {}))
+    logging_hooks._report_calls(double, *logged[1:])
+    call = getattr(getattr(double, logged[1])(), method)
+    assert call({"loss": 0.5, "note": "text"})[:2] == ({"loss": 0.5, "note": "text"}, None)
+    call({"loss": 0.25}, step=2)
+    with metric_log.log_call():
+        call({"loss": 0.1})
+    assert [(event.name, event.step, event.value) for event in listener] == [("loss", step, 0.5), ("loss", 2, 0.25)]
+
+
+def test_a_log_that_is_no_more_is_left_alone():
+    logging_hooks._report_calls(ModuleType("wandb.sdk.wandb_run"), "Run", "log", logging_hooks._of_wandb)
