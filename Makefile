@@ -16,6 +16,10 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 VENV_TPU ?= .venv-tpu
 PYTHON_TPU ?= $(PYTHON)
 
+# So have DeepSpeed and Megatron-LM, which is built for the torch beside it, and takes minutes. `make test-scale SELECTION=slow` runs what
+# takes four ranks, or compiles operators.
+VENV_SCALE ?= .venv-scale
+
 # What needs an NVIDIA GPU has an environment of its own, too: pip takes the torch that is built for CUDA there. On a machine
 # whose Python has torch and pytest already, or that can reach no package index, GPU_PYTHON=python3 takes that Python as it is
 # and makes no environment; tests that need a package which it lacks are skipped, and say which. Results go to GPU_RESULTS.
@@ -39,6 +43,7 @@ NOTEBOOKS ?= $(notdir $(wildcard notebooks/*.ipynb))
 # What starts kernels, browsers, programs and ranks of every engine takes half of the time.
 SELECTION := not slow
 OF_PROCESSES := $(addprefix tests/,browser cli contracts kernel launching notebooks worker)
+TESTS_SCALE := tests/scale -m '$(SELECTION) and not gpu' -o cache_dir=$(VENV_SCALE)/.pytest_cache
 TESTS_TPU := tests/xla tests/contracts tests/devices -k 'xla or tpu_info' -o cache_dir=$(VENV_TPU)/.pytest_cache
 
 # How often `make chaos` makes each fault happen.
@@ -47,6 +52,7 @@ ROUNDS ?= 20
 BUILD := build/notebooks
 BIN := $(VENV)/bin
 BIN_TPU := $(VENV_TPU)/bin
+BIN_SCALE := $(VENV_SCALE)/bin
 BIN_DOCS := $(VENV_DOCS)/bin
 TRIAL := build/trial
 # Each step says what it installs; pip itself speaks only of what goes wrong.
@@ -54,17 +60,19 @@ PIP := -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-of-processes test-of-the-rest test-gpu test-gpu-here test-tpu lint layout bench chaos bench-gpu bench-gpu-here bench-tpu docs dist clean
+.PHONY: help demo test test-all test-of-processes test-of-the-rest test-nodes test-gpu test-gpu-here test-tpu test-scale lint layout bench chaos bench-gpu bench-gpu-here bench-tpu docs pictures dist clean
 
 help: ## list the commands
 	@echo "make demo    execute notebooks/01_first_run.ipynb on two processes, and say where the result is"
 	@echo "make test    check the code (ruff, mypy), then run the tests that take 8 minutes together on two cores"
 	@echo "make test-all    run the tests that make test leaves out: whole kernels, browsers, notebooks and faults"
+	@echo "make test-nodes  run the tests that make hosts out of network namespaces, and a SLURM of its own, where this machine allows it"
 	@echo "make lint    check the code only"
 	@echo "make bench   measure the speeds that docs/performance.md gives"
 	@echo "make chaos   kill, suspend and flood detached runs $(ROUNDS) times each at random moments: about 40 minutes"
 	@echo "make layout  print the files of each folder, the longest files and the import cycles"
 	@echo "make docs    build the documentation as a site in build/site; a warning is an error"
+	@echo "make pictures    take the pictures of the panel in docs/pictures anew, from runs in JupyterLab and Chromium"
 	@echo "make dist    build wheel and sdist in dist/, and run the first notebook from the wheel in a new environment"
 	@echo "make clean   remove the virtual environments and what was built"
 	@echo
@@ -74,9 +82,12 @@ help: ## list the commands
 	@echo "make test-tpu    run the tests of torch_xla on its CPU backend, in an environment of their own (Linux on x86_64, gcc, 6 GiB)"
 	@echo "make bench-tpu   measure what computes through torch_xla, there too"
 	@echo
+	@echo "make test-scale    run the tests of DeepSpeed and Megatron-LM on the CPU, in an environment of their own (Linux, 4 GiB)"
+	@echo
 	@echo "Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  TORCH=$(TORCH)  TORCH_INDEX=$(TORCH_INDEX)"
 	@echo "           VENV_GPU=$(VENV_GPU)  GPU_PYTHON=$(GPU_PYTHON)  GPU_RESULTS=$(GPU_RESULTS)  GPU_SECONDS=$(GPU_SECONDS)"
 	@echo "           PYTHON_TPU=$(PYTHON_TPU)  VENV_TPU=$(VENV_TPU)  VENV_DOCS=$(VENV_DOCS)"
+	@echo "           VENV_SCALE=$(VENV_SCALE)"
 
 demo: $(VENV)/.demo
 	@mkdir -p $(BUILD)
@@ -102,7 +113,13 @@ test-of-processes: $(VENV)/.test
 	$(BIN)/python -m pytest -m '$(SELECTION)' $(OF_PROCESSES)
 
 test-of-the-rest: $(VENV)/.test
-	$(BIN)/python -m pytest -m '$(SELECTION)' $(addprefix --ignore=,$(OF_PROCESSES))
+	$(BIN)/python -m pytest -m '$(SELECTION)' $(addprefix --ignore=,$(OF_PROCESSES) tests/nodes)
+
+# Hosts are made by root alone; elsewhere the tests are skipped, and say so. They take three minutes, and are stopped after eight.
+test-nodes: $(VENV)/.test
+	@.ci/install_host_packages
+	@$(BIN)/python .ci/install_extra.py ray || echo "Ray can't be installed here: its tests will be skipped"
+	$(BIN)/python -m pytest tests/nodes --session-timeout=480
 
 # Where there is no GPU nothing is installed.
 test-gpu bench-gpu:
@@ -124,6 +141,9 @@ bench-gpu-here: $(GPU_READY)
 # The tests set PJRT_DEVICE themselves. They are those that need torch_xla or tpu-info, wherever they stand.
 test-tpu: $(VENV_TPU)/.test-tpu
 	$(BIN_TPU)/python -m pytest $(TESTS_TPU)
+
+test-scale: $(VENV_SCALE)/.test-scale
+	DS_ACCELERATOR=cpu $(BIN_SCALE)/python -m pytest $(TESTS_SCALE)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -147,6 +167,9 @@ bench-tpu: $(VENV_TPU)/.test-tpu
 docs: $(VENV_DOCS)/.docs $(addprefix $(BUILD)/,$(NOTEBOOKS))
 	$(BIN_DOCS)/python -m mkdocs build --strict --config-file docs/site/mkdocs.yml
 	@echo "The documentation:  $(CURDIR)/build/site/index.html"
+
+pictures: $(VENV)/.test
+	PYTHONPATH=$(CURDIR) $(BIN)/python docs/site/pictures.py
 
 $(BUILD)/%.ipynb: notebooks/%.ipynb | $(VENV)/.demo
 	@mkdir -p $(BUILD)
@@ -173,7 +196,7 @@ endif
 	@ls -1 dist
 
 clean: ## only what the commands above made
-	rm -rf $(VENV) $(VENV_DOCS) $(VENV_GPU) $(VENV_TPU) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV_DOCS) $(VENV_GPU) $(VENV_TPU) $(VENV_SCALE) build dist .mypy_cache .ruff_cache .pytest_cache
 
 # One stamp for each extra: newer than pyproject.toml means installed.
 $(VENV)/.demo $(VENV)/.test $(VENV)/.test-gpu: $(VENV)/.%: $(VENV)/.torch pyproject.toml
@@ -204,6 +227,16 @@ $(VENV_TPU)/.test-tpu: $(VENV_TPU)/.made pyproject.toml
 $(VENV_TPU)/.made: .ci/make_tpu_environment.py .ci/stand_in_for_cuda.py .ci/install_cpu_torch.py
 	@echo "== making the virtual environment $(VENV_TPU) with torch_xla: two or three minutes"
 	@$(PYTHON_TPU) .ci/make_tpu_environment.py $(VENV_TPU) '$(TORCH_INDEX)'
+	@touch $@
+
+$(VENV_SCALE)/.test-scale: $(VENV_SCALE)/.made pyproject.toml
+	@echo "== installing this package, and what its extra 'test-scale' names in pyproject.toml"
+	$(BIN_SCALE)/python $(PIP) --editable '.[test-scale]'
+	@touch $@
+
+$(VENV_SCALE)/.made: .ci/make_scale_environment.py .ci/make_tpu_environment.py .ci/install_cpu_torch.py
+	@echo "== making the virtual environment $(VENV_SCALE) with DeepSpeed and Megatron-LM: two or three minutes"
+	@$(PYTHON) .ci/make_scale_environment.py $(VENV_SCALE) '$(or $(TORCH),torch)' '$(TORCH_INDEX)'
 	@touch $@
 
 $(VENV)/.made $(VENV_DOCS)/.made: %/.made:
