@@ -180,8 +180,8 @@ def test_a_job_that_its_time_limit_stops_saves_and_goes_on_when_it_comes_again(s
     while "Reason=BeginTime" not in of_scontrol("show", "job", number) or idle_nodes(slurm) < 2:
         assert time.monotonic() < deadline, of_scontrol("show", "job", number)
         time.sleep(0.2)
-    # by itself it begins after two minutes
-    of_scontrol("update", f"jobid={number}", "StartTime=now")
+    # By itself it begins after two minutes. In the second of its end slurmd refuses it ("already killed, do not launch batch job").
+    of_scontrol("update", f"jobid={number}", "StartTime=now+3")
     until("resumed", 2)
     attached = [sys.executable, "-m", "accelerate_nb.cli.main", "runs", "attach", "--folder", str(folder)]
     shown = subprocess.run(attached, env=slurm, capture_output=True, text=True, timeout=60, check=False)
