@@ -21,15 +21,20 @@ pytestmark = pytest.mark.slow
 EVIL = "</script></pre><img src=x onerror='window.hacked = 1'><script>window.hacked = 1</script>"
 
 
-def saved() -> nbformat.NotebookNode:
-    """A notebook whose only cell ran elsewhere, and failed."""
+def saved(*other_runs: str) -> nbformat.NotebookNode:
+    """A notebook whose first cell ran elsewhere, and failed; reports of `other_runs` above it use its code."""
     view = stories.training(2)
     view.apply(LogLine(0, "stderr", EVIL, stories.STARTED + 29))
     view.apply(stories.FAILURE)
-    data = bundle(stories.facts(), stories.end(view, "failed"), live=False, interactive=True)
-    cell = new_code_cell("notebook_launcher(train)", outputs=[new_output("display_data", data=data)], execution_count=1)
+    stories.end(view, "failed")
+    reports = [bundle(stories.facts(name), view, live=False, interactive=True, with_code=False) for name in other_runs]
+    reports.append(bundle(stories.facts(), view, live=False, interactive=True))
+    cells = [
+        new_code_cell("notebook_launcher(train)", outputs=[new_output("display_data", data=data)], execution_count=1)
+        for data in reports
+    ]
     spec = {"name": "python3", "display_name": "python3", "language": "python"}
-    return new_notebook(cells=[cell], metadata={"kernelspec": spec})
+    return new_notebook(cells=cells, metadata={"kernelspec": spec})
 
 
 def is_static(root: Any) -> None:
@@ -104,6 +109,14 @@ def test_a_converted_notebook_is_interactive_without_a_network(file: Path, offli
     page = offline(file)
     is_panel(page)
     assert not hacked(page)
+
+
+def test_one_copy_of_the_code_serves_all_reports_of_a_page(tmp_path: Path, offline: Callable[..., Any]) -> None:
+    page, _ = HTMLExporter().from_notebook_node(saved("before"))
+    (tmp_path / "page.html").write_text(page)
+    cells = offline(tmp_path / "page.html").locator(".jp-CodeCell")
+    is_panel(cells.nth(0))
+    is_panel(cells.nth(1))
 
 
 def test_without_scripts_the_report_stays(file: Path, offline: Callable[..., Any]) -> None:

@@ -150,10 +150,11 @@ class Kernel:
 
     # ---------------------------------------------------------------------------------------------------------- cells
 
-    def start(self, code: str) -> Cell:
-        """Begin to run a cell."""
+    def start(self, code: str, cell_id: str = "") -> Cell:
+        """Begin to run a cell; `cell_id` is what JupyterLab sends with it."""
         began = time.monotonic()
-        message = self._client.execute(dedent(code).strip("\n"))
+        request = {"code": dedent(code).strip("\n"), "silent": False, "store_history": True, "allow_stdin": True}
+        message = self.send("execute_request", request, **({"cellId": cell_id} if cell_id else {}))
         self._cells[message] = cell = Cell(self, message, began)
         return cell
 

@@ -509,24 +509,32 @@ def test_a_long_line_says_how_long_it_is():
 # ------------------------------------------------------------------------------------------------------------------- hydration
 
 
-def packed(made):
-    return json.loads(gzip.decompress(base64.b64decode(re.search(r'const packed = "([^"]*)"', made)[1])))
+def packed(made, name="packed"):
+    return json.loads(gzip.decompress(base64.b64decode(re.search(rf'const {name} = "([^"]*)"', made)[1])))
 
 
 def test_the_panel_of_a_saved_report_holds_the_same_run():
-    page = packed(report(stories.failed(), interactive=True)["text/html"])
-    assert "mount" in page["code"]
-    (message,) = page["messages"]
+    made = report(stories.failed(), interactive=True)["text/html"]
+    assert "mount" in packed(made, "code")["text"]
+    (message,) = packed(made)
     assert message["reset"]
     assert message["run"]["can_act"] is False
     assert message["failure"]["rank"] == 1
     assert len(message["lines"]) == 121
 
 
+def test_a_report_that_uses_the_code_of_another_one_is_less_than_half_as_long():
+    whole = report(stories.failed(), interactive=True)
+    short = bundle(stories.facts("train", 2), stories.failed(), live=False, interactive=True, with_code=False)
+    assert 'const code = "";' in short["text/html"]
+    assert packed(short["text/html"])[0]["lines"] == packed(whole["text/html"])[0]["lines"]
+    assert saved_size(short) < saved_size(whole) / 2
+    assert saved_size(short) < 60_000
+
+
 def test_of_a_flood_the_panel_keeps_the_newest_lines_and_counts_the_others():
     text = "{} " + random.Random(1).randbytes(2000).hex()
-    page = packed(report(flood(4000, text=text), interactive=True)["text/html"])
-    (message,) = page["messages"]
+    (message,) = packed(report(flood(4000, text=text), interactive=True)["text/html"])
     assert 0 < len(message["lines"]) < 1000
     assert message["lines"][-1][2].startswith("3999 ")
     assert message["skipped"] == 4000 - len(message["lines"])

@@ -16,8 +16,9 @@ from accelerate_nb.launching.background_refresh import BackgroundRefresh, keep_d
 from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.notebook.display import saved_report
 from accelerate_nb.notebook.display.busy_kernel_comm import kernel_comm
+from accelerate_nb.notebook.display.code_copy import CodeCopy
 from accelerate_nb.notebook.display.message_feed import is_text
-from accelerate_nb.notebook.display.output_area import CellOutputArea, MimeBundle, cell_now
+from accelerate_nb.notebook.display.output_area import CellOutputArea, MimeBundle, cell_id, cell_now
 from accelerate_nb.notebook.display.text_sinks import CellSink
 from accelerate_nb.reports.run_info import RunFacts
 from accelerate_nb.user_warnings import warn_user
@@ -37,6 +38,7 @@ class FrontendState:
 
     def __init__(self) -> None:
         self.reply: bool | None = None
+        self.code_copy = CodeCopy()
         self._over: deque[LivePanel] = deque()
 
     def timeout(self) -> float:
@@ -77,6 +79,8 @@ class RunDisplay:
         self._thread: threading.Thread | None = None
         self._is_static = not live
         self._is_over = False
+        self._cell = ""
+        self._with_code: bool | None = None
         self._reply_deadline = self._next_drawing = 0.0
         self._seen = -1
         self._cursor = 0
@@ -132,6 +136,7 @@ class RunDisplay:
         with self._lock:
             self._facts = RunFacts.of(run, self._host, background=background, can_act=False)
             self._is_over = run.done
+            self._cell = cell_id()
             if self._live and not run.done:
                 self._panel = self._new_panel(run, background=background)
                 self._reply_deadline = self._clock() + self._frontend.timeout()
@@ -212,13 +217,20 @@ class RunDisplay:
 
     def _bundle(self) -> MimeBundle:
         if self._is_over:
-            return MimeBundle(saved_report.bundle(self._facts, self._handle.view, live=False, interactive=self._live))
+            return MimeBundle(self._report())
         drawn = saved_report.bundle(self._facts, self._handle.view, live=True, interactive=False)
         if self._panel is None or self._is_static:
             return MimeBundle(drawn)
         # a page draws the panel; a notebook that is saved now keeps the rest for readers without a kernel
         data, metadata = self._panel.bundle()
         return MimeBundle({**data, **drawn}, metadata)
+
+    def _report(self) -> dict[str, str]:
+        if self._live and self._with_code is None:
+            self._with_code = self._frontend.code_copy.belongs_to(self._cell)
+        return saved_report.bundle(
+            self._facts, self._handle.view, live=False, interactive=self._live, with_code=self._with_code is True
+        )
 
     def _update(self, bundle: MimeBundle) -> None:
         for output in self._outputs:

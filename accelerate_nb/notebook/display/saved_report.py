@@ -15,12 +15,13 @@ from accelerate_nb.reports.size_limits import saved_size
 _SIZE_LIMIT = 295_000
 
 
-def bundle(facts: RunFacts, view: RunState, *, live: bool, interactive: bool) -> dict[str, str]:
+def bundle(facts: RunFacts, view: RunState, *, live: bool, interactive: bool, with_code: bool = True) -> dict[str, str]:
     """
     A run as `text/html` and `text/plain`, at any moment.
 
     `live` is for a report that is redrawn during the run: lighter, with the newest at the end. With
-    `interactive`, a page that runs scripts of outputs shows the panel instead, without a kernel.
+    `interactive`, a page that runs scripts of outputs shows the panel instead, without a kernel; unless `with_code`, it
+    does so where another report of the page brings the panel's code.
 
     Both together take at most 300 kB of a notebook's file, however long the run was.
 
@@ -32,5 +33,5 @@ def bundle(facts: RunFacts, view: RunState, *, live: bool, interactive: bool) ->
         feed = MessageFeed(view, lambda: view.ended or facts.started)
         messages = feed.frozen(replace(facts, background=False, can_act=False))
         size_limit = _SIZE_LIMIT - sum(map(saved_size, made.values()))
-        made["text/html"] += script(report_id(facts), messages, size_limit)
+        made["text/html"] += script(report_id(facts), messages, size_limit, with_code=with_code)
     return made

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import json
+from functools import cache
 from string import Template
 
 from accelerate_nb.notebook.display.message_feed import Message
@@ -12,16 +14,24 @@ from accelerate_nb.notebook.page import bundle
 from accelerate_nb.reports.size_limits import saved_size
 
 # Base 64 has no character that HTML or JSON would escape, so no log line can end the script. A place that blocks scripts
-# or blobs, or a browser that is too old, leaves the static report as it is.
+# or blobs, or a browser that is too old, leaves the static report as it is. So does a page without the report that holds
+# the code: the others wait for it.
 SCRIPT = Template("""<script type="module">
 const unpacked = async text => (await new Response(new Blob([Uint8Array.from(atob(text), c => c.charCodeAt(0))]).stream()
   .pipeThrough(new DecompressionStream("gzip"))).json());
+const newCopy = () => { const copy = {}; copy.module = new Promise(resolve => { copy.resolve = resolve; }); return copy; };
+const copy = (window.accelerateNbCode ??= {})["$version"] ??= newCopy();
+const code = "$code";
 const packed = "$packed";
 try {
-  const {code, css, messages} = await unpacked(packed);
-  const url = URL.createObjectURL(new Blob([code], {type: "text/javascript"}));
-  const {mount} = await import(url);
-  URL.revokeObjectURL(url);
+  if (code) {
+    const {text, css} = await unpacked(code);
+    const url = URL.createObjectURL(new Blob([text], {type: "text/javascript"}));
+    copy.resolve({mount: (await import(url)).mount, css});
+    URL.revokeObjectURL(url);
+  }
+  const {mount, css} = await copy.module;
+  const messages = await unpacked(packed);
   for (const report of document.querySelectorAll('[id="$place"]')) {
     if (report.dataset.mounted) continue;
     report.dataset.mounted = "true";
@@ -36,25 +46,38 @@ try {
 _BEST_PACKED = 12
 
 
-def script(element_id: str, messages: list[Message], size_limit: int) -> str:
+def script(element_id: str, messages: list[Message], size_limit: int, *, with_code: bool) -> str:
     """
     The script that mounts the panel over the element `element_id`, of at most `size_limit` bytes of a notebook's file.
 
-    Of lines and points, older ones are left out until it fits; it is empty where even the rest does not.
+    Without the code it waits for another report in the page that has the same code. Of lines and points, older ones
+    are left out until it fits; it is empty where even the rest does not.
     """
-    page = {"code": bundle.bare_module(), "css": bundle.bare_style()}
+    version, code = _packed_code()
     while True:
-        plain = json.dumps({**page, "messages": messages}).encode()
+        plain = json.dumps(messages).encode()
         # what is this much larger would not fit, and takes seconds to pack
         if len(plain) <= _BEST_PACKED * size_limit:
-            # without a time: the same run is saved as the same bytes
-            packed = base64.b64encode(gzip.compress(plain, compresslevel=9, mtime=0)).decode()
-            made = SCRIPT.substitute(packed=packed, place=element_id)
+            made = SCRIPT.substitute(
+                version=version, code=code if with_code else "", packed=_packed(plain), place=element_id
+            )
             if saved_size(made) <= size_limit:
                 return made
         if not any(message.get("lines") or message.get("metrics") for message in messages):
             return ""
         messages = [_lighter(message) for message in messages]
+
+
+@cache
+def _packed_code() -> tuple[str, str]:
+    """A name of the panel's code, which differs where the code does, and the code."""
+    plain = json.dumps({"text": bundle.bare_module(), "css": bundle.bare_style()}).encode()
+    return hashlib.sha256(plain).hexdigest()[:12], _packed(plain)
+
+
+def _packed(plain: bytes) -> str:
+    # without a time: the same run is saved as the same bytes
+    return base64.b64encode(gzip.compress(plain, compresslevel=9, mtime=0)).decode()
 
 
 def _lighter(message: Message) -> Message:
