@@ -1,10 +1,11 @@
-"""The hooks that bring to the notebook what code logs by other libraries: `Trainer`, Lightning, TensorBoard, wandb."""
+"""The hooks that bring to the notebook what code logs by other libraries: `Trainer`, Lightning and the trackers."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from accelerate_nb.rank import metric_log
 from accelerate_nb.rank.import_hook import after_import
@@ -15,60 +16,120 @@ class _Logged(NamedTuple):
     step: int | None
 
 
+_Call: TypeAlias = Mapping[str, Any]
+_Reader: TypeAlias = Callable[[Any, _Call], _Logged]
+
+
 def install() -> None:
     """
-    Send what is logged by these libraries as metrics, unless `autolog` is off; nothing is imported here.
+    Send what is logged by these libraries as metrics, unless `autolog` is off. Nothing is imported here.
 
     A log that calls another one (`Trainer` logs to TensorBoard, say) is reported once, by the names of the outermost.
     """
     if not metric_log.is_on():
         return
-    for module, owner, method, logged in _LOGS:
-        after_import(module, functools.partial(_report_calls, owner=owner, method=method, logged=logged))
+    for module in dict.fromkeys(entry[0] for entry in _LOGS):
+        after_import(module, _report_calls_of)
 
 
-def _report_calls(module: Any, owner: str, method: str, logged: Callable[..., _Logged]) -> None:
+def _report_calls_of(module: Any) -> None:
+    for name, owner, method, logged in _LOGS:
+        if name == module.__name__:
+            _report_calls(module, owner, method, logged)
+
+
+def _report_calls(module: Any, owner: str, method: str, logged: _Reader) -> None:
     # a version of the library that has no such method logs otherwise, and is left alone
     owner_class = getattr(module, owner, None)
     original = getattr(owner_class, method, None)
     if original is None:
         return
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
     def reporting(self: Any, *args: Any, **kwargs: Any) -> Any:
         with metric_log.log_call() as is_outermost:
             value = original(self, *args, **kwargs)
         if is_outermost:
-            metric_log.report_logged(*logged(self, *args, **kwargs))
+            metric_log.report_logged(*logged(self, signature.bind(self, *args, **kwargs).arguments))
         return value
 
     setattr(owner_class, method, reporting)
 
 
-def _of_trainer(trainer: Any, logs: Mapping[str, Any], *_: Any, **__: Any) -> _Logged:
-    return _Logged({"epoch": trainer.state.epoch, **logs}, trainer.state.global_step)
+# Each reads a call's arguments by the names of the library's parameters. An argument that another version names otherwise is missing.
 
 
-def _of_lightning(connector: Any, metrics: Mapping[str, Any], step: int | None = None, *_: Any, **__: Any) -> _Logged:
-    return _Logged(metrics, connector.trainer.global_step if step is None else step)
+def _of_trainer(trainer: Any, call: _Call) -> _Logged:
+    return _Logged({"epoch": trainer.state.epoch, **call.get("logs", {})}, trainer.state.global_step)
 
 
-def _of_summary_writer(
-    _writer: Any, tag: str, scalar_value: Any, global_step: int | None = None, *_: Any, **__: Any
-) -> _Logged:
-    return _Logged({tag: scalar_value}, global_step)
+def _of_lightning(connector: Any, call: _Call) -> _Logged:
+    step = call.get("step")
+    return _Logged(call.get("metrics", {}), connector.trainer.global_step if step is None else step)
 
 
-def _of_wandb(run: Any, data: Mapping[str, Any], step: int | None = None, *_: Any, **__: Any) -> _Logged:
-    return _Logged(data, getattr(run, "step", None) if step is None else step)
+def _of_summary_writer(_writer: Any, call: _Call) -> _Logged:
+    return _Logged({str(call.get("tag")): call.get("scalar_value")}, call.get("global_step"))
+
+
+def _of_wandb(run: Any, call: _Call) -> _Logged:
+    step = call.get("step")
+    return _Logged(call.get("data", {}), getattr(run, "step", None) if step is None else step)
+
+
+def _of_mlflow_metric(_client: Any, call: _Call) -> _Logged:
+    # the functions of the module say 0 where no step was given
+    return _Logged({str(call.get("key")): call.get("value")}, call.get("step") or None)
+
+
+def _of_mlflow_batch(_client: Any, call: _Call) -> _Logged:
+    metrics = call.get("metrics", ())
+    return _Logged({metric.key: metric.value for metric in metrics}, (metrics[0].step or None) if metrics else None)
+
+
+def _of_comet(experiment: Any, call: _Call) -> _Logged:
+    step, prefix = call.get("step"), f"{call['prefix']}_" if call.get("prefix") else ""
+    values = call.get("dic", {call.get("name"): call.get("value")})
+    return _Logged(
+        {f"{prefix}{name}": value for name, value in values.items()}, experiment.curr_step if step is None else step
+    )
+
+
+def _of_aim(_run: Any, call: _Call) -> _Logged:
+    value = call.get("value")
+    return _Logged(value if isinstance(value, Mapping) else {str(call.get("name")): value}, call.get("step"))
+
+
+def _of_clearml(_logger: Any, call: _Call) -> _Logged:
+    title, series = call.get("title"), call.get("series")
+    return _Logged({str(title if title == series else f"{title}/{series}"): call.get("value")}, call.get("iteration"))
+
+
+def _of_dvclive(live: Any, call: _Call) -> _Logged:
+    return _Logged({str(call.get("name")): call.get("val")}, live.step)
+
+
+def _of_dictionary(_run: Any, call: _Call) -> _Logged:
+    return _Logged(call.get("metrics", call.get("data", {})), call.get("step"))
 
 
 _CONNECTOR = "trainer.connectors.logger_connector.logger_connector"
-# The module, class and method of each log, and what its arguments mean.
-_LOGS: tuple[tuple[str, str, str, Callable[..., _Logged]], ...] = (
+# The module, class and method of each log, and what reads its calls.
+_LOGS: tuple[tuple[str, str, str, _Reader], ...] = (
     ("transformers.trainer", "Trainer", "log", _of_trainer),
     (f"lightning.pytorch.{_CONNECTOR}", "_LoggerConnector", "log_metrics", _of_lightning),
     (f"pytorch_lightning.{_CONNECTOR}", "_LoggerConnector", "log_metrics", _of_lightning),
     ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar", _of_summary_writer),
     ("wandb.sdk.wandb_run", "Run", "log", _of_wandb),
+    ("mlflow.tracking.client", "MlflowClient", "log_metric", _of_mlflow_metric),
+    ("mlflow.tracking.client", "MlflowClient", "log_batch", _of_mlflow_batch),
+    ("comet_ml.experiment", "CometExperiment", "log_metric", _of_comet),
+    ("comet_ml.experiment", "CometExperiment", "log_metrics", _of_comet),
+    ("aim.sdk.run", "BasicRun", "track", _of_aim),
+    ("clearml.logger", "Logger", "report_scalar", _of_clearml),
+    ("dvclive.live", "Live", "log_metric", _of_dvclive),
+    ("trackio.run", "Run", "log", _of_dictionary),
+    ("swanlab.data.run.main", "SwanLabRun", "log", _of_dictionary),
+    ("swanlab.sdk.internal.run", "Run", "log", _of_dictionary),
 )

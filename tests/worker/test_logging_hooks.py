@@ -19,7 +19,7 @@ SETTINGS = {"num_processes": 1, "cpu": True, "config_file": "", "timeout": 60, "
 def metrics_of(function, *arguments, **settings):
     """What a function of a worker logged: names with `(step, value)`, in their order."""
     run = launch(function, arguments, **{**SETTINGS, **settings})
-    run.wait(60)
+    run.wait(110)
     found = {}
     for metric in run.view.metrics_since(0).metrics:
         found.setdefault(metric.name, []).append((metric.step, metric.value))
@@ -174,6 +174,77 @@ def test_logs_of_other_libraries_are_metrics_and_do_what_they_did(module, owner,
     with metric_log.log_call():
         call({"loss": 0.1})
     assert [(event.name, event.step, event.value) for event in listener] == [("loss", step, 0.5), ("loss", 2, 0.25)]
+
+
+def comet_metric(self, name, value, step=None, epoch=None, include_context=True): ...
+
+
+def comet_metrics(self, dic, prefix=None, step=None, epoch=None, include_context=True): ...
+
+
+def aim(self, value, name=None, step=None, epoch=None, *, context=None): ...
+
+
+def clearml(self, title, series, value, iteration): ...
+
+
+def dvclive(self, name, val, timestamp=False, plot=True): ...
+
+
+def trackio(self, metrics, step=None): ...
+
+
+def swanlab(self, data, step=None, print_to_console=False): ...
+
+
+@pytest.mark.parametrize(
+    ("module", "method", "double", "arguments", "keywords", "sent"),
+    [
+        ("comet_ml.experiment", "log_metric", comet_metric, ("loss", 0.5), {}, ("loss", 4, 0.5)),
+        ("comet_ml.experiment", "log_metrics", comet_metrics, ({"loss": 0.5}, "train"), {"step": 2}, ("train_loss", 2, 0.5)),
+        ("aim.sdk.run", "track", aim, (0.5, "loss"), {"step": 2, "context": {}}, ("loss", 2, 0.5)),
+        ("clearml.logger", "report_scalar", clearml, ("loss", "train", 0.5), {"iteration": 2}, ("loss/train", 2, 0.5)),
+        ("dvclive.live", "log_metric", dvclive, ("loss", 0.5), {}, ("loss", 3, 0.5)),
+        ("trackio.run", "log", trackio, ({"loss": 0.5, "note": "text"},), {"step": 2}, ("loss", 2, 0.5)),
+        ("swanlab.data.run.main", "log", swanlab, ({"loss": 0.5},), {"step": 2}, ("loss", 2, 0.5)),
+    ],
+)  # fmt: skip
+def test_trackers_that_are_not_installed_here_are_read_by_their_parameters(
+    module, method, double, arguments, keywords, sent, listener
+):
+    # a double with the parameters of the library's method stands for the library
+    owners = {entry[1] for entry in logging_hooks._LOGS if entry[0] == module}
+    library = ModuleType(module)
+    for owner in owners:
+        setattr(library, owner, type(owner, (), {method: double, "step": 3, "curr_step": 4}))
+    logging_hooks._report_calls_of(library)
+    getattr(getattr(library, owners.pop())(), method)(*arguments, **keywords)
+    assert [(event.name, event.step, event.value) for event in listener] == [sent]
+
+
+def test_a_log_with_other_parameters_is_called_all_the_same(listener):
+    library = ModuleType("trackio.run")
+    library.Run = type("Run", (), {"log": lambda self, *things: things})
+    logging_hooks._report_calls_of(library)
+    assert library.Run().log({"loss": 0.5}) == ({"loss": 0.5},)
+    assert listener == []
+
+
+def logs_to_mlflow(folder):
+    import mlflow
+
+    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
+    with mlflow.start_run():
+        mlflow.log_metric("loss", 0.5)
+        mlflow.log_metrics({"loss": 0.25, "accuracy": 0.75}, step=2)
+        mlflow.log_params({"lr": 0.1})
+
+
+@pytest.mark.slow
+def test_what_mlflow_gets_are_metrics(tmp_path):
+    pytest.importorskip("mlflow")
+    found = metrics_of(logs_to_mlflow, str(tmp_path), timeout=110)
+    assert found == {"loss": [(None, 0.5), (2, 0.25)], "accuracy": [(2, 0.75)]}
 
 
 def test_a_log_that_is_no_more_is_left_alone():
