@@ -192,6 +192,37 @@ def reads_the_others(peer: Peer, folder: str, settings: dict[str, Any], degrees:
     return {"found": found, "after": training.epoch(), "end": training.weights()}
 
 
+def writes_by_functions(peer: Peer, folder: str) -> Any:
+    """The functions that other libraries call, with files of torch's format and files of single processes."""
+    training = Training(peer)
+    training.epoch()
+    accelerator, plugin, utils = training.accelerator, training.accelerator.state.fsdp_plugin, peer.door("utils")
+    training.use_format("SHARDED_STATE_DICT")
+    for use_dcp in (True, False):
+        target = f"{folder}/{peer.name}/{use_dcp}"
+        utils.save_fsdp_model(plugin, accelerator, training.model, target, use_dcp=use_dcp)
+        utils.save_fsdp_optimizer(plugin, accelerator, training.optimizer, training.model, target, use_dcp=use_dcp)
+    accelerator.wait_for_everyone()
+    return training.weights(), training.momenta()
+
+
+def reads_by_functions(peer: Peer, folder: str) -> Any:
+    training = Training(peer, 1)
+    training.epoch()
+    accelerator, plugin, utils = training.accelerator, training.accelerator.state.fsdp_plugin, peer.door("utils")
+    training.use_format("SHARDED_STATE_DICT")
+    # theirs takes no file of a process whose mesh has other names than its own
+    sources = [("accelerate", True), ("accelerate", False), ("accelerate_nb", False)]
+    found = {}
+    for other, use_dcp in sources if peer.is_ours else [("accelerate_nb", True)]:
+        training.forget()
+        source = f"{folder}/{other}/{use_dcp}"
+        utils.load_fsdp_model(plugin, accelerator, training.model, source, use_dcp=use_dcp)
+        utils.load_fsdp_optimizer(plugin, accelerator, training.optimizer, training.model, source, use_dcp=use_dcp)
+        found[other, use_dcp] = (training.weights(), training.momenta())
+    return found
+
+
 def files(folder: Path) -> set[str]:
     """The files below a folder, without what this package has besides."""
     others = ("checkpoint.json", "positions_")
@@ -280,3 +311,14 @@ def test_hooks_get_the_same_and_either_merges_the_parts_of_both(tmp_path: Path) 
     wanted = dict(Net().state_dict())
     for weights in (*merged.ours[0], *merged.theirs[0]):
         torch.testing.assert_close(weights, wanted, rtol=0, atol=0)
+
+
+def test_functions_of_other_libraries_write_the_same_and_read_each_other(tmp_path: Path) -> None:
+    written = under_both(writes_by_functions, 2, str(tmp_path))
+    assert files(tmp_path / "accelerate_nb") == files(tmp_path / "accelerate")
+    assert (tmp_path / "accelerate_nb" / "False" / "pytorch_model_fsdp_0_rank1.bin").is_file()
+    read = under_both(reads_by_functions, 2, str(tmp_path))
+    for rank in range(2):
+        saved = {"accelerate_nb": written.ours[rank], "accelerate": written.theirs[rank]}
+        for (other, _), found in (*read.ours[rank].items(), *read.theirs[rank].items()):
+            torch.testing.assert_close(found, saved[other], rtol=0, atol=0)

@@ -69,12 +69,21 @@ def optimizer_files(
     world: World, optimizer: Any, models: Sequence[Module], index: int, in_parts: bool
 ) -> list[FileToWrite]:
     """The files of this process for the state of an optimizer of one of these models; all processes call it."""
-    bare = _bare(optimizer)
-    options = None if in_parts else _COMPLETE
-    state: Any = states.get_optimizer_state_dict(_model_of(bare, models), bare, options=options)
+    state = optimizer_state(optimizer, models, None if in_parts else _COMPLETE)
     if in_parts:
         return files_of_parts(world, optimizer_folder(index), {"optimizer": state})
     return [FileToWrite(file_names.numbered(file_names.OPTIMIZER_NAME, index), state)] if world.is_main else []
+
+
+def optimizer_state(optimizer: Any, models: Sequence[Module], options: states.StateDictOptions | None = None) -> Any:
+    """This process's part of the state of an optimizer of one of these models, by names of weights."""
+    bare = _bare(optimizer)
+    return states.get_optimizer_state_dict(_model_of(bare, models), bare, options=options)
+
+
+def set_optimizer_state(optimizer: Any, models: Sequence[Module], state: dict[str, Any]) -> None:
+    """Give an optimizer of one of these models what `optimizer_state` returned."""
+    states.set_optimizer_state_dict(_model_of(optimizer, models), _bare(optimizer), state)
 
 
 def _complete(value: Any, is_kept: bool) -> Any:

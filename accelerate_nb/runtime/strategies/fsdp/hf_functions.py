@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
-from accelerate_nb.errors import NotYetError
 from accelerate_nb.runtime.checkpoints.io.writer import FileToWrite, LastFile, write_files
-from accelerate_nb.runtime.checkpoints.load_file import LoadedFile
+from accelerate_nb.runtime.checkpoints.load_file import LoadedFile, read
 from accelerate_nb.runtime.strategies.fsdp import torch_fsdp
 from accelerate_nb.runtime.strategies.fsdp.plugin import FullyShardedDataParallelPlugin
 
@@ -32,20 +32,23 @@ def save_fsdp_model(
     """
     Write a sharded model to a folder, in parts or complete as the plugin's `state_dict_type` says; all processes call it.
 
-    With `adapter_only` the weights that learn alone. Files of single processes (`use_dcp=False`) are not offered yet.
+    With `adapter_only` the weights that learn alone. Parts without `use_dcp` are a file of each process's own part, which
+    the same number of processes can load, with `use_dcp=False` too.
     """
     from accelerate_nb.runtime.checkpoints.dcp import named_states
 
-    _refuse_files_of_processes(use_dcp)
     sharded = accelerator.unwrap_model(model, keep_torch_compile=False)
     state = named_states.model_state(sharded, learning_only=adapter_only)
-    _write(
-        accelerator, output_dir, named_states.model_files(accelerator.world, state, model_index, _parts(fsdp_plugin))
-    )
+    in_parts = _parts(fsdp_plugin)
+    if in_parts and not use_dcp:
+        files = [FileToWrite(_process_file(accelerator, named_states.model_folder(model_index)), state)]
+    else:
+        files = named_states.model_files(accelerator.world, state, model_index, in_parts)
+    _write(accelerator, output_dir, files)
 
 
 def load_fsdp_model(
-    fsdp_plugin: FullyShardedDataParallelPlugin,  # noqa: ARG001 - files say themselves in what form they are
+    fsdp_plugin: FullyShardedDataParallelPlugin,
     accelerator: Any,
     model: Module,
     input_dir: _Path,
@@ -53,13 +56,24 @@ def load_fsdp_model(
     adapter_only: bool = False,
     use_dcp: bool = True,
 ) -> None:
-    """Read what `save_fsdp_model` wrote, here or in Accelerate, by any number of processes; all processes call it."""
+    """Read what `save_fsdp_model` wrote, here or in Accelerate; all processes call it, as many as with `use_dcp=False` saved."""
     from accelerate_nb.runtime.checkpoints.dcp import named_states
 
-    _refuse_files_of_processes(use_dcp)
     sharded = accelerator.unwrap_model(model, keep_torch_compile=False)
-    folder = _above(input_dir, named_states.model_folder(model_index))
-    _give(accelerator, named_states.load_model(folder, model_index, sharded, learning_only=adapter_only))
+    parts = named_states.model_folder(model_index)
+    if _parts(fsdp_plugin) and not use_dcp:
+        path, expected = (
+            Path(input_dir, _process_file(accelerator, parts)),
+            f"this process's part of model {model_index}",
+        )
+
+        def receive(loaded: Mapping[str, Any]) -> None:
+            sharded.load_state_dict(loaded, strict=not adapter_only)
+
+        loaded = LoadedFile(path, expected, _own_part(path, expected, sharded.state_dict().values()), receive)
+    else:
+        loaded = named_states.load_model(_above(input_dir, parts), model_index, sharded, learning_only=adapter_only)
+    _give(accelerator, loaded)
 
 
 def save_fsdp_optimizer(
@@ -74,14 +88,18 @@ def save_fsdp_optimizer(
     """Write the state of an optimizer of a sharded model to a folder, as `save_fsdp_model` does with the model."""
     from accelerate_nb.runtime.checkpoints.dcp import named_states
 
-    _refuse_files_of_processes(use_dcp)
     models = [accelerator.unwrap_model(model, keep_torch_compile=False)]
-    files = named_states.optimizer_files(accelerator.world, optimizer, models, optimizer_index, _parts(fsdp_plugin))
+    in_parts = _parts(fsdp_plugin)
+    if in_parts and not use_dcp:
+        name = _process_file(accelerator, named_states.optimizer_folder(optimizer_index))
+        files = [FileToWrite(name, named_states.optimizer_state(optimizer, models))]
+    else:
+        files = named_states.optimizer_files(accelerator.world, optimizer, models, optimizer_index, in_parts)
     _write(accelerator, output_dir, files)
 
 
 def load_fsdp_optimizer(
-    fsdp_plugin: FullyShardedDataParallelPlugin,  # noqa: ARG001 - files say themselves in what form they are
+    fsdp_plugin: FullyShardedDataParallelPlugin,
     accelerator: Any,
     optimizer: Any,
     model: Module,
@@ -90,24 +108,50 @@ def load_fsdp_optimizer(
     adapter_only: bool = False,  # noqa: ARG001 - an optimizer has what learns alone
     use_dcp: bool = True,
 ) -> None:
-    """Read what `save_fsdp_optimizer` wrote, here or in Accelerate, by any number of processes; all processes call it."""
+    """Read what `save_fsdp_optimizer` wrote, as `load_fsdp_model` does with the model."""
     from accelerate_nb.runtime.checkpoints.dcp import named_states
 
-    _refuse_files_of_processes(use_dcp)
     models = [accelerator.unwrap_model(model, keep_torch_compile=False)]
-    folder = _above(input_dir, named_states.optimizer_folder(optimizer_index))
-    _give(accelerator, named_states.load_optimizer(folder, optimizer_index, optimizer, models))
+    parts = named_states.optimizer_folder(optimizer_index)
+    if _parts(fsdp_plugin) and not use_dcp:
+        path = Path(input_dir, _process_file(accelerator, parts))
+        expected = f"this process's part of the state of optimizer {optimizer_index}"
+
+        def receive(loaded: dict[str, Any]) -> None:
+            named_states.set_optimizer_state(optimizer, models, loaded)
+
+        loaded = LoadedFile(path, expected, _own_part(path, expected, models[0].state_dict().values()), receive)
+    else:
+        loaded = named_states.load_optimizer(_above(input_dir, parts), optimizer_index, optimizer, models)
+    _give(accelerator, loaded)
+
+
+def _process_file(accelerator: Any, stem: str) -> str:
+    """Accelerate's name for the file of this process's part."""
+    return f"{stem}_rank{accelerator.process_index}.bin"
+
+
+def _own_part(path: Path, expected: str, like: Any) -> Any:
+    """What a process wrote of its own part, on the mesh of the state that it is for, which may have been named otherwise."""
+    # torch knows tensors of a mesh as data once their module is there
+    from torch.distributed.tensor import DTensor
+
+    meshes = {value.device_mesh.ndim: value.device_mesh for value in like if isinstance(value, DTensor)}
+
+    def on_mesh(value: Any) -> Any:
+        mesh = meshes.get(value.device_mesh.ndim) if isinstance(value, DTensor) else None
+        if mesh is None:
+            return value
+        local = value.to_local().to(mesh.device_type)
+        return DTensor.from_local(
+            local, mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride()
+        )
+
+    return tree_map(on_mesh, read(path, expected))
 
 
 def _parts(plugin: FullyShardedDataParallelPlugin) -> bool:
     return plugin.state_dict_type is not torch_fsdp.StateDictType.FULL_STATE_DICT
-
-
-def _refuse_files_of_processes(use_dcp: bool) -> None:
-    if not use_dcp:
-        raise NotYetError(
-            "use_dcp=False was requested, which writes a file of pickled tensors a process; it is not offered here yet. Leave it out."
-        )
 
 
 def _above(path: _Path, folder: str) -> Path:
