@@ -13,7 +13,7 @@ from accelerate_nb.events.run_reader import SavedRun, kept_runs
 from accelerate_nb.launching.detached.detached_run import DetachedRun
 from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.display import select
-from accelerate_nb.reports.run_table import RunTable
+from accelerate_nb.reports.history.run_table import RunTable
 
 
 def runs(folder: str | os.PathLike[str] | None = None) -> RunTable:

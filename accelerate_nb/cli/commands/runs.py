@@ -137,7 +137,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _table(runs: Sequence[SavedRun]) -> list[str]:
     from accelerate_nb.events.terminal_lines import within
-    from accelerate_nb.reports.run_table import table_lines
+    from accelerate_nb.reports.history.run_table import table_lines
 
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     return [line if columns is None else within(line, columns - 1) for line in table_lines(runs)]

@@ -24,7 +24,7 @@ from accelerate_nb.notebook.cells.messages import print_message
 from accelerate_nb.notebook.cells.session_manager import NotebookSession
 from accelerate_nb.notebook.host import NotebookHost
 from accelerate_nb.notebook.runs import runs
-from accelerate_nb.reports.run_table import RunTable
+from accelerate_nb.reports.history.run_table import RunTable
 from accelerate_nb.reports.summary import device_text
 from accelerate_nb.reports.text import aligned
 

@@ -1,0 +1,1 @@
+"""Runs beside each other: as a table, and compared."""
