@@ -1,0 +1,60 @@
+"""`accelerate-nb runs logs`: the lines that ranks wrote."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from accelerate_nb.cli.runs.find import found_run
+from accelerate_nb.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from accelerate_nb.events.run_reader import LogFollower, SavedRun
+
+_POLL_INTERVAL = 0.2
+
+
+def show_logs(arguments: argparse.Namespace) -> int:
+    """Print the last lines of a run's ranks, and with `--follow` those that come; gives the exit code."""
+    from accelerate_nb.events.run_reader import LogFollower, rank_logs
+
+    found = found_run(arguments)
+    if arguments.rank is not None and not 0 <= arguments.rank < found.ranks:
+        raise ConfigurationError(
+            f"--rank {arguments.rank} was requested, but {found.folder.name} has ranks 0 to {found.ranks - 1}. Name one of them."
+        )
+    wanted = range(found.ranks) if arguments.rank is None else [arguments.rank]
+    label = "[{}] " if len(wanted) > 1 else ""
+    followers = [LogFollower(rank, found.folder, max(arguments.lines, 0)) for rank in wanted]
+    _write_new(followers, label)
+    if not arguments.follow and not any(rank in rank_logs(found.folder) for rank in wanted):
+        print(f"nothing was written; the run's folder is {found.folder}", file=sys.stderr)
+    if arguments.follow:
+        _follow(found, followers, label)
+    return 0
+
+
+def _follow(run: SavedRun, followers: Sequence[LogFollower], label: str) -> None:
+    from accelerate_nb.events.run_reader import kept_run
+
+    is_over = run.is_over
+    while not is_over:
+        time.sleep(_POLL_INTERVAL)
+        # first the state, then the lines: what was written before the end is not missed
+        now = kept_run(run.folder)
+        is_over = now is None or now.is_over
+        _write_new(followers, label)
+
+
+def _write_new(followers: Sequence[LogFollower], label: str) -> None:
+    from accelerate_nb.events.terminal_lines import cleaned
+    from accelerate_nb.reports.ansi import plain
+
+    for follower in followers:
+        for line in follower.new():
+            text = cleaned(line, None) if sys.stdout.isatty() else plain(line)
+            sys.stdout.write(f"{label.format(follower.rank)}{text}\n")
+    sys.stdout.flush()
