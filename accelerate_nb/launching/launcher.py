@@ -42,6 +42,7 @@ from accelerate_nb.launching.rendezvous.settings import local_placement
 from accelerate_nb.launching.resource_monitor import ResourceMonitor
 from accelerate_nb.launching.run_context import RunContext
 from accelerate_nb.sources.cells import CellSources, current_sources
+from accelerate_nb.sources.run_source import keep_source
 from accelerate_nb.transport.payload import FunctionCall, Payload, inherit, pack
 from accelerate_nb.transport.rank_info import on_loopback
 from accelerate_nb.transport.worker_spec import ProcessEnvironment, current_environment
@@ -101,6 +102,7 @@ def prepare(
     if choice.start == "inline":
         inline = _inline(call, {**config.environ(), **choice.shows})
         folder = new_folder(runs_folder(os.environ, config.launching.folder), call.name)
+        keep_source(folder, function, current_sources())
         return _run(InlineRun, config, choice, call.name, folder, current_sources(), front_end, on_event, inline)
     return run_of(_request(call, config, choice, nodes), LaunchedRun, front_end, on_event)
 
@@ -232,8 +234,9 @@ def _request(
     parent = runs_folder(os.environ, launching_config.folder)
     for text in taken(() if nodes is not None else devices_of(choice, os.environ), parent):
         warn_user(text)
-    folder = folder or new_folder(parent, call.name)
-    return RunRequest(call.name, config, choice, plan, current_sources(), folder, nodes)
+    folder, sources = folder or new_folder(parent, call.name), current_sources()
+    keep_source(folder, call.function, sources)
+    return RunRequest(call.name, config, choice, plan, sources, folder, nodes)
 
 
 def _process_environment(config: RunConfig, choice: Placement, nodes: Nodes | None) -> ProcessEnvironment:

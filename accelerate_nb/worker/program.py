@@ -22,6 +22,7 @@ from types import CodeType, ModuleType
 from typing import Any, TypeAlias
 
 from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.sources.run_source import SourcePart, script_part
 from accelerate_nb.transport.main_module import become_main
 from accelerate_nb.worker.display import allow_prompts
 
@@ -226,6 +227,14 @@ class Program:
     @property
     def __name__(self) -> str:  # what a run is called
         return self.title or self.what.name
+
+    def source_part(self) -> SourcePart | None:
+        """The script's text, which its run's folder keeps; `None` where the program is no script."""
+        what = self.what.of if isinstance(self.what, ScriptFunction) else self.what
+        if not isinstance(what, ScriptFile):
+            return None
+        # a notebook's script lies in a folder that goes with it
+        return script_part(what.path, self.title or what.given_path)
 
     def __call__(self) -> None:
         """Be the program."""

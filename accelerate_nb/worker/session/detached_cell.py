@@ -10,6 +10,7 @@ from typing import Any
 
 from accelerate_nb.rank import background_tasks
 from accelerate_nb.sources.cells import sources_of
+from accelerate_nb.sources.run_source import SourcePart
 from accelerate_nb.transport.session_tasks import RunCell
 from accelerate_nb.worker.session.task_loop import NAMESPACE, below, is_no_failure
 
@@ -25,6 +26,10 @@ class DetachedCell:
     cell: RunCell
     values: Mapping[str, Any]
     __name__: str
+
+    def source_part(self) -> SourcePart:
+        """The cell's text, which its run's folder keeps."""
+        return SourcePart("function", self.__name__, self.cell.source.lstrip("\n"))
 
     def __call__(self) -> None:
         from accelerate_nb.worker.session.shell import new_shell, show
