@@ -29,6 +29,20 @@ def find_run(word: str | os.PathLike[str], parent: Path) -> SavedRun:
     raise ConfigurationError(_which(text, every, chosen))
 
 
+def find_runs(words: Sequence[str | os.PathLike[str]], parent: Path, most: int) -> list[SavedRun]:
+    """
+    The runs that words mean, in their order, to be compared: at least two different ones, at most `most`.
+
+    Raises `ConfigurationError` where a word means none or several, or where there are too few or too many.
+    """
+    found = {run.folder.resolve(): run for run in (find_run(word, parent) for word in words)}
+    if not 2 <= len(found) <= most:
+        raise ConfigurationError(
+            f"{len(words)} runs were named to be compared, which are {len(found)} different ones. Name 2 to {most} runs."
+        )
+    return list(found.values())
+
+
 def chosen_of(word: str, every: Sequence[SavedRun]) -> list[SavedRun]:
     """The runs that a word may mean, of all that there are, newest first; exactly one where it is clear."""
     if word == "last":

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from accelerate_nb.cli.runs.compare import show_comparison
 from accelerate_nb.cli.runs.find import every_run, found_run, runs_folder
 from accelerate_nb.cli.runs.logs import show_logs
 from accelerate_nb.cli.runs.prune import remove_runs
@@ -36,6 +37,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     show = _command(commands, "show", "Show a run's report.", show_report)
     show.add_argument("--html", metavar="FILE", help="Write the report as HTML into this file.")
     show.add_argument("--open", action="store_true", help="Open the report in a browser.")
+    compare = _command(commands, "compare", "Compare runs: settings, metrics and source.", show_comparison)
+    compare.add_argument(
+        "runs", metavar="RUN", nargs="+", help="The runs, each as for `show`; the first is compared with."
+    )
+    _add_folder(compare)
     attach = _command(commands, "attach", "Show the output of a run live; an interrupt leaves the run alone.", _attach)
     stop = _command(commands, "stop", "Stop a detached run after a step that all ranks share.", _stop)
     stop.add_argument("--kill", action="store_true", default=False, help="Kill its ranks at once.")

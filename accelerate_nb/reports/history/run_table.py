@@ -62,16 +62,21 @@ def _rows(runs: Sequence[SavedRun]) -> Iterator[tuple[tuple[str, ...], SavedRun]
     for number, run in enumerate(runs, 1):
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
         name, error = _one_line(run.name, _WIDEST_NAME), _one_line(run.error, _WIDEST_ERROR)
-        state = f"{SIGNS[run.state]} {run.state}"
-        if run.is_lost:
-            state = f"{SIGNS['failed']} lost (was {run.last_state})"
-        elif run.is_detached and not run.is_over:
-            state += ", detached"
-        if run.restarts:
-            state += f", {counted(run.restarts, 'restart')}"
-        row = (str(number), when, name, state, str(run.ranks), _lasted(run), _progress(run))
+        row = (str(number), when, name, state_text(run), str(run.ranks), lasted(run), _progress(run))
         curve = "" if run.curve is None else run.curve[1]
         yield (*row, curve, _metrics(run), _settings(run, names), error), run
+
+
+def state_text(run: SavedRun) -> str:
+    """The state of a run with its sign, and what is special about it."""
+    state = f"{SIGNS[run.state]} {run.state}"
+    if run.is_lost:
+        state = f"{SIGNS['failed']} lost (was {run.last_state})"
+    elif run.is_detached and not run.is_over:
+        state += ", detached"
+    if run.restarts:
+        state += f", {counted(run.restarts, 'restart')}"
+    return state
 
 
 def differing_settings(runs: Sequence[SavedRun]) -> list[str]:
@@ -92,7 +97,8 @@ def _columns(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[tuple[s
     return [tuple(row[index] for index in kept) for row in every]
 
 
-def _lasted(run: SavedRun) -> str:
+def lasted(run: SavedRun) -> str:
+    """The time that a run took, or has taken so far; empty where its end is not known."""
     if run.is_over and run.ended is None:
         return ""
     return time_text((run.ended or time.time()) - run.started)
