@@ -98,7 +98,9 @@ def line_commands() -> tuple[LineCommand, ...]:
         LineCommand("interrupt", "", "Interrupt the cell that runs in the background; the session goes on."),
         LineCommand("stacks", "", "Where every rank is at this moment."),
         LineCommand("logs", "", "The last lines of the ranks, also those that no cell shows.", settings(LogsOptions)),
-        LineCommand("runs", "", "All runs that are kept: what goes on, and what is over."),
+        LineCommand(
+            "runs", "[A B]", "All runs that are kept: what goes on, and what is over; with names, these runs compared."
+        ),
         LineCommand("config", "", "Pick the settings of the next session in a form."),
     )
 

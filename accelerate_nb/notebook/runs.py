@@ -3,29 +3,64 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import overload
 
 from accelerate_nb.config.launch import LaunchingConfig
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.config.runs_folder import configured_runs_folder
-from accelerate_nb.events.find_run import find_run
+from accelerate_nb.events.find_run import find_run, find_runs
 from accelerate_nb.events.run_reader import SavedRun, kept_runs
 from accelerate_nb.launching.detached.detached_run import DetachedRun
 from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.display import select
+from accelerate_nb.reports.history.compared_runs import ComparedRuns
+from accelerate_nb.reports.history.comparison import MOST_RUNS, compare
 from accelerate_nb.reports.history.run_table import RunTable
 
 
-def runs(folder: str | os.PathLike[str] | None = None) -> RunTable:
+@overload
+def runs(*, folder: str | os.PathLike[str] | None = None) -> RunTable: ...
+@overload
+def runs(first: str | os.PathLike[str], /, *, folder: str | os.PathLike[str] | None = None) -> RunTable: ...
+@overload
+def runs(
+    first: str | os.PathLike[str],
+    second: str | os.PathLike[str],
+    /,
+    *more: str | os.PathLike[str],
+    folder: str | os.PathLike[str] | None = None,
+) -> ComparedRuns: ...
+def runs(*names: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> RunTable | ComparedRuns:
     """
-    All runs that are kept, the newest first: a table in a notebook, and a sequence of `SavedRun`.
+    All runs that are kept, the newest first: a table in a notebook, and a sequence of `SavedRun`. With names: these runs compared.
 
-    `folder` is the parent of the runs' folders; without it, the one that the setting `folder` names, or that in the user's cache.
+    Two to eight runs are compared by overlaid curves, the settings and metrics that differ, and the diff of their source.
+    A name is a run's number in the table, its name or the beginning of it, or its folder. `folder` is the parent of the runs'
+    folders; without it, the one that the setting `folder` names, or that in the user's cache.
+
+    Raises `ConfigurationError` where a name means no run, or several.
 
     >>> runs()
     >>> runs()[0].folder
+    >>> runs("2", "1")
     """
+    __tracebackhide__ = True  # IPython shows the user's own frames alone
+    if len(names) == 1 and folder is None:
+        # the parent of the runs' folders, as the only argument was until there were names
+        return RunTable(kept_runs(_parent(names[0])))
+    if names:
+        return compared_runs(names, folder)
     return RunTable(kept_runs(_parent(folder)))
+
+
+def compared_runs(
+    names: Sequence[str | os.PathLike[str]], folder: str | os.PathLike[str] | None = None
+) -> ComparedRuns:
+    """The comparison of the runs of these names; raises `ConfigurationError` where a name means none, or several."""
+    __tracebackhide__ = True
+    return ComparedRuns(compare(find_runs(names, _parent(folder), MOST_RUNS)))
 
 
 def attach(

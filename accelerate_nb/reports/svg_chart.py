@@ -7,6 +7,7 @@ import html
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal
 
 from accelerate_nb.reports.ansi import plain
 from accelerate_nb.reports.metric_curves import CurveBin, MetricCurve
@@ -21,25 +22,30 @@ _LEFT, _TOP, _BOTTOM = 8, 26, 94
 _FINE = 10
 
 
-def picture(curve: MetricCurve) -> str:
-    """An `<img>` of a metric's curve: a line for each rank, or the mean in a band from the lowest to the highest."""
-    source = base64.b64encode(svg(curve).encode()).decode()
+def picture(curve: MetricCurve, of: Literal["rank", "run"] = "rank", scale: float = 1.0) -> str:
+    """
+    An `<img>` of a metric's curve: a line for each rank, or the mean in a band from the lowest to the highest.
+
+    `of` is what its lines are: of runs, whose mean says nothing, no newest value is shown. `scale` enlarges it.
+    """
+    source = base64.b64encode(svg(curve, of).encode()).decode()
     return (
-        f'<img width="{_WIDTH}" height="{_HEIGHT}" alt="{html.escape(described(curve))}" '
+        f'<img width="{_WIDTH * scale:g}" height="{_HEIGHT * scale:g}" alt="{html.escape(described(curve, of))}" '
         f'src="data:image/svg+xml;base64,{source}">'
     )
 
 
-def described(curve: MetricCurve) -> str:
+def described(curve: MetricCurve, of: Literal["rank", "run"] = "rank") -> str:
     """A curve in words, for those who can't see it."""
     over = f" up to step {curve.last_step:,}" if curve.last_step is not None else ""
     return (
-        f"chart of {_name(curve)}{over}, {counted(len(curve.ranks), 'rank')}: "
-        f"min {value_text(curve.low)}, max {value_text(curve.high)}, last {value_text(curve.mean)}"
+        f"chart of {_name(curve)}{over}, {counted(len(curve.ranks), of)}: "
+        f"min {value_text(curve.low)}, max {value_text(curve.high)}"
+        + (f", last {value_text(curve.mean)}" if of == "rank" else "")
     )
 
 
-def svg(curve: MetricCurve) -> str:
+def svg(curve: MetricCurve, of: Literal["rank", "run"] = "rank") -> str:
     """The picture itself."""
     frame = _ChartFrame(curve)
     span = "" if math.isnan(curve.low) else f"min {value_text(curve.low)}, max {value_text(curve.high)}"
@@ -50,7 +56,7 @@ def svg(curve: MetricCurve) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="11" '
         f'fill="{_GREY}"><rect x=".5" y=".5" width="{_WIDTH - 1}" height="{_HEIGHT - 1}" rx="4" fill="none" '
         f'stroke="{_GREY}" stroke-opacity=".4"/>'
-        f'<text x="{_LEFT}" y="17" font-size="12" font-weight="bold">{_label(curve)}</text>'
+        f'<text x="{_LEFT}" y="17" font-size="12" font-weight="bold">{_label(curve, of)}</text>'
         f"{_text(_LEFT, _HEIGHT - 5, span)}"
         f"{_text(_WIDTH - _LEFT, _HEIGHT - 5, _end(curve), 'end')}"
         f'<g transform="scale({1 / _FINE:g})" fill="none" stroke-linejoin="round" stroke-linecap="round">{shapes}</g></svg>'
@@ -102,10 +108,11 @@ def _name(curve: MetricCurve) -> str:
     return name if len(name) <= 60 else f"{name[:60]}…"
 
 
-def _label(curve: MetricCurve) -> str:
+def _label(curve: MetricCurve, of: Literal["rank", "run"]) -> str:
     name = _name(curve)
     shown = name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}"
-    return f'{html.escape(shown)} <tspan font-weight="normal">{value_text(curve.mean)}</tspan>'
+    newest = f' <tspan font-weight="normal">{value_text(curve.mean)}</tspan>' if of == "rank" else ""
+    return f"{html.escape(shown)}{newest}"
 
 
 def _end(curve: MetricCurve) -> str:

@@ -18,6 +18,7 @@ from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.notebook import magics
 from accelerate_nb.notebook.cells.commands import described
 from accelerate_nb.notebook.cells.session_manager import NotebookSession
+from tests.reports.kept_run import keep
 
 
 @pytest.fixture(scope="module")
@@ -317,3 +318,13 @@ def test_flags_of_commands_are_settings():
     for line_command in line_commands():
         assert all(flag.help for flag in line_command.flags)
     assert settings(magics.CellOptions)
+
+
+def test_runs_that_are_named_are_compared(shell, tmp_path, monkeypatch):
+    for number, lr in enumerate((0.05, 0.1)):
+        keep(tmp_path, f"run{number}", float(number), lr)
+    monkeypatch.setenv("ACCELERATE_NB_FOLDER", str(tmp_path))
+    assert len(shell.run_line_magic("accelerate", "runs")) == 2
+    assert "−0.45 (−75 %)" in repr(shell.run_line_magic("accelerate", "runs run0 run1"))
+    with pytest.raises(ConfigurationError, match="Near to it"):
+        shell.run_line_magic("accelerate", "runs run0 rum1")

@@ -41,6 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     compare.add_argument(
         "runs", metavar="RUN", nargs="+", help="The runs, each as for `show`; the first is compared with."
     )
+    compare.add_argument("--html", metavar="FILE", help="Write a page with overlaid curves into this file.")
     _add_folder(compare)
     attach = _command(commands, "attach", "Show the output of a run live; an interrupt leaves the run alone.", _attach)
     stop = _command(commands, "stop", "Stop a detached run after a step that all ranks share.", _stop)

@@ -8,20 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelerate_nb.cli.runs.find import found_run
-from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.cli.runs.html_page import write_page
 
 if TYPE_CHECKING:
     from accelerate_nb.events.run_reader import SavedRun
     from accelerate_nb.events.run_state import RunState
     from accelerate_nb.reports.run_info import RunFacts
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<style>body {{ font: 14px system-ui, sans-serif; margin: 1.5em; }} td {{ padding: 1px 10px 1px 0; vertical-align: top; }}</style>
-</head><body>
-{body}
-</body></html>
-"""
 
 
 def show_report(arguments: argparse.Namespace) -> int:
@@ -61,14 +53,6 @@ def _facts(run: SavedRun) -> RunFacts:
 
 
 def _write_page(run: SavedRun, view: RunState, path: Path) -> None:
-    from html import escape
-
     from accelerate_nb.reports.report import static
 
-    body = static(_facts(run), view, live=False)["text/html"]
-    try:
-        path.write_text(_PAGE.format(title=escape(f"{run.name}: {view.state}"), body=body), encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(
-            f"The report was to be written into {path}, which can't be done: {error.strerror}. Name another file."
-        ) from None
+    write_page(path, f"{run.name}: {view.state}", static(_facts(run), view, live=False)["text/html"])

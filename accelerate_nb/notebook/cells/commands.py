@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import html
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from accelerate_nb.notebook.cells.cell_source import shown_as, titled
 from accelerate_nb.notebook.cells.messages import print_message
 from accelerate_nb.notebook.cells.session_manager import NotebookSession
 from accelerate_nb.notebook.host import NotebookHost
-from accelerate_nb.notebook.runs import runs
+from accelerate_nb.notebook.runs import compared_runs, runs
+from accelerate_nb.reports.history.compared_runs import ComparedRuns
 from accelerate_nb.reports.history.run_table import RunTable
 from accelerate_nb.reports.summary import device_text
 from accelerate_nb.reports.text import aligned
@@ -89,8 +91,10 @@ class SessionCommands:
         background.interrupt()
         print_message(f"{background.name} was interrupted.")
 
-    def _runs(self, rest: str, command: LineCommand) -> RunTable:
-        return runs(self.kept.settings.get("folder"))
+    def _runs(self, rest: str, command: LineCommand) -> RunTable | ComparedRuns:
+        __tracebackhide__ = True
+        folder, names = self.kept.settings.get("folder"), shlex.split(rest)
+        return compared_runs(names, folder) if names else runs(folder=folder)
 
     def _config(self, rest: str, command: LineCommand) -> Any:
         from accelerate_nb.notebook.picker.form import config_picker

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from accelerate_nb.cli.main import main
-from accelerate_nb.events.model import Metric, StateChange
-from accelerate_nb.events.run_folder import RunRecorder
-
-SOURCE = "# -------- function: Cell In[{cell}]\ndef train():\n    lr = {lr}\n    return lr\n"
-
-
-def keep(parent: Path, name: str, started: float, lr: float, **settings: object) -> Path:
-    """A finished run of two ranks whose loss falls as fast as its learning rate says."""
-    folder = parent / f"2024-01-01_{int(started):06}_{name}"
-    with RunRecorder(folder) as record:
-        for rank in (0, 1):
-            for step in range(10):
-                record.event(Metric(rank, "loss", 1 - lr * step + 0.1 * rank, step, started + step))
-        record.event(StateChange(None, "finished", started + 61))
-        facts = {"name": name, "why": "2 on the CPU", "state": "finished", "started": started, "ended": started + 61}
-        record.status(**facts, ranks=2, settings={"num_processes": 2, "timeout": 60.0, **settings})
-    (folder / "source.txt").write_text(SOURCE.format(cell=int(started), lr=lr))
-    return folder
+from accelerate_nb.errors import ConfigurationError
+from accelerate_nb.notebook.runs import runs
+from accelerate_nb.reports.svg_chart import COLOURS
+from tests.reports.kept_run import keep
 
 
 @pytest.fixture
@@ -84,3 +72,42 @@ def test_two_different_runs_are_needed(compare: Callable[..., tuple[int, str, st
     code, _, err = compare(*words)
     assert code == 2
     assert "Name 2 to 8 runs." in err
+
+
+def test_a_page_overlays_the_curves_and_shows_the_diff(
+    compare: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    file = tmp_path / "page.html"
+    code, out, _ = compare("slow", "fast", "--html", str(file))
+    page = file.read_text()
+    assert (code, out) == (0, f"{file}\n")
+    assert page.count("<img") == 1
+    assert 'alt="chart of loss up to step 9, 2 runs: min 0.15, max 1.05"' in page
+    (source,) = re.findall('src="data:image/svg\\+xml;base64,([^"]*)"', page)
+    drawn = base64.b64decode(source).decode()
+    # a line a run, each in the colour that the legend gives
+    for colour in COLOURS[:2]:
+        assert f'stroke="{colour}"' in drawn
+        assert f'style="color:{colour}"' in page
+    assert ">-    lr = 0.05</span>" in page
+    # it needs nothing from elsewhere
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_source_in_a_page_is_text(compare: Callable[..., tuple[int, str, str]], parent: Path) -> None:
+    folder = keep(parent, "evil", 4.0, 0.1)
+    (folder / "source.txt").write_text("# -------- function: Cell In[1]\n<script>hacked()</script>\n")
+    compare("slow", "evil", "--html", str(parent / "page.html"))
+    page = (parent / "page.html").read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;hacked()" in page
+
+
+def test_a_notebook_compares_the_runs_that_are_named(parent: Path) -> None:
+    compared = runs("slow", "fast", folder=parent)
+    assert "mixed_precision  default  bf16" in repr(compared)
+    assert "2 runs: min 0.15" in compared._repr_html_()
+    # the table of all runs is what a folder alone gives, named or not
+    assert len(runs(folder=parent)) == len(runs(parent)) == 2
+    with pytest.raises(ConfigurationError, match="There is no run 'fats'"):
+        runs("slow", "fats", folder=parent)
