@@ -110,7 +110,7 @@ class LaunchedRun(Run):
     def log_file(self, rank: int) -> Path:
         """The file that holds all that a rank wrote so far; there is none where it wrote nothing."""
         self._run_context.record.flush()
-        return super().log_file(rank)
+        return self._run_context.fetched_logs.fetch(self.folder, rank) or super().log_file(rank)
 
     def stacks(self) -> str:
         """The position of every rank that still runs: which wait for which, then every stack with the notebook's own lines."""
@@ -237,7 +237,10 @@ class LaunchedRun(Run):
         self._worker_group = worker_group = self._make_worker_group(number)
         if self._stopped is not None:
             worker_group.stop(self._stopped)
-        return worker_group, worker_group.follow()
+        self._run_context.fetched_logs.forget()
+        rank_results = worker_group.follow()
+        self._run_context.fetched_logs.fetch_all(self.folder)
+        return worker_group, rank_results
 
     def _error_of(self, worker_group: WorkerGroupLike, rank_results: tuple[RankResult, ...]) -> BaseException:
         if worker_group.timed_out is not None and self._timeout is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from accelerate_nb.errors import of_this_package
+from accelerate_nb.events.run_folder import whole_log
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.exception_copy import raise_as_it_is
 from accelerate_nb.failures.rank_result import RankResult
@@ -80,8 +81,14 @@ class Run(ABC):
         return self._over.wait(timeout)
 
     def log_file(self, rank: int) -> Path:
-        """The file that holds all that a rank wrote so far, since the last restart; there is none where it wrote nothing."""
-        return self.folder / f"rank_{rank}.log"
+        """
+        The file that holds all that a rank wrote so far, since the last restart; there is none where it wrote nothing.
+
+        Of a rank on another machine that wrote megabytes, it is fetched from there, which may take seconds; where that is not
+        possible, a line in the file names what is left out.
+        """
+        whole = whole_log(self.folder, rank)
+        return whole if whole.exists() else self.folder / f"rank_{rank}.log"
 
     def logs(self, rank: int) -> str:
         """All that a rank wrote, since the last restart; undecodable bytes are shown as escapes."""

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from accelerate_nb.events.model import Event, Failure
 from accelerate_nb.events.run_folder import RunRecorder
 from accelerate_nb.events.run_state import RunState
+from accelerate_nb.launching.node_agent.fetched_logs import FetchedLogs
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.outcome import Raised, Returned, outcome_of
 
@@ -31,6 +32,7 @@ class RunContext:
     wake: Callable[[], None] = lambda: None
     on_event: Callable[[Event], None] = lambda _: None
     read_outcome: Callable[[int, int], Returned | Raised | Failure | None] = outcome_of
+    fetched_logs: FetchedLogs = field(default_factory=FetchedLogs)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, event: Event) -> None:

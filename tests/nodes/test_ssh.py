@@ -211,3 +211,27 @@ def test_a_host_that_is_not_there_and_a_python_that_is_none_are_told(settings: d
         launch(place, **settings, node_python="/no/python")
     with pytest.raises(LaunchError, match="name yours as ssh_command"):
         launch(place, **{**settings, "ssh_command": "no-such-ssh"})
+
+
+def bursts(count: int) -> None:
+    sys.stdout.write("".join(f"line {number:06} of many, and some words to fill it\n" for number in range(count)))
+    if os.environ["RANK"] == "1":
+        raise KeyError("after the burst")
+
+
+def test_the_log_of_a_burst_stays_on_its_host_and_can_be_had_whole(settings: dict[str, Any]) -> None:
+    run = launch(bursts, (100_000,), **settings)
+    with pytest.raises(WorkerError, match="after the burst"):
+        run.wait(60)
+    whole = "".join(f"line {number:06} of many, and some words to fill it\n" for number in range(100_000))
+    for rank in range(2):
+        bounded = (run.folder / f"rank_{rank}.log").read_text()
+        assert len(bounded) < len(whole) / 2
+        assert "line 099999" in bounded
+        found = re.search(rf"… .* left out here; whole log: node h{rank + 1}, (/.*/nodes/.*/rank_{rank}\.log)", bounded)
+        assert found is not None
+        on_its_host = Path(found[1]).read_text()
+        # torch may have warned before; bare truth values, since a difference of megabytes takes pytest half a minute to show
+        is_fetched, is_whole = run.logs(rank) == on_its_host, whole in on_its_host
+        assert is_fetched
+        assert is_whole

@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from accelerate_nb.events.channel import EventReader
-from accelerate_nb.events.model import LogLine, TaskDone
+from accelerate_nb.events.model import Failure, LogLine, StateChange, TaskDone
 from accelerate_nb.failures.stack_dumps import crash_dump
 from accelerate_nb.launching.engines.base import Engine, Workers
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
+from accelerate_nb.launching.node_agent.node_logs import NodeLogs, OutputPart, open_logs
 from accelerate_nb.launching.node_agent.output_reader import OutputReader
 from accelerate_nb.launching.node_agent.rank_queries import RankQueries
 from accelerate_nb.transport.connection import Connection, local_workers
@@ -50,6 +51,8 @@ BETWEEN_READS = 0.02
 LONGEST_WAIT = 1.0
 # Where nothing was written for so long, the pipes are watched instead of read.
 _QUIET_AFTER = 1.0
+# Where output is held back, it is checked this often whether its turn has come.
+_BETWEEN_TURNS = 0.25
 
 # Takes a report of an agent, and its descriptors, which are the taker's to close.
 Report: TypeAlias = Callable[[Message, Sequence[int]], None]
@@ -126,6 +129,8 @@ class NodeAgent:
         self._is_lost = False
         self._queries = RankQueries(self._connections, self._connected)
         self._output = OutputReader(self._on_output)
+        # where the whole logs stay on this node
+        self._logs: NodeLogs | None = None
         self._read_next = 0.0
 
     # -------------------------------------------------------------------------------------------------------- steps
@@ -133,6 +138,8 @@ class NodeAgent:
     def start(self, request: StartWorkers, descriptors: Sequence[int]) -> None:
         """Start workers; raises `LaunchError` where the engine can't."""
         self.ranks = request.ranks
+        if request.log_folder:
+            self._logs = open_logs(request.log_folder, os.environ)
         for rank in self.ranks:
             self._connections[rank] = connection = Connection.open()
             self._readers[rank] = EventReader()
@@ -153,6 +160,7 @@ class NodeAgent:
         if now >= self._read_next:
             self._output.read()
             self._read_next = now + BETWEEN_READS
+            self._report_due()
         if not self._exit_descriptors and self._workers is not None:
             self._on_exits()
         if now - self._output.wrote_last <= _QUIET_AFTER or not self._exit_descriptors:
@@ -161,7 +169,7 @@ class NodeAgent:
         logs = self._output.fileno()
         if not self._loop.is_registered(logs):
             self._loop.register(logs, partial(self._on_quiet_ended, logs))
-        return timeout
+        return timeout if self._logs is None or not self._logs.holds_some else min(timeout, _BETWEEN_TURNS)
 
     def drain(self) -> None:
         """Report what is left; the processes have ended."""
@@ -170,6 +178,7 @@ class NodeAgent:
         self._output.drain()
         for rank in self.ranks:
             self._on_events(rank)
+            self._report_rest(rank)
             if rank not in self._gone:
                 # its end was not seen, and it may have left its outcome before
                 self._report_outcome(rank)
@@ -191,6 +200,8 @@ class NodeAgent:
         self._output.close()
         for reply in self._replies.values():
             os.close(reply)
+        if self._logs is not None:
+            self._logs.close()
 
     def carry_out(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Carry out a message of the worker group."""
@@ -239,7 +250,24 @@ class NodeAgent:
         return self._numbers[rank] - 1
 
     def _on_output(self, rank: int, raw: bytes, lines: tuple[LogLine, ...]) -> None:
-        self._report(RankOutput(rank, self._number(rank), raw, lines), ())
+        part = OutputPart(raw, lines) if self._logs is None else self._logs.take(rank, raw, lines)
+        if part is not None:
+            self._report_output(rank, part)
+
+    def _report_output(self, rank: int, part: OutputPart) -> None:
+        path = str(self._logs.path(rank)) if self._logs is not None and part.left_out else ""
+        self._report(RankOutput(rank, self._number(rank), *part, path), ())
+
+    def _report_due(self) -> None:
+        """Report the output that was held back, and whose turn has come."""
+        if self._logs is not None:
+            for rank, part in self._logs.due():
+                self._report_output(rank, part)
+
+    def _report_rest(self, rank: int) -> None:
+        """Report all of a rank's output that was held back."""
+        if self._logs is not None and (part := self._logs.rest(rank)) is not None:
+            self._report_output(rank, part)
 
     def _on_quiet_ended(self, logs: int) -> None:
         self._loop.unregister(logs)
@@ -265,8 +293,11 @@ class NodeAgent:
             if isinstance(event, TaskDone):
                 # after all that the rank wrote before
                 self._output.read_all_of(rank)
+                self._report_rest(rank)
                 if (reply := self._replies.pop((rank, event.number), None)) is not None:
                     self._report(RankTaskReply(rank, self._number(rank), event.number), (reply,))
+            if isinstance(event, (StateChange, Failure)):
+                self._report_rest(rank)
             self._report(RankEvent(rank, self._number(rank), event), ())
 
     def _on_exits(self) -> None:

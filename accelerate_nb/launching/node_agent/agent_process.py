@@ -20,6 +20,7 @@ from accelerate_nb.launching.engines.supervisor import SupervisorEngine, cool, w
 from accelerate_nb.launching.node_agent.agent import LONGEST_WAIT, NodeAgent
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
+from accelerate_nb.launching.node_agent.node_logs import read_part
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork, connect
 from accelerate_nb.launching.node_agent.report_sender import ReportSender
 from accelerate_nb.transport.protocol.agent_messages import (
@@ -34,6 +35,7 @@ from accelerate_nb.transport.protocol.agent_messages import (
     NodeLoad,
     QueryNode,
     QueryRankCollectives,
+    QueryRankLog,
     QueryRankStacks,
     RankCollectives,
     RankStacks,
@@ -86,6 +88,9 @@ class AgentServer:
             self._over.set()
             self._close_group()
         self._network.close()
+        if self._channel.refused["version"]:
+            # the other end shows it, since it can't be told in messages
+            sys.stderr.write(f"{self._channel.last_error}\n")
 
     def end(self) -> None:
         """End the workers and `serve`; may be called in a signal handler."""
@@ -159,6 +164,8 @@ class AgentServer:
                 self._report(self._network.listen(message))
             case ConnectToPeers():
                 self._reply(lambda: connect(message))
+            case QueryRankLog():
+                self._reply(lambda: read_part(message))
             case _:
                 self._channel.refuse(ReceivedMessage(message))
 

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from accelerate_nb.config.rank_lists import of_ranks
@@ -17,6 +18,7 @@ from accelerate_nb.events.knob_events import KnobHeld
 from accelerate_nb.events.model import Event, NodeRanks, TaskDone
 from accelerate_nb.launching.node_agent.agent import Report
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
+from accelerate_nb.launching.node_agent.fetched_logs import FetchedLogs, with_gap
 from accelerate_nb.transport.protocol.agent_messages import (
     HEARTBEAT_INTERVAL,
     AgentLost,
@@ -25,11 +27,13 @@ from accelerate_nb.transport.protocol.agent_messages import (
     Heartbeat,
     NodeLoad,
     QueryRankCollectives,
+    QueryRankLog,
     QueryRankStacks,
     RankCollectives,
     RankEvent,
     RankExited,
     RankHeld,
+    RankLog,
     RankOutcome,
     RankOutput,
     RankReports,
@@ -54,7 +58,8 @@ class NodeLink:
     The node at the other end of a channel: its name for people, and by how many seconds its clock is ahead of this machine's.
 
     `release` gets the channel back, with whether it may be used again. `inherits_environment`: its workers have the node's own.
-    A node from which nothing comes for `silence_limit` seconds is lost.
+    A node from which nothing comes for `silence_limit` seconds is lost. With a `log_folder` ranks' whole logs stay there, in a folder of
+    that name: `fetched_logs` gets to know which have gaps here, and `read_log` reads one when the workers have ended.
     """
 
     name: str = "their node"
@@ -62,6 +67,9 @@ class NodeLink:
     inherits_environment: bool = False
     release: Callable[[bool], None] = lambda _: None
     silence_limit: float = _SILENCE_LIMIT
+    log_folder: str = ""
+    fetched_logs: FetchedLogs | None = None
+    read_log: Callable[[QueryRankLog], RankLog | None] = lambda _: None
 
 
 class RemoteAgent:
@@ -94,7 +102,9 @@ class RemoteAgent:
     def start(self, request: StartWorkers, descriptors: Sequence[int]) -> None:
         """Have workers started."""
         self._begin(request.ranks)
-        self._channel.try_send(replace(request, inherits_environment=self._node.inherits_environment), descriptors)
+        node = self._node
+        request = replace(request, inherits_environment=node.inherits_environment, log_folder=node.log_folder)
+        self._channel.try_send(request, descriptors)
 
     def _begin(self, ranks: tuple[int, ...]) -> None:
         """Read what comes about these ranks."""
@@ -144,6 +154,15 @@ class RemoteAgent:
         for _, descriptors in self._arrived:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _read_log(self, path: str, offset: int, most: int) -> RankLog | None:
+        """So many bytes at most of a rank's log in a file of the node, also after the end; `None` where it does not reply."""
+        if self._is_lost:
+            return None
+        query = QueryRankLog(next(self._numbers), path, offset, most)
+        if self._is_closing:
+            return self._node.read_log(query)
+        return self._reply_to(query, query.number).get(query.number)
 
     def _close_group(self) -> bool:
         """Have the agent end its group; whether it has, or has gone."""
@@ -195,6 +214,8 @@ class RemoteAgent:
                 self._on_reply(number, stacks)
             case RankCollectives(number, collectives):
                 self._on_reply(number, {rank: list(entries) for rank, entries in collectives.items()})
+            case RankLog(number):
+                self._on_reply(number, {number: received.message})
             case NodeLoad(sample):
                 self._on_report(ReceivedMessage(NodeLoad(_dated(sample, self._node.clock_offset))))
             case AgentLost(ranks, reason):
@@ -212,9 +233,16 @@ class RemoteAgent:
         message, descriptors = received
         is_whole = message.carries in {None, len(descriptors)}
         if is_whole and isinstance(message, _RankReport) and message.rank in self.ranks:
+            if isinstance(message, RankOutput) and message.left_out:
+                message = self._with_gap(message)
             self._on_report(ReceivedMessage(self._with_our_time(message), descriptors))
         else:
             self._channel.refuse(received)
+
+    def _with_gap(self, report: RankOutput) -> RankOutput:
+        if self._node.fetched_logs is not None:
+            self._node.fetched_logs.note(report.rank, partial(self._read_log, report.whole_log))
+        return with_gap(report, self._node.name)
 
     def _with_our_time(self, report: _RankReport) -> Message:
         """A report as a clock of this machine would have dated it."""

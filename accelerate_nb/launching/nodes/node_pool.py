@@ -12,6 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from accelerate_nb.errors import LaunchError
+from accelerate_nb.launching.node_agent.fetched_logs import FetchedLogs
 from accelerate_nb.launching.node_agent.remote_agent import NodeLink, RemoteAgent
 from accelerate_nb.launching.nodes.node_connection import REPLY_TIMEOUT, NodeConnection
 from accelerate_nb.launching.nodes.node_engine import NodeEngine
@@ -21,6 +22,8 @@ from accelerate_nb.transport.protocol.agent_messages import (
     NetworkAddress,
     PeerEndpoint,
     PeersReached,
+    QueryRankLog,
+    RankLog,
 )
 from accelerate_nb.transport.rank_info import MasterAddress
 
@@ -66,6 +69,9 @@ class NodeGroup:
 
     connections: tuple[NodeConnection, ...]
     master: MasterAddress
+    # the name of the folder on each node for the whole logs of its ranks, and what fetches them; without one they are sent here
+    log_folder: str = ""
+    fetched_logs: FetchedLogs | None = None
 
     @property
     def agents(self) -> list[partial[RemoteAgent]]:
@@ -79,6 +85,9 @@ class NodeGroup:
                     clock_offset=connection.clock_offset,
                     inherits_environment=connection.engine.inherits_environment,
                     release=partial(release, connection),
+                    log_folder=self.log_folder,
+                    fetched_logs=self.fetched_logs,
+                    read_log=partial(read_log, connection.engine, connection.name),
                 ),
             )
             for connection in self.connections
@@ -115,6 +124,20 @@ def release(connection: NodeConnection, is_usable: bool) -> None:
         _pool.get().put(connection)
     else:
         connection.close(is_lost=True)
+
+
+def read_log(engine: NodeEngine, name: str, query: QueryRankLog) -> RankLog | None:
+    """A part of a log on a node that no run uses; `None` where it can't be reached, or does not reply."""
+    try:
+        (connection,) = lease(engine, [name])
+    except LaunchError:
+        return None
+    try:
+        return connection.request(query, RankLog, REPLY_TIMEOUT)
+    except LaunchError:
+        return None
+    finally:
+        release(connection, is_usable=True)
 
 
 def open_group(engine: NodeEngine, names: Sequence[str], port: int) -> NodeGroup:

@@ -74,6 +74,9 @@ class RunNodes:
     def worker_group(self, plan: LaunchPlan, _: Engine, run_context: RunContext, number: int) -> GroupRunner:
         """The runner of one attempt; raises `LaunchError` where a node can't be reached, from here or from another node."""
         group = open_group(self.engine, self.names, plan.port)
+        if not self.is_local:
+            log_folder = f"{run_context.record.folder.name}_{plan.run[:6]}_{number}"
+            group = replace(group, log_folder=log_folder, fetched_logs=run_context.fetched_logs)
         return GroupRunner(plan, group.agents, run_context, number, group.master)
 
     def check_payload(self, payload: Payload) -> None:

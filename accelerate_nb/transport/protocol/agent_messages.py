@@ -31,13 +31,15 @@ class StartWorkers(Message):
     Start one process for each tuple of workers, which are its ranks.
 
     The descriptors are those of their payload, where it is not inherited, and the listening socket of the rendezvous where rank 0 is
-    among them and `has_store`. With `inherits_environment` the agent's own environment is below that of the specs.
+    among them and `has_store`. With `inherits_environment` the agent's own environment is below that of the specs. With a `log_folder`, the
+    name of a folder among those of the node, the ranks' whole logs are kept there, and a part of what they write is sent (`RankOutput`).
     """
 
     carries: ClassVar[int | None] = None
     processes: tuple[tuple[WorkerSpec, ...], ...]
     has_store: bool = False
     inherits_environment: bool = False
+    log_folder: str = ""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -94,6 +96,16 @@ class QueryRankCollectives(Message):
 
     number: int
     ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRankLog(Message):
+    """Reply to the query of this number with so many bytes at most of a rank's log in this file, from an offset on (`RankLog`)."""
+
+    number: int
+    path: str
+    offset: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +197,18 @@ class RankEvent(Message):
 
 @dataclass(frozen=True, slots=True)
 class RankOutput(Message):
-    """What a rank wrote: the bytes of its log, and the lines to show."""
+    """
+    What a rank wrote: the bytes of its log, and the lines to show.
+
+    Before them, so many bytes are left out; then `whole_log` is the file on the node that holds all of them.
+    """
 
     rank: int
     number: int
     raw: bytes
     lines: tuple[Event, ...]
+    left_out: int = 0
+    whole_log: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +291,15 @@ class RankCollectives(Message):
 
     number: int
     collectives: Mapping[str, tuple[Mapping[str, Any], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class RankLog(Message):
+    """A part of a rank's log, and the size of the whole; -1 where it can't be read."""
+
+    number: int
+    data: bytes
+    size: int
 
 
 @dataclass(frozen=True, slots=True)

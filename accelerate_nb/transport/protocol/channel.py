@@ -24,7 +24,7 @@ from accelerate_nb.transport.protocol.message_codec import decode, encode
 from accelerate_nb.transport.protocol.messages import FilePart
 
 # The version of the messages: to be raised when a message changes in what it means or holds. The head itself stays.
-VERSION = 3
+VERSION = 4
 # The first byte is no ASCII, which messages are made of: after anything refused, the next head can be found.
 _MAGIC = b"\x93ANB"
 # The magic, the version, how many descriptors come with the message, and its length.

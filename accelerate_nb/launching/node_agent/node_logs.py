@@ -1,0 +1,262 @@
+"""The logs of a node's ranks, which stay in a folder of the node, and the part of them that goes to the launching process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from accelerate_nb.config.environment import runs_folder
+from accelerate_nb.events.model import LogLine
+from accelerate_nb.events.run_folder import KEPT_RUNS
+from accelerate_nb.transport.protocol.agent_messages import QueryRankLog, RankLog
+
+# A rank's output is sent as it comes up to so many bytes at once, beyond that at most so many a second.
+BURST_SIZE = 1 << 20
+BYTES_A_SECOND = 64 << 10
+# The newest bytes that wait for their turn, and as many of the errors before them; what is older is left out.
+HELD_SIZE = 64 << 10
+# One reply has so many bytes of a log at most.
+_MOST_AT_ONCE = 4 << 20
+# The folder of the logs of a node, in its folder of runs.
+_FOLDER = "nodes"
+# What a nested bar ends its drawing with: such a line is in the log and not among those to show.
+_UP = b"\x1b[A"
+
+
+class OutputPart(NamedTuple):
+    """What is sent of a rank's output: the bytes of its log, the lines to show, and how many bytes were left out before them."""
+
+    raw: bytes
+    lines: tuple[LogLine, ...]
+    left_out: int = 0
+
+
+class _LogPiece(NamedTuple):
+    """A line of a log, and as it is shown, where it is."""
+
+    raw: bytes
+    line: LogLine | None
+
+    @property
+    def size(self) -> int:
+        return len(self.raw) or (0 if self.line is None else len(self.line.text))
+
+    @property
+    def is_error(self) -> bool:
+        return self.line is not None and self.line.meaning == "error"
+
+
+class NodeLogs:
+    r"""
+    Writes the whole output of ranks into `rank_N.log` in a folder, and gives the part of it that is sent.
+
+    A rank that writes much has its newest lines sent about once a second. Errors among the others are sent, too, up to `HELD_SIZE` each time.
+    What `take` holds back comes out of `due` or, where a rank has something to report, of `rest`.
+
+    >>> logs = NodeLogs(Path("logs"))
+    >>> logs.take(0, b"a line\n", (line,))
+    OutputPart(raw=b'a line\\n', lines=(line,), left_out=0)
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._clock = folder, clock
+        self._logs: dict[int, _RankLog] = {}
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # others that remove old logs pass over a folder in use
+        self._lock = _locked(folder, is_exclusive=False)
+
+    def path(self, rank: int) -> Path:
+        """The file that holds all that a rank wrote."""
+        return self._folder / f"rank_{rank}.log"
+
+    def take(self, rank: int, raw: bytes, lines: tuple[LogLine, ...]) -> OutputPart | None:
+        """Write what a rank has written into its log; returns what is to be sent at once."""
+        log = self._logs.get(rank)
+        if log is None:
+            log = self._logs[rank] = _RankLog(self.path(rank), self._clock())
+        return log.take(raw, lines, self._clock())
+
+    def due(self) -> Iterator[tuple[int, OutputPart]]:
+        """The parts whose turn has come, by their rank."""
+        now = self._clock()
+        for rank, log in self._logs.items():
+            if log.is_due(now):
+                yield rank, log.rest(now)
+
+    @property
+    def holds_some(self) -> bool:
+        """Whether something waits for its turn."""
+        return any(log.held for log in self._logs.values())
+
+    def rest(self, rank: int) -> OutputPart | None:
+        """All that is held back of a rank, at once."""
+        log = self._logs.get(rank)
+        return log.rest(self._clock()) if log is not None and log.held else None
+
+    def close(self) -> None:
+        """Close the files."""
+        for log in self._logs.values():
+            log.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+
+
+class _RankLog:
+    """The file of one rank, and what is held back of it."""
+
+    def __init__(self, path: Path, now: float) -> None:
+        self.held: deque[_LogPiece] = deque()
+        self._errors: list[_LogPiece] = []
+        self._held_size = self._errors_size = self._left_out = 0
+        # how many bytes may be sent now
+        self._budget, self._at = float(BURST_SIZE), now
+        self._is_whole = True
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError:
+            self._file, self._is_whole = -1, False
+
+    def take(self, raw: bytes, lines: tuple[LogLine, ...], now: float) -> OutputPart | None:
+        self._write(raw)
+        self._refill(now)
+        if not self._is_whole:
+            # nobody could fetch what is left out
+            held = self.rest(now)
+            return OutputPart(held.raw + raw, held.lines + lines, held.left_out)
+        size = len(raw) or sum(len(line.text) for line in lines)
+        if not self.held and size <= self._budget:
+            self._budget -= size
+            return OutputPart(raw, lines)
+        sent = []
+        for piece in _pieces(raw, lines):
+            if not self.held and piece.size <= self._budget:
+                self._budget -= piece.size
+                sent.append(piece)
+            else:
+                self._hold(piece)
+        return _part(sent) if sent else None
+
+    def is_due(self, now: float) -> bool:
+        self._refill(now)
+        # not each of many small gaps is worth a line
+        return bool(self.held) and self._budget >= (HELD_SIZE if self._left_out else self._held_size)
+
+    def rest(self, now: float) -> OutputPart:
+        self._refill(now)
+        part = _part([*self._errors, *self.held], self._left_out)
+        # below zero, where it could not wait
+        self._budget -= self._held_size + self._errors_size
+        self.held.clear()
+        self._errors.clear()
+        self._held_size = self._errors_size = self._left_out = 0
+        return part
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+
+    def _write(self, raw: bytes) -> None:
+        if not self._is_whole:
+            return
+        rest = memoryview(raw)
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            # the disk is full
+            self._is_whole = False
+
+    def _refill(self, now: float) -> None:
+        self._budget = min(float(BURST_SIZE), self._budget + (now - self._at) * BYTES_A_SECOND)
+        self._at = now
+
+    def _hold(self, piece: _LogPiece) -> None:
+        if piece.size > HELD_SIZE:
+            # its text is cut already
+            raw = b"" if piece.line is None else piece.line.text.encode(errors="surrogateescape") + b"\n"
+            self._left_out += len(piece.raw) - len(raw)
+            piece = piece._replace(raw=raw)
+        self.held.append(piece)
+        self._held_size += piece.size
+        while self._held_size > HELD_SIZE:
+            oldest = self.held.popleft()
+            self._held_size -= oldest.size
+            if oldest.is_error and self._errors_size + oldest.size <= HELD_SIZE:
+                self._errors.append(oldest)
+                self._errors_size += oldest.size
+            else:
+                self._left_out += len(oldest.raw)
+
+
+def _pieces(raw: bytes, lines: tuple[LogLine, ...]) -> Iterator[_LogPiece]:
+    """The lines of a log with those that are shown of them; one that has not ended is at the end."""
+    shown = iter(lines)
+    for text in raw.split(b"\n")[:-1]:
+        yield _LogPiece(text + b"\n", None if text.endswith(_UP) else next(shown, None))
+    yield from (_LogPiece(b"", line) for line in shown)
+
+
+def _part(pieces: list[_LogPiece], left_out: int = 0) -> OutputPart:
+    return OutputPart(
+        b"".join(piece.raw for piece in pieces),
+        tuple(piece.line for piece in pieces if piece.line is not None),
+        left_out,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- the folder
+
+
+def open_logs(name: str, environment: Mapping[str, str]) -> NodeLogs | None:
+    """
+    The logs of a run's ranks in a folder of this node; `None` where there can be none.
+
+    The oldest folders of other runs are removed, where there are many.
+    """
+    parent = runs_folder(environment) / _FOLDER
+    _prune(parent)
+    try:
+        return NodeLogs(parent / Path(name).name)
+    except OSError:
+        return None
+
+
+def _prune(parent: Path) -> None:
+    with suppress(OSError):
+        found = sorted(parent.iterdir(), key=lambda path: path.stat().st_mtime)
+        for folder in found[: max(0, len(found) + 1 - KEPT_RUNS)]:
+            if (lock := _locked(folder, is_exclusive=True)) >= 0:
+                os.close(lock)
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _locked(folder: Path, *, is_exclusive: bool) -> int:
+    """The descriptor that locks a folder; -1 where it can't be."""
+    import fcntl
+
+    descriptor = -1
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if is_exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except OSError:
+        if descriptor >= 0:
+            os.close(descriptor)
+        return -1
+    return descriptor
+
+
+def read_part(query: QueryRankLog) -> RankLog:
+    """The reply to a query for a part of a log."""
+    try:
+        with open(query.path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(query.offset)
+            return RankLog(query.number, file.read(min(query.most, _MOST_AT_ONCE)), size)
+    except (OSError, ValueError):
+        return RankLog(query.number, b"", -1)

@@ -1,0 +1,297 @@
+"""A rank on another machine may write megabytes: its node keeps all of it, and what is sent of it is bounded and says what it lacks."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from accelerate_nb import Run, launch
+from accelerate_nb.errors import WorkerError
+from accelerate_nb.events.line_reader import LineAssembler
+from accelerate_nb.events.model import LogLine
+from accelerate_nb.launching.node_agent import fetched_logs, node_logs
+from accelerate_nb.launching.node_agent.node_logs import BURST_SIZE, BYTES_A_SECOND, HELD_SIZE, NodeLogs, OutputPart
+from accelerate_nb.launching.nodes import node_pool, run_nodes
+from accelerate_nb.launching.nodes.local_nodes import LocalNodes
+
+pytestmark = pytest.mark.timeout(120)
+LINES = 100_000
+GAP = re.compile(r"… (\S+ \S+) left out here; whole log: node (.+), (/.+/rank_(\d+)\.log)")
+
+
+def line_of(number: int) -> bytes:
+    return b"line %06d of many, and some words to fill it\n" % number
+
+
+class RankWriter:
+    """A rank that writes into logs on a clock of its own, and what was sent of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now = 100.0
+        self.logs = NodeLogs(folder, lambda: self.now)
+        self.written = 0
+        self.sent: list[OutputPart] = []
+        self._assembler = LineAssembler()
+
+    def write(self, data: bytes) -> None:
+        self.written += len(data)
+        raw, found = self._assembler.feed(data)
+        lines = tuple(LogLine(0, "stdout", line.text, self.now, line.open, line.meaning) for line in found)
+        self.take(self.logs.take(0, raw, lines))
+
+    def take(self, part: OutputPart | None) -> None:
+        self.sent += [] if part is None else [part]
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        for _, part in self.logs.due():
+            self.take(part)
+
+    @property
+    def raw(self) -> bytes:
+        return b"".join(part.raw for part in self.sent)
+
+    @property
+    def texts(self) -> list[str]:
+        return [line.text for part in self.sent for line in part.lines]
+
+    @property
+    def left_out(self) -> int:
+        return sum(part.left_out for part in self.sent)
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[RankWriter]:
+    writer = RankWriter(tmp_path / "logs")
+    yield writer
+    writer.logs.close()
+
+
+def test_what_is_below_the_limit_is_sent_at_once_and_whole(rank: RankWriter) -> None:
+    for _ in range(100):
+        rank.write(b"x" * 6000 + b"\n")
+        rank.now += 0.1
+    rank.write(b"50 %\r60 %")
+    assert len(rank.raw) == 100 * 6001
+    assert rank.left_out == 0
+    assert rank.texts[-1] == "60 %"
+    assert not rank.logs.holds_some
+
+
+def test_of_a_burst_the_beginning_and_the_end_are_sent_and_the_file_has_all(rank: RankWriter) -> None:
+    data = b"".join(map(line_of, range(LINES)))
+    for at in range(0, len(data), 1 << 18):
+        rank.write(data[at : at + (1 << 18)])
+    rank.take(rank.logs.rest(0))
+    assert rank.logs.path(0).read_bytes() == data
+    assert len(rank.raw) <= BURST_SIZE + HELD_SIZE
+    assert len(rank.raw) + rank.left_out == len(data)
+    head, tail = rank.raw[: BURST_SIZE - 100], rank.raw[-HELD_SIZE + 100 :]
+    assert data.startswith(head)
+    assert data.endswith(tail)
+    # the lines that are shown are those of the log
+    assert rank.texts == rank.raw.decode().splitlines()
+    assert tail.count(b"\n") >= 100
+
+
+def test_a_rank_that_writes_on_and_on_is_sent_at_a_rate_with_a_gap_a_second(rank: RankWriter) -> None:
+    data = b"".join(map(line_of, range(5000)))
+    for _ in range(100):
+        rank.write(data)
+        rank.wait(0.1)
+    assert len(rank.raw) <= BURST_SIZE + 10 * BYTES_A_SECOND
+    assert 8 <= sum(part.left_out > 0 for part in rank.sent) <= 10
+    rank.wait(1.0)
+    assert not rank.logs.holds_some
+    assert len(rank.raw) + rank.left_out == rank.written
+    # after a while without output all is sent again
+    rank.wait(BURST_SIZE / BYTES_A_SECOND)
+    before = len(rank.sent)
+    rank.write(b"".join(map(line_of, range(20_000))))
+    assert [part.left_out for part in rank.sent[before:]] == [0]
+
+
+def test_a_traceback_in_the_middle_of_a_burst_is_sent(rank: RankWriter) -> None:
+    traceback = b'Traceback (most recent call last):\n  File "a.py", line 7, in f\n    f()\nValueError: no such thing\n'
+    noise = b"".join(map(line_of, range(30_000)))
+    rank.write(noise + noise)
+    rank.write(traceback)
+    rank.write(noise)
+    rank.take(rank.logs.rest(0))
+    assert traceback in rank.raw
+    assert "ValueError: no such thing" in rank.texts
+    assert len(rank.raw) + rank.left_out == rank.written
+
+
+def test_errors_without_end_are_bounded_too(rank: RankWriter) -> None:
+    for _ in range(10):
+        rank.write(b"ERROR: something is wrong\n" * 10_000)
+    rank.take(rank.logs.rest(0))
+    assert len(rank.raw) <= BURST_SIZE + 2 * HELD_SIZE
+
+
+def test_one_endless_line_is_sent_as_it_is_shown(rank: RankWriter) -> None:
+    rank.write(b"x" * (5 << 20) + b"\n" + b"end\n")
+    rank.take(rank.logs.rest(0))
+    assert len(rank.raw) < HELD_SIZE
+    assert rank.texts[0].endswith("… (5,242,880 bytes)")
+    assert rank.texts[1] == "end"
+    assert rank.logs.path(0).stat().st_size == rank.written
+
+
+def test_where_the_file_cannot_take_it_all_is_sent(rank: RankWriter) -> None:
+    data = b"".join(map(line_of, range(LINES)))
+    rank.write(data[: 3 << 20])
+    with mock.patch.object(node_logs.os, "write", side_effect=OSError(28, "No space left on device")):
+        rank.write(data[3 << 20 :])
+    assert data.endswith(rank.raw[-(len(data) - (3 << 20)) :])
+    assert len(rank.raw) + rank.left_out == len(data)
+
+
+def test_old_folders_of_logs_are_removed_and_those_in_use_are_not(tmp_path: Path) -> None:
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    kept = [node_logs.open_logs(f"used_{number}", environment) for number in range(2)]
+    for number in range(node_logs.KEPT_RUNS + 5):
+        made = node_logs.open_logs(f"run_{number}", environment)
+        assert made is not None
+        made.close()
+        os.utime(made.path(0).parent, (number, number))
+    for logs in kept:
+        assert logs is not None
+        os.utime(logs.path(0).parent, (0, 0))
+    last = node_logs.open_logs("last", environment)
+    assert last is not None
+    names = {path.name for path in last.path(0).parent.parent.iterdir()}
+    assert {"used_0", "used_1", "last", f"run_{node_logs.KEPT_RUNS + 4}"} <= names
+    assert len(names) <= node_logs.KEPT_RUNS + len(kept)
+    for logs in (*kept, last):
+        assert logs is not None
+        logs.close()
+
+
+# ---------------------------------------------------------------------------------------------------- agents of "machines"
+
+
+class FarNodes(LocalNodes):
+    """Agents on this machine whose launching process takes them for those of others."""
+
+    inherits_environment = True
+
+
+def bursts(goes_on: str) -> None:
+    sys.stdout.write("".join(line_of(number).decode() for number in range(LINES)))
+    sys.stdout.flush()
+    print("the burst is over", flush=True)
+    while os.path.exists(goes_on):
+        time.sleep(0.05)
+
+
+def bursts_and_fails() -> None:
+    sys.stdout.write("".join(line_of(number).decode() for number in range(LINES)))
+    print("about to fail", file=sys.stderr)
+    if os.environ["RANK"] == "1":
+        raise KeyError("of this rank")
+
+
+@pytest.fixture(scope="module")
+def nodes_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The cache of the "machines", whose agents stay for the tests that follow."""
+    cache = tmp_path_factory.mktemp("cache of the nodes")
+    node_pool.close_nodes()
+    with pytest.MonkeyPatch.context() as patch, mock.patch.object(run_nodes, "LocalNodes", FarNodes):
+        # agents have it from here
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        yield cache
+        node_pool.close_nodes()
+
+
+@pytest.fixture
+def start(nodes_cache: Path, tmp_path: Path) -> Callable[..., Run]:
+    """Launches a function on two "machines"."""
+    settings: dict[str, Any] = {
+        "num_processes": 2,
+        "num_nodes": 2,
+        "engine": "local",
+        "cpu": True,
+        "config_file": "",
+        "panel": "off",
+        "folder": str(tmp_path),
+    }
+    return lambda function, *args: launch(function, args, **settings)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def whole_text() -> str:
+    return "".join(line_of(number).decode() for number in range(LINES)) + "the burst is over\n"
+
+
+def most_sent(run: Run) -> float:
+    """The most bytes of a rank that may have been sent so far."""
+    return BURST_SIZE + 2 * HELD_SIZE + (time.time() - run.started) * BYTES_A_SECOND
+
+
+def bounded_log(run: Run, rank: int) -> str:
+    return (run.folder / f"rank_{rank}.log").read_text()
+
+
+def test_a_whole_log_is_fetched_while_the_rank_runs_and_kept_at_its_end(
+    start: Callable[..., Run], nodes_cache: Path, tmp_path: Path
+) -> None:
+    goes_on = tmp_path / "goes on"
+    goes_on.touch()
+    run = start(bursts, str(goes_on))
+    for rank in range(2):
+        until(lambda rank=rank: any(line.text == "the burst is over" for line in run.view.tail(rank, 10)))
+        assert run.logs(rank) == whole_text()
+        bounded = bounded_log(run, rank)
+        assert len(bounded.encode()) < most_sent(run)
+        _, node, path, number = GAP.findall(bounded)[0]
+        assert (node, number) == (f"node {rank}", str(rank))
+        # the log lies on the node
+        assert Path(path).read_text() == whole_text()
+        assert Path(path).is_relative_to(nodes_cache / "accelerate_nb_runs" / "nodes")
+    goes_on.unlink()
+    run.wait(60)
+    for rank in range(2):
+        assert run.log_file(rank) == run.folder / f"rank_{rank}_whole.log"
+        assert run.logs(rank) == whole_text()
+    assert not (run.folder / "fetched").exists()
+
+
+def test_a_log_that_is_too_long_for_the_end_is_fetched_when_it_is_wanted(
+    start: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetched_logs, "_MOST_BYTES_AT_END", 1 << 20)
+    run = start(bursts, str(tmp_path / "goes on"))
+    run.wait(60)
+    assert not list(run.folder.glob("*_whole.log"))
+    assert run.logs(1) == whole_text()
+    monkeypatch.setattr(fetched_logs, "_MOST_BYTES", 1 << 20)
+    assert run.logs(0) == bounded_log(run, 0)
+
+
+def test_the_last_words_and_the_traceback_of_a_rank_that_fails_are_there(start: Callable[..., Run]) -> None:
+    run = start(bursts_and_fails)
+    with pytest.raises(WorkerError, match="of this rank"):
+        run.wait(60)
+    bounded = bounded_log(run, 1)
+    assert len(bounded.encode()) < most_sent(run)
+    assert line_of(LINES - 1).decode() in bounded
+    assert "about to fail" in bounded
+    assert sorted(run.logs(1).splitlines()) == sorted(
+        [*(line_of(number).decode().rstrip() for number in range(LINES)), "about to fail"]
+    )
