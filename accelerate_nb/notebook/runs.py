@@ -15,7 +15,7 @@ from accelerate_nb.events.run_reader import SavedRun, kept_runs
 from accelerate_nb.launching.detached.detached_run import DetachedRun
 from accelerate_nb.launching.run import Run
 from accelerate_nb.notebook.display import select
-from accelerate_nb.reports.history.compared_runs import ComparedRuns
+from accelerate_nb.notebook.display.compared_runs import ComparedRuns
 from accelerate_nb.reports.history.comparison import MOST_RUNS, compare
 from accelerate_nb.reports.history.run_table import RunTable
 

@@ -41,7 +41,7 @@ _MOST_LINES = 2000  # in one message; a page draws no more in a tenth of a secon
 _MOST_CHARACTERS = 1_000_000  # of all lines of one message
 _LONGEST_LINE = 20_000
 _LONGEST_TEXT = 200_000  # a traceback
-_MOST_POINTS = 5000  # of all metrics of one message
+MOST_POINTS = 5000  # of all metrics of one message
 _MOST_RESTARTS = 20
 _FROZEN_LINES = 1000  # what a page without a kernel shows
 _FROZEN_POINTS = 200  # of each metric of each rank
@@ -102,7 +102,7 @@ class MessageFeed:
         self._lines, skipped = news.cursor, news.skipped
         self._metrics = self._view.metrics_since(2**62).cursor
         first: Message = {"reset": True, "run": facts.message(), **self._small()}
-        first["metrics"] = [*_series(self._view, _MOST_POINTS)]
+        first["metrics"] = [*series_rows(self._view, MOST_POINTS)]
         parts = [*_parts([*map(_row, _lines_of(news.shown))])]
         for number, lines in enumerate(parts or [[]]):
             yield self.numbered({**(first if number == 0 else {}), "lines": lines, "skipped": skipped})
@@ -153,7 +153,7 @@ class MessageFeed:
             series.setdefault((metric.name, metric.rank), []).append(metric)
         if not series:
             return {}
-        most = max(_MOST_POINTS // len(series), 2)
+        most = max(MOST_POINTS // len(series), 2)
         rows = [[name, rank, [*map(_point, _thinned(all_, most))]] for (name, rank), all_ in series.items()]
         return {"metrics": rows}
 
@@ -289,7 +289,7 @@ class MessageFeed:
         lines = sorted((line for rank in ranks for line in self._view.tail(rank, share)), key=lambda line: line.time)
         rows = _newest([*map(_row, lines)])
         more = {"lines": rows, "skipped": self._view.line_count - len(rows)}
-        series = _series(self._view, _MOST_POINTS, limit=_FROZEN_POINTS)
+        series = series_rows(self._view, MOST_POINTS, limit=_FROZEN_POINTS)
         metrics = [[name, rank, [*map(_rounded, points)]] for name, rank, points in series]
         return [former.numbered({"reset": True, "run": facts.message(), **small, "metrics": metrics, **more})]
 
@@ -366,7 +366,7 @@ def _parts(rows: list[list[Any]]) -> Iterator[list[list[Any]]]:
         yield part
 
 
-def _series(view: RunState, most: int, limit: int | None = None) -> Iterator[list[Any]]:
+def series_rows(view: RunState, most: int, limit: int | None = None) -> Iterator[list[Any]]:
     """Every metric of every rank, thinned so that all together have about `most` points, and each at most `limit`."""
     found = [(name, rank, points) for rank in view.ranks for name, points in view.rank(rank).series.items()]
     share = max(most // max(len(found), 1), 50)

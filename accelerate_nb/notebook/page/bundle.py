@@ -28,13 +28,15 @@ def module() -> str:
 
 
 @cache
-def bare_module() -> str:
+def bare_module(entry: str = "mount") -> str:
     """
     What draws the panel without a kernel, as each saved report holds it: `mount` and what it needs, without comments and indentation.
 
+    `entry` is the module whose `mount` it is: that of the panel, or of a comparison's charts.
+
     No text in it has several lines.
     """
-    return _INDENTATION.sub("", _COMMENT.sub("", joined(sources(), "mount")))
+    return _INDENTATION.sub("", _COMMENT.sub("", joined(sources(), entry)))
 
 
 def sources() -> dict[str, str]:

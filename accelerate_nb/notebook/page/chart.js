@@ -143,10 +143,7 @@ export class Chart {
 
   head() {
     const { value, how, step } = newestOf(this.name, this.series);
-    if (this.charts.cross === null) {
-      setText(this.value, number(value));
-      setText(this.how, how);
-    }
+    if (this.charts.cross === null) this.writeValue(value, how);
     let [notFinite, notPositive, least, most] = [0, 0, Infinity, -Infinity];
     for (const curve of this.series.values()) {
       notFinite += curve.notFinite;
@@ -160,8 +157,18 @@ export class Chart {
     setText(this.note, notes.join(", "));
     const label =
       `${this.name}: min ${number(least)}, max ${number(most)}, ` +
-      `last ${number(value)}${how ? ` (${how} ranks)` : ""}, up to step ${number(step)}. Arrow keys read single steps, plus and minus zoom, 0 shows all.`;
+      `last ${this.charts.lineNames ? this.lastOfLines() : `${number(value)}${how ? ` (${how} ranks)` : ""}`}, up to step ${number(step)}. Arrow keys read single steps, plus and minus zoom, 0 shows all.`;
     set(this.plot, "aria-label", label + knobChangesText(this.charts.store));
+  }
+
+  /** The value in the heading; of runs, which have no mean, there is none. */
+  writeValue(value, how) {
+    setText(this.value, this.charts.lineNames ? "" : number(value));
+    setText(this.how, this.charts.lineNames ? "" : how);
+  }
+
+  lastOfLines() {
+    return [...this.series].map(([rank, curve]) => `${this.charts.lineNames[rank]} ${number(curve.last?.[1])}`).join(", ");
   }
 
   paint(width, height) {
@@ -345,7 +352,7 @@ export class Chart {
 
   reading() {
     const { step, values } = this.values(this.charts.cross);
-    if (!this.banded) return `${this.name}, ${this.charts.axis.text(step)}: ${values.map(([rank, value]) => `rank ${rank} ${number(value)}`).join(", ")}`;
+    if (!this.banded) return `${this.name}, ${this.charts.axis.text(step)}: ${values.map(([rank, value]) => `${this.charts.lineNames?.[rank] ?? `rank ${rank}`} ${number(value)}`).join(", ")}`;
     const { mean, least, most } = spread(values);
     return `${this.name}, ${this.charts.axis.text(step)}: mean ${number(mean)}, min ${number(least[1])} (rank ${least[0]}), max ${number(most[1])} (rank ${most[0]})`;
   }
@@ -363,8 +370,7 @@ export class Chart {
     if (step === null) return;
     const x = this.scale.across(step);
     setStyle(this.cross, "left", `${x}px`);
-    setText(this.value, number(spread(values).mean));
-    setText(this.how, values.length > 1 ? `mean of ${values.length}` : "");
+    this.writeValue(spread(values).mean, values.length > 1 ? `mean of ${values.length}` : "");
     if (pointed !== this) return;
     this.fillTip(step, values);
     this.tip.style.left = x > this.width / 2 ? "auto" : `${x + 14}px`;
@@ -376,7 +382,7 @@ export class Chart {
     if (this.banded || values.length > 12) {
       const { mean, least, most } = spread(values);
       rows.push(tipRow("mean", mean), tipRow(`min · rank ${least[0]}`, least[1]), tipRow(`max · rank ${most[0]}`, most[1]));
-    } else for (const [rank, value] of values) rows.push(tipRow(span(`anb-rank anb-r${rank % 8}`, String(rank)), value));
+    } else for (const [rank, value] of values) rows.push(tipRow(span(`anb-rank anb-r${rank % 8}`, this.charts.lineNames?.[rank] ?? String(rank)), value));
     this.tip.replaceChildren(...rows);
   }
 }

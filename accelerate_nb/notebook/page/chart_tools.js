@@ -29,7 +29,7 @@ export class ChartTools {
     }
     show(this.filter, charts.charts.size >= MANY_CHARTS || this.filter.value !== "");
     show(this.all, charts.zoom !== null);
-    show(this.band, charts.store.ranks.size > 1);
+    show(this.band, charts.store.ranks.size > 1 && !charts.lineNames);
     show(this.frame, charts.store.run.folder !== "");
     set(this.band, "aria-pressed", Boolean(charts.band));
     set(this.table, "aria-pressed", !charts.numbers.hidden);

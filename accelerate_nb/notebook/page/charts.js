@@ -18,8 +18,9 @@ export class Charts {
     this.view = view;
     this.store = view.store;
     this.charts = new Map(); // name -> Chart
-    this.band = null; // until ranks are known
-    this.bandChosen = false;
+    this.lineNames = view.lineNames ?? null; // where lines are other things than ranks, and never a band
+    this.band = this.lineNames ? false : null; // until ranks are known
+    this.bandChosen = this.lineNames !== null;
     this.cross = null;
     this.pointed = null;
     this.turn = 0;
@@ -194,13 +195,13 @@ export class Charts {
   drawNumbers() {
     const cell = (role, text, name = "anb-num") => h("div", { class: `anb-cell ${name}`, role }, text);
     const row = (...cells) => h("div", { class: "anb-row", role: "row" }, ...cells);
-    const head = row(...["metric", "rank", "min", "max", "last", "last step", "values"].map((text, i) => cell("columnheader", text, i ? "anb-num" : "")));
+    const head = row(...["metric", this.lineNames ? "run" : "rank", "min", "max", "last", "last step", "values"].map((text, i) => cell("columnheader", text, i ? "anb-num" : "")));
     head.classList.add("anb-header");
     const { metrics } = this.store;
     const all = inOrder(metrics.keys()).flatMap((name) => [...metrics.get(name)].map(([rank, curve]) => [name, rank, curve]));
     const body = all.map(([name, rank, curve]) =>
       row(
-        cell("rowheader", name, ""), cell("cell", String(rank)), cell("cell", number(curve.least)), cell("cell", number(curve.most)),
+        cell("rowheader", name, ""), cell("cell", this.lineNames?.[rank] ?? String(rank)), cell("cell", number(curve.least)), cell("cell", number(curve.most)),
         cell("cell", number(curve.last?.[1])), cell("cell", number(curve.last?.[0])), cell("cell", count(curve.pointCount)),
       ),
     );

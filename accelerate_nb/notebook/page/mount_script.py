@@ -46,14 +46,14 @@ try {
 _BEST_PACKED = 12
 
 
-def script(element_id: str, messages: list[Message], size_limit: int, *, with_code: bool) -> str:
+def script(element_id: str, messages: list[Message], size_limit: int, *, with_code: bool, entry: str = "mount") -> str:
     """
     The script that mounts the panel over the element `element_id`, of at most `size_limit` bytes of a notebook's file.
 
     Without the code it waits for another report in the page that has the same code. Of lines and points, older ones
-    are left out until it fits; it is empty where even the rest does not.
+    are left out until it fits; it is empty where even the rest does not. `entry` is the module that mounts.
     """
-    version, code = _packed_code()
+    version, code = _packed_code(entry)
     while True:
         plain = json.dumps(messages).encode()
         # what is this much larger would not fit, and takes seconds to pack
@@ -69,9 +69,9 @@ def script(element_id: str, messages: list[Message], size_limit: int, *, with_co
 
 
 @cache
-def _packed_code() -> tuple[str, str]:
+def _packed_code(entry: str) -> tuple[str, str]:
     """A name of the panel's code, which differs where the code does, and the code."""
-    plain = json.dumps({"text": bundle.bare_module(), "css": bundle.bare_style()}).encode()
+    plain = json.dumps({"text": bundle.bare_module(entry), "css": bundle.bare_style()}).encode()
     return hashlib.sha256(plain).hexdigest()[:12], _packed(plain)
 
 

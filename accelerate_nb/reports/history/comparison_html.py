@@ -30,12 +30,16 @@ _SCALE = 1.5
 _PICTURES, _TABLE, _DIFF_LINES = 120_000, 40_000, 60_000
 
 
-def comparison_html(comparison: Comparison) -> str:
-    """The comparison: the runs, which are the legend of the curves, the settings that differ, curves, metrics and diffs."""
-    return "\n".join(_parts(comparison))
+def comparison_html(comparison: Comparison, charts_id: str = "") -> str:
+    """
+    The comparison: the runs, which are the legend of the curves, the settings that differ, curves, metrics and diffs.
+
+    The element of the curves has the id `charts_id`.
+    """
+    return "\n".join(_parts(comparison, charts_id))
 
 
-def _parts(comparison: Comparison) -> Iterator[str]:
+def _parts(comparison: Comparison, charts_id: str) -> Iterator[str]:
     yield _table(RUN_HEAD, ([_key(i, row[0]), *map(escape, row[1:])] for i, row in enumerate(run_rows(comparison))))
     if comparison.settings:
         rows = ([escape(cell) for cell in (name, *values)] for name, values in comparison.settings)
@@ -44,7 +48,8 @@ def _parts(comparison: Comparison) -> Iterator[str]:
         yield f"<div{_GAP}>{NO_SETTINGS}</div>"
     if comparison.metrics:
         pictures = (picture(curve, "run", _SCALE) for curve in comparison.curves)
-        yield f"<div{_GAP}>{' '.join(first_fitting(pictures, _PICTURES))}</div>"
+        named = f' id="{charts_id}"' if charts_id else ""
+        yield f"<div{named}{_GAP}>{' '.join(first_fitting(pictures, _PICTURES))}</div>"
         yield _table(METRIC_HEAD, ([escape(cell) for cell in row] for row in metric_rows(comparison)))
     else:
         yield f"<div{_GAP}>{NO_METRICS}</div>"

@@ -1,0 +1,56 @@
+// The curves of several runs over each other: the panel's charts, in which each line is a run.
+
+import { Charts } from "./charts.js";
+import { div, h, setText, span } from "./elements.js";
+import { feed, makeStore } from "./store.js";
+import { readTheme } from "./theme.js";
+
+/** Shows the metrics of a store whose ranks are runs; `lineNames` are their letters. */
+class ComparisonView {
+  constructor(store, lineNames) {
+    this.store = store;
+    this.lineNames = lineNames;
+    this.palette = { key: "" };
+    this.live = h("div", { class: "anb-sr", role: "status", "aria-live": "polite" });
+    this.charts = new Charts(this);
+    const legend = lineNames.map((name, run) => span(`anb-rank anb-r${run % 8}`, name));
+    this.root = h(
+      "div",
+      { class: "anb", role: "region", "aria-label": "Curves of the runs", "data-lm-suppress-shortcuts": "true" },
+      div("anb-inner", div("anb-tools", ...legend), this.charts.element, this.live),
+    );
+    for (const kind of ["keydown", "keyup", "keypress"]) this.root.addEventListener(kind, (event) => event.stopPropagation());
+    this.themed = new MutationObserver(() => this.readTheme());
+    for (const place of [document.documentElement, document.body]) this.themed.observe(place, { attributes: true });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.readTheme());
+  }
+
+  readTheme() {
+    if (!this.root.isConnected) return;
+    this.palette = readTheme(this.root);
+    this.charts.themed();
+  }
+
+  draw() {
+    if (!this.root.isConnected) return;
+    if (!this.palette.key) this.readTheme();
+    this.charts.draw();
+    // what did not get its turn is painted in the next frame
+    if (!this.charts.paint()) requestAnimationFrame(() => this.draw());
+  }
+
+  announce(text, again = false) {
+    if (again) this.live.textContent = "";
+    setText(this.live, text);
+  }
+}
+
+/** The charts in a place of a page, from one message with `names` of the runs and their `metrics`. */
+export function mount(el, messages, css) {
+  const store = makeStore();
+  for (const message of messages) feed(store, message);
+  if (css) el.append(Object.assign(document.createElement("style"), { textContent: css }));
+  const view = new ComparisonView(store, messages[0].names);
+  el.append(view.root);
+  view.draw();
+}
