@@ -47,9 +47,14 @@ class RunTable(Sequence[SavedRun]):
     def _repr_html_(self) -> str:
         if not self._runs:
             return "<div>There are no runs.</div>"
-        head, *rows = _columns([*_HEAD, "folder"], ((*row, str(run.folder)) for row, run in _rows(self._runs)))
+        head, *rows = _columns([*_HEAD, "to show it"], ((*row, show_call(run)) for row, run in _rows(self._runs)))
         body = "".join(f"<tr>{''.join(f'<td{_LEFT}>{escape(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
         return f"<table><tr>{''.join(f'<th{_LEFT}>{name}</th>' for name in head)}</tr>\n{body}</table>"
+
+
+def show_call(run: SavedRun) -> str:
+    """The line of code that shows the panel of a run from its folder, in any notebook."""
+    return f"accelerate_nb.attach({str(run.folder)!r}, panel=True)"
 
 
 def table_lines(runs: Sequence[SavedRun]) -> list[str]:

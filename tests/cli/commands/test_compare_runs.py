@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from accelerate_nb.cli.main import main
 from accelerate_nb.errors import ConfigurationError
-from accelerate_nb.notebook.runs import runs
+from accelerate_nb.notebook.runs import attach, runs
 from accelerate_nb.reports.svg_chart import COLOURS
 from tests.reports.kept_run import keep
 
@@ -107,6 +108,9 @@ def test_a_notebook_compares_the_runs_that_are_named(parent: Path) -> None:
     compared = runs("slow", "fast", folder=parent)
     assert "mixed_precision  default  bf16" in repr(compared)
     assert "2 runs: min 0.15" in compared._repr_html_()
+    # a row of the table says the call that shows its run
+    calls = re.findall(r"accelerate_nb\.(attach\(.*?\))", html.unescape(runs(folder=parent)._repr_html_()))
+    assert [eval(call, {"attach": attach}).name for call in calls] == ["fast", "slow"]
     # the table of all runs is what a folder alone gives, named or not
     assert len(runs(folder=parent)) == len(runs(parent)) == 2
     with pytest.raises(ConfigurationError, match="There is no run 'fats'"):
