@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -128,6 +129,21 @@ def test_a_host_that_is_cut_off_is_named_and_both_end(hosts: Hosts, tmp_path: Pa
             hosts.mend("h2")
     assert "the agent of node 1 on" in texts[0]
     assert "which conducts the run, was lost" in texts[1]
+
+
+def test_a_firewall_is_found_with_its_port_before_anything_starts(hosts: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "reduces.py").write_text(REDUCES)
+    settings = {"master_addr": hosts.addresses["h1"], "use_port": 29559, "folder": str(tmp_path)}
+    commands = {
+        host: [str(tmp_path / "reduces.py"), json.dumps({**settings, "node_rank": rank})]
+        for rank, host in enumerate(("h1", "h2"))
+    }
+    text = rf"can't connect to port \d+ of node 1 on .* \({re.escape(hosts.addresses['h2'])}, eth0\): nothing came back for 4 s"
+    with hosts.firewall("h2"), started(hosts, commands) as running:
+        for process in running.values():
+            printed = process.communicate(timeout=60)[0]
+            assert re.search(text, printed), printed
+            assert "pid" not in printed
 
 
 def test_a_host_that_does_not_come_is_told_with_the_endpoint(hosts: Hosts, tmp_path: Path) -> None:

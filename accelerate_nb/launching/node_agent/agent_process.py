@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from accelerate_nb.devices.cpu import cores
-from accelerate_nb.devices.host_usage import HostGauge
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.engines.base import Engine
 from accelerate_nb.launching.engines.supervisor import SupervisorEngine, cool, warm
@@ -22,6 +21,7 @@ from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
 from accelerate_nb.launching.node_agent.node_logs import read_part
 from accelerate_nb.launching.node_agent.node_network import NodeNetwork, connect
+from accelerate_nb.launching.node_agent.node_sampler import NodeSampler
 from accelerate_nb.launching.node_agent.report_sender import ReportSender
 from accelerate_nb.transport.protocol.agent_messages import (
     HEARTBEAT_INTERVAL,
@@ -32,7 +32,6 @@ from accelerate_nb.transport.protocol.agent_messages import (
     Heartbeat,
     HoldRanks,
     ListenToPeers,
-    NodeLoad,
     QueryNode,
     QueryRankCollectives,
     QueryRankLog,
@@ -54,8 +53,6 @@ from accelerate_nb.transport.worker_spec import ProcessEnvironment, current_envi
 # Where nothing comes from the other end for so long, in seconds, workers are ended: its machine may have slept for a moment, but not
 # for ever.
 _SILENCE_LIMIT = 60.0
-# When the load of the node is sent after its workers started, and how often from then on, in seconds.
-_FIRST_SAMPLE, _BETWEEN_SAMPLES = 1.0, 5.0
 
 
 class AgentServer:
@@ -179,7 +176,7 @@ class AgentServer:
             agent.start(replace(request, has_store=True), [*descriptors, sock.fileno()])
         if sock is not None:
             sock.close()
-        self._sampler = NodeSampler(self._channel, request.processes[0][0].rank_info.node_rank)
+        self._sampler = NodeSampler(self._channel.try_send, request.processes[0][0].rank_info.node_rank)
 
     def _reply(self, reply: Callable[[], Message]) -> None:
         """Reply with what takes some seconds to find, while the workers are served."""
@@ -198,27 +195,6 @@ class AgentServer:
     def _report(self, message: Message) -> None:
         # where the other end has gone, that ends the loop
         self._channel.try_send(message)
-
-
-class NodeSampler:
-    """The thread that sends the load of node number `node` every few seconds, until it is closed."""
-
-    def __init__(self, channel: Channel, node: int) -> None:
-        self._channel, self._node = channel, node
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._send, name="accelerate_nb samples", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """End it; nothing is sent from then on."""
-        self._over.set()
-        self._thread.join()
-
-    def _send(self) -> None:
-        gauge, wait = HostGauge(()), _FIRST_SAMPLE
-        while not self._over.wait(wait):
-            self._channel.try_send(NodeLoad(replace(gauge.sample(), node=self._node)))
-            wait = _BETWEEN_SAMPLES
 
 
 def _on_this_node(request: StartWorkers, network: NodeNetwork) -> StartWorkers:

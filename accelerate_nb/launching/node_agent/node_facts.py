@@ -28,6 +28,12 @@ def facts_of_this_node(address: str) -> NodeFacts:
     )
 
 
+def clock_offset(facts: NodeFacts, sent: float, received: float) -> float:
+    """By how many seconds the clock of a node is ahead, which was queried and has replied then; 0 where that is less than can be measured."""
+    offset = facts.time - (sent + received) / 2
+    return offset if abs(offset) > (received - sent) / 2 else 0.0
+
+
 def _version(package: str) -> str:
     try:
         return version(package)

@@ -8,6 +8,7 @@ import time
 from typing import TypeVar
 
 from accelerate_nb.errors import LaunchError
+from accelerate_nb.launching.node_agent.node_facts import clock_offset
 from accelerate_nb.launching.nodes.node_engine import NodeEngine
 from accelerate_nb.transport.protocol.agent_messages import Heartbeat, NodeFacts, QueryNode
 from accelerate_nb.transport.protocol.message import Message
@@ -41,8 +42,7 @@ class NodeConnection:
         self._queried_at = float("-inf")
         # by how many seconds its clock is ahead of this machine's; 0 where that is less than what can be measured
         self.clock_offset = 0.0
-        # the interface that routes to the nodes with which it can connect
-        self.interface = ""
+        # the addresses of the nodes to which it can connect
         self.reached: frozenset[str] = frozenset()
         # a reply that did not come in time may come yet, and be taken for another one's
         self.is_usable = True
@@ -102,8 +102,7 @@ class NodeConnection:
         self._facts = self.request(QueryNode(), NodeFacts, timeout)
         received = time.time()
         self._queried_at = time.monotonic()
-        offset = self._facts.time - (sent + received) / 2
-        self.clock_offset = offset if abs(offset) > (received - sent) / 2 else 0.0
+        self.clock_offset = clock_offset(self._facts, sent, received)
 
     def _reason(self) -> str:
         """Why nothing more comes."""

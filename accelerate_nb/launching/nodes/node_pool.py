@@ -4,35 +4,19 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.node_agent.fetched_logs import FetchedLogs
 from accelerate_nb.launching.node_agent.remote_agent import NodeLink, RemoteAgent
 from accelerate_nb.launching.nodes.node_connection import REPLY_TIMEOUT, NodeConnection
 from accelerate_nb.launching.nodes.node_engine import NodeEngine
-from accelerate_nb.transport.protocol.agent_messages import (
-    ConnectToPeers,
-    ListenToPeers,
-    NetworkAddress,
-    PeerEndpoint,
-    PeersReached,
-    QueryRankLog,
-    RankLog,
-)
+from accelerate_nb.launching.nodes.peer_reach import check_reach, endpoint_of, of_all
+from accelerate_nb.transport.protocol.agent_messages import ListenToPeers, PeerEndpoint, QueryRankLog, RankLog
 from accelerate_nb.transport.rank_info import MasterAddress
-
-Result = TypeVar("Result")
-
-# How long a node may take to connect to another one, in seconds.
-_CONNECT_TIMEOUT = 4.0
-# Each node tries to connect to that of rank 0, and to so many that follow it.
-_NEIGHBOURS = 8
 
 
 @dataclass
@@ -98,7 +82,7 @@ def lease(engine: NodeEngine, names: Sequence[str]) -> tuple[NodeConnection, ...
     """The connections to these nodes, the caller's until they are released; raises `LaunchError` where one can't be reached."""
     found: list[NodeConnection] = []
     try:
-        _ = _of_all(lambda name: found.append(_connection(engine, name)), names)
+        _ = of_all(lambda name: found.append(_connection(engine, name)), names)
     except BaseException:
         for connection in found:
             release(connection, is_usable=True)
@@ -110,7 +94,7 @@ def lease(engine: NodeEngine, names: Sequence[str]) -> tuple[NodeConnection, ...
 def idle_nodes(engine: NodeEngine) -> list[str]:
     """The names of the nodes of an engine whose agent no run uses, and is still there."""
     found = _pool.get().take_all(engine)
-    are_there = _of_all(_is_there, found) if found else []
+    are_there = of_all(_is_there, found) if found else []
     names = []
     for connection, is_there in zip(found, are_there, strict=True):
         release(connection, is_there)
@@ -198,53 +182,16 @@ def _listen(connections: Sequence[NodeConnection], port: int) -> list[PeerEndpoi
 
     def listen(connection: NodeConnection) -> PeerEndpoint:
         peers = tuple(other.facts.address for other in connections if other is not connection)
-        request = ListenToPeers(port if connection is connections[0] else 0, peers)
-        endpoint = connection.request(request, PeerEndpoint, REPLY_TIMEOUT)
-        if endpoint.error:
-            raise LaunchError(
-                f"A run on {connection.name} was requested, and it can't listen to the other nodes: {endpoint.error}. "
-                "Leave use_port out, or set GLOO_SOCKET_IFNAME there to the interface between the nodes."
-            )
-        connection.interface = endpoint.interface
-        return endpoint
+        return endpoint_of(connection, ListenToPeers(port if connection is connections[0] else 0, peers))
 
-    return _of_all(listen, connections)
+    return of_all(listen, connections)
 
 
 def _check_reach(connections: Sequence[NodeConnection], endpoints: Sequence[PeerEndpoint]) -> None:
-    """Check, once for the same nodes, that each can connect to others: their collectives have to, at ports of any number."""
+    """Check, once for the same nodes, that each can connect to others."""
     hosts = frozenset(endpoint.host for endpoint in endpoints)
     if all(hosts <= connection.reached for connection in connections):
         return
-
-    def errors(index: int) -> list[str]:
-        following = ((index + step) % len(endpoints) for step in range(1, min(_NEIGHBOURS + 1, len(endpoints))))
-        targets = list(dict.fromkeys(other for other in (0, *following) if other != index))
-        request = ConnectToPeers(
-            tuple(NetworkAddress(endpoints[other].host, endpoints[other].port) for other in targets), _CONNECT_TIMEOUT
-        )
-        reply = connections[index].request(request, PeersReached, _CONNECT_TIMEOUT + REPLY_TIMEOUT)
-        return [
-            f"{connections[index].name} can't connect to port {endpoints[targets[int(place)]].port} of "
-            f"{connections[targets[int(place)]].name} ({endpoints[targets[int(place)]].host}, {endpoints[targets[int(place)]].interface}): "
-            f"{error}"
-            for place, error in reply.errors.items()
-        ]
-
-    found = [error for reply in _of_all(errors, range(len(connections))) for error in reply]
-    if found:
-        lines = "\n".join(f"- {error}" for error in found)
-        raise LaunchError(
-            f"A run on {len(connections)} nodes was requested, whose ranks have to connect to each other at ports of any number, and:\n"
-            f"{lines}\nOpen those ports between the nodes, or set GLOO_SOCKET_IFNAME there to an interface that reaches the others."
-        )
+    check_reach(connections, endpoints)
     for connection in connections:
         connection.reached = hosts
-
-
-def _of_all(call: Callable[..., Result], items: Sequence[object]) -> list[Result]:
-    """The results of a call for each item, made at the same time; raises the first error, once all have ended."""
-    if len(items) == 1:
-        return [call(items[0])]
-    with ThreadPoolExecutor(len(items), "accelerate_nb node") as threads:
-        return list(threads.map(call, items))

@@ -9,21 +9,19 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 
-from accelerate_nb.errors import AccelerateNbError, LaunchError
+from accelerate_nb.errors import AccelerateNbError, LaunchError, ProtocolError
 from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
 from accelerate_nb.launching.nodes.version_table import check_versions
 from accelerate_nb.launching.planning.placement import Placement
+from accelerate_nb.launching.rendezvous.node_checks import WaitingNode, check_nodes
 from accelerate_nb.launching.rendezvous.peers import Peer, WaitNotice
 from accelerate_nb.launching.rendezvous.pending_connections import PendingConnections
 from accelerate_nb.launching.rendezvous.settings import RendezvousSettings
+from accelerate_nb.launching.rendezvous.unproven_connection import UnprovenConnection
 from accelerate_nb.transport.protocol.agent_messages import HEARTBEAT_INTERVAL, Heartbeat, NodeFacts
 from accelerate_nb.transport.protocol.channel import Channel
 from accelerate_nb.transport.protocol.node_messages import JoinRun, RunJoined, RunRefused
-
-# What a stranger may send before it has joined, in bytes.
-_SIZE_LIMIT = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class RendezvousHost:
     ) -> None:
         self._settings, self._listener, self._placement = settings, listener, placement
         self._max_restarts = max_restarts
-        self._strangers = PendingConnections(partial(Channel, size_limit=_SIZE_LIMIT))
+        self._strangers = PendingConnections(UnprovenConnection)
         self._joined: dict[int, tuple[Channel, JoinRun]] = {}
         self._sockets: dict[int, socket.socket] = {}
         self._facts = facts_of_this_node(settings.host)
@@ -96,24 +94,25 @@ class RendezvousHost:
             channel.try_send(Heartbeat())
 
     def _read_stranger(self, sock: socket.socket) -> None:
-        channel = self._strangers.states[sock]
-        received = next(channel.receive_ready(), None)
-        if received is None:
-            if channel.is_ended or channel.refused:
-                reason = "another release of accelerate_nb runs on node 0" if channel.refused["version"] else ""
-                self._refuse(sock, reason)
+        try:
+            request = self._strangers.states[sock].read()
+        except ProtocolError as error:
+            self._refuse(sock, "another release of accelerate_nb runs on node 0" if error.refusal == "version" else "")
             return
-        request = received.message
+        except OSError:
+            self._refuse(sock, "")
+            return
+        if request is None:
+            return
         if not isinstance(request, JoinRun) or not isinstance(request.facts, NodeFacts):
             self._refuse(sock, "")
             return
         if reason := self._objection(request):
             self._refuse(sock, reason)
             return
-        self._strangers.take(sock)
+        channel = self._strangers.take(sock).channel
         rank = request.node_rank if request.node_rank is not None else self._free_ranks()[0]
-        # what follows may be longer
-        self._joined[rank], self._sockets[rank] = (Channel(sock), request), sock
+        self._joined[rank], self._sockets[rank] = (channel, request), sock
         check_versions(self._facts, dict(self._facts_of_peers()))
 
     def _objection(self, request: JoinRun) -> str:
@@ -169,14 +168,17 @@ class RendezvousHost:
     # --------------------------------------------------------------------------------------------------------- ending
 
     def _complete(self, failing: ExitStack) -> HostedRendezvous:
-        """Answer the nodes; from now on everything is the caller's."""
+        """Check the nodes, and answer them; from now on everything is the caller's."""
         run, ranks = uuid.uuid4().hex[:12], range(1, self._settings.nodes)
         names = (f"node 0 on {self._facts.host}", *map(self._name, ranks))
         sizes = (self._placement.size, *(self._joined[rank][1].processes for rank in ranks))
-        peers = tuple(Peer(self._joined[rank][0], names[rank], sizes[rank]) for rank in ranks)
+        address = str(self._sockets[1].getsockname()[0])
+        channels = [self._joined[rank][0] for rank in ranks]
+        waiting = [WaitingNode(channel, name) for channel, name in zip(channels, names[1:], strict=True)]
+        clock_offsets = check_nodes(address, names[0], waiting)
+        peers = tuple(map(Peer, channels, names[1:], sizes[1:], clock_offsets))
         for rank, peer in enumerate(peers, 1):
             peer.channel.try_send(RunJoined(run, rank, names, sizes, self._max_restarts))
-        address = str(self._sockets[1].getsockname()[0])
         for sock in list(self._strangers.states):
             self._refuse(sock, "all nodes of this run have come already")
         failing.pop_all()
@@ -185,7 +187,7 @@ class RendezvousHost:
     def _refuse(self, sock: socket.socket, reason: str) -> None:
         """Close a connection that is no node of this run, with the reason where it may be one of another."""
         if reason:
-            self._strangers.states[sock].try_send(RunRefused(reason))
+            self._strangers.states[sock].channel.try_send(RunRefused(reason))
         self._strangers.refuse(sock)
 
     def _drop(self, rank: int) -> None:

@@ -126,7 +126,7 @@ class HostedNodes(LaunchedNodes):
             if not is_usable:
                 self._lost.append(peer.name)
 
-        return NodeLink(peer.name, release=release, silence_limit=SILENCE_LIMIT)
+        return NodeLink(peer.name, peer.clock_offset, release=release, silence_limit=SILENCE_LIMIT)
 
     def _stop(self, how: Stop) -> None:
         self._on_stop(how)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
+from accelerate_nb.launching.node_agent.node_network import NodeNetwork
 from accelerate_nb.launching.planning.placement import Placement
+from accelerate_nb.launching.rendezvous.node_checks import reply_to
 from accelerate_nb.launching.rendezvous.peers import WaitNotice, probe_connection
 from accelerate_nb.launching.rendezvous.settings import RendezvousSettings
 from accelerate_nb.transport.protocol.agent_messages import Heartbeat
-from accelerate_nb.transport.protocol.channel import Channel
+from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage
 from accelerate_nb.transport.protocol.node_messages import JoinRun, RunJoined, RunRefused
 
 _CONNECT_TIMEOUT = 5.0
@@ -51,12 +53,13 @@ def join(settings: RendezvousSettings, placement: Placement) -> JoinedRendezvous
         sock.settimeout(None)
         probe_connection(sock)
         notice.say(f"node 0 is there, at {settings.endpoint}; waiting for the other nodes")
-        with ExitStack() as failing:
+        address = str(sock.getsockname()[0])
+        with ExitStack() as failing, closing(NodeNetwork(address)) as network:
             channel = failing.enter_context(Channel(sock))
-            answer = _answer(channel, settings, placement, deadline)
+            answer = _answer(channel, settings, placement, deadline, network)
             if isinstance(answer, RunJoined):
                 failing.pop_all()
-                return JoinedRendezvous(channel, str(sock.getpeername()[0]), str(sock.getsockname()[0]), answer)
+                return JoinedRendezvous(channel, str(sock.getpeername()[0]), address, answer)
             trouble = answer
         time.sleep(_PAUSE)
     raise LaunchError(
@@ -65,8 +68,10 @@ def join(settings: RendezvousSettings, placement: Placement) -> JoinedRendezvous
     )
 
 
-def _answer(channel: Channel, settings: RendezvousSettings, placement: Placement, deadline: float) -> RunJoined | str:
-    """The host's answer, or why there is none yet; raises `LaunchError` where it refuses this node."""
+def _answer(
+    channel: Channel, settings: RendezvousSettings, placement: Placement, deadline: float, network: NodeNetwork
+) -> RunJoined | str:
+    """The host's answer, or why there is none yet; raises `LaunchError` where it refuses this node. What it checks until then is replied to."""
     facts = facts_of_this_node("")
     request = JoinRun(settings.run_id, settings.nodes, settings.node_rank, placement.size, placement.kind, facts)
     if not channel.try_send(request):
@@ -92,11 +97,17 @@ def _answer(channel: Channel, settings: RendezvousSettings, placement: Placement
                 raise LaunchError(
                     f"A run of {settings.nodes} nodes was requested, and node 0 at {settings.endpoint} refuses this one: {reason}."
                 )
-            case Heartbeat():
-                pass
             case _:
-                channel.refuse(received)
+                _reply(channel, received, network)
     return "not all nodes have come"
+
+
+def _reply(channel: Channel, received: ReceivedMessage, network: NodeNetwork) -> None:
+    """Reply to what the host checks."""
+    if (reply := reply_to(received.message, network)) is not None:
+        channel.try_send(reply)
+    elif not isinstance(received.message, Heartbeat):
+        channel.refuse(received)
 
 
 def _is_sound(answer: RunJoined, settings: RendezvousSettings, placement: Placement) -> bool:

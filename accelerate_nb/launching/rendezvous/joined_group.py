@@ -13,6 +13,7 @@ from accelerate_nb.launching.engines.base import Engine
 from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.node_agent.agent import NodeAgent, Report
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
+from accelerate_nb.launching.node_agent.node_sampler import NodeSampler
 from accelerate_nb.launching.planning.plan import LaunchPlan
 from accelerate_nb.launching.rendezvous.host_link import HostLink
 from accelerate_nb.launching.run_context import RunContext, Stop
@@ -133,6 +134,7 @@ class JoinedGroupRunner(GroupRunner):
     def follow(self) -> tuple[RankResult, ...]:
         """Run the workers to their end; returns a result for every rank of the run, which is empty for those of other nodes."""
         self._link.wake = self._loop.wake
+        sampler = NodeSampler(self._link.send, self._number_of_node)
         try:
             return super().follow()
         except (LaunchError, OSError) as error:
@@ -141,6 +143,7 @@ class JoinedGroupRunner(GroupRunner):
         finally:
             self._link.wake = lambda: None
             self._link.agent = None
+            sampler.close()
             self._link.send(GroupClosed())
 
     def _rank_result(self, rank: int) -> RankResult:

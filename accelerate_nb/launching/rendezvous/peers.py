@@ -21,11 +21,16 @@ _QUIET_WAIT = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another node of a run: the channel to it, its name for people, and the number of its ranks."""
+    """
+    Another node of a run: the channel to it, its name for people, and the number of its ranks.
+
+    `clock_offset`: by how many seconds its clock is ahead of this machine's.
+    """
 
     channel: Channel
     name: str
     size: int
+    clock_offset: float = 0.0
 
 
 def probe_connection(sock: socket.socket) -> None:

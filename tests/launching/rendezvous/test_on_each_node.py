@@ -124,6 +124,11 @@ def test_an_exception_has_its_class_on_its_node_and_its_name_on_the_other(tmp_pa
 def test_a_worker_that_is_killed_ends_the_ranks_of_the_other_node(tmp_path: Path) -> None:
     host, other = launched(waits, folder=tmp_path)
     until_lines(host, 2)
+    deadline = time.monotonic() + 40
+    while 1 not in host.view.node_loads:
+        # the load of the other machine
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     workers = [psutil.Process(int(host.view.rank(rank).detail)) for rank in range(2)]
     workers[0].kill()
     for run in (host, other):

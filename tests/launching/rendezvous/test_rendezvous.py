@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pickle
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,17 +18,27 @@ from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.launching.node_agent.agent_loop import AgentLoop
 from accelerate_nb.launching.node_agent.node_facts import facts_of_this_node
+from accelerate_nb.launching.node_agent.node_network import NodeNetwork
 from accelerate_nb.launching.node_agent.remote_agent import NodeLink
 from accelerate_nb.launching.planning.placement import Placement
 from accelerate_nb.launching.rendezvous.host import HostedRendezvous, RendezvousHost
 from accelerate_nb.launching.rendezvous.host_link import HostLink
-from accelerate_nb.launching.rendezvous.hosted_run import PeerAgent
+from accelerate_nb.launching.rendezvous.hosted_run import HostedNodes, PeerAgent
 from accelerate_nb.launching.rendezvous.join import join
+from accelerate_nb.launching.rendezvous.node_checks import reply_to
 from accelerate_nb.launching.rendezvous.settings import RendezvousSettings, hosts, listen, local_placement
 from accelerate_nb.transport.memory_file import memory_file
-from accelerate_nb.transport.protocol.agent_messages import Heartbeat, HoldRanks, RankOutcome, ToRank
+from accelerate_nb.transport.protocol.agent_messages import (
+    ConnectToPeers,
+    Heartbeat,
+    HoldRanks,
+    PeersReached,
+    QueryNode,
+    RankOutcome,
+    ToRank,
+)
 from accelerate_nb.transport.protocol.channel import Channel, ReceivedMessage, frame
-from accelerate_nb.transport.protocol.messages import KillGroup, StopRun
+from accelerate_nb.transport.protocol.messages import FilePart, KillGroup, StopRun
 from accelerate_nb.transport.protocol.node_messages import JoinRun, RunJoined, RunRefused
 
 pytestmark = pytest.mark.timeout(30)
@@ -54,9 +65,26 @@ def asked(address: tuple[str, int], request: JoinRun) -> object:
     """The answer to a request that no node of this package made."""
     with Channel(socket.create_connection(address)) as channel:
         channel.send(request)
+        return answered(channel)
+
+
+def answered(channel: Channel, *, ahead: float = 0.0, unreached: str = "") -> object:
+    """
+    The answer to a node, which replies until then to what is checked.
+
+    Its clock is so many seconds `ahead`, and `unreached` is why it can't connect to node 0.
+    """
+    with closing(NodeNetwork("127.0.0.1")) as network:
         while (received := channel.receive(10.0)) is not None:
-            if isinstance(received.message, (RunJoined, RunRefused)):
-                return received.message
+            match received.message:
+                case RunJoined() | RunRefused():
+                    return received.message
+                case QueryNode():
+                    channel.send(replace(FACTS, time=time.time() + ahead))
+                case ConnectToPeers() if unreached:
+                    channel.send(PeersReached({"0": unreached}))
+                case message if (reply := reply_to(message, network)) is not None:
+                    channel.send(reply)
     return None
 
 
@@ -87,7 +115,7 @@ def test_strangers_and_nodes_of_other_runs_are_refused_and_the_run_still_finds_i
                     stranger.sendall(raw)
                     stranger.shutdown(socket.SHUT_WR)
                     assert b"run_joined" not in stranger.makefile("rb").read()
-                except ConnectionError:
+                except OSError:
                     # it is closed with what it sent unread
                     continue
         for values, reason in (
@@ -117,9 +145,52 @@ def test_a_node_that_came_and_went_is_waited_for_again() -> None:
             assert channel.receive(10.0) == ReceivedMessage(Heartbeat())
             if attempt == 0:
                 channel.close()
-        assert isinstance(asked(address, request(nodes=3, node_rank=2)), RunJoined)
+        with ThreadPoolExecutor(1) as threads:
+            first = threads.submit(answered, channel)
+            assert isinstance(asked(address, request(nodes=3, node_rank=2)), RunJoined)
+            assert isinstance(first.result(), RunJoined)
         channel.close()
         closed(future.result())
+
+
+def test_clocks_that_differ_are_corrected_in_what_nodes_report() -> None:
+    with host() as (future, address), Channel(socket.create_connection(address)) as channel:
+        channel.send(request())
+        assert isinstance(answered(channel, ahead=3600.0), RunJoined)
+        nodes = HostedNodes(future.result(), PLACEMENT)
+        (peer,) = future.result().peers
+        assert nodes._link(peer).clock_offset == pytest.approx(3600.0, abs=5.0)
+        nodes.close()
+
+
+def test_a_node_that_can_not_connect_to_another_one_is_named_to_both_before_anything_starts() -> None:
+    with host() as (future, address), Channel(socket.create_connection(address)) as channel:
+        channel.send(request())
+        answer = answered(channel, unreached="nothing came back for 4 s")
+        text = r"node 1 on .* can't connect to port \d+ of node 0 on .* \(127.0.0.1, lo\): nothing came back for 4 s"
+        with pytest.raises(LaunchError, match=text) as caught:
+            future.result()
+        assert isinstance(answer, RunRefused)
+        assert answer.reason == str(caught.value)
+
+
+def test_a_stranger_fills_no_memory_before_it_has_proved_itself() -> None:
+    with host() as (future, address):
+        for flood in (FilePart(b"x" * 1000, False), RunRefused("x" * 40_000)):
+            with socket.create_connection(address, 5.0) as stranger:
+                stranger.sendall(frame(flood))
+                # it is refused at once, and not only once its time is over
+                assert answered_bytes(stranger) == b""
+        joined = join(replace(settings_of(node_rank=1), port=address[1]), PLACEMENT)
+        joined.channel.close()
+        closed(future.result())
+
+
+def answered_bytes(stranger: socket.socket) -> bytes:
+    try:
+        return stranger.recv(1)
+    except ConnectionResetError:
+        return b""
 
 
 def test_a_rank_that_is_taken_and_other_versions_are_told_to_both() -> None:
