@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -103,6 +103,11 @@ class GroupRunner:
     def lost(self) -> str | None:
         """The reason why workers can't be observed any more."""
         return self._group.lost
+
+    @property
+    def lost_ranks(self) -> Collection[int]:
+        """The ranks of agents that were lost."""
+        return frozenset(self._group.lost_ranks)
 
     def follow(self) -> tuple[RankResult, ...]:
         """Run the workers to their end; returns every rank's result, in the order of ranks."""

@@ -34,6 +34,10 @@ class WorkerGroupLike(Protocol):
     lost: str | None
 
     @property
+    def lost_ranks(self) -> Collection[int]:
+        """The ranks of nodes that were lost."""
+
+    @property
     def began(self) -> bool:
         """Whether the function has begun on some rank."""
 
@@ -60,6 +64,17 @@ class WorkerGroupLike(Protocol):
         """The stacks and collectives of every rank now."""
 
 
+class LostNodes(Protocol):
+    """The nodes of a run, of which others take the places of those that were lost."""
+
+    @property
+    def node_ranks(self) -> Sequence[NodeRanks]:
+        """The ranks of each node."""
+
+    def replace_lost(self, ranks: Collection[int]) -> str:
+        """Go on with other nodes than those of these ranks; returns a sentence, which is empty where nothing changes."""
+
+
 class LaunchedRun(Run):
     """A run whose worker groups this process starts and follows; the launcher makes it."""
 
@@ -78,6 +93,7 @@ class LaunchedRun(Run):
         sampler: ResourceMonitor,
         restart_delay: float = 0.0,
         node_ranks: Sequence[NodeRanks] = (),
+        lost_nodes: LostNodes | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(
@@ -92,7 +108,7 @@ class LaunchedRun(Run):
         self._run_context, self._make_worker_group = run_context, worker_group
         self._max_restarts, self._restart_delay = max_restarts, restart_delay
         self._timeout, self._at_end, self._sampler = timeout, at_end, sampler
-        self._node_ranks, self._facts = node_ranks, dict(facts or {})
+        self._node_ranks, self._lost_nodes, self._facts = node_ranks, lost_nodes, dict(facts or {})
         self._worker_group: WorkerGroupLike | None = None
         self._stopped: Stop | None = None
         self._stop_requested = threading.Event()
@@ -196,6 +212,7 @@ class LaunchedRun(Run):
             worker_group, rank_results = self._run_once(len(attempts))
             if worker_group.lost is not None and not worker_group.began:
                 # what forks the workers died before the function had begun in any: nothing is done twice
+                self._replace_lost_nodes(worker_group)
                 worker_group, rank_results = self._run_once(len(attempts))
             if all(rank_result.failure is None for rank_result in rank_results):
                 return rank_results
@@ -205,9 +222,19 @@ class LaunchedRun(Run):
             if isinstance(decision, GiveUp):
                 self._error, self._why_given_up = _explained(error, explanation(attempts, decision)), decision.reason
                 return rank_results
-            if self._stops_before_restart(len(attempts), attempts[-1].reason, decision.delay):
+            reason = self._replace_lost_nodes(worker_group) or attempts[-1].reason
+            if self._stops_before_restart(len(attempts), reason, decision.delay):
                 self._error = stopped_error(None, rank_results, self.folder)
                 return rank_results
+
+    def _replace_lost_nodes(self, worker_group: WorkerGroupLike) -> str:
+        """Have spares take the places of nodes that were lost, where there are some; returns a sentence about it."""
+        if self._lost_nodes is None or self._max_restarts == 0 or not worker_group.lost_ranks:
+            return ""
+        text = self._lost_nodes.replace_lost(worker_group.lost_ranks)
+        for node in self._lost_nodes.node_ranks if text else ():
+            self._run_context.take(node)
+        return text
 
     def _failed_attempt(
         self, worker_group: WorkerGroupLike, rank_results: Sequence[RankResult], seconds: float

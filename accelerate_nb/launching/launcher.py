@@ -29,8 +29,9 @@ from accelerate_nb.launching.engines.inline import InlineWorkers
 from accelerate_nb.launching.engines.spawn import SpawnEngine
 from accelerate_nb.launching.front_end import FrontEnd
 from accelerate_nb.launching.group_runner import GroupRunner
-from accelerate_nb.launching.launched_run import InlineRun, LaunchedRun
+from accelerate_nb.launching.launched_run import InlineRun, LaunchedRun, LostNodes
 from accelerate_nb.launching.node_agent.agent import NodeAgent
+from accelerate_nb.launching.nodes.attempt_nodes import AttemptNodes, ranks_of_nodes
 from accelerate_nb.launching.nodes.run_nodes import RunNodes, find_nodes, node_environment
 from accelerate_nb.launching.planning.held_devices import devices_of, taken
 from accelerate_nb.launching.planning.placement import Placement, choose_placement
@@ -162,12 +163,13 @@ def run_of(
     if choice.kind == "xla":
         supervisor.preload(xla.MODULES)
     engine = _engine(choice, plan.payload, request.config.launching)
+    attempt_nodes = AttemptNodes(request.nodes) if isinstance(request.nodes, RunNodes) else None
 
     def worker_group(run_context: RunContext, number: int) -> GroupRunner:
         attempt = plan.with_variables(attempt_variables(request.folder, number))
         if request.nodes is None:
             return GroupRunner(attempt, [partial(NodeAgent, engine)], run_context, number)
-        return request.nodes.worker_group(attempt, engine, run_context, number)
+        return (attempt_nodes or request.nodes).worker_group(attempt, engine, run_context, number)
 
     run = _run(
         kind,
@@ -182,7 +184,8 @@ def run_of(
         plan.payload,
         facts,
         is_local=request.nodes is None or request.nodes.is_local,
-        node_ranks=() if request.nodes is None else _node_ranks(request.nodes.names, request.nodes.sizes),
+        node_ranks=() if request.nodes is None else ranks_of_nodes(request.nodes.names, request.nodes.sizes),
+        lost_nodes=attempt_nodes,
     )
     if request.nodes is not None:
         run.ranks_here = request.nodes.ranks_here
@@ -300,6 +303,7 @@ def _run(
     *,
     is_local: bool = True,
     node_ranks: Sequence[NodeRanks] = (),
+    lost_nodes: LostNodes | None = None,
 ) -> LaunchedKind:
     launching_config = config.launching
     run_context = RunContext(
@@ -337,17 +341,9 @@ def _run(
             [folder, Path.cwd()],
         ),
         node_ranks=node_ranks,
+        lost_nodes=lost_nodes,
         facts={"settings": differing(config), **(facts or {})},
     )
-
-
-def _node_ranks(names: Sequence[str], sizes: Sequence[int]) -> list[NodeRanks]:
-    """The ranks of each node, in order."""
-    lasts = [sum(sizes[: node + 1]) - 1 for node in range(len(sizes))]
-    return [
-        NodeRanks(node, name, last - size + 1, last)
-        for node, (name, size, last) in enumerate(zip(names, sizes, lasts, strict=True))
-    ]
 
 
 def environment(config: RunConfig, choice: Placement) -> dict[str, str]:

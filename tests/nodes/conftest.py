@@ -16,8 +16,8 @@ from tests.nodes.hosts import Hosts, made_hosts
 
 @pytest.fixture(scope="session")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    """Two hosts, which all tests share; a test leaves them as it found them."""
-    with made_hosts(2, tmp_path_factory.mktemp("hosts")) as made:
+    """Three hosts, which all tests share; a test leaves them as it found them."""
+    with made_hosts(3, tmp_path_factory.mktemp("hosts")) as made:
         yield made
         node_pool.close_nodes()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from accelerate_nb.config.environment import set_variables
@@ -29,6 +29,7 @@ class InlineWorkers:
     timed_out: StackSnapshot | None = None
     stopped_at: str | None = None
     lost: str | None = None
+    lost_ranks: Collection[int] = ()
 
     def __init__(self, call: Callable[[], Any], environ: dict[str, str], run_context: RunContext) -> None:
         self._call, self._environ, self._run_context = call, environ, run_context

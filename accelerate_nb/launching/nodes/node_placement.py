@@ -49,6 +49,16 @@ def place_on_hosts(
     return Placement("supervisor", sum(sizes), is_on_cpu, why, kind="cpu" if is_on_cpu else nodes[0].device_kind), sizes
 
 
+def check_spares(placement: Placement, spares: Sequence[Host], nodes: Sequence[NodeFacts]) -> None:
+    """Raise `LaunchError` for a spare that has not the devices of the other hosts; pure."""
+    for host, facts in zip(spares, nodes, strict=True):
+        if not placement.cpu and (facts.device_kind != placement.kind or facts.devices < (host.slots or 0)):
+            raise LaunchError(
+                f"{host.name}:{host.slots} is a spare for hosts that compute on {placement.kind}, and it has {facts.devices} "
+                f"{facts.device_label}s ({facts.device_kind}). Name a host with at least {host.slots}, or leave it out."
+            )
+
+
 def place_on_local_nodes(
     config: LaunchingConfig, devices: AvailableDevices, hosts: Sequence[Host]
 ) -> tuple[Placement, tuple[int, ...]]:

@@ -39,7 +39,7 @@ def node_sizes(num_processes: int | None, hosts: Sequence[Host], devices: Sequen
     if empty := [host.name for index, host in enumerate(hosts) if not sizes[index]]:
         raise LaunchError(
             f"num_processes={num_processes} was requested on {len(hosts)} hosts, of which {', '.join(empty)} would have no process. "
-            "Name fewer hosts, or pass a larger num_processes."
+            "Name fewer hosts, or pass a larger num_processes. With max_restarts, and slots for each host (a:4,b:4), those beyond are spares."
         )
     if left and not others:
         room = num_processes - left

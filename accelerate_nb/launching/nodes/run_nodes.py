@@ -20,11 +20,12 @@ from accelerate_nb.launching.nodes.hostfile import hosts_of, read_hostfile
 from accelerate_nb.launching.nodes.joined_machines import wait_for_machines
 from accelerate_nb.launching.nodes.local_nodes import LocalNodes
 from accelerate_nb.launching.nodes.node_engine import NodeEngine
-from accelerate_nb.launching.nodes.node_placement import place_on_hosts, place_on_local_nodes
+from accelerate_nb.launching.nodes.node_placement import check_spares, place_on_hosts, place_on_local_nodes
 from accelerate_nb.launching.nodes.node_pool import lease, open_group, release
 from accelerate_nb.launching.nodes.node_sizes import Host
 from accelerate_nb.launching.nodes.ray.ray_nodes import reserve_ray_nodes
 from accelerate_nb.launching.nodes.slurm_nodes import SlurmNodes, allocated_hosts
+from accelerate_nb.launching.nodes.spare_nodes import split_spares
 from accelerate_nb.launching.nodes.ssh_nodes import SshNodes
 from accelerate_nb.launching.nodes.version_table import check_versions
 from accelerate_nb.launching.planning.placement import Placement, check_training
@@ -60,6 +61,8 @@ class RunNodes:
     # the name of the run, and the number of its restarts: those of the launch
     run: str | None = None
     max_restarts: int | None = None
+    # hosts that take the places of nodes that are lost
+    spares: tuple[Host, ...] = ()
 
     @property
     def is_local(self) -> bool:
@@ -96,6 +99,7 @@ def find_nodes(config: RunConfig) -> tuple[Placement, RunNodes]:
     """
     launching = config.launching
     _check(launching)
+    spares: tuple[Host, ...] = ()
     if not launching.names_hosts:
         hosts: Sequence[Host] = [Host(f"node {index}") for index in range(launching.num_nodes)]
         placement, sizes = place_on_local_nodes(launching, probe(), hosts)
@@ -103,12 +107,15 @@ def find_nodes(config: RunConfig) -> tuple[Placement, RunNodes]:
         facts = _facts(engine, hosts)
     else:
         engine, hosts = _engine_and_hosts(launching)
-        facts = _facts(engine, hosts)
-        placement, sizes = place_on_hosts(launching, hosts, facts, engine.label)
-    names = tuple(host.name for host in hosts)
+        if launching.max_restarts:
+            hosts, spares = split_spares(launching.num_processes, hosts)
+        facts = _facts(engine, (*hosts, *spares))
+        placement, sizes = place_on_hosts(launching, hosts, facts[: len(hosts)], engine.label)
+        check_spares(placement, spares, facts[len(hosts) :])
+    names = tuple(host.name for host in (*hosts, *spares))
     check_versions(facts_of_this_node(LOOPBACK), dict(zip(names, facts, strict=True)))
     check_training(config, placement)
-    return placement, RunNodes(engine, names, sizes)
+    return placement, RunNodes(engine, names[: len(hosts)], sizes, spares=spares)
 
 
 def _engine_and_hosts(config: LaunchingConfig) -> tuple[NodeEngine, Sequence[Host]]:

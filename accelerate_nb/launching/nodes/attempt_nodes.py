@@ -1,0 +1,67 @@
+"""The nodes of a run from one attempt to the next: after a loss others take part."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from accelerate_nb.errors import LaunchError
+from accelerate_nb.events.model import NodeRanks
+from accelerate_nb.launching.engines.base import Engine
+from accelerate_nb.launching.group_runner import GroupRunner
+from accelerate_nb.launching.nodes.node_pool import lease, release
+from accelerate_nb.launching.nodes.run_nodes import RunNodes
+from accelerate_nb.launching.nodes.spare_nodes import NodeRoster, reachable_change
+from accelerate_nb.launching.planning.plan import LaunchPlan
+from accelerate_nb.launching.run_context import RunContext
+
+
+class AttemptNodes:
+    """The nodes on which a run's next attempt starts; `nodes` are those of the first."""
+
+    def __init__(self, nodes: RunNodes) -> None:
+        self._nodes = nodes
+
+    @property
+    def node_ranks(self) -> list[NodeRanks]:
+        """The ranks of each node."""
+        return ranks_of_nodes(self._nodes.names, self._nodes.sizes)
+
+    def replace_lost(self, ranks: Collection[int]) -> str:
+        """Have spares take the places of the nodes of these ranks; returns a sentence, which is empty where nothing changes."""
+        roster = NodeRoster(self._nodes.names, self._nodes.sizes, self._nodes.spares)
+        change = reachable_change(roster, roster.nodes_of(ranks), self._can_reach)
+        if change is None:
+            return ""
+        found = change.roster
+        self._nodes = replace(self._nodes, names=found.names, sizes=found.sizes, spares=found.spares)
+        return change.text
+
+    def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, number: int) -> GroupRunner:
+        """The runner of one attempt; raises `LaunchError` where a node can't be reached."""
+        try:
+            return self._nodes.worker_group(plan, engine, run_context, number)
+        except LaunchError as error:
+            if number == 0:
+                raise
+            raise LaunchError(
+                f"{error}\nThe run was to start again, and no spare host could take its place. List one beyond those that the "
+                "processes need, each with its slots: hosts=['a:2', 'b:2', 'c:2'] with num_processes=4."
+            ) from None
+
+    def _can_reach(self, name: str) -> bool:
+        try:
+            (connection,) = lease(self._nodes.engine, [name])
+        except LaunchError:
+            return False
+        release(connection, is_usable=True)
+        return True
+
+
+def ranks_of_nodes(names: Sequence[str], sizes: Sequence[int]) -> list[NodeRanks]:
+    """The ranks of each node, in order."""
+    lasts = [sum(sizes[: node + 1]) - 1 for node in range(len(sizes))]
+    return [
+        NodeRanks(node, name, last - size + 1, last)
+        for node, (name, size, last) in enumerate(zip(names, sizes, lasts, strict=True))
+    ]

@@ -1,0 +1,63 @@
+"""Hosts beyond those that the processes need are spares, which take the places of lost ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from accelerate_nb.errors import LaunchError
+from accelerate_nb.launching.nodes.hostfile import hosts_of
+from accelerate_nb.launching.nodes.node_placement import check_spares
+from accelerate_nb.launching.nodes.node_sizes import Host
+from accelerate_nb.launching.nodes.spare_nodes import NodeRoster, reachable_change, replace_lost, split_spares
+from accelerate_nb.launching.planning.placement import Placement
+from tests.launching.nodes.test_node_sizes import facts
+
+ROSTER = NodeRoster(("a", "b", "c"), (2, 1, 2), (Host("d", 1), Host("e", 2)))
+
+
+@pytest.mark.parametrize(
+    ("number", "hosts", "used"),
+    [(4, "a:2,b:2,c:2", 2), (3, "a:2,b:2,c:2", 2), (5, "a:2,b:2,c:2", 3), (9, "a:4,b:4", 2)],
+)
+def test_hosts_are_filled_in_their_order_and_those_beyond_are_spares(number, hosts, used):
+    found = hosts_of(hosts.split(","))
+    assert split_spares(number, found) == (found[:used], found[used:])
+
+
+@pytest.mark.parametrize(("number", "hosts"), [(None, "a:2,b:2"), (2, "a:2,b"), (1, "a,b")])
+def test_without_a_number_of_processes_or_slots_no_host_is_a_spare(number, hosts):
+    found = hosts_of(hosts.split(","))
+    assert split_spares(number, found) == (found, ())
+
+
+def test_the_first_spare_with_room_takes_the_place_of_a_lost_node_which_is_the_last_spare_then():
+    change = replace_lost(ROSTER, ROSTER.nodes_of([4]))
+    assert change is not None
+    assert change.roster == NodeRoster(("a", "b", "e"), (2, 1, 2), (Host("d", 1), Host("c", 2)))
+    assert change.text == "node c was lost; ranks 3-4 start again on e"
+
+
+def test_two_lost_nodes_need_two_spares_with_room():
+    change = replace_lost(ROSTER, ROSTER.nodes_of([0, 2]))
+    assert change is not None
+    assert change.roster.names == ("e", "d", "c")
+    assert change.text == "node a was lost; ranks 0-1 start again on e; node b was lost; rank 2 starts again on d"
+    assert replace_lost(ROSTER, [0, 2]) is None
+
+
+def test_a_spare_that_can_not_be_reached_is_passed_over():
+    roster = NodeRoster(("a", "b"), (1, 1), (Host("c", 1), Host("d", 1)))
+    change = reachable_change(roster, [1], lambda name: name != "c")
+    assert change is not None
+    assert change.roster.names == ("a", "d")
+    assert reachable_change(roster, [1], lambda _: False) is None
+    assert reachable_change(roster, [], lambda _: True) is None
+
+
+def test_a_spare_needs_the_devices_of_the_others():
+    placement = Placement("supervisor", 2, cpu=False, why="", kind="cuda")
+    check_spares(placement, [Host("c", 2)], [facts("cuda", 2)])
+    for found in (facts(), facts("cuda", 1)):
+        with pytest.raises(LaunchError, match="c:2 is a spare"):
+            check_spares(placement, [Host("c", 2)], [found])
+    check_spares(Placement("supervisor", 2, cpu=True, why=""), [Host("c", 2)], [facts()])

@@ -1,0 +1,67 @@
+"""A run that lost a host goes on, with the numbers of a run that never did."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from accelerate_nb import launch
+from accelerate_nb.errors import LaunchError
+from accelerate_nb.events.run_reader import kept_run, view_of
+from tests.launching.test_restarts import trains
+from tests.nodes.hosts import Hosts
+
+pytestmark = pytest.mark.timeout(100)
+
+
+def kills_its_agent() -> None:
+    """The node of this rank is lost."""
+    parents = psutil.Process().parents()
+    next(parent for parent in parents if any("agent_process" in word for word in parent.cmdline())).kill()
+    signal.pause()
+
+
+def dies_with_its_agent() -> None:
+    if os.environ["RANK"] == "1":
+        kills_its_agent()
+    signal.pause()
+
+
+def test_a_spare_takes_the_place_of_a_lost_host_and_the_weights_are_those_of_an_undisturbed_run(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    undisturbed = launch(trains, (str(tmp_path / "undisturbed"),), **settings).wait()
+    settings = {**settings, "hosts": ["h1:1", "h2:1", "h3:1"], "max_restarts": 1, "restart_delay": 0.01}
+    run = launch(trains, (str(tmp_path / "disturbed"), kills_its_agent, 5), **settings)
+    resumed, numbers = run.wait()
+    assert resumed
+    assert numbers == undisturbed[1]
+    assert [restart.reason for restart in run.view.restarts] == ["node h2 was lost; rank 1 starts again on h3"]
+    # also for who reads the run's folder later
+    saved = kept_run(run.folder)
+    assert saved is not None
+    assert [node.name for node in run.view.nodes] == [node.name for node in view_of(saved).nodes] == ["h1", "h3"]
+
+
+def test_without_a_spare_the_run_starts_again_on_the_same_hosts_or_says_what_to_list(
+    hosts: Hosts, settings: dict[str, Any]
+) -> None:
+    command = f"{hosts.ssh_command} -o ConnectTimeout=2"
+    run = launch(dies_with_its_agent, **{**settings, "ssh_command": command}, max_restarts=1, restart_delay=3.0)
+    deadline = time.monotonic() + 60
+    while not run.view.restarts:
+        assert not run.done, run.error
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    hosts.cut("h2")
+    try:
+        with pytest.raises(LaunchError, match=r"(?s)Workers on h2 were requested.*no spare host could take its place"):
+            run.wait(60)
+    finally:
+        hosts.mend("h2")
