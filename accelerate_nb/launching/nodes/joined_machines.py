@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -22,6 +21,7 @@ from accelerate_nb.launching.joining.machine_listener import JoiningMachine, Mac
 from accelerate_nb.launching.nodes.node_engine import PlacedAgent
 from accelerate_nb.launching.nodes.node_pool import idle_nodes
 from accelerate_nb.launching.nodes.node_sizes import Host
+from accelerate_nb.launching.rendezvous.peers import print_notice
 from accelerate_nb.launching.rendezvous.settings import is_loopback, resolved_host
 from accelerate_nb.transport.protocol.byte_stream import is_readable
 from accelerate_nb.transport.protocol.channel import Channel
@@ -63,6 +63,8 @@ class _Members:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     tickets: dict[str, JoinTicket] = field(default_factory=dict)
+    # the file of each ticket
+    ticket_files: dict[str, str] = field(default_factory=dict)
     channels: dict[tuple[str, str], Channel] = field(default_factory=dict)
     # those whose agent no launch has taken yet, in their order
     waiting: list[tuple[str, str]] = field(default_factory=list)
@@ -147,10 +149,10 @@ def _wait(engine: JoinedMachines, port: int, count: int, timeout: float) -> list
                 members.tickets.pop(engine.address, None)
                 raise
             for name in members.drop_gone(engine.address):
-                _say(f"{name} has left: {len(names())} of {count} machines are there")
+                print_notice(f"{name} has left: {len(names())} of {count} machines are there")
             for machine in machines:
                 if name := members.admit(engine.address, machine):
-                    _say(f"{name} has joined: {len(names())} of {count} machines are there")
+                    print_notice(f"{name} has joined: {len(names())} of {count} machines are there")
     return names()
 
 
@@ -173,7 +175,7 @@ def _listener(address: str, port: int) -> MachineListener:
 def _show_line(ticket: JoinTicket, count: int, there: Sequence[str], timeout: float) -> None:
     so_far = f" ({', '.join(there)})" if there else ""
     alone = "; 127.0.0.1 is this machine alone, so pass join_address for others" if is_loopback(ticket.host) else ""
-    _say(
+    print_notice(
         f"accelerate-nb join {ticket}\n"
         f"Run this line in a terminal of each machine{alone}. It is also in {_ticket_file(ticket)}, which only you can read.\n"
         f"{len(there)} of {count} machines are there{so_far}; waiting for the others up to {timeout:g} s"
@@ -181,11 +183,15 @@ def _show_line(ticket: JoinTicket, count: int, there: Sequence[str], timeout: fl
 
 
 def _ticket_file(ticket: JoinTicket) -> str:
-    """A file that only this user can read, with the ticket; it is removed when this process ends."""
+    """A file that only this user can read, with the ticket, the same for each wait; it is removed when this process ends."""
+    files = _members.get().ticket_files
+    if os.path.exists(files.get(str(ticket), "")):
+        return files[str(ticket)]
     descriptor, path = tempfile.mkstemp(prefix="accelerate_nb_join_")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(f"{ticket}\n")
     atexit.register(Path(path).unlink, missing_ok=True)
+    files[str(ticket)] = path
     return path
 
 
@@ -222,8 +228,3 @@ def _address_and_port(text: str) -> tuple[str, int]:
         )
     # names of a machine itself are often one of its loopback addresses, which no other machine reaches
     return next((item for item in found if is_loopback(host) or not is_loopback(item)), found[0]), int(port)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()

@@ -21,7 +21,8 @@ REPLY_TIMEOUT = 8.0
 # Facts that are so old need not be asked for again.
 _FRESH = 2.0
 _LAST_OUTPUT = 2000
-_END_TIMEOUT = 2.0
+# How long agents may take until they have ended, in seconds.
+END_TIMEOUT = 2.0
 
 
 class NodeConnection:
@@ -84,13 +85,17 @@ class NodeConnection:
             f"Workers on {self.name} were requested, and its agent can't be reached: {reason}. {self.engine.advice(self.name)}."
         )
 
-    def close(self, *, is_lost: bool = False) -> None:
-        """End the agent; one that is lost gets no time for it."""
+    def request_end(self) -> None:
+        """Have the agent end; `close` waits until it has."""
+        self.channel.shutdown()
+
+    def close(self, timeout: float = END_TIMEOUT) -> None:
+        """End the agent, which may take so many seconds for it: one that is lost gets 0."""
         self.channel.shutdown()
         self.channel.close()
         if (process := self._placed.process) is not None:
             try:
-                process.wait(0.0 if is_lost else _END_TIMEOUT)
+                process.wait(timeout)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from functools import partial
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.node_agent.fetched_logs import FetchedLogs
 from accelerate_nb.launching.node_agent.remote_agent import NodeLink, RemoteAgent
-from accelerate_nb.launching.nodes.node_connection import REPLY_TIMEOUT, NodeConnection
+from accelerate_nb.launching.nodes.node_connection import END_TIMEOUT, REPLY_TIMEOUT, NodeConnection
 from accelerate_nb.launching.nodes.node_engine import NodeEngine
 from accelerate_nb.launching.nodes.peer_reach import check_reach, endpoint_of, of_all
 from accelerate_nb.transport.protocol.agent_messages import ListenToPeers, PeerEndpoint, QueryRankLog, RankLog
@@ -107,7 +108,7 @@ def release(connection: NodeConnection, is_usable: bool) -> None:
     if is_usable and connection.is_usable:
         _pool.get().put(connection)
     else:
-        connection.close(is_lost=True)
+        connection.close(0.0)
 
 
 def read_log(engine: NodeEngine, name: str, query: QueryRankLog) -> RankLog | None:
@@ -142,9 +143,13 @@ def open_group(engine: NodeEngine, names: Sequence[str], port: int) -> NodeGroup
 
 
 def close_nodes() -> None:
-    """End the agents that no run uses."""
-    for connection in _pool.get().take_all():
-        connection.close()
+    """End the agents that no run uses, all at the same time."""
+    connections = _pool.get().take_all()
+    for connection in connections:
+        connection.request_end()
+    deadline = time.monotonic() + END_TIMEOUT
+    for connection in connections:
+        connection.close(max(0.0, deadline - time.monotonic()))
 
 
 atexit.register(close_nodes)
@@ -156,7 +161,7 @@ def _connection(engine: NodeEngine, name: str) -> NodeConnection:
             idle.refresh()
         except LaunchError:
             # it has ended since the last run
-            idle.close(is_lost=True)
+            idle.close(0.0)
         else:
             return idle
     connection = NodeConnection(engine, name)

@@ -81,5 +81,10 @@ class WaitNotice:
         """Say it, unless it was said."""
         if time.monotonic() - self._began > _QUIET_WAIT and text != self._said:
             self._said = text
-            sys.stderr.write(f"{text}\n")
-            sys.stderr.flush()
+            print_notice(text)
+
+
+def print_notice(text: str) -> None:
+    """Write what is waited for on standard error, at once."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import socket
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from accelerate_nb.errors import LaunchError, MissingExtraError, NotYetError
+from accelerate_nb.launching.rendezvous.peers import print_notice
 
 _CONNECT_TIMEOUT = 5.0
 
@@ -34,7 +34,7 @@ def connect(address: str) -> None:
             )
         return
     if not address:
-        say("A local Ray is started, which takes some 10 seconds. Pass address to use a cluster.")
+        print_notice("A local Ray is started, which takes some 10 seconds. Pass address to use a cluster.")
     elif address not in {"auto", "local"}:
         _check_reach(address)
     try:
@@ -69,9 +69,3 @@ def nodes_table(nodes: Sequence[dict[str, Any]]) -> str:
 def node_name(node: dict[str, Any]) -> str:
     """The name that a node was given, or its address."""
     return str(node.get("NodeName") or node["NodeManagerAddress"])
-
-
-def say(text: str) -> None:
-    """Tell the person who waits."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()

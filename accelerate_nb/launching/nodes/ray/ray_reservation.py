@@ -12,7 +12,8 @@ from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.joining.join_ticket import JoinTicket, new_token
 from accelerate_nb.launching.joining.machine_listener import MachineListener
 from accelerate_nb.launching.nodes.ray.agent_actor import AgentActor
-from accelerate_nb.launching.nodes.ray.ray_cluster import node_name, nodes_table, say
+from accelerate_nb.launching.nodes.ray.ray_cluster import node_name, nodes_table
+from accelerate_nb.launching.rendezvous.peers import print_notice
 from accelerate_nb.transport.protocol.channel import Channel
 from accelerate_nb.transport.protocol.node_messages import MembershipGranted
 
@@ -145,7 +146,7 @@ def _is_ready(placement_group: Any, timeout: float) -> bool:
         if time.monotonic() > deadline:
             return False
         if not is_said:
-            say(f"The Ray cluster has no room yet; it is waited for up to {timeout:g} s.")
+            print_notice(f"The Ray cluster has no room yet; it is waited for up to {timeout:g} s.")
         is_said = True
     return True
 

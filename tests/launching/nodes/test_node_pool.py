@@ -1,0 +1,58 @@
+"""Agents that no run uses are ended together."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from accelerate_nb.launching.nodes import node_pool
+from accelerate_nb.launching.nodes.node_connection import NodeConnection
+from accelerate_nb.launching.nodes.node_engine import PlacedAgent
+from accelerate_nb.transport.protocol.channel import Channel
+
+# Ends once the connections of all agents have ended.
+_AGENT = "import os, sys; print(flush=True); [os.read(int(number), 1) for number in sys.argv[1:]]"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Agents that were placed before."""
+
+    label = "tests"
+    inherits_environment = False
+    agents: tuple[tuple[str, PlacedAgent], ...]
+
+    def place(self, node: str) -> PlacedAgent:
+        return dict(self.agents)[node]
+
+    def advice(self, node: str) -> str:
+        return ""
+
+
+@pytest.mark.timeout(40)
+def test_no_agent_waits_for_the_end_of_another_one() -> None:
+    pairs = [socket.socketpair() for _ in range(3)]
+    numbers = [far.fileno() for _, far in pairs]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-S", "-c", _AGENT, *map(str, numbers)], pass_fds=numbers, stdout=subprocess.PIPE
+        )
+        for _ in pairs
+    ]
+    agents = (PlacedAgent(Channel(near), process) for (near, _), process in zip(pairs, processes, strict=True))
+    engine = Placed(tuple(zip("abc", agents, strict=True)))
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        process.stdout.close()
+    for name in "abc":
+        node_pool.release(NodeConnection(engine, name), is_usable=True)
+    for _, far in pairs:
+        far.close()
+    node_pool.close_nodes()
+    # one that had to wait for the end of another was killed
+    assert [process.returncode for process in processes] == [0, 0, 0]
