@@ -17,7 +17,7 @@ from accelerate_nb.events.run_reader import kept_run, view_of
 from tests.launching.test_restarts import trains
 from tests.nodes.hosts import Hosts
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = pytest.mark.timeout(200)
 
 
 def kills_its_agent() -> None:
