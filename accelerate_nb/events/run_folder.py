@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,18 @@ from typing import IO, Any
 
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.events.knob_events import KnobHeld
-from accelerate_nb.events.model import GOING_ON, DeviceSample, Event, HostSample, LogLine, Metric, Progress, to_line
+from accelerate_nb.events.model import (
+    GOING_ON,
+    DeviceSample,
+    Event,
+    Failure,
+    HostSample,
+    LogLine,
+    Metric,
+    Progress,
+    StateChange,
+    to_line,
+)
 
 # Run folders beyond this number are removed, oldest first, when a run has ended.
 KEPT_RUNS = 50
@@ -28,6 +40,8 @@ ATTEMPT_FOLDER = "attempt_{}"
 _WHOLE_LOG = "rank_{}_whole.log"
 # A reader of the files sees what is no older than this, in seconds.
 _BETWEEN_FLUSHES = 0.5
+# What many ranks write is written together so often; the first line after a pause is written at once.
+BETWEEN_OUTPUT_FLUSHES = 0.25
 # The file that the process of a detached run holds locked.
 _LOCK = "host.lock"
 
@@ -52,6 +66,10 @@ class RunRecorder:
         # why not everything could be kept: a full disk, a folder that was removed
         self.trouble: OSError | None = None
         self._flushed = time.monotonic()
+        # the logs with lines that are not written yet, and when some were
+        self._unwritten: set[str] = set()
+        self._unwritten_lock = threading.Lock()
+        self._output_flushed = float("-inf")
 
     def __enter__(self) -> RunRecorder:
         return self
@@ -68,6 +86,34 @@ class RunRecorder:
             file.write(data)
             # it is what one read of a rank's pipe gave, so there are no more writes than reads
             file.flush()
+
+    def add_output(self, rank: int, data: bytes) -> None:
+        """Add whole lines to a rank's log, where `flush_output` is called from time to time: many ranks' lines are written together."""
+        name = f"rank_{rank}.log"
+        with self._as_far_as_possible():
+            self._file(name).write(data)
+        with self._unwritten_lock:
+            self._unwritten.add(name)
+        self.flush_output(time.monotonic())
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether `add_output` has added what is not written yet."""
+        return bool(self._unwritten)
+
+    def flush_output(self, now: float) -> None:
+        """Write what `add_output` has added, unless some was written just before, on the monotonic clock."""
+        if self._unwritten and now - self._output_flushed >= BETWEEN_OUTPUT_FLUSHES:
+            self._output_flushed = now
+            self._flush_logs()
+
+    def _flush_logs(self) -> None:
+        with self._unwritten_lock:
+            names, self._unwritten = self._unwritten, set()
+        for name in names:
+            if (file := self._files.get(name)) is not None:
+                with self._as_far_as_possible():
+                    file.flush()
 
     def put_logs_aside(self, attempt: int) -> None:
         """Move the logs of an attempt that has ended into a folder of its own; each rank's next line begins another log."""
@@ -87,6 +133,9 @@ class RunRecorder:
         ):
             return
         line = to_line(event)
+        if isinstance(event, (Failure, StateChange)):
+            # who reads of it finds the lines that led to it
+            self._flush_logs()
         with self._as_far_as_possible():
             self._file("events.jsonl").write(line)
             if isinstance(event, Metric):

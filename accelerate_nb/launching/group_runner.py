@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 from accelerate_nb.events.model import DeviceSample, Event, Failure, HostSample, LogLine, State, StateChange, TaskDone
+from accelerate_nb.events.run_folder import BETWEEN_OUTPUT_FLUSHES
 from accelerate_nb.failures.hang_report import StackSnapshot
 from accelerate_nb.failures.rank_result import RankResult, died, lost_with_node
 from accelerate_nb.failures.stack_dumps import crash_text
@@ -42,6 +43,8 @@ from accelerate_nb.transport.rank_info import MasterAddress
 
 # How many lines a process that died without an exception is quoted with.
 _LAST_LINES = 8
+# The logs of more ranks are not written at each of their lines: that would be a fifth of this process's work.
+_MANY_RANKS = 64
 
 # Makes the agent of one node, which reports to the runner from its loop.
 AgentFactory: TypeAlias = Callable[[AgentLoop, Report], Agent]
@@ -67,8 +70,13 @@ class GroupRunner:
         store: socket.socket | None = None,
         group: WorkerGroup | None = None,
     ) -> None:
-        self._plan, self._run_context, self._number, self._master = plan, run_context, number, master
-        self._listener = store
+        self._plan, self._run_context, self._number, self._master, self._listener = (
+            plan,
+            run_context,
+            number,
+            master,
+            store,
+        )
         self._group = group or WorkerGroup(
             plan.size,
             run_context.stop_grace_period,
@@ -86,6 +94,8 @@ class GroupRunner:
         self._replies: dict[tuple[int, int], int] = {}
         self._crash_dumps: dict[int, str] = {}
         self._failures: dict[int, Failure] = {}
+        record = run_context.record
+        self._keep_output = record.add_output if plan.size > _MANY_RANKS else record.output
         self._store: object = None
         self.timed_out: StackSnapshot | None = None
 
@@ -183,6 +193,7 @@ class GroupRunner:
             now = time.monotonic()
             idle_time = self._idle_time(now)
             self._loop.wait(min(agent.tick(now, idle_time) for agent in self._agents))
+            self._run_context.record.flush_output(time.monotonic())
             if self._group.phase == "running":
                 self._idle_observer.check()
             self._carry_out(self._group.advance(time.monotonic()))
@@ -191,9 +202,10 @@ class GroupRunner:
         """The time for which nothing needs to be checked, unless something comes."""
         if self._group.is_pending or self._idle_observer.is_busy:
             return BETWEEN_READS
+        longest = BETWEEN_OUTPUT_FLUSHES if self._run_context.record.has_unwritten else LONGEST_WAIT
         deadline = self._run_context.deadline
         due = self._idle_observer.due if deadline is None else min(self._idle_observer.due, deadline)
-        return min(max(due - now, 0.0), LONGEST_WAIT)
+        return min(max(due - now, 0.0), longest)
 
     def _of_agents(self, query: Callable[[Agent], dict[int, Any]]) -> dict[int, Any]:
         """What all agents reply, by rank."""
@@ -215,7 +227,7 @@ class GroupRunner:
             case RankOutput(rank, _, raw):
                 self._idle_observer.restart()
                 if raw:
-                    self._run_context.record.output(rank, raw)
+                    self._keep_output(rank, raw)
                 # the run's folder has the output itself
                 self._run_context.view.apply_lines(cast("Sequence[LogLine]", decisions))
                 return

@@ -5,9 +5,19 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 
-from accelerate_nb.events.model import DeviceSample, HostSample, LogLine, Metric, Progress, StateChange, from_line
-from accelerate_nb.events.run_folder import KEPT_RUNS, RunRecorder, new_folder, prune
+from accelerate_nb.events.model import (
+    DeviceSample,
+    Failure,
+    HostSample,
+    LogLine,
+    Metric,
+    Progress,
+    StateChange,
+    from_line,
+)
+from accelerate_nb.events.run_folder import BETWEEN_OUTPUT_FLUSHES, KEPT_RUNS, RunRecorder, new_folder, prune
 
 
 def test_each_rank_s_bytes_are_kept_as_they_came(tmp_path):
@@ -43,6 +53,23 @@ def test_what_was_flushed_can_be_read_while_the_run_goes_on(tmp_path):
         record.output(0, b"one\n")
         record.flush()
         assert (tmp_path / "rank_0.log").read_bytes() == b"one\n"
+
+
+def test_output_of_many_ranks_is_written_together_and_at_once_after_a_pause_and_before_a_failure(tmp_path):
+    with RunRecorder(tmp_path) as record:
+        record.add_output(0, b"one\n")
+        assert (tmp_path / "rank_0.log").read_bytes() == b"one\n"
+        now = time.monotonic()
+        record.add_output(0, b"two\n")
+        record.add_output(1, b"other\n")
+        assert record.has_unwritten
+        record.flush_output(now + BETWEEN_OUTPUT_FLUSHES)
+        assert not record.has_unwritten
+        assert (tmp_path / "rank_0.log").read_bytes() == b"one\ntwo\n"
+        assert (tmp_path / "rank_1.log").read_bytes() == b"other\n"
+        record.add_output(1, b"about to fail\n")
+        record.event(Failure(1, "KeyError", "'a'", "", 1.0))
+        assert (tmp_path / "rank_1.log").read_bytes() == b"other\nabout to fail\n"
 
 
 def test_who_reads_the_status_finds_the_events_before_it(tmp_path):

@@ -12,11 +12,12 @@ from functools import cache, partial
 from typing import Any, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
 from accelerate_nb.errors import ProtocolError
-from accelerate_nb.events.model import Event, from_values, to_line
+from accelerate_nb.events.model import Event, LogLine, from_values, to_line
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import TAGS
 
 _EVENT_CLASSES = get_args(Event)
+_LOG_LINE_FIELDS = tuple(field.name for field in fields(LogLine))
 _TAG_OF = {message_class: tag for tag, message_class in TAGS.items()}
 
 
@@ -57,7 +58,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode("ascii")
     if isinstance(value, _EVENT_CLASSES):
-        return json.loads(to_line(value))
+        return _plain_log_line(value) if type(value) is LogLine else json.loads(to_line(value))
     if isinstance(value, Message):
         return {"type": _TAG_OF[type(value)], **_plain_fields(value)}
     return _plain_fields(value) if hasattr(value, "__dataclass_fields__") else value
@@ -65,6 +66,11 @@ def _plain(value: Any) -> Any:
 
 def _plain_fields(value: Any) -> dict[str, Any]:
     return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+
+
+def _plain_log_line(line: LogLine) -> dict[str, Any]:
+    """The values of the event that comes most, as `to_line` has them."""
+    return {"type": "log", **{name: getattr(line, name) for name in _LOG_LINE_FIELDS}}
 
 
 class _MismatchError(Exception):
@@ -79,26 +85,35 @@ def _checked_fields(value_class: type[Any], values: Any) -> Any:
     if not isinstance(values, dict):
         raise _MismatchError(f"{value_class.__name__} is no object, but {type(values).__name__}")
     checks, required = _field_checks(cast("Hashable", value_class))
-    if unknown := values.keys() - checks.keys():
-        raise _MismatchError(f"it has unknown fields: {', '.join(sorted(unknown))[:200]}")
-    if missing := required - values.keys():
-        raise _MismatchError(f"it lacks {', '.join(sorted(missing))}")
-    checked = {}
-    for name, value in values.items():
-        try:
-            checked[name] = checks[name](value)
-        except _MismatchError as error:
-            raise _MismatchError(f"{name}: {error}") from None
+    if values.keys() != checks.keys():
+        if unknown := values.keys() - checks.keys():
+            raise _MismatchError(f"it has unknown fields: {', '.join(sorted(unknown))[:200]}")
+        if missing := required - values.keys():
+            raise _MismatchError(f"it lacks {', '.join(sorted(missing))}")
+    checked, name = dict(values), ""
+    try:
+        for name, value in values.items():
+            # most are plain and right, and there are many of them
+            plain, check = checks[name]
+            if type(value) is not plain:
+                checked[name] = check(value)
+    except _MismatchError as error:
+        raise _MismatchError(f"{name}: {error}") from None
     return value_class(**checked)
 
 
 @cache
-def _field_checks(value_class: Any) -> tuple[dict[str, _Check], frozenset[str]]:
-    """The check of each field by its annotation, and the fields that have no default."""
+def _field_checks(value_class: Any) -> tuple[dict[str, tuple[Any, _Check]], frozenset[str]]:
+    """The type of each field where it needs no other check, its check by its annotation, and the fields that have no default."""
     hints = get_type_hints(value_class)
     own = fields(value_class)
     required = (field.name for field in own if field.default is MISSING and field.default_factory is MISSING)
-    return {field.name: _check_of(hints[field.name]) for field in own}, frozenset(required)
+    checks = {field.name: (_plain_type(hints[field.name]), _check_of(hints[field.name])) for field in own}
+    return checks, frozenset(required)
+
+
+def _plain_type(hint: Any) -> Any:
+    return hint if hint in {int, float, str, bool} else None
 
 
 def _check_of(hint: Any) -> _Check:
