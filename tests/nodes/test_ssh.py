@@ -23,7 +23,7 @@ from accelerate_nb.launching.nodes import node_pool
 from accelerate_nb.launching.session.session import Session
 from tests.nodes.conftest import until_lines
 from tests.nodes.hosts import Hosts
-from tests.nodes.trainings import trains
+from tests.nodes.trainings import trains, trains_on_six
 
 pytestmark = pytest.mark.timeout(100)
 # Seconds until a lost host is told and the others are ended: 4 on an idle machine, where gloo itself waits for half an hour.
@@ -74,6 +74,25 @@ def test_ranks_on_hosts_have_torchrun_s_variables_and_the_interface_between_them
 def test_two_hosts_train_to_the_weights_of_one_process(settings: dict[str, Any], tmp_path: Path) -> None:
     alone = launch(trains, (5,), num_processes=1, cpu=True, folder=str(tmp_path), panel="off").wait()
     assert launch(trains, (5,), **settings).wait() == pytest.approx(alone, abs=1e-6)
+
+
+def test_three_hosts_train_to_the_weights_of_one_process_and_one_that_is_cut_off_is_named(
+    hosts: Hosts, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = {**settings, "num_processes": 3, "hosts": ["h1", "h2", "h3"]}
+    alone = launch(trains_on_six, num_processes=1, cpu=True, folder=str(tmp_path), panel="off").wait()
+    assert launch(trains_on_six, **settings).wait() == pytest.approx(alone, abs=1e-6)
+    run = launch(reduces_for_ever, **settings)
+    until_lines(run, 3)
+    lost, kept = agent_of(pid_of_worker(run, 2)), [pid_of_worker(run, rank) for rank in range(2)]
+    hosts.cut("h3")
+    try:
+        with pytest.raises(LaunchError, match=r"the agent of h3 \(rank 2\) was lost: nothing came for 4 s"):
+            run.wait(30)
+        assert not psutil.wait_procs(kept, timeout=10)[1]
+    finally:
+        hosts.mend("h3")
+        lost.kill()
 
 
 def test_large_arguments_cross_the_network(settings: dict[str, Any]) -> None:
