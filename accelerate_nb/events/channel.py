@@ -7,7 +7,8 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
-from accelerate_nb.events.model import Event, from_line, to_line
+from accelerate_nb.events.event_codec import from_line, to_line
+from accelerate_nb.events.model import Event
 
 
 class EventSender:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from accelerate_nb.errors import LaunchError
+from accelerate_nb.events.event_codec import to_line
 from accelerate_nb.events.knob_events import KnobHeld
 from accelerate_nb.events.model import (
     GOING_ON,
@@ -27,7 +28,6 @@ from accelerate_nb.events.model import (
     Metric,
     Progress,
     StateChange,
-    to_line,
 )
 
 # Run folders beyond this number are removed, oldest first, when a run has ended.

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from accelerate_nb.events.event_codec import from_values
 from accelerate_nb.events.line_reader import shown_lines
 from accelerate_nb.events.meaning import LineClassifier
-from accelerate_nb.events.model import GOING_ON, OVER, Event, LogLine, State, StateChange, from_values
+from accelerate_nb.events.model import GOING_ON, OVER, Event, LogLine, State, StateChange
 from accelerate_nb.events.run_folder import ATTEMPT_FOLDER, folders, is_over, status_of
 from accelerate_nb.events.run_state import RunState
 

@@ -8,7 +8,8 @@ import threading
 import time
 
 from accelerate_nb.events.channel import EventReader, EventSender
-from accelerate_nb.events.model import Display, LogLine, Metric, StateChange, to_line
+from accelerate_nb.events.event_codec import to_line
+from accelerate_nb.events.model import Display, LogLine, Metric, StateChange
 
 EVENTS = [
     StateChange(0, "running", 1.0, "42"),

@@ -7,9 +7,9 @@ import math
 
 import pytest
 
+from accelerate_nb.events.event_codec import TAGS, from_line, to_line
 from accelerate_nb.events.knob_events import KnobHeld, KnobValue
 from accelerate_nb.events.model import (
-    TAGS,
     DeviceSample,
     Display,
     Failure,
@@ -29,8 +29,6 @@ from accelerate_nb.events.model import (
     StateChange,
     StepBreakdown,
     TaskDone,
-    from_line,
-    to_line,
 )
 
 EVENTS = [

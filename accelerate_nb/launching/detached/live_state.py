@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from accelerate_nb.events.model import Event, LogLine, from_values, to_line
+from accelerate_nb.events.event_codec import from_values, to_line
+from accelerate_nb.events.model import Event, LogLine
 from accelerate_nb.events.run_state import RunState
 
 

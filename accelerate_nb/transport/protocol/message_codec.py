@@ -12,7 +12,8 @@ from functools import cache, partial
 from typing import Any, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
 from accelerate_nb.errors import ProtocolError
-from accelerate_nb.events.model import Event, LogLine, from_values, to_line
+from accelerate_nb.events.event_codec import from_values, to_line
+from accelerate_nb.events.model import Event, LogLine
 from accelerate_nb.transport.protocol.message import Message
 from accelerate_nb.transport.protocol.messages import TAGS
 

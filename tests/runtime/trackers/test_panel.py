@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from accelerate_nb import Accelerator, launch
-from accelerate_nb.events.model import from_line, to_line
+from accelerate_nb.events.event_codec import from_line, to_line
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.rank.event_sink import connect
 
