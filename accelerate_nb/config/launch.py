@@ -235,6 +235,13 @@ class LaunchingConfig:
         "notebook or terminal can show ('auto').",
         group="shown",
     )
+    report: Literal["interactive", "static"] = setting(
+        "interactive",
+        label="Report in the notebook",
+        help="What a notebook keeps of a run: the panel with all its curves and last lines ('interactive'), or a small report "
+        "without scripts, for notebooks in git ('static').",
+        group="shown",
+    )
     hang_warning_after: float = setting(
         60.0,
         deprecated=["quiet"],

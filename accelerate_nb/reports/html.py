@@ -31,7 +31,6 @@ _GAP = ' style="margin:6px 0"'
 _IDLE_WARNING = ' style="color:#7f7f7f"'
 # What lines of logs mean, in mid-tones.
 _COLOURS: dict[Meaning, str] = {"error": "#d13438", "warning": "#b5682a", "bar": "#767676"}
-_MOST_PICTURES = 24
 _WIDEST = 1000
 _LIVE_LINES = 20
 # What each part may take of a notebook's file, in bytes.
@@ -52,9 +51,9 @@ def live_html(digest: RunSummary) -> str:
 def full_html(digest: RunSummary, size_limit: int) -> str:
     """The report to keep, of at most `size_limit` bytes of a notebook's file."""
     parts = [*_upper(digest, _PICTURES)]
-    foot = f"<div{_IDLE_WARNING}>All output: {escape(narrowed(digest.folder, 500))}</div>"
-    left = size_limit - sum(map(saved_size, [*parts, foot]))
-    return "\n".join([*parts, *_tails(digest, left), foot])
+    foot = [f"<div{_IDLE_WARNING}>All output: {escape(narrowed(digest.folder, 500))}</div>"] if digest.folder else []
+    left = size_limit - sum(map(saved_size, [*parts, *foot]))
+    return "\n".join([*parts, *_tails(digest, left), *foot])
 
 
 def _upper(digest: RunSummary, pictures: int) -> Iterator[str]:
@@ -74,8 +73,9 @@ def _upper(digest: RunSummary, pictures: int) -> Iterator[str]:
         yield f"<div{_GAP}>{amounts}</div>"
     if digest.curves:
         yield _curves(digest)
-        if drawn := first_fitting(map(picture, digest.curves[:_MOST_PICTURES]), pictures):
-            yield f"<div{_GAP}>{' '.join(drawn)}</div>"
+        if drawn := first_fitting(map(picture, digest.pictures), pictures):
+            pictures_html = "\n".join(drawn)
+            yield f"<div{_GAP}>\n{pictures_html}\n</div>"
 
 
 def _head(digest: RunSummary) -> str:
@@ -141,7 +141,8 @@ def _coloured(text: str) -> str:
 
 
 def _row(cells: Iterator[str] | Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<td{_LEFT}>{cell}</td>' for cell in cells)}</tr>"
+    # a line for each cell: in a changed report only the lines of changed cells differ
+    return "<tr>\n" + "\n".join(f"<td{_LEFT}>{cell}</td>" for cell in cells) + "\n</tr>"
 
 
 def _as_table(rows: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -124,6 +124,24 @@ def _bin(points: Sequence[tuple[float, float]]) -> CurveBin:
         mean=sum(value / count for value in values),
         low=min(values),
         high=max(values),
+    )
+
+
+def coarsened(curve: MetricCurve) -> MetricCurve:
+    """A curve of half as many points."""
+    return replace(curve, whole=_halved(curve.whole), lines={rank: _halved(bins) for rank, bins in curve.lines.items()})
+
+
+def _halved(bins: Sequence[CurveBin]) -> tuple[CurveBin, ...]:
+    pairs = [bins[index : index + 2] for index in range(0, len(bins), 2)]
+    return tuple(
+        CurveBin(
+            x=sum(bin_.x for bin_ in pair) / len(pair),
+            mean=sum(bin_.mean / len(pair) for bin_ in pair),
+            low=min(bin_.low for bin_ in pair),
+            high=max(bin_.high for bin_ in pair),
+        )
+        for pair in pairs
     )
 
 

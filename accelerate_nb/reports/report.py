@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Literal, TypeAlias
 
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.reports.html import full_html, live_html
@@ -16,6 +17,9 @@ _HTML = 160_000
 # The most characters of each text of an error; HTML and text cut it to their own limits.
 _ERROR = 20_000
 
+# What a notebook keeps of a run: the panel too, or a small report without scripts.
+Report: TypeAlias = Literal["interactive", "static"]
+
 
 def static(facts: RunFacts, view: RunState, *, live: bool) -> dict[str, str]:
     """
@@ -23,14 +27,19 @@ def static(facts: RunFacts, view: RunState, *, live: bool) -> dict[str, str]:
 
     `live` is for a report that is drawn again and again while the run goes on: lighter, and what is new stands last. The
     HTML loses nothing that matters where styles, folding or pictures are taken out of it; it is an element with the id
-    `place_of(facts)`.
+    `report_id(facts)`.
 
     >>> static(facts, run.view, live=False)["text/plain"]
     """
     digest = digest_of(facts, view, live=live, error_limit=_ERROR)
     html = live_html(digest) if live else full_html(digest, _HTML)
     text = live_text(digest) if live else full_text(digest, _TEXT)
-    return {"text/html": f'<div id="{report_id(facts)}">\n{html}\n</div>\n', "text/plain": text}
+    return {"text/html": identified(report_id(facts), html), "text/plain": text}
+
+
+def identified(element_id: str, html: str) -> str:
+    """HTML as an element with an id, which may be empty."""
+    return f'<div id="{element_id}">\n{html}\n</div>\n' if element_id else f"<div>\n{html}\n</div>\n"
 
 
 def report_id(facts: RunFacts) -> str:

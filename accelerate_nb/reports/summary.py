@@ -27,6 +27,7 @@ AnyRank = TypeVar("AnyRank", bound=RankSummary)
 MOST_ROWS = 16
 _MOST_COLUMNS = 6
 _MOST_CURVES = 60
+_MOST_PICTURES = 24
 _LIVE_VALUES = 20_000
 _MOST_BARS = 2
 _MOST_RESTARTS = 20
@@ -44,6 +45,8 @@ class SummaryRow:
     progress: tuple[str, ...]
     values: tuple[str, ...]
     devices: tuple[str, ...]
+    # what of `devices` is no measurement of the last moment
+    lasting_devices: tuple[str, ...] = ()
     steps: str = ""
     # the label of their node, in a run on several
     node: str = ""
@@ -61,8 +64,8 @@ class LogTail:
 @dataclass(frozen=True, slots=True)
 class RunSummary:
     """
-    A run at one moment: `head` is its function, `columns` name the metrics of the table, `curves` are all of them, `restarts`
-    say why each former attempt ended.
+    A run at one moment: `head` is its function, `columns` name the metrics of the table, `curves` are all of them, `pictures`
+    those that are drawn, `restarts` say why each former attempt ended.
 
     `step_causes` say what makes its steps slow, `unshown` names what was left out because there is too much of it.
     """
@@ -78,6 +81,7 @@ class RunSummary:
     restarts: tuple[str, ...]
     idle_warning: str
     curves: tuple[MetricCurve, ...]
+    pictures: tuple[MetricCurve, ...]
     unshown: str
     step_causes: tuple[str, ...]
     cause: FailureCause | None
@@ -92,6 +96,7 @@ def digest_of(facts: RunFacts, view: RunState, *, live: bool, error_limit: int) 
     shown = names[: 12 if live else _MOST_CURVES]
     columns = logged_names(names)[:_MOST_COLUMNS]
     ended = view.ended
+    curves = curves_of(ranks, shown, _LIVE_VALUES if live else MOST_VALUES)
     lasted = time_text((time.time() if ended is None else ended) - facts.started)
     return RunSummary(
         head=narrowed(plain(facts.name), 200),
@@ -106,7 +111,8 @@ def digest_of(facts: RunFacts, view: RunState, *, live: bool, error_limit: int) 
         host=(*_host(view.host),),
         restarts=tuple(map(restart_line, view.restarts[-_MOST_RESTARTS:])),
         idle_warning=narrowed(plain(view.idle_warning.text), 1500) if view.idle_warning is not None else "",
-        curves=curves_of(ranks, shown, _LIVE_VALUES if live else MOST_VALUES),
+        curves=curves,
+        pictures=curves[:_MOST_PICTURES],
         unshown=f"{counted(len(names) - len(shown), 'more metric')} not shown here" if len(names) > len(shown) else "",
         step_causes=step_causes(ranks),
         cause=cause_of_hang(view.hang, error_limit) if view.hang is not None else cause_of(view.failures, error_limit),
@@ -186,6 +192,7 @@ def row_of(ranks: Sequence[RankSummary], columns: Sequence[str], node: str = "")
         progress=(*_progress(ranks),),
         values=tuple(_value(ranks, name) for name in columns),
         devices=(*_devices(ranks),),
+        lasting_devices=(*_lasting(ranks),),
         steps=_steps(ranks),
         node=node,
     )
@@ -232,6 +239,13 @@ def _devices(ranks: Sequence[RankSummary]) -> Iterator[str]:
             yield memory_text(ranks[0].memory)
     elif busy := [sample.utilisation for sample in samples if sample.utilisation is not None]:
         yield f"{counted(len(samples), 'device')}, {sum(busy) / len(busy):.0f}% busy"
+
+
+def _lasting(ranks: Sequence[RankSummary]) -> Iterator[str]:
+    if len(ranks) == 1 and ranks[0].coordinates:
+        yield coordinates_text(ranks[0].coordinates)
+    for rank in ranks[:1]:
+        yield from (narrowed(plain(sample.device), 40) for sample in rank.devices.values() if len(ranks) == 1)
 
 
 def coordinates_text(coordinates: Mapping[str, int]) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Literal
+from urllib.parse import quote
 
 from accelerate_nb.reports.ansi import plain
 from accelerate_nb.reports.metric_curves import CurveBin, MetricCurve
@@ -20,6 +20,9 @@ _WIDTH, _HEIGHT = 300, 110
 _LEFT, _TOP, _BOTTOM = 8, 26, 94
 # The curve is drawn ten times as fine as the picture's pixels: whole numbers are short.
 _FINE = 10
+# What an attribute's URL can have as it is; a browser takes the ends of lines out.
+_UNQUOTED = " \n!$'()*+,-./:;=@_~"
+_PER_LINE = 12
 
 
 def picture(curve: MetricCurve, of: Literal["rank", "run"] = "rank", scale: float = 1.0) -> str:
@@ -28,10 +31,10 @@ def picture(curve: MetricCurve, of: Literal["rank", "run"] = "rank", scale: floa
 
     `of` is what its lines are: of runs, whose mean says nothing, no newest value is shown. `scale` enlarges it.
     """
-    source = base64.b64encode(svg(curve, of).encode()).decode()
+    source = quote(svg(curve, of).replace('"', "'"), safe=_UNQUOTED)
     return (
-        f'<img width="{_WIDTH * scale:g}" height="{_HEIGHT * scale:g}" alt="{html.escape(described(curve, of))}" '
-        f'src="data:image/svg+xml;base64,{source}">'
+        f'<img width="{_WIDTH * scale:g}" height="{_HEIGHT * scale:g}" alt="{html.escape(described(curve, of))}"\n'
+        f'src="data:image/svg+xml,{source}">'
     )
 
 
@@ -49,17 +52,17 @@ def svg(curve: MetricCurve, of: Literal["rank", "run"] = "rank") -> str:
     """The picture itself."""
     frame = _ChartFrame(curve)
     span = "" if math.isnan(curve.low) else f"min {value_text(curve.low)}, max {value_text(curve.high)}"
-    shapes = "".join(
+    shapes = "\n".join(
         frame.line(bins, COLOURS[rank % len(COLOURS)], 14) for rank, bins in sorted(curve.lines.items(), reverse=True)
     ) or frame.band(curve.whole)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="11" '
-        f'fill="{_GREY}"><rect x=".5" y=".5" width="{_WIDTH - 1}" height="{_HEIGHT - 1}" rx="4" fill="none" '
-        f'stroke="{_GREY}" stroke-opacity=".4"/>'
-        f'<text x="{_LEFT}" y="17" font-size="12" font-weight="bold">{_label(curve, of)}</text>'
-        f"{_text(_LEFT, _HEIGHT - 5, span)}"
-        f"{_text(_WIDTH - _LEFT, _HEIGHT - 5, _end(curve), 'end')}"
-        f'<g transform="scale({1 / _FINE:g})" fill="none" stroke-linejoin="round" stroke-linecap="round">{shapes}</g></svg>'
+        f'fill="{_GREY}">\n<rect x=".5" y=".5" width="{_WIDTH - 1}" height="{_HEIGHT - 1}" rx="4" fill="none" '
+        f'stroke="{_GREY}" stroke-opacity=".4"/>\n'
+        f'<text x="{_LEFT}" y="17" font-size="12" font-weight="bold">{_label(curve, of)}</text>\n'
+        f"{_text(_LEFT, _HEIGHT - 5, span)}\n"
+        f"{_text(_WIDTH - _LEFT, _HEIGHT - 5, _end(curve), 'end')}\n"
+        f'<g transform="scale({1 / _FINE:g})" fill="none" stroke-linejoin="round" stroke-linecap="round">\n{shapes}\n</g></svg>'
     )
 
 
@@ -96,7 +99,14 @@ def _path(points: Sequence[tuple[int, int]]) -> str:
     if len(points) == 1:
         return f"M{points[0][0]} {points[0][1]}h.1"
     steps = (f"{x - a} {y - b}" for (a, b), (x, y) in pairwise(points))
-    return f"M{points[0][0]} {points[0][1]}l{' '.join(steps)}".replace(" -", "-")
+    # in lines, so that where a few numbers have changed a few lines differ; they still have a space where a URL has no lines
+    parts = [" ".join(part).replace(" -", "-") for part in _chunks([*steps], _PER_LINE)]
+    lines = " \n".join(parts)
+    return f"M{points[0][0]} {points[0][1]}l{lines}"
+
+
+def _chunks(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    return (items[index : index + size] for index in range(0, len(items), size))
 
 
 def _text(x: int, y: int, text: str, anchor: str = "start") -> str:

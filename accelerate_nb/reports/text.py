@@ -29,9 +29,9 @@ def live_text(digest: RunSummary) -> str:
 def full_text(digest: RunSummary, size_limit: int) -> str:
     """The report to keep, of at most `size_limit` bytes of a notebook's file."""
     parts = [*_upper(digest)]
-    foot = f"All output: {narrowed(digest.folder, 500)}"
-    left = size_limit - sum(saved_size(part) + 10 for part in [*parts, foot])
-    return "\n\n".join([*parts, *_tails(digest.tails, left), foot])
+    foot = [f"All output: {narrowed(digest.folder, 500)}"] if digest.folder else []
+    left = size_limit - sum(saved_size(part) + 10 for part in [*parts, *foot])
+    return "\n\n".join([*parts, *_tails(digest.tails, left), *foot])
 
 
 def curve_lines(digest: RunSummary) -> list[str]:

@@ -263,6 +263,7 @@ EXAMPLES = {
     "folder": "runs",
     "stop_grace_period": "1",
     "panel": "text",
+    "report": "static",
     "hang_warning_after": "5",
     "mixed_precision": "fp16",
     "gradient_accumulation_steps": "2",

@@ -24,7 +24,7 @@ _LONGEST_NOTICE, _PART = 120, 4
 # Minutes, minutes:seconds, hours:minutes:seconds, and days-hours with either.
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 # Settings that a job has its own of.
-_NOT_IN_JOBS = {"engine", "folder", "detach", "panel", "node_python"}
+_NOT_IN_JOBS = {"engine", "folder", "detach", "panel", "report", "node_python"}
 # Options of sbatch that are flags here.
 _OURS = ("nodes", "gpus-per-node", "time", "partition")
 

@@ -10,9 +10,9 @@ from accelerate_nb.config.formats import literal
 from accelerate_nb.config.run_config import all_settings
 
 # How a notebook shows a session; a terminal has ways of its own.
-_OF_NOTEBOOKS = frozenset({"panel"})
+_OF_NOTEBOOKS = frozenset({"panel", "report"})
 # Settings that a session adopts from the next cell on, without a restart.
-_FOLLOWED = frozenset({"panel", "hang_warning_after", "stop_grace_period", "log_line_prefix_template"})
+_FOLLOWED = frozenset({"panel", "report", "hang_warning_after", "stop_grace_period", "log_line_prefix_template"})
 
 
 @dataclass

@@ -20,6 +20,8 @@ from accelerate_nb.notebook.display.code_copy import CodeCopy
 from accelerate_nb.notebook.display.message_feed import is_text
 from accelerate_nb.notebook.display.output_area import CellOutputArea, MimeBundle, cell_id, cell_now
 from accelerate_nb.notebook.display.text_sinks import CellSink
+from accelerate_nb.reports.compact_report import compact
+from accelerate_nb.reports.report import Report, report_id
 from accelerate_nb.reports.run_info import RunFacts
 from accelerate_nb.user_warnings import warn_user
 
@@ -68,8 +70,10 @@ class RunDisplay:
     >>> display.closed()
     """
 
-    def __init__(self, host: str, *, live: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self._host, self._live, self._clock = host, live, clock
+    def __init__(
+        self, host: str, *, live: bool, report: Report = "interactive", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._host, self._live, self._report, self._clock = host, live, report, clock
         self._frontend, self._kernel_comm = _frontend.get(), kernel_comm()
         self._lock = threading.RLock()
         self._waits = ExitStack()
@@ -217,7 +221,7 @@ class RunDisplay:
 
     def _bundle(self) -> MimeBundle:
         if self._is_over:
-            return MimeBundle(self._report())
+            return MimeBundle(self._last_report())
         drawn = saved_report.bundle(self._facts, self._handle.view, live=True, interactive=False)
         if self._panel is None or self._is_static:
             return MimeBundle(drawn)
@@ -225,7 +229,9 @@ class RunDisplay:
         data, metadata = self._panel.bundle()
         return MimeBundle({**data, **drawn}, metadata)
 
-    def _report(self) -> dict[str, str]:
+    def _last_report(self) -> dict[str, str]:
+        if self._report == "static":
+            return compact(self._facts, self._handle.view, report_id(self._facts))
         if self._live and self._with_code is None:
             self._with_code = self._frontend.code_copy.belongs_to(self._cell)
         return saved_report.bundle(

@@ -57,12 +57,14 @@ def front_end(mode: LaunchingConfig, environment: Mapping[str, str]) -> FrontEnd
     has_widgets = find_spec("anywidget") is not None and find_spec("ipywidgets") is not None
     way = choose(mode.panel, notebook_host, has_widgets=has_widgets).way
     if way == "text":
-        return PlainText(notebook_host.screen, mode.log_line_prefix_template)
+        # what executes a notebook keeps its outputs: the report comes after the lines
+        report = mode.report if mode.panel == "auto" and notebook_host.reader == "file" else None
+        return PlainText(notebook_host.screen, mode.log_line_prefix_template, report=report)
     if way == "off":
         return FailureOnly()
     from accelerate_nb.notebook.display.run_display import RunDisplay
 
-    return RunDisplay(notebook_host.service or "jupyter", live=way == "panel")
+    return RunDisplay(notebook_host.service or "jupyter", live=way == "panel", report=mode.report)
 
 
 def shows_at_once(front_end: FrontEnd) -> bool:

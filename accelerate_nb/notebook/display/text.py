@@ -17,6 +17,8 @@ from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.notebook.display.message_feed import is_text, text_lines
 from accelerate_nb.notebook.display.saved_report import bundle
 from accelerate_nb.notebook.display.text_sinks import TextSink
+from accelerate_nb.reports.compact_report import compact
+from accelerate_nb.reports.report import Report, report_id
 from accelerate_nb.reports.run_info import RunFacts
 from accelerate_nb.reports.size_limits import first_within, saved_size
 from accelerate_nb.reports.standard_streams import LabelledLine
@@ -37,6 +39,8 @@ class PlainText:
     Bars and metrics stand below the lines where a screen can draw over them; in a log they are written now and then. A run
     that logged metrics ends with a summary; one that has neither metrics nor bars shows its lines and nothing else.
 
+    With `report`, the report of the run is shown after its lines.
+
     Waiting for the same run again, in another cell perhaps, goes on where the last wait ended.
 
     >>> front_end = PlainText(Pipe)
@@ -50,11 +54,13 @@ class PlainText:
         new_screen: Callable[[], TextSink],
         prefix_template: str | None = None,
         *,
+        report: Report | None = None,
         interval: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._new_screen = new_screen
         self._template = Template("[$rank] " if prefix_template is None else prefix_template)
+        self._report = report
         self._interval = interval
         self._clock = clock
         self._due = clock()
@@ -117,6 +123,7 @@ class PlainText:
         if self._is_full:
             self._write_tails(self._view)
         self._sum_up()
+        self._keep_report()
 
     def follow(self, run: RunHandle) -> None:
         """Write the run's lines under the cell that runs at this moment, until it is over; returns at once."""
@@ -232,6 +239,19 @@ class PlainText:
         lines = summary(self._run)
         self._is_summed_up = bool(lines)
         self._screen.write([LabelledLine("stdout", line) for line in lines])
+
+    def _keep_report(self) -> None:
+        """Show the report of a run that is over, once, for those who read the notebook later."""
+        if self._report is None or self._run is None or not self._run.done:
+            return
+        facts = RunFacts.of(self._run, host="", background=False, can_act=False)
+        if self._report == "static":
+            made = compact(facts, self._run.view, report_id(facts))
+        else:
+            made = bundle(facts, self._run.view, live=False, interactive=False)
+        self._report = None
+        # the lines and the summary are above it
+        self._screen.show({**made, "text/plain": f"The report of {self._run.name}"}, {})
 
     def _draw_open(self, ranks: Sequence[RankSummary]) -> None:
         """Show the lines that were open a moment ago already: what only waits for its newline is no progress bar."""
