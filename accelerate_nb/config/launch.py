@@ -137,6 +137,14 @@ class LaunchingConfig:
         group="machines",
         advanced=True,
     )
+    min_nodes: int | None = setting(
+        None,
+        minimum=1,
+        label="Fewest nodes",
+        help="With max_restarts: a run that lost nodes goes on with as few as these, and with fewer processes; num_nodes='1:2' sets both.",
+        group="machines",
+        advanced=True,
+    )
     hosts: Annotated[str, HostList()] = setting(
         "",
         help="The machines to run on, which ssh reaches, with their numbers of processes where you like: a,b:4.",
@@ -266,7 +274,7 @@ class LaunchingConfig:
             )
         if self.num_nodes == 1:
             return
-        if self.names_hosts and self.engine not in {"join", "ray"}:
+        if self.names_hosts and self.engine not in {"join", "ray"} and self.min_nodes is None:
             raise ConfigurationError(
                 f"num_nodes={self.num_nodes} was given, and the machines are named by hosts, a hostfile or SLURM's allocation. "
                 "Leave num_nodes out."
@@ -274,6 +282,25 @@ class LaunchingConfig:
         if self.engine in {"inline", "xla"}:
             raise ConfigurationError(
                 f"num_nodes={self.num_nodes} was given with engine={self.engine!r}, which runs on one machine. Leave one of them out."
+            )
+
+    def check_min_nodes(self) -> None:
+        """Raise `ConfigurationError` where `min_nodes` can have no effect on a launch with these settings."""
+        if self.min_nodes is None:
+            return
+        if not self.max_restarts:
+            raise ConfigurationError(
+                f"min_nodes={self.min_nodes} was given without max_restarts: a run that lost a node goes on by a restart. Pass "
+                "max_restarts=1 or more, or one number of nodes."
+            )
+        if self.is_on_each_node or not (self.names_hosts or self.num_nodes > 1):
+            raise ConfigurationError(
+                f"min_nodes={self.min_nodes} was given, and no other machines are reached from here, of which some could be left out. Name "
+                "them by hosts, a hostfile, or engine='slurm'; of a run that each machine launches, all are needed."
+            )
+        if self.min_nodes > self.num_nodes > 1:
+            raise ConfigurationError(
+                f"min_nodes={self.min_nodes} was given for num_nodes={self.num_nodes}. Pass the smaller number first: num_nodes='1:2'."
             )
 
     @property

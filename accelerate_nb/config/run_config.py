@@ -24,7 +24,7 @@ from accelerate_nb.config.settings import (
     with_current_names,
 )
 from accelerate_nb.config.training import TrainingConfig
-from accelerate_nb.errors import UnknownSettingError
+from accelerate_nb.errors import ConfigurationError, UnknownSettingError
 
 Section = TypeVar("Section", LaunchingConfig, TrainingConfig)
 
@@ -74,7 +74,7 @@ def resolve(
     >>> resolve({"num_processes": 2}, {"ACCELERATE_MIXED_PRECISION": "bf16"}).training.mixed_precision
     'bf16'
     """
-    arguments = with_current_names(arguments, all_settings())
+    arguments = _with_min_nodes(with_current_names(arguments, all_settings()))
     known = {setting.name for setting in all_settings()}
     for name in arguments:
         if name not in known:
@@ -83,6 +83,22 @@ def resolve(
     unsupported.refuse(file or {})
     sources = _sources(arguments, environment, file)
     return RunConfig(launching=_made(LaunchingConfig, sources), training=_made(TrainingConfig, sources))
+
+
+def _with_min_nodes(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments, with a range of `num_nodes` in torchrun's spelling (`"1:2"`) as its two settings."""
+    least, colon, most = str(arguments.get("num_nodes", "")).partition(":")
+    if not colon:
+        return arguments
+    if not (least.isdecimal() and most.isdecimal()):
+        raise ConfigurationError(
+            f"num_nodes was given as {arguments['num_nodes']!r}, but it should be a number, or the fewest and the most: '1:2'. Pass such a value."
+        )
+    if arguments.get("min_nodes") is not None:
+        raise ConfigurationError(
+            f"num_nodes={arguments['num_nodes']!r} and min_nodes={arguments['min_nodes']} were both given. Pass one of them."
+        )
+    return {**arguments, "num_nodes": int(most), "min_nodes": int(least)}
 
 
 def _refuse_misspelled(environment: Mapping[str, str], known: Iterable[str]) -> None:

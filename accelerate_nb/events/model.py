@@ -204,6 +204,7 @@ class Restart:
     An attempt of the run has failed, and all ranks start again after `delay` seconds, as attempt number `attempt`.
 
     The first attempt has the number 0, and at most `max_restarts` others follow. `reason` is the cause of the failure, in one line.
+    `ranks` is the number of ranks from then on, where nodes were lost and it is a smaller one.
     """
 
     attempt: int
@@ -211,6 +212,7 @@ class Restart:
     reason: str
     delay: float
     time: float
+    ranks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,9 +173,17 @@ class RunState:
         self._restarts = (*self._restarts, restart)[-_MOST_RESTARTS:]
         self._has_stepped = False
         self._idle_warning = None
+        if restart.ranks is not None:
+            self._drop_ranks(restart.ranks)
         for rank in self._ranks.values():
             # bars of processes that are gone move no more
             rank.progress.clear()
+
+    def _drop_ranks(self, left: int) -> None:
+        """Forget ranks that the run has no more, and its nodes, which come anew; what they wrote stays."""
+        self._ranks = {rank: fold for rank, fold in self._ranks.items() if rank < left}
+        self._nodes.clear()
+        self._node_loads.clear()
 
     def _take_of_all(self, event: HostSample | IdleWarning | Hang | FirstStep | Restart | KnobValue) -> None:
         if isinstance(event, HostSample):

@@ -71,6 +71,10 @@ class LostNodes(Protocol):
     def node_ranks(self) -> Sequence[NodeRanks]:
         """The ranks of each node."""
 
+    @property
+    def may_be_fewer(self) -> bool:
+        """Whether the run may go on with fewer of them, and with fewer ranks."""
+
     def replace_lost(self, ranks: Collection[int]) -> str:
         """Go on with other nodes than those of these ranks; returns a sentence, which is empty where nothing changes."""
 
@@ -191,8 +195,7 @@ class LaunchedRun(Run):
     def _conduct(self) -> None:
         try:
             self._keep_status("running")
-            for node in self._node_ranks:
-                self._run_context.take(node)
+            self._take_nodes()
             self._run_context.take(StateChange(None, "running", time.time(), self.why))
             with self._sampler:
                 self._rank_results = self._worker_groups()
@@ -210,9 +213,10 @@ class LaunchedRun(Run):
         while True:
             began = time.monotonic()
             worker_group, rank_results = self._run_once(len(attempts))
-            if worker_group.lost is not None and not worker_group.began:
+            if worker_group.lost is not None and not worker_group.began and not self._may_be_fewer(worker_group):
                 # what forks the workers died before the function had begun in any: nothing is done twice
-                self._replace_lost_nodes(worker_group)
+                if self._replace_lost_nodes(worker_group):
+                    self._take_nodes()
                 worker_group, rank_results = self._run_once(len(attempts))
             if all(rank_result.failure is None for rank_result in rank_results):
                 return rank_results
@@ -222,19 +226,25 @@ class LaunchedRun(Run):
             if isinstance(decision, GiveUp):
                 self._error, self._why_given_up = _explained(error, explanation(attempts, decision)), decision.reason
                 return rank_results
+            size = len(rank_results)
             reason = self._replace_lost_nodes(worker_group) or attempts[-1].reason
-            if self._stops_before_restart(len(attempts), reason, decision.delay):
+            if self._stops_before_restart(len(attempts), reason, decision.delay, size):
                 self._error = stopped_error(None, rank_results, self.folder)
                 return rank_results
 
     def _replace_lost_nodes(self, worker_group: WorkerGroupLike) -> str:
-        """Have spares take the places of nodes that were lost, where there are some; returns a sentence about it."""
+        """Have spares take the places of nodes that were lost, or go on with fewer; returns a sentence, empty where nothing changes."""
         if self._lost_nodes is None or self._max_restarts == 0 or not worker_group.lost_ranks:
             return ""
-        text = self._lost_nodes.replace_lost(worker_group.lost_ranks)
-        for node in self._lost_nodes.node_ranks if text else ():
+        return self._lost_nodes.replace_lost(worker_group.lost_ranks)
+
+    def _may_be_fewer(self, worker_group: WorkerGroupLike) -> bool:
+        """Whether a loss may leave fewer ranks, which a restart announces."""
+        return self._lost_nodes is not None and self._lost_nodes.may_be_fewer and bool(worker_group.lost_ranks)
+
+    def _take_nodes(self) -> None:
+        for node in self._node_ranks if self._lost_nodes is None else self._lost_nodes.node_ranks:
             self._run_context.take(node)
-        return text
 
     def _failed_attempt(
         self, worker_group: WorkerGroupLike, rank_results: Sequence[RankResult], seconds: float
@@ -251,10 +261,14 @@ class LaunchedRun(Run):
             timed_out=worker_group.timed_out is not None,
         )
 
-    def _stops_before_restart(self, attempt: int, reason: str, delay: float) -> bool:
-        """Announce another attempt, and wait through its pause; whether a stop was requested meanwhile."""
+    def _stops_before_restart(self, attempt: int, reason: str, delay: float, size: int) -> bool:
+        """Announce another attempt after one of `size` ranks, and wait through its pause; whether a stop was requested meanwhile."""
         self._run_context.record.put_logs_aside(attempt - 1)
-        self._run_context.take(Restart(attempt, self._max_restarts, reason, delay, time.time()))
+        nodes = () if self._lost_nodes is None else self._lost_nodes.node_ranks
+        next_size = max((node.last + 1 for node in nodes), default=size)
+        ranks = next_size if next_size < size else None
+        self._run_context.take(Restart(attempt, self._max_restarts, reason, delay, time.time(), ranks))
+        self._take_nodes()
         self._keep_status("running")
         deadline = self._run_context.deadline
         left = delay if deadline is None else max(0.0, deadline - time.monotonic())

@@ -97,6 +97,7 @@ def prepare(
     """
     __tracebackhide__ = True  # IPython shows the person's own frames alone
     call = FunctionCall(function, tuple(args))
+    config.launching.check_min_nodes()
     if config.launching.is_on_each_node:
         return _on_each_node(call, config, front_end, on_event)
     choice, nodes = choose_where(config)
@@ -131,6 +132,7 @@ def request(
     Raises `LaunchError` or `PayloadError`, also where the workers could only be forked from this very process.
     """
     __tracebackhide__ = True  # IPython shows the person's own frames alone
+    config.launching.check_min_nodes()
     if config.launching.is_on_each_node:
         raise NotYetError(
             f"detach=True was requested with num_nodes={config.launching.num_nodes}, which is launched on each node. A run of several nodes "

@@ -36,7 +36,7 @@ def notebook_launcher(
     use_port: str | int = unset("29500"),
     master_addr: str = unset("127.0.0.1"),
     node_rank: int = unset(0),
-    num_nodes: int = unset(1),
+    num_nodes: int | str = unset(1),
     rdzv_backend: str = unset("static"),
     rdzv_endpoint: str = unset(""),
     rdzv_conf: Mapping[str, Any] | None = None,
@@ -92,7 +92,8 @@ def notebook_launcher(
     - `settings`: any other setting, such as `gradient_accumulation_steps`, `engine`, `folder` or `stop_grace_period` (seconds in which
       processes may exit by themselves after an interrupt).
 
-    `hosts=["a", "b:4"]` runs it on other machines, which ssh reaches; `num_nodes` with `engine="local"` has agents on this machine pretend to
+    `hosts=["a", "b:4"]` runs it on other machines, which ssh reaches; with `max_restarts` and `num_nodes="1:2"` it goes on with fewer of
+    them after one was lost; `num_nodes` with `engine="local"` has agents on this machine pretend to
     be as many, and with `engine="join"` waits for as many machines that join by the line that it shows; with `engine="ray"` they are nodes of a Ray
     cluster. Otherwise `num_nodes` machines
     each launch it, with their `node_rank` and the address of node 0 as `master_addr` (or one `rdzv_endpoint`), and wait for each other; node 0 decides about restarts and time limits, and each gets the results of its own ranks.

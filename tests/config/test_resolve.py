@@ -247,6 +247,7 @@ EXAMPLES = {
     "master_addr": "localhost",
     "node_rank": "0",
     "num_nodes": "1",
+    "min_nodes": "2",
     "hosts": "a,b:4",
     "hostfile": "hosts.txt",
     "ssh_command": "ssh -J gate",

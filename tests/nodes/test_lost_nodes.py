@@ -49,6 +49,19 @@ def test_a_spare_takes_the_place_of_a_lost_host_and_the_weights_are_those_of_an_
     assert [node.name for node in run.view.nodes] == [node.name for node in view_of(saved).nodes] == ["h1", "h3"]
 
 
+def test_fewer_hosts_go_on_from_the_newest_checkpoint(settings: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**settings, "hosts": ["h1:1", "h2:1"], "num_nodes": "1:2", "max_restarts": 1, "restart_delay": 0.01}
+    run = launch(trains, (str(tmp_path / "fewer"), kills_its_agent, 5), **settings, results="all")
+    ((resumed, _),) = run.wait()
+    assert resumed
+    assert [(item.reason, item.ranks) for item in run.view.restarts] == [
+        ("node h2 was lost; 1 of 2 ranks starts again, on h1", 1)
+    ]
+    assert run.view.ranks == (0,)
+    assert run.view.failures == ()
+    assert [node.name for node in run.view.nodes] == ["h1"]
+
+
 def test_without_a_spare_the_run_starts_again_on_the_same_hosts_or_says_what_to_list(
     hosts: Hosts, settings: dict[str, Any]
 ) -> None:

@@ -11,7 +11,7 @@ from accelerate_nb.launching.engines.base import Engine
 from accelerate_nb.launching.group_runner import GroupRunner
 from accelerate_nb.launching.nodes.node_pool import lease, release
 from accelerate_nb.launching.nodes.run_nodes import RunNodes
-from accelerate_nb.launching.nodes.spare_nodes import NodeRoster, reachable_change
+from accelerate_nb.launching.nodes.spare_nodes import NodeRoster, leave_out, reachable_change
 from accelerate_nb.launching.planning.plan import LaunchPlan
 from accelerate_nb.launching.run_context import RunContext
 
@@ -27,10 +27,20 @@ class AttemptNodes:
         """The ranks of each node."""
         return ranks_of_nodes(self._nodes.names, self._nodes.sizes)
 
+    @property
+    def may_be_fewer(self) -> bool:
+        """Whether the run may go on with fewer nodes, and with fewer ranks."""
+        return self._nodes.min_nodes is not None
+
     def replace_lost(self, ranks: Collection[int]) -> str:
-        """Have spares take the places of the nodes of these ranks; returns a sentence, which is empty where nothing changes."""
+        """
+        Have spares take the places of the nodes of these ranks, or go on without them where there may be fewer.
+
+        Returns a sentence, which is empty where nothing changes.
+        """
         roster = NodeRoster(self._nodes.names, self._nodes.sizes, self._nodes.spares)
-        change = reachable_change(roster, roster.nodes_of(ranks), self._can_reach)
+        lost = roster.nodes_of(ranks)
+        change = reachable_change(roster, lost, self._can_reach) or leave_out(roster, lost, self._nodes.min_nodes)
         if change is None:
             return ""
         found = change.roster
@@ -39,6 +49,7 @@ class AttemptNodes:
 
     def worker_group(self, plan: LaunchPlan, engine: Engine, run_context: RunContext, number: int) -> GroupRunner:
         """The runner of one attempt; raises `LaunchError` where a node can't be reached."""
+        plan = replace(plan, size=sum(self._nodes.sizes), node_sizes=self._nodes.sizes)
         try:
             return self._nodes.worker_group(plan, engine, run_context, number)
         except LaunchError as error:
@@ -46,7 +57,8 @@ class AttemptNodes:
                 raise
             raise LaunchError(
                 f"{error}\nThe run was to start again, and no spare host could take its place. List one beyond those that the "
-                "processes need, each with its slots: hosts=['a:2', 'b:2', 'c:2'] with num_processes=4."
+                "processes need, each with its slots: hosts=['a:2', 'b:2', 'c:2'] with num_processes=4. Or let the run go on with fewer "
+                "nodes and processes: num_nodes='1:2'."
             ) from None
 
     def _can_reach(self, name: str) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from accelerate_nb.config.launch import LaunchingConfig
+from accelerate_nb.config.options import parallelism
+from accelerate_nb.config.run_config import RunConfig
 from accelerate_nb.devices.base import AvailableDevices
 from accelerate_nb.errors import LaunchError
 from accelerate_nb.launching.nodes.node_sizes import Host, node_sizes
@@ -57,6 +59,27 @@ def check_spares(placement: Placement, spares: Sequence[Host], nodes: Sequence[N
                 f"{host.name}:{host.slots} is a spare for hosts that compute on {placement.kind}, and it has {facts.devices} "
                 f"{facts.device_label}s ({facts.device_kind}). Name a host with at least {host.slots}, or leave it out."
             )
+
+
+def check_min_nodes(config: RunConfig, names: Sequence[str]) -> None:
+    """Raise `LaunchError` where a run can't go on with fewer of its nodes, as `min_nodes` requests; pure."""
+    launching, training = config.launching, config.training
+    if (least := launching.min_nodes) is None:
+        return
+    if least > len(names) or launching.num_nodes not in {1, len(names)}:
+        most = "" if launching.num_nodes == 1 else f"num_nodes={launching.num_nodes} with "
+        raise LaunchError(
+            f"{most}min_nodes={least} was requested, and the processes are on {len(names)} nodes ({', '.join(names)}). Pass "
+            f"num_nodes='1:{len(names)}', or name other hosts."
+        )
+    degrees = parallelism.sizes(training.parallelism_config or {})
+    if training.strategy == "megatron" or parallelism.processes(degrees) > 1:
+        axes = ", ".join(f"{axis}_size: {degree}" for axis, degree in degrees.items())
+        found = "strategy='megatron'" if training.strategy == "megatron" else f"parallelism_config={{{axes}}}"
+        raise LaunchError(
+            f"min_nodes={least} was requested with {found}, whose mesh has a fixed number of processes: it can't go on with fewer. Leave "
+            "min_nodes out, and list a spare host beyond those that the processes need."
+        )
 
 
 def place_on_local_nodes(

@@ -20,7 +20,12 @@ from accelerate_nb.launching.nodes.hostfile import hosts_of, read_hostfile
 from accelerate_nb.launching.nodes.joined_machines import wait_for_machines
 from accelerate_nb.launching.nodes.local_nodes import LocalNodes
 from accelerate_nb.launching.nodes.node_engine import NodeEngine
-from accelerate_nb.launching.nodes.node_placement import check_spares, place_on_hosts, place_on_local_nodes
+from accelerate_nb.launching.nodes.node_placement import (
+    check_min_nodes,
+    check_spares,
+    place_on_hosts,
+    place_on_local_nodes,
+)
 from accelerate_nb.launching.nodes.node_pool import lease, open_group, release
 from accelerate_nb.launching.nodes.node_sizes import Host
 from accelerate_nb.launching.nodes.ray.ray_nodes import reserve_ray_nodes
@@ -63,6 +68,8 @@ class RunNodes:
     max_restarts: int | None = None
     # hosts that take the places of nodes that are lost
     spares: tuple[Host, ...] = ()
+    # the fewest nodes with which it goes on after a loss; `None` where all are needed
+    min_nodes: int | None = None
 
     @property
     def is_local(self) -> bool:
@@ -115,7 +122,9 @@ def find_nodes(config: RunConfig) -> tuple[Placement, RunNodes]:
     names = tuple(host.name for host in (*hosts, *spares))
     check_versions(facts_of_this_node(LOOPBACK), dict(zip(names, facts, strict=True)))
     check_training(config, placement)
-    return placement, RunNodes(engine, names[: len(hosts)], sizes, spares=spares)
+    check_min_nodes(config, names[: len(hosts)])
+    nodes = RunNodes(engine, names[: len(hosts)], sizes, spares=spares, min_nodes=launching.min_nodes)
+    return placement, nodes
 
 
 def _engine_and_hosts(config: LaunchingConfig) -> tuple[NodeEngine, Sequence[Host]]:

@@ -1,4 +1,4 @@
-"""The nodes of a run's next attempt: hosts that were listed as spares take the places of those that were lost."""
+"""The nodes of a run's next attempt: spares take the places of lost ones, or it goes on with fewer."""
 
 from __future__ import annotations
 
@@ -76,6 +76,24 @@ def replace_lost(roster: NodeRoster, lost: Collection[int]) -> NodeChange | None
     returning = [Host(roster.names[node], roster.sizes[node]) for node in sorted(lost)]
     new = tuple(names[node] for node in sorted(lost))
     return NodeChange(NodeRoster(tuple(names), roster.sizes, (*spares, *returning)), new, "; ".join(texts))
+
+
+def leave_out(roster: NodeRoster, lost: Collection[int], min_nodes: int | None) -> NodeChange | None:
+    """
+    The nodes without those that were lost, with fewer ranks; pure. `None` where fewer than `min_nodes` are left, or all are needed.
+
+    >>> leave_out(NodeRoster(("a", "b"), (2, 2)), [1], min_nodes=1).text
+    'node b was lost; 2 of 4 ranks start again, on a'
+    """
+    left = [node for node in range(len(roster.names)) if node not in lost]
+    if min_nodes is None or len(left) < max(min_nodes, 1) or not lost:
+        return None
+    names, sizes = tuple(roster.names[node] for node in left), tuple(roster.sizes[node] for node in left)
+    gone = [roster.names[node] for node in sorted(lost)]
+    subject = f"node {gone[0]} was" if len(gone) == 1 else f"nodes {', '.join(gone)} were"
+    verb = "starts" if sum(sizes) == 1 else "start"
+    text = f"{subject} lost; {sum(sizes)} of {sum(roster.sizes)} ranks {verb} again, on {', '.join(names)}"
+    return NodeChange(NodeRoster(names, sizes, roster.spares), (), text)
 
 
 def reachable_change(roster: NodeRoster, lost: Collection[int], can_reach: Callable[[str], bool]) -> NodeChange | None:

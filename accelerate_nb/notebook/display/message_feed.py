@@ -213,7 +213,10 @@ class MessageFeed:
         self._restarts = now
         # the page drops the bars of processes that are gone
         self._progress.clear()
-        return [[item.attempt, item.max_restarts, restart_line(item)] for item in now[-_MOST_RESTARTS:]]
+        return [
+            [item.attempt, item.max_restarts, restart_line(item), *([] if item.ranks is None else [item.ranks])]
+            for item in now[-_MOST_RESTARTS:]
+        ]
 
     def _new_nodes(self) -> list[list[Any]]:
         if (now := self._view.nodes) == self._nodes:

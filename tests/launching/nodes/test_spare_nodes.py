@@ -1,14 +1,21 @@
-"""Hosts beyond those that the processes need are spares, which take the places of lost ones."""
+"""Hosts beyond those that the processes need are spares, which take the places of lost ones; or a run goes on with fewer."""
 
 from __future__ import annotations
 
 import pytest
 
-from accelerate_nb.errors import LaunchError
+from accelerate_nb.config.run_config import resolve
+from accelerate_nb.errors import ConfigurationError, LaunchError
 from accelerate_nb.launching.nodes.hostfile import hosts_of
-from accelerate_nb.launching.nodes.node_placement import check_spares
+from accelerate_nb.launching.nodes.node_placement import check_min_nodes, check_spares
 from accelerate_nb.launching.nodes.node_sizes import Host
-from accelerate_nb.launching.nodes.spare_nodes import NodeRoster, reachable_change, replace_lost, split_spares
+from accelerate_nb.launching.nodes.spare_nodes import (
+    NodeRoster,
+    leave_out,
+    reachable_change,
+    replace_lost,
+    split_spares,
+)
 from accelerate_nb.launching.planning.placement import Placement
 from tests.launching.nodes.test_node_sizes import facts
 
@@ -61,3 +68,47 @@ def test_a_spare_needs_the_devices_of_the_others():
         with pytest.raises(LaunchError, match="c:2 is a spare"):
             check_spares(placement, [Host("c", 2)], [found])
     check_spares(Placement("supervisor", 2, cpu=True, why=""), [Host("c", 2)], [facts()])
+
+
+def test_fewer_nodes_keep_their_number_of_ranks_as_long_as_the_fewest_are_left():
+    change = leave_out(ROSTER, [0], min_nodes=2)
+    assert change is not None
+    assert change.roster == NodeRoster(("b", "c"), (1, 2), ROSTER.spares)
+    assert change.text == "node a was lost; 3 of 5 ranks start again, on b, c"
+    assert leave_out(ROSTER, [0], min_nodes=3) is None
+    assert leave_out(ROSTER, [0], min_nodes=None) is None
+    assert leave_out(ROSTER, [0, 1, 2], min_nodes=1) is None
+
+
+def test_a_range_of_nodes_is_spelled_as_for_torchrun():
+    launching = resolve({"num_nodes": "1:2", "hosts": ["a", "b"], "max_restarts": 1}, {}).launching
+    assert (launching.min_nodes, launching.num_nodes) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_nodes": "1:", "hosts": "a,b"}, "the fewest and the most"),
+        ({"num_nodes": "1:2", "hosts": "a,b"}, "without max_restarts"),
+        ({"num_nodes": "1:2", "max_restarts": 1}, "no other machines"),
+        ({"num_nodes": "3:2", "hosts": "a,b", "max_restarts": 1}, "smaller number first"),
+        ({"num_nodes": "1:2", "min_nodes": 1, "hosts": "a,b", "max_restarts": 1}, "both given"),
+    ],
+)
+def test_a_range_of_nodes_that_can_not_work_is_refused(arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        resolve(arguments, {}).launching.check_min_nodes()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"num_nodes": "1:3"}, "the processes are on 2 nodes"),
+        ({"num_nodes": "1:2", "parallelism_config": {"tp_size": 2}}, "tp_size: 2.*fixed number of processes"),
+        ({"min_nodes": 3}, "the processes are on 2 nodes"),
+    ],
+)
+def test_fewer_nodes_need_a_world_that_may_change(more, message):
+    config = resolve({"hosts": "a,b", "max_restarts": 1, **more}, {})
+    with pytest.raises(LaunchError, match=message):
+        check_min_nodes(config, ["a", "b"])
