@@ -31,7 +31,7 @@ from accelerate_nb.launching.run_context import RunContext
 from accelerate_nb.launching.session.task_files import read_reply, write_request
 from accelerate_nb.sources.cells import CellSources
 from accelerate_nb.transport.payload import FunctionCall, pack
-from accelerate_nb.transport.protocol.agent_messages import RankExited
+from accelerate_nb.transport.protocol.agent_messages import QueryNode, RankExited
 from accelerate_nb.transport.protocol.channel import VERSION, Channel
 from accelerate_nb.transport.protocol.messages import BeginTask, CloseSession, KillGroup
 from accelerate_nb.transport.rank_info import on_loopback
@@ -94,6 +94,9 @@ class AgentProcess:
         )
         far.close()
         self.channel = Channel(near)
+        # as in a launch: a busy machine takes longer to import torch than an agent may be silent
+        self.channel.send(QueryNode())
+        assert self.channel.receive(TIMEOUT) is not None
 
     def __enter__(self) -> AgentProcess:
         return self
