@@ -202,7 +202,7 @@ def test_a_run_s_folder_is_complete(engine, facts_run):
         states = [event["state"] for event in events if event["type"] == "state_change" and event["rank"] == rank]
         assert states[-2:] == ["running", "finished"]
     logs = {f"rank_{rank}.log" for rank in range(engine.size)} if engine.isolated else set()
-    assert {path.name for path in run.folder.iterdir()} == {"status.json", "events.jsonl", *logs}
+    assert {path.name for path in run.folder.iterdir()} == {"status.json", "events.jsonl", "source.txt", *logs}
     assert run.view.state == "finished"
 
 

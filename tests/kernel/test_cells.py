@@ -382,7 +382,7 @@ def test_status_stacks_and_logs_tell_of_the_session(two: Kernel) -> None:
 
 def test_flags_are_completed_in_a_kernel(two: Kernel) -> None:
     for text, found in (
-        ("%%accelerate --mi", ["--mixed-precision"]),
+        ("%%accelerate --mix", ["--mixed-precision"]),
         ("%%accelerate --mixed-precision ", ["no", "fp16", "bf16", "fp8"]),
         ("%accelerate sta", ["stacks", "status"]),
     ):

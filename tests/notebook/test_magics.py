@@ -74,7 +74,7 @@ def test_unregistered_it_is_gone(shell):
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("%%accelerate --mi", ["--mixed-precision"]),
+        ("%%accelerate --mix", ["--mixed-precision"]),
         ("%%accelerate -n 2 --mixed-precision b", ["bf16"]),
         ("%%accelerate --start-method ", ["auto", "fork", "spawn", "supervisor"]),
         ("%accelerate st", ["stacks", "status", "stop"]),

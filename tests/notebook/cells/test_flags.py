@@ -11,11 +11,11 @@ from accelerate_nb.notebook.cells.flags import completions, help_of
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("--mi", ["--mixed-precision"]),
+        ("--mix", ["--mixed-precision"]),
         ("--mixed-precision ", ["no", "fp16", "bf16", "fp8"]),
         ("--mixed-precision b", ["bf16"]),
         ("--mixed-precision=b", ["bf16"]),
-        ("--mixed-precision bf16 --mi", []),
+        ("--mixed-precision bf16 --mix", []),
         ("-n 2 --displays ", ["main", "all"]),
         ("--res", ["--restart"]),
     ],
