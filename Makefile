@@ -115,11 +115,11 @@ test-of-processes: $(VENV)/.test
 test-of-the-rest: $(VENV)/.test
 	$(BIN)/python -m pytest -m '$(SELECTION)' $(addprefix --ignore=,$(OF_PROCESSES) tests/nodes)
 
-# Hosts are made by root alone; elsewhere the tests are skipped, and say so. They take three minutes, and are stopped after eight.
+# Hosts are made by root alone; elsewhere the tests are skipped, and say so. They take five minutes, and are stopped after ten.
 test-nodes: $(VENV)/.test
 	@.ci/install_host_packages
 	@$(BIN)/python .ci/install_extra.py ray || echo "Ray can't be installed here: its tests will be skipped"
-	$(BIN)/python -m pytest tests/nodes --session-timeout=480
+	$(BIN)/python -m pytest tests/nodes --session-timeout=600
 
 # Where there is no GPU nothing is installed.
 test-gpu bench-gpu:
