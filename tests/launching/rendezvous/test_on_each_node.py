@@ -163,7 +163,7 @@ def test_an_interrupt_on_one_node_ends_all(tmp_path: Path) -> None:
 
 
 def test_a_time_limit_of_node_0_holds_for_all(tmp_path: Path) -> None:
-    host, other = launched(waits, folder=tmp_path, timeout=2.0)
+    host, other = launched(waits, folder=tmp_path, timeout=6.0)
     for run in (host, other):
         with pytest.raises(TimeoutError, match="had not ended") as caught:
             run.wait(40)
