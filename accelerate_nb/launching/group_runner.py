@@ -70,13 +70,8 @@ class GroupRunner:
         store: socket.socket | None = None,
         group: WorkerGroup | None = None,
     ) -> None:
-        self._plan, self._run_context, self._number, self._master, self._listener = (
-            plan,
-            run_context,
-            number,
-            master,
-            store,
-        )
+        self._plan, self._run_context, self._number, self._master = plan, run_context, number, master
+        self._listener = store
         self._group = group or WorkerGroup(
             plan.size,
             run_context.stop_grace_period,

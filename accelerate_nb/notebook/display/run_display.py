@@ -20,8 +20,7 @@ from accelerate_nb.notebook.display.code_copy import CodeCopy
 from accelerate_nb.notebook.display.message_feed import is_text
 from accelerate_nb.notebook.display.output_area import CellOutputArea, MimeBundle, cell_id, cell_now
 from accelerate_nb.notebook.display.text_sinks import CellSink
-from accelerate_nb.reports.compact_report import compact
-from accelerate_nb.reports.report import Report, report_id
+from accelerate_nb.reports.report import Report
 from accelerate_nb.reports.run_info import RunFacts
 from accelerate_nb.user_warnings import warn_user
 
@@ -230,12 +229,11 @@ class RunDisplay:
         return MimeBundle({**data, **drawn}, metadata)
 
     def _last_report(self) -> dict[str, str]:
-        if self._report == "static":
-            return compact(self._facts, self._handle.view, report_id(self._facts))
-        if self._live and self._with_code is None:
+        interactive = self._live and self._report == "interactive"
+        if interactive and self._with_code is None:
             self._with_code = self._frontend.code_copy.belongs_to(self._cell)
-        return saved_report.bundle(
-            self._facts, self._handle.view, live=False, interactive=self._live, with_code=self._with_code is True
+        return saved_report.kept(
+            self._facts, self._handle.view, self._report, interactive=interactive, with_code=self._with_code is True
         )
 
     def _update(self, bundle: MimeBundle) -> None:

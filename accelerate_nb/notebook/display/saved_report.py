@@ -7,12 +7,22 @@ from dataclasses import replace
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.notebook.display.message_feed import MessageFeed
 from accelerate_nb.notebook.page.mount_script import script
-from accelerate_nb.reports.report import report_id, static
+from accelerate_nb.reports.compact_report import compact
+from accelerate_nb.reports.report import Report, report_id, static
 from accelerate_nb.reports.run_info import RunFacts
 from accelerate_nb.reports.size_limits import saved_size
 
 # A saved notebook holds at most 300 kB of a run, with what the notebook's format puts around it.
 _SIZE_LIMIT = 295_000
+
+
+def kept(
+    facts: RunFacts, view: RunState, report: Report, *, interactive: bool, with_code: bool = True
+) -> dict[str, str]:
+    """The content that a notebook keeps of a run that is over, as the setting `report` says; the rest is as in `bundle`."""
+    if report == "static":
+        return compact(facts, view, report_id(facts))
+    return bundle(facts, view, live=False, interactive=interactive, with_code=with_code)
 
 
 def bundle(facts: RunFacts, view: RunState, *, live: bool, interactive: bool, with_code: bool = True) -> dict[str, str]:

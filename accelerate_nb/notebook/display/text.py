@@ -15,10 +15,9 @@ from accelerate_nb.events.terminal_lines import cleaned
 from accelerate_nb.launching.background_refresh import BackgroundRefresh, keep_drawing
 from accelerate_nb.launching.front_end import RunHandle
 from accelerate_nb.notebook.display.message_feed import is_text, text_lines
-from accelerate_nb.notebook.display.saved_report import bundle
+from accelerate_nb.notebook.display.saved_report import bundle, kept
 from accelerate_nb.notebook.display.text_sinks import TextSink
-from accelerate_nb.reports.compact_report import compact
-from accelerate_nb.reports.report import Report, report_id
+from accelerate_nb.reports.report import Report
 from accelerate_nb.reports.run_info import RunFacts
 from accelerate_nb.reports.size_limits import first_within, saved_size
 from accelerate_nb.reports.standard_streams import LabelledLine
@@ -245,10 +244,7 @@ class PlainText:
         if self._report is None or self._run is None or not self._run.done:
             return
         facts = RunFacts.of(self._run, host="", background=False, can_act=False)
-        if self._report == "static":
-            made = compact(facts, self._run.view, report_id(facts))
-        else:
-            made = bundle(facts, self._run.view, live=False, interactive=False)
+        made = kept(facts, self._run.view, self._report, interactive=False)
         self._report = None
         # the lines and the summary are above it
         self._screen.show({**made, "text/plain": f"The report of {self._run.name}"}, {})
