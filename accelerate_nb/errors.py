@@ -23,6 +23,11 @@ def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
     return TracebackType(inner, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
 
 
+def titled(shell: Any, name: str, text: str) -> str:
+    """An error's name and message, coloured as IPython's shell colours its own."""
+    return f"{name}: {text}" if str(shell.colors).lower() == "nocolor" else f"\x1b[31m{name}\x1b[39m: {text}"
+
+
 class AccelerateNbError(Exception):
     """
     The root: `except AccelerateNbError` catches whatever this package raises on purpose.
@@ -156,11 +161,16 @@ class WorkerError(AccelerateNbError, RuntimeError):
     failures: tuple[Failure, ...] = ()
     folder: str | None = None
     message: str = ""
+    _is_in_panel = False
 
     def __str__(self) -> str:
         return self.message or super().__str__()
 
     def _render_traceback_(self) -> list[str]:
+        if self._is_in_panel:
+            # `%tb` gets all of it
+            object.__setattr__(self, "_is_in_panel", False)
+            return self._headline()
         # the message has the causes already
         cause, context, suppress_context = self.__cause__, self.__context__, self.__suppress_context__
         relink(self, None, None, suppress_context=True)
@@ -168,6 +178,19 @@ class WorkerError(AccelerateNbError, RuntimeError):
             return super()._render_traceback_()
         finally:
             relink(self, cause, context, suppress_context)
+
+    def _headline(self) -> list[str]:
+        from IPython.core.interactiveshell import InteractiveShell
+
+        text = f"{str(self).partition(chr(10))[0]} (the run's panel has the traceback, %tb shows it here)"
+        return [titled(InteractiveShell.instance(), type(self).__name__, text)]
+
+
+def mark_in_panel(error: BaseException) -> None:
+    """Have a notebook show one line of a run's error the next time: a page shows the rest in the run's panel."""
+    if isinstance(error, WorkerError):
+        # the worker's class may be a frozen dataclass, which refuses plain assignment
+        object.__setattr__(error, "_is_in_panel", True)
 
 
 class HangError(WorkerError, TimeoutError):

@@ -55,8 +55,8 @@ def hang_error(timeout: float, stacks: str, rank_results: Sequence[RankResult], 
     where, _, every_stack = stacks.partition("\n\n")
     error.hang = Hang(timeout, f"{where}{done}", every_stack, time.time())
     error.message = (
-        f"timeout={timeout:g} was requested, and after {timeout:g} s the run had not ended{done}. It was stopped; "
-        f"the ranks were here:\n\n{stacks}\n\nAll output: {folder}"
+        f"timeout={timeout:g} was requested, and after {timeout:g} s the run had not ended{done}. It was stopped.\n\n"
+        f"The ranks were here:\n\n{stacks}\n\nAll output: {folder}"
     )
     error.rank = failures[0].rank if failures else -1
     error.failures, error.folder = failures, str(folder)

@@ -48,10 +48,15 @@ class NoFrontEnd:
 
     follow = show = opened
     closed = refresh
+    shows_failure = False
 
 
 class FrontEnd(Protocol):
     """A view of a run for a person; it reads the run's state and holds none of it."""
+
+    @property
+    def shows_failure(self) -> bool:
+        """Whether a person sees a failure of the run in this view."""
 
     def opened(self, run: RunHandle) -> None:
         """Somebody waits for the run from now on, in the cell that runs at this moment."""

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from accelerate_nb.errors import of_this_package
+from accelerate_nb.errors import mark_in_panel, of_this_package
 from accelerate_nb.events.run_folder import whole_log
 from accelerate_nb.events.run_state import RunState
 from accelerate_nb.failures.exception_copy import raise_as_it_is
@@ -206,6 +206,8 @@ class Run(ABC):
     def _outcome(self, error: BaseException | None) -> Any:
         __tracebackhide__ = True
         if error is not None:
+            if self._front_end.shows_failure:
+                mark_in_panel(error)
             raise_as_it_is(error)
         return self.results if self._wanted == "all" else self.results[self.main_rank]
 

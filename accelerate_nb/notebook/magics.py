@@ -10,7 +10,7 @@ from typing import Any
 
 from accelerate_nb.config.magic_args import CellOptions, cell_flags, line_commands, ranks_of, read_cell_line
 from accelerate_nb.config.settings import section_name
-from accelerate_nb.errors import AccelerateNbError, ConfigurationError, WorkerError
+from accelerate_nb.errors import AccelerateNbError, ConfigurationError, WorkerError, titled
 from accelerate_nb.launching.detached.start import launch_detached
 from accelerate_nb.launching.run import Run
 from accelerate_nb.launching.session.cell_run import CellRun
@@ -19,7 +19,7 @@ from accelerate_nb.notebook.api import resolved
 from accelerate_nb.notebook.cells import completion
 from accelerate_nb.notebook.cells.background_cell import BackgroundCell
 from accelerate_nb.notebook.cells.cell_output import CellOutput, results_of
-from accelerate_nb.notebook.cells.cell_source import FIRST_LINE, CellCode, shown_as, titled
+from accelerate_nb.notebook.cells.cell_source import FIRST_LINE, CellCode, shown_as
 from accelerate_nb.notebook.cells.commands import SessionCommands
 from accelerate_nb.notebook.cells.flags import help_of
 from accelerate_nb.notebook.cells.messages import print_message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -290,6 +291,33 @@ def test_a_fault_in_showing_does_not_end_the_run(kernel: Kernel) -> None:
     page.hello()
     assert cell.wait().result().stdout.endswith("returned 30\n")
     assert "can't be shown any more (ZeroDivisionError: wrong)" in cell.stderr
+
+
+FAILS = """
+def fails(gate):
+    import os, time
+    while not os.path.exists(gate):
+        time.sleep(0.02)
+    raise KeyError("no such thing")
+"""
+
+
+def test_a_failure_that_the_panel_shows_is_one_line_under_it(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.ok(FAILS)
+    page = Page(kernel)
+    cell = kernel.start(f"notebook_launcher(fails, ({str(tmp_path / 'gate')!r},), num_processes=2)")
+    page.until_shown()
+    page.hello()
+    page.until(lambda: page.all_of("run"))
+    (tmp_path / "gate").touch()
+    error, again = cell.wait().error, kernel.run("%tb").error
+    assert error is not None
+    assert re.fullmatch(
+        r"KeyError: rank \d stopped with KeyError: 'no such thing' \(the run's panel .*", error.traceback
+    )
+    assert "All output: " in error.text
+    assert again is not None
+    assert 'raise KeyError("no such thing")' in again.traceback
 
 
 def test_a_notebook_that_is_executed_into_a_file_has_lines_and_no_widget(tmp_path: Path) -> None:

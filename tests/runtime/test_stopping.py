@@ -14,6 +14,7 @@ import torch
 from accelerate_nb import Accelerator, launch
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import StoppedError, StopRequested, WorkerError
+from accelerate_nb.launching.front_end import NoFrontEnd
 from accelerate_nb.launching.launcher import prepare
 from accelerate_nb.rank.stop_request import StopPoint, StopRequest, current_stop_request
 from accelerate_nb.runtime.training.local_sgd import LocalSGD
@@ -359,22 +360,6 @@ def test_time_after_the_steps_is_none_of_their_pace():
     assert stop_request.hold().pace == pace > 0
 
 
-class Nothing:
-    """Shows nothing."""
-
-    def opened(self, run):
-        """Nothing."""
-
-    def refresh(self):
-        """Nothing."""
-
-    def closed(self):
-        """Nothing."""
-
-    def follow(self, run):
-        """Nothing."""
-
-
 def trains_inline(folder):
     accelerator = Accelerator()
     model, optimizer = prepared(accelerator)
@@ -400,7 +385,7 @@ def evaluates_inline(folder):
 @pytest.mark.parametrize("function", [trains_inline, evaluates_inline])
 def test_a_function_in_this_process_is_asked_too(tmp_path, function):
     config = resolve({"engine": "inline", "cpu": True, "folder": str(tmp_path / "runs")}, {})
-    run = prepare(function, (str(tmp_path),), config, Nothing())
+    run = prepare(function, (str(tmp_path),), config, NoFrontEnd())
 
     def stops():
         until_training(run, tmp_path, ranks=2)
@@ -419,7 +404,7 @@ def test_a_function_in_this_process_is_asked_too(tmp_path, function):
     assert not Accelerator().stop_requested
 
 
-class Impatient(Nothing):
+class Impatient(NoFrontEnd):
     """Somebody presses the interrupt before anything is shown."""
 
     def opened(self, run):
@@ -443,7 +428,7 @@ def is_interrupted():
 
 def test_a_function_in_this_process_that_is_interrupted_was_stopped(tmp_path):
     config = resolve({"engine": "inline", "cpu": True, "folder": str(tmp_path)}, {})
-    run = prepare(is_interrupted, (), config, Nothing())
+    run = prepare(is_interrupted, (), config, NoFrontEnd())
     with pytest.raises(KeyboardInterrupt):
         run.start()
     assert run.view.state == "stopped"

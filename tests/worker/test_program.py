@@ -13,6 +13,7 @@ import pytest
 
 from accelerate_nb.config.run_config import resolve
 from accelerate_nb.errors import WorkerError
+from accelerate_nb.launching.front_end import NoFrontEnd
 from accelerate_nb.launching.launcher import prepare
 from accelerate_nb.worker.program import (
     Executable,
@@ -115,20 +116,10 @@ def by_workers(folder: Path, program: Program, size: int = 1, **settings) -> tup
     config = resolve(
         {"num_processes": size, "cpu": True, "folder": str(folder / "runs"), "timeout": 60, **settings}, {}
     )
-    run = prepare(program, (), config, Nobody())
+    run = prepare(program, (), config, NoFrontEnd())
     run.start().wait()
     facts_file = folder / f"told_{size - 1}"
     return json.loads(facts_file.read_text()) if facts_file.exists() else {}, run.logs(0)
-
-
-class Nobody:
-    """A front end for nobody."""
-
-    def opened(self, run):
-        pass
-
-    refresh = closed = lambda self: None
-    follow = show = opened
 
 
 @pytest.mark.parametrize(
@@ -234,7 +225,7 @@ def test_what_a_program_does_with_its_exceptions_is_done(folder):
         "fails()"
     )
     config = resolve({"num_processes": 1, "cpu": True, "folder": str(folder / "runs")}, {})
-    run = prepare(Program(ScriptFile(str(folder / "hooked.py"), "hooked.py")), (), config, Nobody())
+    run = prepare(Program(ScriptFile(str(folder / "hooked.py"), "hooked.py")), (), config, NoFrontEnd())
     with pytest.raises(KeyError) as caught:
         run.start().wait()
     assert run.logs(0) == "hooked KeyError ['<module>', 'fails']\n"
@@ -243,6 +234,6 @@ def test_what_a_program_does_with_its_exceptions_is_done(folder):
 
 def test_a_run_is_called_as_its_program():
     config = resolve({"num_processes": 1, "cpu": True}, {})
-    assert prepare(Program(ScriptFile("/a/train.py", "a/train.py")), (), config, Nobody()).name == "train.py"
+    assert prepare(Program(ScriptFile("/a/train.py", "a/train.py")), (), config, NoFrontEnd()).name == "train.py"
     titled = Program(ScriptFile("/tmp/x/train.py", "train.py"), title="train.ipynb")
-    assert prepare(titled, (), config, Nobody()).name == "train.ipynb"
+    assert prepare(titled, (), config, NoFrontEnd()).name == "train.ipynb"

@@ -64,6 +64,9 @@ class TerminalFrontEnd:
     line is written as it comes, without colours, and the ranks' state is printed now and then.
     """
 
+    # the caller's traceback does
+    shows_failure = False
+
     def __init__(
         self,
         streams: StandardStreams,

@@ -111,6 +111,7 @@ class _CheckFrontEnd:
 
     follow = show = opened
     closed = refresh
+    shows_failure = False
 
 
 def _for_a_test(config: RunConfig) -> RunConfig:

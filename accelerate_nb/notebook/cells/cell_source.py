@@ -98,11 +98,6 @@ def shown_as(error: BaseException, lines: list[str]) -> BaseException:
     return error
 
 
-def titled(shell: Any, name: str, text: str) -> str:
-    """An error's name and message, coloured as the shell colours its own."""
-    return f"{name}: {text}" if str(shell.colors).lower() == "nocolor" else f"\x1b[31m{name}\x1b[39m: {text}"
-
-
 def _parts(tree: ast.Module) -> list[tuple[Any, str]]:
     if not tree.body or not isinstance(tree.body[-1], ast.Expr):
         return [(tree, "exec")]

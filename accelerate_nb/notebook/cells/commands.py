@@ -15,12 +15,12 @@ from accelerate_nb.config.did_you_mean import did_you_mean
 from accelerate_nb.config.magic_args import LineCommand, LogsOptions, PullOptions, names_of, read, read_line, refuse
 from accelerate_nb.config.rank_lists import named, of_ranks
 from accelerate_nb.config.run_config import differing
-from accelerate_nb.errors import ConfigurationError, WorkerError
+from accelerate_nb.errors import ConfigurationError, WorkerError, titled
 from accelerate_nb.events.model import OVER
 from accelerate_nb.events.rank_state import RankSummary
 from accelerate_nb.launching.session.session import Session
 from accelerate_nb.notebook.cells.cell_output import CellOutput
-from accelerate_nb.notebook.cells.cell_source import shown_as, titled
+from accelerate_nb.notebook.cells.cell_source import shown_as
 from accelerate_nb.notebook.cells.messages import print_message
 from accelerate_nb.notebook.cells.session_manager import NotebookSession
 from accelerate_nb.notebook.display.compared_runs import ComparedRuns

@@ -123,6 +123,11 @@ class RunDisplay:
                 self._outputs.append(CellOutputArea(self._bundle()))
         return None
 
+    @property
+    def shows_failure(self) -> bool:
+        """Whether a page has drawn the panel, which shows a failure."""
+        return self._panel is not None and self._panel.replied
+
     # --------------------------------------------------------------------------------------------------------- inside
 
     def _begin(self, run: RunHandle, *, background: bool) -> None:
@@ -207,6 +212,7 @@ class RunDisplay:
         self._is_over = True
         if self._panel is not None:
             self._panel.close()
+            self._panel = None
         warn_user(
             f"The run can't be shown any more ({type(error).__name__}: {error}). It goes on; its output is in "
             f"{self._handle.folder}. panel='text' shows it as lines.",

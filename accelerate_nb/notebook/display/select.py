@@ -75,6 +75,8 @@ def shows_at_once(front_end: FrontEnd) -> bool:
 class FailureOnly:
     """Shows nothing of a run but a failure that no caller waits for."""
 
+    shows_failure = False
+
     def __init__(self, write: Callable[[str], object] | None = None) -> None:
         self._write = write
         self._run: RunHandle | None = None

@@ -48,6 +48,9 @@ class PlainText:
     >>> front_end.closed()
     """
 
+    # the caller's traceback does
+    shows_failure = False
+
     def __init__(
         self,
         new_screen: Callable[[], TextSink],
